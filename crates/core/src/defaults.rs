@@ -1,0 +1,89 @@
+//! Every default of the data plane and of the controllers, in one place; `docs/defaults.md` is drawn from [`table`].
+
+use std::time::Duration;
+
+/// Receiving slots of a host: the paper's "maximum number of concurrent flows per host" (paper 001, table 4.4).
+pub const FLOWS_PER_HOST: u32 = 10;
+/// Bytes that one slot carries before it is given out anew. Shares are exact to one chunk per job, so smaller is
+/// fairer; larger costs fewer requests.
+pub const CHUNK_BYTES: u64 = 4 << 20;
+/// Unit of the checksum; a broken range resumes after its last whole block. Small enough to be checked while it still
+/// lies in a core's second-level cache.
+pub const BLOCK_BYTES: u64 = 256 << 10;
+/// Minimum retransmission timeout asked of the kernel; at HZ=250 it reads back as 8 ms (FACTS: the kernel rounds to
+/// ticks). The kernel's own default is 200 ms, the cause of the incast collapse.
+pub const RTO_MIN_US: u32 = 5_000;
+/// A peer that sends no byte for this long has stalled: its range is resumed on a new connection.
+pub const STALL: Duration = Duration::from_secs(5);
+/// Time for a connection to be made.
+pub const CONNECT: Duration = Duration::from_secs(3);
+/// A fetch that made no progress at all for this long fails, naming the cause. Longer than the time in which Dask
+/// notices a dead worker and recomputes what it held.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+/// First wait before a source that failed is tried again; doubles up to [`RETRY_MAX`].
+pub const RETRY_FIRST: Duration = Duration::from_millis(50);
+pub const RETRY_MAX: Duration = Duration::from_secs(2);
+/// Attempts at one chunk that arrive damaged before the fetch fails: by then it is the memory, not the wire.
+pub const CORRUPT_MAX: u32 = 8;
+/// A kept connection that carries nothing is closed after this time.
+pub const LINGER: Duration = Duration::from_secs(2);
+/// A server closes a connection that asked nothing for this long.
+pub const SERVER_IDLE: Duration = Duration::from_secs(30);
+/// Connections that one server serves at once; above it the answer is "busy, retry after".
+pub const SERVER_CONNECTIONS: usize = 256;
+/// What a busy server asks for, in milliseconds.
+pub const BUSY_RETRY_MS: u64 = 20;
+/// Longest head of a request or an answer; beyond it the connection ends.
+pub const HEAD_BYTES_MAX: usize = 16 << 10;
+/// Weights are recomputed at least this often (paper 001, 4.2: "updated every second").
+pub const WEIGHTS_EVERY: Duration = Duration::from_secs(1);
+/// Share of a worker's memory limit that its own segments may take before objects go to spool files.
+pub const STORE_MEMORY_FRACTION: f64 = 0.25;
+/// How often a worker reports its progress while bytes move.
+pub const REPORT_EVERY: Duration = Duration::from_millis(250);
+
+/// Rows of `docs/defaults.md`: name, value, meaning.
+pub fn table() -> Vec<(&'static str, String, &'static str)> {
+    let seconds = |duration: Duration| format!("{} s", duration.as_secs_f64());
+    let bytes = crate::units::format_bytes;
+    vec![
+        ("flows per host", FLOWS_PER_HOST.to_string(), "receiving slots of a host, shared by all its worker processes"),
+        ("chunk", bytes(CHUNK_BYTES), "what a slot carries before it is given out anew; shares are exact to one chunk"),
+        (
+            "block",
+            bytes(BLOCK_BYTES),
+            "unit of the checksum (CRC-64/NVME); a broken range resumes after its last whole block",
+        ),
+        (
+            "minimum RTO",
+            format!("{RTO_MIN_US} us"),
+            "asked of the kernel on every data connection; what it honours is read back",
+        ),
+        ("stall", seconds(STALL), "a peer silent for this long is left and its range resumed"),
+        ("connect", seconds(CONNECT), "time for a connection to be made"),
+        ("patience", seconds(PATIENCE), "a fetch without any progress for this long fails with its cause"),
+        ("retry, first", seconds(RETRY_FIRST), "wait before a failed source is tried again; doubles each time"),
+        ("retry, longest", seconds(RETRY_MAX), "upper end of that wait"),
+        (
+            "damaged attempts",
+            CORRUPT_MAX.to_string(),
+            "attempts at one chunk that arrive damaged before the fetch fails",
+        ),
+        ("linger", seconds(LINGER), "a kept connection that carries nothing is closed after this time"),
+        ("server idle", seconds(SERVER_IDLE), "a server closes a connection that asked nothing for this long"),
+        (
+            "server connections",
+            SERVER_CONNECTIONS.to_string(),
+            "served at once; above it the answer is \"busy, retry after\"",
+        ),
+        ("busy retry", format!("{BUSY_RETRY_MS} ms"), "what a busy server asks for"),
+        ("longest head", bytes(HEAD_BYTES_MAX as u64), "of a request or an answer"),
+        ("weights", seconds(WEIGHTS_EVERY), "recomputed at least this often, and at every arrival and end"),
+        (
+            "store memory",
+            format!("{STORE_MEMORY_FRACTION} of the worker's limit"),
+            "own segments; beyond it objects go to spool files",
+        ),
+        ("report", seconds(REPORT_EVERY), "how often a worker reports progress while bytes move"),
+    ]
+}

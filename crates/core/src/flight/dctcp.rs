@@ -1,0 +1,34 @@
+//! DCTCP (RFC 8257): the tcp carrier with that congestion control, where ECN marks arrive end to end.
+
+use super::{Environment, FlightController, Leg, Reach, reason_of_choice, refuse_plain};
+use crate::defaults::RTO_MIN_US;
+use crate::nouns::{Demands, Encryption, Transport};
+
+pub struct Dctcp;
+
+impl FlightController for Dctcp {
+    fn transport(&self) -> Transport {
+        Transport::Dctcp
+    }
+
+    fn plan(&self, demands: &Demands, environment: &Environment) -> Result<Leg, String> {
+        refuse_plain(demands)?;
+        if !environment.congestion_controls.iter().any(|name| name == "dctcp") {
+            return Err("some host's kernel has no dctcp congestion control".into());
+        }
+        match environment.ecn {
+            _ if demands.transport == Some(Transport::Dctcp) => {}
+            Some(true) => {}
+            Some(false) => return Err("ECN marks do not arrive end to end".into()),
+            None => return Err("ECN was not measured".into()),
+        }
+        Ok(Leg {
+            transport: Transport::Dctcp,
+            reach: Reach::Anywhere,
+            encryption: Encryption::None,
+            congestion_control: Some("dctcp".into()),
+            rto_min_us: Some(RTO_MIN_US),
+            reason: reason_of_choice(demands, Transport::Dctcp, "ECN marks arrive end to end"),
+        })
+    }
+}

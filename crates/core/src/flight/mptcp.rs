@@ -1,0 +1,28 @@
+//! Multipath TCP (RFC 8684): "selected when the host has more than one interface" (paper 001, table 4.5).
+
+use super::{Environment, FlightController, Leg, Reach, reason_of_choice, refuse_plain};
+use crate::defaults::RTO_MIN_US;
+use crate::nouns::{Demands, Encryption, Transport};
+
+pub struct Mptcp;
+
+impl FlightController for Mptcp {
+    fn transport(&self) -> Transport {
+        Transport::Mptcp
+    }
+
+    fn plan(&self, demands: &Demands, environment: &Environment) -> Result<Leg, String> {
+        refuse_plain(demands)?;
+        if environment.interfaces < 2 && demands.transport != Some(Transport::Mptcp) {
+            return Err("some host has only one interface".into());
+        }
+        Ok(Leg {
+            transport: Transport::Mptcp,
+            reach: Reach::Anywhere,
+            encryption: Encryption::None,
+            congestion_control: None,
+            rto_min_us: Some(RTO_MIN_US),
+            reason: reason_of_choice(demands, Transport::Mptcp, "every host has more than one interface"),
+        })
+    }
+}

@@ -1,0 +1,25 @@
+//! TCP: what is always there.
+
+use super::{Environment, FlightController, Leg, Reach, reason_of_choice, refuse_plain};
+use crate::defaults::RTO_MIN_US;
+use crate::nouns::{Demands, Encryption, Transport};
+
+pub struct Tcp;
+
+impl FlightController for Tcp {
+    fn transport(&self) -> Transport {
+        Transport::Tcp
+    }
+
+    fn plan(&self, demands: &Demands, _: &Environment) -> Result<Leg, String> {
+        refuse_plain(demands)?;
+        Ok(Leg {
+            transport: Transport::Tcp,
+            reach: Reach::Anywhere,
+            encryption: Encryption::None,
+            congestion_control: None,
+            rto_min_us: Some(RTO_MIN_US),
+            reason: reason_of_choice(demands, Transport::Tcp, "the default: nothing faster fits both ends"),
+        })
+    }
+}

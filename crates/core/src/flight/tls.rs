@@ -1,0 +1,41 @@
+//! TLS 1.3 over TCP: takes the row of TCPcrypt (RFC 8548), which is dead software.
+
+use super::{Environment, FlightController, Leg, Reach, reason_of_choice};
+use crate::defaults::RTO_MIN_US;
+use crate::nouns::{Demands, Encryption, Transport};
+
+pub struct Tls;
+
+impl FlightController for Tls {
+    fn transport(&self) -> Transport {
+        Transport::Tls
+    }
+
+    fn plan(&self, demands: &Demands, environment: &Environment) -> Result<Leg, String> {
+        let encryption = match (demands.encrypt, demands.transport) {
+            (Encryption::None, Some(Transport::Tls)) if environment.engine_tls => Encryption::Authenticated,
+            (Encryption::None, Some(Transport::Tls)) => Encryption::Opportunistic,
+            (Encryption::None, _) => return Err("the job does not ask for encryption".into()),
+            (Encryption::Authenticated, _) if !environment.engine_tls => {
+                return Err(
+                    "the engine's own channel is not TLS, and keys would travel over it in the clear: start the \
+                            cluster with TLS, or ask for encrypt=\"opportunistic\""
+                        .into(),
+                );
+            }
+            (encrypt, _) => encrypt,
+        };
+        let kind = match encryption {
+            Encryption::Authenticated => "the job demands encryption: certificates of the cluster on both ends",
+            _ => "the job asks for opportunistic encryption: no identities",
+        };
+        Ok(Leg {
+            transport: Transport::Tls,
+            reach: Reach::Anywhere,
+            encryption,
+            congestion_control: None,
+            rto_min_us: Some(RTO_MIN_US),
+            reason: reason_of_choice(demands, Transport::Tls, kind),
+        })
+    }
+}

@@ -1,0 +1,20 @@
+//! Mission Control's decisions.
+//!
+//! Everything here is pure: it takes `now` and an event and returns commands. No socket, file, clock or thread, so the
+//! same code runs beside Dask's scheduler, in a worker's data plane, in a simulator and in a unit test. The
+//! `clippy.toml` of this crate keeps it so.
+//!
+//! Read in this order: [`nouns`], [`policy`], [`shares`], [`slots`], [`pattern`], [`graph`], [`flight`], then the two
+//! state machines that put them together: [`mission`] (one per cluster) and [`throttle`] (one per worker process).
+
+pub mod defaults;
+pub mod flight;
+pub mod graph;
+pub mod mission;
+pub mod nouns;
+pub mod pattern;
+pub mod policy;
+pub mod shares;
+pub mod slots;
+pub mod throttle;
+pub mod units;

@@ -1,0 +1,467 @@
+//! The Mission Controller: one per cluster, beside the engine's scheduler.
+//!
+//! It knows jobs, transfers and workers; it assigns weights and picks transports. Events in, commands out; the caller
+//! owns the clock and the channels. Workers keep the last commands they got, so a scheduler that stalls stops nothing.
+
+use crate::defaults;
+use crate::flight::{self, Environment, FlightPlan};
+use crate::nouns::{HostId, JobId, JobSpec, Pattern, TransferId, Transport};
+use crate::pattern::{Asked, Evidence};
+use crate::policy::{self, JobView, Policy};
+use crate::shares;
+use crate::slots::Share;
+use crate::units::Time;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// Address of a worker process.
+pub type WorkerId = Arc<str>;
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "kebab-case")]
+pub enum Event {
+    WorkerJoined {
+        worker: WorkerId,
+        host: HostId,
+        environment: Environment,
+    },
+    WorkerLeft {
+        worker: WorkerId,
+    },
+    JobArrived {
+        spec: JobSpec,
+    },
+    /// All tasks of the job are forgotten.
+    JobEnded {
+        job: JobId,
+    },
+    /// A fetch began.
+    Asked {
+        transfer: TransferId,
+        asked: Asked,
+    },
+    /// What a worker has asked for and got in a transfer since its start: totals, so a lost message costs nothing.
+    Progress {
+        worker: WorkerId,
+        transfer: TransferId,
+        asked_bytes: u64,
+        served_bytes: u64,
+    },
+    /// The task graph tells the pattern.
+    Classified {
+        transfer: TransferId,
+        pattern: Pattern,
+    },
+    /// Another policy from now on.
+    Policy {
+        policy: String,
+    },
+    /// Only time has passed.
+    Tick,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "command", rename_all = "kebab-case")]
+pub enum Command {
+    /// To every worker.
+    Shares { flows_per_host: u32, shares: Vec<Share> },
+    /// To every worker.
+    Plan { job: JobId, plan: FlightPlan },
+    /// The job may not run; said before a byte moves.
+    Refuse { job: JobId, reason: String },
+}
+
+pub struct MissionController {
+    policy_spec: String,
+    policy: Box<dyn Policy>,
+    flows_per_host: u32,
+    arrivals: u64,
+    jobs: BTreeMap<JobId, Job>,
+    workers: BTreeMap<WorkerId, (HostId, Environment)>,
+    shares: Vec<Share>,
+    weighed_at: Option<Time>,
+    /// Transports that the caller's Carriers offer while no worker has joined yet.
+    environment: Environment,
+}
+
+struct Job {
+    spec: JobSpec,
+    arrival: u64,
+    plan: Option<FlightPlan>,
+    refused: Option<String>,
+    transfers: BTreeMap<(Arc<str>, Arc<str>), Transfer>,
+}
+
+#[derive(Default)]
+struct Transfer {
+    evidence: Evidence,
+    classified: Option<Pattern>,
+    progress: BTreeMap<WorkerId, (u64, u64)>,
+    /// Totals of workers that left.
+    left: u64,
+}
+
+/// What the Mission Controller knows of a job, for people to look at.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct JobStatus {
+    pub job: JobId,
+    pub priority: f64,
+    pub active: bool,
+    /// Of the last weights; absent while the job is not active.
+    pub weight: Option<f64>,
+    pub flows: Option<u32>,
+    pub refused: Option<String>,
+    pub plan: Option<FlightPlan>,
+    pub transfers: Vec<TransferStatus>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct TransferStatus {
+    pub from: Arc<str>,
+    pub to: Arc<str>,
+    pub pattern: Pattern,
+    pub asked_bytes: u64,
+    pub served_bytes: u64,
+}
+
+impl Transfer {
+    fn totals(&self) -> (u64, u64) {
+        let (asked, served) = self.progress.values().fold((0, 0), |sum, own| (sum.0 + own.0, sum.1 + own.1));
+        (asked + self.left, served + self.left)
+    }
+
+    fn active(&self) -> bool {
+        self.progress.values().any(|(asked, served)| served < asked)
+    }
+
+    fn pattern(&self) -> Pattern {
+        match self.evidence.pattern() {
+            Pattern::Unknown => self.classified.unwrap_or(Pattern::Unknown),
+            seen => seen,
+        }
+    }
+}
+
+impl Job {
+    fn active(&self) -> bool {
+        self.transfers.values().any(Transfer::active)
+    }
+}
+
+impl MissionController {
+    /// # Errors
+    /// The policy is unknown: one line that names those there are; or the budget is 0.
+    pub fn new(policy_spec: &str, flows_per_host: u32, environment: Environment) -> Result<MissionController, String> {
+        if flows_per_host == 0 {
+            return Err("0 flows per host would move nothing: use 1 or more".into());
+        }
+        Ok(MissionController {
+            policy_spec: policy_spec.to_owned(),
+            policy: policy::policy(policy_spec)?,
+            flows_per_host,
+            arrivals: 0,
+            jobs: BTreeMap::new(),
+            workers: BTreeMap::new(),
+            shares: Vec::new(),
+            weighed_at: None,
+            environment,
+        })
+    }
+
+    /// Takes an event at `now`; returns what is to be told to whom.
+    ///
+    /// # Errors
+    /// Only [`Event::Policy`] and [`Event::JobArrived`] can be wrong: one line that names the mend; nothing changed.
+    pub fn handle(&mut self, now: Time, event: Event) -> Result<Vec<Command>, String> {
+        let mut commands = Vec::new();
+        let reweigh = match event {
+            Event::WorkerJoined { worker, host, environment } => {
+                self.workers.insert(worker, (host, environment));
+                self.plan_all(&mut commands);
+                true
+            }
+            Event::WorkerLeft { worker } => {
+                self.workers.remove(&worker);
+                for transfer in self.jobs.values_mut().flat_map(|job| job.transfers.values_mut()) {
+                    transfer.left += transfer.progress.remove(&worker).map_or(0, |(_, served)| served);
+                }
+                self.plan_all(&mut commands);
+                true
+            }
+            Event::JobArrived { spec } => {
+                if !(spec.priority.is_finite() && spec.priority > 0.0) {
+                    return Err(format!("priority {} of job {}: use a number above 0", spec.priority, spec.job));
+                }
+                self.arrive(spec, &mut commands);
+                false
+            }
+            Event::JobEnded { job } => self.jobs.remove(&job).is_some(),
+            Event::Asked { transfer, asked } => {
+                let transfer = self.transfer(&transfer);
+                let before = transfer.pattern();
+                transfer.evidence.add(&asked);
+                before != transfer.pattern()
+            }
+            Event::Classified { transfer, pattern } => {
+                self.transfer(&transfer).classified = Some(pattern);
+                false
+            }
+            Event::Progress { worker, transfer, asked_bytes, served_bytes } => {
+                let transfer = self.transfer(&transfer);
+                let before = transfer.active();
+                transfer.progress.insert(worker, (asked_bytes, served_bytes));
+                before != transfer.active()
+            }
+            Event::Policy { policy } => {
+                self.policy = policy::policy(&policy)?;
+                self.policy_spec = policy;
+                true
+            }
+            Event::Tick => false,
+        };
+        if reweigh || self.weighed_at.is_none_or(|at| now.since(at) >= defaults::WEIGHTS_EVERY) {
+            self.weighed_at = Some(now);
+            self.weigh(&mut commands);
+        }
+        Ok(commands)
+    }
+
+    /// All that a worker that has just joined must be told.
+    pub fn briefing(&self) -> Vec<Command> {
+        let shares = Command::Shares { flows_per_host: self.flows_per_host, shares: self.shares.clone() };
+        let plans = self
+            .jobs
+            .iter()
+            .filter_map(|(job, own)| own.plan.clone().map(|plan| Command::Plan { job: job.clone(), plan }));
+        std::iter::once(shares).chain(plans).collect()
+    }
+
+    /// Whether a job could run, without letting it arrive.
+    ///
+    /// # Errors
+    /// The refusal: one line that names what is missing.
+    pub fn admits(&self, spec: &JobSpec) -> Result<FlightPlan, String> {
+        flight::choose(&spec.demands, &self.common_environment())
+    }
+
+    pub fn policy(&self) -> &str {
+        &self.policy_spec
+    }
+
+    pub fn status(&self) -> Vec<JobStatus> {
+        let mut jobs: Vec<_> = self.jobs.values().collect();
+        jobs.sort_by_key(|job| job.arrival);
+        jobs.into_iter()
+            .map(|job| {
+                let share = self.shares.iter().find(|share| share.job == job.spec.job);
+                JobStatus {
+                    job: job.spec.job.clone(),
+                    priority: job.spec.priority,
+                    active: job.active(),
+                    weight: share.map(|share| share.weight),
+                    flows: share.map(|share| share.flows),
+                    refused: job.refused.clone(),
+                    plan: job.plan.clone(),
+                    transfers: job
+                        .transfers
+                        .iter()
+                        .map(|((from, to), transfer)| transfer_status(from, to, transfer))
+                        .collect(),
+                }
+            })
+            .collect()
+    }
+
+    fn arrive(&mut self, spec: JobSpec, commands: &mut Vec<Command>) {
+        let job = spec.job.clone();
+        if let Some(known) = self.jobs.get_mut(&job) {
+            if known.spec == spec {
+                return;
+            }
+            known.spec = spec;
+        } else {
+            let arrival = self.arrivals;
+            self.arrivals += 1;
+            let new = Job { spec, arrival, plan: None, refused: None, transfers: BTreeMap::new() };
+            self.jobs.insert(job.clone(), new);
+        }
+        self.plan(&job, commands);
+    }
+
+    /// The transfer, and its job where nobody announced it.
+    fn transfer(&mut self, id: &TransferId) -> &mut Transfer {
+        if !self.jobs.contains_key(&id.job) {
+            let spec = JobSpec { job: id.job.clone(), priority: 1.0, demands: Default::default(), machines: 0 };
+            self.arrive(spec, &mut Vec::new());
+        }
+        let job = self.jobs.get_mut(&id.job).expect("it has just arrived");
+        job.transfers.entry((id.from.clone(), id.to.clone())).or_default()
+    }
+
+    fn plan_all(&mut self, commands: &mut Vec<Command>) {
+        let jobs: Vec<JobId> = self.jobs.keys().cloned().collect();
+        jobs.iter().for_each(|job| self.plan(job, commands));
+    }
+
+    fn plan(&mut self, id: &JobId, commands: &mut Vec<Command>) {
+        let environment = self.common_environment();
+        let Some(job) = self.jobs.get_mut(id) else { return };
+        match flight::choose(&job.spec.demands, &environment) {
+            Ok(plan) => {
+                job.refused = None;
+                if job.plan.as_ref() != Some(&plan) {
+                    job.plan = Some(plan.clone());
+                    commands.push(Command::Plan { job: id.clone(), plan });
+                }
+            }
+            Err(reason) => {
+                job.plan = None;
+                job.refused = Some(reason.clone());
+                commands.push(Command::Refuse { job: id.clone(), reason });
+            }
+        }
+    }
+
+    /// What all workers have in common; before the first joins, what the scheduler's own side offers.
+    fn common_environment(&self) -> Environment {
+        let mut all = self.workers.values().map(|(_, environment)| environment);
+        let Some(first) = all.next() else { return self.environment.clone() };
+        let mut common = all.fold(first.clone(), |common, own| Environment {
+            carriers: intersect(&common.carriers, &own.carriers),
+            interfaces: common.interfaces.min(own.interfaces),
+            ecn: if common.ecn == own.ecn { common.ecn } else { None },
+            congestion_controls: intersect(&common.congestion_controls, &own.congestion_controls),
+            engine_tls: common.engine_tls && own.engine_tls,
+        });
+        // Shared memory needs two processes on one host, not all of them.
+        let hosts: BTreeSet<_> = self.workers.values().map(|(host, _)| host).collect();
+        if hosts.len() == self.workers.len() && self.workers.len() > 1 {
+            common.carriers.retain(|transport| *transport != Transport::Shm);
+        }
+        common
+    }
+
+    fn weigh(&mut self, commands: &mut Vec<Command>) {
+        let mut active: Vec<&Job> = self.jobs.values().filter(|job| job.active()).collect();
+        active.sort_by_key(|job| job.arrival);
+        let hosts = self.workers.values().map(|(host, _)| host).collect::<BTreeSet<_>>().len() as u32;
+        let views: Vec<JobView> = active.iter().map(|job| view(job, hosts)).collect();
+        let weights = policy::weights(self.policy.as_ref(), &views);
+        let flows = shares::split(self.flows_per_host, &weights);
+        let new: Vec<Share> = views
+            .iter()
+            .zip(weights.iter().zip(&flows))
+            .map(|(view, (&weight, &flows))| Share { job: view.job.clone(), weight, flows })
+            .collect();
+        // With nothing active there is nobody to tell: the last shares do no harm.
+        if new != self.shares && !new.is_empty() {
+            commands.push(Command::Shares { flows_per_host: self.flows_per_host, shares: new.clone() });
+        }
+        self.shares = new;
+    }
+}
+
+fn view(job: &Job, hosts: u32) -> JobView {
+    JobView {
+        job: job.spec.job.clone(),
+        arrival: job.arrival,
+        priority: job.spec.priority,
+        machines: if job.spec.machines == 0 { hosts } else { job.spec.machines },
+        broadcasts: job.transfers.values().any(|own| own.active() && own.pattern() == Pattern::Broadcast),
+    }
+}
+
+fn transfer_status(from: &Arc<str>, to: &Arc<str>, transfer: &Transfer) -> TransferStatus {
+    let (asked_bytes, served_bytes) = transfer.totals();
+    TransferStatus { from: from.clone(), to: to.clone(), pattern: transfer.pattern(), asked_bytes, served_bytes }
+}
+
+fn intersect<T: Clone + PartialEq>(a: &[T], b: &[T]) -> Vec<T> {
+    a.iter().filter(|item| b.contains(item)).cloned().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::nouns::{Demands, Encryption};
+
+    fn controller(policy: &str) -> MissionController {
+        let environment = Environment { carriers: vec![Transport::Tcp, Transport::Tls], ..Environment::default() };
+        MissionController::new(policy, 10, environment).unwrap()
+    }
+
+    fn transfer(job: &str) -> TransferId {
+        TransferId { job: job.into(), from: "map".into(), to: "reduce".into() }
+    }
+
+    fn progress(job: &str, asked_bytes: u64, served_bytes: u64) -> Event {
+        Event::Progress { worker: "w".into(), transfer: transfer(job), asked_bytes, served_bytes }
+    }
+
+    fn flows(commands: &[Command]) -> Vec<(String, u32)> {
+        let Some(Command::Shares { shares, .. }) = commands.last() else { return Vec::new() };
+        shares.iter().map(|share| (share.job.to_string(), share.flows)).collect()
+    }
+
+    #[test]
+    fn shares_follow_the_jobs_that_are_active() {
+        let mut mission = controller("fifo");
+        let mut at = |event| mission.handle(Time(0), event).unwrap();
+        assert_eq!(flows(&at(progress("one", 100, 0))), [("one".into(), 10)]);
+        assert_eq!(flows(&at(progress("two", 100, 0))), [("one".into(), 7), ("two".into(), 3)]);
+        assert!(at(progress("two", 100, 50)).is_empty(), "nothing changed");
+        assert_eq!(flows(&at(progress("one", 100, 100))), [("two".into(), 10)]);
+    }
+
+    #[test]
+    fn a_worker_that_left_keeps_no_job_active() {
+        let mut mission = controller("fair");
+        mission.handle(Time(0), progress("one", 100, 40)).unwrap();
+        mission.handle(Time(0), progress("two", 100, 0)).unwrap();
+        mission.handle(Time(0), Event::WorkerLeft { worker: "w".into() }).unwrap();
+        assert!(mission.status().iter().all(|job| !job.active));
+        assert_eq!(mission.status()[0].transfers[0].served_bytes, 40);
+    }
+
+    #[test]
+    fn a_broadcast_doubles_the_weight_of_its_job_while_it_is_active() {
+        let mut mission = controller("performance-centric");
+        mission.handle(Time(0), progress("shuffles", 1, 0)).unwrap();
+        mission.handle(Time(0), progress("broadcasts", 1, 0)).unwrap();
+        let mut commands = Vec::new();
+        for receiver in ["r0", "r1"] {
+            let asked = Asked { receiver: receiver.into(), objects: 1, object: "o".into(), part: 0, parts: 1 };
+            commands = mission.handle(Time(0), Event::Asked { transfer: transfer("broadcasts"), asked }).unwrap();
+        }
+        assert_eq!(flows(&commands), [("shuffles".into(), 3), ("broadcasts".into(), 7)]);
+    }
+
+    #[test]
+    fn a_job_whose_encryption_cannot_be_had_is_refused() {
+        let mut mission = controller("fair");
+        let demands = Demands { encrypt: Encryption::Authenticated, transport: None };
+        let spec = JobSpec { job: "secret".into(), priority: 1.0, demands, machines: 0 };
+        let commands = mission.handle(Time(0), Event::JobArrived { spec }).unwrap();
+        assert!(matches!(&commands[0], Command::Refuse { reason, .. } if reason.contains("TLS")));
+    }
+
+    #[test]
+    fn priority_0_is_bad_input() {
+        let spec = JobSpec { job: "j".into(), priority: 0.0, demands: Demands::default(), machines: 0 };
+        assert!(controller("priority").handle(Time(0), Event::JobArrived { spec }).unwrap_err().contains("above 0"));
+    }
+
+    #[test]
+    fn plans_are_sent_once_and_again_when_the_environment_changes() {
+        let mut mission = controller("fair");
+        let spec = JobSpec { job: "j".into(), priority: 1.0, demands: Demands::default(), machines: 0 };
+        assert_eq!(mission.handle(Time(0), Event::JobArrived { spec: spec.clone() }).unwrap().len(), 1);
+        assert!(mission.handle(Time(0), Event::JobArrived { spec }).unwrap().is_empty());
+        let environment =
+            Environment { carriers: vec![Transport::Tcp, Transport::Mptcp], interfaces: 2, ..Environment::default() };
+        let joined = Event::WorkerJoined { worker: "w".into(), host: "h".into(), environment };
+        let commands = mission.handle(Time(0), joined).unwrap();
+        assert!(matches!(&commands[0], Command::Plan { plan, .. } if plan.legs[0].transport == Transport::Mptcp));
+    }
+}

@@ -1,0 +1,102 @@
+//! The words of the project as types (glossary in ARCHITECTURE.md).
+
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+/// Name of a job, unique in its cluster.
+pub type JobId = Arc<str>;
+/// Name of a stage of a job (in Dask: a task group).
+pub type Stage = Arc<str>;
+/// Name of a host: one network namespace of one machine.
+pub type HostId = Arc<str>;
+
+/// All flows that move data between two stages of a job: a coflow.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct TransferId {
+    pub job: JobId,
+    /// Stage that wrote the objects.
+    pub from: Stage,
+    /// Stage that fetches them.
+    pub to: Stage,
+}
+
+/// How a transfer moves data between its senders and its receivers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Pattern {
+    /// Every receiver takes its own parts of many objects.
+    Shuffle,
+    /// Many receivers take the same parts.
+    Broadcast,
+    /// One receiver takes from many senders: the incast pattern.
+    Gather,
+    OneToOne,
+    /// Nothing was fetched yet; weighs as a shuffle.
+    Unknown,
+}
+
+/// What a job demands of its encryption.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Encryption {
+    #[default]
+    None,
+    /// Encrypted without identities: safe from passive readers only (what TCPcrypt, RFC 8548, gave).
+    Opportunistic,
+    /// Encrypted, and both ends show a certificate of the cluster.
+    Authenticated,
+}
+
+/// Kinds of transport; each has a Flight Controller in [`crate::flight`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Transport {
+    Shm,
+    Mptcp,
+    Dctcp,
+    Tls,
+    Tcp,
+}
+
+impl Transport {
+    pub const ALL: [Transport; 5] =
+        [Transport::Shm, Transport::Mptcp, Transport::Dctcp, Transport::Tls, Transport::Tcp];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Transport::Shm => "shm",
+            Transport::Mptcp => "mptcp",
+            Transport::Dctcp => "dctcp",
+            Transport::Tls => "tls",
+            Transport::Tcp => "tcp",
+        }
+    }
+}
+
+/// What the user says of a job when it is given to the engine.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct JobSpec {
+    pub job: JobId,
+    /// A number above 0; read by the priority policy.
+    #[serde(default = "one")]
+    pub priority: f64,
+    #[serde(default)]
+    pub demands: Demands,
+    /// Machines that the job uses; 0 until known.
+    #[serde(default)]
+    pub machines: u32,
+}
+
+/// What a job insists on; it is refused where that cannot be had.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Demands {
+    #[serde(default)]
+    pub encrypt: Encryption,
+    /// `None`: Mission Control chooses.
+    #[serde(default)]
+    pub transport: Option<Transport>,
+}
+
+fn one() -> f64 {
+    1.0
+}

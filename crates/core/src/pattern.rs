@@ -1,0 +1,95 @@
+//! The pattern of a delegated transfer, from what is fetched (DESIGN 4.2).
+
+use crate::nouns::Pattern;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// One fetch, as far as the pattern depends on it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Asked {
+    /// Who asks: the task, not its worker, so that a task that runs again counts once.
+    pub receiver: Arc<str>,
+    /// Objects of which a part is asked for.
+    pub objects: u32,
+    /// One of those objects and the part, as a sample: fetches that share it take the same parts.
+    pub object: Arc<str>,
+    pub part: u32,
+    /// Parts that each object has.
+    pub parts: u32,
+}
+
+/// What was fetched so far in one transfer; constant work per fetch.
+#[derive(Default)]
+pub struct Evidence {
+    /// First receiver of each sampled part, and whether a second one came.
+    takers: BTreeMap<(Arc<str>, u32), (Arc<str>, bool)>,
+    receivers: std::collections::BTreeSet<Arc<str>>,
+    shared: u32,
+    most_objects: u32,
+    most_parts: u32,
+}
+
+impl Evidence {
+    pub fn add(&mut self, asked: &Asked) {
+        self.most_objects = self.most_objects.max(asked.objects);
+        self.most_parts = self.most_parts.max(asked.parts);
+        self.receivers.insert(asked.receiver.clone());
+        let first =
+            self.takers.entry((asked.object.clone(), asked.part)).or_insert_with(|| (asked.receiver.clone(), false));
+        if first.0 != asked.receiver && !first.1 {
+            first.1 = true;
+            self.shared += 1;
+        }
+    }
+
+    /// Every receiver its own parts of many objects: shuffle; the same parts to many receivers: broadcast; one receiver
+    /// from many: gather; else one-to-one. One taker of a part of many-part objects is the first receiver of a shuffle.
+    pub fn pattern(&self) -> Pattern {
+        if self.receivers.is_empty() {
+            Pattern::Unknown
+        } else if 2 * self.shared as usize >= self.takers.len() {
+            Pattern::Broadcast
+        } else if self.most_objects > 1 && (self.most_parts > 1 && self.takers.len() < 2 || self.receivers.len() > 1) {
+            Pattern::Shuffle
+        } else if self.most_objects > 1 {
+            Pattern::Gather
+        } else {
+            Pattern::OneToOne
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn evidence(fetches: &[(&str, u32, &str, u32, u32)]) -> Pattern {
+        let mut evidence = Evidence::default();
+        for &(receiver, objects, object, part, parts) in fetches {
+            evidence.add(&Asked { receiver: receiver.into(), objects, object: object.into(), part, parts });
+        }
+        evidence.pattern()
+    }
+
+    #[test]
+    fn patterns_follow_from_what_is_fetched() {
+        assert_eq!(evidence(&[]), Pattern::Unknown);
+        assert_eq!(evidence(&[("r0", 8, "o", 0, 4)]), Pattern::Shuffle);
+        assert_eq!(evidence(&[("r0", 8, "o", 0, 4), ("r1", 8, "o", 1, 4)]), Pattern::Shuffle);
+        assert_eq!(evidence(&[("r0", 1, "o", 0, 1), ("r1", 1, "o", 0, 1)]), Pattern::Broadcast);
+        assert_eq!(evidence(&[("r0", 8, "o", 0, 1)]), Pattern::Gather);
+        assert_eq!(evidence(&[("r0", 1, "o", 0, 1)]), Pattern::OneToOne);
+        assert_eq!(evidence(&[("r0", 1, "a", 0, 1), ("r1", 1, "b", 0, 1)]), Pattern::OneToOne);
+    }
+
+    #[test]
+    fn one_receiver_that_takes_all_parts_of_all_objects_gathers() {
+        assert_eq!(evidence(&[("r", 8, "o", 0, 2), ("r", 8, "o", 1, 2)]), Pattern::Gather);
+    }
+
+    #[test]
+    fn a_task_that_runs_again_does_not_make_a_broadcast() {
+        assert_eq!(evidence(&[("r0", 8, "o", 0, 4), ("r0", 8, "o", 0, 4), ("r1", 8, "o", 1, 4)]), Pattern::Shuffle);
+    }
+}

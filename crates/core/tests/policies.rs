@@ -1,0 +1,158 @@
+//! One property suite over every policy there is: registering a policy puts it under all of these.
+
+use mission_core::nouns::JobId;
+use mission_core::policy::{self, JobView, POLICIES};
+use mission_core::shares::split;
+use mission_core::slots::{Share, Slots};
+use proptest::prelude::*;
+use std::collections::{BTreeMap, VecDeque};
+
+fn jobs(most: usize) -> impl Strategy<Value = Vec<JobView>> {
+    let one = (0.01f64..100.0, 0u32..50, any::<bool>());
+    prop::collection::vec(one, 1..most).prop_map(|all| {
+        let view = |(index, (priority, machines, broadcasts)): (usize, (f64, u32, bool))| JobView {
+            job: format!("job{index:03}").into(),
+            arrival: index as u64,
+            priority,
+            machines,
+            broadcasts,
+        };
+        all.into_iter().enumerate().map(view).collect()
+    })
+}
+
+/// Every policy with every parameter that it documents.
+fn specs() -> impl Strategy<Value = String> {
+    let mut all: Vec<String> = POLICIES.iter().map(|entry| entry.name.to_owned()).collect();
+    all.push("performance-centric:count=machines".into());
+    prop::sample::select(all)
+}
+
+fn shares(spec: &str, jobs: &[JobView], budget: u32) -> Vec<Share> {
+    let weights = policy::weights(policy::policy(spec).unwrap().as_ref(), jobs);
+    let flows = split(budget, &weights);
+    let share =
+        |(index, job): (usize, &JobView)| Share { job: job.job.clone(), weight: weights[index], flows: flows[index] };
+    jobs.iter().enumerate().map(share).collect()
+}
+
+proptest! {
+    #[test]
+    fn weights_add_up_to_one_and_nobody_is_starved(spec in specs(), jobs in jobs(40)) {
+        let weights = policy::weights(policy::policy(&spec).unwrap().as_ref(), &jobs);
+        prop_assert!((weights.iter().sum::<f64>() - 1.0).abs() < 1e-9);
+        prop_assert!(weights.iter().all(|weight| *weight > 0.0));
+    }
+
+    #[test]
+    fn caps_use_the_budget_and_never_more(spec in specs(), jobs in jobs(40), budget in 1u32..100) {
+        let shares = shares(&spec, &jobs, budget);
+        prop_assert_eq!(shares.iter().map(|share| share.flows).sum::<u32>(), budget);
+        if budget as usize >= 2 * jobs.len() {
+            prop_assert!(shares.iter().all(|share| share.flows >= 1));
+        }
+    }
+
+    #[test]
+    fn the_order_in_which_jobs_are_listed_does_not_matter(spec in specs(), jobs in jobs(20), seed in any::<u64>()) {
+        let policy = policy::policy(&spec).unwrap();
+        let listed: BTreeMap<_, _> =
+            jobs.iter().map(|job| job.job.clone()).zip(policy::weights(policy.as_ref(), &jobs)).collect();
+        let mut other = jobs.clone();
+        other.sort_by_key(|job| (job.arrival + 1).wrapping_mul(seed | 1));
+        for (job, weight) in other.iter().zip(policy::weights(policy.as_ref(), &other)) {
+            prop_assert!((listed[&job.job] - weight).abs() < 1e-12);
+        }
+    }
+
+    #[test]
+    fn no_slot_is_empty_while_work_waits(
+        spec in specs(), jobs in jobs(8), budget in 1u32..20,
+        steps in prop::collection::vec((any::<prop::sample::Index>(), 1u64..5 << 20, any::<bool>()), 1..200),
+    ) {
+        let mut slots = Slots::new(budget);
+        slots.set_shares(budget, &shares(&spec, &jobs, budget));
+        let mut running: VecDeque<(JobId, u64)> = VecDeque::new();
+        let mut waiting: BTreeMap<JobId, VecDeque<u64>> = BTreeMap::new();
+        for (job, bytes, ends) in steps {
+            let job = job.get(&jobs).job.clone();
+            if ends && !running.is_empty() {
+                let (job, bytes) = running.pop_front().unwrap();
+                slots.give_back(0, &job, bytes, bytes);
+            } else {
+                slots.want(0, &job, bytes);
+                waiting.entry(job).or_default().push_back(bytes);
+            }
+            for grant in slots.grants() {
+                let bytes = waiting.get_mut(&grant.job).unwrap().pop_front().unwrap();
+                running.push_back((grant.job, bytes));
+            }
+            prop_assert!(running.len() <= budget as usize);
+            let idle = running.len() < budget as usize;
+            prop_assert!(!idle || waiting.values().all(VecDeque::is_empty), "a slot is empty and work waits");
+        }
+    }
+
+    /// With slots enough for nobody's cap to bind, backlogged jobs are never farther apart than one chunk each.
+    #[test]
+    fn bytes_follow_weights_within_one_chunk_per_job(
+        spec in specs(), jobs in jobs(6), sizes in prop::collection::vec(1u64..4 << 20, 300),
+    ) {
+        const MOST: f64 = (4 << 20) as f64;
+        let all = shares(&spec, &jobs, 1);
+        let mut slots = Slots::new(1);
+        slots.set_shares(1, &all);
+        let mut next: BTreeMap<JobId, VecDeque<u64>> = BTreeMap::new();
+        for (index, share) in all.iter().enumerate() {
+            for offset in 0..2 {
+                let bytes = sizes[(7 * index + offset) % sizes.len()];
+                slots.want(0, &share.job, bytes);
+                next.entry(share.job.clone()).or_default().push_back(bytes);
+            }
+        }
+        let mut served: BTreeMap<JobId, f64> = all.iter().map(|share| (share.job.clone(), 0.0)).collect();
+        for bytes in &sizes {
+            let grant = slots.grants().remove(0);
+            let own = next.get_mut(&grant.job).unwrap();
+            let moved = own.pop_front().unwrap();
+            *served.get_mut(&grant.job).unwrap() += moved as f64;
+            slots.give_back(0, &grant.job, moved, moved);
+            slots.want(0, &grant.job, *bytes);
+            own.push_back(*bytes);
+            for a in &all {
+                for b in &all {
+                    // Goyal, Vin and Cheng 1996, theorem 1.
+                    let apart = served[&a.job] / a.weight - served[&b.job] / b.weight;
+                    prop_assert!(apart <= MOST / a.weight + MOST / b.weight + 1.0, "{} and {}", a.job, b.job);
+                }
+            }
+        }
+    }
+}
+
+/// The paper's example of two jobs and ten flows (paper 001, table 4.4).
+#[test]
+fn table_4_4_comes_out_exactly() {
+    let job = |name: &str, arrival, priority, broadcasts| JobView {
+        job: name.into(),
+        arrival,
+        priority,
+        machines: 0,
+        broadcasts,
+    };
+    let jobs = [job("one", 0, 1.0, false), job("two", 1, 2.0, true)];
+    for (spec, flows) in [("fifo", [7, 3]), ("priority", [3, 7]), ("fair", [5, 5]), ("performance-centric", [3, 7])] {
+        let got: Vec<u32> = shares(spec, &jobs, 10).iter().map(|share| share.flows).collect();
+        assert_eq!(got, flows, "{spec}");
+    }
+}
+
+#[test]
+fn an_unknown_policy_is_refused_with_those_there_are() {
+    for (spec, mend) in
+        [("fast", "use one of performance-centric"), ("fair:x=1", "no parameter"), ("fifo:x", "name=value")]
+    {
+        let error = policy::policy(spec).err().unwrap();
+        assert!(error.contains(mend), "{error}");
+    }
+}
