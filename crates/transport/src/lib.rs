@@ -1,1 +1,22 @@
+//! Mission Control's data plane: what moves the bytes that [`mission_core`] decides on.
+//!
+//! An [`endpoint::Endpoint`] is one process's share of it: a [`store`] of objects, a [`server`] that gives parts of them
+//! away, a [`fetcher`] that brings parts of others', and the [`arbiter`] through which all processes of a host share
+//! its slots. Bytes cross in the order: store -> server -> carrier -> fetcher -> [`segment`]. Threads block; there is no
+//! async runtime (ARCHITECTURE.md, "Threads").
 
+pub mod arbiter;
+pub mod auth;
+pub mod carrier;
+pub mod checksum;
+pub mod endpoint;
+pub mod facts;
+pub mod fetcher;
+pub mod object;
+pub mod segment;
+pub mod server;
+pub mod socket;
+pub mod spool;
+pub mod store;
+pub mod tls;
+pub mod wire;

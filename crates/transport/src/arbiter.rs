@@ -1,0 +1,492 @@
+//! The slots of a host, shared by all its worker processes.
+//!
+//! One process gives them out: whoever binds the abstract Unix socket of the cluster in this network namespace. The
+//! others ask it over that socket, a JSON object per line. A lost connection returns its slots; a lost arbiter is
+//! replaced by the next to bind, to whom each process says what it still holds.
+
+use crate::object::to_hex;
+use mission_core::nouns::JobId;
+use mission_core::slots::{ClientId, Share, Slots};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::io::{self, BufRead, BufReader, Write};
+use std::net::Shutdown;
+use std::os::fd::AsRawFd;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread;
+use std::time::Duration;
+
+/// Called for every slot that was not granted at once. Must not call back into the arbiter while it holds a lock that
+/// is also held around calls to the arbiter.
+pub type OnGrant = Box<dyn Fn(JobId) + Send + Sync>;
+
+/// This process's own number where it gives the slots out itself.
+const SELF: ClientId = 0;
+/// Wait before another try to bind or connect after the arbiter was lost.
+const ELECTION_PAUSE: Duration = Duration::from_millis(5);
+/// Before a successor gives slots out, the others have this long to say what they still hold.
+const SETTLE: Duration = Duration::from_millis(50);
+/// A process that does not read its grants for this long has lost its slots.
+const SLOW_CLIENT: Duration = Duration::from_millis(200);
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Message {
+    Want { job: JobId, bytes: u64 },
+    Withdraw { job: JobId },
+    GiveBack { job: JobId, granted: u64, moved: u64 },
+    Held { job: JobId, slots: u32 },
+    Grant { job: JobId },
+}
+
+pub struct Arbiter {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    name: String,
+    state: Mutex<State>,
+    on_grant: OnGrant,
+}
+
+struct State {
+    role: Role,
+    /// What this process waits for and holds; told to the next arbiter if this one is lost.
+    wanted: BTreeMap<JobId, VecDeque<u64>>,
+    held: BTreeMap<JobId, u32>,
+    flows_per_host: u32,
+    shares: Vec<Share>,
+    closing: bool,
+}
+
+enum Role {
+    Electing,
+    Leader(Leader),
+    Follower(UnixStream),
+}
+
+struct Leader {
+    slots: Slots,
+    clients: HashMap<ClientId, UnixStream>,
+    /// Absent where another user holds the name: then this process arbitrates for itself alone.
+    listener: Option<UnixListener>,
+    settling: bool,
+}
+
+impl Arbiter {
+    /// Joins the host's arbitration for the cluster, or begins it.
+    pub fn new(cluster: &str, flows_per_host: u32, on_grant: OnGrant) -> io::Result<Arbiter> {
+        let state = State {
+            role: Role::Electing,
+            wanted: BTreeMap::new(),
+            held: BTreeMap::new(),
+            flows_per_host,
+            shares: Vec::new(),
+            closing: false,
+        };
+        let name = format!("mission-control-{cluster}");
+        let shared = Arc::new(Shared { name, state: Mutex::new(state), on_grant });
+        shared.elect(false)?;
+        thread::Builder::new().name("mission-arbiter".into()).spawn({
+            let shared = shared.clone();
+            move || shared.run()
+        })?;
+        Ok(Arbiter { shared })
+    }
+
+    /// Wants a slot; returns the jobs that were granted one at once.
+    pub fn want(&self, job: &JobId, bytes: u64) -> Vec<JobId> {
+        let mut state = self.shared.lock();
+        state.wanted.entry(job.clone()).or_default().push_back(bytes);
+        state.tell(Message::Want { job: job.clone(), bytes })
+    }
+
+    /// Waits for one slot less.
+    pub fn withdraw(&self, job: &JobId) -> Vec<JobId> {
+        let mut state = self.shared.lock();
+        if let Some(own) = state.wanted.get_mut(job) {
+            own.pop_back();
+        }
+        state.tell(Message::Withdraw { job: job.clone() })
+    }
+
+    /// Gives a slot back that was charged `granted` bytes and moved `moved`.
+    pub fn give_back(&self, job: &JobId, granted: u64, moved: u64) -> Vec<JobId> {
+        let mut state = self.shared.lock();
+        if let Some(held) = state.held.get_mut(job) {
+            *held = held.saturating_sub(1);
+            if *held == 0 {
+                state.held.remove(job);
+            }
+        }
+        state.tell(Message::GiveBack { job: job.clone(), granted, moved })
+    }
+
+    /// New shares of the host; in force here if this process gives the slots out, or once it does.
+    pub fn set_shares(&self, flows_per_host: u32, shares: &[Share]) -> Vec<JobId> {
+        let mut state = self.shared.lock();
+        state.flows_per_host = flows_per_host;
+        state.shares = shares.to_vec();
+        let Role::Leader(leader) = &mut state.role else { return Vec::new() };
+        leader.slots.set_shares(flows_per_host, shares);
+        state.give_out()
+    }
+
+    pub fn gives_out(&self) -> bool {
+        matches!(self.shared.lock().role, Role::Leader(_))
+    }
+}
+
+impl Drop for Arbiter {
+    fn drop(&mut self) {
+        let mut state = self.shared.lock();
+        state.closing = true;
+        match &state.role {
+            Role::Leader(leader) => {
+                leader.clients.values().for_each(|client| drop(client.shutdown(Shutdown::Both)));
+                if let Some(listener) = &leader.listener {
+                    // SAFETY: an open socket; this wakes the thread that accepts on it.
+                    unsafe { libc::shutdown(listener.as_raw_fd(), libc::SHUT_RDWR) };
+                }
+            }
+            Role::Follower(stream) => drop(stream.shutdown(Shutdown::Both)),
+            Role::Electing => {}
+        }
+    }
+}
+
+impl State {
+    /// Hands a message to whoever gives the slots out; returns the jobs of this process that were granted one at once.
+    fn tell(&mut self, message: Message) -> Vec<JobId> {
+        match &mut self.role {
+            Role::Leader(leader) => {
+                leader.take(SELF, message);
+                self.give_out()
+            }
+            Role::Follower(stream) => {
+                // A lost arbiter shows in the thread that reads from it; the next one is told everything again.
+                let _ = send(stream, &message);
+                Vec::new()
+            }
+            Role::Electing => Vec::new(),
+        }
+    }
+
+    /// Gives out the free slots; returns those of this process.
+    fn give_out(&mut self) -> Vec<JobId> {
+        let Role::Leader(leader) = &mut self.role else { return Vec::new() };
+        if leader.settling {
+            return Vec::new();
+        }
+        let mut own = Vec::new();
+        loop {
+            let grants = leader.slots.grants();
+            if grants.is_empty() {
+                break;
+            }
+            for grant in grants {
+                if grant.client == SELF {
+                    own.push(grant.job);
+                    continue;
+                }
+                let told = leader
+                    .clients
+                    .get(&grant.client)
+                    .is_some_and(|mut stream| send(&mut stream, &Message::Grant { job: grant.job.clone() }).is_ok());
+                if !told {
+                    leader.clients.remove(&grant.client).map(|stream| stream.shutdown(Shutdown::Both));
+                    leader.slots.drop_client(grant.client);
+                }
+            }
+        }
+        own.iter().for_each(|job| self.granted(job));
+        own
+    }
+
+    fn granted(&mut self, job: &JobId) {
+        if let Some(own) = self.wanted.get_mut(job) {
+            own.pop_front();
+            if own.is_empty() {
+                self.wanted.remove(job);
+            }
+        }
+        *self.held.entry(job.clone()).or_default() += 1;
+    }
+}
+
+impl Leader {
+    fn take(&mut self, client: ClientId, message: Message) {
+        match message {
+            Message::Want { job, bytes } => self.slots.want(client, &job, bytes),
+            Message::Withdraw { job } => self.slots.withdraw(client, &job),
+            Message::GiveBack { job, granted, moved } => self.slots.give_back(client, &job, granted, moved),
+            Message::Held { job, slots } => self.slots.adopt(client, &job, slots),
+            Message::Grant { .. } => {}
+        }
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no panic while held")
+    }
+
+    /// Becomes the one that gives out, or connects to it; one try. A successor takes over what others still hold.
+    fn elect(&self, succeeds: bool) -> io::Result<()> {
+        let address = SocketAddr::from_abstract_name(&self.name)?;
+        let listener = match UnixListener::bind_addr(&address) {
+            Ok(listener) => Some(listener),
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => match UnixStream::connect_addr(&address) {
+                Ok(stream) if peer_uid(&stream) == own_uid() => {
+                    self.follow(stream);
+                    return Ok(());
+                }
+                // Another user has taken the name: slots cannot be shared with a stranger.
+                Ok(_) => None,
+                Err(error) => return Err(error),
+            },
+            Err(error) => return Err(error),
+        };
+        let settling = succeeds && listener.is_some();
+        self.lead(listener, settling);
+        Ok(())
+    }
+
+    fn lead(&self, listener: Option<UnixListener>, settling: bool) {
+        let mut state = self.lock();
+        let mut slots = Slots::new(state.flows_per_host);
+        slots.set_shares(state.flows_per_host, &state.shares);
+        for (job, held) in &state.held {
+            slots.adopt(SELF, job, *held);
+        }
+        for (job, wanted) in &state.wanted {
+            wanted.iter().for_each(|bytes| slots.want(SELF, job, *bytes));
+        }
+        state.role = Role::Leader(Leader { slots, clients: HashMap::new(), listener, settling });
+        let grants = state.give_out();
+        drop(state);
+        grants.into_iter().for_each(|job| (self.on_grant)(job));
+    }
+
+    fn follow(&self, mut stream: UnixStream) {
+        let mut state = self.lock();
+        let held = state.held.iter().map(|(job, slots)| Message::Held { job: job.clone(), slots: *slots });
+        let wanted = state.wanted.iter().flat_map(|(job, wanted)| {
+            wanted.iter().map(move |bytes| Message::Want { job: job.clone(), bytes: *bytes })
+        });
+        for message in held.chain(wanted) {
+            let _ = send(&mut stream, &message);
+        }
+        state.role = Role::Follower(stream);
+    }
+
+    /// Lives as long as the arbiter: leads or follows, and takes part in the next election when the arbiter is lost.
+    fn run(self: Arc<Shared>) {
+        enum Now {
+            Accept(UnixListener),
+            Read(UnixStream),
+            Alone,
+            Elect,
+        }
+        loop {
+            let now = {
+                let state = self.lock();
+                if state.closing {
+                    return;
+                }
+                match &state.role {
+                    Role::Leader(Leader { listener: Some(listener), .. }) => listener.try_clone().map(Now::Accept),
+                    Role::Leader(_) => Ok(Now::Alone),
+                    Role::Follower(stream) => stream.try_clone().map(Now::Read),
+                    Role::Electing => Ok(Now::Elect),
+                }
+            };
+            match now {
+                Ok(Now::Accept(listener)) => self.accept(&listener),
+                Ok(Now::Read(stream)) => self.read_grants(stream),
+                Ok(Now::Alone) => return,
+                Ok(Now::Elect) => match self.elect(true) {
+                    Ok(()) => self.settle_later(),
+                    Err(_) => thread::sleep(ELECTION_PAUSE),
+                },
+                Err(_) => thread::sleep(ELECTION_PAUSE),
+            }
+        }
+    }
+
+    /// Begins to give out once the others had their time; the accepting thread hears them meanwhile.
+    fn settle_later(self: &Arc<Shared>) {
+        let own = self.clone();
+        let settle = move || {
+            thread::sleep(SETTLE);
+            let grants = {
+                let mut state = own.lock();
+                if let Role::Leader(leader) = &mut state.role {
+                    leader.settling = false;
+                }
+                state.give_out()
+            };
+            grants.into_iter().for_each(|job| (own.on_grant)(job));
+        };
+        if matches!(self.lock().role, Role::Leader(_)) {
+            thread::spawn(settle);
+        }
+    }
+
+    fn accept(self: &Arc<Shared>, listener: &UnixListener) {
+        for client in SELF + 1.. {
+            let accepted = listener.accept();
+            if self.lock().closing {
+                return;
+            }
+            let Ok((stream, _)) = accepted else {
+                thread::sleep(ELECTION_PAUSE);
+                continue;
+            };
+            if peer_uid(&stream) != own_uid() || stream.set_write_timeout(Some(SLOW_CLIENT)).is_err() {
+                continue;
+            }
+            let Ok(reader) = stream.try_clone() else { continue };
+            if let Role::Leader(leader) = &mut self.lock().role {
+                leader.clients.insert(client, stream);
+            }
+            let own = self.clone();
+            let name = "mission-slots".to_owned();
+            let started =
+                thread::Builder::new().name(name).stack_size(128 << 10).spawn(move || own.serve(client, reader));
+            if started.is_err() {
+                self.lose(client);
+            }
+        }
+    }
+
+    fn serve(&self, client: ClientId, stream: UnixStream) {
+        for line in BufReader::new(stream).lines().map_while(Result::ok) {
+            let Ok(message) = serde_json::from_str(&line) else { break };
+            let grants = {
+                let mut state = self.lock();
+                let Role::Leader(leader) = &mut state.role else { return };
+                leader.take(client, message);
+                state.give_out()
+            };
+            grants.into_iter().for_each(|job| (self.on_grant)(job));
+        }
+        self.lose(client);
+    }
+
+    fn lose(&self, client: ClientId) {
+        let grants = {
+            let mut state = self.lock();
+            let Role::Leader(leader) = &mut state.role else { return };
+            leader.clients.remove(&client);
+            leader.slots.drop_client(client);
+            state.give_out()
+        };
+        grants.into_iter().for_each(|job| (self.on_grant)(job));
+    }
+
+    fn read_grants(&self, stream: UnixStream) {
+        for line in BufReader::new(stream).lines().map_while(Result::ok) {
+            if let Ok(Message::Grant { job }) = serde_json::from_str(&line) {
+                self.lock().granted(&job);
+                (self.on_grant)(job);
+            }
+        }
+        self.lock().role = Role::Electing;
+    }
+}
+
+fn send(stream: &mut (impl Write + ?Sized), message: &Message) -> io::Result<()> {
+    let mut line = serde_json::to_vec(message).expect("messages are plain data");
+    line.push(b'\n');
+    stream.write_all(&line)
+}
+
+fn own_uid() -> Option<libc::uid_t> {
+    // SAFETY: cannot fail and touches nothing.
+    Some(unsafe { libc::geteuid() })
+}
+
+fn peer_uid(stream: &UnixStream) -> Option<libc::uid_t> {
+    let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: an open socket, and room of the size that is given.
+    let status = unsafe {
+        libc::getsockopt(stream.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, (&raw mut peer).cast(), &mut len)
+    };
+    (status == 0).then_some(peer.uid)
+}
+
+/// The host that this process is on: its network namespace, on this boot of this machine. All namespaces of a machine
+/// share its name and `/dev/shm`, so neither tells hosts apart (FACTS).
+///
+/// # Errors
+/// There is no `/proc`.
+pub fn host_id() -> io::Result<String> {
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+    let namespace = std::fs::read_link("/proc/self/ns/net")?;
+    let inode: String = namespace.to_string_lossy().chars().filter(char::is_ascii_digit).collect();
+    Ok(format!("{}-{inode}", boot.trim().split('-').next().unwrap_or_default()))
+}
+
+/// A name for a cluster that nobody else has, from its secret: seen by others, and telling them nothing.
+pub fn cluster_name(secret: &[u8]) -> String {
+    let digest = aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, &[b"mission-control cluster ", secret].concat());
+    to_hex(&digest.as_ref()[..8])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::{Receiver, channel};
+
+    fn arbiter(cluster: &str) -> (Arbiter, Receiver<JobId>) {
+        let (sender, receiver) = channel();
+        let sender = Mutex::new(sender);
+        let on_grant = move |job| drop(sender.lock().unwrap().send(job));
+        (Arbiter::new(cluster, 2, Box::new(on_grant)).unwrap(), receiver)
+    }
+
+    fn granted(receiver: &Receiver<JobId>) -> bool {
+        receiver.recv_timeout(Duration::from_secs(5)).is_ok()
+    }
+
+    fn nothing(receiver: &Receiver<JobId>) -> bool {
+        receiver.recv_timeout(Duration::from_millis(50)).is_err()
+    }
+
+    #[test]
+    fn processes_of_a_host_share_its_slots() {
+        let cluster = cluster_name(&crate::auth::random::<16>());
+        let (first, _grants) = arbiter(&cluster);
+        let (second, grants) = arbiter(&cluster);
+        assert!(first.gives_out() && !second.gives_out());
+        let job = JobId::from("job");
+        assert_eq!(first.want(&job, 1).len() + first.want(&job, 1).len(), 2);
+        assert!(second.want(&job, 1).is_empty());
+        assert!(nothing(&grants));
+        first.give_back(&job, 1, 1);
+        assert!(granted(&grants));
+    }
+
+    #[test]
+    fn a_lost_connection_returns_its_slots_and_a_lost_arbiter_is_replaced() {
+        let cluster = cluster_name(&crate::auth::random::<16>());
+        let (first, _) = arbiter(&cluster);
+        let (second, second_grants) = arbiter(&cluster);
+        let (third, third_grants) = arbiter(&cluster);
+        let job = JobId::from("job");
+        second.want(&job, 1);
+        second.want(&job, 1);
+        assert!(granted(&second_grants) && granted(&second_grants));
+        third.want(&job, 1);
+        assert!(nothing(&third_grants));
+        // The arbiter goes; its successor knows that the second still holds both slots.
+        drop(first);
+        assert!(nothing(&third_grants));
+        drop(second);
+        assert!(granted(&third_grants));
+    }
+}

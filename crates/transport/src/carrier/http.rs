@@ -1,0 +1,179 @@
+//! The client's side of the wire, over any byte stream.
+
+use super::{Ask, Broken, Channel, Connection};
+use crate::auth::{self, Nonce, Role, Token};
+use crate::checksum;
+use crate::facts::{Negotiated, Sender};
+use crate::socket;
+use crate::wire::{HeadReader, Request, Response};
+use mission_core::defaults::{BLOCK_BYTES, BUSY_RETRY_MS, CONNECT, STALL};
+use mission_core::flight::Leg;
+use mission_core::nouns::Encryption;
+use mission_core::throttle::Fault;
+use std::io;
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+/// Makes a TCP connection with what the leg asks of this side's socket.
+///
+/// # Errors
+/// Not reachable in time.
+pub fn connect(address: SocketAddr, leg: &Leg) -> Result<TcpStream, Fault> {
+    let fault = |error: io::Error| Fault::Connection(format!("connection to {address}: {error}"));
+    let stream = TcpStream::connect_timeout(&address, CONNECT).map_err(fault)?;
+    stream.set_nodelay(true).map_err(fault)?;
+    stream.set_read_timeout(Some(STALL)).map_err(fault)?;
+    stream.set_write_timeout(Some(STALL)).map_err(fault)?;
+    // The data flows the other way: what counts is what the server sets, and that is read back. Requests are small.
+    if let Some(value) = leg.rto_min_us {
+        let _ = socket::set_rto_min_us(&stream, value);
+    }
+    Ok(stream)
+}
+
+pub struct HttpConnection<C> {
+    channel: C,
+    head: HeadReader,
+    leg: Leg,
+    token: Token,
+    admitted: bool,
+    usable: bool,
+    sender: Sender,
+}
+
+impl<C: Channel> HttpConnection<C> {
+    pub fn new(channel: C, leg: &Leg, token: Token) -> HttpConnection<C> {
+        // A certificate of the cluster is admission enough.
+        let admitted = channel.encryption() == Encryption::Authenticated;
+        let head = HeadReader::default();
+        HttpConnection { channel, head, leg: leg.clone(), token, admitted, usable: true, sender: Sender::default() }
+    }
+
+    fn ask(&mut self, request: &Request) -> Result<Response, Fault> {
+        let sent = request.write();
+        self.channel.send(&sent, b"").map_err(broken)?;
+        let head = self.head.read(&mut self.channel).map_err(broken)?;
+        let head = head.ok_or_else(|| Fault::Connection("the server closed the connection".into()))?;
+        let response = Response::parse(&head).map_err(Fault::Damaged)?;
+        if response.request_checksum != checksum::of(&sent) {
+            return Err(Fault::Damaged("the request arrived damaged".into()));
+        }
+        Ok(response)
+    }
+
+    /// Asks; answers the server's challenge if this is the connection's first request.
+    fn ask_admitted(&mut self, request: &mut Request) -> Result<Response, Fault> {
+        if self.admitted {
+            return self.ask(request);
+        }
+        let own: Nonce = auth::random();
+        request.nonce = Some(own);
+        let response = self.ask(request)?;
+        let Some((nonce, proof)) = response.challenge.filter(|_| response.status == 401) else {
+            return Err(Fault::Denied(format!(
+                "the server asks for no proof but says {}: {}",
+                response.status, response.reason
+            )));
+        };
+        if !self.token.proves(Role::Server, &own, &nonce, &proof) {
+            return Err(Fault::Denied("the server does not know this cluster's token".into()));
+        }
+        request.proof = Some(self.token.prove(Role::Client, &own, &nonce));
+        let response = self.ask(request)?;
+        self.admitted = response.status != 401;
+        Ok(response)
+    }
+
+    fn receive(&mut self, response: &Response, into: &mut [u8]) -> Result<(), Broken> {
+        let blocks = into.len().div_ceil(BLOCK_BYTES as usize);
+        if response.len != into.len() as u64 || response.blocks.len() != blocks {
+            return Err(Broken { verified: 0, fault: Fault::Damaged("the answer has another length".into()) });
+        }
+        let mut verified = 0;
+        for (block, expected) in into.chunks_mut(BLOCK_BYTES as usize).zip(&response.blocks) {
+            let mut filled = self.head.take_rest(block);
+            while filled < block.len() {
+                match self.channel.read(&mut block[filled..]) {
+                    Ok(0) => {
+                        let fault =
+                            Fault::Connection("the server closed the connection in the middle of a range".into());
+                        return Err(Broken { verified, fault });
+                    }
+                    Ok(count) => filled += count,
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    Err(error) => return Err(Broken { verified, fault: broken(error) }),
+                }
+            }
+            // The block still lies in the cache: checking it here costs no memory traffic.
+            if checksum::of(block) != *expected {
+                return Err(Broken { verified, fault: Fault::Damaged("a block does not fit its checksum".into()) });
+            }
+            verified += block.len() as u64;
+        }
+        Ok(())
+    }
+}
+
+impl<C: Channel> Connection for HttpConnection<C> {
+    fn fetch(&mut self, ask: &Ask, into: &mut [u8]) -> Result<(), Broken> {
+        let mut request = Request {
+            object: ask.object,
+            part: ask.part,
+            start: ask.start,
+            len: into.len() as u64,
+            congestion_control: self.leg.congestion_control.clone(),
+            rto_min_us: self.leg.rto_min_us,
+            nonce: None,
+            proof: None,
+        };
+        self.usable = false;
+        let nothing = |fault| Broken { verified: 0, fault };
+        let response = self.ask_admitted(&mut request).map_err(nothing)?;
+        if response.status != 206 {
+            // The server said no and keeps the connection.
+            self.usable = self.admitted;
+            return Err(nothing(refusal(&response)));
+        }
+        self.receive(&response, into)?;
+        self.sender = response.sender;
+        self.usable = true;
+        Ok(())
+    }
+
+    fn usable(&self) -> bool {
+        self.usable
+    }
+
+    fn negotiated(&self) -> Negotiated {
+        Negotiated {
+            transport: self.leg.transport.name().into(),
+            congestion_control: self.sender.congestion_control.clone(),
+            rto_min_us: self.sender.rto_min_us,
+            tls: self.channel.tls(),
+            authenticated: self.channel.encryption() == Encryption::Authenticated,
+        }
+    }
+
+    fn sender(&self) -> &Sender {
+        &self.sender
+    }
+}
+
+fn refusal(response: &Response) -> Fault {
+    let reason = response.reason.clone();
+    match response.status {
+        404 | 410 => Fault::Gone(reason),
+        503 => Fault::Busy { retry_after: Duration::from_millis(response.retry_after_ms.unwrap_or(BUSY_RETRY_MS)) },
+        401 => Fault::Denied("the server refuses this cluster's token".into()),
+        500 => Fault::Damaged(reason),
+        _ => Fault::Denied(reason),
+    }
+}
+
+fn broken(error: io::Error) -> Fault {
+    match error.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Fault::Connection("the connection stalled".into()),
+        io::ErrorKind::InvalidData => Fault::Damaged(error.to_string()),
+        _ => Fault::Connection(error.to_string()),
+    }
+}

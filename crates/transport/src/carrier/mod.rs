@@ -1,0 +1,140 @@
+//! Carriers: the acting half of every transport.
+//!
+//! A Carrier makes connections; a [`Connection`] moves ranges and tells what was negotiated. A new transport is one file
+//! here, one line in [`CARRIERS`], and its Flight Controller in core. Carriers of byte streams share [`http`].
+
+pub mod http;
+mod tcp;
+mod tls;
+
+use crate::auth::Token;
+use crate::facts::{Negotiated, Sender};
+use crate::object::ObjectId;
+use crate::tls::TlsSettings;
+use mission_core::flight::Leg;
+use mission_core::nouns::{Encryption, Transport};
+use mission_core::throttle::Fault;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::AsRawFd;
+
+/// What every connection of this process needs.
+#[derive(Clone)]
+pub struct Context {
+    pub token: Token,
+    pub tls: TlsSettings,
+}
+
+/// A range of a part that is asked for.
+#[derive(Clone, Copy, Debug)]
+pub struct Ask {
+    pub object: ObjectId,
+    pub part: u32,
+    pub start: u64,
+}
+
+/// A range that did not arrive whole: so much from its start did, and was verified; then this went wrong.
+#[derive(Debug)]
+pub struct Broken {
+    pub verified: u64,
+    pub fault: Fault,
+}
+
+pub trait Carrier: Sync {
+    fn transport(&self) -> Transport;
+
+    /// # Errors
+    /// Not reachable in time, or the peer does not agree to what the leg demands.
+    fn connect(&self, address: SocketAddr, leg: &Leg, context: &Context) -> Result<Box<dyn Connection>, Fault>;
+}
+
+pub trait Connection: Send {
+    /// Moves a range into `into`, whose length is the range's.
+    ///
+    /// # Errors
+    /// What arrived before the fault, and the fault; unless the server merely said no, the connection is used up.
+    fn fetch(&mut self, ask: &Ask, into: &mut [u8]) -> Result<(), Broken>;
+
+    /// Whether another range can be asked for.
+    fn usable(&self) -> bool;
+
+    fn negotiated(&self) -> Negotiated;
+
+    /// The sender's side, as of the last range.
+    fn sender(&self) -> &Sender;
+}
+
+/// All carriers there are.
+pub const CARRIERS: &[&dyn Carrier] = &[&tcp::Tcp, &tls::Tls];
+
+pub fn carrier(transport: Transport) -> Option<&'static dyn Carrier> {
+    CARRIERS.iter().copied().find(|carrier| carrier.transport() == transport)
+}
+
+/// A byte stream over which [`http`] speaks, on either side.
+pub trait Channel: Read + Write + Send {
+    fn socket(&self) -> &TcpStream;
+
+    /// How the peer is known and the bytes are hidden.
+    fn encryption(&self) -> Encryption;
+
+    /// TLS version and cipher.
+    fn tls(&self) -> Option<String>;
+
+    /// Sends a head and a body from memory.
+    fn send(&mut self, head: &[u8], body: &[u8]) -> io::Result<()> {
+        self.write_all(head)?;
+        self.write_all(body)?;
+        self.flush()
+    }
+
+    /// Sends a head and a body from a place in a file.
+    fn send_file(&mut self, head: &[u8], file: &File, offset: u64, len: u64) -> io::Result<()> {
+        use std::os::unix::fs::FileExt;
+        self.write_all(head)?;
+        let mut buffer = vec![0; len.min(256 << 10) as usize];
+        let mut sent = 0;
+        while sent < len {
+            let count = buffer.len().min((len - sent) as usize);
+            file.read_exact_at(&mut buffer[..count], offset + sent)?;
+            self.write_all(&buffer[..count])?;
+            sent += count as u64;
+        }
+        self.flush()
+    }
+}
+
+/// Takes a connection that a client made: TLS where its first byte begins a handshake, else plain.
+///
+/// # Errors
+/// The client went away, or its handshake failed.
+pub fn accept(stream: TcpStream, context: &Context) -> io::Result<Box<dyn Channel>> {
+    const TLS_HANDSHAKE: u8 = 22;
+    let mut first = [0];
+    if stream.peek(&mut first)? == 0 {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    if first[0] == TLS_HANDSHAKE { tls::accept(stream, &context.tls) } else { Ok(Box::new(tcp::Plain(stream))) }
+}
+
+/// Sends a range of a file without copying it through this process.
+fn sendfile(socket: &TcpStream, file: &File, offset: u64, len: u64) -> io::Result<()> {
+    let mut at = offset as libc::off_t;
+    let end = at + len as libc::off_t;
+    while at < end {
+        // SAFETY: two open descriptors and a place that the kernel moves on.
+        let sent = unsafe { libc::sendfile(socket.as_raw_fd(), file.as_raw_fd(), &raw mut at, (end - at) as usize) };
+        match sent {
+            0 => return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the spool file is shorter than it was")),
+            1.. => {}
+            _ => {
+                let error = io::Error::last_os_error();
+                if error.kind() != io::ErrorKind::Interrupted {
+                    return Err(error);
+                }
+            }
+        }
+    }
+    Ok(())
+}

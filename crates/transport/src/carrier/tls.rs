@@ -1,0 +1,143 @@
+//! TLS 1.3 over TCP.
+
+use super::http::{self, HttpConnection};
+use super::{Carrier, Channel, Connection, Context};
+use crate::tls::{AUTHENTICATED, OPPORTUNISTIC, TlsSettings};
+use mission_core::flight::Leg;
+use mission_core::nouns::{Encryption, Transport};
+use mission_core::throttle::Fault;
+use rustls::pki_types::ServerName;
+use rustls::server::Acceptor;
+use rustls::{ClientConnection, ServerConnection, StreamOwned};
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+
+pub struct Tls;
+
+impl Carrier for Tls {
+    fn transport(&self) -> Transport {
+        Transport::Tls
+    }
+
+    fn connect(&self, address: SocketAddr, leg: &Leg, context: &Context) -> Result<Box<dyn Connection>, Fault> {
+        let (ends, name) = match leg.encryption {
+            Encryption::Authenticated => {
+                let missing = || Fault::Denied("this process has no certificate of the cluster".into());
+                (context.tls.authenticated.as_ref().ok_or_else(missing)?, AUTHENTICATED)
+            }
+            _ => (&context.tls.opportunistic, OPPORTUNISTIC),
+        };
+        let mut stream = http::connect(address, leg)?;
+        let fault = |error: &dyn std::fmt::Display| Fault::Connection(format!("TLS with {address}: {error}"));
+        let name = ServerName::try_from(name).expect("a constant that is a name");
+        let mut session = ClientConnection::new(ends.client.clone(), name).map_err(|error| fault(&error))?;
+        while session.is_handshaking() {
+            session.complete_io(&mut stream).map_err(|error| {
+                // A certificate that does not fit will not fit the next time either.
+                match error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
+                    Some(rustls::Error::InvalidCertificate(why)) => {
+                        Fault::Denied(format!("the certificate of {address}: {why:?}"))
+                    }
+                    Some(rustls::Error::AlertReceived(why)) => {
+                        Fault::Denied(format!("{address} refuses the TLS handshake: {why:?}"))
+                    }
+                    _ => fault(&error),
+                }
+            })?;
+        }
+        let channel = Encrypted { stream: StreamOwned::new(session, stream), encryption: leg.encryption };
+        Ok(Box::new(HttpConnection::new(channel, leg, context.token.clone())))
+    }
+}
+
+/// The server's half of the handshake; the client's hello says which kind of encryption it wants.
+pub fn accept(mut stream: TcpStream, settings: &TlsSettings) -> io::Result<Box<dyn Channel>> {
+    let invalid = |error: &dyn std::fmt::Display| io::Error::new(io::ErrorKind::InvalidData, error.to_string());
+    let mut acceptor = Acceptor::default();
+    let accepted = loop {
+        if acceptor.read_tls(&mut stream)? == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        match acceptor.accept() {
+            Ok(Some(accepted)) => break accepted,
+            Ok(None) => {}
+            Err((error, mut alert)) => {
+                alert.write_all(&mut stream)?;
+                return Err(invalid(&error));
+            }
+        }
+    };
+    let (ends, encryption) = match (accepted.client_hello().server_name(), &settings.authenticated) {
+        (Some(AUTHENTICATED), Some(ends)) => (ends, Encryption::Authenticated),
+        (Some(OPPORTUNISTIC), _) => (&settings.opportunistic, Encryption::Opportunistic),
+        (name, _) => return Err(invalid(&format!("nothing is served as {name:?}"))),
+    };
+    let mut session: ServerConnection =
+        accepted.into_connection(ends.server.clone()).map_err(|(error, mut alert)| {
+            let _ = alert.write_all(&mut stream);
+            invalid(&error)
+        })?;
+    while session.is_handshaking() {
+        session.complete_io(&mut stream)?;
+    }
+    Ok(Box::new(Encrypted { stream: StreamOwned::new(session, stream), encryption }))
+}
+
+struct Encrypted<S> {
+    stream: S,
+    encryption: Encryption,
+}
+
+/// Both ends of a session, as far as they are alike.
+trait Session: Read + Write + Send {
+    fn socket(&self) -> &TcpStream;
+    fn agreed(&self) -> String;
+}
+
+macro_rules! session {
+    ($connection:ty) => {
+        impl Session for StreamOwned<$connection, TcpStream> {
+            fn socket(&self) -> &TcpStream {
+                &self.sock
+            }
+
+            fn agreed(&self) -> String {
+                let version = self.conn.protocol_version().and_then(|version| version.as_str());
+                let suite = self.conn.negotiated_cipher_suite().and_then(|suite| suite.suite().as_str());
+                format!("{} {}", version.unwrap_or("?"), suite.unwrap_or("?"))
+            }
+        }
+    };
+}
+session!(ClientConnection);
+session!(ServerConnection);
+
+impl<S: Session> Read for Encrypted<S> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.stream.read(into)
+    }
+}
+
+impl<S: Session> Write for Encrypted<S> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.stream.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.stream.flush()
+    }
+}
+
+impl<S: Session> Channel for Encrypted<S> {
+    fn socket(&self) -> &TcpStream {
+        self.stream.socket()
+    }
+
+    fn encryption(&self) -> Encryption {
+        self.encryption
+    }
+
+    fn tls(&self) -> Option<String> {
+        Some(self.stream.agreed())
+    }
+}

@@ -1,0 +1,306 @@
+//! One process's share of the data plane: its store, its server and its fetcher.
+
+use crate::arbiter;
+use crate::auth::Token;
+use crate::carrier::{CARRIERS, Context};
+use crate::fetcher::{FetchRequest, Fetched, Fetcher};
+use crate::object::ObjectId;
+use crate::segment::{Pool, Segment};
+use crate::server::Server;
+use crate::store::Store;
+use crate::tls::{Identity, TlsSettings};
+use mission_core::flight::Environment;
+use mission_core::nouns::Encryption;
+use mission_core::throttle::FetchError;
+use serde::Serialize;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+pub struct Settings {
+    /// Address of this machine on which parts are served.
+    pub host: IpAddr,
+    /// Secret of the cluster.
+    pub token: Vec<u8>,
+    /// Certificates of the cluster, if its own channel has them.
+    pub identity: Option<Identity>,
+    /// Bytes of own segments before objects go to the spool.
+    pub memory_limit: u64,
+    pub spool_folder: PathBuf,
+    pub flows_per_host: u32,
+}
+
+// Fields are dropped in this order: the server first, so that nothing is served from a store that closes.
+pub struct Endpoint {
+    pub server: Server,
+    pub fetcher: Fetcher,
+    pub store: Arc<Store>,
+    pub pool: Arc<Pool>,
+    pub host: String,
+    pub environment: Environment,
+}
+
+/// What an endpoint holds now; all of it is 0 again when nothing is under way and everything is freed.
+#[derive(Debug, Serialize)]
+pub struct Resources {
+    pub objects: usize,
+    pub live_bytes: u64,
+    pub kept_bytes: u64,
+    pub spooled_bytes: u64,
+    pub sent_bytes: u64,
+    pub serving_connections: usize,
+    pub fetching_connections: u32,
+    pub kept_connections: usize,
+    pub gives_out_slots: bool,
+}
+
+impl Endpoint {
+    /// # Errors
+    /// The address is not this machine's, or the certificates are wrong.
+    pub fn new(settings: Settings) -> io::Result<Endpoint> {
+        let token = Token::new(&settings.token);
+        let tls = TlsSettings::new(settings.identity.as_ref())
+            .map_err(|why| io::Error::new(io::ErrorKind::InvalidInput, why))?;
+        let context = Context { token, tls };
+        let environment = environment(settings.identity.is_some());
+        // As much is kept for the next user as objects may take: a worker that was busy will be again.
+        let pool = Pool::new(usize::try_from(settings.memory_limit).unwrap_or(usize::MAX));
+        let store = Arc::new(Store::new(pool.clone(), settings.memory_limit, settings.spool_folder));
+        let server = Server::new(settings.host, store.clone(), context.clone())?;
+        let host = arbiter::host_id()?;
+        let cluster = arbiter::cluster_name(&settings.token);
+        let fetcher = Fetcher::new(
+            context,
+            environment.clone(),
+            store.clone(),
+            pool.clone(),
+            server.address(),
+            &cluster,
+            settings.flows_per_host,
+        )?;
+        Ok(Endpoint { server, fetcher, store, pool, host, environment })
+    }
+
+    pub fn address(&self) -> SocketAddr {
+        self.server.address()
+    }
+
+    pub fn put(&self, parts: &[&[u8]], encryption: Encryption) -> io::Result<ObjectId> {
+        self.store.put(parts, encryption)
+    }
+
+    pub fn adopt(&self, segment: Arc<Segment>, sizes: &[u64], encryption: Encryption) -> io::Result<ObjectId> {
+        self.store.adopt(segment, sizes, encryption)
+    }
+
+    pub fn fetch(&self, request: FetchRequest, interrupted: impl FnMut() -> bool) -> Result<Fetched, FetchError> {
+        self.fetcher.fetch(request, interrupted)
+    }
+
+    pub fn resources(&self) -> Resources {
+        let (fetching_connections, kept_connections) = self.fetcher.connections();
+        Resources {
+            objects: self.store.len(),
+            live_bytes: self.pool.live_bytes(),
+            kept_bytes: self.pool.free_bytes(),
+            spooled_bytes: self.store.spooled_bytes(),
+            sent_bytes: self.server.sent_bytes(),
+            serving_connections: self.server.connections(),
+            fetching_connections,
+            kept_connections,
+            gives_out_slots: self.fetcher.gives_out_slots(),
+        }
+    }
+}
+
+/// What this process offers, as it finds it.
+pub fn environment(engine_tls: bool) -> Environment {
+    let allowed = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_allowed_congestion_control").unwrap_or_default();
+    Environment {
+        carriers: CARRIERS.iter().map(|carrier| carrier.transport()).collect(),
+        interfaces: interfaces(),
+        // Measured by the lab, which comes with a later issue of the project; unknown is not taken for yes.
+        ecn: None,
+        congestion_controls: allowed.split_whitespace().map(str::to_owned).collect(),
+        engine_tls,
+    }
+}
+
+/// Interfaces that are up, loopback not counted, and at least 1.
+fn interfaces() -> u32 {
+    let up = |name: &std::ffi::OsStr| {
+        let state = std::fs::read_to_string(PathBuf::from("/sys/class/net").join(name).join("operstate"));
+        name != "lo" && state.is_ok_and(|state| state.trim() == "up")
+    };
+    let all = std::fs::read_dir("/sys/class/net").into_iter().flatten().flatten();
+    (all.filter(|entry| up(&entry.file_name())).count() as u32).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fetcher::Wanted;
+    use mission_core::nouns::{Demands, TransferId, Transport};
+
+    fn endpoint(token: &[u8], memory_limit: u64, identity: Option<Identity>) -> Endpoint {
+        Endpoint::new(Settings {
+            host: "127.0.0.1".parse().unwrap(),
+            token: token.to_vec(),
+            identity,
+            memory_limit,
+            spool_folder: std::env::temp_dir(),
+            flows_per_host: 4,
+        })
+        .unwrap()
+    }
+
+    fn identity() -> Identity {
+        let key = rcgen::KeyPair::generate().unwrap();
+        let mut authority = rcgen::CertificateParams::new([]).unwrap();
+        authority.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        let authority = rcgen::CertifiedIssuer::self_signed(authority, &key).unwrap();
+        let own_key = rcgen::KeyPair::generate().unwrap();
+        let own = rcgen::CertificateParams::new(["somewhere.else".to_owned()])
+            .unwrap()
+            .signed_by(&own_key, &authority)
+            .unwrap();
+        Identity { ca: authority.pem().into(), certificate: own.pem().into(), key: own_key.serialize_pem().into() }
+    }
+
+    fn wanted(endpoint: &Endpoint, object: ObjectId, part: u32, len: u64) -> Wanted {
+        Wanted { object, part, len, addresses: vec![endpoint.address()] }
+    }
+
+    fn request(parts: Vec<Wanted>, demands: Demands) -> FetchRequest {
+        let transfer = TransferId { job: "job".into(), from: "map".into(), to: "reduce".into() };
+        FetchRequest { transfer, demands, parts, align: 1 }
+    }
+
+    fn demand(transport: Transport, encrypt: Encryption) -> Demands {
+        Demands { encrypt, transport: Some(transport) }
+    }
+
+    /// 9 MiB whose every byte depends on its place.
+    fn data() -> Vec<u8> {
+        (0..9u32 << 20).map(|index| (index.wrapping_mul(2_654_435_761) >> 13) as u8).collect()
+    }
+
+    #[test]
+    fn parts_arrive_as_they_were_put_over_every_carrier_from_memory_and_spool() {
+        let data = data();
+        for memory_limit in [u64::MAX, 0] {
+            for (transport, encrypt) in [
+                (Transport::Tcp, Encryption::None),
+                (Transport::Tls, Encryption::Opportunistic),
+                (Transport::Tls, Encryption::Authenticated),
+            ] {
+                let identities = (encrypt == Encryption::Authenticated).then(identity);
+                let again = identities.as_ref().map(|own| Identity {
+                    ca: own.ca.clone(),
+                    certificate: own.certificate.clone(),
+                    key: own.key.clone(),
+                });
+                let token = crate::auth::random::<16>();
+                let owner = endpoint(&token, memory_limit, identities);
+                let reader = endpoint(&token, u64::MAX, again);
+                let id = owner.put(&[&data, b"", &data[..5]], encrypt).unwrap();
+                let parts =
+                    vec![wanted(&owner, id, 0, data.len() as u64), wanted(&owner, id, 1, 0), wanted(&owner, id, 2, 5)];
+                let fetched = reader.fetch(request(parts, demand(transport, encrypt)), || false).unwrap();
+                let part = |index: usize| {
+                    let (start, len) = fetched.places[index];
+                    &fetched.segment.bytes()[start..start + len]
+                };
+                assert!(part(0) == data && part(1).is_empty() && part(2) == &data[..5], "{transport:?} {memory_limit}");
+                let record = reader.fetcher.transfers().remove(0);
+                assert_eq!(record.served_bytes, data.len() as u64 + 5);
+                let agreed = record.transport.negotiated.first().unwrap();
+                assert_eq!(agreed.authenticated, encrypt == Encryption::Authenticated);
+                assert_eq!(agreed.tls.is_some(), transport == Transport::Tls);
+                if let Some(tls) = &agreed.tls {
+                    assert_eq!(tls, "TLSv1_3 TLS13_AES_128_GCM_SHA256");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_client_without_the_token_gets_nothing() {
+        let owner = endpoint(b"right", u64::MAX, None);
+        let id = owner.put(&[b"secret"], Encryption::None).unwrap();
+        let stranger = endpoint(b"wrong", u64::MAX, None);
+        for transport in [Transport::Tcp, Transport::Tls] {
+            let parts = vec![wanted(&owner, id, 0, 6)];
+            let refused = stranger.fetch(request(parts, demand(transport, Encryption::None)), || false).err().unwrap();
+            assert!(matches!(&refused, FetchError::Denied(why) if why.contains("token")), "{refused}");
+            stranger.fetcher.forget_job(&"job".into());
+        }
+    }
+
+    #[test]
+    fn certificates_of_another_cluster_are_refused() {
+        let owner = endpoint(b"token", u64::MAX, Some(identity()));
+        let id = owner.put(&[b"secret"], Encryption::Authenticated).unwrap();
+        let stranger = endpoint(b"token", u64::MAX, Some(identity()));
+        let parts = vec![wanted(&owner, id, 0, 6)];
+        let refused = stranger.fetch(request(parts, demand(Transport::Tls, Encryption::Authenticated)), || false);
+        assert!(matches!(refused.err(), Some(FetchError::Denied(_))));
+    }
+
+    #[test]
+    fn an_object_that_must_be_encrypted_does_not_leave_in_the_clear() {
+        let token = crate::auth::random::<16>();
+        let (owner, reader) = (endpoint(&token, u64::MAX, None), endpoint(&token, u64::MAX, None));
+        let id = owner.put(&[b"secret"], Encryption::Opportunistic).unwrap();
+        let parts = vec![wanted(&owner, id, 0, 6)];
+        let refused = reader.fetch(request(parts, demand(Transport::Tcp, Encryption::None)), || false).err().unwrap();
+        assert!(matches!(&refused, FetchError::Denied(why) if why.contains("encrypted")), "{refused}");
+    }
+
+    #[test]
+    fn what_is_freed_is_lost_to_readers_and_its_memory_comes_back() {
+        let token = crate::auth::random::<16>();
+        let (owner, reader) = (endpoint(&token, u64::MAX, None), endpoint(&token, u64::MAX, None));
+        let id = owner.put(&[&data()], Encryption::None).unwrap();
+        assert!(owner.store.free(&id));
+        let parts = vec![wanted(&owner, id, 0, 9 << 20)];
+        let lost = reader.fetch(request(parts, Demands::default()), || false).err().unwrap();
+        assert!(matches!(lost, FetchError::Lost(_)), "{lost}");
+        assert_eq!((owner.resources().live_bytes, reader.resources().live_bytes), (0, 0));
+    }
+
+    #[test]
+    fn many_callers_share_the_slots_of_their_host() {
+        let token = crate::auth::random::<16>();
+        let (owner, reader) = (endpoint(&token, u64::MAX, None), endpoint(&token, u64::MAX, None));
+        let data = data();
+        let id = owner.put(&[&data], Encryption::None).unwrap();
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    let parts = vec![wanted(&owner, id, 0, data.len() as u64)];
+                    let fetched = reader.fetch(request(parts, Demands::default()), || false).unwrap();
+                    assert!(fetched.segment.bytes() == data);
+                });
+            }
+        });
+        let record = reader.fetcher.transfers().remove(0);
+        assert!(record.flows_peak <= 4 && record.flows == 0, "{record:?}");
+        assert_eq!(record.served_bytes, 8 * data.len() as u64);
+    }
+
+    #[test]
+    fn an_interrupted_fetch_ends_and_says_so() {
+        let reader = endpoint(b"token", u64::MAX, None);
+        // Nobody listens there: the fetch would try again until its patience ends.
+        let parts = vec![Wanted {
+            object: ObjectId([1; 16]),
+            part: 0,
+            len: 5,
+            addresses: vec!["127.0.0.1:1".parse().unwrap()],
+        }];
+        let ended = reader.fetch(request(parts, Demands::default()), || true).err().unwrap();
+        assert!(matches!(ended, FetchError::Cancelled(_)), "{ended}");
+    }
+}

@@ -1,0 +1,721 @@
+//! Brings parts of objects: runs what the Throttle Controller decides, on threads and connections.
+//!
+//! The thread that calls [`Fetcher::fetch`] moves bytes itself; helper threads join it while there are more runs than
+//! callers. All decisions are in [`mission_core::throttle`]; this file keeps its clock, its threads and its connections.
+
+use crate::arbiter::Arbiter;
+use crate::carrier::{self, Ask, Broken, Connection, Context};
+use crate::facts::TransportFacts;
+use crate::object::ObjectId;
+use crate::segment::{Pool, Segment};
+use crate::store::Store;
+use mission_core::defaults::{FLOWS_PER_HOST, LINGER};
+use mission_core::flight::{self, Environment, FlightPlan, Leg, Reach};
+use mission_core::mission;
+use mission_core::nouns::{Demands, JobId, TransferId};
+use mission_core::throttle::{
+    Command, Event, Fault, FetchError, FetchId, Outcome, Piece, Run, SourceId, Tally, ThrottleController,
+};
+use mission_core::units::Time;
+use serde::Serialize;
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::net::SocketAddr;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, Weak};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime};
+
+/// A part of an object, and who has it.
+#[derive(Clone, Debug)]
+pub struct Wanted {
+    pub object: ObjectId,
+    pub part: u32,
+    pub len: u64,
+    pub addresses: Vec<SocketAddr>,
+}
+
+/// All that is asked for by one call.
+pub struct FetchRequest {
+    pub transfer: TransferId,
+    pub demands: Demands,
+    pub parts: Vec<Wanted>,
+    /// Every part begins at a multiple of this; 1: no gaps between them.
+    pub align: usize,
+}
+
+/// Parts that have arrived, one after another in one segment.
+pub struct Fetched {
+    pub segment: Arc<Segment>,
+    /// Where each part lies: start and length.
+    pub places: Vec<(usize, usize)>,
+    pub tally: Tally,
+}
+
+pub struct Fetcher {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    /// For the threads that it starts.
+    own: Weak<Shared>,
+    state: Mutex<State>,
+    /// Helpers wait here for runs, the ticker for its next tick.
+    work: Condvar,
+    tick: Condvar,
+    arbiter: OnceLock<Arbiter>,
+    context: Context,
+    environment: Environment,
+    store: Arc<Store>,
+    pool: Arc<Pool>,
+    own_address: SocketAddr,
+    started: Instant,
+}
+
+struct State {
+    throttle: ThrottleController,
+    fetches: HashMap<FetchId, Active>,
+    next_fetch: FetchId,
+    /// Runs for helpers.
+    queue: VecDeque<Run>,
+    helpers: usize,
+    idle_helpers: usize,
+    wake: Option<Time>,
+    sources: Vec<SocketAddr>,
+    source_numbers: HashMap<SocketAddr, SourceId>,
+    idle: Vec<Idle>,
+    /// Connections under way, per job.
+    busy: BTreeMap<JobId, u32>,
+    caps: BTreeMap<JobId, u32>,
+    flows_per_host: u32,
+    plans: BTreeMap<JobId, Result<Arc<FlightPlan>, String>>,
+    transfers: BTreeMap<TransferId, TransferRecord>,
+    changed: bool,
+    closing: bool,
+}
+
+/// A fetch that somebody waits for.
+struct Active {
+    transfer: TransferId,
+    plan: Arc<FlightPlan>,
+    parts: Vec<Wanted>,
+    /// Where the bytes of each piece go.
+    places: Vec<(usize, usize)>,
+    segment: Arc<Segment>,
+    /// Runs for the caller's own thread, and whether it has none now.
+    mine: VecDeque<Run>,
+    caller_waits: bool,
+    done: Arc<Condvar>,
+    result: Option<(Result<(), FetchError>, Tally)>,
+}
+
+/// A kept connection that carries nothing.
+struct Idle {
+    job: JobId,
+    source: SourceId,
+    leg: Leg,
+    connection: Box<dyn Connection>,
+    since: Instant,
+}
+
+/// What one process has received in a transfer; totals since its start.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct TransferRecord {
+    pub job: String,
+    pub from: String,
+    pub to: String,
+    pub asked_bytes: u64,
+    pub served_bytes: u64,
+    /// Of those, bytes that never left this process.
+    pub own_bytes: u64,
+    pub fetches: u64,
+    pub flows: u32,
+    pub flows_peak: u32,
+    pub refetches: u64,
+    pub resumed: u64,
+    pub busy: u64,
+    /// Seconds since the epoch.
+    pub started: f64,
+    pub ended: f64,
+    pub transport: TransportFacts,
+}
+
+/// Longest life of a helper without work.
+const HELPER_IDLE: Duration = Duration::from_secs(5);
+/// How often a waiting caller looks whether it was interrupted.
+const INTERRUPT_EVERY: Duration = Duration::from_millis(100);
+
+impl Fetcher {
+    pub fn new(
+        context: Context,
+        environment: Environment,
+        store: Arc<Store>,
+        pool: Arc<Pool>,
+        own_address: SocketAddr,
+        cluster: &str,
+        flows_per_host: u32,
+    ) -> std::io::Result<Fetcher> {
+        let state = State {
+            throttle: ThrottleController::default(),
+            fetches: HashMap::new(),
+            next_fetch: 1,
+            queue: VecDeque::new(),
+            helpers: 0,
+            idle_helpers: 0,
+            wake: None,
+            sources: Vec::new(),
+            source_numbers: HashMap::new(),
+            idle: Vec::new(),
+            busy: BTreeMap::new(),
+            caps: BTreeMap::new(),
+            flows_per_host,
+            plans: BTreeMap::new(),
+            transfers: BTreeMap::new(),
+            changed: false,
+            closing: false,
+        };
+        let shared = Arc::new_cyclic(|own| Shared {
+            own: own.clone(),
+            state: Mutex::new(state),
+            work: Condvar::new(),
+            tick: Condvar::new(),
+            arbiter: OnceLock::new(),
+            context,
+            environment,
+            store,
+            pool,
+            own_address,
+            started: Instant::now(),
+        });
+        let weak = Arc::downgrade(&shared);
+        let on_grant = move |job| {
+            if let Some(shared) = weak.upgrade() {
+                shared.event(Event::Granted { job });
+            }
+        };
+        let arbiter = Arbiter::new(cluster, flows_per_host, Box::new(on_grant))?;
+        shared.arbiter.set(arbiter).ok().expect("set once");
+        let ticker = shared.clone();
+        thread::Builder::new().name("mission-tick".into()).stack_size(256 << 10).spawn(move || ticker.run_ticks())?;
+        Ok(Fetcher { shared })
+    }
+
+    /// Brings all parts that are asked for; blocks until they are there.
+    ///
+    /// `interrupted` is asked every 100 ms while this thread waits.
+    ///
+    /// # Errors
+    /// What stands in the way, by cause; no part of the memory is given away then.
+    pub fn fetch(&self, request: FetchRequest, mut interrupted: impl FnMut() -> bool) -> Result<Fetched, FetchError> {
+        let shared = &self.shared;
+        let plan = shared.lock().plan(&request.transfer.job, &request.demands, &shared.environment)?;
+        let (places, len) = places(&request.parts, request.align);
+        let segment = shared
+            .pool
+            .take(len)
+            .map_err(|error| FetchError::Cancelled(format!("no memory for {len} bytes: {error}")))?;
+        let segment = Arc::new(segment);
+        let (mut far, mut far_places) = (Vec::new(), Vec::new());
+        let mut own_bytes = 0;
+        for (wanted, &(start, len)) in request.parts.iter().zip(&places) {
+            if wanted.addresses.contains(&shared.own_address) {
+                shared.copy_own(wanted, &segment, start)?;
+                own_bytes += len as u64;
+            } else {
+                far.push(wanted.clone());
+                far_places.push((start, len));
+            }
+        }
+        let mut state = shared.lock();
+        let id = state.next_fetch;
+        state.next_fetch += 1;
+        let bytes: u64 = far.iter().map(|wanted| wanted.len).sum();
+        let record = state.record(&request.transfer);
+        record.asked_bytes += bytes + own_bytes;
+        record.served_bytes += own_bytes;
+        record.own_bytes += own_bytes;
+        record.fetches += 1;
+        record.ended = now();
+        let pieces: Vec<Piece> = far
+            .iter()
+            .map(|wanted| Piece {
+                len: wanted.len,
+                sources: wanted.addresses.iter().map(|address| state.source(*address)).collect(),
+            })
+            .collect();
+        let done = Arc::new(Condvar::new());
+        let active = Active {
+            transfer: request.transfer.clone(),
+            plan: plan.clone(),
+            parts: far,
+            places: far_places,
+            segment: segment.clone(),
+            mine: VecDeque::new(),
+            caller_waits: true,
+            done: done.clone(),
+            result: None,
+        };
+        state.fetches.insert(id, active);
+        let job = request.transfer.job.clone();
+        let seed = u64::from_ne_bytes(crate::auth::random());
+        shared.handle(&mut state, Event::Asked { fetch: id, job, pieces, chunk_bytes: plan.chunk_bytes, seed });
+        loop {
+            let own = state.fetches.get_mut(&id).expect("it stays until its caller takes it out");
+            if let Some((result, tally)) = own.result.take() {
+                let active = state.fetches.remove(&id).expect("it was just there");
+                let missing = bytes - tally.bytes.min(bytes);
+                let record = state.record(&active.transfer);
+                record.asked_bytes -= missing;
+                record.refetches += u64::from(tally.refetches);
+                record.resumed += u64::from(tally.resumed);
+                record.busy += u64::from(tally.busy);
+                drop(state);
+                return result.map(|()| Fetched { segment, places, tally });
+            }
+            let run = own.mine.pop_front().or_else(|| {
+                let at = state.queue.iter().position(|run| run.fetch == id)?;
+                state.queue.remove(at)
+            });
+            let own = state.fetches.get_mut(&id).expect("as above");
+            own.caller_waits = run.is_none();
+            state = match run {
+                Some(run) => shared.execute(state, run),
+                None => {
+                    let (state, wait) = done.wait_timeout(state, INTERRUPT_EVERY).expect("no panic while held");
+                    let mut state = state;
+                    if wait.timed_out() && interrupted() {
+                        let error = FetchError::Cancelled("interrupted".into());
+                        shared.handle(&mut state, Event::Abandon { fetch: id, error });
+                    }
+                    state
+                }
+            };
+        }
+    }
+
+    /// Ends every fetch that still waits for an object which is known to be lost.
+    pub fn lost(&self, objects: &[ObjectId], why: &str) {
+        let mut state = self.shared.lock();
+        let hit = |active: &Active| active.parts.iter().any(|wanted| objects.contains(&wanted.object));
+        let hit: Vec<_> = state.fetches.iter().filter(|(_, active)| hit(active)).map(|(id, _)| *id).collect();
+        for fetch in hit {
+            let error = FetchError::Lost(why.to_owned());
+            self.shared.handle(&mut state, Event::Abandon { fetch, error });
+        }
+    }
+
+    /// Does what the Mission Controller says.
+    pub fn command(&self, command: mission::Command) {
+        let shared = &self.shared;
+        let mut state = shared.lock();
+        match command {
+            mission::Command::Shares { flows_per_host, shares } => {
+                state.flows_per_host = flows_per_host;
+                state.caps = shares.iter().map(|share| (share.job.clone(), share.flows)).collect();
+                let bind = mission_core::shares::caps_bind(flows_per_host, shares.len());
+                if !bind {
+                    state.caps.clear();
+                }
+                let grants = shared.arbiter().set_shares(flows_per_host, &shares);
+                for job in grants {
+                    shared.handle(&mut state, Event::Granted { job });
+                }
+                let closed = state.trim_idle();
+                drop(state);
+                drop(closed);
+            }
+            mission::Command::Plan { job, plan } => {
+                state.plans.insert(job, Ok(Arc::new(plan)));
+            }
+            mission::Command::Refuse { job, reason } => {
+                state.plans.insert(job, Err(reason));
+            }
+        }
+    }
+
+    /// Forgets what belongs to a job that is over.
+    pub fn forget_job(&self, job: &JobId) {
+        let mut state = self.shared.lock();
+        state.plans.remove(job);
+        state.transfers.retain(|id, _| id.job != *job);
+        let (gone, kept) = std::mem::take(&mut state.idle).into_iter().partition(|idle| idle.job == *job);
+        state.idle = kept;
+        drop(state);
+        drop::<Vec<Idle>>(gone);
+    }
+
+    /// The transfers of this process if anything changed since the last call.
+    pub fn report(&self) -> Option<Vec<TransferRecord>> {
+        let mut state = self.shared.lock();
+        let changed = std::mem::take(&mut state.changed);
+        changed.then(|| state.transfers.values().cloned().collect())
+    }
+
+    pub fn transfers(&self) -> Vec<TransferRecord> {
+        self.shared.lock().transfers.values().cloned().collect()
+    }
+
+    /// Data connections: under way, and kept.
+    pub fn connections(&self) -> (u32, usize) {
+        let state = self.shared.lock();
+        (state.busy.values().sum(), state.idle.len())
+    }
+
+    pub fn gives_out_slots(&self) -> bool {
+        self.shared.arbiter().gives_out()
+    }
+}
+
+impl Drop for Fetcher {
+    fn drop(&mut self) {
+        let mut state = self.shared.lock();
+        state.closing = true;
+        state.idle.clear();
+        let waiting: Vec<_> = state.fetches.keys().copied().collect();
+        for fetch in waiting {
+            let error = FetchError::Cancelled("this worker closes".into());
+            self.shared.handle(&mut state, Event::Abandon { fetch, error });
+        }
+        self.shared.work.notify_all();
+        self.shared.tick.notify_all();
+    }
+}
+
+impl State {
+    fn source(&mut self, address: SocketAddr) -> SourceId {
+        if let Some(&number) = self.source_numbers.get(&address) {
+            return number;
+        }
+        let number = self.sources.len() as SourceId;
+        self.sources.push(address);
+        self.source_numbers.insert(address, number);
+        number
+    }
+
+    /// The plan that the Mission Controller sent; where it has sent none yet, its choice is made here, by the same code.
+    fn plan(
+        &mut self,
+        job: &JobId,
+        demands: &Demands,
+        environment: &Environment,
+    ) -> Result<Arc<FlightPlan>, FetchError> {
+        let plan = self.plans.entry(job.clone()).or_insert_with(|| flight::choose(demands, environment).map(Arc::new));
+        plan.clone().map_err(FetchError::Denied)
+    }
+
+    fn record(&mut self, transfer: &TransferId) -> &mut TransferRecord {
+        self.changed = true;
+        self.transfers.entry(transfer.clone()).or_insert_with(|| TransferRecord {
+            job: transfer.job.to_string(),
+            from: transfer.from.to_string(),
+            to: transfer.to.to_string(),
+            started: now(),
+            ended: now(),
+            ..TransferRecord::default()
+        })
+    }
+
+    fn cap(&self, job: &JobId) -> u32 {
+        self.caps.get(job).copied().unwrap_or(self.flows_per_host).max(1)
+    }
+
+    /// Takes kept connections out so that no job has more than its cap, busy ones included; the caller closes them
+    /// once the lock is free.
+    fn trim_idle(&mut self) -> Vec<Idle> {
+        let mut allowed: BTreeMap<JobId, i64> = BTreeMap::new();
+        for idle in &self.idle {
+            let busy = self.busy.get(&idle.job).copied().unwrap_or(0);
+            allowed.entry(idle.job.clone()).or_insert_with(|| i64::from(self.cap(&idle.job)) - i64::from(busy));
+        }
+        let mut keep = |idle: &Idle| {
+            let allowed = allowed.get_mut(&idle.job).expect("counted above");
+            *allowed -= 1;
+            *allowed >= 0
+        };
+        // The latest used are the likeliest to be used again.
+        let (kept, gone) = std::mem::take(&mut self.idle).into_iter().rev().partition(|idle| keep(idle));
+        self.idle = kept;
+        self.idle.reverse();
+        gone
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no panic while held")
+    }
+
+    fn arbiter(&self) -> &Arbiter {
+        self.arbiter.get().expect("set when the fetcher was made")
+    }
+
+    fn time(&self) -> Time {
+        Time(self.started.elapsed().as_nanos() as u64)
+    }
+
+    fn event(&self, event: Event) {
+        let mut state = self.lock();
+        self.handle(&mut state, event);
+    }
+
+    /// Lets the Throttle Controller decide, and carries its commands out as far as they block nobody.
+    fn handle(&self, state: &mut State, event: Event) {
+        let mut commands: VecDeque<Command> = state.throttle.handle(self.time(), event).into();
+        while let Some(command) = commands.pop_front() {
+            let grants = match command {
+                Command::Want { job, bytes } => self.arbiter().want(&job, bytes),
+                Command::Withdraw { job } => self.arbiter().withdraw(&job),
+                Command::GiveBack { job, granted, moved } => self.arbiter().give_back(&job, granted, moved),
+                Command::Run(run) => {
+                    self.assign(state, run);
+                    continue;
+                }
+                Command::Finished { fetch, result, tally } => {
+                    if let Some(active) = state.fetches.get_mut(&fetch) {
+                        active.result = Some((result, tally));
+                        active.done.notify_one();
+                    }
+                    continue;
+                }
+                Command::WakeAt(at) => {
+                    if state.wake.is_none_or(|wake| at < wake) {
+                        state.wake = Some(at);
+                        self.tick.notify_one();
+                    }
+                    continue;
+                }
+            };
+            for job in grants {
+                commands.extend(state.throttle.handle(self.time(), Event::Granted { job }));
+            }
+        }
+    }
+
+    /// The caller's own thread if it waits, else a helper; a new one if none is idle.
+    fn assign(&self, state: &mut State, run: Run) {
+        let transfer = state.fetches.get(&run.fetch).map(|active| active.transfer.clone());
+        if let Some(transfer) = transfer {
+            let record = state.record(&transfer);
+            record.flows += 1;
+            record.flows_peak = record.flows_peak.max(record.flows);
+        }
+        if let Some(active) = state.fetches.get_mut(&run.fetch)
+            && active.caller_waits
+            && active.mine.is_empty()
+        {
+            active.mine.push_back(run);
+            active.done.notify_one();
+            return;
+        }
+        state.queue.push_back(run);
+        if state.idle_helpers >= state.queue.len() {
+            self.work.notify_one();
+        } else if state.helpers < state.flows_per_host.max(FLOWS_PER_HOST) as usize {
+            state.helpers += 1;
+            let own = self.own.upgrade().expect("called through an Arc");
+            let helper = thread::Builder::new().name("mission-fetch".into()).stack_size(512 << 10);
+            if helper.spawn(move || own.help()).is_err() {
+                // The caller, or another helper, does it when it is free.
+                state.helpers -= 1;
+            }
+        }
+    }
+
+    /// Moves one range; the lock is free meanwhile.
+    fn execute<'a>(&'a self, mut state: MutexGuard<'a, State>, run: Run) -> MutexGuard<'a, State> {
+        let active = state.fetches.get(&run.fetch).expect("a fetch outlives its runs");
+        let (transfer, segment) = (active.transfer.clone(), active.segment.clone());
+        let wanted = &active.parts[run.piece];
+        let ask = Ask { object: wanted.object, part: wanted.part, start: run.start };
+        let place = active.places[run.piece].0 + run.start as usize;
+        // The newest plan, so that a transport can be replaced at a chunk boundary.
+        let plan = match state.plans.get(&run.job) {
+            Some(Ok(plan)) => plan.clone(),
+            _ => active.plan.clone(),
+        };
+        let address = state.sources[run.source as usize];
+        let leg = plan
+            .legs
+            .iter()
+            .find(|leg| leg.reach == Reach::Anywhere && carrier::carrier(leg.transport).is_some())
+            .cloned();
+        let kept = leg.as_ref().and_then(|leg| {
+            let at = state
+                .idle
+                .iter()
+                .rposition(|idle| idle.job == run.job && idle.source == run.source && idle.leg == *leg)?;
+            Some(state.idle.remove(at).connection)
+        });
+        *state.busy.entry(run.job.clone()).or_default() += 1;
+        let closed = state.trim_idle();
+        drop(state);
+        drop(closed);
+
+        // SAFETY: runs of a fetch have ranges that do not overlap, and the segment lives while this one holds it.
+        let into = unsafe { std::slice::from_raw_parts_mut(segment.as_ptr().add(place), run.len as usize) };
+        let (outcome, connection) = match &leg {
+            None => (broken(0, Fault::Denied("this process carries none of the planned transports".into())), None),
+            Some(leg) => self.bring(kept, address, leg, &ask, into),
+        };
+        drop(segment);
+
+        let mut state = self.lock();
+        let busy = state.busy.get_mut(&run.job).expect("counted above");
+        *busy -= 1;
+        if *busy == 0 {
+            state.busy.remove(&run.job);
+        }
+        let moved = match &outcome {
+            Outcome::Whole => run.len,
+            Outcome::Broken { verified, .. } => *verified,
+        };
+        let record = state.record(&transfer);
+        record.flows -= 1;
+        record.served_bytes += moved;
+        record.ended = now();
+        let mut spent = Vec::new();
+        if let (Some(leg), Some(connection)) = (leg, connection) {
+            if moved > 0 {
+                note(&mut record.transport, &plan, &leg, connection.as_ref());
+            }
+            if connection.usable() && !state.closing {
+                state.idle.push(Idle {
+                    job: run.job.clone(),
+                    source: run.source,
+                    leg,
+                    connection,
+                    since: Instant::now(),
+                });
+            } else {
+                spent.push(connection);
+            }
+        }
+        self.handle(&mut state, Event::Ended { run, outcome });
+        let closed = state.trim_idle();
+        if spent.is_empty() && closed.is_empty() {
+            return state;
+        }
+        drop(state);
+        drop((spent, closed));
+        self.lock()
+    }
+
+    fn bring(
+        &self,
+        kept: Option<Box<dyn Connection>>,
+        address: SocketAddr,
+        leg: &Leg,
+        ask: &Ask,
+        into: &mut [u8],
+    ) -> (Outcome, Option<Box<dyn Connection>>) {
+        if let Some(mut connection) = kept {
+            match connection.fetch(ask, into) {
+                Ok(()) => return (Outcome::Whole, Some(connection)),
+                // The server has closed what it found idle: that is no fault of the range.
+                Err(Broken { verified: 0, fault: Fault::Connection(_) }) => {}
+                Err(Broken { verified, fault }) => return (broken(verified, fault), Some(connection)),
+            }
+        }
+        let carrier = carrier::carrier(leg.transport).expect("chosen among those there are");
+        let mut connection = match carrier.connect(address, leg, &self.context) {
+            Ok(connection) => connection,
+            Err(fault) => return (broken(0, fault), None),
+        };
+        match connection.fetch(ask, into) {
+            Ok(()) => (Outcome::Whole, Some(connection)),
+            Err(Broken { verified, fault }) => (broken(verified, fault), Some(connection)),
+        }
+    }
+
+    fn copy_own(&self, wanted: &Wanted, segment: &Segment, start: usize) -> Result<(), FetchError> {
+        let object =
+            self.store.get(&wanted.object).ok_or_else(|| FetchError::Lost("this worker has freed it".into()))?;
+        // SAFETY: nobody else knows of this segment yet, and the place lies in it.
+        let into = unsafe { std::slice::from_raw_parts_mut(segment.as_ptr().add(start), wanted.len as usize) };
+        object.copy(wanted.part, into).map_err(|error| FetchError::Lost(format!("this worker's own copy: {error}")))
+    }
+
+    fn run_ticks(self: Arc<Shared>) {
+        let mut state = self.lock();
+        while !state.closing {
+            let now = self.time();
+            let at = state.wake.unwrap_or(now + LINGER / 2).min(now + LINGER / 2);
+            (state, _) = self
+                .tick
+                .wait_timeout(state, at.since(now).max(Duration::from_millis(1)))
+                .expect("no panic while held");
+            if state.wake.is_some_and(|wake| wake <= self.time()) {
+                state.wake = None;
+            }
+            self.handle(&mut state, Event::Tick);
+            if state.idle.iter().any(|idle| idle.since.elapsed() >= LINGER) {
+                let (old, kept) =
+                    std::mem::take(&mut state.idle).into_iter().partition(|idle| idle.since.elapsed() >= LINGER);
+                state.idle = kept;
+                drop(state);
+                drop::<Vec<Idle>>(old);
+                state = self.lock();
+            }
+        }
+    }
+
+    /// A helper's life.
+    fn help(self: Arc<Shared>) {
+        let mut state = self.lock();
+        loop {
+            if let Some(run) = state.queue.pop_front() {
+                state = self.execute(state, run);
+                continue;
+            }
+            if state.closing {
+                break;
+            }
+            state.idle_helpers += 1;
+            let waited = self.work.wait_timeout(state, HELPER_IDLE).expect("no panic while held");
+            state = waited.0;
+            state.idle_helpers -= 1;
+            if waited.1.timed_out() && state.queue.is_empty() {
+                break;
+            }
+        }
+        state.helpers -= 1;
+    }
+}
+
+fn places(parts: &[Wanted], align: usize) -> (Vec<(usize, usize)>, usize) {
+    let mut end = 0usize;
+    let places = parts
+        .iter()
+        .map(|wanted| {
+            let start = end.next_multiple_of(align.max(1));
+            end = start + wanted.len as usize;
+            (start, wanted.len as usize)
+        })
+        .collect();
+    (places, end)
+}
+
+fn broken(verified: u64, fault: Fault) -> Outcome {
+    Outcome::Broken { verified, fault }
+}
+
+/// Records what a connection agreed to and how it fares.
+fn note(facts: &mut TransportFacts, plan: &FlightPlan, leg: &Leg, connection: &dyn Connection) {
+    facts.chosen = Some(leg.transport);
+    if facts.planned.as_ref() != Some(leg) {
+        facts.reason = leg.reason.clone();
+        facts.planned = Some(leg.clone());
+        for skipped in plan.legs.iter().take_while(|other| *other != leg) {
+            facts.fallbacks.insert(format!("{}: this process has no carrier for it", skipped.transport.name()));
+        }
+    }
+    facts.agree(leg, connection.negotiated());
+    let sender = connection.sender();
+    facts.observed.rto_us_max = facts.observed.rto_us_max.max(sender.rto_us);
+    facts.observed.rtt_us_max = facts.observed.rtt_us_max.max(sender.rtt_us);
+    // Counters of a connection, not of a range: the largest seen on any is a lower bound of their sum.
+    facts.observed.retransmits = facts.observed.retransmits.max(u64::from(sender.retransmits));
+    facts.observed.timeouts = facts.observed.timeouts.max(u64::from(sender.timeouts));
+}
+
+fn now() -> f64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
+}

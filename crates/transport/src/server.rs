@@ -1,0 +1,248 @@
+//! Gives parts of a store's objects to those who may have them.
+
+use crate::auth::{self, Nonce, Role};
+use crate::carrier::{self, Channel, Context};
+use crate::checksum;
+use crate::facts::Sender;
+use crate::socket;
+use crate::store::{Source, Store};
+use crate::wire::{HeadReader, Request, Response};
+use mission_core::defaults::{BUSY_RETRY_MS, SERVER_CONNECTIONS, SERVER_IDLE, STALL};
+use mission_core::nouns::Encryption;
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+
+pub struct Server {
+    address: SocketAddr,
+    shared: Arc<Shared>,
+    acceptor: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    store: Arc<Store>,
+    context: Context,
+    closing: AtomicBool,
+    /// Kept so that closing the server ends what they wait for.
+    connections: Mutex<HashMap<u64, TcpStream>>,
+    sent_bytes: AtomicU64,
+}
+
+impl Server {
+    /// Listens on a free port of `host`.
+    ///
+    /// # Errors
+    /// The address is not this machine's.
+    pub fn new(host: IpAddr, store: Arc<Store>, context: Context) -> io::Result<Server> {
+        let listener = TcpListener::bind((host, 0))?;
+        let address = listener.local_addr()?;
+        let shared = Arc::new(Shared {
+            store,
+            context,
+            closing: AtomicBool::new(false),
+            connections: Mutex::default(),
+            sent_bytes: AtomicU64::new(0),
+        });
+        let acceptor = thread::Builder::new().name("mission-accept".into()).spawn({
+            let shared = shared.clone();
+            move || accept_all(&listener, &shared)
+        })?;
+        Ok(Server { address, shared, acceptor: Some(acceptor) })
+    }
+
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    pub fn connections(&self) -> usize {
+        self.shared.connections.lock().expect("no panic while held").len()
+    }
+
+    pub fn sent_bytes(&self) -> u64 {
+        self.shared.sent_bytes.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.shared.closing.store(true, Ordering::SeqCst);
+        // Wakes the acceptor, which then sees that it is over.
+        let _ = TcpStream::connect_timeout(&self.address, std::time::Duration::from_secs(1));
+        if let Some(acceptor) = self.acceptor.take() {
+            let _ = acceptor.join();
+        }
+        for stream in self.shared.connections.lock().expect("no panic while held").values() {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+fn accept_all(listener: &TcpListener, shared: &Arc<Shared>) {
+    for number in 0.. {
+        let accepted = listener.accept();
+        if shared.closing.load(Ordering::SeqCst) {
+            return;
+        }
+        let Ok((stream, _)) = accepted else {
+            // Out of descriptors, most likely: the next try may find one.
+            thread::sleep(std::time::Duration::from_millis(10));
+            continue;
+        };
+        let Ok(kept) = stream.try_clone() else { continue };
+        shared.connections.lock().expect("no panic while held").insert(number, kept);
+        let own = shared.clone();
+        let thread = thread::Builder::new().name("mission-serve".into()).stack_size(256 << 10).spawn(move || {
+            // A client that breaks off or speaks another protocol is its own affair.
+            let _ = serve(stream, &own);
+            own.connections.lock().expect("no panic while held").remove(&number);
+        });
+        if thread.is_err() {
+            shared.connections.lock().expect("no panic while held").remove(&number);
+        }
+    }
+}
+
+fn serve(stream: TcpStream, shared: &Shared) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    stream.set_read_timeout(Some(SERVER_IDLE))?;
+    // A receiver that takes nothing for this long has given this connection up.
+    stream.set_write_timeout(Some(2 * STALL))?;
+    let mut channel = carrier::accept(stream, &shared.context)?;
+    let mut client = Client {
+        admitted: channel.encryption() == Encryption::Authenticated,
+        challenge: None,
+        congestion_control: None,
+        rto_min_us: None,
+    };
+    let mut heads = HeadReader::default();
+    while let Some(head) = heads.read(&mut channel)? {
+        let seen = checksum::of(&head);
+        match Request::parse(&head) {
+            Ok(request) => answer(channel.as_mut(), &mut client, &request, seen, shared)?,
+            Err(bad) => {
+                // What follows a head that was not understood is not understood either.
+                channel.send(&Response::refusal(bad.status, &bad.reason, seen).write(), b"")?;
+                return Ok(());
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What a server knows of one connection.
+struct Client {
+    admitted: bool,
+    challenge: Option<(Nonce, Nonce)>,
+    congestion_control: Option<String>,
+    rto_min_us: Option<u32>,
+}
+
+fn answer(
+    channel: &mut dyn Channel,
+    client: &mut Client,
+    request: &Request,
+    seen: u64,
+    shared: &Shared,
+) -> io::Result<()> {
+    let refuse = |channel: &mut dyn Channel, status, reason: &str| {
+        channel.send(&Response::refusal(status, reason, seen).write(), b"")
+    };
+    if !client.admitted && !admit(channel, client, request, seen, shared)? {
+        return Ok(());
+    }
+    if shared.connections.lock().expect("no panic while held").len() > SERVER_CONNECTIONS {
+        let mut busy = Response::refusal(503, "too many connections", seen);
+        busy.retry_after_ms = Some(BUSY_RETRY_MS);
+        return channel.send(&busy.write(), b"");
+    }
+    let Some(object) = shared.store.get(&request.object) else {
+        return refuse(channel, 404, "no such object here");
+    };
+    if rank(channel.encryption()) < rank(object.encryption) {
+        return refuse(channel, 403, "this object may only leave encrypted");
+    }
+    let Some((source, checksums)) = object.range(request.part, request.start, request.len) else {
+        return refuse(channel, 416, "no such part, or the range does not lie in it block by block");
+    };
+    ask_of_socket(channel.socket(), client, request);
+    let info = socket::tcp_info(channel.socket());
+    let response = Response {
+        status: 206,
+        len: request.len,
+        blocks: checksums.to_vec(),
+        request_checksum: seen,
+        sender: Sender {
+            congestion_control: socket::congestion_control(channel.socket()),
+            rto_min_us: socket::rto_min_us(channel.socket()),
+            rto_us: info.rto_us,
+            rtt_us: info.rtt_us,
+            cwnd: info.cwnd,
+            retransmits: info.retransmits,
+            timeouts: info.timeouts,
+        },
+        challenge: None,
+        retry_after_ms: None,
+        reason: String::new(),
+    };
+    match source {
+        Source::Memory(bytes) => channel.send(&response.write(), bytes)?,
+        Source::Spooled(range, offset) => {
+            let (file, place) = range.place(offset);
+            channel.send_file(&response.write(), file, place, request.len)?;
+        }
+    }
+    shared.sent_bytes.fetch_add(request.len, Ordering::Relaxed);
+    Ok(())
+}
+
+/// Whether the client has proved, now or before, that it knows the token; if not, it was answered.
+fn admit(
+    channel: &mut dyn Channel,
+    client: &mut Client,
+    request: &Request,
+    seen: u64,
+    shared: &Shared,
+) -> io::Result<bool> {
+    if let (Some((theirs, ours)), Some(proof)) = (client.challenge.take(), &request.proof) {
+        if shared.context.token.proves(Role::Client, &theirs, &ours, proof) {
+            client.admitted = true;
+            return Ok(true);
+        }
+        let refused = Response::refusal(401, "the proof does not fit this cluster's token", seen);
+        return channel.send(&refused.write(), b"").map(|()| false);
+    }
+    let mut response = Response::refusal(401, "prove that you know this cluster's token", seen);
+    if let Some(theirs) = request.nonce {
+        let ours = auth::random();
+        client.challenge = Some((theirs, ours));
+        response.challenge = Some((ours, shared.context.token.prove(Role::Server, &theirs, &ours)));
+    }
+    channel.send(&response.write(), b"").map(|()| false)
+}
+
+/// Asks of the socket what the flight plan says; what came of it is read back with every answer.
+fn ask_of_socket(socket: &TcpStream, client: &mut Client, request: &Request) {
+    if client.congestion_control != request.congestion_control {
+        if let Some(name) = &request.congestion_control {
+            let _ = socket::set_congestion_control(socket, name);
+        }
+        client.congestion_control = request.congestion_control.clone();
+    }
+    if client.rto_min_us != request.rto_min_us {
+        if let Some(value) = request.rto_min_us {
+            let _ = socket::set_rto_min_us(socket, value);
+        }
+        client.rto_min_us = request.rto_min_us;
+    }
+}
+
+fn rank(encryption: Encryption) -> u8 {
+    match encryption {
+        Encryption::None => 0,
+        Encryption::Opportunistic => 1,
+        Encryption::Authenticated => 2,
+    }
+}

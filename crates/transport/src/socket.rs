@@ -1,0 +1,116 @@
+//! What is asked of a TCP socket, and what the kernel says it gave.
+
+use socket2::SockRef;
+use std::io;
+use std::net::TcpStream;
+use std::os::fd::AsRawFd;
+
+/// Minimum retransmission timeout of one socket, in microseconds (linux/tcp.h, since 6.15).
+const TCP_RTO_MIN_US: libc::c_int = 45;
+
+/// Sets the congestion control and reads back which it is.
+///
+/// # Errors
+/// This user may not use it, or the kernel does not have it.
+pub fn set_congestion_control(stream: &TcpStream, name: &str) -> io::Result<()> {
+    SockRef::from(stream).set_tcp_congestion(name.as_bytes())
+}
+
+pub fn congestion_control(stream: &TcpStream) -> String {
+    let raw = SockRef::from(stream).tcp_congestion().unwrap_or_default();
+    let end = raw.iter().position(|byte| *byte == 0).unwrap_or(raw.len());
+    String::from_utf8_lossy(&raw[..end]).into_owned()
+}
+
+/// # Errors
+/// The kernel does not have the option (before 6.15).
+pub fn set_rto_min_us(stream: &TcpStream, value: u32) -> io::Result<()> {
+    let value = value as libc::c_int;
+    // SAFETY: an open socket, and a value of the size that is given.
+    let status = unsafe {
+        libc::setsockopt(
+            stream.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            TCP_RTO_MIN_US,
+            (&raw const value).cast(),
+            size_of::<libc::c_int>() as libc::socklen_t,
+        )
+    };
+    if status == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// What the kernel made of it: it rounds to its ticks. `None` where the option does not exist.
+pub fn rto_min_us(stream: &TcpStream) -> Option<u32> {
+    let mut value: libc::c_int = 0;
+    let mut len = size_of::<libc::c_int>() as libc::socklen_t;
+    // SAFETY: an open socket, and room of the size that is given.
+    let status = unsafe {
+        libc::getsockopt(stream.as_raw_fd(), libc::IPPROTO_TCP, TCP_RTO_MIN_US, (&raw mut value).cast(), &mut len)
+    };
+    (status == 0).then_some(value as u32)
+}
+
+/// The part of `struct tcp_info` that tells how a connection fares.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TcpInfo {
+    /// Retransmission timeout now, not the minimum.
+    pub rto_us: u32,
+    pub rtt_us: u32,
+    pub cwnd: u32,
+    /// Segments sent again since the start; includes loss probes.
+    pub retransmits: u32,
+    /// Retransmission timeouts since the start; 0 before Linux 6.7, where the kernel does not count them.
+    pub timeouts: u32,
+}
+
+/// The kernel's counters; the libc header is older than the kernel, so the structure is read by offset (linux/tcp.h).
+pub fn tcp_info(stream: &TcpStream) -> TcpInfo {
+    let mut raw = [0u8; 256];
+    let mut len = raw.len() as libc::socklen_t;
+    // SAFETY: an open socket, and room of the size that is given; the kernel writes at most that much.
+    let status = unsafe {
+        libc::getsockopt(stream.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, raw.as_mut_ptr().cast(), &mut len)
+    };
+    if status != 0 {
+        return TcpInfo::default();
+    }
+    let u32_at = |at: usize| u32::from_ne_bytes(raw[at..at + 4].try_into().expect("four bytes"));
+    let u16_at = |at: usize| u16::from_ne_bytes(raw[at..at + 2].try_into().expect("two bytes"));
+    TcpInfo {
+        rto_us: u32_at(8),
+        rtt_us: u32_at(68),
+        cwnd: u32_at(80),
+        retransmits: u32_at(100),
+        timeouts: if len >= 248 { u32::from(u16_at(240)) } else { 0 },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+    use std::net::TcpListener;
+
+    fn pair() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (client, listener.accept().unwrap().0)
+    }
+
+    #[test]
+    fn reno_can_be_had_by_everyone_and_is_read_back() {
+        let (client, _server) = pair();
+        set_congestion_control(&client, "reno").unwrap();
+        assert_eq!(congestion_control(&client), "reno");
+        assert!(set_congestion_control(&client, "no-such").is_err());
+    }
+
+    #[test]
+    fn the_kernel_tells_timers_of_a_connection_that_moved_something() {
+        let (mut client, mut server) = pair();
+        client.write_all(b"x").unwrap();
+        server.read_exact(&mut [0]).unwrap();
+        let info = tcp_info(&client);
+        assert!(info.rto_us > 0 && info.cwnd > 0, "{info:?}");
+    }
+}

@@ -1,0 +1,228 @@
+//! The objects of one process: in memory up to a limit, then in the spool.
+
+use crate::checksum;
+use crate::object::ObjectId;
+use crate::segment::{Pool, Segment};
+use crate::spool::{Spool, SpoolRange};
+use mission_core::defaults::BLOCK_BYTES;
+use mission_core::nouns::Encryption;
+use std::collections::HashMap;
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, OnceLock, RwLock};
+
+pub struct Store {
+    objects: RwLock<HashMap<ObjectId, Arc<Object>>>,
+    pool: Arc<Pool>,
+    memory_limit: u64,
+    spool_folder: PathBuf,
+    spool: OnceLock<Arc<Spool>>,
+    /// Held while the spool is made, so that only one is.
+    making_spool: Mutex<()>,
+}
+
+/// Parts that lie one after another, with the checksums of their blocks.
+pub struct Object {
+    pub encryption: Encryption,
+    parts: Vec<Part>,
+    body: Body,
+}
+
+struct Part {
+    start: u64,
+    len: u64,
+    checksums: Vec<u64>,
+}
+
+enum Body {
+    Memory(Arc<Segment>),
+    Spooled(SpoolRange),
+}
+
+/// Bytes of an object on their way out.
+pub enum Source<'a> {
+    Memory(&'a [u8]),
+    Spooled(&'a SpoolRange, u64),
+}
+
+impl Store {
+    /// `memory_limit`: bytes of objects kept in memory; more goes to a spool file in `spool_folder`, made when needed.
+    pub fn new(pool: Arc<Pool>, memory_limit: u64, spool_folder: PathBuf) -> Store {
+        Store {
+            objects: RwLock::default(),
+            pool,
+            memory_limit,
+            spool_folder,
+            spool: OnceLock::new(),
+            making_spool: Mutex::new(()),
+        }
+    }
+
+    /// Keeps a copy of `parts`.
+    ///
+    /// # Errors
+    /// No memory, or the spool disk is full: nothing was kept.
+    pub fn put(&self, parts: &[&[u8]], encryption: Encryption) -> io::Result<ObjectId> {
+        let len: usize = parts.iter().map(|part| part.len()).sum();
+        let mut segment = self.pool.take(len)?;
+        let mut rest = segment.bytes_mut();
+        for part in parts {
+            let (own, after) = rest.split_at_mut(part.len());
+            own.copy_from_slice(part);
+            rest = after;
+        }
+        let sizes: Vec<u64> = parts.iter().map(|part| part.len() as u64).collect();
+        self.adopt(Arc::new(segment), &sizes, encryption)
+    }
+
+    /// Keeps `segment` itself, cut into parts of `sizes`; nobody may write to it any more.
+    ///
+    /// # Errors
+    /// The sizes do not add up to the segment, or the spool disk is full: nothing was kept.
+    pub fn adopt(&self, segment: Arc<Segment>, sizes: &[u64], encryption: Encryption) -> io::Result<ObjectId> {
+        if sizes.iter().sum::<u64>() != segment.len() as u64 {
+            let text = format!(
+                "the sizes of the parts add up to {}, the segment has {}",
+                sizes.iter().sum::<u64>(),
+                segment.len()
+            );
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        }
+        let mut start = 0;
+        let parts = sizes
+            .iter()
+            .map(|&len| {
+                let bytes = &segment.bytes()[start as usize..(start + len) as usize];
+                let part = Part { start, len, checksums: checksum::of_blocks(bytes) };
+                start += len;
+                part
+            })
+            .collect();
+        let body = if self.pool.live_bytes() > self.memory_limit && !segment.is_empty() {
+            Body::Spooled(self.spool()?.write(segment.bytes())?)
+        } else {
+            Body::Memory(segment)
+        };
+        let id = ObjectId::random();
+        self.objects.write().expect("no panic while held").insert(id, Arc::new(Object { encryption, parts, body }));
+        Ok(id)
+    }
+
+    pub fn get(&self, id: &ObjectId) -> Option<Arc<Object>> {
+        self.objects.read().expect("no panic while held").get(id).cloned()
+    }
+
+    /// Frees an object; what is being sent of it is sent to its end. False if it was not here.
+    pub fn free(&self, id: &ObjectId) -> bool {
+        let gone = self.objects.write().expect("no panic while held").remove(id);
+        gone.is_some()
+    }
+
+    pub fn len(&self) -> usize {
+        self.objects.read().expect("no panic while held").len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    pub fn spooled_bytes(&self) -> u64 {
+        self.spool.get().map_or(0, |spool| spool.live_bytes())
+    }
+
+    fn spool(&self) -> io::Result<&Arc<Spool>> {
+        let _one = self.making_spool.lock().expect("no panic while held");
+        if self.spool.get().is_none() {
+            let spool = Spool::new(&self.spool_folder).map_err(|error| {
+                io::Error::new(error.kind(), format!("spool in {}: {error}", self.spool_folder.display()))
+            })?;
+            let _ = self.spool.set(spool);
+        }
+        Ok(self.spool.get().expect("it has just been made"))
+    }
+}
+
+impl Object {
+    pub fn part_len(&self, part: u32) -> Option<u64> {
+        self.parts.get(part as usize).map(|own| own.len)
+    }
+
+    /// A range of a part and the checksums of its blocks; `None` where it is not a range of the part, or does not begin
+    /// and end with blocks.
+    pub fn range(&self, part: u32, start: u64, len: u64) -> Option<(Source<'_>, &[u64])> {
+        let own = self.parts.get(part as usize)?;
+        let end = start.checked_add(len).filter(|end| *end <= own.len)?;
+        if !start.is_multiple_of(BLOCK_BYTES) || (!end.is_multiple_of(BLOCK_BYTES) && end != own.len) {
+            return None;
+        }
+        let checksums = own.checksums.get((start / BLOCK_BYTES) as usize..end.div_ceil(BLOCK_BYTES) as usize)?;
+        let place = own.start + start;
+        let source = match &self.body {
+            Body::Memory(segment) => Source::Memory(&segment.bytes()[place as usize..(place + len) as usize]),
+            Body::Spooled(range) => Source::Spooled(range, place),
+        };
+        Some((source, checksums))
+    }
+
+    /// Copies a whole part to a reader in the same process.
+    ///
+    /// # Errors
+    /// The spool cannot be read, or what it holds is damaged.
+    pub fn copy(&self, part: u32, into: &mut [u8]) -> io::Result<()> {
+        let (source, checksums) = self
+            .range(part, 0, into.len() as u64)
+            .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "the part has another size"))?;
+        match source {
+            Source::Memory(bytes) => into.copy_from_slice(bytes),
+            Source::Spooled(range, offset) => {
+                range.read_at(offset, into)?;
+                if checksum::of_blocks(into) != checksums {
+                    return Err(io::Error::new(io::ErrorKind::InvalidData, "the spool file is damaged"));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn store(memory_limit: u64) -> Store {
+        Store::new(Pool::new(64 << 20), memory_limit, std::env::temp_dir())
+    }
+
+    #[test]
+    fn parts_come_back_as_they_were_put_in_memory_and_from_the_spool() {
+        let long = vec![9u8; 600_000];
+        for limit in [u64::MAX, 0] {
+            let store = store(limit);
+            let id = store.put(&[b"one", b"", &long], Encryption::None).unwrap();
+            assert_eq!(store.spooled_bytes() > 0, limit == 0);
+            let object = store.get(&id).unwrap();
+            for (part, expected) in [(0, &b"one"[..]), (1, b""), (2, &long)] {
+                let mut back = vec![0; object.part_len(part).unwrap() as usize];
+                object.copy(part, &mut back).unwrap();
+                assert_eq!(back, expected);
+            }
+            drop(object);
+            assert!(store.free(&id) && !store.free(&id));
+            assert_eq!((store.pool.live_bytes(), store.spooled_bytes()), (0, 0));
+        }
+    }
+
+    #[test]
+    fn ranges_beyond_a_part_or_between_blocks_are_refused() {
+        let store = store(u64::MAX);
+        let id = store.put(&[&[1; 600_000], &[2; 10]], Encryption::None).unwrap();
+        let object = store.get(&id).unwrap();
+        assert_eq!(object.range(0, 0, 600_000).unwrap().1.len(), 3);
+        assert_eq!(object.range(0, BLOCK_BYTES, BLOCK_BYTES).unwrap().1.len(), 1);
+        for (part, start, len) in
+            [(0, 0, 600_001), (0, 1, 10), (0, 0, 10), (2, 0, 0), (1, u64::MAX, 2), (0, u64::MAX - 5, 10)]
+        {
+            assert!(object.range(part, start, len).is_none(), "{part} {start} {len}");
+        }
+    }
+}

@@ -1,0 +1,431 @@
+//! The wire: HTTP/1.1 range requests on kept connections; `curl -v` can look inside.
+//!
+//! A request names an object, a part and a range. Every answer repeats a checksum of the request's head as the server
+//! saw it, ends its own head with a checksum of that head, and lists the checksums of its body's blocks: a flipped bit
+//! anywhere, in payload, length or header, is found by the side that can ask again. docs/wire.md shows an exchange.
+
+use crate::auth::Nonce;
+use crate::checksum;
+use crate::facts::Sender;
+use crate::object::{ObjectId, from_hex, to_hex};
+use mission_core::defaults::HEAD_BYTES_MAX;
+use std::fmt::Write;
+use std::io::{self, Read};
+
+const HEADERS_MAX: usize = 16;
+const END: &[u8] = b"\r\n\r\n";
+
+/// What a client asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Request {
+    pub object: ObjectId,
+    pub part: u32,
+    pub start: u64,
+    /// At least 1.
+    pub len: u64,
+    /// What the sender shall ask of its socket.
+    pub congestion_control: Option<String>,
+    pub rto_min_us: Option<u32>,
+    /// Asks to be let in: the client's nonce, and its proof once the server has sent its own nonce.
+    pub nonce: Option<Nonce>,
+    pub proof: Option<String>,
+}
+
+/// A request that is none, with the status that says so.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BadRequest {
+    pub status: u16,
+    pub reason: String,
+}
+
+/// The head of an answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Response {
+    pub status: u16,
+    pub len: u64,
+    /// Checksums of the blocks of the body.
+    pub blocks: Vec<u64>,
+    /// Of the request's head as the server saw it.
+    pub request_checksum: u64,
+    pub sender: Sender,
+    /// The server's nonce and its proof, with status 401.
+    pub challenge: Option<(Nonce, String)>,
+    pub retry_after_ms: Option<u64>,
+    /// Why there is no body.
+    pub reason: String,
+}
+
+impl Request {
+    pub fn write(&self) -> Vec<u8> {
+        let mut head = format!(
+            "GET /v1/{}/{} HTTP/1.1\r\nHost: mission\r\nRange: bytes={}-{}\r\n",
+            self.object,
+            self.part,
+            self.start,
+            self.start + self.len.max(1) - 1
+        );
+        if let Some(name) = &self.congestion_control {
+            let _ = write!(head, "Mission-Congestion-Control: {name}\r\n");
+        }
+        if let Some(value) = self.rto_min_us {
+            let _ = write!(head, "Mission-Rto-Min-Us: {value}\r\n");
+        }
+        if let Some(nonce) = &self.nonce {
+            let _ = write!(head, "Mission-Nonce: {}\r\n", to_hex(nonce));
+        }
+        if let Some(proof) = &self.proof {
+            let _ = write!(head, "Authorization: Mission {proof}\r\n");
+        }
+        head.push_str("\r\n");
+        head.into_bytes()
+    }
+
+    /// Reads a whole head, its last empty line included.
+    ///
+    /// # Errors
+    /// It is no request of this protocol: 400; it names something that cannot be an object: 404; its range is none: 416.
+    pub fn parse(head: &[u8]) -> Result<Request, BadRequest> {
+        let bad = |status, reason: &str| BadRequest { status, reason: reason.into() };
+        let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
+        let mut parsed = httparse::Request::new(&mut headers);
+        match parsed.parse(head) {
+            Ok(httparse::Status::Complete(_)) => {}
+            Ok(httparse::Status::Partial) => return Err(bad(400, "the head has no end")),
+            Err(error) => return Err(bad(400, &format!("no HTTP request: {error}"))),
+        }
+        if parsed.method != Some("GET") {
+            return Err(bad(405, "only GET is served"));
+        }
+        let path = parsed.path.unwrap_or_default();
+        let target = path.strip_prefix("/v1/").and_then(|rest| rest.split_once('/'));
+        let target = target.and_then(|(object, part)| Some((object.parse().ok()?, strict_number(part)?)));
+        let (object, part) = target.ok_or_else(|| bad(404, "paths are /v1/<object>/<part>"))?;
+        let part = u32::try_from(part).map_err(|_| bad(404, "no object has such a part"))?;
+        let mut request = Request {
+            object,
+            part,
+            start: 0,
+            len: 0,
+            congestion_control: None,
+            rto_min_us: None,
+            nonce: None,
+            proof: None,
+        };
+        for header in parsed.headers.iter() {
+            let value = std::str::from_utf8(header.value).map_err(|_| bad(400, "a header is not text"))?;
+            match header.name.to_ascii_lowercase().as_str() {
+                "range" => {
+                    (request.start, request.len) = range(value).ok_or_else(|| bad(416, "ranges are bytes=a-b"))?
+                }
+                "mission-congestion-control" => request.congestion_control = Some(value.to_owned()),
+                "mission-rto-min-us" => {
+                    let value = strict_number(value).and_then(|value| u32::try_from(value).ok());
+                    request.rto_min_us =
+                        Some(value.ok_or_else(|| bad(400, "a minimum RTO is a number of microseconds"))?);
+                }
+                "mission-nonce" => request.nonce = Some(nonce(value).ok_or_else(|| bad(400, "a nonce has 32 digits"))?),
+                "authorization" => request.proof = value.strip_prefix("Mission ").map(str::to_owned),
+                _ => {}
+            }
+        }
+        if request.len == 0 {
+            return Err(bad(416, "a range is needed: bytes=a-b"));
+        }
+        Ok(request)
+    }
+}
+
+impl Response {
+    /// An answer without a body.
+    pub fn refusal(status: u16, reason: &str, request_checksum: u64) -> Response {
+        Response {
+            status,
+            len: 0,
+            blocks: Vec::new(),
+            request_checksum,
+            sender: Sender::default(),
+            challenge: None,
+            retry_after_ms: None,
+            reason: reason.into(),
+        }
+    }
+
+    pub fn write(&self) -> Vec<u8> {
+        let phrase = match self.status {
+            206 => "Partial Content",
+            401 => "Unauthorized",
+            403 => "Forbidden",
+            404 => "Not Found",
+            416 => "Range Not Satisfiable",
+            503 => "Service Unavailable",
+            _ => "Bad Request",
+        };
+        let mut head = format!("HTTP/1.1 {} {phrase}\r\nContent-Length: {}\r\n", self.status, self.len);
+        let _ = write!(head, "Mission-Request: {:016x}\r\n", self.request_checksum);
+        if !self.blocks.is_empty() {
+            let blocks: Vec<_> = self.blocks.iter().map(|block| format!("{block:016x}")).collect();
+            let _ = write!(head, "Mission-Blocks: {}\r\n", blocks.join(","));
+        }
+        if self.sender != Sender::default() {
+            let _ = write!(head, "Mission-Sender: {}\r\n", self.sender.write());
+        }
+        if let Some((nonce, proof)) = &self.challenge {
+            let _ = write!(head, "WWW-Authenticate: Mission {} {proof}\r\n", to_hex(nonce));
+        }
+        if let Some(wait) = self.retry_after_ms {
+            let _ = write!(head, "Mission-Retry-After-Ms: {wait}\r\n");
+        }
+        if !self.reason.is_empty() {
+            let _ = write!(head, "Mission-Reason: {}\r\n", self.reason.replace(['\r', '\n'], " "));
+        }
+        let own = checksum::of(head.as_bytes());
+        let _ = write!(head, "Mission-Head: {own:016x}\r\n\r\n");
+        head.into_bytes()
+    }
+
+    /// Reads a whole head, its last empty line included.
+    ///
+    /// # Errors
+    /// It is damaged, or no head of this protocol.
+    pub fn parse(head: &[u8]) -> Result<Response, String> {
+        const LAST: &[u8] = b"Mission-Head: 0123456789abcdef\r\n\r\n";
+        let body = head.len().checked_sub(LAST.len()).ok_or("the head is too short")?;
+        let (covered, last) = head.split_at(body);
+        let own = last.strip_prefix(b"Mission-Head: ").and_then(|rest| hex_u64(std::str::from_utf8(&rest[..16]).ok()?));
+        if own != Some(checksum::of(covered)) {
+            return Err("the head does not fit its checksum".into());
+        }
+        let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
+        let mut parsed = httparse::Response::new(&mut headers);
+        if !matches!(parsed.parse(head), Ok(httparse::Status::Complete(_))) {
+            return Err("no HTTP response".into());
+        }
+        let mut response = Response::refusal(parsed.code.unwrap_or_default(), "", 0);
+        for header in parsed.headers.iter() {
+            let value = std::str::from_utf8(header.value).map_err(|_| "a header is not text")?;
+            let wrong = || format!("{} is {value:?}", header.name);
+            match header.name {
+                "Content-Length" => response.len = strict_number(value).ok_or_else(wrong)?,
+                "Mission-Request" => response.request_checksum = hex_u64(value).ok_or_else(wrong)?,
+                "Mission-Blocks" => {
+                    response.blocks = value.split(',').map(hex_u64).collect::<Option<_>>().ok_or_else(wrong)?;
+                }
+                "Mission-Sender" => response.sender = Sender::parse(value),
+                "WWW-Authenticate" => {
+                    let words = value.strip_prefix("Mission ").and_then(|words| words.split_once(' '));
+                    response.challenge = words.and_then(|(n, proof)| Some((nonce(n)?, proof.to_owned())));
+                }
+                "Mission-Retry-After-Ms" => response.retry_after_ms = strict_number(value),
+                "Mission-Reason" => response.reason = value.to_owned(),
+                _ => {}
+            }
+        }
+        Ok(response)
+    }
+}
+
+/// Reads from a connection up to the end of a head; what came after it stays in the buffer.
+#[derive(Default)]
+pub struct HeadReader {
+    buffer: Vec<u8>,
+    filled: usize,
+}
+
+/// Enough for any head in one call, and little to copy where the body follows at once.
+const READ_BYTES: usize = 2048;
+
+impl HeadReader {
+    /// The next head. `None`: the peer closed the connection between two heads.
+    ///
+    /// # Errors
+    /// The connection broke; the head is longer than allowed ([`io::ErrorKind::InvalidData`]).
+    pub fn read(&mut self, stream: &mut impl Read) -> io::Result<Option<Vec<u8>>> {
+        let mut searched = 0usize;
+        loop {
+            let from = searched.saturating_sub(END.len() - 1);
+            let found = self.buffer[from..self.filled].windows(END.len()).position(|window| window == END);
+            if let Some(at) = found {
+                let end = from + at + END.len();
+                let head = self.buffer[..end].to_vec();
+                self.buffer.copy_within(end..self.filled, 0);
+                self.filled -= end;
+                return Ok(Some(head));
+            }
+            searched = self.filled;
+            if self.filled >= HEAD_BYTES_MAX {
+                return Err(io::Error::new(io::ErrorKind::InvalidData, "the head is longer than allowed"));
+            }
+            self.buffer.resize((self.filled + READ_BYTES).min(HEAD_BYTES_MAX), 0);
+            match stream.read(&mut self.buffer[self.filled..]) {
+                Ok(0) if self.filled == 0 => return Ok(None),
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(count) => self.filled += count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Moves what came after the head to where the body belongs; returns how much that was.
+    pub fn take_rest(&mut self, into: &mut [u8]) -> usize {
+        let count = self.filled.min(into.len());
+        into[..count].copy_from_slice(&self.buffer[..count]);
+        self.buffer.copy_within(count..self.filled, 0);
+        self.filled -= count;
+        count
+    }
+}
+
+/// Digits only: no sign, no space.
+fn strict_number(text: &str) -> Option<u64> {
+    if text.is_empty() || !text.bytes().all(|byte| byte.is_ascii_digit()) { None } else { text.parse().ok() }
+}
+
+fn hex_u64(text: &str) -> Option<u64> {
+    Some(u64::from_be_bytes(from_hex(text)?.try_into().ok()?))
+}
+
+fn nonce(text: &str) -> Option<Nonce> {
+    from_hex(text)?.try_into().ok()
+}
+
+/// `bytes=a-b`, both inclusive, as start and length.
+fn range(value: &str) -> Option<(u64, u64)> {
+    let (first, last) = value.strip_prefix("bytes=")?.split_once('-')?;
+    let (first, last) = (strict_number(first)?, strict_number(last)?);
+    Some((first, last.checked_sub(first)?.checked_add(1)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn request() -> Request {
+        Request {
+            object: ObjectId([0xab; 16]),
+            part: 7,
+            start: 1 << 20,
+            len: 4 << 20,
+            congestion_control: Some("cubic".into()),
+            rto_min_us: Some(5000),
+            nonce: Some([1; 16]),
+            proof: Some("00ff".into()),
+        }
+    }
+
+    fn response() -> Response {
+        Response {
+            status: 206,
+            len: 300_000,
+            blocks: vec![1, u64::MAX],
+            request_checksum: 42,
+            sender: Sender { congestion_control: "cubic".into(), rtt_us: 10, ..Sender::default() },
+            challenge: Some(([3; 16], "aa".into())),
+            retry_after_ms: Some(20),
+            reason: "because".into(),
+        }
+    }
+
+    #[test]
+    fn heads_come_back_as_they_were_written() {
+        assert_eq!(Request::parse(&request().write()), Ok(request()));
+        assert_eq!(Response::parse(&response().write()), Ok(response()));
+    }
+
+    #[test]
+    fn what_is_no_object_or_no_range_is_refused() {
+        let ask = |path: &str, headers: &str| {
+            Request::parse(format!("GET {path} HTTP/1.1\r\n{headers}\r\n").as_bytes()).unwrap_err().status
+        };
+        let object = format!("/v1/{}/0", ObjectId([1; 16]));
+        for path in [
+            "/etc/passwd",
+            "/v1/../../etc/passwd",
+            "/v1/00/0",
+            &format!("{object}/../x"),
+            &format!("{object}9999999999"),
+            "/v1/",
+        ] {
+            assert_eq!(ask(path, "Range: bytes=0-1\r\n"), 404, "{path}");
+        }
+        for range in [
+            "",
+            "Range: bytes=5-4\r\n",
+            "Range: bytes=-5\r\n",
+            "Range: bytes=0-18446744073709551615\r\n",
+            "Range: 0-1\r\n",
+        ] {
+            assert_eq!(ask(&object, range), 416, "{range}");
+        }
+        assert_eq!(Request::parse(b"POST / HTTP/1.1\r\n\r\n").unwrap_err().status, 405);
+    }
+
+    #[test]
+    fn a_head_without_end_is_given_up() {
+        let mut endless = io::repeat(b'a');
+        let error = HeadReader::default().read(&mut endless).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+    }
+
+    #[test]
+    fn a_body_that_came_with_its_head_is_not_lost() {
+        let mut stream = io::Cursor::new([&response().write()[..], b"body"].concat());
+        let mut reader = HeadReader::default();
+        assert_eq!(Response::parse(&reader.read(&mut stream).unwrap().unwrap()), Ok(response()));
+        let mut body = [0; 10];
+        assert_eq!((reader.take_rest(&mut body), &body[..4]), (4, &b"body"[..]));
+        assert!(reader.read(&mut stream).unwrap().is_none());
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_the_parsers_panic(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
+            let _ = Request::parse(&bytes);
+            let _ = Response::parse(&bytes);
+            let _ = HeadReader::default().read(&mut io::Cursor::new(bytes));
+        }
+
+        /// A fuzzer bounded in time: heads of this protocol, then cut, flipped, repeated and spliced.
+        #[test]
+        fn mutated_heads_are_refused_or_make_sense(
+            cuts in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>(), 0u8..4), 1..8),
+        ) {
+            for head in [request().write(), response().write()] {
+                let mut bytes = head.clone();
+                for (at, byte, what) in &cuts {
+                    let at = at.index(bytes.len().max(1)).min(bytes.len().saturating_sub(1));
+                    match what {
+                        0 if !bytes.is_empty() => bytes[at] = *byte,
+                        1 => bytes.truncate(at),
+                        2 => { let tail = bytes[at..].to_vec(); bytes.extend(tail); }
+                        _ => bytes.insert(at, *byte),
+                    }
+                }
+                if let Ok(request) = Request::parse(&bytes) {
+                    prop_assert!(request.len > 0 && request.start.checked_add(request.len).is_some());
+                }
+                if bytes != head {
+                    prop_assert!(Response::parse(&bytes).is_err());
+                }
+            }
+        }
+
+        #[test]
+        fn a_flipped_bit_in_an_answers_head_is_found(bit in any::<prop::sample::Index>()) {
+            let mut head = response().write();
+            let bit = bit.index(8 * head.len());
+            head[bit / 8] ^= 1 << (bit % 8);
+            prop_assert!(Response::parse(&head).is_err());
+        }
+
+        #[test]
+        fn a_flipped_bit_in_a_request_changes_its_checksum(bit in any::<prop::sample::Index>()) {
+            let mut head = request().write();
+            let sent = checksum::of(&head);
+            let bit = bit.index(8 * head.len());
+            head[bit / 8] ^= 1 << (bit % 8);
+            prop_assert_ne!(checksum::of(&head), sent);
+        }
+    }
+}
