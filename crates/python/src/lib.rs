@@ -1,1 +1,30 @@
+//! `mission_control._native`: the seam between Python and the decisions and data plane in Rust.
+//!
+//! What crosses often (bytes) crosses as buffers; what crosses seldom (events, commands, status) as JSON. No Python lock
+//! is held while bytes move. The Python side of every name is described in `mission_control/_native.pyi`.
 
+mod decisions;
+mod endpoint;
+mod memory;
+mod records;
+
+use pyo3::prelude::*;
+
+#[pymodule]
+mod _native {
+    #[pymodule_export]
+    use super::decisions::{
+        Graph, MissionController, contradiction, defaults, format_bytes, parse_bytes, parse_rate, policies, transports,
+        weights,
+    };
+    #[pymodule_export]
+    use super::endpoint::{Cancelled, Damaged, Denied, Endpoint, Lost, TransferError, Unreachable};
+    #[pymodule_export]
+    use super::memory::{Part, Segment};
+    #[pymodule_export]
+    use super::records::{records_check, records_partition, records_sort};
+}
+
+fn bad_input(error: impl std::fmt::Display) -> PyErr {
+    pyo3::exceptions::PyValueError::new_err(error.to_string())
+}

@@ -1,0 +1,45 @@
+# Every command of the project. `make demo` and `make test` need a fresh checkout and nothing else.
+.PHONY: demo test check setup lock docs clean
+
+PYTHON ?= python3
+BIN := .venv/bin
+export VIRTUAL_ENV := $(CURDIR)/.venv
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+# One target folder and one profile for the extension and for the tests in Rust: what is built is built once.
+CARGO := cargo
+CARGO_TEST := $(CARGO) test --workspace --exclude mission-python --release --quiet
+
+demo: setup            ## set up, build, sort 1 GiB on a local Dask cluster under Mission Control
+	$(BIN)/mission run sort --size 1GiB --workers 4
+
+test: setup            ## the whole suite that needs no root
+	$(CARGO_TEST)
+	$(BIN)/pytest
+
+check: setup           ## formatting, lints, types; the generated documents are up to date
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets --release --quiet -- -D warnings
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m mission_control.docs --check
+
+setup: .venv/.installed   ## .venv with the package and its tools
+	$(BIN)/maturin develop --release --uv --quiet --skip-install
+
+.venv/.installed: requirements.lock pyproject.toml tools/prerequisites.sh
+	@PYTHON=$(PYTHON) sh tools/prerequisites.sh
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	$(BIN)/uv pip install --quiet -r requirements.lock
+	$(BIN)/maturin develop --release --uv --quiet
+	touch $@
+
+lock:                  ## choose the newest versions that fit pyproject.toml
+	$(BIN)/uv pip compile --quiet --no-header --no-emit-index-url --upgrade --all-extras --group dev pyproject.toml -o requirements.lock
+
+docs:                  ## draw the generated documents anew
+	$(BIN)/python -m mission_control.docs
+
+clean:
+	rm -rf .venv target

@@ -1,0 +1,165 @@
+//! Decisions of `mission_core` for Python.
+
+use crate::bad_input;
+use mission_core::nouns::{Demands, JobId, JobSpec, Stage, Transport};
+use mission_core::policy::{self, JobView};
+use mission_core::units::Time;
+use mission_core::{defaults as core_defaults, flight, graph, mission, shares, units};
+use pyo3::prelude::*;
+use std::sync::Mutex;
+
+#[pyclass(frozen)]
+pub struct MissionController(Mutex<mission::MissionController>);
+
+#[pymethods]
+impl MissionController {
+    #[new]
+    fn new(policy: &str, flows_per_host: u32, environment: &str) -> PyResult<Self> {
+        let environment = serde_json::from_str(environment).map_err(bad_input)?;
+        let controller = mission::MissionController::new(policy, flows_per_host, environment).map_err(bad_input)?;
+        Ok(MissionController(Mutex::new(controller)))
+    }
+
+    fn handle(&self, now: f64, event: &str) -> PyResult<String> {
+        let event = serde_json::from_str(event).map_err(bad_input)?;
+        let commands = self.lock().handle(Time::from_secs_f64(now), event).map_err(bad_input)?;
+        serde_json::to_string(&commands).map_err(bad_input)
+    }
+
+    fn briefing(&self) -> PyResult<String> {
+        serde_json::to_string(&self.lock().briefing()).map_err(bad_input)
+    }
+
+    fn admits(&self, spec: &str) -> PyResult<Option<String>> {
+        let spec: JobSpec = serde_json::from_str(spec).map_err(bad_input)?;
+        if !(spec.priority.is_finite() && spec.priority > 0.0) {
+            return Err(bad_input(format!("priority {}: use a number above 0", spec.priority)));
+        }
+        Ok(self.lock().admits(&spec).err())
+    }
+
+    fn status(&self) -> PyResult<String> {
+        serde_json::to_string(&self.lock().status()).map_err(bad_input)
+    }
+
+    #[getter]
+    fn policy(&self) -> String {
+        self.lock().policy().to_owned()
+    }
+}
+
+impl MissionController {
+    fn lock(&self) -> std::sync::MutexGuard<'_, mission::MissionController> {
+        self.0.lock().expect("no panic while held")
+    }
+}
+
+#[pyclass(frozen)]
+pub struct Graph(Mutex<graph::Graph>);
+
+#[pymethods]
+impl Graph {
+    #[new]
+    fn new() -> Self {
+        Graph(Mutex::default())
+    }
+
+    fn add(&self, task: u64, stage: &str, kind: &str, inputs: Vec<u64>) -> PyResult<()> {
+        let kind = match kind {
+            "work" => graph::Kind::Work,
+            "select" => graph::Kind::Select,
+            "barrier" => graph::Kind::Barrier,
+            _ => return Err(bad_input(format!("{kind:?} is no kind of task: use work, select or barrier"))),
+        };
+        self.0.lock().expect("no panic while held").add(task, &Stage::from(stage), kind, &inputs);
+        Ok(())
+    }
+
+    fn forget(&self, task: u64) {
+        self.0.lock().expect("no panic while held").forget(task);
+    }
+
+    fn patterns(&self) -> Vec<(String, String, String)> {
+        let graph = self.0.lock().expect("no panic while held");
+        let name = |pattern| serde_json::to_value(pattern).ok().and_then(|value| value.as_str().map(str::to_owned));
+        graph
+            .patterns()
+            .map(|(from, to, pattern)| (from.to_string(), to.to_string(), name(pattern).unwrap_or_default()))
+            .collect()
+    }
+
+    fn __len__(&self) -> usize {
+        self.0.lock().expect("no panic while held").tasks()
+    }
+}
+
+/// Jobs as (name, priority, machines, broadcasts) in order of arrival; gives (name, weight, flows).
+#[pyfunction]
+pub fn weights(
+    spec: &str,
+    jobs: Vec<(String, f64, u32, bool)>,
+    flows_per_host: u32,
+) -> PyResult<Vec<(String, f64, u32)>> {
+    let policy = policy::policy(spec).map_err(bad_input)?;
+    if flows_per_host == 0 {
+        return Err(bad_input("0 flows per host would move nothing: use 1 or more"));
+    }
+    let mut views = Vec::new();
+    for (arrival, (name, priority, machines, broadcasts)) in jobs.iter().enumerate() {
+        if !(priority.is_finite() && *priority > 0.0) {
+            return Err(bad_input(format!("priority {priority} of job {name}: use a number above 0")));
+        }
+        let job = JobId::from(name.as_str());
+        views.push(JobView {
+            job,
+            arrival: arrival as u64,
+            priority: *priority,
+            machines: *machines,
+            broadcasts: *broadcasts,
+        });
+    }
+    let weights = policy::weights(policy.as_ref(), &views);
+    let flows = shares::split(flows_per_host, &weights);
+    Ok(jobs
+        .into_iter()
+        .zip(weights.into_iter().zip(flows))
+        .map(|(job, (weight, flows))| (job.0, weight, flows))
+        .collect())
+}
+
+/// Why demands (as JSON) exclude each other; `None` where they do not.
+#[pyfunction]
+pub fn contradiction(demands: &str) -> PyResult<Option<String>> {
+    let demands: Demands = serde_json::from_str(demands).map_err(bad_input)?;
+    Ok(flight::contradiction(&demands))
+}
+
+#[pyfunction]
+pub fn policies() -> Vec<(&'static str, &'static str)> {
+    policy::POLICIES.iter().map(|entry| (entry.name, entry.meaning)).collect()
+}
+
+#[pyfunction]
+pub fn transports() -> Vec<&'static str> {
+    Transport::ALL.iter().map(|transport| transport.name()).collect()
+}
+
+#[pyfunction]
+pub fn defaults() -> Vec<(&'static str, String, &'static str)> {
+    core_defaults::table()
+}
+
+#[pyfunction]
+pub fn parse_bytes(text: &str) -> PyResult<u64> {
+    units::parse_bytes(text).map_err(bad_input)
+}
+
+#[pyfunction]
+pub fn parse_rate(text: &str) -> PyResult<u64> {
+    units::parse_rate_bits_per_sec(text).map_err(bad_input)
+}
+
+#[pyfunction]
+pub fn format_bytes(bytes: u64) -> String {
+    units::format_bytes(bytes)
+}

@@ -1,0 +1,209 @@
+//! The data plane of a process for Python.
+
+use crate::bad_input;
+use crate::memory::{Part, Segment, buffer_of, bytes_of};
+use mission_core::nouns::{Demands, Encryption, JobId, TransferId};
+use mission_core::throttle::FetchError;
+use mission_transport::endpoint;
+use mission_transport::fetcher::{FetchRequest, Wanted};
+use mission_transport::object::ObjectId;
+use mission_transport::tls::Identity;
+use pyo3::create_exception;
+use pyo3::exceptions::{PyOSError, PyRuntimeError};
+use pyo3::prelude::*;
+use serde_json::Value;
+use std::sync::{Arc, RwLock};
+
+create_exception!(mission_control, TransferError, PyRuntimeError);
+create_exception!(mission_control, Lost, TransferError);
+create_exception!(mission_control, Unreachable, TransferError);
+create_exception!(mission_control, Damaged, TransferError);
+create_exception!(mission_control, Denied, TransferError);
+create_exception!(mission_control, Cancelled, TransferError);
+
+#[pyclass(frozen)]
+pub struct Endpoint {
+    /// `None` once it is closed.
+    inner: RwLock<Option<Arc<endpoint::Endpoint>>>,
+}
+
+#[pymethods]
+impl Endpoint {
+    #[new]
+    #[pyo3(signature = (host, token, *, memory_limit, spool_folder, flows_per_host, ca=None, certificate=None, key=None))]
+    #[allow(clippy::too_many_arguments)]
+    fn new(
+        host: &str,
+        token: Vec<u8>,
+        memory_limit: u64,
+        spool_folder: std::path::PathBuf,
+        flows_per_host: u32,
+        ca: Option<Vec<u8>>,
+        certificate: Option<Vec<u8>>,
+        key: Option<Vec<u8>>,
+    ) -> PyResult<Self> {
+        let identity = match (ca, certificate, key) {
+            (Some(ca), Some(certificate), Some(key)) => Some(Identity { ca, certificate, key }),
+            _ => None,
+        };
+        let host =
+            host.parse().map_err(|_| bad_input(format!("{host:?} is no address: write one such as 127.0.0.1")))?;
+        let settings = endpoint::Settings { host, token, identity, memory_limit, spool_folder, flows_per_host };
+        let inner = endpoint::Endpoint::new(settings).map_err(PyOSError::new_err_of)?;
+        Ok(Endpoint { inner: RwLock::new(Some(Arc::new(inner))) })
+    }
+
+    #[getter]
+    fn address(&self) -> PyResult<String> {
+        Ok(self.get()?.address().to_string())
+    }
+
+    #[getter]
+    fn host(&self) -> PyResult<String> {
+        Ok(self.get()?.host.clone())
+    }
+
+    #[getter]
+    fn environment(&self) -> PyResult<String> {
+        serde_json::to_string(&self.get()?.environment).map_err(bad_input)
+    }
+
+    fn allocate(&self, len: usize) -> PyResult<Segment> {
+        let segment = self.get()?.pool.take(len).map_err(PyOSError::new_err_of)?;
+        Ok(Segment { inner: Arc::new(segment) })
+    }
+
+    fn put(&self, py: Python<'_>, parts: Vec<Bound<'_, PyAny>>, encryption: &str) -> PyResult<(String, Vec<usize>)> {
+        let encryption = parse_encryption(encryption)?;
+        let buffers = parts.iter().map(buffer_of).collect::<PyResult<Vec<_>>>()?;
+        // SAFETY: `buffers` holds them until the copy is made, and the caller was told not to write meanwhile.
+        let slices = buffers.iter().map(|buffer| unsafe { bytes_of(buffer) }).collect::<PyResult<Vec<_>>>()?;
+        let endpoint = self.get()?;
+        let id = py.detach(|| endpoint.put(&slices, encryption)).map_err(PyOSError::new_err_of)?;
+        Ok((id.to_string(), slices.iter().map(|slice| slice.len()).collect()))
+    }
+
+    fn adopt(&self, py: Python<'_>, segment: &Segment, sizes: Vec<u64>, encryption: &str) -> PyResult<String> {
+        let encryption = parse_encryption(encryption)?;
+        let (endpoint, segment) = (self.get()?, segment.inner.clone());
+        let id = py.detach(|| endpoint.adopt(segment, &sizes, encryption)).map_err(PyOSError::new_err_of)?;
+        Ok(id.to_string())
+    }
+
+    fn free(&self, object: &str) -> PyResult<bool> {
+        let object = object.parse().map_err(bad_input)?;
+        Ok(self.get()?.store.free(&object))
+    }
+
+    /// `parts`: (object, part, length, addresses). Gives the parts, all of them as one, and what it took (JSON).
+    #[allow(clippy::too_many_arguments)]
+    fn fetch(
+        &self,
+        py: Python<'_>,
+        job: &str,
+        from: &str,
+        to: &str,
+        demands: &str,
+        parts: Vec<(String, u32, u64, Vec<String>)>,
+        align: usize,
+    ) -> PyResult<(Vec<Part>, Part, String)> {
+        let demands: Demands = serde_json::from_str(demands).map_err(bad_input)?;
+        let wanted = |(object, part, len, addresses): (String, u32, u64, Vec<String>)| {
+            let object: ObjectId = object.parse().map_err(bad_input)?;
+            let addresses =
+                addresses.iter().map(|address| address.parse().map_err(bad_input)).collect::<PyResult<_>>()?;
+            Ok(Wanted { object, part, len, addresses })
+        };
+        let parts = parts.into_iter().map(wanted).collect::<PyResult<Vec<_>>>()?;
+        let transfer = TransferId { job: job.into(), from: from.into(), to: to.into() };
+        let endpoint = self.get()?;
+        let mut signal = None;
+        let fetched = py.detach(|| {
+            let interrupted = || Python::attach(|py| py.check_signals().map_err(|error| signal = Some(error)).is_err());
+            endpoint.fetch(FetchRequest { transfer, demands, parts, align }, interrupted)
+        });
+        let fetched = fetched.map_err(|error| signal.take().unwrap_or_else(|| exception(error)))?;
+        let part = |&(start, len): &(usize, usize)| Part { segment: fetched.segment.clone(), start, len };
+        let tally = serde_json::to_string(&fetched.tally).map_err(bad_input)?;
+        let all = Part { segment: fetched.segment.clone(), start: 0, len: fetched.segment.len() };
+        Ok((fetched.places.iter().map(part).collect(), all, tally))
+    }
+
+    fn command(&self, py: Python<'_>, command: &str) -> PyResult<()> {
+        let command = serde_json::from_str(command).map_err(bad_input)?;
+        let endpoint = self.get()?;
+        py.detach(|| endpoint.fetcher.command(command));
+        Ok(())
+    }
+
+    fn lost(&self, py: Python<'_>, objects: Vec<String>, why: &str) -> PyResult<()> {
+        let objects = objects.iter().map(|object| object.parse().map_err(bad_input)).collect::<PyResult<Vec<_>>>()?;
+        let endpoint = self.get()?;
+        py.detach(|| endpoint.fetcher.lost(&objects, why));
+        Ok(())
+    }
+
+    fn forget_job(&self, py: Python<'_>, job: &str) -> PyResult<()> {
+        let (endpoint, job) = (self.get()?, JobId::from(job));
+        py.detach(|| endpoint.fetcher.forget_job(&job));
+        Ok(())
+    }
+
+    fn report(&self, py: Python<'_>) -> PyResult<Option<String>> {
+        let endpoint = self.get()?;
+        let report = py.detach(|| endpoint.fetcher.report());
+        report.map(|records| serde_json::to_string(&records).map_err(bad_input)).transpose()
+    }
+
+    fn transfers(&self, py: Python<'_>) -> PyResult<String> {
+        let endpoint = self.get()?;
+        serde_json::to_string(&py.detach(|| endpoint.fetcher.transfers())).map_err(bad_input)
+    }
+
+    fn resources(&self) -> PyResult<String> {
+        serde_json::to_string::<Value>(&serde_json::to_value(self.get()?.resources()).map_err(bad_input)?)
+            .map_err(bad_input)
+    }
+
+    fn close(&self, py: Python<'_>) {
+        let inner = self.inner.write().expect("no panic while held").take();
+        py.detach(|| drop(inner));
+    }
+}
+
+impl Endpoint {
+    fn get(&self) -> PyResult<Arc<endpoint::Endpoint>> {
+        let inner = self.inner.read().expect("no panic while held").clone();
+        inner.ok_or_else(|| PyRuntimeError::new_err("this endpoint is closed"))
+    }
+}
+
+fn exception(error: FetchError) -> PyErr {
+    let text = error.to_string();
+    match error {
+        FetchError::Lost(_) => Lost::new_err(text),
+        FetchError::Unreachable(_) => Unreachable::new_err(text),
+        FetchError::Damaged(_) => Damaged::new_err(text),
+        FetchError::Denied(_) => Denied::new_err(text),
+        FetchError::Cancelled(_) => Cancelled::new_err(text),
+    }
+}
+
+fn parse_encryption(text: &str) -> PyResult<Encryption> {
+    serde_json::from_value(Value::String(text.into()))
+        .map_err(|_| bad_input(format!("{text:?} is no encryption: use none, opportunistic or authenticated")))
+}
+
+/// Keeps the error number where there is one, so that Python chooses the right subclass.
+trait OfIo {
+    fn new_err_of(error: std::io::Error) -> PyErr;
+}
+
+impl OfIo for PyOSError {
+    fn new_err_of(error: std::io::Error) -> PyErr {
+        match error.kind() {
+            std::io::ErrorKind::InvalidInput => bad_input(error),
+            _ => PyOSError::new_err(error.to_string()),
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! Memory of the data plane as Python buffers: numpy and Arrow use it without a copy.
+
+use mission_transport::segment;
+use pyo3::exceptions::PyBufferError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use std::ffi::c_int;
+use std::sync::Arc;
+
+/// Memory that a task writes its parts into before it puts them.
+#[pyclass(frozen)]
+pub struct Segment {
+    pub inner: Arc<segment::Segment>,
+}
+
+#[pymethods]
+impl Segment {
+    fn __len__(&self) -> usize {
+        self.inner.len()
+    }
+
+    // SAFETY: called by Python with a view to be filled; the memory lives as long as `slf`, which the view holds.
+    unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+        let inner = &slf.get().inner;
+        // SAFETY: as this function's own.
+        unsafe { fill(&slf.clone().into_any(), view, inner.as_ptr(), inner.len(), false, flags) }
+    }
+}
+
+/// A part that has arrived: read-only.
+#[pyclass(frozen)]
+pub struct Part {
+    pub segment: Arc<segment::Segment>,
+    pub start: usize,
+    pub len: usize,
+}
+
+#[pymethods]
+impl Part {
+    fn __len__(&self) -> usize {
+        self.len
+    }
+
+    // SAFETY: as for Segment; start and len lie in the segment.
+    unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+        let part = slf.get();
+        // SAFETY: as this function's own.
+        unsafe { fill(&slf.clone().into_any(), view, part.segment.as_ptr().add(part.start), part.len, true, flags) }
+    }
+}
+
+/// # Safety
+/// `view` comes from Python; `start` and `len` are memory that lives as long as `owner`.
+unsafe fn fill(
+    owner: &Bound<'_, PyAny>,
+    view: *mut ffi::Py_buffer,
+    start: *mut u8,
+    len: usize,
+    readonly: bool,
+    flags: c_int,
+) -> PyResult<()> {
+    if view.is_null() {
+        return Err(PyBufferError::new_err("no view to fill"));
+    }
+    // SAFETY: as promised by the caller.
+    let status = unsafe {
+        ffi::PyBuffer_FillInfo(view, owner.as_ptr(), start.cast(), len as ffi::Py_ssize_t, c_int::from(readonly), flags)
+    };
+    if status == 0 { Ok(()) } else { Err(PyErr::fetch(owner.py())) }
+}
+
+/// The bytes of a contiguous buffer.
+///
+/// # Safety
+/// The slice must not outlive `buffer`, and nobody may write to it meanwhile: callers of `put` and of the record
+/// functions are told so.
+pub unsafe fn bytes_of(buffer: &pyo3::buffer::PyBuffer<u8>) -> PyResult<&[u8]> {
+    if !buffer.is_c_contiguous() {
+        return Err(crate::bad_input("the buffer is not contiguous: copy it first, as numpy.ascontiguousarray does"));
+    }
+    if buffer.len_bytes() == 0 {
+        return Ok(&[]);
+    }
+    // SAFETY: a contiguous buffer of that many bytes, held by `buffer`.
+    Ok(unsafe { std::slice::from_raw_parts(buffer.buf_ptr().cast(), buffer.len_bytes()) })
+}
+
+/// A buffer of bytes of any object that has one, whatever its items are.
+pub fn buffer_of(object: &Bound<'_, PyAny>) -> PyResult<pyo3::buffer::PyBuffer<u8>> {
+    if let Ok(buffer) = pyo3::buffer::PyBuffer::<u8>::get(object) {
+        return Ok(buffer);
+    }
+    let view = object.py().import("builtins")?.getattr("memoryview")?.call1((object,))?;
+    pyo3::buffer::PyBuffer::<u8>::get(&view.call_method1("cast", ("B",))?)
+}

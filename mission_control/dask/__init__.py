@@ -1,0 +1,29 @@
+"""Mission Control on Dask: `dask scheduler --preload mission_control.dask`, the same for `dask worker`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+
+@click.command()
+@click.option("--mission-policy", default=None, help="How jobs share the network (scheduler only).")
+@click.option("--mission-flows-per-host", type=int, default=None, help="Receiving slots of every host (scheduler only).")
+async def dask_setup(server: Any, mission_policy: str | None, mission_flows_per_host: int | None) -> None:
+    """Called by Dask's ``--preload`` on the scheduler and on each worker."""
+    from distributed import Scheduler, Worker
+
+    from mission_control.dask.scheduler import MissionControlScheduler
+    from mission_control.dask.worker import MissionControlWorker
+
+    if isinstance(server, Scheduler):
+        settings: dict[str, Any] = {"policy": mission_policy} if mission_policy else {}
+        if mission_flows_per_host is not None:
+            settings["flows_per_host"] = mission_flows_per_host
+        plugin = MissionControlScheduler(**settings)
+        server.add_plugin(plugin, name=plugin.name)
+        await plugin.start(server)
+    elif isinstance(server, Worker):
+        # Set up once the worker is registered: the secret of the cluster comes from the scheduler.
+        server._pending_plugins = (*server._pending_plugins, MissionControlWorker())

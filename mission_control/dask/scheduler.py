@@ -1,0 +1,384 @@
+"""The Mission Controller beside Dask's scheduler: hears what the scheduler knows, tells the workers.
+
+Decisions are in `crates/core`; here events are gathered and commands handed on. Uses private parts of `distributed`
+(stream handlers, `transitions`), so its minor version is pinned in pyproject.toml.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import secrets
+import time
+from collections import defaultdict, deque
+from typing import Any
+
+from dask.utils import key_split
+from distributed import Scheduler
+from distributed.diagnostics.plugin import SchedulerPlugin
+from tornado.ioloop import PeriodicCallback
+
+from mission_control import _native
+from mission_control.jobs import ANNOTATION
+
+logger = logging.getLogger(__name__)
+
+RECORDS_MAX = 200_000
+"""Records kept for reports; beyond it the oldest are forgotten."""
+
+
+class MissionControlScheduler(SchedulerPlugin):
+    """Scheduler plug-in.
+
+    Args:
+        policy: how jobs share the network; see ``mission weights --help``.
+        flows_per_host: receiving slots of every host (paper 001, table 4.4: 10).
+    """
+
+    name = "mission-control"
+    idempotent = True
+
+    def __init__(self, policy: str = "performance-centric", flows_per_host: int = 10):
+        self.policy = policy
+        self.flows_per_host = flows_per_host
+        _native.MissionController(policy, flows_per_host, "{}")  # refuses here, on the client, what is wrong
+
+    async def start(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self.engine_tls = scheduler.address.startswith("tls://")
+        environment = {"carriers": ["tcp", "tls"], "interfaces": 1, "engine_tls": self.engine_tls}
+        self.mission = _native.MissionController(self.policy, self.flows_per_host, json.dumps(environment))
+        self.graph = _native.Graph()
+        self.started = time.monotonic()
+        self.token = secrets.token_bytes(32)
+        self.workers: dict[str, dict[str, Any]] = {}
+        self.jobs = Jobs()
+        self.objects = Objects()
+        self.numbers: dict[Any, int] = {}
+        self.next_number = itertools.count()
+        self.submitted_by: dict[str, Any] = {}
+        self.transfers: dict[tuple[str, str, str, str], dict[str, Any]] = {}
+        self.records: deque[dict[str, Any]] = deque(maxlen=RECORDS_MAX)
+        self.recomputed: defaultdict[str, int] = defaultdict(int)
+        handlers = ("secret", "join", "admit", "status", "policy", "since")
+        scheduler.handlers.update({f"mission_control_{name}": getattr(self, f"on_{name}") for name in handlers})
+        scheduler.stream_handlers["mission-control-progress"] = self.on_progress
+        scheduler.stream_handlers["mission-control-task"] = self.on_task
+        self._inherit_jobs(scheduler)
+        tick = PeriodicCallback(lambda: self.event({"event": "tick"}), 1000)
+        scheduler.periodic_callbacks[self.name] = tick
+        tick.start()
+
+    # --- what is asked of the plug-in -------------------------------------------------------------------------------
+
+    async def on_secret(self) -> dict[str, Any]:
+        """For a worker that sets up its data plane; travels over Dask's own channel, encrypted if that is."""
+        return {"token": self.token, "flows_per_host": self.flows_per_host}
+
+    async def on_join(self, worker: str, host: str, environment: str, address: str) -> list[dict[str, Any]]:
+        """A worker's data plane is up; gives it all that it must know."""
+        self.workers[worker] = {"host": host, "address": address}
+        self.record("worker", worker=worker, host=host, address=address)
+        joined = {"event": "worker-joined", "worker": worker, "host": host, "environment": json.loads(environment)}
+        self.event(joined)
+        return json.loads(self.mission.briefing())
+
+    async def on_admit(self, spec: dict[str, Any], client: str) -> dict[str, Any]:
+        """Whether a job may run, and the name under which it will."""
+        refused = self.mission.admits(json.dumps(spec))
+        job = self.jobs.name(spec["job"], client)
+        if refused:
+            self.record("refused", job=job, reason=refused)
+        return {"job": job, "refused": refused}
+
+    async def on_policy(self, policy: str) -> dict[str, Any]:
+        try:
+            self.event({"event": "policy", "policy": policy})
+        except ValueError as error:
+            return {"error": str(error)}
+        return {"error": None}
+
+    async def on_status(self) -> dict[str, Any]:
+        """All that can be shown of the cluster now."""
+        jobs = json.loads(self.mission.status())
+        for job in jobs:
+            job["recomputed"] = self.recomputed.get(job["job"], 0)
+            for transfer in job["transfers"]:
+                own = [
+                    record
+                    for (_, name, source, to), record in self.transfers.items()
+                    if (name, source, to) == (job["job"], transfer["from"], transfer["to"])
+                ]
+                transfer.update(merge(own))
+        return {
+            "time": time.time(),
+            "policy": self.mission.policy,
+            "workers": self.workers,
+            "objects": len(self.objects),
+            "graph_tasks": len(self.graph),
+            "jobs": jobs,
+        }
+
+    async def on_since(self, seen: int) -> tuple[int, list[dict[str, Any]]]:
+        """Records after the first ``seen`` ones."""
+        first = self.records[0]["number"] if self.records else 0
+        return (self.records[-1]["number"] + 1 if self.records else seen), list(self.records)[max(0, seen - first) :]
+
+    # --- what workers say -------------------------------------------------------------------------------------------
+
+    def on_progress(self, worker: str, records: list[dict[str, Any]], asked: list[dict[str, Any]], cpu: float) -> None:
+        """What a worker's fetches asked for and got since its last word."""
+        for event in asked:
+            self.event({"event": "asked", **event})
+        for record in records:
+            transfer = {"job": record["job"], "from": record["from"], "to": record["to"]}
+            self.transfers[(worker, *transfer.values())] = record
+            totals = {"asked_bytes": record["asked_bytes"], "served_bytes": record["served_bytes"]}
+            self.event({"event": "progress", "worker": worker, "transfer": transfer, **totals})
+            self.record("progress", worker=worker, cpu=cpu, **transfer, **totals, flows=record["flows"])
+
+    def on_task(self, worker: str, key: Any, carries: list[tuple[str, str]]) -> None:
+        """A task's result carries references; said before the scheduler hears that the task is done."""
+        for name, owner in carries:
+            self.objects.carry(key, name, owner)
+        task = self.scheduler.tasks.get(key)
+        if task is None or task.state in ("released", "forgotten", "erred"):
+            self.free(self.objects.release(key))
+
+    # --- what the scheduler does ------------------------------------------------------------------------------------
+
+    def update_graph(self, scheduler: Scheduler, *, client: str, tasks: list[Any], annotations: dict, stimulus_id: str, **_: Any) -> None:
+        """New tasks: to which job they belong, and what the graph tells of its patterns."""
+        parent = self.jobs.of.get(self.submitted_by.pop(stimulus_id, None))
+        specs, spans = annotations.get(ANNOTATION, {}), annotations.get("span", {})
+        new = [scheduler.tasks[key] for key in tasks if key not in self.jobs.of and key in scheduler.tasks]
+        for task in new:
+            spec = specs.get(task.key)
+            if spec is None and parent is not None:
+                spec = self.jobs.specs[parent]
+            if spec is None:
+                span = (spans.get(task.key) or {}).get("name") or ()
+                name = span[0] if span and span[0] != "default" else client
+                spec = {"job": self.jobs.name(name, client), "priority": 1.0, "demands": {}, "machines": 0}
+            if spec["job"] not in self.jobs.specs:
+                self.record("job", **spec)
+                self.jobs.specs[spec["job"]] = spec
+                self.event({"event": "job-arrived", "spec": spec})
+            self.jobs.add(task.key, spec["job"])
+            # Runs before the transitions, so this travels with the task to its worker.
+            task.annotations = {**(task.annotations or {}), ANNOTATION: spec}
+        self.learn(new)
+
+    def learn(self, new: list[Any]) -> None:
+        """Adds tasks to the graph, inputs first, and passes on what it says of the jobs' patterns."""
+        pending = list(reversed(new))
+        wanted = {task.key for task in new}
+        edges = set()
+        while pending:
+            task = pending[-1]
+            if task.key in self.numbers:
+                pending.pop()
+                continue
+            before = [own for own in task.dependencies if own.key in wanted and own.key not in self.numbers]
+            if before:
+                pending.extend(before)
+                continue
+            pending.pop()
+            number = self.numbers[task.key] = next(self.next_number)
+            job, stage, kind = self.jobs.of.get(task.key, ""), key_split(task.key), kind_of(task.key)
+            inputs = [self.numbers[own.key] for own in task.dependencies if own.key in self.numbers]
+            self.graph.add(number, f"{job}\0{stage}", kind, inputs)
+            if inputs and kind == "work":
+                edges.add(job)
+        if edges:
+            for source, to, pattern in self.graph.patterns():
+                job, _, stage = to.partition("\0")
+                if job in edges:
+                    transfer = {"job": job, "from": source.partition("\0")[2], "to": stage}
+                    self.event({"event": "classified", "transfer": transfer, "pattern": pattern})
+
+    def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
+        """A key's life is the life of the objects that it carries."""
+        if start == "memory" and finish != "memory":
+            task = self.scheduler.tasks.get(key)
+            if finish == "released" and task is not None and (task.who_wants or task.waiters) and self.objects.carried(key):
+                job = self.jobs.of.get(key, "unnamed")
+                self.recomputed[job] += 1
+                self.record("recomputed", job=job, key=str(key))
+            self.free(self.objects.release(key))
+        if finish == "forgotten":
+            number = self.numbers.pop(key, None)
+            if number is not None:
+                self.graph.forget(number)
+            ended = self.jobs.remove(key)
+            if ended is not None:
+                self.end(ended)
+
+    def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
+        """A worker is gone, and its objects with it: the keys that carry them are invalid, wherever copies survive."""
+        self.workers.pop(worker, None)
+        self.record("worker-left", worker=worker)
+        self.event({"event": "worker-left", "worker": worker})
+        lost, keys = self.objects.lost_with(worker)
+        if not lost:
+            return
+        self.tell({"lost": lost, "why": f"worker {worker} left"})
+        stale = {key: "released" for key in keys if key in scheduler.tasks and scheduler.tasks[key].state == "memory"}
+        if stale:
+            scheduler.transitions(stale, stimulus_id=f"mission-control-lost-{time.time()}")
+
+    async def close(self) -> None:
+        callback = self.scheduler.periodic_callbacks.pop(self.name, None)
+        if callback is not None:
+            callback.stop()
+
+    # --- helpers ----------------------------------------------------------------------------------------------------
+
+    def event(self, event: dict[str, Any]) -> None:
+        """Lets the Mission Controller decide, and tells the workers."""
+        commands = json.loads(self.mission.handle(time.monotonic() - self.started, json.dumps(event)))
+        for command in commands:
+            self.record("decision", **command)
+        if commands:
+            self.tell({"commands": commands})
+
+    def tell(self, message: dict[str, Any], workers: list[str] | None = None) -> None:
+        """To workers whose plug-in is up: an unknown operation would raise on the others."""
+        for worker in self.workers if workers is None else workers:
+            stream = self.scheduler.stream_comms.get(worker)
+            if stream is not None and worker in self.workers and not stream.closed():
+                stream.send({"op": "mission-control", **message})
+
+    def free(self, names: dict[str, list[str]]) -> None:
+        for worker, objects in names.items():
+            self.tell({"free": objects}, [worker])
+
+    def end(self, job: str) -> None:
+        self.record("job-ended", job=job, transfers=[t for t in self.transfers.values() if t["job"] == job])
+        self.transfers = {key: record for key, record in self.transfers.items() if key[1] != job}
+        self.event({"event": "job-ended", "job": job})
+        self.tell({"forget_job": job})
+
+    def record(self, kind: str, **values: Any) -> None:
+        number = self.records[-1]["number"] + 1 if self.records else 0
+        self.records.append({"number": number, "kind": kind, "time": time.time(), **values})
+
+    def _inherit_jobs(self, scheduler: Scheduler) -> None:
+        """Plug-ins are not told which task submits a graph; the stream handler is."""
+        update_graph = scheduler.stream_handlers["update-graph"]
+
+        async def with_parent(*args: Any, submitting_task: Any = None, stimulus_id: str | None = None, **kwargs: Any) -> Any:
+            stimulus_id = stimulus_id or f"update-graph-{secrets.token_hex(8)}"
+            if submitting_task is not None:
+                self.submitted_by[stimulus_id] = submitting_task
+            try:
+                return await update_graph(*args, submitting_task=submitting_task, stimulus_id=stimulus_id, **kwargs)
+            finally:
+                self.submitted_by.pop(stimulus_id, None)
+
+        scheduler.stream_handlers["update-graph"] = with_parent
+
+
+class Jobs:
+    """Which task belongs to which job; a job ends with its last task."""
+
+    def __init__(self) -> None:
+        self.of: dict[Any, str] = {}
+        self.specs: dict[str, dict[str, Any]] = {}
+        self._tasks: defaultdict[str, int] = defaultdict(int)
+        self._owners: dict[str, str] = {}
+
+    def name(self, wanted: str, client: str) -> str:
+        """The name as wanted, unless a job of another client bears it."""
+        if self._owners.setdefault(wanted, client) == client:
+            return wanted
+        return f"{wanted}@{client.rpartition('-')[2][:8]}"
+
+    def add(self, key: Any, job: str) -> None:
+        self.of[key] = job
+        self._tasks[job] += 1
+
+    def remove(self, key: Any) -> str | None:
+        """The job that ends with this task, if one does."""
+        job = self.of.pop(key, None)
+        if job is None:
+            return None
+        self._tasks[job] -= 1
+        if self._tasks[job]:
+            return None
+        del self._tasks[job]
+        self.specs.pop(job, None)
+        self._owners.pop(job, None)
+        return job
+
+
+class Objects:
+    """Which keys carry which objects, and who owns them."""
+
+    def __init__(self) -> None:
+        self._owner: dict[str, str] = {}
+        self._keys: dict[str, set[Any]] = {}
+        self._carried: dict[Any, set[str]] = {}
+
+    def __len__(self) -> int:
+        return len(self._owner)
+
+    def carry(self, key: Any, name: str, owner: str) -> None:
+        self._owner[name] = owner
+        self._keys.setdefault(name, set()).add(key)
+        self._carried.setdefault(key, set()).add(name)
+
+    def carried(self, key: Any) -> bool:
+        return key in self._carried
+
+    def release(self, key: Any) -> dict[str, list[str]]:
+        """The objects that nothing carries now that this key does not, by owner."""
+        free: defaultdict[str, list[str]] = defaultdict(list)
+        for name in self._carried.pop(key, ()):
+            keys = self._keys[name]
+            keys.discard(key)
+            if not keys:
+                del self._keys[name]
+                free[self._owner.pop(name)].append(name)
+        return free
+
+    def lost_with(self, worker: str) -> tuple[list[str], set[Any]]:
+        """The objects that this worker owned, and the keys that carry them."""
+        lost = [name for name, owner in self._owner.items() if owner == worker]
+        return lost, {key for name in lost for key in self._keys[name]}
+
+
+def kind_of(key: Any) -> str:
+    """What a task is to the graph (DESIGN 4.2)."""
+    name = key_split(key)
+    if name.startswith("shuffle-barrier"):
+        return "barrier"
+    return "select" if name == "getitem" or name.startswith("split-") else "work"
+
+
+def merge(records: list[dict[str, Any]]) -> dict[str, Any]:
+    """What all workers say of one transfer, as one."""
+    merged: dict[str, Any] = {}
+    for name in ("own_bytes", "fetches", "flows", "refetches", "resumed", "busy"):
+        merged[name] = sum(record[name] for record in records)
+    merged["flows_peak"] = max((record["flows_peak"] for record in records), default=0)
+    merged["started"] = min((record["started"] for record in records), default=None)
+    merged["ended"] = max((record["ended"] for record in records), default=None)
+    facts = [record["transport"] for record in records]
+    moved = [own for own in facts if own["chosen"]]
+    first = moved[0] if moved else {"chosen": None, "reason": "nothing had to leave its worker", "planned": None}
+    agreements = {json.dumps(own, sort_keys=True) for fact in facts for own in fact["negotiated"]}
+    observed: dict[str, int] = {}
+    for fact in facts:
+        for name, value in fact["observed"].items():
+            observed[name] = max(observed.get(name, 0), value)
+    merged["transport"] = {
+        "chosen": first["chosen"],
+        "reason": first["reason"],
+        "planned": first["planned"],
+        "negotiated": [json.loads(own) for own in sorted(agreements)],
+        "observed": observed,
+        "fallbacks": sorted({own for fact in facts for own in fact["fallbacks"]}),
+    }
+    return merged

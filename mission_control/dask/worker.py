@@ -1,0 +1,199 @@
+"""The Throttle Controller beside a Dask worker: sets the data plane up, keeps objects as long as they are needed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import psutil
+from distributed import Reschedule, Worker
+from distributed.comm import CommClosedError
+from distributed.diagnostics.plugin import WorkerPlugin
+from distributed.system import MEMORY_LIMIT
+from tornado.ioloop import PeriodicCallback
+
+from mission_control import _native
+
+if TYPE_CHECKING:
+    from mission_control.objects import Reference, Task
+
+REPORT_EVERY_MS = 250
+"""How often progress is reported while bytes move (docs/defaults.md)."""
+STORE_MEMORY_FRACTION = 0.25
+"""Of the worker's memory limit, for own segments before objects go to the spool (docs/defaults.md)."""
+RUNNING = ("executing", "long-running", "cancelled", "resumed")
+"""States in which a task's code may still run."""
+RESCHEDULES_MAX = 5
+"""Times that one task may find its object lost before that is an error."""
+
+
+class MissionControlWorker(WorkerPlugin):
+    """Worker plug-in; :attr:`endpoint` is the worker's data plane once it is up."""
+
+    name = "mission-control"
+    idempotent = True
+
+    def __init__(self) -> None:
+        self.endpoint: _native.Endpoint | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"endpoint": None}
+
+    async def setup(self, worker: Worker) -> None:
+        self.worker = worker
+        self.lock = threading.Lock()
+        self.puts: defaultdict[Any, list[str]] = defaultdict(list)
+        self.asked: list[dict[str, Any]] = []
+        self.lost: set[str] = set()
+        self.rescheduled: defaultdict[Any, int] = defaultdict(int)
+        self.process = psutil.Process()
+        secret = await worker.scheduler.mission_control_secret()
+        limit = worker.memory_manager.memory_limit or MEMORY_LIMIT
+        endpoint = _native.Endpoint(
+            worker.ip,
+            secret["token"],
+            memory_limit=int(limit * STORE_MEMORY_FRACTION),
+            spool_folder=os.path.join(worker.local_directory, "mission-control"),
+            flows_per_host=secret["flows_per_host"],
+            **certificates(worker),
+        )
+        worker.stream_handlers["mission-control"] = self.on_message
+        briefing = await worker.scheduler.mission_control_join(
+            worker=worker.address, host=endpoint.host, environment=endpoint.environment, address=endpoint.address
+        )
+        for command in briefing:
+            endpoint.command(json.dumps(command))
+        self.endpoint = endpoint
+        report = PeriodicCallback(self.report, REPORT_EVERY_MS)
+        worker.periodic_callbacks[self.name] = report
+        report.start()
+
+    async def teardown(self, worker: Worker) -> None:
+        callback = worker.periodic_callbacks.pop(self.name, None)
+        if callback is not None:
+            callback.stop()
+        if self.endpoint is not None:
+            self.report()
+            # Waits for the data plane's threads, which may wait for the network.
+            await asyncio.get_running_loop().run_in_executor(None, self.endpoint.close)
+
+    # --- what the scheduler says ------------------------------------------------------------------------------------
+
+    def on_message(
+        self,
+        commands: Sequence[dict[str, Any]] = (),
+        free: Sequence[str] = (),
+        lost: Sequence[str] = (),
+        why: str = "",
+        forget_job: str | None = None,
+        **_: Any,
+    ) -> None:
+        assert self.endpoint is not None
+        for command in commands:
+            self.endpoint.command(json.dumps(command))
+        for name in free:
+            self.endpoint.free(name)
+        if lost:
+            self.lost.update(lost)
+            self.endpoint.lost(lost, why)
+        if forget_job is not None:
+            self.report()
+            self.endpoint.forget_job(forget_job)
+
+    # --- what tasks do ----------------------------------------------------------------------------------------------
+
+    def remember_put(self, key: Any, name: str) -> None:
+        """So that the object is freed where its task's result does not carry it."""
+        with self.lock:
+            self.puts[key].append(name)
+
+    def remember_asked(self, task: Task, stage: str, references: list[Reference], wanted: list[tuple]) -> None:
+        """For the pattern; told with the next report."""
+        if not wanted:
+            return
+        asked = {
+            "receiver": str(task.key),
+            "objects": len(references),
+            "object": wanted[0][0],
+            "part": wanted[0][1],
+            "parts": len(references[0]),
+        }
+        transfer = {"job": task.job, "from": stage, "to": task.stage}
+        with self.lock:
+            self.asked.append({"transfer": transfer, "asked": asked})
+
+    def reschedule_if_lost(self, key: Any, objects: set[str], error: Exception) -> None:
+        """Where an object went with its worker its key is being recomputed: this task has to wait for that."""
+        if self.lost & objects:
+            self.rescheduled[key] += 1
+            if self.rescheduled[key] <= RESCHEDULES_MAX:
+                raise Reschedule() from error
+
+    def transition(self, key: Any, start: str, finish: str, **kwargs: Any) -> None:
+        """A task is over: its objects live on only as far as its result carries them."""
+        if finish in RUNNING or (start not in RUNNING and finish != "memory"):
+            return
+        with self.lock:
+            put = self.puts.pop(key, [])
+        self.rescheduled.pop(key, None)
+        if not put and finish != "memory":
+            return
+        from mission_control.objects import Reference, references_in
+
+        carried = set()
+        if finish == "memory" and start in RUNNING and (put or Reference._live):
+            carried = references_in(self.worker.data[key])
+            if carried:
+                # Ahead of the message that the task is done: both take the same ordered stream.
+                self.send("mission-control-task", key=key, carries=[(own.object, own.worker) for own in carried])
+        for name in set(put) - {own.object for own in carried}:
+            assert self.endpoint is not None
+            self.endpoint.free(name)
+
+    # --- reports ----------------------------------------------------------------------------------------------------
+
+    def report(self) -> None:
+        assert self.endpoint is not None
+        with self.lock:
+            asked, self.asked = self.asked, []
+        records = self.endpoint.report()
+        if records is None and not asked:
+            return
+        times = self.process.cpu_times()
+        cpu = times.user + times.system
+        self.send("mission-control-progress", records=json.loads(records or "[]"), asked=asked, cpu=cpu)
+
+    def send(self, op: str, **message: Any) -> None:
+        try:
+            self.worker.batched_stream.send({"op": op, **message})
+        except CommClosedError:
+            pass  # The scheduler is away: the data plane goes on, and totals are told again.
+
+    def resources(self) -> dict[str, Any]:
+        """What the data plane holds now."""
+        assert self.endpoint is not None
+        return {"time": time.time(), **json.loads(self.endpoint.resources())}
+
+
+def certificates(worker: Worker) -> dict[str, bytes]:
+    """The cluster's certificates where its own channel uses them; Dask's settings hold PEM or paths of it."""
+    if not worker.address.startswith("tls://"):
+        return {}
+    settings = worker.security.get_tls_config_for_role("worker")
+
+    def pem(value: str) -> bytes:
+        if "-----BEGIN" in value:
+            return value.encode()
+        with open(value, "rb") as file:
+            return file.read()
+
+    certificate = pem(settings["cert"])
+    # Dask allows one file for both.
+    key = pem(settings["key"]) if settings.get("key") else certificate
+    return {"ca": pem(settings["ca_file"]), "certificate": certificate, "key": key}

@@ -1,0 +1,111 @@
+"""What the program that submits work says of it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import dask
+
+from mission_control import _native
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+ANNOTATION = "mission_control"
+"""Name of the annotation that a job's tasks carry."""
+
+
+class Refused(RuntimeError):
+    """The job may not run as demanded; no byte has moved. The text names what is missing."""
+
+
+def specification(
+    name: str, *, priority: float = 1, encrypt: bool | str = False, transport: str | None = None
+) -> dict[str, Any]:
+    """The job as core reads it (`JobSpec`).
+
+    Raises:
+        ValueError: one line that names the mend.
+    """
+    if not name:
+        raise ValueError("a job needs a name that is not empty")
+    if not (isinstance(priority, int | float) and math.isfinite(priority) and priority > 0):
+        raise ValueError(f"priority {priority!r} of job {name}: use a number above 0")
+    encryption = {False: "none", True: "authenticated", "opportunistic": "opportunistic"}.get(encrypt)
+    if encryption is None:
+        raise ValueError(f'encrypt={encrypt!r}: use True, False or "opportunistic"')
+    if transport == "auto":
+        transport = None
+    if transport is not None and transport not in _native.transports():
+        raise ValueError(f"there is no transport {transport!r}: use auto, {', '.join(_native.transports())}")
+    demands = {"encrypt": encryption, "transport": transport}
+    if why := _native.contradiction(json.dumps(demands)):
+        raise ValueError(f"job {name}: {why}")
+    return {"job": name, "priority": float(priority), "demands": demands, "machines": 0}
+
+
+@contextmanager
+def job(
+    name: str,
+    *,
+    priority: float = 1,
+    encrypt: bool | str = False,
+    transport: str | None = None,
+    client: Client | None = None,
+) -> Iterator[None]:
+    """Everything that is submitted inside belongs to this job, and so do the tasks that its tasks submit.
+
+    Args:
+        name: how the job is called wherever it is shown.
+        priority: a number above 0; read by the policy ``priority``.
+        encrypt: ``True``: encrypted, with certificates of the cluster on both ends, or refused.
+            ``"opportunistic"``: encrypted without identities.
+        transport: demand one (``tcp``, ``tls``, ...) in place of Mission Control's choice.
+        client: the Dask client; by default the current one.
+
+    Raises:
+        Refused: what is demanded cannot be had; said before anything is submitted.
+        ValueError: an argument is wrong; the text names the mend.
+    """
+    from distributed import get_client
+
+    spec = specification(name, priority=priority, encrypt=encrypt, transport=transport)
+    client = client or get_client()
+    install(client)
+    admitted = client.sync(client.scheduler.mission_control_admit, spec=spec, client=client.id)
+    if admitted["refused"]:
+        raise Refused(f"job {name}: {admitted['refused']}")
+    spec["job"] = admitted["job"]
+    with dask.annotate(**{ANNOTATION: spec}):
+        yield
+
+
+def install(client: Client, *, policy: str | None = None, flows_per_host: int | None = None) -> None:
+    """Installs Mission Control on the client's cluster, unless it is there already (``--preload`` does the same).
+
+    Args:
+        policy: how jobs share the network; see ``mission weights --help``. Given for a cluster that has Mission Control,
+            it replaces the policy there.
+        flows_per_host: receiving slots of every host; only for a cluster that has no Mission Control yet.
+    """
+    from mission_control.dask.scheduler import MissionControlScheduler
+    from mission_control.dask.worker import MissionControlWorker
+
+    if "mission-control" not in client.sync(client.run_on_scheduler, _plugins):
+        settings: dict[str, Any] = {"policy": policy} if policy else {}
+        if flows_per_host is not None:
+            settings["flows_per_host"] = flows_per_host
+        client.register_plugin(MissionControlScheduler(**settings))
+        client.register_plugin(MissionControlWorker())
+    elif policy:
+        reply = client.sync(client.scheduler.mission_control_policy, policy=policy)
+        if reply["error"]:
+            raise ValueError(reply["error"])
+
+
+def _plugins(dask_scheduler: Any) -> list[str]:
+    return list(dask_scheduler.plugins)

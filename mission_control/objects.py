@@ -1,0 +1,247 @@
+"""Objects on the data plane, from inside a task: put parts here, fetch parts there."""
+
+from __future__ import annotations
+
+import json
+import time
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, overload
+from weakref import WeakSet
+
+from mission_control import _native
+from mission_control.jobs import ANNOTATION
+
+if TYPE_CHECKING:
+    from distributed import Worker
+    from typing_extensions import Buffer
+
+    from mission_control.dask.worker import MissionControlWorker
+
+
+class Reference:
+    """Stands for an object of n parts on some worker; small, and picklable.
+
+    The object lives as long as a task's result on the scheduler that carries a reference to it. It is freed when the
+    last such result is released, and recomputed with it when its worker is lost.
+    """
+
+    __slots__ = ("__weakref__", "_sizes", "address", "job", "object", "stage", "worker")
+    _live: WeakSet[Reference] = WeakSet()
+
+    def __init__(self, object: str, worker: str, address: str, job: str, stage: str, sizes: Sequence[int] | bytes):
+        self.object = object
+        self.worker = worker
+        self.address = address
+        self.job = job
+        self.stage = stage
+        self._sizes = sizes if isinstance(sizes, bytes) else array("Q", sizes).tobytes()
+        Reference._live.add(self)
+
+    @property
+    def sizes(self) -> array[int]:
+        """Bytes of each part."""
+        return array("Q", self._sizes)
+
+    def __len__(self) -> int:
+        """Number of parts."""
+        return len(self._sizes) // 8
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Reference, (self.object, self.worker, self.address, self.job, self.stage, self._sizes)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Reference) and other.object == self.object
+
+    def __hash__(self) -> int:
+        return hash(self.object)
+
+    def __sizeof__(self) -> int:
+        return 200 + len(self._sizes)
+
+    def __dask_tokenize__(self) -> str:
+        return self.object
+
+    def __repr__(self) -> str:
+        size = _native.format_bytes(sum(self.sizes))
+        return f"<Reference to {len(self)} parts of {self.stage}, {size} on {self.worker}>"
+
+
+class Fetched(Sequence["_native.Part"]):
+    """The fetched parts, in the order of the references: read-only buffers in one piece of memory.
+
+    ``numpy.frombuffer(fetched[0], dtype)`` and ``pyarrow.py_buffer(fetched[0])`` use a part without a copy. The memory is
+    given back when the last buffer that uses it is gone.
+    """
+
+    def __init__(self, parts: list[_native.Part], all: _native.Part, tally: dict[str, int]):
+        self._parts = parts
+        self.all = all
+        """All parts as one buffer; without gaps if they were fetched with ``packed=True``."""
+        self.tally = tally
+        """What it took: bytes from other workers, refetches, resumed ranges, busy answers, most flows at once."""
+
+    @overload
+    def __getitem__(self, index: int) -> _native.Part: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[_native.Part]: ...
+    def __getitem__(self, index: int | slice) -> _native.Part | list[_native.Part]:
+        return self._parts[index]
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def __iter__(self) -> Iterator[_native.Part]:
+        return iter(self._parts)
+
+
+def allocate(nbytes: int) -> _native.Segment:
+    """Writable memory of the data plane: what is written there is put without a copy, ``put(segment, sizes=...)``."""
+    return _plane("allocate")[1].endpoint.allocate(nbytes)
+
+
+def put(parts: Sequence[Buffer] | _native.Segment, *, sizes: Sequence[int] | None = None) -> Reference:
+    """Gives this worker's object store an object of n parts; returns a reference for the task to return.
+
+    Args:
+        parts: buffers of any kind, copied; or a segment from :func:`allocate`, kept as it is and not to be written to
+            any more.
+        sizes: of a segment: bytes of each part, one after another; by default it is one part.
+
+    Raises:
+        RuntimeError: outside a task, or without Mission Control on this cluster.
+        OSError: no memory, or the spool disk is full; nothing was kept.
+    """
+    worker, plugin = _plane("put")
+    task = _task(worker)
+    encryption = task.demands["encrypt"]
+    if isinstance(parts, _native.Segment):
+        sizes = [len(parts)] if sizes is None else sizes
+        name = plugin.endpoint.adopt(parts, sizes, encryption)
+    else:
+        name, sizes = plugin.endpoint.put(parts, encryption)
+    plugin.remember_put(task.key, name)
+    return Reference(name, worker.address, plugin.endpoint.address, task.job, task.stage, sizes)
+
+
+def fetch(
+    references: Reference | Iterable[Reference], part: int | None = None, *, packed: bool = False
+) -> Fetched:
+    """Brings part ``part`` of each object, or all parts of each; blocks until they are there.
+
+    Args:
+        references: of the objects, or of one.
+        part: number of the part, from 0; ``None``: all parts.
+        packed: without gaps, so that ``.all`` is one buffer of all; otherwise parts begin at multiples of 64 bytes, as
+            Arrow wants them.
+
+    Raises:
+        TransferError: by cause (``Lost``, ``Unreachable``, ``Damaged``, ``Denied``).
+        IndexError: an object has no such part.
+        distributed.Reschedule: an object was lost with its worker; the task runs again once it is recomputed.
+    """
+    worker, plugin = _plane("fetch")
+    task = _task(worker)
+    wanted: list[tuple[str, int, int, list[str]]] = []
+    references = [references] if isinstance(references, Reference) else list(references)
+    for reference in references:
+        if not isinstance(reference, Reference):
+            raise TypeError(f"fetch takes references that put gave, not {type(reference).__name__}")
+        sizes = reference.sizes
+        if part is not None and not 0 <= part < len(sizes):
+            raise IndexError(f"part {part} of an object of {len(sizes)} parts: they are numbered from 0")
+        numbers = range(len(sizes)) if part is None else (part,)
+        wanted.extend((reference.object, number, sizes[number], [reference.address]) for number in numbers)
+    stage = references[0].stage if references else "nothing"
+    plugin.remember_asked(task, stage, references, wanted)
+    try:
+        parts, all, tally = plugin.endpoint.fetch(
+            task.job, stage, task.stage, json.dumps(task.demands), wanted, 1 if packed else 64
+        )
+    except _native.Lost as error:
+        plugin.reschedule_if_lost(task.key, {reference.object for reference in references}, error)
+        raise
+    return Fetched(parts, all, json.loads(tally))
+
+
+class Task:
+    """The task that runs in this thread, as far as Mission Control is concerned."""
+
+    __slots__ = ("demands", "job", "key", "stage")
+
+    def __init__(self, key: Any, annotations: dict[str, Any] | None):
+        from dask.utils import key_split
+
+        spec = (annotations or {}).get(ANNOTATION) or {}
+        self.key = key
+        self.stage = key_split(key)
+        self.job: str = spec.get("job", "unnamed")
+        self.demands: dict[str, Any] = spec.get("demands") or {"encrypt": "none", "transport": None}
+
+
+def _task(worker: Worker) -> Task:
+    key = worker.get_current_task()
+    state = worker.state.tasks.get(key)
+    return Task(key, state.annotations if state else None)
+
+
+INSTALL_WAIT_S = 10
+"""A task may start on a new worker before the plug-in is up there."""
+
+
+def _plane(what: str) -> tuple[Worker, MissionControlWorker]:
+    from distributed import get_worker
+
+    try:
+        worker = get_worker()
+        worker.get_current_task()
+    except (ValueError, AttributeError):
+        raise RuntimeError(f"mission_control.{what} is for tasks: call it in a function given to client.submit") from None
+    deadline = time.monotonic() + INSTALL_WAIT_S
+    while (plugin := worker.plugins.get("mission-control")) is None or plugin.endpoint is None:
+        if time.monotonic() > deadline:
+            raise RuntimeError(
+                "Mission Control is not on this worker: call mission_control.install(client), or start the worker with "
+                "--preload mission_control.dask"
+            )
+        time.sleep(0.02)
+    return worker, plugin
+
+
+def references_in(value: Any) -> set[Reference]:
+    """All references that a task's result carries, wherever in it they are.
+
+    The garbage collector knows what an object holds, also inside classes that we know nothing of. Without a live
+    reference in this process, the usual case, there is nothing to look for.
+    """
+    import gc
+    import types
+
+    if not Reference._live:
+        return set()
+    opaque = (type, types.ModuleType, types.FrameType, str, bytes, int, float, bytearray)
+    found: set[Reference] = set()
+    seen: set[int] = set()
+    pending = [value]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, Reference):
+            found.add(item)
+            continue
+        if isinstance(item, opaque) or id(item) in seen:
+            continue
+        seen.add(id(item))
+        if isinstance(item, types.FunctionType):
+            # Its globals are its module, not its value.
+            pending.extend(cell.cell_contents for cell in item.__closure__ or () if _filled(cell))
+            pending.extend(item.__defaults__ or ())
+            continue
+        pending.extend(gc.get_referents(item))
+    return found
+
+
+def _filled(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:
+        return False
