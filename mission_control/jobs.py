@@ -80,8 +80,12 @@ def job(
     if admitted["refused"]:
         raise Refused(f"job {name}: {admitted['refused']}")
     spec["job"] = admitted["job"]
-    with dask.annotate(**{ANNOTATION: spec}):
-        yield
+    try:
+        with dask.annotate(**{ANNOTATION: spec}):
+            yield
+    finally:
+        if client.status == "running":
+            client.sync(client.scheduler.mission_control_leave, job=spec["job"], client=client.id)
 
 
 def install(client: Client, *, policy: str | None = None, flows_per_host: int | None = None) -> None:

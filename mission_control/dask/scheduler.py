@@ -61,7 +61,7 @@ class MissionControlScheduler(SchedulerPlugin):
         self.transfers: dict[tuple[str, str, str, str], dict[str, Any]] = {}
         self.records: deque[dict[str, Any]] = deque(maxlen=RECORDS_MAX)
         self.recomputed: defaultdict[str, int] = defaultdict(int)
-        handlers = ("secret", "join", "admit", "status", "policy", "since")
+        handlers = ("secret", "join", "admit", "leave", "status", "policy", "since")
         scheduler.handlers.update({f"mission_control_{name}": getattr(self, f"on_{name}") for name in handlers})
         scheduler.stream_handlers["mission-control-progress"] = self.on_progress
         scheduler.stream_handlers["mission-control-task"] = self.on_task
@@ -85,12 +85,20 @@ class MissionControlScheduler(SchedulerPlugin):
         return json.loads(self.mission.briefing())
 
     async def on_admit(self, spec: dict[str, Any], client: str) -> dict[str, Any]:
-        """Whether a job may run, and the name under which it will."""
+        """Whether a job may run, and the name under which it will; it arrives with that, and stays at least until left."""
         refused = self.mission.admits(json.dumps(spec))
         job = self.jobs.name(spec["job"], client)
         if refused:
             self.record("refused", job=job, reason=refused)
+        else:
+            self.arrive({**spec, "job": job})
+            self.jobs.hold(job, client)
         return {"job": job, "refused": refused}
+
+    async def on_leave(self, job: str, client: str) -> None:
+        """The client submits no more for this job: it ends with its last task."""
+        if self.jobs.leave(job, client):
+            self.end(job)
 
     async def on_policy(self, policy: str) -> dict[str, Any]:
         try:
@@ -101,24 +109,26 @@ class MissionControlScheduler(SchedulerPlugin):
 
     async def on_status(self) -> dict[str, Any]:
         """All that can be shown of the cluster now."""
-        jobs = json.loads(self.mission.status())
-        for job in jobs:
-            job["recomputed"] = self.recomputed.get(job["job"], 0)
-            for transfer in job["transfers"]:
-                own = [
-                    record
-                    for (_, name, source, to), record in self.transfers.items()
-                    if (name, source, to) == (job["job"], transfer["from"], transfer["to"])
-                ]
-                transfer.update(merge(own))
         return {
             "time": time.time(),
             "policy": self.mission.policy,
             "workers": self.workers,
             "objects": len(self.objects),
             "graph_tasks": len(self.graph),
-            "jobs": jobs,
+            "jobs": self.job_status(),
         }
+
+    def job_status(self, only: str | None = None) -> list[dict[str, Any]]:
+        """What the Mission Controller knows of each job, or of one, with what the workers say of its transfers."""
+        jobs = [job for job in json.loads(self.mission.status()) if only in (None, job["job"])]
+        told: defaultdict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
+        for (_, *transfer), record in self.transfers.items():
+            told[tuple(transfer)].append(record)
+        for job in jobs:
+            job["recomputed"] = self.recomputed.get(job["job"], 0)
+            for transfer in job["transfers"]:
+                transfer.update(merge(told[job["job"], transfer["from"], transfer["to"]]))
+        return jobs
 
     async def on_since(self, seen: int) -> tuple[int, list[dict[str, Any]]]:
         """Records after the first ``seen`` ones."""
@@ -161,10 +171,7 @@ class MissionControlScheduler(SchedulerPlugin):
                 span = (spans.get(task.key) or {}).get("name") or ()
                 name = span[0] if span and span[0] != "default" else client
                 spec = {"job": self.jobs.name(name, client), "priority": 1.0, "demands": {}, "machines": 0}
-            if spec["job"] not in self.jobs.specs:
-                self.record("job", **spec)
-                self.jobs.specs[spec["job"]] = spec
-                self.event({"event": "job-arrived", "spec": spec})
+            self.arrive(spec)
             self.jobs.add(task.key, spec["job"])
             # Runs before the transitions, so this travels with the task to its worker.
             task.annotations = {**(task.annotations or {}), ANNOTATION: spec}
@@ -228,6 +235,11 @@ class MissionControlScheduler(SchedulerPlugin):
         if stale:
             scheduler.transitions(stale, stimulus_id=f"mission-control-lost-{time.time()}")
 
+    def remove_client(self, scheduler: Scheduler, client: str) -> None:
+        """A client that is gone submits no more."""
+        for job in self.jobs.leave_all(client):
+            self.end(job)
+
     async def close(self) -> None:
         callback = self.scheduler.periodic_callbacks.pop(self.name, None)
         if callback is not None:
@@ -254,8 +266,15 @@ class MissionControlScheduler(SchedulerPlugin):
         for worker, objects in names.items():
             self.tell({"free": objects}, [worker])
 
+    def arrive(self, spec: dict[str, Any]) -> None:
+        if self.jobs.specs.get(spec["job"]) != spec:
+            self.jobs.specs[spec["job"]] = spec
+            self.record("job", **spec)
+            self.event({"event": "job-arrived", "spec": spec})
+
     def end(self, job: str) -> None:
-        self.record("job-ended", job=job, transfers=[t for t in self.transfers.values() if t["job"] == job])
+        for status in self.job_status(job):
+            self.record("job-ended", **status)
         self.transfers = {key: record for key, record in self.transfers.items() if key[1] != job}
         self.event({"event": "job-ended", "job": job})
         self.tell({"forget_job": job})
@@ -281,13 +300,14 @@ class MissionControlScheduler(SchedulerPlugin):
 
 
 class Jobs:
-    """Which task belongs to which job; a job ends with its last task."""
+    """Which task belongs to which job; a job ends with its last task, once no client submits for it any more."""
 
     def __init__(self) -> None:
         self.of: dict[Any, str] = {}
         self.specs: dict[str, dict[str, Any]] = {}
         self._tasks: defaultdict[str, int] = defaultdict(int)
         self._owners: dict[str, str] = {}
+        self._holds: defaultdict[str, list[str]] = defaultdict(list)
 
     def name(self, wanted: str, client: str) -> str:
         """The name as wanted, unless a job of another client bears it."""
@@ -305,12 +325,31 @@ class Jobs:
         if job is None:
             return None
         self._tasks[job] -= 1
-        if self._tasks[job]:
-            return None
-        del self._tasks[job]
-        self.specs.pop(job, None)
+        return job if self._over(job) else None
+
+    def hold(self, job: str, client: str) -> None:
+        """A client is going to submit for this job."""
+        self._holds[job].append(client)
+
+    def leave(self, job: str, client: str) -> bool:
+        """The client submits no more; whether the job is over with that."""
+        if client in self._holds[job]:
+            self._holds[job].remove(client)
+        return self._over(job)
+
+    def leave_all(self, client: str) -> list[str]:
+        """The jobs that are over because this client is gone."""
+        held = [job for job, clients in self._holds.items() if client in clients]
+        for job in held:
+            self._holds[job] = [own for own in self._holds[job] if own != client]
+        return [job for job in held if self._over(job)]
+
+    def _over(self, job: str) -> bool:
+        if self._tasks[job] or self._holds[job] or job not in self.specs:
+            return False
+        del self._tasks[job], self._holds[job], self.specs[job]
         self._owners.pop(job, None)
-        return job
+        return True
 
 
 class Objects:

@@ -17,6 +17,7 @@ pub struct Pool {
     free: Mutex<Free>,
     /// Bytes of the segments in use.
     live: AtomicU64,
+    /// Nothing more is kept once this much is in use and kept together.
     keep_bytes: usize,
 }
 
@@ -52,7 +53,7 @@ pub struct Segment {
 unsafe impl Sync for Segment {}
 
 impl Pool {
-    /// A pool that keeps up to `keep_bytes` of free memory for the next user.
+    /// A pool that keeps free memory for the next user as long as that and what is in use are at most `keep_bytes`.
     pub fn new(keep_bytes: usize) -> Arc<Pool> {
         Arc::new(Pool { free: Mutex::default(), live: AtomicU64::new(0), keep_bytes })
     }
@@ -91,9 +92,10 @@ impl Pool {
         self.live.fetch_sub(mapping.size as u64, Ordering::Relaxed);
         let mut evicted = Vec::new();
         let mut free = self.free.lock().expect("no panic while held");
-        if mapping.size <= self.keep_bytes {
+        let room = self.keep_bytes.saturating_sub(self.live_bytes() as usize);
+        if mapping.size <= room {
             // Sizes that nobody asks for any more make room for those in use.
-            while free.bytes + mapping.size > self.keep_bytes {
+            while free.bytes + mapping.size > room {
                 let Some(other) = free.by_size.keys().copied().find(|size| *size != mapping.size) else { break };
                 let stack = free.by_size.get_mut(&other).expect("found among the keys");
                 let gone = stack.pop().expect("no stack is empty");
@@ -103,7 +105,7 @@ impl Pool {
                 free.bytes -= gone.size;
                 evicted.push(gone);
             }
-            if free.bytes + mapping.size <= self.keep_bytes {
+            if free.bytes + mapping.size <= room {
                 free.bytes += mapping.size;
                 free.by_size.entry(mapping.size).or_default().push(mapping);
             }

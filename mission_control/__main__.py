@@ -1,0 +1,3 @@
+from mission_control.cli import main
+
+main()

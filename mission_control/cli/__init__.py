@@ -1,0 +1,59 @@
+"""The command `mission`. Exit status: 0 every check held; 1 a check failed; 2 bad input; 3 something that is needed is
+missing; 4 the job was refused; 5 the run is invalid; 130 interrupted."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import NoReturn
+
+import typer
+
+from mission_control.cli import bench, run, weights
+from mission_control.jobs import Refused
+from mission_control.scenario import BadInput, Missing
+
+UsageError = typer.BadParameter.__mro__[1]
+"""Base of what a wrong command line raises; typer exports only its children."""
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Decides per transfer how big a share of the network it gets and which transport carries it, and says why.",
+)
+app.command("run")(run.run)
+app.command("weights")(weights.weights)
+app.command("report")(run.report)
+app.add_typer(bench.app, name="bench")
+
+
+def main() -> NoReturn:
+    """Runs the command; one line for whatever went wrong."""
+    # A run that is told to end ends as if interrupted: what it started is ended, and its report written.
+    signal.signal(signal.SIGTERM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
+    try:
+        status = app(standalone_mode=False)
+    except (BadInput, UsageError) as error:
+        text = error.format_message() if isinstance(error, UsageError) else str(error)
+        end(2, text)
+    except typer.Exit as error:
+        end(error.exit_code)
+    except Refused as error:
+        end(4, f"refused: {error}")
+    except Missing as error:
+        end(3, str(error))
+    except (KeyboardInterrupt, typer.Abort):
+        end(130, "interrupted")
+    end(status if isinstance(status, int) else 0)
+
+
+def end(status: int, text: str = "") -> NoReturn:
+    if text:
+        print(f"mission: {' '.join(text.split())}", file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Threads of clients that were cut off must not hold the process back.
+    os._exit(status)

@@ -1,0 +1,86 @@
+"""`mission run` and `mission report`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mission_control import run as runner
+from mission_control.cli.show import LiveTable, print_result
+from mission_control.scenario import BadInput, load, with_changes
+
+Option = typer.Option
+
+
+def run(
+    scenario: Annotated[str, typer.Argument(help="a built-in scenario (sort), or a file that ends in .toml")],
+    size: Annotated[str | None, Option(help="input of each job, as in 1GiB")] = None,
+    workers: Annotated[int | None, Option(help="worker processes to start")] = None,
+    jobs: Annotated[int | None, Option(help="jobs at once")] = None,
+    policy: Annotated[str | None, Option(help="see mission weights --help")] = None,
+    priorities: Annotated[str | None, Option(help="of the jobs in order, as in 1,2")] = None,
+    transport: Annotated[str | None, Option(help="auto, tcp, tls, ...: every job demands it")] = None,
+    encrypt: Annotated[bool, Option("--encrypt", help="authenticated TLS, or the job is refused")] = False,
+    opportunistic: Annotated[bool, Option("--opportunistic", help="encrypted, without identities")] = False,
+    flows_per_host: Annotated[int | None, Option(help="receiving slots of a host")] = None,
+    memory_limit: Annotated[str | None, Option(help="memory of each worker, as in 1GiB")] = None,
+    partitions: Annotated[int | None, Option(help="map and reduce tasks of each job")] = None,
+    seed: Annotated[int | None, Option(help="the same seed makes the same input")] = None,
+    scheduler: Annotated[str | None, Option(help="of a Dask cluster that is running, as in tcp://HOST:8786")] = None,
+    data: Annotated[Path | None, Option(help="folder for input and output, seen by all workers")] = None,
+    keep_data: Annotated[bool, Option("--keep-data", help="leave input and output there")] = False,
+    results: Annotated[Path, Option(help="folder for what runs leave")] = Path("results"),
+    as_json: Annotated[bool, Option("--json", help="for programs")] = False,
+) -> int:
+    """Runs a scenario; shows what each transfer gets and why; leaves results/<id>/ with a report."""
+    try:
+        ranks = tuple(float(word) for word in priorities.split(",")) if priorities else None
+    except ValueError:
+        raise BadInput(f"--priorities {priorities}: write numbers above 0, as in 1,2") from None
+    if encrypt and opportunistic:
+        raise BadInput("--encrypt and --opportunistic exclude each other: leave one out")
+    changed = with_changes(
+        load(scenario),
+        {
+            "topology": {"hosts": workers, "memory_limit": memory_limit},
+            "workload": {"size": size, "jobs": jobs, "partitions": partitions, "seed": seed},
+            "control": {
+                "policy": policy,
+                "priorities": ranks,
+                "transport": transport,
+                "encrypt": True if encrypt else "opportunistic" if opportunistic else None,
+                "flows_per_host": flows_per_host,
+            },
+        },
+    )
+    world = "cluster" if scheduler else "local"
+    with LiveTable(quiet=as_json) as table:
+        result = runner.run(
+            changed,
+            world=world,
+            scheduler=scheduler,
+            results=results,
+            data=data,
+            keep_data=keep_data,
+            observer=table,
+        )
+    if as_json:
+        print(json.dumps(result))
+    else:
+        print_result(result)
+    if result["interrupted"]:
+        return 130
+    return 0 if result["ok"] else 1
+
+
+def report(folder: Annotated[Path, typer.Argument(help="of a run: results/<id>")]) -> None:
+    """Draws the report of a run again, from its records."""
+    from mission_control import report
+
+    try:
+        print(report.write(folder))
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{folder} has no records to draw: name a folder results/<id> ({error})") from None

@@ -1,0 +1,118 @@
+"""What a person sees: the live table of a run, and its result."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from mission_control import _native
+from mission_control.report import agreement
+from mission_control.run import Observer, Progress
+
+LINE_EVERY_S = 5
+"""Where there is no terminal, a line is enough, and seldom."""
+
+
+class LiveTable(Observer):
+    """Jobs, transfers, pattern, weight, flows, transport, bytes, rate and progress, while a run goes on."""
+
+    def __init__(self, quiet: bool = False):
+        self.console = Console(stderr=True)
+        self.live = Live(console=self.console, refresh_per_second=4, transient=True)
+        self.quiet = quiet
+        self.drawn = self.console.is_terminal and not quiet
+        self.before: dict[tuple[str, str, str], tuple[float, int]] = {}
+        self.rates: dict[tuple[str, str, str], float] = {}
+        self.said: dict[str, str] = {}
+        self.said_at = 0.0
+
+    def __enter__(self) -> LiveTable:
+        if self.drawn:
+            self.live.start()
+            self.live.update(Text("starts the cluster"))
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        if self.drawn:
+            self.live.stop()
+
+    def show(self, progress: Progress) -> None:
+        if self.drawn:
+            self.live.update(self.draw(progress))
+        elif not self.quiet:
+            self.say(progress)
+
+    def say(self, progress: Progress) -> None:
+        for job, step in progress.steps.items():
+            if self.said.get(job) != step:
+                self.said[job] = step
+                print(f"{job}: {step}", file=sys.stderr, flush=True)
+        if time.monotonic() - self.said_at >= LINE_EVERY_S:
+            self.said_at = time.monotonic()
+            for job in progress.status.get("jobs", []):
+                for own in job["transfers"]:
+                    part = own["served_bytes"] / own["asked_bytes"] if own["asked_bytes"] else 0
+                    moved = _native.format_bytes(own["served_bytes"])
+                    print(f"{job['job']}: {own['from']} -> {own['to']} {moved}, {part:.0%} of what was asked for", file=sys.stderr)
+
+    def draw(self, progress: Progress) -> Group:
+        table = Table(box=None, header_style="bold")
+        for name in ("job", "transfer", "pattern", "weight", "flows", "transport", "bytes", "rate", "progress"):
+            table.add_column(name, justify="right" if name in ("weight", "flows", "bytes", "rate") else "left")
+        for job in progress.status.get("jobs", []):
+            for own in job["transfers"]:
+                if own["asked_bytes"]:
+                    table.add_row(*self.row(progress.status["time"], job, own))
+        steps = [Text(f"{job}: {step}", style="dim") for job, step in progress.steps.items()]
+        return Group(*steps, table)
+
+    def row(self, now: float, job: dict[str, Any], own: dict[str, Any]) -> list[str]:
+        key = (job["job"], own["from"], own["to"])
+        then, served = self.before.get(key, (now, own["served_bytes"]))
+        if now - then >= 0.5 or key not in self.before:
+            self.before[key] = (now, own["served_bytes"])
+            self.rates[key] = (own["served_bytes"] - served) / (now - then) if now > then else 0.0
+        part = own["served_bytes"] / own["asked_bytes"]
+        return [
+            job["job"],
+            f"{own['from']} → {own['to']}",
+            own["pattern"],
+            f"{job['weight']:.2f}" if job["weight"] is not None else "",
+            f"{own['flows']}/{job['flows']}" if job["flows"] is not None else str(own["flows"]),
+            own["transport"]["chosen"] or "",
+            _native.format_bytes(own["served_bytes"]),
+            f"{_native.format_bytes(int(self.rates[key]))}/s",
+            f"{'█' * int(10 * part):<10} {part:4.0%}",
+        ]
+
+
+def print_result(result: dict[str, Any]) -> None:
+    """What each transfer got and why, the checks, and where the report lies."""
+    for job in result["jobs"]:
+        took = f"{job['seconds']:.2f} s" if job["seconds"] is not None else "not finished"
+        share = f", weight {job['weight']:.2f}, at most {job['flows']} flows" if job["weight"] is not None else ""
+        again = f", {job['recomputed']} recomputed" if job["recomputed"] else ""
+        print(f"{job['name']}: {took}{share}{again}")
+        for own in job["transfers"]:
+            facts = own["transport"]
+            moved = f"{_native.format_bytes(own['bytes'])}, {_native.format_bytes(own['own_bytes'])} of it on its own worker"
+            print(f"  {own['from']} -> {own['to']}: {own['pattern']}, {moved}, up to {own['flows_peak']} flows a worker")
+            print(f"    over {facts['chosen'] or 'nothing'}: {facts['reason']}")
+            for one in facts["negotiated"]:
+                print(f"    negotiated: {agreement(one)}")
+            if own["refetches"] or own["resumed"]:
+                print(f"    {own['refetches']} ranges fetched again, {own['resumed']} resumed")
+            for fallback in facts["fallbacks"]:
+                print(f"    fallback: {fallback}")
+    for job, error in result["errors"].items():
+        print(f"{job} failed: {error}")
+    for check, held in result["checks"].items():
+        print(f"{'ok' if held else 'FAILED':>6}  {check}")
+    print(f"report: {result['results']}/report.html")

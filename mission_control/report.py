@@ -1,0 +1,237 @@
+"""`report.html`: one page that stands alone, drawn from a run's records and nothing else."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections import defaultdict
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from mission_control import _native
+
+STYLE = """
+body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#1c2330}
+h1{font-size:1.5rem}h2{font-size:1.15rem;margin-top:2rem}table{border-collapse:collapse;width:100%;font-size:.9rem}
+th,td{text-align:left;padding:.3rem .6rem;border-bottom:1px solid #dde2ea;vertical-align:top}
+th{background:#f3f5f9}td.n{text-align:right;font-variant-numeric:tabular-nums}svg{width:100%;height:auto}
+.good{color:#176b3a}.bad{color:#a3201d}code{background:#f3f5f9;padding:0 .2rem}
+"""
+COLOURS = ("#2463b5", "#d2691e", "#2e8b57", "#8a4fbe", "#b8860b", "#a3201d", "#4c8c8c", "#6b7280")
+
+
+def write(folder: Path) -> Path:
+    """Draws the report of the run in ``folder``; gives its path.
+
+    Raises:
+        FileNotFoundError: the folder has no records.
+    """
+    with open(folder / "records.jsonl") as file:
+        records = [json.loads(line) for line in file]
+    path = folder / "report.html"
+    path.write_text(page(records))
+    return path
+
+
+def page(records: list[dict[str, Any]]) -> str:
+    result = next((record for record in reversed(records) if record["kind"] == "result"), {})
+    environment = next((record for record in records if record["kind"] == "environment"), {})
+    series = Series(records)
+    verdict = '<b class="good">every check held</b>' if result.get("ok") else '<b class="bad">not right</b>'
+    if result.get("interrupted"):
+        verdict = '<b class="bad">interrupted: this is what was done</b>'
+    seconds = result.get("seconds")
+    parts = [
+        f"<p>{verdict}{f', {seconds:.2f} s' if seconds else ''}; policy <code>{escape(str(result.get('policy')))}</code></p>",
+        table(("check", "held"), [(name, "yes" if held else "NO") for name, held in result.get("checks", {}).items()]),
+    ]
+    parts += [f'<p class="bad">{escape(job)}: {escape(error)}</p>' for job, error in result.get("errors", {}).items()]
+    parts += ["<h2>What each transfer got, and why</h2>", transfers(result)]
+    if series.jobs:
+        parts += ["<h2>Timeline of the transfers</h2>", timeline(series)]
+        parts += ["<h2>Rates</h2><p>Bytes received per second, by job.</p>", rates(series)]
+        parts += ["<h2>Shares against weights</h2>", shares(series)]
+        parts += ["<h2>Processors</h2><p>Cores used by each worker.</p>", processors(series)]
+    parts += ["<h2>Decisions</h2>", decisions(records)]
+    shown = {key: value for key, value in environment.items() if key not in ("number", "kind", "time")}
+    parts += ["<h2>Environment</h2>", table(("what", "value"), [(key, json.dumps(value)) for key, value in shown.items()])]
+    body = "\n".join(parts)
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>Mission Control: run</title><style>{STYLE}</style>'
+        f"<h1>Mission Control</h1>{body}</html>"
+    )
+
+
+class Series:
+    """Progress over time: of each job the bytes served, of each worker the processor time."""
+
+    def __init__(self, records: list[dict[str, Any]]):
+        progress = [record for record in records if record["kind"] == "progress"]
+        self.start = min((record["time"] for record in progress), default=0.0)
+        self.end = max((record["time"] for record in progress), default=0.0) - self.start
+        self.jobs: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        self.stages: dict[tuple[str, str, str], list[float]] = {}
+        self.cpu: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        self.weights: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        served: dict[tuple[str, ...], float] = {}
+        totals: dict[str, float] = defaultdict(float)
+        for record in progress:
+            now = record["time"] - self.start
+            key = (record["worker"], record["job"], record["from"], record["to"])
+            totals[record["job"]] += record["served_bytes"] - served.get(key, 0)
+            served[key] = record["served_bytes"]
+            self.jobs[record["job"]].append((now, totals[record["job"]]))
+            self.stages.setdefault(key[1:], [now, now])[1] = now
+            self.cpu[record["worker"]].append((now, record["cpu"]))
+        for record in records:
+            if record["kind"] == "decision" and record["command"] == "shares":
+                now = record["time"] - self.start
+                active = {share["job"]: share["weight"] for share in record["shares"]}
+                for job in self.jobs:
+                    self.weights[job].append((now, active.get(job, 0.0)))
+
+    def bins(self, points: list[tuple[float, float]], width: float) -> list[tuple[float, float]]:
+        """Increase per second of a growing total, in bins of ``width`` seconds."""
+        count = max(1, int(self.end / width) + 1)
+        bins = [0.0] * count
+        before = points[0][1] if points else 0.0
+        for now, total in points:
+            bins[min(count - 1, int(now / width))] += total - before
+            before = total
+        return [((index + 0.5) * width, value / width) for index, value in enumerate(bins)]
+
+    @property
+    def width(self) -> float:
+        return max(0.25, self.end / 80)
+
+
+def figure(height: float = 2.6) -> tuple[Any, Any]:
+    from matplotlib.figure import Figure
+
+    drawn = Figure(figsize=(9, height), layout="constrained")
+    axes = drawn.subplots()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_xlabel("seconds")
+    return drawn, axes
+
+
+def svg(drawn: Any) -> str:
+    text = io.StringIO()
+    drawn.savefig(text, format="svg")
+    return text.getvalue()[text.getvalue().index("<svg") :]
+
+
+def timeline(series: Series) -> str:
+    drawn, axes = figure(0.9 + 0.4 * len(series.stages))
+    jobs = list(series.jobs)
+    names = [f"{job}: {source} → {to}" if len(jobs) > 1 else f"{source} → {to}" for job, source, to in series.stages]
+    for row, ((job, _, _), (first, last)) in enumerate(series.stages.items()):
+        axes.barh(row, max(last - first, 0.02), left=first, height=0.6, color=COLOURS[jobs.index(job) % len(COLOURS)])
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+    return svg(drawn)
+
+
+def rates(series: Series) -> str:
+    drawn, axes = figure()
+    for index, (job, points) in enumerate(series.jobs.items()):
+        bins = series.bins([(0.0, 0.0), *points], series.width)
+        axes.step(*zip(*[(now, value / 2**20) for now, value in bins], strict=True), where="mid", label=job, color=COLOURS[index % len(COLOURS)])
+    axes.set_ylabel("MiB/s")
+    axes.set_ylim(bottom=0)
+    axes.legend(frameon=False)
+    return svg(drawn)
+
+
+def shares(series: Series) -> str:
+    """Of the bytes of each interval the part of each job; dashed what its weight says."""
+    drawn, axes = figure()
+    binned = {job: series.bins([(0.0, 0.0), *points], series.width) for job, points in series.jobs.items()}
+    for index, (job, bins) in enumerate(binned.items()):
+        total = [sum(own[place][1] for own in binned.values()) for place in range(len(bins))]
+        part = [value / whole if whole else float("nan") for (_, value), whole in zip(bins, total, strict=True)]
+        colour = COLOURS[index % len(COLOURS)]
+        axes.plot([now for now, _ in bins], part, label=f"{job}: bytes", color=colour, marker=".")
+        if weights := series.weights.get(job):
+            axes.step(*zip(*weights, strict=True), where="post", linestyle="--", color=colour, label=f"{job}: weight")
+    axes.set_ylim(0, 1.05)
+    axes.set_ylabel("part of the bytes")
+    axes.legend(frameon=False, ncols=2)
+    return svg(drawn)
+
+
+def processors(series: Series) -> str:
+    drawn, axes = figure()
+    for worker, points in series.cpu.items():
+        axes.plot(*zip(*series.bins(points, series.width), strict=True), label=worker)
+    axes.set_ylabel("cores")
+    axes.set_ylim(bottom=0)
+    axes.legend(frameon=False, fontsize="small")
+    return svg(drawn)
+
+
+def transfers(result: dict[str, Any]) -> str:
+    rows = []
+    for job in result.get("jobs", []):
+        for own in job["transfers"]:
+            facts = own["transport"] or {}
+            got = "; ".join(agreement(one) for one in facts.get("negotiated", [])) or "nothing left its worker"
+            refused = "; ".join(facts.get("fallbacks", []))
+            rows.append(
+                (
+                    job["name"],
+                    f"{own['from']} → {own['to']}",
+                    own["pattern"],
+                    f"{job['weight']:.2f}" if job["weight"] is not None else "",
+                    own["flows_peak"],
+                    _native.format_bytes(own["bytes"]),
+                    facts.get("chosen") or "none",
+                    f"{facts.get('reason')}. Negotiated: {got}.{f' Fallbacks: {refused}.' if refused else ''}",
+                )
+            )
+    return table(("job", "transfer", "pattern", "weight", "flows", "bytes", "transport", "why"), rows)
+
+
+def agreement(negotiated: dict[str, Any]) -> str:
+    """What was negotiated, in words."""
+    words = [negotiated["transport"], negotiated["congestion_control"]]
+    if negotiated["rto_min_us"] is not None:
+        words.append(f"minimum RTO {negotiated['rto_min_us'] / 1000:g} ms")
+    if negotiated["tls"]:
+        words.append(negotiated["tls"])
+        words.append("certificates of the cluster" if negotiated["authenticated"] else "no identities")
+    return ", ".join(words)
+
+
+def decisions(records: list[dict[str, Any]]) -> str:
+    rows = []
+    for record in records:
+        if record["kind"] == "decision" and record["command"] == "shares":
+            what = ", ".join(f"{own['job']} {own['weight']:.2f} ({own['flows']} flows)" for own in record["shares"])
+            rows.append((time_of(record), "shares", what))
+        elif record["kind"] == "decision" and record["command"] == "plan":
+            legs = "; ".join(f"{leg['transport']}: {leg['reason']}" for leg in record["plan"]["legs"])
+            refused = "; ".join(f"{transport}: {why}" for transport, why in record["plan"]["refused"])
+            rows.append((time_of(record), f"plan of {record['job']}", f"{legs}. Not taken: {refused}"))
+        elif record["kind"] in ("refused", "recomputed", "worker-left"):
+            what = {key: value for key, value in record.items() if key not in ("number", "kind", "time")}
+            rows.append((time_of(record), record["kind"], json.dumps(what)))
+    return table(("time", "what", "to whom, and why"), rows[:500])
+
+
+def time_of(record: dict[str, Any]) -> str:
+    import time
+
+    return time.strftime("%H:%M:%S", time.localtime(record["time"])) + f".{int(record['time'] * 1000) % 1000:03}"
+
+
+def table(head: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:
+    if not rows:
+        return "<p>None.</p>"
+
+    def cell(value: Any) -> str:
+        return f'<td class="n">{value}</td>' if isinstance(value, int | float) else f"<td>{escape(str(value))}</td>"
+
+    body = "".join(f"<tr>{''.join(map(cell, row))}</tr>" for row in rows)
+    return f"<table><tr>{''.join(f'<th>{escape(name)}</th>' for name in head)}</tr>{body}</table>"

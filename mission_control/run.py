@@ -1,0 +1,290 @@
+"""Runs a scenario in a world and leaves `results/<id>/`: scenario, environment, records, result, report."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tomli_w
+
+import mission_control
+from mission_control import report
+from mission_control.environment import describe
+from mission_control.scenario import Scenario, plain
+from mission_control.workloads import WORKLOADS
+from mission_control.worlds import WORLDS
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+WATCH_EVERY_S = 0.25
+SETTLE_S = 0.6
+"""After the last byte, for the workers' last reports (they come every 250 ms)."""
+
+
+@dataclass
+class Progress:
+    """What a run shows while it goes on."""
+
+    steps: dict[str, str] = field(default_factory=dict)
+    status: dict[str, Any] = field(default_factory=dict)
+    interrupted: bool = False
+
+
+class Observer:
+    """Is shown the progress; the default shows nothing."""
+
+    def show(self, progress: Progress) -> None:
+        """Called four times a second, and at each step."""
+
+
+def run(
+    scenario: Scenario,
+    *,
+    world: str = "local",
+    scheduler: str | None = None,
+    results: Path = Path("results"),
+    data: Path | None = None,
+    keep_data: bool = False,
+    observer: Observer | None = None,
+) -> dict[str, Any]:
+    """Runs the scenario; gives the result as docs/results.md describes it.
+
+    Args:
+        scheduler: address, for the world `cluster`.
+        results: folder in which the run's own folder is made.
+        data: folder for input and output files, which all workers must see; by default inside the run's folder.
+        keep_data: leave them there.
+
+    Raises:
+        Refused: a job demands what cannot be had; no byte has moved.
+        BadInput: one line that names the mend.
+    """
+    observer = observer or Observer()
+    progress = Progress()
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{scenario.workload.kind}-{secrets.token_hex(2)}"
+    folder = results / name
+    data = (data or folder / "data") / name
+    result: dict[str, Any] = {"ok": False, "world": world, "checks": {}, "jobs": [], "seconds": None}
+    records: list[dict[str, Any]] = []
+    environment = describe(scenario.workload.seed)
+    with WORLDS[world](scenario, scheduler) as connect:
+        folder.mkdir(parents=True)
+        try:
+            with connect() as watching:
+                jobs = Jobs(scenario, data.absolute(), connect, progress)
+                watcher = Watcher(watching, records)
+                try:
+                    jobs.go(lambda: observer.show(watcher.look(progress)))
+                except KeyboardInterrupt:
+                    progress.interrupted = True
+                    jobs.cancel()
+                finally:
+                    if not progress.interrupted:
+                        time.sleep(SETTLE_S)
+                    watcher.look(progress)
+                    jobs.close()
+            result.update(summary(jobs, progress, records))
+            result["ok"] = all(result["checks"].values()) and not result["errors"] and not progress.interrupted
+        finally:
+            if not keep_data:
+                shutil.rmtree(data, ignore_errors=True)
+            result["environment"] = environment
+            result["results"] = str(folder)
+            write(folder, scenario, environment, records, result)
+    if jobs.refusal is not None:
+        raise jobs.refusal
+    expect(scenario, result)
+    return result
+
+
+class Jobs:
+    """The jobs of a run: each in a thread of its own, with a client of its own."""
+
+    def __init__(self, scenario: Scenario, data: Path, connect: Callable[[], Client], progress: Progress):
+        self.scenario, self.progress = scenario, progress
+        workload, control = scenario.workload, scenario.control
+        many = workload.jobs > 1
+        self.names = [f"{workload.kind}-{number + 1}" if many else workload.kind for number in range(workload.jobs)]
+        self.work = [WORKLOADS[workload.kind](workload, number, data / name) for number, name in enumerate(self.names)]
+        self.priorities = control.priorities or (1.0,) * workload.jobs
+        self.clients = [connect() for _ in self.names]
+        self.seconds: dict[str, float] = {}
+        self.checks: dict[str, bool] = {}
+        self.errors: dict[str, str] = {}
+        self.refusal: mission_control.Refused | None = None
+        self.started: float | None = None
+        self.ended: float | None = None
+        self._barrier = threading.Barrier(workload.jobs, action=self._start)
+        self._stop = False
+
+    def go(self, each: Callable[[], None]) -> None:
+        """Runs all jobs to their ends; calls ``each`` meanwhile."""
+        with ThreadPoolExecutor(len(self.names)) as pool:
+            futures = [pool.submit(self._one, number) for number in range(len(self.names))]
+            try:
+                while wait_for(futures, timeout=WATCH_EVERY_S).not_done:
+                    each()
+                each()
+            except BaseException:
+                self.cancel()
+                raise
+        for future in futures:
+            future.result()
+
+    def cancel(self) -> None:
+        """Ends the jobs: what they wait for on the cluster is cancelled with their clients."""
+        self._stop = True
+        self._barrier.abort()
+        for client in self.clients:
+            client.close(timeout=2)
+
+    def close(self) -> None:
+        for client in self.clients:
+            client.close(timeout=2)
+
+    def _start(self) -> None:
+        self.started = time.time()
+
+    def _one(self, number: int) -> None:
+        name, work, client = self.names[number], self.work[number], self.clients[number]
+
+        def say(text: str) -> None:
+            self.progress.steps[name] = text
+
+        control = self.scenario.control
+        try:
+            # Refused before anything moves, the input included.
+            demands = {"priority": self.priorities[number], "encrypt": control.encrypt, "transport": control.transport}
+            with mission_control.job(name, client=client, **demands):
+                pass
+            work.prepare(client, say)
+            self._barrier.wait()
+            with mission_control.job(name, client=client, **demands):
+                began = time.time()
+                work.run(client, say)
+                self.ended = time.time()
+                self.seconds[name] = self.ended - began
+            checks = work.check(client, say)
+            prefix = f"{name}: " if len(self.names) > 1 else ""
+            self.checks.update({prefix + check: held for check, held in checks.items()})
+            say("done")
+        except mission_control.Refused as refusal:
+            self.refusal = refusal
+            self._barrier.abort()
+        except threading.BrokenBarrierError:
+            pass  # another job's failure, told there
+        except Exception as error:
+            if not self._stop:
+                self._barrier.abort()
+                self.errors[name] = f"{type(error).__name__}: {error}"
+                say(f"failed: {error}")
+
+
+class Watcher:
+    """Looks at the Mission Controller and collects its records."""
+
+    def __init__(self, client: Client, records: list[dict[str, Any]]):
+        self.client, self.records, self.seen = client, records, 0
+
+    def look(self, progress: Progress) -> Progress:
+        try:
+            progress.status = self.client.sync(self.client.scheduler.mission_control_status)
+            self.seen, new = self.client.sync(self.client.scheduler.mission_control_since, seen=self.seen)
+            self.records.extend(new)
+        except (OSError, RuntimeError):
+            pass  # the scheduler is away or busy; what it knows is told the next time
+        return progress
+
+
+def summary(jobs: Jobs, progress: Progress, records: list[dict[str, Any]]) -> dict[str, Any]:
+    """The result as others script against it (docs/results.md)."""
+    shares = busiest_shares(records)
+    known = [record for record in records if record["kind"] == "job-ended"]
+    known += progress.status.get("jobs", [])
+    recomputed = [record["job"] for record in records if record["kind"] == "recomputed"]
+    told = []
+    for name in jobs.names:
+        share = shares.get(name, {})
+        transfers = [transfer for own in known if own["job"] == name for transfer in own["transfers"] if transfer["asked_bytes"]]
+        told.append(
+            {
+                "name": name,
+                "weight": share.get("weight"),
+                "flows": share.get("flows"),
+                "seconds": jobs.seconds.get(name),
+                "recomputed": recomputed.count(name),
+                "transfers": [transfer_summary(own) for own in transfers],
+            }
+        )
+    seconds = jobs.ended - jobs.started if jobs.ended and jobs.started else None
+    return {
+        "checks": jobs.checks,
+        "jobs": told,
+        "seconds": seconds,
+        "errors": jobs.errors,
+        "interrupted": progress.interrupted,
+        "policy": jobs.scenario.control.policy,
+    }
+
+
+def busiest_shares(records: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Of each job the share it had while most jobs were active: that is when shares matter."""
+    best: dict[str, tuple[int, dict[str, Any]]] = {}
+    for record in records:
+        if record["kind"] == "decision" and record["command"] == "shares":
+            for share in record["shares"]:
+                if len(record["shares"]) >= best.get(share["job"], (0, {}))[0]:
+                    best[share["job"]] = (len(record["shares"]), share)
+    return {job: share for job, (_, share) in best.items()}
+
+
+def transfer_summary(transfer: dict[str, Any]) -> dict[str, Any]:
+    begun, ended = transfer.get("started"), transfer.get("ended")
+    return {
+        "from": transfer["from"],
+        "to": transfer["to"],
+        "pattern": transfer["pattern"],
+        "bytes": transfer["served_bytes"],
+        "own_bytes": transfer.get("own_bytes", 0),
+        "seconds": ended - begun if begun and ended else None,
+        "started": begun,
+        "flows_peak": transfer.get("flows_peak", 0),
+        "refetches": transfer.get("refetches", 0),
+        "resumed": transfer.get("resumed", 0),
+        "transport": transfer.get("transport"),
+    }
+
+
+def expect(scenario: Scenario, result: dict[str, Any]) -> None:
+    """Adds the scenario's expectations to the checks."""
+    expected = scenario.expect
+    refetches = sum(transfer["refetches"] for job in result["jobs"] for transfer in job["transfers"])
+    if expected.refetches_max is not None:
+        result["checks"][f"refetches at most {expected.refetches_max}"] = refetches <= expected.refetches_max
+    if expected.recomputed_max is not None:
+        recomputed = sum(job["recomputed"] for job in result["jobs"])
+        result["checks"][f"recomputed at most {expected.recomputed_max}"] = recomputed <= expected.recomputed_max
+    result["ok"] = result["ok"] and all(result["checks"].values())
+
+
+def write(folder: Path, scenario: Scenario, environment: dict, records: list[dict], result: dict) -> None:
+    """Leaves the run's files; the report is drawn from the records and nothing else."""
+    (folder / "scenario.toml").write_text(tomli_w.dumps(plain(scenario)))
+    (folder / "environment.json").write_text(json.dumps(environment, indent=1))
+    (folder / "result.json").write_text(json.dumps(result, indent=1))
+    with open(folder / "records.jsonl", "w") as file:
+        file.write(json.dumps({"number": -1, "kind": "environment", "time": time.time(), **environment}) + "\n")
+        for record in records:
+            file.write(json.dumps(record) + "\n")
+        file.write(json.dumps({"number": len(records), "kind": "result", "time": time.time(), **result}) + "\n")
+    report.write(folder)

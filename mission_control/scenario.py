@@ -1,0 +1,184 @@
+"""A scenario: one file that says what is run, how it is controlled and what is expected; every world reads the same.
+
+The model below is the only description of it: the file is checked against it, and docs/scenario.md is drawn from it.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from mission_control import _native
+from mission_control.jobs import specification
+
+BUILT_IN = Path(__file__).parent / "scenarios"
+
+
+class BadInput(ValueError):
+    """What the user gave is wrong; one line that names the mend."""
+
+
+def _bytes(value: Any) -> Any:
+    if isinstance(value, str):
+        return _native.parse_bytes(value)
+    raise ValueError(f'{value!r} has no unit: write a size as in "64 MiB"')
+
+
+Bytes = Annotated[int, BeforeValidator(_bytes)]
+
+
+class Missing(RuntimeError):
+    """A program or privilege that this needs is not there; the text says how to get it."""
+
+
+class Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Topology(Part):
+    """The hosts. World `local`: worker processes on this machine. World `cluster`: not read, the workers are there."""
+
+    hosts: int = Field(4, ge=1, description="worker processes")
+    memory_limit: Bytes | Literal["auto"] = Field("auto", description="memory of each worker, or an equal part of all")
+
+
+class Workload(Part):
+    """What is computed."""
+
+    kind: Literal["sort"] = Field("sort", description="sort: records of 100 bytes with a 10-byte key, files to files")
+    size: Bytes = Field("1 GiB", validate_default=True, description="bytes of input of each job", ge=100)
+    jobs: int = Field(1, ge=1, description="jobs at once, each with its own client and its own input")
+    partitions: int | Literal["auto"] = Field("auto", description="map and reduce tasks of each job; auto: 64 MiB each")
+    seed: int = Field(1, description="the same seed makes the same input")
+
+
+class Control(Part):
+    """How jobs share the network, and what carries their transfers."""
+
+    policy: str = Field("performance-centric", description="see `mission weights --help`")
+    flows_per_host: int = Field(10, ge=1, description="receiving slots of a host")
+    priorities: tuple[float, ...] = Field((), description="of the jobs in order; the policy `priority` reads them")
+    transport: str = Field("auto", description="auto, or one that every job demands: tcp, tls, ...")
+    encrypt: bool | Literal["opportunistic"] = Field(
+        False, description="true: certificates of the cluster on both ends; opportunistic: encrypted, no identities"
+    )
+
+
+class Expect(Part):
+    """What must hold for the run to be a success, beside the workload's own checks."""
+
+    refetches_max: int | None = Field(None, ge=0, description="ranges that may arrive damaged")
+    recomputed_max: int | None = Field(None, ge=0, description="keys that may have to be computed again")
+
+
+class Scenario(Part):
+    """Units are written (`64 MiB`, `100 Mbit/s`); kB is 1,000 and KiB 1,024 bytes."""
+
+    version: Literal[1] = Field(1, description="of this format")
+    topology: Topology = Topology()
+    workload: Workload = Workload()
+    control: Control = Control()
+    expect: Expect = Expect()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Scenario:
+        control, jobs = self.control, self.workload.jobs
+        _native.weights(control.policy, [("a", 1.0, 0, False)], control.flows_per_host)
+        if control.priorities and len(control.priorities) != jobs:
+            raise ValueError(f"{len(control.priorities)} priorities for {jobs} jobs: give one for each job")
+        for priority in control.priorities or (1.0,):
+            specification("job", priority=priority, encrypt=control.encrypt, transport=control.transport)
+        return self
+
+
+def load(name: str) -> Scenario:
+    """A built-in scenario by name, or a file that ends in .toml.
+
+    Raises:
+        BadInput: it cannot be read or does not fit the model; the text has the file and the line.
+    """
+    if not name.endswith(".toml"):
+        known = sorted(path.stem for path in BUILT_IN.glob("*.toml"))
+        if name not in known:
+            raise BadInput(f"there is no scenario {name!r}: use {', '.join(known)}, or a file that ends in .toml")
+        path = BUILT_IN / f"{name}.toml"
+    else:
+        path = Path(name)
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"scenario {path} cannot be read: {error}") from None
+    try:
+        return validate(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise BadInput(f"scenario {path}: {error}") from None
+    except ScenarioError as error:
+        line = _line(text, error.where)
+        raise BadInput(f"scenario {path}{f', line {line}' if line else ''}: {error}") from None
+
+
+class ScenarioError(BadInput):
+    """A value that does not fit the model, and where it stands."""
+
+    def __init__(self, text: str, where: tuple[str, ...]):
+        super().__init__(text)
+        self.where = where
+
+
+def validate(values: dict[str, Any]) -> Scenario:
+    """The scenario with these values.
+
+    Raises:
+        ScenarioError: the first thing that does not fit.
+    """
+    try:
+        return Scenario.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = tuple(str(step) for step in first["loc"])
+        name = ".".join(step for step in where if step not in ("int", "bool", "literal['auto']", "constrained-int"))
+        text = first["msg"].removeprefix("Value error, ")
+        if first["type"] == "extra_forbidden":
+            text = f"there is no such key: docs/scenario.md lists them; {name} is none"
+        elif name:
+            text = f"{name}: {text}"
+        raise ScenarioError(text, where) from None
+
+
+def with_changes(scenario: Scenario, changes: dict[str, dict[str, Any]]) -> Scenario:
+    """The scenario with the options of the command line in place of its own values; `None` changes nothing.
+
+    Raises:
+        ScenarioError: the first thing that does not fit.
+    """
+    values = plain(scenario)
+    for part, own in changes.items():
+        values[part].update({key: value for key, value in own.items() if value is not None})
+    return validate(values)
+
+
+def plain(scenario: Scenario) -> dict[str, Any]:
+    """As a file would have it: units written, what is absent left out."""
+    values = scenario.model_dump(exclude_none=True)
+    for part, key in (("topology", "memory_limit"), ("workload", "size")):
+        if isinstance(values[part][key], int):
+            values[part][key] = f"{values[part][key]} B"
+    values["control"]["priorities"] = list(values["control"]["priorities"])
+    return values
+
+
+def _line(text: str, where: tuple[str, ...]) -> int | None:
+    """The line of a key: the first in its table that begins with it."""
+    table: tuple[str, ...] = ()
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := re.match(r"\s*\[([\w.]+)\]", line):
+            table = tuple(header[1].split("."))
+            if table == where:
+                return number
+        elif (key := re.match(r"\s*([\w-]+)\s*=", line)) and (*table, key[1]) == where[: len(table) + 1]:
+            return number
+    return None

@@ -1,0 +1,201 @@
+"""Sorts records of 100 bytes with a 10-byte key, as the public sort benchmark does: files in, files out.
+
+Map tasks read a file, split it by sampled splitters and put the parts; reduce tasks fetch one part of each, sort and
+write. A record is a key of 10 printable characters, 32 digits of its number, filler, and an end of line.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import mission_control
+from mission_control import _native
+
+if TYPE_CHECKING:
+    from distributed import Client, Future
+
+    from mission_control.scenario import Workload
+
+RECORD = 100
+KEY = 10
+PARTITION_BYTES = 64 << 20
+"""A task holds its input and its output: small beside the memory of a worker, large beside a task's overhead."""
+SAMPLES_PER_FILE = 1000
+"""With 16 files the largest part is within some 10 % of the mean (sample sort, Blelloch et al. 1991)."""
+
+
+class Sort:
+    """One sort job.
+
+    Args:
+        workload: of the scenario.
+        number: of the job, from 0; each has another input.
+        folder: for input and output; all workers must see it.
+    """
+
+    def __init__(self, workload: Workload, number: int, folder: Path):
+        self.records = max(1, workload.size // RECORD)
+        auto = math.ceil(self.records * RECORD / PARTITION_BYTES)
+        self.partitions = min(self.records, auto if workload.partitions == "auto" else workload.partitions)
+        self.seed = workload.seed * 1000 + number
+        self.inputs = [folder / f"input-{index:05}" for index in range(self.partitions)]
+        self.outputs = [folder / f"output-{index:05}" for index in range(self.partitions)]
+        self.made: list[tuple[int, int]] = []
+
+    def prepare(self, client: Client, say: Callable[[str], None]) -> None:
+        say(f"makes {_native.format_bytes(self.records * RECORD)} of records in {self.partitions} files")
+        self.inputs[0].parent.mkdir(parents=True, exist_ok=True)
+        bounds = np.linspace(0, self.records, self.partitions + 1).astype(int)
+        ranges = [(int(first), int(last)) for first, last in zip(bounds, bounds[1:], strict=False)]
+        futures = [
+            client.submit(make_file, path, self.seed, *own, key=f"sort-make-{self.seed}-{path}", pure=False)
+            for path, own in zip(self.inputs, ranges, strict=True)
+        ]
+        self.made = client.gather(futures)
+
+    def splitters(self, client: Client) -> bytes:
+        """Keys that cut the input into parts of nearly equal size."""
+        samples = client.gather(client.map(sample_keys, self.inputs, range(self.partitions), key="sort-sample", pure=False))
+        keys = np.sort(np.frombuffer(b"".join(samples), f"S{KEY}"))
+        places = [len(keys) * index // self.partitions for index in range(1, self.partitions)]
+        return keys[places].tobytes()
+
+    def run(self, client: Client, say: Callable[[str], None]) -> None:
+        say("samples its keys")
+        splitters = self.splitters(client)
+        say("maps, shuffles and reduces")
+        parts = client.map(partial(map_file, splitters=splitters), self.inputs, key="sort-map", pure=False)
+        done = [
+            client.submit(reduce_part, parts, index, path, key=("sort-reduce", index), pure=False)
+            for index, path in enumerate(self.outputs)
+        ]
+        del parts  # what is reduced need not be kept
+        client.gather(done)
+
+    def run_over_dask(self, client: Client) -> None:
+        """The same work with its shuffle over stock Dask: for `mission bench sort`."""
+        splitters = self.splitters(client)
+        parts = client.map(partial(map_file_to_arrays, splitters=splitters), self.inputs, key="stock-map", pure=False)
+        done = []
+        for index, path in enumerate(self.outputs):
+            pieces = [
+                client.submit(operator.getitem, part, index, key=("getitem-stock", number, index), pure=False)
+                for number, part in enumerate(parts)
+            ]
+            done.append(client.submit(reduce_arrays, pieces, path, key=("stock-reduce", index), pure=False))
+        del parts, pieces
+        client.gather(done)
+
+    def check(self, client: Client, say: Callable[[str], None]) -> dict[str, bool]:
+        say("checks order, number and checksum of all records")
+        checked = client.gather(client.map(check_file, self.outputs, key="sort-check", pure=False))
+        full = [own for own in checked if own[0]]
+        edges = list(zip(full, full[1:], strict=False))
+        return {
+            "ordered within outputs": all(ordered for _, ordered, _, _, _ in checked),
+            "ordered across outputs": all(before[3] <= after[2] for before, after in edges),
+            "number of records": sum(own[0] for own in checked) == sum(count for count, _ in self.made),
+            "checksum of records": _sum(own[4] for own in checked) == _sum(checksum for _, checksum in self.made),
+        }
+
+
+def _sum(checksums: Any) -> int:
+    return sum(checksums) % 2**64
+
+
+def make_file(path: Path, seed: int, first: int, last: int) -> tuple[int, int]:
+    """Writes records ``first`` to ``last``; gives their number and checksum."""
+    random = np.random.Generator(np.random.PCG64([seed, first]))
+    count, checksum = 0, 0
+    digits = np.frombuffer(b"0123456789ABCDEF", np.uint8)
+    with open(path, "wb") as file:
+        for start in range(first, last, 1 << 16):
+            numbers = np.arange(start, min(last, start + (1 << 16)), dtype=np.uint64)
+            block = np.full((len(numbers), RECORD), ord("."), np.uint8)
+            block[:, :KEY] = random.integers(33, 127, (len(numbers), KEY), np.uint8)
+            block[:, KEY + 2 : KEY + 34] = ord("0")
+            for digit in range(16):
+                block[:, KEY + 33 - digit] = digits[(numbers >> np.uint64(4 * digit)) & np.uint64(15)]
+            block[:, -2:] = (ord("\r"), ord("\n"))
+            file.write(block.tobytes())
+            own = _native.records_check(block)
+            count, checksum = count + own[0], (checksum + own[4]) % 2**64
+    return count, checksum
+
+
+def sample_keys(path: Path, seed: int) -> bytes:
+    """Keys of some records of a file, one after another."""
+    records = path.stat().st_size // RECORD
+    places = np.sort(np.random.default_rng(seed).integers(0, records, min(records, SAMPLES_PER_FILE)))
+    keys = []
+    with open(path, "rb", buffering=0) as file:
+        for place in places:
+            file.seek(int(place) * RECORD)
+            keys.append(file.read(KEY))
+    return b"".join(keys)
+
+
+def read_file(path: Path) -> _native.Segment:
+    """A whole file in the data plane's memory."""
+    segment = mission_control.allocate(path.stat().st_size)
+    view = memoryview(segment)
+    with open(path, "rb", buffering=0) as file:
+        filled = 0
+        while filled < len(view):
+            count = file.readinto(view[filled:])
+            if not count:
+                raise OSError(f"{path} became shorter while it was read")
+            filled += count
+    return segment
+
+
+def map_file(path: Path, splitters: bytes) -> mission_control.Reference:
+    """Splits a file into the parts of the reduce tasks."""
+    whole = read_file(path)
+    parts = mission_control.allocate(len(whole))
+    sizes = _native.records_partition(whole, splitters, parts)
+    return mission_control.put(parts, sizes=sizes)
+
+
+def reduce_part(references: list[mission_control.Reference], index: int, path: Path) -> int:
+    """Fetches one part of each, sorts and writes it; gives the number of bytes."""
+    fetched = mission_control.fetch(references, part=index, packed=True)
+    return write_sorted(fetched.all, path)
+
+
+def write_sorted(records: Any, path: Path) -> int:
+    """Sorts records into memory of the data plane, and writes them whole or not at all."""
+    out = mission_control.allocate(len(records))
+    _native.records_sort(records, out)
+    part = path.with_name(path.name + ".part")
+    with open(part, "wb", buffering=0) as file:
+        view = memoryview(out)
+        while view:
+            view = view[file.write(view) :]
+    part.replace(path)
+    return len(out)
+
+
+def map_file_to_arrays(path: Path, splitters: bytes) -> list[np.ndarray]:
+    """As :func:`map_file`, for Dask to move."""
+    whole = read_file(path)
+    parts = mission_control.allocate(len(whole))
+    sizes = _native.records_partition(whole, splitters, parts)
+    return np.split(np.frombuffer(parts, np.uint8), np.cumsum(sizes)[:-1])
+
+
+def reduce_arrays(pieces: list[np.ndarray], path: Path) -> int:
+    """As :func:`reduce_part`, of what Dask moved."""
+    return write_sorted(np.concatenate(pieces), path)
+
+
+def check_file(path: Path) -> tuple[int, bool, bytes, bytes, int]:
+    """Number, in order, first key, last key, checksum; see ``records_check``."""
+    return _native.records_check(read_file(path))

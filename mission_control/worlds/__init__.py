@@ -1,0 +1,9 @@
+"""Worlds: where a scenario runs. A new one is one file here and one line in :data:`WORLDS`."""
+
+from __future__ import annotations
+
+from mission_control.worlds.cluster import cluster
+from mission_control.worlds.local import local
+
+WORLDS = {"local": local, "cluster": cluster}
+"""By name: context managers that take the scenario and the scheduler's address, and give a function that makes clients."""

@@ -1,0 +1,34 @@
+"""World `local`: a Dask cluster of processes on this machine's loopback, made for the run."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from distributed import Client, LocalCluster, Security
+
+import mission_control
+from mission_control.scenario import Scenario
+
+
+@contextmanager
+def local(scenario: Scenario, scheduler: str | None = None) -> Iterator[Callable[[], Client]]:
+    """Starts the cluster, with TLS certificates of its own where jobs demand encryption, and ends it."""
+    topology, control = scenario.topology, scenario.control
+    security = Security.temporary() if control.encrypt is True else None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a dashboard port in use is no concern of a run
+        cluster = LocalCluster(
+            n_workers=topology.hosts,
+            threads_per_worker=1,
+            memory_limit=topology.memory_limit,
+            security=security,
+            dashboard_address=":0",
+            silence_logs=logging.ERROR,
+        )
+    with cluster:
+        with Client(cluster) as client:
+            mission_control.install(client, policy=control.policy, flows_per_host=control.flows_per_host)
+        yield lambda: Client(cluster, set_as_default=False)
