@@ -85,7 +85,8 @@ def job(
             yield
     finally:
         if client.status == "running":
-            client.sync(client.scheduler.mission_control_leave, job=spec["job"], client=client.id)
+            # By the same ordered stream as what was submitted.
+            client._send_to_scheduler({"op": "mission-control-leave", "job": spec["job"], "client": client.id})
 
 
 def install(client: Client, *, policy: str | None = None, flows_per_host: int | None = None) -> None:

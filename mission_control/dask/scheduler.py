@@ -61,10 +61,11 @@ class MissionControlScheduler(SchedulerPlugin):
         self.transfers: dict[tuple[str, str, str, str], dict[str, Any]] = {}
         self.records: deque[dict[str, Any]] = deque(maxlen=RECORDS_MAX)
         self.recomputed: defaultdict[str, int] = defaultdict(int)
-        handlers = ("secret", "join", "admit", "leave", "status", "policy", "since")
+        handlers = ("secret", "join", "admit", "status", "policy", "since")
         scheduler.handlers.update({f"mission_control_{name}": getattr(self, f"on_{name}") for name in handlers})
         scheduler.stream_handlers["mission-control-progress"] = self.on_progress
         scheduler.stream_handlers["mission-control-task"] = self.on_task
+        scheduler.stream_handlers["mission-control-leave"] = self.on_leave
         self._inherit_jobs(scheduler)
         tick = PeriodicCallback(lambda: self.event({"event": "tick"}), 1000)
         scheduler.periodic_callbacks[self.name] = tick
@@ -95,8 +96,8 @@ class MissionControlScheduler(SchedulerPlugin):
             self.jobs.hold(job, client)
         return {"job": job, "refused": refused}
 
-    async def on_leave(self, job: str, client: str) -> None:
-        """The client submits no more for this job: it ends with its last task."""
+    def on_leave(self, job: str, client: str) -> None:
+        """The client submits no more for this job, and its graphs are read in: the job ends with its last task."""
         if self.jobs.leave(job, client):
             self.end(job)
 

@@ -519,13 +519,18 @@ fn suffer(now: Time, fetch: &mut Fetch, run: &Run, source: &mut Source, fault: F
             fetch.last_fault = Some("every server that has it is at its limit".into());
             None
         }
-        Fault::Gone(why) | Fault::Denied(why) if fetch.pieces[run.piece].sources.len() > 1 => {
-            fetch.pieces[run.piece].sources.retain(|own| *own != run.source);
+        Fault::Gone(_) | Fault::Denied(_) => {
+            let (why, error) = match fault {
+                Fault::Gone(why) => (why.clone(), FetchError::Lost(why)),
+                Fault::Denied(why) => (why.clone(), FetchError::Denied(why)),
+                _ => unreachable!("matched above"),
+            };
+            let sources = &mut fetch.pieces[run.piece].sources;
+            // Another chunk of the piece may have left this source before.
+            sources.retain(|own| *own != run.source);
             fetch.last_fault = Some(why);
-            None
+            sources.is_empty().then_some(error)
         }
-        Fault::Gone(why) => Some(FetchError::Lost(why)),
-        Fault::Denied(why) => Some(FetchError::Denied(why)),
     }
 }
 
@@ -612,6 +617,36 @@ mod tests {
         let (result, _, runs) = play(&[piece(4, &[1, 2])], gone);
         assert_eq!(result, Err(FetchError::Lost("no such object".into())));
         assert_eq!(runs.len(), 2, "both were asked");
+    }
+
+    #[test]
+    fn a_second_chunk_that_finds_a_source_gone_goes_on_to_the_next() {
+        let gone = |run: &Run| match run.source {
+            1 => Outcome::Broken { verified: 0, fault: Fault::Gone("no such object".into()) },
+            _ => Outcome::Whole,
+        };
+        // Both chunks are under way when the first answer comes.
+        let mut throttle = ThrottleController::default();
+        let job = JobId::from("job");
+        let pieces = vec![piece(8, &[1, 2])];
+        throttle.handle(Time(0), Event::Asked { fetch: 1, job: job.clone(), pieces, chunk_bytes: 4, seed: 0 });
+        let mut queue: VecDeque<Command> = VecDeque::new();
+        for _ in 0..2 {
+            queue.extend(throttle.handle(Time(0), Event::Granted { job: job.clone() }));
+        }
+        let mut result = None;
+        while let Some(command) = queue.pop_front() {
+            match command {
+                Command::Run(run) => {
+                    let outcome = gone(&run);
+                    queue.extend(throttle.handle(Time(0), Event::Ended { run, outcome }));
+                }
+                Command::Want { job, .. } => queue.extend(throttle.handle(Time(0), Event::Granted { job })),
+                Command::Finished { result: done, .. } => result = Some(done),
+                _ => {}
+            }
+        }
+        assert_eq!(result, Some(Ok(())));
     }
 
     #[test]

@@ -16,7 +16,7 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Called for every slot that was not granted at once. Must not call back into the arbiter while it holds a lock that
 /// is also held around calls to the arbiter.
@@ -24,6 +24,8 @@ pub type OnGrant = Box<dyn Fn(JobId) + Send + Sync>;
 
 /// This process's own number where it gives the slots out itself.
 const SELF: ClientId = 0;
+/// Longest time in which a process that starts finds an arbiter, or becomes it.
+const ELECTION: Duration = Duration::from_secs(5);
 /// Wait before another try to bind or connect after the arbiter was lost.
 const ELECTION_PAUSE: Duration = Duration::from_millis(5);
 /// Before a successor gives slots out, the others have this long to say what they still hold.
@@ -88,7 +90,14 @@ impl Arbiter {
         };
         let name = format!("mission-control-{cluster}");
         let shared = Arc::new(Shared { name, state: Mutex::new(state), on_grant });
-        shared.elect(false)?;
+        // A predecessor that is just closing still holds the name, and answers nobody.
+        let deadline = Instant::now() + ELECTION;
+        while let Err(error) = shared.elect(false) {
+            if Instant::now() >= deadline {
+                return Err(error);
+            }
+            thread::sleep(ELECTION_PAUSE);
+        }
         thread::Builder::new().name("mission-arbiter".into()).spawn({
             let shared = shared.clone();
             move || shared.run()
@@ -143,7 +152,8 @@ impl Drop for Arbiter {
     fn drop(&mut self) {
         let mut state = self.shared.lock();
         state.closing = true;
-        match &state.role {
+        // The listener goes with the role, so that the name is free for a successor.
+        match std::mem::replace(&mut state.role, Role::Electing) {
             Role::Leader(leader) => {
                 leader.clients.values().for_each(|client| drop(client.shutdown(Shutdown::Both)));
                 if let Some(listener) = &leader.listener {

@@ -1,0 +1,83 @@
+"""Draws the documents that are generated: docs/scenario.md from the model, docs/defaults.md from core's table.
+
+`python -m mission_control.docs` writes them; `--check` only says which are out of date.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+from mission_control import _native
+from mission_control.scenario import Scenario, plain
+
+FOLDER = Path(__file__).parent.parent / "docs"
+
+
+def scenario() -> str:
+    lines = [
+        "# Scenarios",
+        "",
+        "<!-- Drawn from mission_control/scenario.py by `make docs`; change it there. -->",
+        "",
+        "A scenario is one TOML file that every world reads. " + (Scenario.__doc__ or "").strip(),
+        "`mission run FILE.toml` runs it; an unknown key or a missing unit is refused with its line.",
+        "",
+        *table("(top)", Scenario),
+    ]
+    for name, field in Scenario.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            text = (field.annotation.__doc__ or "").strip()
+            lines += ["", f"## [{name}]", "", text, "", *table(name, field.annotation)]
+    return "\n".join(lines) + "\n"
+
+
+def table(name: str, model: type[BaseModel]) -> Iterator[str]:
+    rows = []
+    defaults = plain(Scenario()).get(name, {"version": 1})
+    for key, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            continue
+        default = defaults.get(key, None if field.default is PydanticUndefined else field.default)
+        if default == "1073741824 B":
+            default = "1 GiB"
+        shown = "absent" if default is None else f"`{default}`".replace("False", "false")
+        rows.append(f"| `{key}` | {shown} | {field.description} |")
+    if rows:
+        yield from ["| key | default | meaning |", "|---|---|---|", *rows]
+
+
+def defaults() -> str:
+    rows = [f"| {name} | {value} | {meaning} |" for name, value, meaning in _native.defaults()]
+    head = [
+        "# Defaults",
+        "",
+        "<!-- Drawn from crates/core/src/defaults.rs by `make docs`; change it there. -->",
+        "",
+        "| what | default | meaning |",
+        "|---|---|---|",
+    ]
+    return "\n".join([*head, *rows]) + "\n"
+
+
+def main() -> int:
+    stale = []
+    for name, text in (("scenario.md", scenario()), ("defaults.md", defaults())):
+        path = FOLDER / name
+        if path.exists() and path.read_text() == text:
+            continue
+        stale.append(name)
+        if "--check" not in sys.argv:
+            path.write_text(text)
+    if stale and "--check" in sys.argv:
+        print(f"docs/{', docs/'.join(stale)}: out of date; run 'make docs'", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

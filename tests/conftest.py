@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster
+
+import mission_control
+from mission_control import _native
+
+TOKEN = b"a token for tests"
+
+
+@pytest.fixture
+def endpoint(tmp_path) -> Iterator[Callable[..., _native.Endpoint]]:
+    """Makes data planes without Dask, and closes them."""
+    made: list[_native.Endpoint] = []
+
+    def make(token: bytes = TOKEN, memory_limit: int = 1 << 30, flows_per_host: int = 10) -> _native.Endpoint:
+        spool = str(tmp_path / "spool")
+        own = _native.Endpoint(
+            "127.0.0.1", token, memory_limit=memory_limit, spool_folder=spool, flows_per_host=flows_per_host
+        )
+        made.append(own)
+        return own
+
+    yield make
+    for own in made:
+        own.close()
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    with LocalCluster(n_workers=3, threads_per_worker=2, dashboard_address=":0", memory_limit="2GiB") as cluster:
+        with Client(cluster, set_as_default=False) as client:
+            mission_control.install(client)
+        yield cluster
+
+
+@pytest.fixture
+def client(cluster) -> Iterator[Client]:
+    with Client(cluster) as client:
+        yield client
+
+
+def status(client: Client) -> dict[str, Any]:
+    return client.sync(client.scheduler.mission_control_status)
+
+
+def resources(client: Client) -> dict[str, dict[str, Any]]:
+    """What the data plane of each worker holds."""
+    return client.run(lambda dask_worker: dask_worker.plugins["mission-control"].resources())
+
+
+def until(true: Callable[[], Any], what: str, seconds: float = 20) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (value := true()):
+        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
+        time.sleep(0.05)
+    return value
+
+
+def mission(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """The command `mission`, as a user would call it."""
+    return subprocess.run(
+        [sys.executable, "-m", "mission_control", *words],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**os.environ, "COLUMNS": "200"},
+        **options,
+    )
+
+
+def data(nbytes: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, nbytes, np.uint8)
+
+
+def fetch(
+    reader: _native.Endpoint, object: str, sizes: list[int], addresses: list[str], job: str = "job", **demands: Any
+) -> bytes:
+    """All parts of an object, as one."""
+    demanded = {"encrypt": "none", "transport": None, **demands}
+    parts = [(object, number, size, addresses) for number, size in enumerate(sizes)]
+    return bytes(reader.fetch(job, "map", "reduce", json.dumps(demanded), parts, 1)[1])
+
+
+def tally(reader: _native.Endpoint) -> dict[str, Any]:
+    """What the reader's only transfer took."""
+    (record,) = json.loads(reader.transfers())
+    return record

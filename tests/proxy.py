@@ -1,0 +1,94 @@
+"""A TCP proxy that does to a connection what networks do: slow it, cut it, stall it, flip its bits."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+Harm = Callable[[int, int, bytes], bytes | None]
+"""Given number of the connection, offset in what the server sends, and bytes: the bytes to pass on, or `None` to cut."""
+
+
+class Proxy:
+    """Listens on loopback and passes on to ``target``; a context manager.
+
+    Args:
+        harm: what happens to the server's bytes.
+        harm_requests: what happens to the client's bytes.
+        rate: bytes per second of all connections together, from the server to the clients.
+    """
+
+    def __init__(self, target: str, *, harm: Harm | None = None, harm_requests: Harm | None = None, rate: float | None = None):
+        host, port = target.rsplit(":", 1)
+        self.target = (host, int(port))
+        self.harm, self.harm_requests, self.rate = harm, harm_requests, rate
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self.listener.getsockname()[1]}"
+        self.connections = 0
+        self.passed = 0
+        self.sockets: list[socket.socket] = []
+        self.lock = threading.Lock()
+        self.allowed_at = time.monotonic()
+
+    def __enter__(self) -> Proxy:
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.listener.close()
+        for own in self.sockets:
+            with suppress(OSError):
+                own.shutdown(socket.SHUT_RDWR)
+            own.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self.listener.accept()
+                number, self.connections = self.connections, self.connections + 1
+                server = socket.create_connection(self.target)
+                self.sockets += [client, server]
+                threading.Thread(target=self._pass, args=(number, server, client, self.harm, self.rate), daemon=True).start()
+                threading.Thread(target=self._pass, args=(number, client, server, self.harm_requests, None), daemon=True).start()
+
+    def _pass(self, number: int, source: socket.socket, sink: socket.socket, harm: Harm | None, rate: float | None) -> None:
+        offset = 0
+        with suppress(OSError):
+            while piece := source.recv(16384 if rate else 262144):
+                start, offset = offset, offset + len(piece)
+                if harm is not None:
+                    harmed = harm(number, start, piece)
+                    if harmed is None:
+                        reset(sink)
+                        break
+                    piece = harmed
+                if rate:
+                    self._wait(len(piece) / rate)
+                sink.sendall(piece)
+                self.passed += len(piece)
+        for own in (source, sink):
+            with suppress(OSError):
+                own.shutdown(socket.SHUT_RDWR)
+
+    def _wait(self, seconds: float) -> None:
+        with self.lock:
+            self.allowed_at = max(self.allowed_at, time.monotonic() - 0.01) + seconds
+            until = self.allowed_at
+        time.sleep(max(0.0, until - time.monotonic()))
+
+
+def reset(connection: socket.socket) -> None:
+    """Closes with a reset, as a crashed host's peer would see it."""
+    with suppress(OSError):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+
+
+def flip(piece: bytes, bit: int) -> bytes:
+    harmed = bytearray(piece)
+    harmed[bit // 8] ^= 1 << (bit % 8)
+    return bytes(harmed)

@@ -1,0 +1,78 @@
+"""Workers that die and a scheduler that stalls, under load."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster, wait
+
+import mission_control
+from tests.conftest import resources, status, until
+
+PARTS, BYTES = 8, 200_000
+
+
+def produce(index: int) -> mission_control.Reference:
+    return mission_control.put([np.full(BYTES, (index * PARTS + part) % 251, np.uint8) for part in range(PARTS)])
+
+
+def consume(references: list[mission_control.Reference], part: int, gate: str) -> list[int]:
+    while not os.path.exists(gate):  # the test says when the shuffle is to begin
+        time.sleep(0.02)
+    return [int(np.frombuffer(own, np.uint8).sum()) // BYTES for own in mission_control.fetch(references, part=part)]
+
+
+@pytest.fixture
+def own_cluster():
+    with LocalCluster(n_workers=3, threads_per_worker=1, dashboard_address=":0", memory_limit="2GiB") as cluster:
+        with Client(cluster) as client:
+            mission_control.install(client)
+            yield client
+
+
+def test_a_killed_worker_is_recomputed_though_replicas_of_its_references_survive(own_cluster, tmp_path):
+    client, gate = own_cluster, tmp_path / "gate"
+    with mission_control.job("survives"):
+        references = client.map(produce, range(9), pure=False)
+        wait(references)
+        # Dask's active memory manager is on by default, and may drop any of the copies at any time.
+        client.replicate(references, n=3)
+        futures = [client.submit(consume, references, part, str(gate), pure=False) for part in range(PARTS)]
+        until(lambda: sum(map(len, client.processing().values())) >= 3, "consumers run on every worker")
+        pids = client.run(os.getpid)
+        victim = next(worker for worker, own in resources(client).items() if own["objects"])
+        os.kill(pids[victim], signal.SIGKILL)
+        gate.touch()
+        got = client.gather(futures)
+    assert got == [[(index * PARTS + part) % 251 for index in range(9)] for part in range(PARTS)]
+    (job,) = [own for own in status(client)["jobs"] if own["job"] == "survives"]
+    assert job["recomputed"] >= 1
+
+
+def test_transfers_go_on_while_the_scheduler_stalls(own_cluster, tmp_path):
+    client, gate = own_cluster, tmp_path / "gate"
+
+    def stamp(references: list[mission_control.Reference], part: int, gate: str, folder: str) -> None:
+        consume(references, part, gate)
+        (Path(folder) / f"done-{part}").touch()
+
+    def stall(dask_scheduler) -> None:
+        time.sleep(10)  # holds the scheduler's only thread
+
+    references = client.map(produce, range(9), pure=False)
+    wait(references)
+    futures = [client.submit(stamp, references, part, str(gate), str(tmp_path), pure=False) for part in range(3)]
+    until(lambda: sum(map(len, client.processing().values())) >= 3, "receivers run on every worker")
+    time.sleep(0.5)
+    began = time.monotonic()
+    client.loop.add_callback(client._run_on_scheduler, stall)
+    time.sleep(1)
+    gate.touch()
+    until(lambda: len(list(tmp_path.glob("done-*"))) == 3, "all transfers end while the scheduler stalls", seconds=8)
+    assert time.monotonic() - began < 10, "the scheduler was back too early for the test to say anything"
+    client.gather(futures)

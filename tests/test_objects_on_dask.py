@@ -1,0 +1,175 @@
+"""Objects on a Dask cluster: what put and fetch do, and how long an object lives."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from distributed import get_client, wait
+
+import mission_control
+from tests.conftest import resources, status, until
+
+
+def produce(index: int, parts: int = 3, nbytes: int = 1000) -> mission_control.Reference:
+    return mission_control.put([np.full(nbytes, index * 10 + part, np.uint8) for part in range(parts)])
+
+
+def consume(references: Any, part: int) -> list[int]:
+    return [int(np.frombuffer(own, np.uint8)[0]) for own in mission_control.fetch(references, part=part)]
+
+
+def objects(client) -> int:
+    return sum(own["objects"] for own in resources(client).values())
+
+
+def test_every_receiver_gets_its_part_of_each_object(client):
+    with mission_control.job("parts"):
+        references = client.map(produce, range(6), pure=False)
+        got = client.gather([client.submit(consume, references, part, pure=False) for part in range(3)])
+    assert got == [[index * 10 + part for index in range(6)] for part in range(3)]
+    (job,) = until(lambda: seen(client, "parts"), "the job's transfer is seen")
+    (transfer,) = job["transfers"]
+    assert transfer["pattern"] == "shuffle"
+    assert transfer["transport"]["chosen"] in ("tcp", None)
+
+
+def seen(client, job: str) -> list[dict[str, Any]]:
+    """The job, once a fetch of it was reported."""
+    asked = [own for own in status(client)["jobs"] if any(one["asked_bytes"] for one in own["transfers"])]
+    return [own for own in asked if own["job"] == job]
+
+
+def test_buffers_are_used_by_numpy_and_arrow_without_a_copy(client):
+    def look(reference: mission_control.Reference) -> tuple[bool, bool, bool, int]:
+        fetched = mission_control.fetch(reference)
+        array = np.frombuffer(fetched[0], np.uint8)
+        arrow = pa.py_buffer(fetched[0])
+        whole = np.frombuffer(fetched.all, np.uint8)
+        return arrow.address == array.ctypes.data, array.flags.writeable, np.shares_memory(array, whole), array.ctypes.data % 64
+
+    reference = client.submit(produce, 1, pure=False)
+    same, writeable, shared, offset = client.submit(look, reference, pure=False).result()
+    assert same and shared and not writeable and offset == 0
+
+
+def test_an_object_lives_as_long_as_a_key_that_carries_it(client):
+    before = objects(client)
+    first = client.submit(produce, 1, pure=False)
+    second = client.submit(lambda reference: {"nested": [reference]}, first, pure=False)
+    wait([first, second])
+    assert objects(client) == before + 1
+    del first
+    time.sleep(1)
+    assert objects(client) == before + 1, "the second key still carries it"
+    del second
+    until(lambda: objects(client) == before, "freed within seconds of the last key's release")
+
+
+def test_an_object_that_no_result_carries_is_freed_with_its_task(client):
+    def forgetful() -> int:
+        mission_control.put([b"never returned"])
+        return 1
+
+    def failing() -> None:
+        mission_control.put([b"put, then failed"])
+        raise ValueError("as planned")
+
+    before = objects(client)
+    kept = client.submit(forgetful, pure=False)
+    assert kept.result() == 1
+    failed = client.submit(failing, pure=False)
+    with pytest.raises(ValueError, match="as planned"):
+        failed.result()
+    until(lambda: objects(client) == before, "nothing is left of them")
+
+
+def test_losing_the_owners_copy_of_the_reference_does_not_lose_the_object(client):
+    reference = client.submit(produce, 7, pure=False)
+    wait(reference)
+    (owner,) = client.who_has(reference)[reference.key]
+    others = [worker for worker in resources(client) if worker != owner]
+    client.replicate(reference, workers=others, n=2)
+
+    # What Dask's active memory manager does to the copy of the worker that owns the object.
+    def drop(dask_scheduler) -> None:
+        task = dask_scheduler.tasks[reference.key]
+        keep = [own for own in task.who_has if own.address != owner]
+        dask_scheduler.request_remove_replicas(owner, [reference.key], stimulus_id="test") if keep else None
+
+    client.run_on_scheduler(drop)
+    until(lambda: owner not in client.who_has(reference)[reference.key], "the owner's copy is gone")
+    assert client.submit(consume, [reference], 1, pure=False, workers=others).result() == [71]
+
+
+def test_put_and_fetch_outside_a_task_say_where_they_belong():
+    with pytest.raises(RuntimeError, match="for tasks"):
+        mission_control.put([b"x"])
+
+
+def test_a_part_that_is_not_there_is_an_error(client):
+    reference = client.submit(produce, 1, pure=False)
+    with pytest.raises(IndexError, match="part 9 of an object of 3"):
+        client.submit(consume, [reference], 9, pure=False).result()
+
+
+def test_tasks_that_a_task_submits_belong_to_its_job(client):
+    def parent() -> list[int]:
+        inner = get_client()
+        references = inner.map(produce, range(2), pure=False)
+        return inner.submit(consume, references, 0, pure=False).result()
+
+    with mission_control.job("parent", priority=3):
+        future = client.submit(parent, pure=False)
+    assert future.result() == [0, 10]
+    (job,) = until(lambda: seen(client, "parent"), "the job's transfer is seen")
+    assert job["priority"] == 3
+
+
+def test_jobs_of_several_clients_are_kept_apart(cluster, client):
+    from distributed import Client
+
+    with Client(cluster, set_as_default=False) as other:
+        futures = []
+        for own in (client, other):
+            with mission_control.job("shared name", client=own):
+                references = own.map(produce, range(2), pure=False)
+                futures.append(own.submit(consume, references, 0, pure=False))
+        assert [future.result() for future in futures] == [[0, 10]] * 2
+        named = until(lambda: two(client), "both jobs are seen")
+        assert len({job["job"] for job in named}) == 2
+
+
+def two(client) -> list[dict[str, Any]] | None:
+    named = [own for own in status(client)["jobs"] if own["job"].startswith("shared name") and own["transfers"]]
+    return named if len(named) == 2 else None
+
+
+def test_encryption_over_an_engine_that_is_not_encrypted_is_refused_before_anything_runs(client):
+    with pytest.raises(mission_control.Refused, match="TLS"), mission_control.job("secret", encrypt=True):
+        client.submit(produce, 1, pure=False)
+
+
+def test_opportunistic_encryption_is_had_and_proved(client):
+    with mission_control.job("opportunistic", encrypt="opportunistic"):
+        references = client.map(produce, range(6), pure=False)
+        assert client.submit(consume, references, 2, pure=False).result() == [2, 12, 22, 32, 42, 52]
+
+    def agreed() -> list[dict[str, Any]]:
+        (transfer,) = seen(client, "opportunistic")[0]["transfers"]
+        return transfer["transport"]["negotiated"]
+
+    (one,) = until(agreed, "an agreement is reported")
+    assert one["tls"].startswith("TLSv1_3") and not one["authenticated"]
+
+
+def test_the_graph_tells_the_patterns_of_dasks_own_edges(client):
+    with mission_control.job("stages"):
+        parts = [client.submit(np.arange, 3, key=("load", index), pure=False) for index in range(4)]
+        total = client.submit(lambda own: sum(map(len, own)), parts, key="total", pure=False)
+        assert total.result() == 12
+        (job,) = [own for own in status(client)["jobs"] if own["job"] == "stages"]
+    assert [(own["from"], own["to"], own["pattern"]) for own in job["transfers"]] == [("load", "total", "gather")]
