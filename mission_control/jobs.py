@@ -90,7 +90,7 @@ def job(
 
 
 def install(client: Client, *, policy: str | None = None, flows_per_host: int | None = None) -> None:
-    """Installs Mission Control on the client's cluster, unless it is there already (``--preload`` does the same).
+    """Installs Mission Control on the client's cluster unless it is there already (``--preload`` does the same).
 
     Args:
         policy: how jobs share the network; see ``mission weights --help``. Given for a cluster that has Mission Control,

@@ -6,7 +6,7 @@ import json
 import time
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, ClassVar, overload
 from weakref import WeakSet
 
 from mission_control import _native
@@ -27,7 +27,7 @@ class Reference:
     """
 
     __slots__ = ("__weakref__", "_sizes", "address", "job", "object", "stage", "worker")
-    _live: WeakSet[Reference] = WeakSet()
+    _live: ClassVar[WeakSet[Reference]] = WeakSet()
 
     def __init__(self, object: str, worker: str, address: str, job: str, stage: str, sizes: Sequence[int] | bytes):
         self.object = object
@@ -96,8 +96,8 @@ class Fetched(Sequence["_native.Part"]):
 
 
 def allocate(nbytes: int) -> _native.Segment:
-    """Writable memory of the data plane: what is written there is put without a copy, ``put(segment, sizes=...)``."""
-    return _plane("allocate")[1].endpoint.allocate(nbytes)
+    """Writable memory of the data plane; what is written there is put without a copy: ``put(segment, sizes=...)``."""
+    return _plane("allocate")[2].allocate(nbytes)
 
 
 def put(parts: Sequence[Buffer] | _native.Segment, *, sizes: Sequence[int] | None = None) -> Reference:
@@ -112,21 +112,19 @@ def put(parts: Sequence[Buffer] | _native.Segment, *, sizes: Sequence[int] | Non
         RuntimeError: outside a task, or without Mission Control on this cluster.
         OSError: no memory, or the spool disk is full; nothing was kept.
     """
-    worker, plugin = _plane("put")
+    worker, plugin, endpoint = _plane("put")
     task = _task(worker)
     encryption = task.demands["encrypt"]
     if isinstance(parts, _native.Segment):
         sizes = [len(parts)] if sizes is None else sizes
-        name = plugin.endpoint.adopt(parts, sizes, encryption)
+        name = endpoint.adopt(parts, sizes, encryption)
     else:
-        name, sizes = plugin.endpoint.put(parts, encryption)
+        name, sizes = endpoint.put(parts, encryption)
     plugin.remember_put(task.key, name)
-    return Reference(name, worker.address, plugin.endpoint.address, task.job, task.stage, sizes)
+    return Reference(name, worker.address, endpoint.address, task.job, task.stage, sizes)
 
 
-def fetch(
-    references: Reference | Iterable[Reference], part: int | None = None, *, packed: bool = False
-) -> Fetched:
+def fetch(references: Reference | Iterable[Reference], part: int | None = None, *, packed: bool = False) -> Fetched:
     """Brings part ``part`` of each object, or all parts of each; blocks until they are there.
 
     Args:
@@ -140,7 +138,7 @@ def fetch(
         IndexError: an object has no such part.
         distributed.Reschedule: an object was lost with its worker; the task runs again once it is recomputed.
     """
-    worker, plugin = _plane("fetch")
+    worker, plugin, endpoint = _plane("fetch")
     task = _task(worker)
     wanted: list[tuple[str, int, int, list[str]]] = []
     references = [references] if isinstance(references, Reference) else list(references)
@@ -155,7 +153,7 @@ def fetch(
     stage = references[0].stage if references else "nothing"
     plugin.remember_asked(task, stage, references, wanted)
     try:
-        parts, all, tally = plugin.endpoint.fetch(
+        parts, all, tally = endpoint.fetch(
             task.job, stage, task.stage, json.dumps(task.demands), wanted, 1 if packed else 64
         )
     except _native.Lost as error:
@@ -189,14 +187,16 @@ INSTALL_WAIT_S = 10
 """A task may start on a new worker before the plug-in is up there."""
 
 
-def _plane(what: str) -> tuple[Worker, MissionControlWorker]:
+def _plane(what: str) -> tuple[Worker, MissionControlWorker, _native.Endpoint]:
     from distributed import get_worker
 
     try:
         worker = get_worker()
         worker.get_current_task()
     except (ValueError, AttributeError):
-        raise RuntimeError(f"mission_control.{what} is for tasks: call it in a function given to client.submit") from None
+        raise RuntimeError(
+            f"mission_control.{what} is for tasks: call it in a function given to client.submit"
+        ) from None
     deadline = time.monotonic() + INSTALL_WAIT_S
     while (plugin := worker.plugins.get("mission-control")) is None or plugin.endpoint is None:
         if time.monotonic() > deadline:
@@ -205,7 +205,7 @@ def _plane(what: str) -> tuple[Worker, MissionControlWorker]:
                 "--preload mission_control.dask"
             )
         time.sleep(0.02)
-    return worker, plugin
+    return worker, plugin, plugin.endpoint
 
 
 def references_in(value: Any) -> set[Reference]:

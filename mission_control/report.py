@@ -35,15 +35,15 @@ def write(folder: Path) -> Path:
 
 
 def page(records: list[dict[str, Any]]) -> str:
-    result = next((record for record in reversed(records) if record["kind"] == "result"), {})
+    result: dict[str, Any] = next((record for record in reversed(records) if record["kind"] == "result"), {})
     environment = next((record for record in records if record["kind"] == "environment"), {})
     series = Series(records)
     verdict = '<b class="good">every check held</b>' if result.get("ok") else '<b class="bad">not right</b>'
     if result.get("interrupted"):
         verdict = '<b class="bad">interrupted: this is what was done</b>'
-    seconds = result.get("seconds")
+    seconds, policy = result.get("seconds"), result.get("policy")
     parts = [
-        f"<p>{verdict}{f', {seconds:.2f} s' if seconds else ''}; policy <code>{escape(str(result.get('policy')))}</code></p>",
+        f"<p>{verdict}{f', {seconds:.2f} s' if seconds else ''}; policy <code>{escape(str(policy))}</code></p>",
         table(("check", "held"), [(name, "yes" if held else "NO") for name, held in result.get("checks", {}).items()]),
     ]
     parts += [f'<p class="bad">{escape(job)}: {escape(error)}</p>' for job, error in result.get("errors", {}).items()]
@@ -55,10 +55,14 @@ def page(records: list[dict[str, Any]]) -> str:
         parts += ["<h2>Processors</h2><p>Cores used by each worker.</p>", processors(series)]
     parts += ["<h2>Decisions</h2>", decisions(records)]
     shown = {key: value for key, value in environment.items() if key not in ("number", "kind", "time")}
-    parts += ["<h2>Environment</h2>", table(("what", "value"), [(key, json.dumps(value)) for key, value in shown.items()])]
+    parts += [
+        "<h2>Environment</h2>",
+        table(("what", "value"), [(key, json.dumps(value)) for key, value in shown.items()]),
+    ]
     body = "\n".join(parts)
     return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>Mission Control: run</title><style>{STYLE}</style>'
+        '<!doctype html><html lang="en"><meta charset="utf-8"><title>Mission Control: run</title>'
+        f"<style>{STYLE}</style>"
         f"<h1>Mission Control</h1>{body}</html>"
     )
 
@@ -137,7 +141,12 @@ def rates(series: Series) -> str:
     drawn, axes = figure()
     for index, (job, points) in enumerate(series.jobs.items()):
         bins = series.bins([(0.0, 0.0), *points], series.width)
-        axes.step(*zip(*[(now, value / 2**20) for now, value in bins], strict=True), where="mid", label=job, color=COLOURS[index % len(COLOURS)])
+        axes.step(
+            *zip(*[(now, value / 2**20) for now, value in bins], strict=True),
+            where="mid",
+            label=job,
+            color=COLOURS[index % len(COLOURS)],
+        )
     axes.set_ylabel("MiB/s")
     axes.set_ylim(bottom=0)
     axes.legend(frameon=False)
@@ -215,8 +224,8 @@ def decisions(records: list[dict[str, Any]]) -> str:
             refused = "; ".join(f"{transport}: {why}" for transport, why in record["plan"]["refused"])
             rows.append((time_of(record), f"plan of {record['job']}", f"{legs}. Not taken: {refused}"))
         elif record["kind"] in ("refused", "recomputed", "worker-left"):
-            what = {key: value for key, value in record.items() if key not in ("number", "kind", "time")}
-            rows.append((time_of(record), record["kind"], json.dumps(what)))
+            told = {key: value for key, value in record.items() if key not in ("number", "kind", "time")}
+            rows.append((time_of(record), record["kind"], json.dumps(told)))
     return table(("time", "what", "to whom, and why"), rows[:500])
 
 

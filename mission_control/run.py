@@ -164,7 +164,11 @@ class Jobs:
         control = self.scenario.control
         try:
             # Refused before anything moves, the input included.
-            demands = {"priority": self.priorities[number], "encrypt": control.encrypt, "transport": control.transport}
+            demands: dict[str, Any] = {
+                "priority": self.priorities[number],
+                "encrypt": control.encrypt,
+                "transport": control.transport,
+            }
             with mission_control.job(name, client=client, **demands):
                 pass
             work.prepare(client, say)
@@ -215,7 +219,9 @@ def summary(jobs: Jobs, progress: Progress, records: list[dict[str, Any]]) -> di
     told = []
     for name in jobs.names:
         share = shares.get(name, {})
-        transfers = [transfer for own in known if own["job"] == name for transfer in own["transfers"] if transfer["asked_bytes"]]
+        transfers = [
+            transfer for own in known if own["job"] == name for transfer in own["transfers"] if transfer["asked_bytes"]
+        ]
         told.append(
             {
                 "name": name,

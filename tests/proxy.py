@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 Harm = Callable[[int, int, bytes], bytes | None]
-"""Given number of the connection, offset in what the server sends, and bytes: the bytes to pass on, or `None` to cut."""
+"""Given number of the connection, offset and bytes of what is sent: the bytes to pass on, or `None` to cut."""
 
 
 class Proxy:
@@ -22,7 +22,9 @@ class Proxy:
         rate: bytes per second of all connections together, from the server to the clients.
     """
 
-    def __init__(self, target: str, *, harm: Harm | None = None, harm_requests: Harm | None = None, rate: float | None = None):
+    def __init__(
+        self, target: str, *, harm: Harm | None = None, harm_requests: Harm | None = None, rate: float | None = None
+    ):
         host, port = target.rsplit(":", 1)
         self.target = (host, int(port))
         self.harm, self.harm_requests, self.rate = harm, harm_requests, rate
@@ -52,10 +54,16 @@ class Proxy:
                 number, self.connections = self.connections, self.connections + 1
                 server = socket.create_connection(self.target)
                 self.sockets += [client, server]
-                threading.Thread(target=self._pass, args=(number, server, client, self.harm, self.rate), daemon=True).start()
-                threading.Thread(target=self._pass, args=(number, client, server, self.harm_requests, None), daemon=True).start()
+                threading.Thread(
+                    target=self._pass, args=(number, server, client, self.harm, self.rate), daemon=True
+                ).start()
+                threading.Thread(
+                    target=self._pass, args=(number, client, server, self.harm_requests, None), daemon=True
+                ).start()
 
-    def _pass(self, number: int, source: socket.socket, sink: socket.socket, harm: Harm | None, rate: float | None) -> None:
+    def _pass(
+        self, number: int, source: socket.socket, sink: socket.socket, harm: Harm | None, rate: float | None
+    ) -> None:
         offset = 0
         with suppress(OSError):
             while piece := source.recv(16384 if rate else 262144):

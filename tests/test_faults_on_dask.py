@@ -29,10 +29,10 @@ def consume(references: list[mission_control.Reference], part: int, gate: str) -
 
 @pytest.fixture
 def own_cluster():
-    with LocalCluster(n_workers=3, threads_per_worker=1, dashboard_address=":0", memory_limit="2GiB") as cluster:
-        with Client(cluster) as client:
-            mission_control.install(client)
-            yield client
+    workers = {"n_workers": 3, "threads_per_worker": 1, "memory_limit": "2GiB"}
+    with LocalCluster(**workers, dashboard_address=":0") as cluster, Client(cluster) as client:
+        mission_control.install(client)
+        yield client
 
 
 def test_a_killed_worker_is_recomputed_though_replicas_of_its_references_survive(own_cluster, tmp_path):

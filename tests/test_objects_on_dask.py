@@ -49,7 +49,12 @@ def test_buffers_are_used_by_numpy_and_arrow_without_a_copy(client):
         array = np.frombuffer(fetched[0], np.uint8)
         arrow = pa.py_buffer(fetched[0])
         whole = np.frombuffer(fetched.all, np.uint8)
-        return arrow.address == array.ctypes.data, array.flags.writeable, np.shares_memory(array, whole), array.ctypes.data % 64
+        return (
+            arrow.address == array.ctypes.data,
+            array.flags.writeable,
+            np.shares_memory(array, whole),
+            array.ctypes.data % 64,
+        )
 
     reference = client.submit(produce, 1, pure=False)
     same, writeable, shared, offset = client.submit(look, reference, pure=False).result()
@@ -159,8 +164,7 @@ def test_opportunistic_encryption_is_had_and_proved(client):
         assert client.submit(consume, references, 2, pure=False).result() == [2, 12, 22, 32, 42, 52]
 
     def agreed() -> list[dict[str, Any]]:
-        (transfer,) = seen(client, "opportunistic")[0]["transfers"]
-        return transfer["transport"]["negotiated"]
+        return [one for job in seen(client, "opportunistic") for one in job["transfers"][0]["transport"]["negotiated"]]
 
     (one,) = until(agreed, "an agreement is reported")
     assert one["tls"].startswith("TLSv1_3") and not one["authenticated"]

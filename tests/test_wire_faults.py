@@ -64,7 +64,12 @@ def test_a_flipped_bit_is_found_and_the_range_fetched_again(owner, endpoint, whe
 
     def harm(number: int, offset: int, piece: bytes) -> bytes:
         # The first answer of a connection is the challenge; the second carries the range.
-        marks = {"payload": b"\r\n\r\n", "status": b"206", "length": b"Content-Length: ", "checksums": b"Mission-Blocks: "}
+        marks = {
+            "payload": b"\r\n\r\n",
+            "status": b"206",
+            "length": b"Content-Length: ",
+            "checksums": b"Mission-Blocks: ",
+        }
         mark = marks.get(where)
         if mark is None or flipped or (at := piece.find(b"HTTP/1.1 206")) < 0:
             return piece
@@ -88,9 +93,13 @@ def test_a_flipped_bit_is_found_and_the_range_fetched_again(owner, endpoint, whe
 
 def test_data_that_is_always_damaged_is_an_error_that_says_so(owner, endpoint):
     own, name, sizes, _ = owner
-    with Proxy(own.address, harm=lambda _, offset, piece: flip(piece, 8 * (len(piece) - 1)) if offset > 5000 else piece) as proxy:
-        with pytest.raises(_native.Damaged, match="checksum"):
-            fetch(endpoint(), name, sizes, [proxy.address])
+    with (
+        Proxy(
+            own.address, harm=lambda _, offset, piece: flip(piece, 8 * (len(piece) - 1)) if offset > 5000 else piece
+        ) as proxy,
+        pytest.raises(_native.Damaged, match="checksum"),
+    ):
+        fetch(endpoint(), name, sizes, [proxy.address])
 
 
 def test_another_location_is_tried_where_one_is_gone(owner, endpoint):

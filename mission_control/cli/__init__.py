@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import typer
 
@@ -14,7 +14,7 @@ from mission_control.cli import bench, run, weights
 from mission_control.jobs import Refused
 from mission_control.scenario import BadInput, Missing
 
-UsageError = typer.BadParameter.__mro__[1]
+UsageError: Any = typer.BadParameter.__mro__[1]
 """Base of what a wrong command line raises; typer exports only its children."""
 
 app = typer.Typer(

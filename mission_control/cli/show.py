@@ -60,7 +60,10 @@ class LiveTable(Observer):
                 for own in job["transfers"]:
                     part = own["served_bytes"] / own["asked_bytes"] if own["asked_bytes"] else 0
                     moved = _native.format_bytes(own["served_bytes"])
-                    print(f"{job['job']}: {own['from']} -> {own['to']} {moved}, {part:.0%} of what was asked for", file=sys.stderr)
+                    print(
+                        f"{job['job']}: {own['from']} -> {own['to']} {moved}, {part:.0%} of what was asked for",
+                        file=sys.stderr,
+                    )
 
     def draw(self, progress: Progress) -> Group:
         table = Table(box=None, header_style="bold")
@@ -102,8 +105,11 @@ def print_result(result: dict[str, Any]) -> None:
         print(f"{job['name']}: {took}{share}{again}")
         for own in job["transfers"]:
             facts = own["transport"]
-            moved = f"{_native.format_bytes(own['bytes'])}, {_native.format_bytes(own['own_bytes'])} of it on its own worker"
-            print(f"  {own['from']} -> {own['to']}: {own['pattern']}, {moved}, up to {own['flows_peak']} flows a worker")
+            moved, stayed = _native.format_bytes(own["bytes"]), _native.format_bytes(own["own_bytes"])
+            moved = f"{moved}, {stayed} of it on its own worker"
+            print(
+                f"  {own['from']} -> {own['to']}: {own['pattern']}, {moved}, up to {own['flows_peak']} flows a worker"
+            )
             print(f"    over {facts['chosen'] or 'nothing'}: {facts['reason']}")
             for one in facts["negotiated"]:
                 print(f"    negotiated: {agreement(one)}")

@@ -17,7 +17,9 @@ POLICIES = "; ".join(f"{name}: {meaning}" for name, meaning in _native.policies(
 def weights(
     jobs: Annotated[
         list[str],
-        typer.Argument(metavar="NAME[:priority=X][:pattern=shuffle|broadcast][:machines=N]...", help="in order of arrival"),
+        typer.Argument(
+            metavar="NAME[:priority=X][:pattern=shuffle|broadcast][:machines=N]...", help="in order of arrival"
+        ),
     ],
     policy: Annotated[str, typer.Option(help=POLICIES)] = "performance-centric",
     flows_per_host: Annotated[int, typer.Option(help="receiving slots of a host")] = 10,

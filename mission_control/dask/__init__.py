@@ -9,7 +9,9 @@ import click
 
 @click.command()
 @click.option("--mission-policy", default=None, help="How jobs share the network (scheduler only).")
-@click.option("--mission-flows-per-host", type=int, default=None, help="Receiving slots of every host (scheduler only).")
+@click.option(
+    "--mission-flows-per-host", type=int, default=None, help="Receiving slots of every host (scheduler only)."
+)
 async def dask_setup(server: Any, mission_policy: str | None, mission_flows_per_host: int | None) -> None:
     """Called by Dask's ``--preload`` on the scheduler and on each worker."""
     from distributed import Scheduler, Worker

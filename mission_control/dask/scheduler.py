@@ -86,7 +86,7 @@ class MissionControlScheduler(SchedulerPlugin):
         return json.loads(self.mission.briefing())
 
     async def on_admit(self, spec: dict[str, Any], client: str) -> dict[str, Any]:
-        """Whether a job may run, and the name under which it will; it arrives with that, and stays at least until left."""
+        """Whether a job may run, and the name under which it does; it arrives now, and stays at least until left."""
         refused = self.mission.admits(json.dumps(spec))
         job = self.jobs.name(spec["job"], client)
         if refused:
@@ -159,7 +159,9 @@ class MissionControlScheduler(SchedulerPlugin):
 
     # --- what the scheduler does ------------------------------------------------------------------------------------
 
-    def update_graph(self, scheduler: Scheduler, *, client: str, tasks: list[Any], annotations: dict, stimulus_id: str, **_: Any) -> None:
+    def update_graph(
+        self, scheduler: Scheduler, *, client: str, tasks: list[Any], annotations: dict, stimulus_id: str, **_: Any
+    ) -> None:
         """New tasks: to which job they belong, and what the graph tells of its patterns."""
         parent = self.jobs.of.get(self.submitted_by.pop(stimulus_id, None))
         specs, spans = annotations.get(ANNOTATION, {}), annotations.get("span", {})
@@ -210,7 +212,12 @@ class MissionControlScheduler(SchedulerPlugin):
         """A key's life is the life of the objects that it carries."""
         if start == "memory" and finish != "memory":
             task = self.scheduler.tasks.get(key)
-            if finish == "released" and task is not None and (task.who_wants or task.waiters) and self.objects.carried(key):
+            if (
+                finish == "released"
+                and task is not None
+                and (task.who_wants or task.waiters)
+                and self.objects.carried(key)
+            ):
                 job = self.jobs.of.get(key, "unnamed")
                 self.recomputed[job] += 1
                 self.record("recomputed", job=job, key=str(key))
@@ -288,7 +295,9 @@ class MissionControlScheduler(SchedulerPlugin):
         """Plug-ins are not told which task submits a graph; the stream handler is."""
         update_graph = scheduler.stream_handlers["update-graph"]
 
-        async def with_parent(*args: Any, submitting_task: Any = None, stimulus_id: str | None = None, **kwargs: Any) -> Any:
+        async def with_parent(
+            *args: Any, submitting_task: Any = None, stimulus_id: str | None = None, **kwargs: Any
+        ) -> Any:
             stimulus_id = stimulus_id or f"update-graph-{secrets.token_hex(8)}"
             if submitting_task is not None:
                 self.submitted_by[stimulus_id] = submitting_task

@@ -9,9 +9,9 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-import psutil
 from distributed import Reschedule, Worker
 from distributed.comm import CommClosedError
 from distributed.diagnostics.plugin import WorkerPlugin
@@ -52,7 +52,6 @@ class MissionControlWorker(WorkerPlugin):
         self.asked: list[dict[str, Any]] = []
         self.lost: set[str] = set()
         self.rescheduled: defaultdict[Any, int] = defaultdict(int)
-        self.process = psutil.Process()
         secret = await worker.scheduler.mission_control_secret()
         limit = worker.memory_manager.memory_limit or MEMORY_LIMIT
         endpoint = _native.Endpoint(
@@ -165,15 +164,13 @@ class MissionControlWorker(WorkerPlugin):
         records = self.endpoint.report()
         if records is None and not asked:
             return
-        times = self.process.cpu_times()
-        cpu = times.user + times.system
+        cpu = sum(os.times()[:2])
         self.send("mission-control-progress", records=json.loads(records or "[]"), asked=asked, cpu=cpu)
 
     def send(self, op: str, **message: Any) -> None:
-        try:
+        # Where the scheduler is away the data plane goes on, and totals are told again.
+        with suppress(CommClosedError):
             self.worker.batched_stream.send({"op": op, **message})
-        except CommClosedError:
-            pass  # The scheduler is away: the data plane goes on, and totals are told again.
 
     def resources(self) -> dict[str, Any]:
         """What the data plane holds now."""

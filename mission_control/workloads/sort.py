@@ -6,6 +6,7 @@ write. A record is a key of 10 printable characters, 32 digits of its number, fi
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 from collections.abc import Callable
@@ -19,7 +20,7 @@ import mission_control
 from mission_control import _native
 
 if TYPE_CHECKING:
-    from distributed import Client, Future
+    from distributed import Client
 
     from mission_control.scenario import Workload
 
@@ -53,7 +54,7 @@ class Sort:
         say(f"makes {_native.format_bytes(self.records * RECORD)} of records in {self.partitions} files")
         self.inputs[0].parent.mkdir(parents=True, exist_ok=True)
         bounds = np.linspace(0, self.records, self.partitions + 1).astype(int)
-        ranges = [(int(first), int(last)) for first, last in zip(bounds, bounds[1:], strict=False)]
+        ranges = [(int(first), int(last)) for first, last in itertools.pairwise(bounds)]
         futures = [
             client.submit(make_file, path, self.seed, *own, key=f"sort-make-{self.seed}-{path}", pure=False)
             for path, own in zip(self.inputs, ranges, strict=True)
@@ -62,7 +63,9 @@ class Sort:
 
     def splitters(self, client: Client) -> bytes:
         """Keys that cut the input into parts of nearly equal size."""
-        samples = client.gather(client.map(sample_keys, self.inputs, range(self.partitions), key="sort-sample", pure=False))
+        samples = client.gather(
+            client.map(sample_keys, self.inputs, range(self.partitions), key="sort-sample", pure=False)
+        )
         keys = np.sort(np.frombuffer(b"".join(samples), f"S{KEY}"))
         places = [len(keys) * index // self.partitions for index in range(1, self.partitions)]
         return keys[places].tobytes()
@@ -97,7 +100,7 @@ class Sort:
         say("checks order, number and checksum of all records")
         checked = client.gather(client.map(check_file, self.outputs, key="sort-check", pure=False))
         full = [own for own in checked if own[0]]
-        edges = list(zip(full, full[1:], strict=False))
+        edges = list(itertools.pairwise(full))
         return {
             "ordered within outputs": all(ordered for _, ordered, _, _, _ in checked),
             "ordered across outputs": all(before[3] <= after[2] for before, after in edges),
@@ -124,8 +127,9 @@ def make_file(path: Path, seed: int, first: int, last: int) -> tuple[int, int]:
             for digit in range(16):
                 block[:, KEY + 33 - digit] = digits[(numbers >> np.uint64(4 * digit)) & np.uint64(15)]
             block[:, -2:] = (ord("\r"), ord("\n"))
-            file.write(block.tobytes())
-            own = _native.records_check(block)
+            content = block.tobytes()
+            file.write(content)
+            own = _native.records_check(content)
             count, checksum = count + own[0], (checksum + own[4]) % 2**64
     return count, checksum
 
@@ -188,7 +192,7 @@ def map_file_to_arrays(path: Path, splitters: bytes) -> list[np.ndarray]:
     whole = read_file(path)
     parts = mission_control.allocate(len(whole))
     sizes = _native.records_partition(whole, splitters, parts)
-    return np.split(np.frombuffer(parts, np.uint8), np.cumsum(sizes)[:-1])
+    return np.split(np.frombuffer(memoryview(parts), np.uint8), np.cumsum(sizes)[:-1])
 
 
 def reduce_arrays(pieces: list[np.ndarray], path: Path) -> int:

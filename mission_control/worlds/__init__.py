@@ -6,4 +6,4 @@ from mission_control.worlds.cluster import cluster
 from mission_control.worlds.local import local
 
 WORLDS = {"local": local, "cluster": cluster}
-"""By name: context managers that take the scenario and the scheduler's address, and give a function that makes clients."""
+"""By name: context managers that take the scenario and a scheduler's address, and give a maker of clients."""

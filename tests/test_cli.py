@@ -1,0 +1,152 @@
+"""The command line: contracts that others script against, and what bad input is told."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import mission, until
+
+ROOT = Path(__file__).parent.parent
+
+
+def weights(policy: str, *jobs: str) -> dict[str, int]:
+    done = mission("weights", "--policy", policy, *jobs, "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert abs(sum(own["weight"] for own in told.values()) - 1) < 1e-9
+    return {name: own["flows"] for name, own in told.items()}
+
+
+def test_weights_gives_the_papers_table():
+    assert weights("fifo", "one", "two") == {"one": 7, "two": 3}
+    assert weights("priority", "one:priority=1", "two:priority=2") == {"one": 3, "two": 7}
+    assert weights("fair", "one", "two") == {"one": 5, "two": 5}
+    assert weights("performance-centric", "one:pattern=shuffle", "two:pattern=broadcast") == {"one": 3, "two": 7}
+
+
+def test_equations_of_the_paper_count_machines():
+    # Equations 4.1 and 4.2: N = 2 against N^2 = 4.
+    by_machines = "performance-centric:count=machines"
+    assert weights(by_machines, "a:machines=2", "b:machines=2:pattern=broadcast") == {"a": 3, "b": 7}
+
+
+@pytest.mark.parametrize(
+    ("words", "mend"),
+    [
+        ("run sort --size -1GiB", "of 0 or more"),
+        ("run sort --size 1000", "no unit"),
+        ("run sort --policy best", "use one of"),
+        ("run sort --priorities 0", "above 0"),
+        ("run sort --jobs 2 --priorities 1", "one for each job"),
+        ("run sort --workers 0", "hosts"),
+        ("run sort --encrypt --transport shm", "plain memory is not encrypted"),
+        ("run sort --transport pigeon", "use auto"),
+        ("run nothing", "use sort"),
+        ("run /no/such.toml", "cannot be read"),
+        ("run sort --scheduler tcp://127.0.0.1:1", "no scheduler answers"),
+        ("run sort --frob", "--frob"),
+        ("weights --policy best a", "use one of"),
+        ("weights a:priority=0", "above 0"),
+        ("weights a:colour=red", "use priority=X"),
+        ("weights a a", "named twice"),
+        ("report /no/such", "results/<id>"),
+    ],
+)
+def test_bad_input_gets_one_line_that_names_the_mend_and_status_2(words, mend):
+    done = mission(*words.split())
+    assert done.returncode == 2, done.stderr
+    assert mend in done.stderr, done.stderr
+    assert done.stdout == "" and done.stderr.count("\n") == 1
+
+
+def test_an_unknown_key_of_a_scenario_is_refused_with_its_line(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text('version = 1\n[workload]\nkind = "sort"\ncolour = "red"\n')
+    done = mission("run", str(file))
+    assert done.returncode == 2 and "line 4" in done.stderr and "no such key" in done.stderr
+
+
+def test_a_job_that_cannot_have_what_it_demands_is_refused_with_status_4(tmp_path):
+    done = mission(
+        "run", "sort", "--size", "1MiB", "--workers", "1", "--transport", "mptcp", "--results", str(tmp_path)
+    )
+    assert done.returncode == 4 and "mptcp" in done.stderr
+
+
+@pytest.mark.parametrize("options", [[], ["--encrypt"], ["--jobs", "2", "--policy", "priority", "--priorities", "1,2"]])
+def test_run_sorts_and_says_what_each_transfer_got(tmp_path, options):
+    words = [
+        "run",
+        "sort",
+        "--size",
+        "32MiB",
+        "--workers",
+        "2",
+        "--partitions",
+        "4",
+        "--results",
+        str(tmp_path),
+        "--json",
+    ]
+    done = mission(*words, *options)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["ok"] and len(result["checks"]) == 4 * len(result["jobs"]) and all(result["checks"].values())
+    for job in result["jobs"]:
+        (transfer,) = job["transfers"]
+        assert transfer["pattern"] == "shuffle" and transfer["bytes"] == 335544 * 100
+        facts = transfer["transport"]
+        assert facts["chosen"] == ("tls" if "--encrypt" in options else "tcp") and facts["reason"]
+        assert all(own["authenticated"] for own in facts["negotiated"]) == ("--encrypt" in options)
+    folder = Path(result["results"])
+    left = {path.name for path in folder.iterdir()}
+    assert left == {"scenario.toml", "environment.json", "records.jsonl", "result.json", "report.html"}
+    page = (folder / "report.html").read_text()
+    assert page.count("<svg") == 4 and "http://" not in re.sub(
+        r'"http://www\.w3\.org[^"]*"|http://[a-z.]*/[^<]*', "", page
+    )
+
+
+def test_an_interrupted_run_ends_what_it_started_and_writes_its_report(tmp_path):
+    words = [sys.executable, "-m", "mission_control", "run", "sort", "--size", "2GiB", "--workers", "2"]
+    running = subprocess.Popen(
+        [*words, "--results", str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    until(lambda: list(tmp_path.glob("*/data/*/*/input-*")), "the run makes its input", seconds=60)
+    time.sleep(0.5)
+    running.send_signal(signal.SIGINT)
+    _, said = running.communicate(timeout=60)
+    assert running.returncode == 130, said
+    (folder,) = tmp_path.iterdir()
+    assert "interrupted" in (folder / "report.html").read_text()
+    assert not (folder / "data").exists() or not list((folder / "data").rglob("input-*"))
+    until(lambda: not children_of(running.pid, tmp_path), "its workers are gone")
+
+
+def children_of(pid: int, folder: Path) -> list[str]:
+    """Processes that work in the run's folder, or still have the run as their parent."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            stat = (process / "stat").read_text()
+        except OSError:
+            continue
+        if int(stat.rpartition(")")[2].split()[1]) == pid:
+            found.append(stat)
+    return found
+
+
+def test_architecture_names_every_top_level_folder():
+    listed = subprocess.run(["git", "-C", str(ROOT), "ls-files"], capture_output=True, text=True, check=True).stdout
+    folders = {line.split("/")[0] for line in listed.splitlines() if "/" in line and not line.startswith(".")}
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    for folder in folders:
+        assert f"`{folder}" in text, f"ARCHITECTURE.md does not name {folder}"
