@@ -90,11 +90,11 @@ def job(
 
 
 def install(client: Client, *, policy: str | None = None, flows_per_host: int | None = None) -> None:
-    """Installs Mission Control on the client's cluster unless it is there already (``--preload`` does the same).
+    """Installs Mission Control on the client's cluster unless it is there; ``--preload`` does the same.
 
     Args:
-        policy: how jobs share the network; see ``mission weights --help``. Given for a cluster that has Mission Control,
-            it replaces the policy there.
+        policy: how jobs share the network; see ``mission weights --help``. Given for a cluster that has Mission
+            Control, it replaces the policy there.
         flows_per_host: receiving slots of every host; only for a cluster that has no Mission Control yet.
     """
     from mission_control.dask.scheduler import MissionControlScheduler

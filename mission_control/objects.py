@@ -70,8 +70,8 @@ class Reference:
 class Fetched(Sequence["_native.Part"]):
     """The fetched parts, in the order of the references: read-only buffers in one piece of memory.
 
-    ``numpy.frombuffer(fetched[0], dtype)`` and ``pyarrow.py_buffer(fetched[0])`` use a part without a copy. The memory is
-    given back when the last buffer that uses it is gone.
+    ``numpy.frombuffer(fetched[0], dtype)`` and ``pyarrow.py_buffer(fetched[0])`` use a part without a copy. The memory
+    is given back when the last buffer that uses it is gone.
     """
 
     def __init__(self, parts: list[_native.Part], all: _native.Part, tally: dict[str, int]):

@@ -73,7 +73,7 @@ def run(
     progress = Progress()
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{scenario.workload.kind}-{secrets.token_hex(2)}"
     folder = results / name
-    data = (data or folder / "data") / name
+    data = data / name if data else folder / "data"
     result: dict[str, Any] = {"ok": False, "world": world, "checks": {}, "jobs": [], "seconds": None}
     records: list[dict[str, Any]] = []
     environment = describe(scenario.workload.seed)

@@ -97,7 +97,7 @@ def test_run_sorts_and_says_what_each_transfer_got(tmp_path, options):
         "--json",
     ]
     done = mission(*words, *options)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads(done.stdout)
     assert result["ok"] and len(result["checks"]) == 4 * len(result["jobs"]) and all(result["checks"].values())
     for job in result["jobs"]:
@@ -120,7 +120,7 @@ def test_an_interrupted_run_ends_what_it_started_and_writes_its_report(tmp_path)
     running = subprocess.Popen(
         [*words, "--results", str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    until(lambda: list(tmp_path.glob("*/data/*/*/input-*")), "the run makes its input", seconds=60)
+    until(lambda: list(tmp_path.glob("*/data/*/input-*")), "the run makes its input", seconds=60)
     time.sleep(0.5)
     running.send_signal(signal.SIGINT)
     _, said = running.communicate(timeout=60)

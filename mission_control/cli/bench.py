@@ -2,6 +2,82 @@
 
 from __future__ import annotations
 
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
 import typer
 
-app = typer.Typer(no_args_is_help=True, help="Measures Mission Control beside what others do, interleaved in one run.")
+from mission_control import _native
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Measures Mission Control beside what others do, interleaved in one run.",
+)
+Json = Annotated[bool, typer.Option("--json", help="for programs")]
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+@app.command()
+def transfer(
+    rounds: Annotated[int, typer.Option(min=1, help="samples of each; medians are given")] = 5, as_json: Json = False
+) -> None:
+    """One object over loopback: iperf3, a C receiver, a rustls loop, Dask's comms, Mission Control's fetch."""
+    from mission_control.bench.transfer import measure
+
+    result = measure(rounds, say=say)
+    if as_json:
+        print(json.dumps(result))
+        return
+    print(f"congestion control {result['congestion_control']}, iperf3 {result['iperf3']}, {rounds} rounds")
+    print(f"{'what':<24}{'transport':<10}{'flows':>5}{'object':>12}{'MiB/s':>8}{'CPU-s/GiB':>11}  spread")
+    for row in result["rows"]:
+        low, high = row["spread"]
+        size = _native.format_bytes(row["object_bytes"])
+        print(
+            f"{row['what']:<24}{row['transport']:<10}{row['flows']:>5}{size:>12}{row['mib_per_s']:>8.0f}"
+            f"{row['cpu_s_per_gib']:>11.2f}  {low:.0f} to {high:.0f}"
+        )
+    print_ratios(result)
+
+
+@app.command()
+def sort(
+    size: Annotated[str, typer.Option(help="input, as in 1GiB")] = "1GiB",
+    workers: Annotated[int, typer.Option(min=1, help="worker processes")] = 4,
+    rounds: Annotated[int, typer.Option(min=1, help="samples of each; medians are given")] = 3,
+    data: Annotated[Path, typer.Option(help="folder for input and output")] = Path("results"),
+    as_json: Json = False,
+) -> None:
+    """Sorts the same files by Dask's sort_values, by our sort over stock Dask, and by our sort."""
+    from mission_control.bench.sort import measure
+    from mission_control.scenario import BadInput
+
+    try:
+        nbytes = _native.parse_bytes(size)
+    except ValueError as error:
+        raise BadInput(f"--size: {error}") from None
+    result = measure(nbytes, workers, rounds, data, say=say)
+    if as_json:
+        print(json.dumps(result))
+        return
+    print(f"{size} from files to files, {workers} workers, {rounds} rounds")
+    print(f"{'what':<44}{'seconds':>8}{'MiB/s':>8}{'CPU-s/GiB':>11}  spread")
+    for row in result["rows"]:
+        low, high = row["spread"]
+        print(
+            f"{row['what']:<44}{row['seconds']:>8.2f}{row['mib_per_s']:>8.0f}{row['cpu_s_per_gib']:>11.2f}"
+            f"  {low:.2f} to {high:.2f} s"
+        )
+    print_ratios(result)
+
+
+def print_ratios(result: dict[str, Any]) -> None:
+    print("\nratios of medians:")
+    for name, ratio in result["ratios"].items():
+        print(f"{ratio:8.2f}  {name}")

@@ -24,6 +24,8 @@ from mission_control.jobs import ANNOTATION
 
 logger = logging.getLogger(__name__)
 
+LAST_WORDS_S = 0.3
+"""After the last task of a job, for its workers' last reports."""
 RECORDS_MAX = 200_000
 """Records kept for reports; beyond it the oldest are forgotten."""
 
@@ -281,6 +283,13 @@ class MissionControlScheduler(SchedulerPlugin):
             self.event({"event": "job-arrived", "spec": spec})
 
     def end(self, job: str) -> None:
+        """The job is over; its workers have a moment to say what is still to be said of it."""
+        self.tell({"report": True})
+        self.scheduler.loop.call_later(LAST_WORDS_S, self.finish, job)
+
+    def finish(self, job: str) -> None:
+        if job in self.jobs.specs:
+            return  # it has come back meanwhile
         for status in self.job_status(job):
             self.record("job-ended", **status)
         self.transfers = {key: record for key, record in self.transfers.items() if key[1] != job}

@@ -91,6 +91,7 @@ class MissionControlWorker(WorkerPlugin):
         lost: Sequence[str] = (),
         why: str = "",
         forget_job: str | None = None,
+        report: bool = False,
         **_: Any,
     ) -> None:
         assert self.endpoint is not None
@@ -101,8 +102,9 @@ class MissionControlWorker(WorkerPlugin):
         if lost:
             self.lost.update(lost)
             self.endpoint.lost(lost, why)
-        if forget_job is not None:
+        if report:
             self.report()
+        if forget_job is not None:
             self.endpoint.forget_job(forget_job)
 
     # --- what tasks do ----------------------------------------------------------------------------------------------

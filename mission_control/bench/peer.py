@@ -1,0 +1,164 @@
+"""One receiver of `mission bench transfer`, with its sender in a process of its own.
+
+`python -m mission_control.bench.peer KIND TRANSPORT CONGESTION FLOWS`: prints both process ids; then, for each line
+`BYTES COUNT` that it reads, fetches COUNT objects of so many bytes and prints the seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import multiprocessing
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from mission_control import _native
+from mission_control.bench.transfer import OBJECTS, TOKEN
+
+MEMORY_BYTES = 2 << 30
+
+
+def main() -> None:
+    kind, transport, congestion, flows = sys.argv[1:]
+    sender = {"mission": _send_mission, "dask": _send_dask}[kind]
+    connection, other = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=sender, args=(other, transport, congestion), daemon=True)
+    process.start()
+    told = connection.recv()
+    print(json.dumps([os.getpid(), process.pid]), flush=True)
+    if kind == "mission":
+        _loop(_mission_fetcher(told, transport, congestion, int(flows)))
+    else:
+        asyncio.run(_dask_fetch(told, congestion))
+
+
+def _loop(fetch: Callable[[int], None]) -> None:
+    for line in sys.stdin:
+        size, count = map(int, line.split())
+        fetch(size)  # warms up
+        began = time.perf_counter()
+        for _ in range(count):
+            fetch(size)
+        print(time.perf_counter() - began, flush=True)
+
+
+def _endpoint(flows: int) -> _native.Endpoint:
+    return _native.Endpoint("127.0.0.1", TOKEN, memory_limit=MEMORY_BYTES, spool_folder="/tmp", flows_per_host=flows)
+
+
+def _send_mission(connection: Any, transport: str, congestion: str) -> None:
+    endpoint = _endpoint(1)
+    objects = {size: endpoint.put([bytes(size)], "none")[0] for size in OBJECTS}
+    connection.send((endpoint.address, objects))
+    connection.recv()
+
+
+def _mission_fetcher(told: Any, transport: str, congestion: str, flows: int) -> Callable[[int], None]:
+    """Objects are cut into as many chunks as there are flows, or more."""
+    address, objects = told
+    endpoint = _endpoint(flows)
+    leg = {
+        "transport": transport,
+        "reach": "anywhere",
+        "encryption": "opportunistic" if transport == "tls" else "none",
+        "congestion_control": congestion,
+        "rto_min_us": 5000,
+        "reason": "benchmark",
+    }
+
+    def fetch(size: int) -> None:
+        _, whole, _ = endpoint.fetch("bench", "from", "to", "{}", [(objects[size], 0, size, [address])], 1)
+        assert len(whole) == size
+
+    def planned(size: int) -> None:
+        if chunks.get("size") != size:
+            chunks["size"] = size
+            block = 256 << 10
+            part = max(block, min(4 << 20, -(-size // flows // block) * block))
+            plan = {"command": "plan", "job": "bench", "plan": {"legs": [leg], "chunk_bytes": part, "refused": []}}
+            endpoint.command(json.dumps(plan))
+        fetch(size)
+
+    chunks: dict[str, int] = {}
+    return planned
+
+
+def _send_dask(connection: Any, transport: str, congestion: str) -> None:
+    asyncio.run(_dask_serve(connection, transport, congestion))
+
+
+def _security() -> Any:
+    from distributed import Security
+
+    return Security.temporary()
+
+
+async def _dask_serve(connection: Any, transport: str, congestion: str) -> None:
+    """Dask's own comm layer, as its workers use it: a request is a message, an object a message with a frame."""
+    from distributed.comm import listen
+    from distributed.protocol import to_serialize
+
+    security = _security() if transport == "tls" else None
+    objects = {size: bytes(size) for size in OBJECTS}
+
+    async def handle(comm: Any) -> None:
+        _pin(comm, congestion)
+        try:
+            while True:
+                size = await comm.read()
+                await comm.write({"data": to_serialize(memoryview(objects[size]))})
+        except OSError:
+            pass
+
+    options = security.get_listen_args("worker") if security else {}
+    async with listen(f"{transport}://127.0.0.1:0", handle, **options) as listener:
+        told = [getattr(security, name) for name in _PEM] if security else []
+        connection.send((listener.contact_address, told))
+        await asyncio.Event().wait()
+
+
+_PEM = ("tls_ca_file", "tls_worker_cert", "tls_worker_key")
+
+
+async def _dask_fetch(told: Any, congestion: str) -> None:
+    from distributed import Security
+    from distributed.comm import connect
+
+    address, pem = told
+    options = {}
+    if pem:
+        ca, cert, key = pem
+        security = Security(tls_ca_file=ca, tls_worker_cert=cert, tls_worker_key=key, require_encryption=True)
+        options = security.get_connection_args("worker")
+    comm = await connect(address, **options)
+    _pin(comm, congestion)
+
+    async def fetch(size: int) -> None:
+        await comm.write(size)
+        answer = await comm.read()
+        assert memoryview(answer["data"]).nbytes == size
+
+    loop = asyncio.get_running_loop()
+    while line := await loop.run_in_executor(None, sys.stdin.readline):
+        size, count = map(int, line.split())
+        await fetch(size)
+        began = time.perf_counter()
+        for _ in range(count):
+            await fetch(size)
+        print(time.perf_counter() - began, flush=True)
+
+
+def _pin(comm: Any, congestion: str) -> None:
+    """The same congestion control for all, Dask's sockets too."""
+    raw = comm.stream.socket
+    raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion.encode())
+    got = raw.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).split(b"\0")[0].decode()
+    assert got == congestion, got
+
+
+if __name__ == "__main__":
+    main()

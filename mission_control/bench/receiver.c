@@ -1,0 +1,133 @@
+/* The least that moves an object over TCP: a sender that writes from memory, a receiver that reads into memory.
+ *
+ * receiver serve                                          prints its port, then sends what it is asked for
+ * receiver fetch PORT BYTES FLOWS ROUNDS fresh|reused CC  prints one line per round: seconds
+ *
+ * A request is the number of bytes, eight of them in host order. With F flows each thread takes an equal part of the
+ * object on a connection of its own. "fresh" maps new memory (huge pages advised) for each object.
+ */
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <netinet/tcp.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { FLOWS_MAX = 64 };
+static const size_t CONTENT = 256u << 20;
+
+static void fail(const char *what) {
+    perror(what);
+    exit(1);
+}
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec + t.tv_nsec * 1e-9;
+}
+
+static char *memory(size_t bytes) {
+    char *start = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (start == MAP_FAILED) fail("mmap");
+    madvise(start, bytes, MADV_HUGEPAGE);
+    return start;
+}
+
+static char *content;
+
+static void *serve_one(void *argument) {
+    int fd = (int)(intptr_t)argument;
+    uint64_t bytes;
+    while (recv(fd, &bytes, sizeof bytes, MSG_WAITALL) == sizeof bytes) {
+        for (uint64_t sent = 0; sent < bytes;) {
+            ssize_t count = send(fd, content + sent, bytes - sent, MSG_NOSIGNAL);
+            if (count <= 0) break;
+            sent += count;
+        }
+    }
+    close(fd);
+    return NULL;
+}
+
+static int serve(const char *cc) {
+    content = memory(CONTENT);
+    memset(content, 7, CONTENT);
+    int listener = socket(AF_INET, SOCK_STREAM, 0);
+    setsockopt(listener, IPPROTO_TCP, TCP_CONGESTION, cc, strlen(cc));
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t len = sizeof address;
+    if (bind(listener, (void *)&address, len) || listen(listener, 64)) fail("listen");
+    getsockname(listener, (void *)&address, &len);
+    printf("%d\n", ntohs(address.sin_port));
+    fflush(stdout);
+    for (;;) {
+        int fd = accept(listener, NULL, NULL);
+        if (fd < 0) fail("accept");
+        int one = 1;
+        setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+        pthread_t thread;
+        pthread_create(&thread, NULL, serve_one, (void *)(intptr_t)fd);
+        pthread_detach(thread);
+    }
+}
+
+struct part {
+    int fd;
+    char *into;
+    uint64_t bytes;
+};
+
+static void *receive(void *argument) {
+    struct part *part = argument;
+    if (send(part->fd, &part->bytes, sizeof part->bytes, 0) != sizeof part->bytes) fail("send");
+    for (uint64_t got = 0; got < part->bytes;) {
+        ssize_t count = recv(part->fd, part->into + got, part->bytes - got, 0);
+        if (count <= 0) fail("recv");
+        got += count;
+    }
+    return NULL;
+}
+
+int main(int argc, char **argv) {
+    if (argc == 3 && !strcmp(argv[1], "serve")) return serve(argv[2]);
+    if (argc != 8) return 2;
+    int port = atoi(argv[2]), flows = atoi(argv[4]), rounds = atoi(argv[5]);
+    uint64_t bytes = strtoull(argv[3], NULL, 10);
+    int fresh = !strcmp(argv[6], "fresh");
+    struct part parts[FLOWS_MAX];
+    for (int i = 0; i < flows; i++) {
+        struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+        int one = 1;
+        parts[i].fd = socket(AF_INET, SOCK_STREAM, 0);
+        setsockopt(parts[i].fd, IPPROTO_TCP, TCP_CONGESTION, argv[7], strlen(argv[7]));
+        setsockopt(parts[i].fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+        if (connect(parts[i].fd, (void *)&address, sizeof address)) fail("connect");
+    }
+    char *into = memory(bytes);
+    memset(into, 1, bytes);
+    for (int round = -1; round < rounds; round++) { /* the first warms up */
+        double began = now();
+        if (fresh) into = memory(bytes);
+        pthread_t threads[FLOWS_MAX];
+        for (int i = 0; i < flows; i++) {
+            uint64_t start = bytes * i / flows;
+            parts[i].into = into + start;
+            parts[i].bytes = bytes * (i + 1) / flows - start;
+            if (i) pthread_create(&threads[i], NULL, receive, &parts[i]);
+        }
+        receive(&parts[0]);
+        for (int i = 1; i < flows; i++) pthread_join(threads[i], NULL);
+        double seconds = now() - began;
+        if (fresh) munmap(into, bytes);
+        if (round >= 0) printf("%.9f\n", seconds);
+    }
+    return 0;
+}
