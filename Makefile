@@ -26,6 +26,7 @@ check: setup           ## formatting, lints, types; the generated documents are 
 
 setup: .venv/.installed   ## .venv with the package and its tools
 	$(BIN)/maturin develop --release --uv --quiet --skip-install
+	$(CARGO) build --release --quiet -p mission-transport --example rustls_loop
 
 .venv/.installed: requirements.lock pyproject.toml tools/prerequisites.sh
 	@PYTHON=$(PYTHON) sh tools/prerequisites.sh

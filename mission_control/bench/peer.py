@@ -26,7 +26,9 @@ def main() -> None:
     kind, transport, congestion, flows = sys.argv[1:]
     sender = {"mission": _send_mission, "dask": _send_dask}[kind]
     connection, other = multiprocessing.Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=sender, args=(other, transport, congestion), daemon=True)
+    process = multiprocessing.get_context("spawn").Process(
+        target=sender, args=(other, transport, congestion), daemon=True
+    )
     process.start()
     told = connection.recv()
     print(json.dumps([os.getpid(), process.pid]), flush=True)

@@ -1,7 +1,7 @@
 """`mission bench sort`: the same files sorted three ways, first read to last close, in turn on one cluster.
 
-Dask's own way reads keys and payloads as `string[pyarrow]`, sorts by `sort_values` with its shuffle in memory, and writes the
-same records; its partition count is the best of three.
+Dask's own way reads keys and payloads as `string[pyarrow]`, sorts by `sort_values` with its shuffle in memory, and writes
+the same records; its partition count is the best of three.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -118,7 +119,7 @@ def best_partitions(client: Client, work: Sort, say: Callable[[str], None]) -> i
     for factor in PARTITION_FACTORS:
         count = factor * work.partitions
         say(f"tries {count} partitions for Dask")
-        times[count] = timed(client, lambda count=count: sort_by_dask(client, work, count))[0]
+        times[count] = timed(client, partial(sort_by_dask, client, work, count))[0]
         for path in work.outputs:
             path.unlink(missing_ok=True)
     return min(times, key=lambda count: times[count])
@@ -133,7 +134,11 @@ def sort_by_dask(client: Client, work: Sort, partitions: int) -> None:
     settings = {"dataframe.shuffle.method": "p2p", "distributed.p2p.storage.disk": False}
     with dask.config.set(settings):
         meta = pd.DataFrame({"key": pd.Series(dtype="string[pyarrow]"), "payload": pd.Series(dtype="string[pyarrow]")})
-        pieces = [(path, index, partitions // len(work.inputs)) for path in work.inputs for index in range(partitions // len(work.inputs))]
+        pieces = [
+            (path, index, partitions // len(work.inputs))
+            for path in work.inputs
+            for index in range(partitions // len(work.inputs))
+        ]
         frame = dd.from_map(read_piece, pieces, meta=meta)
         ordered = frame.sort_values("key", npartitions=partitions)
         folder, last = str(work.outputs[0].parent), len(work.outputs)
@@ -194,5 +199,3 @@ def gather_outputs(folder: Path, outputs: list[Path], count: int) -> None:
             for part in group:
                 file.write(part.read_bytes())
                 part.unlink()
-
-

@@ -1,7 +1,7 @@
 """`mission bench transfer`: how fast one object crosses loopback, by Mission Control and by others, in one run.
 
 Every contender has a sender and a receiver in processes of its own. A round asks each of them once per kind of object, in
-turn, so that what disturbs the machine disturbs all. Objects are received whole, into memory that is kept or fresh.
+turn, so that what disturbs the machine disturbs all. Objects arrive whole, into memory that is kept or fresh.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -95,13 +96,18 @@ def ratios(rows: list[dict[str, Any]]) -> dict[str, float]:
         name = _native.format_bytes(size).replace(".0 ", " ")
         for flows in FLOWS:
             ours = ("Mission Control", "tcp", flows, size)
-            pairs[f"tcp fetch / C receiver, reused memory, {flows} flows, {name}"] = (ours, ("C receiver, reused", "tcp", flows, size))
+            pairs[f"tcp fetch / C receiver, reused memory, {flows} flows, {name}"] = (
+                ours,
+                ("C receiver, reused", "tcp", flows, size),
+            )
             ours = ("Mission Control", "tls", flows, size)
             pairs[f"tls fetch / rustls loop, {flows} flows, {name}"] = (ours, ("rustls loop", "tls", flows, size))
         for transport in ("tcp", "tls"):
             ours = ("Mission Control", transport, 1, size)
             pairs[f"{transport} fetch / Dask's {transport} comm, {name}"] = (ours, ("Dask comm", transport, 1, size))
-    return {name: rate[ours] / rate[theirs] for name, (ours, theirs) in pairs.items() if ours in rate and theirs in rate}
+    return {
+        name: rate[ours] / rate[theirs] for name, (ours, theirs) in pairs.items() if ours in rate and theirs in rate
+    }
 
 
 def _contenders(
@@ -113,12 +119,12 @@ def _contenders(
     for flows in FLOWS:
         for kind in ("reused", "fresh"):
             fetch = _command([receiver, "fetch", port], [flows], [kind, congestion])
-            yield Contender(f"C receiver, {kind}", "tcp", flows, objects, fetch, lambda server=server: [os.getpid(), server])
+            yield Contender(f"C receiver, {kind}", "tcp", flows, objects, fetch, partial(list, [os.getpid(), server]))
     if loop := _rustls_loop():
         port, server = stack.enter_context(_server([loop, "serve", congestion]))
         for flows in FLOWS:
             fetch = _command([loop, "fetch", port], [flows], [congestion])
-            yield Contender("rustls loop", "tls", flows, objects, fetch, lambda server=server: [os.getpid(), server])
+            yield Contender("rustls loop", "tls", flows, objects, fetch, partial(list, [os.getpid(), server]))
     else:
         say("no rustls loop: cargo build --release -p mission-transport --example rustls_loop")
     for transport in ("tcp", "tls"):
@@ -267,4 +273,3 @@ def _row(own: Contender, size: int) -> dict[str, Any]:
         "cpu_s_per_gib": statistics.median(cpu for _, cpu in own.samples[size]),
         "spread": [min(speeds), max(speeds)],
     }
-

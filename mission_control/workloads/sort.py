@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import numpy as np
 
@@ -74,9 +75,10 @@ class Sort:
         say("samples its keys")
         splitters = self.splitters(client)
         say("maps, shuffles and reduces")
+        run = uuid4().hex  # keys of two jobs must not meet
         parts = client.map(partial(map_file, splitters=splitters), self.inputs, key="sort-map", pure=False)
         done = [
-            client.submit(reduce_part, parts, index, path, key=("sort-reduce", index), pure=False)
+            client.submit(reduce_part, parts, index, path, key=(f"sort-reduce-{run}", index), pure=False)
             for index, path in enumerate(self.outputs)
         ]
         del parts  # what is reduced need not be kept
@@ -85,14 +87,15 @@ class Sort:
     def run_over_dask(self, client: Client) -> None:
         """The same work with its shuffle over stock Dask: for `mission bench sort`."""
         splitters = self.splitters(client)
+        run = uuid4().hex
         parts = client.map(partial(map_file_to_arrays, splitters=splitters), self.inputs, key="stock-map", pure=False)
         done = []
         for index, path in enumerate(self.outputs):
             pieces = [
-                client.submit(operator.getitem, part, index, key=("getitem-stock", number, index), pure=False)
+                client.submit(operator.getitem, part, index, key=(f"getitem-{run}", number, index), pure=False)
                 for number, part in enumerate(parts)
             ]
-            done.append(client.submit(reduce_arrays, pieces, path, key=("stock-reduce", index), pure=False))
+            done.append(client.submit(reduce_arrays, pieces, path, key=(f"stock-reduce-{run}", index), pure=False))
         del parts, pieces
         client.gather(done)
 

@@ -49,7 +49,10 @@ fn fetch(port: u16, bytes: usize, flows: usize, rounds: usize, cc: &str) {
             stream.set_nodelay(true).expect("a socket");
             set_congestion_control(&stream, cc).expect("allowed");
             let name = ServerName::try_from(OPPORTUNISTIC).expect("a name");
-            StreamOwned::new(ClientConnection::new(settings.opportunistic.client.clone(), name).expect("settings fit"), stream)
+            StreamOwned::new(
+                ClientConnection::new(settings.opportunistic.client.clone(), name).expect("settings fit"),
+                stream,
+            )
         })
         .collect();
     let mut into = vec![1u8; bytes];
