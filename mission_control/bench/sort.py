@@ -1,7 +1,7 @@
 """`mission bench sort`: the same files sorted three ways, first read to last close, in turn on one cluster.
 
-Dask's own way reads keys and payloads as `string[pyarrow]`, sorts by `sort_values` with its shuffle in memory, and writes
-the same records; its partition count is the best of three.
+Dask's own way reads keys and payloads as `string[pyarrow]`, sorts by `sort_values` with its shuffle in memory, and
+writes the same records; its partition count is the best of three.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`mission bench transfer`: how fast one object crosses loopback, by Mission Control and by others, in one run.
 
-Every contender has a sender and a receiver in processes of its own. A round asks each of them once per kind of object, in
-turn, so that what disturbs the machine disturbs all. Objects arrive whole, into memory that is kept or fresh.
+Every contender has a sender and a receiver in processes of its own. A round asks each of them once per kind of object,
+in turn, so that what disturbs the machine disturbs all. Objects arrive whole, into memory that is kept or fresh.
 """
 
 from __future__ import annotations
