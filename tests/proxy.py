@@ -13,28 +13,43 @@ Harm = Callable[[int, int, bytes], bytes | None]
 """Given number of the connection, offset and bytes of what is sent: the bytes to pass on, or `None` to cut."""
 
 
+class Limit:
+    """So many bytes per second, of all who share it: a receiver's link."""
+
+    def __init__(self, bytes_per_sec: float):
+        self.bytes_per_sec = bytes_per_sec
+        self.lock = threading.Lock()
+        self.allowed_at = time.monotonic()
+
+    def wait(self, nbytes: int) -> None:
+        with self.lock:
+            # What was not used for 10 ms is gone: no burst makes up for a pause.
+            self.allowed_at = max(self.allowed_at, time.monotonic() - 0.01) + nbytes / self.bytes_per_sec
+            until = self.allowed_at
+        time.sleep(max(0.0, until - time.monotonic()))
+
+
 class Proxy:
     """Listens on loopback and passes on to ``target``; a context manager.
 
     Args:
         harm: what happens to the server's bytes.
         harm_requests: what happens to the client's bytes.
-        rate: bytes per second of all connections together, from the server to the clients.
+        limit: from the server to the clients, of all connections together, and of all proxies that share it.
     """
 
     def __init__(
-        self, target: str, *, harm: Harm | None = None, harm_requests: Harm | None = None, rate: float | None = None
+        self, target: str, *, harm: Harm | None = None, harm_requests: Harm | None = None, limit: Limit | None = None
     ):
         host, port = target.rsplit(":", 1)
         self.target = (host, int(port))
-        self.harm, self.harm_requests, self.rate = harm, harm_requests, rate
+        self.harm, self.harm_requests, self.limit = harm, harm_requests, limit
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self.listener.getsockname()[1]}"
         self.connections = 0
         self.passed = 0
         self.sockets: list[socket.socket] = []
         self.lock = threading.Lock()
-        self.allowed_at = time.monotonic()
 
     def __enter__(self) -> Proxy:
         threading.Thread(target=self._accept, daemon=True).start()
@@ -55,18 +70,18 @@ class Proxy:
                 server = socket.create_connection(self.target)
                 self.sockets += [client, server]
                 threading.Thread(
-                    target=self._pass, args=(number, server, client, self.harm, self.rate), daemon=True
+                    target=self._pass, args=(number, server, client, self.harm, self.limit), daemon=True
                 ).start()
                 threading.Thread(
                     target=self._pass, args=(number, client, server, self.harm_requests, None), daemon=True
                 ).start()
 
     def _pass(
-        self, number: int, source: socket.socket, sink: socket.socket, harm: Harm | None, rate: float | None
+        self, number: int, source: socket.socket, sink: socket.socket, harm: Harm | None, limit: Limit | None
     ) -> None:
         offset = 0
         with suppress(OSError):
-            while piece := source.recv(16384 if rate else 262144):
+            while piece := source.recv(16384 if limit else 262144):
                 start, offset = offset, offset + len(piece)
                 if harm is not None:
                     harmed = harm(number, start, piece)
@@ -74,19 +89,13 @@ class Proxy:
                         reset(sink)
                         break
                     piece = harmed
-                if rate:
-                    self._wait(len(piece) / rate)
+                if limit:
+                    limit.wait(len(piece))
                 sink.sendall(piece)
                 self.passed += len(piece)
         for own in (source, sink):
             with suppress(OSError):
                 own.shutdown(socket.SHUT_RDWR)
-
-    def _wait(self, seconds: float) -> None:
-        with self.lock:
-            self.allowed_at = max(self.allowed_at, time.monotonic() - 0.01) + seconds
-            until = self.allowed_at
-        time.sleep(max(0.0, until - time.monotonic()))
 
 
 def reset(connection: socket.socket) -> None:

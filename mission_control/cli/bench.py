@@ -77,6 +77,19 @@ def sort(
     print_ratios(result)
 
 
+@app.command()
+def decisions(as_json: Json = False) -> None:
+    """A round of weights over 1,000 jobs, and the classification of a graph of 1,000,000 tasks."""
+    from mission_control.bench.decisions import measure
+
+    result = measure()
+    if as_json:
+        print(json.dumps(result))
+        return
+    for row in result["rows"]:
+        print(f"{row['what']:<60}{row['seconds'] * 1000:>10.2f} ms")
+
+
 def print_ratios(result: dict[str, Any]) -> None:
     print("\nratios of medians:")
     for name, ratio in result["ratios"].items():

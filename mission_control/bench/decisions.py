@@ -1,0 +1,65 @@
+"""`mission bench decisions`: what deciding costs, through the seam that the scheduler plug-in uses."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from typing import Any
+
+from mission_control import _native
+from mission_control.environment import describe
+
+JOBS = 1_000
+TASKS = 1_000_000
+ROUNDS = 21
+
+
+def measure() -> dict[str, Any]:
+    """Measures both.
+
+    Returns:
+        ``rows``: what, seconds (of the weights the median of 21 rounds).
+    """
+    rows = [
+        {"what": f"one round of weights, {JOBS:,} active jobs", "seconds": weights()},
+        {"what": f"{TASKS:,} tasks classified one by one, 2 inputs each", "seconds": graph()},
+    ]
+    return {"rows": rows, "environment": describe()}
+
+
+def weights() -> float:
+    """Seconds of a round: an event that changes who is active, to the commands that it causes."""
+    mission = _native.MissionController("priority", 10 * JOBS, "{}")
+
+    def progress(job: int, served: int) -> str:
+        transfer = {"job": f"job-{job}", "from": "map", "to": "reduce"}
+        totals = {"asked_bytes": 100, "served_bytes": served}
+        return json.dumps({"event": "progress", "worker": "w", "transfer": transfer, **totals})
+
+    for job in range(JOBS):
+        mission.handle(0.0, progress(job, 0))
+    samples = []
+    for number in range(ROUNDS):
+        event = progress(0, 100 if number % 2 == 0 else 0)
+        began = time.perf_counter()
+        commands = mission.handle(0.0, event)
+        samples.append(time.perf_counter() - began)
+        assert len(json.loads(commands)) == 1
+    return statistics.median(samples)
+
+
+def graph() -> float:
+    """Seconds to learn a graph of layers: each task takes from two of the layer before."""
+    graph = _native.Graph()
+    layers, width = 10, TASKS // 10
+    began = time.perf_counter()
+    for layer in range(layers):
+        stage, first = f"job\0layer-{layer}", (layer - 1) * width
+        for index in range(width):
+            inputs = [first + index, first + (index + 1) % width] if layer else []
+            graph.add(layer * width + index, stage, "work", inputs)
+    patterns = graph.patterns()
+    seconds = time.perf_counter() - began
+    assert len(patterns) == layers - 1
+    return seconds

@@ -1,0 +1,113 @@
+"""Weights become connections and bytes: two backlogged jobs at one receiver whose link is slow."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from mission_control import _native
+from tests.conftest import data
+from tests.proxy import Limit, Proxy
+
+RATE = 48e6
+"""Bytes per second of the receiver's link: slow enough that no processor is the limit."""
+SAMPLE_S = 0.125
+CHUNK = 256 << 10
+SIZE = 8 << 20
+
+
+class Receiver:
+    """A receiver of two jobs, each with a path of its own over the same slow link."""
+
+    def __init__(self, endpoint, flows: int, weights: dict[str, tuple[float, int]]):
+        self.reader: _native.Endpoint = endpoint(flows_per_host=flows)
+        owner = endpoint(flows_per_host=flows)
+        self.name, _ = owner.put([data(SIZE)], "none")
+        self.flows = flows
+        limit = Limit(RATE)
+        self.paths = {job: Proxy(owner.address, limit=limit) for job in weights}
+        self.stop = {job: threading.Event() for job in weights}
+        self.threads: list[threading.Thread] = []
+        self.share(weights)
+
+    def share(self, weights: dict[str, tuple[float, int]]) -> None:
+        shares = [{"job": job, "weight": weight, "flows": flows} for job, (weight, flows) in weights.items()]
+        self.reader.command(json.dumps({"command": "shares", "flows_per_host": self.flows, "shares": shares}))
+
+    @contextmanager
+    def backlogged(self) -> Iterator[None]:
+        """Every job has chunks waiting, always: the next fetch begins before the one before has ended."""
+        for job, path in self.paths.items():
+            path.__enter__()
+            leg = {"transport": "tcp", "reach": "anywhere", "encryption": "none"}
+            leg |= {"congestion_control": None, "rto_min_us": None, "reason": "test"}
+            plan = {"legs": [leg], "chunk_bytes": CHUNK, "refused": []}
+            self.reader.command(json.dumps({"command": "plan", "job": job, "plan": plan}))
+            self.threads += [threading.Thread(target=self._fetch, args=(job,)) for _ in range(2)]
+        for thread in self.threads:
+            thread.start()
+        try:
+            time.sleep(1)
+            yield
+        finally:
+            for stop in self.stop.values():
+                stop.set()
+            for thread in self.threads:
+                thread.join()
+            for path in self.paths.values():
+                path.__exit__()
+
+    def _fetch(self, job: str) -> None:
+        while not self.stop[job].is_set():
+            self.reader.fetch(job, "from", "to", "{}", [(self.name, 0, SIZE, [self.paths[job].address])], 1)
+
+    def connections(self, job: str) -> int:
+        port = self.paths[job].address.rpartition(":")[2]
+        command = ["ss", "-Htn", "state", "established", "dst", f"127.0.0.1:{port}"]
+        return len(subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines())
+
+    def passed(self) -> dict[str, int]:
+        return {job: path.passed for job, path in self.paths.items()}
+
+
+def parts(before: dict[str, int], after: dict[str, int]) -> dict[str, float]:
+    moved = {job: after[job] - before[job] for job in before}
+    return {job: own / sum(moved.values()) for job, own in moved.items()}
+
+
+def test_backlogged_jobs_hold_exactly_their_caps_and_one_alone_takes_all(endpoint):
+    receiver = Receiver(endpoint, 10, {"etl": (0.7, 7), "report": (0.3, 3)})
+    with receiver.backlogged():
+        for _ in range(24):
+            began = time.monotonic()
+            assert {job: receiver.connections(job) for job in receiver.paths} == {"etl": 7, "report": 3}
+            time.sleep(max(0.0, SAMPLE_S - (time.monotonic() - began)))
+        # The plan changes: chunks that are under way end, then the new caps hold.
+        receiver.share({"etl": (0.2, 2), "report": (0.8, 8)})
+        time.sleep(1)
+        assert {job: receiver.connections(job) for job in receiver.paths} == {"etl": 2, "report": 8}
+        receiver.stop["report"].set()
+        for thread in receiver.threads[2:]:
+            thread.join()
+        time.sleep(1.5)
+        before = receiver.passed()
+        time.sleep(1)
+        assert parts(before, receiver.passed())["etl"] > 0.99
+        assert receiver.connections("etl") > 2, "it takes the slots that the other leaves"
+
+
+@pytest.mark.parametrize(("weight", "flows"), [(0.7, 1), (8 / 9, 2)])
+def test_with_two_slots_bytes_follow_the_weights(endpoint, weight, flows):
+    receiver = Receiver(endpoint, 2, {"etl": (weight, flows), "report": (1 - weight, 2 - flows)})
+    with receiver.backlogged():
+        for _ in range(2):
+            before = receiver.passed()
+            time.sleep(5)
+            got = parts(before, receiver.passed())["etl"]
+            assert abs(got - weight) < 0.05, f"{got:.3f} of the bytes for a weight of {weight:.3f}"
