@@ -132,6 +132,18 @@ impl Slots {
         if caps_bind(self.budget, self.shares.len()) { self.cap(job).min(self.budget) } else { self.budget }
     }
 
+    /// Whether somebody waits for a slot that another process or another job has, or waits for too.
+    pub fn contended(&self) -> bool {
+        let mut clients = self.jobs.values().flat_map(|queue| {
+            let held = queue.held.iter().filter(|(_, held)| **held > 0).map(|(client, _)| *client);
+            queue.waiting.iter().map(|(client, _)| *client).chain(held)
+        });
+        let first = clients.next();
+        let one_client = clients.all(|client| Some(client) == first);
+        let wanting = self.jobs.values().filter(|queue| queue.in_use > 0 || !queue.waiting.is_empty()).count();
+        self.jobs.values().any(|queue| !queue.waiting.is_empty()) && (!one_client || wanting > 1)
+    }
+
     pub fn in_use(&self) -> u32 {
         self.jobs.values().map(|queue| queue.in_use).sum()
     }

@@ -3,6 +3,10 @@
 //! One process gives them out: whoever binds the abstract Unix socket of the cluster in this network namespace. The
 //! others ask it over that socket, a JSON object per line. A lost connection returns its slots; a lost arbiter is
 //! replaced by the next to bind, to whom each process says what it still holds.
+//!
+//! While nobody waits in vain a process keeps the slots that it was granted and uses them again without asking: a question
+//! for each chunk would cost two context switches, as much as the chunk itself where chunks are small. As soon as
+//! somebody waits, the arbiter says so to all, and from then on each chunk is asked for.
 
 use crate::object::to_hex;
 use mission_core::nouns::JobId;
@@ -36,11 +40,29 @@ const SLOW_CLIENT: Duration = Duration::from_millis(200);
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Message {
-    Want { job: JobId, bytes: u64 },
-    Withdraw { job: JobId },
-    GiveBack { job: JobId, granted: u64, moved: u64 },
-    Held { job: JobId, slots: u32 },
-    Grant { job: JobId },
+    Want {
+        job: JobId,
+        bytes: u64,
+    },
+    Withdraw {
+        job: JobId,
+    },
+    GiveBack {
+        job: JobId,
+        granted: u64,
+        moved: u64,
+    },
+    Held {
+        job: JobId,
+        slots: u32,
+    },
+    Grant {
+        job: JobId,
+    },
+    /// Somebody waits: slots that are not in use come back, and each chunk is asked for.
+    Contended {
+        contended: bool,
+    },
 }
 
 pub struct Arbiter {
@@ -58,6 +80,9 @@ struct State {
     /// What this process waits for and holds; told to the next arbiter if this one is lost.
     wanted: BTreeMap<JobId, VecDeque<u64>>,
     held: BTreeMap<JobId, u32>,
+    /// Of those held, the ones not in use now; only while nobody waits for them.
+    spare: BTreeMap<JobId, u32>,
+    contended: bool,
     flows_per_host: u32,
     shares: Vec<Share>,
     closing: bool,
@@ -75,6 +100,8 @@ struct Leader {
     /// Absent where another user holds the name: then this process arbitrates for itself alone.
     listener: Option<UnixListener>,
     settling: bool,
+    /// As last told to the clients.
+    contended: bool,
 }
 
 impl Arbiter {
@@ -84,6 +111,8 @@ impl Arbiter {
             role: Role::Electing,
             wanted: BTreeMap::new(),
             held: BTreeMap::new(),
+            spare: BTreeMap::new(),
+            contended: false,
             flows_per_host,
             shares: Vec::new(),
             closing: false,
@@ -108,6 +137,10 @@ impl Arbiter {
     /// Wants a slot; returns the jobs that were granted one at once.
     pub fn want(&self, job: &JobId, bytes: u64) -> Vec<JobId> {
         let mut state = self.shared.lock();
+        if let Some(spare) = state.spare.get_mut(job).filter(|spare| **spare > 0) {
+            *spare -= 1;
+            return vec![job.clone()];
+        }
         state.wanted.entry(job.clone()).or_default().push_back(bytes);
         state.tell(Message::Want { job: job.clone(), bytes })
     }
@@ -124,12 +157,16 @@ impl Arbiter {
     /// Gives a slot back that was charged `granted` bytes and moved `moved`.
     pub fn give_back(&self, job: &JobId, granted: u64, moved: u64) -> Vec<JobId> {
         let mut state = self.shared.lock();
-        if let Some(held) = state.held.get_mut(job) {
-            *held = held.saturating_sub(1);
-            if *held == 0 {
-                state.held.remove(job);
+        if matches!(state.role, Role::Follower(_)) && !state.contended {
+            // The chunk that waits longest takes the slot over.
+            if state.wanted.get_mut(job).and_then(VecDeque::pop_front).is_some() {
+                state.tell(Message::Withdraw { job: job.clone() });
+                return vec![job.clone()];
             }
+            *state.spare.entry(job.clone()).or_default() += 1;
+            return Vec::new();
         }
+        state.let_go(job);
         state.tell(Message::GiveBack { job: job.clone(), granted, moved })
     }
 
@@ -211,8 +248,40 @@ impl State {
                 }
             }
         }
+        leader.tell_contention();
         own.iter().for_each(|job| self.granted(job));
         own
+    }
+
+    /// Spare slots were the last arbiter's to lend.
+    fn forget_spare(&mut self) {
+        self.contended = false;
+        for (job, spare) in std::mem::take(&mut self.spare) {
+            (0..spare).for_each(|_| self.let_go(&job));
+        }
+    }
+
+    fn let_go(&mut self, job: &JobId) {
+        if let Some(held) = self.held.get_mut(job) {
+            *held = held.saturating_sub(1);
+            if *held == 0 {
+                self.held.remove(job);
+            }
+        }
+    }
+
+    /// The arbiter says whether somebody waits in vain.
+    fn heed(&mut self, contended: bool) {
+        self.contended = contended;
+        if !contended {
+            return;
+        }
+        for (job, spare) in std::mem::take(&mut self.spare) {
+            for _ in 0..spare {
+                self.let_go(&job);
+                self.tell(Message::GiveBack { job: job.clone(), granted: 0, moved: 0 });
+            }
+        }
     }
 
     fn granted(&mut self, job: &JobId) {
@@ -233,7 +302,21 @@ impl Leader {
             Message::Withdraw { job } => self.slots.withdraw(client, &job),
             Message::GiveBack { job, granted, moved } => self.slots.give_back(client, &job, granted, moved),
             Message::Held { job, slots } => self.slots.adopt(client, &job, slots),
-            Message::Grant { .. } => {}
+            Message::Grant { .. } | Message::Contended { .. } => {}
+        }
+    }
+
+    fn tell_contention(&mut self) {
+        let contended = self.slots.contended();
+        if contended == self.contended {
+            return;
+        }
+        self.contended = contended;
+        for mut stream in self.clients.values() {
+            // Who does not hear it is lost, as with a grant; the thread that reads from it sees that.
+            if send(&mut stream, &Message::Contended { contended }).is_err() {
+                let _ = stream.shutdown(Shutdown::Both);
+            }
         }
     }
 }
@@ -266,6 +349,7 @@ impl Shared {
 
     fn lead(&self, listener: Option<UnixListener>, settling: bool) {
         let mut state = self.lock();
+        state.forget_spare();
         let mut slots = Slots::new(state.flows_per_host);
         slots.set_shares(state.flows_per_host, &state.shares);
         for (job, held) in &state.held {
@@ -274,7 +358,7 @@ impl Shared {
         for (job, wanted) in &state.wanted {
             wanted.iter().for_each(|bytes| slots.want(SELF, job, *bytes));
         }
-        state.role = Role::Leader(Leader { slots, clients: HashMap::new(), listener, settling });
+        state.role = Role::Leader(Leader { slots, clients: HashMap::new(), listener, settling, contended: false });
         let grants = state.give_out();
         drop(state);
         grants.into_iter().for_each(|job| (self.on_grant)(job));
@@ -282,6 +366,7 @@ impl Shared {
 
     fn follow(&self, mut stream: UnixStream) {
         let mut state = self.lock();
+        state.forget_spare();
         let held = state.held.iter().map(|(job, slots)| Message::Held { job: job.clone(), slots: *slots });
         let wanted = state.wanted.iter().flat_map(|(job, wanted)| {
             wanted.iter().map(move |bytes| Message::Want { job: job.clone(), bytes: *bytes })
@@ -360,6 +445,9 @@ impl Shared {
             }
             let Ok(reader) = stream.try_clone() else { continue };
             if let Role::Leader(leader) = &mut self.lock().role {
+                if leader.contended {
+                    let _ = send(&mut &stream, &Message::Contended { contended: true });
+                }
                 leader.clients.insert(client, stream);
             }
             let own = self.clone();
@@ -399,9 +487,13 @@ impl Shared {
 
     fn read_grants(&self, stream: UnixStream) {
         for line in BufReader::new(stream).lines().map_while(Result::ok) {
-            if let Ok(Message::Grant { job }) = serde_json::from_str(&line) {
-                self.lock().granted(&job);
-                (self.on_grant)(job);
+            match serde_json::from_str(&line) {
+                Ok(Message::Grant { job }) => {
+                    self.lock().granted(&job);
+                    (self.on_grant)(job);
+                }
+                Ok(Message::Contended { contended }) => self.lock().heed(contended),
+                _ => {}
             }
         }
         self.lock().role = Role::Electing;
@@ -479,6 +571,24 @@ mod tests {
         assert!(nothing(&grants));
         first.give_back(&job, 1, 1);
         assert!(granted(&grants));
+    }
+
+    #[test]
+    fn a_slot_that_nobody_waits_for_is_used_again_and_comes_back_when_somebody_does() {
+        let cluster = cluster_name(&crate::auth::random::<16>());
+        let (first, first_grants) = arbiter(&cluster);
+        let (second, grants) = arbiter(&cluster);
+        let job = JobId::from("job");
+        assert!(second.want(&job, 1).is_empty() && second.want(&job, 1).is_empty());
+        assert!(granted(&grants) && granted(&grants));
+        second.give_back(&job, 1, 1);
+        assert_eq!(second.want(&job, 1).len(), 1, "without asking");
+        second.give_back(&job, 1, 1);
+        // Both slots are the second's, one of them spare: it comes back, the other does when its chunk ends.
+        assert!(first.want(&job, 1).is_empty() && first.want(&job, 1).is_empty());
+        assert!(granted(&first_grants) && nothing(&first_grants));
+        second.give_back(&job, 1, 1);
+        assert!(granted(&first_grants));
     }
 
     #[test]

@@ -191,7 +191,8 @@ impl Response {
         const LAST: &[u8] = b"Mission-Head: 0123456789abcdef\r\n\r\n";
         let body = head.len().checked_sub(LAST.len()).ok_or("the head is too short")?;
         let (covered, last) = head.split_at(body);
-        let own = last.strip_prefix(b"Mission-Head: ").and_then(|rest| hex_u64(std::str::from_utf8(&rest[..16]).ok()?));
+        let own = last.strip_prefix(b"Mission-Head: ").and_then(|rest| rest.strip_suffix(END));
+        let own = own.and_then(|digits| hex_u64(std::str::from_utf8(digits).ok()?));
         if own != Some(checksum::of(covered)) {
             return Err("the head does not fit its checksum".into());
         }
@@ -410,22 +411,23 @@ mod tests {
                 }
             }
         }
+    }
 
-        #[test]
-        fn a_flipped_bit_in_an_answers_head_is_found(bit in any::<prop::sample::Index>()) {
-            let mut head = response().write();
-            let bit = bit.index(8 * head.len());
+    #[test]
+    fn every_flipped_bit_of_a_head_is_found() {
+        let flipped = |head: &[u8], bit: usize| {
+            let mut head = head.to_vec();
             head[bit / 8] ^= 1 << (bit % 8);
-            prop_assert!(Response::parse(&head).is_err());
+            head
+        };
+        let answer = response().write();
+        for bit in 0..8 * answer.len() {
+            assert!(Response::parse(&flipped(&answer, bit)).is_err(), "bit {bit}");
         }
-
-        #[test]
-        fn a_flipped_bit_in_a_request_changes_its_checksum(bit in any::<prop::sample::Index>()) {
-            let mut head = request().write();
-            let sent = checksum::of(&head);
-            let bit = bit.index(8 * head.len());
-            head[bit / 8] ^= 1 << (bit % 8);
-            prop_assert_ne!(checksum::of(&head), sent);
+        // The server answers what it saw; the client knows what it sent.
+        let asked = request().write();
+        for bit in 0..8 * asked.len() {
+            assert_ne!(checksum::of(&flipped(&asked, bit)), checksum::of(&asked), "bit {bit}");
         }
     }
 }
