@@ -24,7 +24,11 @@ pub fn connect(address: SocketAddr, leg: &Leg) -> Result<TcpStream, Fault> {
     stream.set_nodelay(true).map_err(fault)?;
     stream.set_read_timeout(Some(STALL)).map_err(fault)?;
     stream.set_write_timeout(Some(STALL)).map_err(fault)?;
-    // The data flows the other way: what counts is what the server sets, and that is read back. Requests are small.
+    // The data flows the other way: what counts is what the server sets, and that is read back. But requests wait for
+    // the timers of this side: one that paces (bbr) adds its own to each.
+    if let Some(name) = &leg.congestion_control {
+        let _ = socket::set_congestion_control(&stream, name);
+    }
     if let Some(value) = leg.rto_min_us {
         let _ = socket::set_rto_min_us(&stream, value);
     }
