@@ -150,3 +150,11 @@ def test_architecture_names_every_top_level_folder():
     text = (ROOT / "ARCHITECTURE.md").read_text()
     for folder in folders:
         assert f"`{folder}" in text, f"ARCHITECTURE.md does not name {folder}"
+
+
+def test_more_data_than_memory_is_sorted(tmp_path):
+    """A quarter of 600 MiB is 150 MiB for objects of each worker: of 512 MiB, half of it on each, most is spooled."""
+    words = ["run", "sort", "--size", "512MiB", "--workers", "2", "--memory-limit", "600MiB", "--partitions", "32"]
+    done = mission(*words, "--results", str(tmp_path), "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(done.stdout)["ok"]

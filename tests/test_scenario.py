@@ -1,0 +1,61 @@
+"""Scenarios: what is read, and what is refused with its line."""
+
+from __future__ import annotations
+
+import pytest
+
+from mission_control.scenario import BadInput, Scenario, load, plain, validate, with_changes
+
+
+@pytest.fixture
+def file(tmp_path):
+    def write(text: str) -> str:
+        path = tmp_path / "mine.toml"
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+def test_the_built_in_sort_is_one_gibibyte():
+    assert load("sort").workload.size == 1 << 30
+
+
+def test_units_are_read_and_written_back():
+    scenario = validate({"workload": {"size": "16 kB"}, "topology": {"memory_limit": "1 GiB"}})
+    assert (scenario.workload.size, scenario.topology.memory_limit) == (16_000, 1 << 30)
+    assert validate(plain(scenario)) == scenario
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "mend"),
+    [
+        ("version = 2\n", 1, "version"),
+        ('version = 1\n[workload]\nsize = "5 XB"\n', 3, "use one of B, kB"),
+        ("version = 1\n\n[workload]\nsize = 5\n", 4, "no unit"),
+        ("[topology]\nhosts = 0\n", 2, "hosts"),
+        ("[topologie]\nhosts = 1\n", 1, "no such key"),
+        ("[control]\nflows_per_host = 10\npacing = 3\n", 3, "no such key"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_its_line(file, text, line, mend):
+    with pytest.raises(BadInput, match=f"line {line}: .*{mend}"):
+        load(file(text))
+
+
+def test_broken_toml_is_refused_with_its_place(file):
+    with pytest.raises(BadInput, match=r"mine\.toml.*line 2"):
+        load(file("version = 1\nsize == 3\n"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "mend"),
+    [
+        ({"control": {"encrypt": True, "transport": "shm"}}, "not encrypted"),
+        ({"control": {"policy": "unfair"}}, "use one of"),
+        ({"control": {"priorities": (1.0, 0.0)}, "workload": {"jobs": 2}}, "above 0"),
+    ],
+)
+def test_contradictions_name_the_mend(changes, mend):
+    with pytest.raises(BadInput, match=mend):
+        with_changes(Scenario(), changes)
