@@ -47,6 +47,10 @@ pub enum Event {
         transfer: TransferId,
         asked_bytes: u64,
         served_bytes: u64,
+        /// Bytes were under way at some time since the worker's last word: what comes and goes between two words
+        /// competes for the network all the same.
+        #[serde(default)]
+        moved: bool,
     },
     /// The task graph tells the pattern.
     Classified {
@@ -97,7 +101,7 @@ struct Job {
 struct Transfer {
     evidence: Evidence,
     classified: Option<Pattern>,
-    progress: BTreeMap<WorkerId, (u64, u64)>,
+    progress: BTreeMap<WorkerId, (u64, u64, bool)>,
     /// Totals of workers that left.
     left: u64,
 }
@@ -132,7 +136,7 @@ impl Transfer {
     }
 
     fn active(&self) -> bool {
-        self.progress.values().any(|(asked, served)| served < asked)
+        self.progress.values().any(|(asked, served, moved)| served < asked || *moved)
     }
 
     fn pattern(&self) -> Pattern {
@@ -184,7 +188,7 @@ impl MissionController {
             Event::WorkerLeft { worker } => {
                 self.workers.remove(&worker);
                 for transfer in self.jobs.values_mut().flat_map(|job| job.transfers.values_mut()) {
-                    transfer.left += transfer.progress.remove(&worker).map_or(0, |(_, served)| served);
+                    transfer.left += transfer.progress.remove(&worker).map_or(0, |(_, served, _)| served);
                 }
                 self.plan_all(&mut commands);
                 true
@@ -207,10 +211,10 @@ impl MissionController {
                 self.transfer(&transfer).classified = Some(pattern);
                 false
             }
-            Event::Progress { worker, transfer, asked_bytes, served_bytes } => {
+            Event::Progress { worker, transfer, asked_bytes, served_bytes, moved } => {
                 let transfer = self.transfer(&transfer);
                 let before = transfer.active();
-                transfer.progress.insert(worker, (asked_bytes, served_bytes));
+                transfer.progress.insert(worker, (asked_bytes, served_bytes, moved));
                 before != transfer.active()
             }
             Event::Policy { policy } => {
@@ -396,7 +400,7 @@ mod tests {
     }
 
     fn progress(job: &str, asked_bytes: u64, served_bytes: u64) -> Event {
-        Event::Progress { worker: "w".into(), transfer: transfer(job), asked_bytes, served_bytes }
+        Event::Progress { worker: "w".into(), transfer: transfer(job), asked_bytes, served_bytes, moved: false }
     }
 
     fn flows(commands: &[Command]) -> Vec<(String, u32)> {

@@ -127,6 +127,8 @@ pub struct TransferRecord {
     /// Of those, bytes that never left this process.
     pub own_bytes: u64,
     pub fetches: u64,
+    /// Something was under way since the last report.
+    pub moved: bool,
     pub flows: u32,
     pub flows_peak: u32,
     pub refetches: u64,
@@ -345,8 +347,14 @@ impl Fetcher {
     /// The transfers of this process if anything changed since the last call.
     pub fn report(&self) -> Option<Vec<TransferRecord>> {
         let mut state = self.shared.lock();
-        let changed = std::mem::take(&mut state.changed);
-        changed.then(|| state.transfers.values().cloned().collect())
+        if !std::mem::take(&mut state.changed) {
+            return None;
+        }
+        let records = state.transfers.values().cloned().collect();
+        // Once more next time, to say that nothing moves any more.
+        state.changed = state.transfers.values().any(|record| record.moved);
+        state.transfers.values_mut().for_each(|record| record.moved = record.flows > 0);
+        Some(records)
     }
 
     pub fn transfers(&self) -> Vec<TransferRecord> {
@@ -403,14 +411,16 @@ impl State {
 
     fn record(&mut self, transfer: &TransferId) -> &mut TransferRecord {
         self.changed = true;
-        self.transfers.entry(transfer.clone()).or_insert_with(|| TransferRecord {
+        let record = self.transfers.entry(transfer.clone()).or_insert_with(|| TransferRecord {
             job: transfer.job.to_string(),
             from: transfer.from.to_string(),
             to: transfer.to.to_string(),
             started: now(),
             ended: now(),
             ..TransferRecord::default()
-        })
+        });
+        record.moved = true;
+        record
     }
 
     fn cap(&self, job: &JobId) -> u32 {
