@@ -33,6 +33,8 @@ app.add_typer(bench.app, name="bench")
 def main() -> NoReturn:
     """Runs the command; one line for whatever went wrong."""
     # A run that is told to end ends as if interrupted: what it started is ended, and its report written.
+    # Said for both: a shell that starts it in the background has had the interrupt ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
     try:
         status = app(standalone_mode=False)

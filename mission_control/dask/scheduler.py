@@ -148,7 +148,9 @@ class MissionControlScheduler(SchedulerPlugin):
             transfer = {"job": record["job"], "from": record["from"], "to": record["to"]}
             self.transfers[(worker, *transfer.values())] = record
             totals = {"asked_bytes": record["asked_bytes"], "served_bytes": record["served_bytes"]}
-            self.event({"event": "progress", "worker": worker, "transfer": transfer, **totals, "moved": record["moved"]})
+            self.event(
+                {"event": "progress", "worker": worker, "transfer": transfer, **totals, "moved": record["moved"]}
+            )
             self.record("progress", worker=worker, cpu=cpu, **transfer, **totals, flows=record["flows"])
 
     def on_task(self, worker: str, key: Any, carries: list[tuple[str, str]]) -> None:
