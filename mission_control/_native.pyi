@@ -4,6 +4,11 @@ from collections.abc import Sequence
 
 from typing_extensions import Buffer
 
+FLOWS_PER_HOST: int
+REPORT_EVERY_MS: int
+STORE_MEMORY_FRACTION: float
+"""Defaults that Python reads (docs/defaults.md)."""
+
 class TransferError(RuntimeError):
     """A fetch did not bring what it was asked for; the text names the cause."""
 

@@ -60,7 +60,7 @@ class Control(Part):
     """How jobs share the network, and what carries their transfers."""
 
     policy: str = Field("performance-centric", description="see `mission weights --help`")
-    flows_per_host: int = Field(10, ge=1, description="receiving slots of a host")
+    flows_per_host: int = Field(_native.FLOWS_PER_HOST, ge=1, description="receiving slots of a host")
     priorities: tuple[float, ...] = Field((), description="of the jobs in order; the policy `priority` reads them")
     transport: str = Field("auto", description="auto, or one that every job demands: tcp, tls, ...")
     encrypt: bool | Literal["opportunistic"] = Field(

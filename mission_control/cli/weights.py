@@ -22,7 +22,7 @@ def weights(
         ),
     ],
     policy: Annotated[str, typer.Option(help=POLICIES)] = "performance-centric",
-    flows_per_host: Annotated[int, typer.Option(help="receiving slots of a host")] = 10,
+    flows_per_host: Annotated[int, typer.Option(help="receiving slots of a host")] = _native.FLOWS_PER_HOST,
     as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
 ) -> None:
     """What share of the network each job would get."""

@@ -41,7 +41,7 @@ class MissionControlScheduler(SchedulerPlugin):
     name = "mission-control"
     idempotent = True
 
-    def __init__(self, policy: str = "performance-centric", flows_per_host: int = 10):
+    def __init__(self, policy: str = "performance-centric", flows_per_host: int = _native.FLOWS_PER_HOST):
         self.policy = policy
         self.flows_per_host = flows_per_host
         _native.MissionController(policy, flows_per_host, "{}")  # refuses here, on the client, what is wrong

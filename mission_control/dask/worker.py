@@ -23,10 +23,6 @@ from mission_control import _native
 if TYPE_CHECKING:
     from mission_control.objects import Reference, Task
 
-REPORT_EVERY_MS = 250
-"""How often progress is reported while bytes move (docs/defaults.md)."""
-STORE_MEMORY_FRACTION = 0.25
-"""Of the worker's memory limit, for own segments before objects go to the spool (docs/defaults.md)."""
 RUNNING = ("executing", "long-running", "cancelled", "resumed")
 """States in which a task's code may still run."""
 RESCHEDULES_MAX = 5
@@ -57,7 +53,7 @@ class MissionControlWorker(WorkerPlugin):
         endpoint = _native.Endpoint(
             worker.ip,
             secret["token"],
-            memory_limit=int(limit * STORE_MEMORY_FRACTION),
+            memory_limit=int(limit * _native.STORE_MEMORY_FRACTION),
             spool_folder=os.path.join(worker.local_directory, "mission-control"),
             flows_per_host=secret["flows_per_host"],
             **certificates(worker),
@@ -69,7 +65,7 @@ class MissionControlWorker(WorkerPlugin):
         for command in briefing:
             endpoint.command(json.dumps(command))
         self.endpoint = endpoint
-        report = PeriodicCallback(self.report, REPORT_EVERY_MS)
+        report = PeriodicCallback(self.report, _native.REPORT_EVERY_MS)
         worker.periodic_callbacks[self.name] = report
         report.start()
 

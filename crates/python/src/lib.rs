@@ -23,6 +23,13 @@ mod _native {
     use super::memory::{Part, Segment};
     #[pymodule_export]
     use super::records::{records_check, records_partition, records_sort};
+
+    #[pymodule_export]
+    const FLOWS_PER_HOST: u32 = mission_core::defaults::FLOWS_PER_HOST;
+    #[pymodule_export]
+    const REPORT_EVERY_MS: u128 = mission_core::defaults::REPORT_EVERY.as_millis();
+    #[pymodule_export]
+    const STORE_MEMORY_FRACTION: f64 = mission_core::defaults::STORE_MEMORY_FRACTION;
 }
 
 fn bad_input(error: impl std::fmt::Display) -> PyErr {
