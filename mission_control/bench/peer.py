@@ -27,7 +27,7 @@ def main() -> None:
     sender = {"mission": _send_mission, "dask": _send_dask}[kind]
     connection, other = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(
-        target=sender, args=(other, transport, congestion), daemon=True
+        target=sender, args=(other, transport, congestion, int(flows)), daemon=True
     )
     process.start()
     told = connection.recv()
@@ -48,12 +48,14 @@ def _loop(fetch: Callable[[int], None]) -> None:
         print(time.perf_counter() - began, flush=True)
 
 
-def _endpoint(flows: int) -> _native.Endpoint:
-    return _native.Endpoint("127.0.0.1", TOKEN, memory_limit=MEMORY_BYTES, spool_folder="/tmp", flows_per_host=flows)
+def _endpoint(transport: str, flows: int) -> _native.Endpoint:
+    """Each pair is a cluster of its own: all of a cluster share the slots of their host."""
+    token = TOKEN + f"{transport} {flows}".encode()
+    return _native.Endpoint("127.0.0.1", token, memory_limit=MEMORY_BYTES, spool_folder="/tmp", flows_per_host=flows)
 
 
-def _send_mission(connection: Any, transport: str, congestion: str) -> None:
-    endpoint = _endpoint(1)
+def _send_mission(connection: Any, transport: str, congestion: str, flows: int) -> None:
+    endpoint = _endpoint(transport, flows)
     objects = {size: endpoint.put([bytes(size)], "none")[0] for size in OBJECTS}
     connection.send((endpoint.address, objects))
     connection.recv()
@@ -62,7 +64,7 @@ def _send_mission(connection: Any, transport: str, congestion: str) -> None:
 def _mission_fetcher(told: Any, transport: str, congestion: str, flows: int) -> Callable[[int], None]:
     """Objects are cut into as many chunks as there are flows, or more."""
     address, objects = told
-    endpoint = _endpoint(flows)
+    endpoint = _endpoint(transport, flows)
     leg = {
         "transport": transport,
         "reach": "anywhere",
@@ -89,7 +91,7 @@ def _mission_fetcher(told: Any, transport: str, congestion: str, flows: int) -> 
     return planned
 
 
-def _send_dask(connection: Any, transport: str, congestion: str) -> None:
+def _send_dask(connection: Any, transport: str, congestion: str, flows: int) -> None:
     asyncio.run(_dask_serve(connection, transport, congestion))
 
 
