@@ -3,8 +3,8 @@
  * receiver serve                                          prints its port, then sends what it is asked for
  * receiver fetch PORT BYTES FLOWS ROUNDS fresh|reused CC  prints one line per round: seconds
  *
- * A request is the number of bytes, eight of them in host order. With F flows each thread takes an equal part of the
- * object on a connection of its own. "fresh" maps new memory (huge pages advised) for each object.
+ * A request is where the range starts and how long it is, eight bytes each in host order. With F flows each thread takes
+ * an equal part of the object on a connection of its own. "fresh" maps new memory (huge pages advised) for each object.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -43,12 +43,16 @@ static char *memory(size_t bytes) {
 
 static char *content;
 
+struct range {
+    uint64_t start, bytes;
+};
+
 static void *serve_one(void *argument) {
     int fd = (int)(intptr_t)argument;
-    uint64_t bytes;
-    while (recv(fd, &bytes, sizeof bytes, MSG_WAITALL) == sizeof bytes) {
-        for (uint64_t sent = 0; sent < bytes;) {
-            ssize_t count = send(fd, content + sent, bytes - sent, MSG_NOSIGNAL);
+    struct range range;
+    while (recv(fd, &range, sizeof range, MSG_WAITALL) == sizeof range) {
+        for (uint64_t sent = 0; sent < range.bytes;) {
+            ssize_t count = send(fd, content + range.start + sent, range.bytes - sent, MSG_NOSIGNAL);
             if (count <= 0) break;
             sent += count;
         }
@@ -82,14 +86,14 @@ static int serve(const char *cc) {
 struct part {
     int fd;
     char *into;
-    uint64_t bytes;
+    struct range range;
 };
 
 static void *receive(void *argument) {
     struct part *part = argument;
-    if (send(part->fd, &part->bytes, sizeof part->bytes, 0) != sizeof part->bytes) fail("send");
-    for (uint64_t got = 0; got < part->bytes;) {
-        ssize_t count = recv(part->fd, part->into + got, part->bytes - got, 0);
+    if (send(part->fd, &part->range, sizeof part->range, 0) != sizeof part->range) fail("send");
+    for (uint64_t got = 0; got < part->range.bytes;) {
+        ssize_t count = recv(part->fd, part->into + got, part->range.bytes - got, 0);
         if (count <= 0) fail("recv");
         got += count;
     }
@@ -120,7 +124,7 @@ int main(int argc, char **argv) {
         for (int i = 0; i < flows; i++) {
             uint64_t start = bytes * i / flows;
             parts[i].into = into + start;
-            parts[i].bytes = bytes * (i + 1) / flows - start;
+            parts[i].range = (struct range){start, bytes * (i + 1) / flows - start};
             if (i) pthread_create(&threads[i], NULL, receive, &parts[i]);
         }
         receive(&parts[0]);

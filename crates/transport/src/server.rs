@@ -114,8 +114,8 @@ fn serve(stream: TcpStream, shared: &Shared) -> io::Result<()> {
     let mut client = Client {
         admitted: channel.encryption() == Encryption::Authenticated,
         challenge: None,
-        congestion_control: None,
-        rto_min_us: None,
+        asked: (None, None),
+        given: None,
     };
     let mut heads = HeadReader::default();
     while let Some(head) = heads.read(&mut channel)? {
@@ -136,8 +136,9 @@ fn serve(stream: TcpStream, shared: &Shared) -> io::Result<()> {
 struct Client {
     admitted: bool,
     challenge: Option<(Nonce, Nonce)>,
-    congestion_control: Option<String>,
-    rto_min_us: Option<u32>,
+    /// What its last request asked of the socket, and what the kernel gave: congestion control, minimum RTO.
+    asked: (Option<String>, Option<u32>),
+    given: Option<(String, Option<u32>)>,
 }
 
 fn answer(
@@ -168,6 +169,7 @@ fn answer(
         return refuse(channel, 416, "no such part, or the range does not lie in it block by block");
     };
     ask_of_socket(channel.socket(), client, request);
+    let (congestion_control, rto_min_us) = client.given.clone().expect("asked just now");
     let info = socket::tcp_info(channel.socket());
     let response = Response {
         status: 206,
@@ -175,8 +177,8 @@ fn answer(
         blocks: checksums.to_vec(),
         request_checksum: seen,
         sender: Sender {
-            congestion_control: socket::congestion_control(channel.socket()),
-            rto_min_us: socket::rto_min_us(channel.socket()),
+            congestion_control,
+            rto_min_us,
             rto_us: info.rto_us,
             rtt_us: info.rtt_us,
             cwnd: info.cwnd,
@@ -223,20 +225,20 @@ fn admit(
     channel.send(&response.write(), b"").map(|()| false)
 }
 
-/// Asks of the socket what the flight plan says; what came of it is read back with every answer.
+/// Asks of the socket what the flight plan says, and reads back what came of it.
 fn ask_of_socket(socket: &TcpStream, client: &mut Client, request: &Request) {
-    if client.congestion_control != request.congestion_control {
-        if let Some(name) = &request.congestion_control {
-            let _ = socket::set_congestion_control(socket, name);
-        }
-        client.congestion_control = request.congestion_control.clone();
+    let asked = (request.congestion_control.clone(), request.rto_min_us);
+    if client.given.is_some() && client.asked == asked {
+        return;
     }
-    if client.rto_min_us != request.rto_min_us {
-        if let Some(value) = request.rto_min_us {
-            let _ = socket::set_rto_min_us(socket, value);
-        }
-        client.rto_min_us = request.rto_min_us;
+    if let Some(name) = &asked.0 {
+        let _ = socket::set_congestion_control(socket, name);
     }
+    if let Some(value) = asked.1 {
+        let _ = socket::set_rto_min_us(socket, value);
+    }
+    client.asked = asked;
+    client.given = Some((socket::congestion_control(socket), socket::rto_min_us(socket)));
 }
 
 fn rank(encryption: Encryption) -> u8 {
