@@ -72,6 +72,8 @@ pub enum Outcome {
         verified: u64,
         fault: Fault,
     },
+    /// Nothing was tried: the connection on which it was to follow another run is gone.
+    Unasked,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -90,12 +92,16 @@ pub enum Fault {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
+    /// Wait for so many slots more, each for about so many bytes.
     Want {
         job: JobId,
         bytes: u64,
+        slots: u32,
     },
+    /// Wait for so many slots less.
     Withdraw {
         job: JobId,
+        slots: u32,
     },
     GiveBack {
         job: JobId,
@@ -177,8 +183,12 @@ struct Chunk {
     start: u64,
     len: u64,
     damaged: u32,
-    /// Charged when the slot was granted.
+    /// Charged when the slot was granted in which this chunk is under way.
     granted: u64,
+    /// Bytes that earlier chunks moved in that slot.
+    moved_before: u64,
+    /// The chunk that takes the slot over when this one ends.
+    next: Option<usize>,
 }
 
 #[derive(Default)]
@@ -230,6 +240,24 @@ impl ThrottleController {
         commands
     }
 
+    /// A chunk that can be asked for on the connection of `run` before that has ended, and that takes over its slot: a
+    /// connection that waits for each answer before it asks again stands idle for a round trip per chunk. For slots that
+    /// nobody else waits for; others are given out anew after each chunk.
+    pub fn ahead(&mut self, now: Time, run: &Run) -> Option<Run> {
+        let fetch = self.fetches.get_mut(&run.fetch).filter(|fetch| fetch.failed.is_none())?;
+        // Towards the end the other slots would stand empty for it.
+        if fetch.waiting.len() < fetch.running as usize {
+            return None;
+        }
+        let sources = &self.sources;
+        let same = |index: &usize| eligible(now, &fetch.pieces[fetch.chunks[*index].piece], sources) == Ok(run.source);
+        let at = fetch.waiting.iter().take(WARM_WINDOW).position(same)?;
+        let index = fetch.waiting.remove(at).expect("a place in the queue");
+        fetch.chunks[run.chunk].next = Some(index);
+        fetch.chunks[index].next = None;
+        Some(fetch.run(run.fetch, index, run.source))
+    }
+
     pub fn running(&self) -> u32 {
         self.fetches.values().map(|fetch| fetch.running).sum()
     }
@@ -250,7 +278,7 @@ impl ThrottleController {
             let mut start = 0;
             while start < own.len {
                 let len = chunk_bytes.min(own.len - start);
-                chunks.push(Chunk { piece, start, len, damaged: 0, granted: 0 });
+                chunks.push(Chunk { piece, start, len, damaged: 0, granted: 0, moved_before: 0, next: None });
                 start += len;
             }
         }
@@ -289,16 +317,8 @@ impl ThrottleController {
             fetch.running += 1;
             fetch.tally.flows_peak = fetch.tally.flows_peak.max(fetch.running);
             let chunk = &mut fetch.chunks[index];
-            chunk.granted = chunk.len;
-            commands.push(Command::Run(Run {
-                fetch: id,
-                job: job.clone(),
-                chunk: index,
-                piece: chunk.piece,
-                source,
-                start: chunk.start,
-                len: chunk.len,
-            }));
+            (chunk.granted, chunk.moved_before, chunk.next) = (chunk.len, 0, None);
+            commands.push(Command::Run(fetch.run(id, index, source)));
             return;
         }
         // Meanwhile all that waits has to wait for its source.
@@ -312,21 +332,32 @@ impl ThrottleController {
             return;
         };
         let chunk = &mut fetch.chunks[run.chunk];
-        let (moved, fault) = match outcome {
-            Outcome::Whole => (chunk.len, None),
-            Outcome::Broken { verified, fault } => (verified.min(chunk.len), Some(fault)),
+        let (moved, unasked, fault) = match outcome {
+            Outcome::Whole => (chunk.len, false, None),
+            Outcome::Broken { verified, fault } => (verified.min(chunk.len), false, Some(fault)),
+            Outcome::Unasked => (0, true, None),
         };
-        commands.push(Command::GiveBack { job: run.job.clone(), granted: chunk.granted, moved });
-        fetch.running -= 1;
-        fetch.tally.bytes += moved;
+        let (granted, moved_in_slot, next) = (chunk.granted, chunk.moved_before + moved, chunk.next.take());
         chunk.start += moved;
         chunk.len -= moved;
+        fetch.tally.bytes += moved;
+        match next {
+            Some(next) => (fetch.chunks[next].granted, fetch.chunks[next].moved_before) = (granted, moved_in_slot),
+            None => {
+                fetch.running -= 1;
+                commands.push(Command::GiveBack { job: run.job.clone(), granted, moved: moved_in_slot });
+            }
+        }
         let source = self.sources.entry(run.source).or_default();
         if moved > 0 {
             fetch.last_progress = now;
             source.failures = 0;
         }
         let error = match fault {
+            None if unasked => {
+                fetch.waiting.push_front(run.chunk);
+                None
+            }
             None => {
                 fetch.unfinished -= 1;
                 if let Some(job) = self.jobs.get_mut(&run.job) {
@@ -405,20 +436,26 @@ impl ThrottleController {
             }
         }
         let ready = ready.min(WANTED_MAX);
-        while job.wanted < ready {
-            job.wanted += 1;
-            commands.push(Command::Want { job: id.clone(), bytes: next_bytes });
+        if job.wanted < ready {
+            let slots = (ready - job.wanted) as u32;
+            commands.push(Command::Want { job: id.clone(), bytes: next_bytes, slots });
+        } else if job.wanted > ready {
+            commands.push(Command::Withdraw { job: id.clone(), slots: (job.wanted - ready) as u32 });
         }
-        while job.wanted > ready {
-            job.wanted -= 1;
-            commands.push(Command::Withdraw { job: id.clone() });
-        }
+        job.wanted = ready;
         if let Some(at) = wake {
             commands.push(Command::WakeAt(at));
         }
         if job.fetches.is_empty() && job.wanted == 0 {
             self.jobs.remove(id);
         }
+    }
+}
+
+impl Fetch {
+    fn run(&self, fetch: FetchId, index: usize, source: SourceId) -> Run {
+        let Chunk { piece, start, len, .. } = self.chunks[index];
+        Run { fetch, job: self.job.clone(), chunk: index, piece, source, start, len }
     }
 }
 
@@ -552,7 +589,7 @@ mod tests {
         let mut runs = Vec::new();
         loop {
             let events = match queue.pop_front() {
-                Some(Command::Want { job, .. }) => vec![Event::Granted { job }],
+                Some(Command::Want { job, slots, .. }) => vec![Event::Granted { job }; slots as usize],
                 Some(Command::Run(run)) => {
                     runs.push(run.clone());
                     let outcome = reply(&run);
@@ -641,7 +678,10 @@ mod tests {
                     let outcome = gone(&run);
                     queue.extend(throttle.handle(Time(0), Event::Ended { run, outcome }));
                 }
-                Command::Want { job, .. } => queue.extend(throttle.handle(Time(0), Event::Granted { job })),
+                Command::Want { job, slots, .. } => {
+                    (0..slots)
+                        .for_each(|_| queue.extend(throttle.handle(Time(0), Event::Granted { job: job.clone() })));
+                }
                 Command::Finished { result: done, .. } => result = Some(done),
                 _ => {}
             }
@@ -693,7 +733,7 @@ mod tests {
         let mut throttle = ThrottleController::default();
         let job = JobId::from("job");
         let asked = Event::Asked { fetch: 1, job: job.clone(), pieces: vec![piece(12, &[1])], chunk_bytes: 4, seed: 0 };
-        assert_eq!(throttle.handle(Time(0), asked).len(), 3);
+        assert!(matches!(throttle.handle(Time(0), asked)[..], [Command::Want { slots: 3, .. }]));
         let runs: Vec<Run> = (0..2)
             .flat_map(|_| throttle.handle(Time(0), Event::Granted { job: job.clone() }))
             .filter_map(|command| if let Command::Run(run) = command { Some(run) } else { None })
@@ -709,5 +749,28 @@ mod tests {
         assert_eq!(count(|command| matches!(command, Command::Withdraw { .. })), 1);
         assert_eq!(count(|command| matches!(command, Command::Finished { result: Err(_), .. })), 1);
         assert_eq!(throttle.running(), 0);
+    }
+
+    #[test]
+    fn chunks_that_follow_on_one_connection_share_its_slot() {
+        let mut throttle = ThrottleController::default();
+        let job = JobId::from("job");
+        let asked = Event::Asked { fetch: 1, job: job.clone(), pieces: vec![piece(12, &[1])], chunk_bytes: 4, seed: 0 };
+        throttle.handle(Time(0), asked);
+        let mut granted = throttle.handle(Time(0), Event::Granted { job: job.clone() });
+        let Some(Command::Run(first)) = granted.pop() else { panic!("{granted:?}") };
+        let second = throttle.ahead(Time(0), &first).expect("it waits for the same source");
+        assert_eq!((second.start, throttle.running()), (4, 1));
+        let ended = throttle.handle(Time(0), Event::Ended { run: first, outcome: Outcome::Whole });
+        assert!(!ended.iter().any(|command| matches!(command, Command::GiveBack { .. })), "{ended:?}");
+        let third = throttle.ahead(Time(0), &second).expect("one more");
+        let broken = Event::Ended { run: second.clone(), outcome: broken(3, "reset") };
+        throttle.handle(Time(0), broken);
+        // The connection went with the second chunk: the third was never begun.
+        let ended = throttle.handle(Time(0), Event::Ended { run: third, outcome: Outcome::Unasked });
+        assert!(ended.contains(&Command::GiveBack { job: job.clone(), granted: 4, moved: 7 }), "{ended:?}");
+        assert_eq!(throttle.running(), 0);
+        let tick = throttle.handle(Time(1 << 32), Event::Tick);
+        assert!(tick.iter().any(|command| matches!(command, Command::Want { .. })), "{tick:?}");
     }
 }

@@ -69,7 +69,7 @@ impl Endpoint {
     }
 
     fn allocate(&self, len: usize) -> PyResult<Segment> {
-        let segment = self.get()?.pool.take(len).map_err(PyOSError::new_err_of)?;
+        let segment = self.get()?.pool.take(len, false).map_err(PyOSError::new_err_of)?;
         Ok(Segment { inner: Arc::new(segment) })
     }
 

@@ -43,9 +43,11 @@ enum Message {
     Want {
         job: JobId,
         bytes: u64,
+        slots: u32,
     },
     Withdraw {
         job: JobId,
+        slots: u32,
     },
     GiveBack {
         job: JobId,
@@ -79,6 +81,9 @@ struct State {
     role: Role,
     /// What this process waits for and holds; told to the next arbiter if this one is lost.
     wanted: BTreeMap<JobId, VecDeque<u64>>,
+    /// How much of that the arbiter has been told, where it is another process. It may be told of less later: while
+    /// nobody else waits, a message for each chunk would only wake it.
+    told: BTreeMap<JobId, usize>,
     held: BTreeMap<JobId, u32>,
     /// Of those held, the ones not in use now; only while nobody waits for them.
     spare: BTreeMap<JobId, u32>,
@@ -110,6 +115,7 @@ impl Arbiter {
         let state = State {
             role: Role::Electing,
             wanted: BTreeMap::new(),
+            told: BTreeMap::new(),
             held: BTreeMap::new(),
             spare: BTreeMap::new(),
             contended: false,
@@ -134,24 +140,48 @@ impl Arbiter {
         Ok(Arbiter { shared })
     }
 
-    /// Wants a slot; returns the jobs that were granted one at once.
-    pub fn want(&self, job: &JobId, bytes: u64) -> Vec<JobId> {
+    /// Wants slots, each for about so many bytes; returns a job for each that was granted at once.
+    pub fn want(&self, job: &JobId, bytes: u64, slots: u32) -> Vec<JobId> {
         let mut state = self.shared.lock();
-        if let Some(spare) = state.spare.get_mut(job).filter(|spare| **spare > 0) {
-            *spare -= 1;
-            return vec![job.clone()];
+        let spare = state.spare.get_mut(job).map_or(0, |spare| {
+            let used = slots.min(*spare);
+            *spare -= used;
+            used
+        });
+        let mut granted = vec![job.clone(); spare as usize];
+        let missing = slots - spare;
+        if missing > 0 {
+            state.wanted.entry(job.clone()).or_default().extend((0..missing).map(|_| bytes));
+            if let Role::Follower(_) = state.role {
+                state.update(job);
+            } else {
+                granted.extend(state.tell(Message::Want { job: job.clone(), bytes, slots: missing }));
+            }
         }
-        state.wanted.entry(job.clone()).or_default().push_back(bytes);
-        state.tell(Message::Want { job: job.clone(), bytes })
+        granted
     }
 
-    /// Waits for one slot less.
-    pub fn withdraw(&self, job: &JobId) -> Vec<JobId> {
+    /// Waits for so many slots less.
+    pub fn withdraw(&self, job: &JobId, slots: u32) -> Vec<JobId> {
         let mut state = self.shared.lock();
         if let Some(own) = state.wanted.get_mut(job) {
-            own.pop_back();
+            own.truncate(own.len().saturating_sub(slots as usize));
         }
-        state.tell(Message::Withdraw { job: job.clone() })
+        if let Role::Follower(_) = state.role {
+            state.update(job);
+            return Vec::new();
+        }
+        state.tell(Message::Withdraw { job: job.clone(), slots })
+    }
+
+    /// Whether somebody waits for a slot in vain, as far as this process knows.
+    pub fn contended(&self) -> bool {
+        let state = self.shared.lock();
+        match &state.role {
+            Role::Leader(leader) => leader.settling || leader.contended,
+            Role::Follower(_) => state.contended,
+            Role::Electing => true,
+        }
     }
 
     /// Gives a slot back that was charged `granted` bytes and moved `moved`.
@@ -160,7 +190,7 @@ impl Arbiter {
         if matches!(state.role, Role::Follower(_)) && !state.contended {
             // The chunk that waits longest takes the slot over.
             if state.wanted.get_mut(job).and_then(VecDeque::pop_front).is_some() {
-                state.tell(Message::Withdraw { job: job.clone() });
+                state.update(job);
                 return vec![job.clone()];
             }
             *state.spare.entry(job.clone()).or_default() += 1;
@@ -221,6 +251,25 @@ impl State {
         }
     }
 
+    /// Tells the arbiter, another process, what has changed in the slots that this one waits for, as far as it matters.
+    fn update(&mut self, job: &JobId) {
+        let wanted = self.wanted.get(job).map_or(0, VecDeque::len);
+        let told = self.told.get(job).copied().unwrap_or(0);
+        if wanted > told {
+            let bytes = self.wanted[job].back().copied().unwrap_or(0);
+            self.tell(Message::Want { job: job.clone(), bytes, slots: (wanted - told) as u32 });
+        } else if wanted < told && (wanted == 0 || self.contended) {
+            self.tell(Message::Withdraw { job: job.clone(), slots: (told - wanted) as u32 });
+        } else {
+            return;
+        }
+        self.told.insert(job.clone(), wanted);
+        if wanted == 0 {
+            self.wanted.remove(job);
+            self.told.remove(job);
+        }
+    }
+
     /// Gives out the free slots; returns those of this process.
     fn give_out(&mut self) -> Vec<JobId> {
         let Role::Leader(leader) = &mut self.role else { return Vec::new() };
@@ -256,6 +305,7 @@ impl State {
     /// Spare slots were the last arbiter's to lend.
     fn forget_spare(&mut self) {
         self.contended = false;
+        self.told.clear();
         for (job, spare) in std::mem::take(&mut self.spare) {
             (0..spare).for_each(|_| self.let_go(&job));
         }
@@ -276,6 +326,8 @@ impl State {
         if !contended {
             return;
         }
+        let told: Vec<JobId> = self.told.keys().cloned().collect();
+        told.iter().for_each(|job| self.update(job));
         for (job, spare) in std::mem::take(&mut self.spare) {
             for _ in 0..spare {
                 self.let_go(&job);
@@ -285,6 +337,9 @@ impl State {
     }
 
     fn granted(&mut self, job: &JobId) {
+        if let Some(told) = self.told.get_mut(job) {
+            *told = told.saturating_sub(1);
+        }
         if let Some(own) = self.wanted.get_mut(job) {
             own.pop_front();
             if own.is_empty() {
@@ -298,8 +353,8 @@ impl State {
 impl Leader {
     fn take(&mut self, client: ClientId, message: Message) {
         match message {
-            Message::Want { job, bytes } => self.slots.want(client, &job, bytes),
-            Message::Withdraw { job } => self.slots.withdraw(client, &job),
+            Message::Want { job, bytes, slots } => (0..slots).for_each(|_| self.slots.want(client, &job, bytes)),
+            Message::Withdraw { job, slots } => (0..slots).for_each(|_| self.slots.withdraw(client, &job)),
             Message::GiveBack { job, granted, moved } => self.slots.give_back(client, &job, granted, moved),
             Message::Held { job, slots } => self.slots.adopt(client, &job, slots),
             Message::Grant { .. } | Message::Contended { .. } => {}
@@ -369,11 +424,12 @@ impl Shared {
         state.forget_spare();
         let held = state.held.iter().map(|(job, slots)| Message::Held { job: job.clone(), slots: *slots });
         let wanted = state.wanted.iter().flat_map(|(job, wanted)| {
-            wanted.iter().map(move |bytes| Message::Want { job: job.clone(), bytes: *bytes })
+            wanted.iter().map(move |bytes| Message::Want { job: job.clone(), bytes: *bytes, slots: 1 })
         });
         for message in held.chain(wanted) {
             let _ = send(&mut stream, &message);
         }
+        state.told = state.wanted.iter().map(|(job, wanted)| (job.clone(), wanted.len())).collect();
         state.role = Role::Follower(stream);
     }
 
@@ -566,8 +622,8 @@ mod tests {
         let (second, grants) = arbiter(&cluster);
         assert!(first.gives_out() && !second.gives_out());
         let job = JobId::from("job");
-        assert_eq!(first.want(&job, 1).len() + first.want(&job, 1).len(), 2);
-        assert!(second.want(&job, 1).is_empty());
+        assert_eq!(first.want(&job, 1, 1).len() + first.want(&job, 1, 1).len(), 2);
+        assert!(second.want(&job, 1, 1).is_empty());
         assert!(nothing(&grants));
         first.give_back(&job, 1, 1);
         assert!(granted(&grants));
@@ -579,13 +635,13 @@ mod tests {
         let (first, first_grants) = arbiter(&cluster);
         let (second, grants) = arbiter(&cluster);
         let job = JobId::from("job");
-        assert!(second.want(&job, 1).is_empty() && second.want(&job, 1).is_empty());
+        assert!(second.want(&job, 1, 1).is_empty() && second.want(&job, 1, 1).is_empty());
         assert!(granted(&grants) && granted(&grants));
         second.give_back(&job, 1, 1);
-        assert_eq!(second.want(&job, 1).len(), 1, "without asking");
+        assert_eq!(second.want(&job, 1, 1).len(), 1, "without asking");
         second.give_back(&job, 1, 1);
         // Both slots are the second's, one of them spare: it comes back, the other does when its chunk ends.
-        assert!(first.want(&job, 1).is_empty() && first.want(&job, 1).is_empty());
+        assert!(first.want(&job, 1, 1).is_empty() && first.want(&job, 1, 1).is_empty());
         assert!(granted(&first_grants) && nothing(&first_grants));
         second.give_back(&job, 1, 1);
         assert!(granted(&first_grants));
@@ -598,10 +654,10 @@ mod tests {
         let (second, second_grants) = arbiter(&cluster);
         let (third, third_grants) = arbiter(&cluster);
         let job = JobId::from("job");
-        second.want(&job, 1);
-        second.want(&job, 1);
+        second.want(&job, 1, 1);
+        second.want(&job, 1, 1);
         assert!(granted(&second_grants) && granted(&second_grants));
-        third.want(&job, 1);
+        third.want(&job, 1, 1);
         assert!(nothing(&third_grants));
         // The arbiter goes; its successor knows that the second still holds both slots.
         drop(first);

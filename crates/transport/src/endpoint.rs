@@ -87,7 +87,7 @@ impl Endpoint {
     }
 
     pub fn put(&self, parts: &[&[u8]], encryption: Encryption) -> io::Result<ObjectId> {
-        self.store.put(parts, encryption)
+        self.store.put(parts, encryption, false)
     }
 
     pub fn adopt(&self, segment: Arc<Segment>, sizes: &[u64], encryption: Encryption) -> io::Result<ObjectId> {

@@ -5,6 +5,7 @@
 
 use crate::arbiter::Arbiter;
 use crate::carrier::{self, Ask, Broken, Connection, Context};
+use crate::connections::Connections;
 use crate::facts::TransportFacts;
 use crate::object::ObjectId;
 use crate::segment::{Pool, Segment};
@@ -81,10 +82,7 @@ struct State {
     wake: Option<Time>,
     sources: Vec<SocketAddr>,
     source_numbers: HashMap<SocketAddr, SourceId>,
-    idle: Vec<Idle>,
-    /// Connections under way, per job.
-    busy: BTreeMap<JobId, u32>,
-    caps: BTreeMap<JobId, u32>,
+    connections: Connections,
     flows_per_host: u32,
     plans: BTreeMap<JobId, Result<Arc<FlightPlan>, String>>,
     transfers: BTreeMap<TransferId, TransferRecord>,
@@ -107,13 +105,23 @@ struct Active {
     result: Option<(Result<(), FetchError>, Tally)>,
 }
 
-/// A kept connection that carries nothing.
-struct Idle {
-    job: JobId,
-    source: SourceId,
-    leg: Leg,
-    connection: Box<dyn Connection>,
-    since: Instant,
+/// Where a run's bytes come from, and where they go.
+struct Place {
+    ask: Ask,
+    segment: Arc<Segment>,
+    start: usize,
+}
+
+impl Place {
+    fn of(state: &State, run: &Run) -> Place {
+        let active = state.fetches.get(&run.fetch).expect("a fetch outlives its runs");
+        let wanted = &active.parts[run.piece];
+        Place {
+            ask: Ask { object: wanted.object, part: wanted.part, start: run.start },
+            segment: active.segment.clone(),
+            start: active.places[run.piece].0 + run.start as usize,
+        }
+    }
 }
 
 /// What one process has received in a transfer; totals since its start.
@@ -165,9 +173,7 @@ impl Fetcher {
             wake: None,
             sources: Vec::new(),
             source_numbers: HashMap::new(),
-            idle: Vec::new(),
-            busy: BTreeMap::new(),
-            caps: BTreeMap::new(),
+            connections: Connections::default(),
             flows_per_host,
             plans: BTreeMap::new(),
             transfers: BTreeMap::new(),
@@ -212,7 +218,7 @@ impl Fetcher {
         let (places, len) = places(&request.parts, request.align);
         let segment = shared
             .pool
-            .take(len)
+            .take(len, false)
             .map_err(|error| FetchError::Cancelled(format!("no memory for {len} bytes: {error}")))?;
         let segment = Arc::new(segment);
         let (mut far, mut far_places) = (Vec::new(), Vec::new());
@@ -311,16 +317,13 @@ impl Fetcher {
         match command {
             mission::Command::Shares { flows_per_host, shares } => {
                 state.flows_per_host = flows_per_host;
-                state.caps = shares.iter().map(|share| (share.job.clone(), share.flows)).collect();
                 let bind = mission_core::shares::caps_bind(flows_per_host, shares.len());
-                if !bind {
-                    state.caps.clear();
-                }
+                let caps = shares.iter().filter(|_| bind).map(|share| (share.job.clone(), share.flows));
+                let closed = state.connections.set_caps(caps.collect());
                 let grants = shared.arbiter().set_shares(flows_per_host, &shares);
                 for job in grants {
                     shared.handle(&mut state, Event::Granted { job });
                 }
-                let closed = state.trim_idle();
                 drop(state);
                 drop(closed);
             }
@@ -338,10 +341,9 @@ impl Fetcher {
         let mut state = self.shared.lock();
         state.plans.remove(job);
         state.transfers.retain(|id, _| id.job != *job);
-        let (gone, kept) = std::mem::take(&mut state.idle).into_iter().partition(|idle| idle.job == *job);
-        state.idle = kept;
+        let closed = state.connections.forget_job(job);
         drop(state);
-        drop::<Vec<Idle>>(gone);
+        drop(closed);
     }
 
     /// The transfers of this process if anything changed since the last call.
@@ -363,8 +365,7 @@ impl Fetcher {
 
     /// Data connections: under way, and kept.
     pub fn connections(&self) -> (u32, usize) {
-        let state = self.shared.lock();
-        (state.busy.values().sum(), state.idle.len())
+        self.shared.lock().connections.count()
     }
 
     pub fn gives_out_slots(&self) -> bool {
@@ -376,7 +377,7 @@ impl Drop for Fetcher {
     fn drop(&mut self) {
         let mut state = self.shared.lock();
         state.closing = true;
-        state.idle.clear();
+        drop(state.connections.close_all());
         let waiting: Vec<_> = state.fetches.keys().copied().collect();
         for fetch in waiting {
             let error = FetchError::Cancelled("this worker closes".into());
@@ -422,30 +423,6 @@ impl State {
         record.moved = true;
         record
     }
-
-    fn cap(&self, job: &JobId) -> u32 {
-        self.caps.get(job).copied().unwrap_or(self.flows_per_host).max(1)
-    }
-
-    /// Takes kept connections out so that no job has more than its cap, busy ones included; the caller closes them
-    /// once the lock is free.
-    fn trim_idle(&mut self) -> Vec<Idle> {
-        let mut allowed: BTreeMap<JobId, i64> = BTreeMap::new();
-        for idle in &self.idle {
-            let busy = self.busy.get(&idle.job).copied().unwrap_or(0);
-            allowed.entry(idle.job.clone()).or_insert_with(|| i64::from(self.cap(&idle.job)) - i64::from(busy));
-        }
-        let mut keep = |idle: &Idle| {
-            let allowed = allowed.get_mut(&idle.job).expect("counted above");
-            *allowed -= 1;
-            *allowed >= 0
-        };
-        // The latest used are the likeliest to be used again.
-        let (kept, gone) = std::mem::take(&mut self.idle).into_iter().rev().partition(|idle| keep(idle));
-        self.idle = kept;
-        self.idle.reverse();
-        gone
-    }
 }
 
 impl Shared {
@@ -471,8 +448,8 @@ impl Shared {
         let mut commands: VecDeque<Command> = state.throttle.handle(self.time(), event).into();
         while let Some(command) = commands.pop_front() {
             let grants = match command {
-                Command::Want { job, bytes } => self.arbiter().want(&job, bytes),
-                Command::Withdraw { job } => self.arbiter().withdraw(&job),
+                Command::Want { job, bytes, slots } => self.arbiter().want(&job, bytes, slots),
+                Command::Withdraw { job, slots } => self.arbiter().withdraw(&job, slots),
                 Command::GiveBack { job, granted, moved } => self.arbiter().give_back(&job, granted, moved),
                 Command::Run(run) => {
                     self.assign(state, run);
@@ -529,110 +506,138 @@ impl Shared {
         }
     }
 
-    /// Moves one range; the lock is free meanwhile.
+    /// Carries a run in its slot, and those that follow it there; the lock is free while bytes move.
     fn execute<'a>(&'a self, mut state: MutexGuard<'a, State>, run: Run) -> MutexGuard<'a, State> {
         let active = state.fetches.get(&run.fetch).expect("a fetch outlives its runs");
-        let (transfer, segment) = (active.transfer.clone(), active.segment.clone());
-        let wanted = &active.parts[run.piece];
-        let ask = Ask { object: wanted.object, part: wanted.part, start: run.start };
-        let place = active.places[run.piece].0 + run.start as usize;
         // The newest plan, so that a transport can be replaced at a chunk boundary.
         let plan = match state.plans.get(&run.job) {
             Some(Ok(plan)) => plan.clone(),
             _ => active.plan.clone(),
         };
-        let address = state.sources[run.source as usize];
-        let leg = plan
-            .legs
-            .iter()
-            .find(|leg| leg.reach == Reach::Anywhere && carrier::carrier(leg.transport).is_some())
-            .cloned();
-        let kept = leg.as_ref().and_then(|leg| {
-            let at = state
-                .idle
-                .iter()
-                .rposition(|idle| idle.job == run.job && idle.source == run.source && idle.leg == *leg)?;
-            Some(state.idle.remove(at).connection)
-        });
-        *state.busy.entry(run.job.clone()).or_default() += 1;
-        let closed = state.trim_idle();
-        drop(state);
-        drop(closed);
-
-        // SAFETY: runs of a fetch have ranges that do not overlap, and the segment lives while this one holds it.
-        let into = unsafe { std::slice::from_raw_parts_mut(segment.as_ptr().add(place), run.len as usize) };
-        let (outcome, connection) = match &leg {
-            None => (broken(0, Fault::Denied("this process carries none of the planned transports".into())), None),
-            Some(leg) => self.bring(kept, address, leg, &ask, into),
+        let carried = |leg: &&Leg| leg.reach == Reach::Anywhere && carrier::carrier(leg.transport).is_some();
+        let Some(leg) = plan.legs.iter().find(carried).cloned() else {
+            let fault = Fault::Denied("this process carries none of the planned transports".into());
+            self.ended(&mut state, run, broken(0, fault), None, true);
+            return state;
         };
-        drop(segment);
-
-        let mut state = self.lock();
-        let busy = state.busy.get_mut(&run.job).expect("counted above");
-        *busy -= 1;
-        if *busy == 0 {
-            state.busy.remove(&run.job);
+        let (job, source) = (run.job.clone(), run.source);
+        let address = state.sources[source as usize];
+        let (mut connection, closed) = state.connections.begin(&job, source, &leg);
+        if !closed.is_empty() {
+            drop(state);
+            drop(closed);
+            state = self.lock();
         }
-        let moved = match &outcome {
-            Outcome::Whole => run.len,
-            Outcome::Broken { verified, .. } => *verified,
-        };
-        let record = state.record(&transfer);
-        record.flows -= 1;
-        record.served_bytes += moved;
-        record.ended = now();
-        let mut spent = Vec::new();
-        if let (Some(leg), Some(connection)) = (leg, connection) {
-            if moved > 0 {
-                note(&mut record.transport, &plan, &leg, connection.as_ref());
-            }
-            if connection.usable() && !state.closing {
-                state.idle.push(Idle {
-                    job: run.job.clone(),
-                    source: run.source,
-                    leg,
-                    connection,
-                    since: Instant::now(),
-                });
-            } else {
-                spent.push(connection);
+        let mut kept = connection.is_some();
+        let mut current = Some((run, false));
+        while let Some((run, asked)) = current.take() {
+            let place = Place::of(&state, &run);
+            drop(state);
+            let mut next = None;
+            let outcome = loop {
+                let outcome = match self.connected(&mut connection, address, &leg) {
+                    Ok(connection) => self.bring(connection, &run, asked, &place, &plan, &mut next),
+                    Err(fault) => broken(0, fault),
+                };
+                // The server has closed what it found idle: that is no fault of the range.
+                let stale = matches!(&outcome, Outcome::Broken { verified: 0, fault: Fault::Connection(_) });
+                if !(std::mem::take(&mut kept) && stale) {
+                    break outcome;
+                }
+                connection = None;
+            };
+            drop(place);
+            state = self.lock();
+            let goes_on = next.is_some() && connection.as_ref().is_some_and(|connection| connection.usable());
+            let used = connection.as_deref().map(|connection| (connection, &*plan, &leg));
+            self.ended(&mut state, run, outcome, used, !goes_on);
+            match next {
+                Some(next) if goes_on => current = Some((next, true)),
+                Some(next) => self.handle(&mut state, Event::Ended { run: next, outcome: Outcome::Unasked }),
+                None => {}
             }
         }
-        self.handle(&mut state, Event::Ended { run, outcome });
-        let closed = state.trim_idle();
-        if spent.is_empty() && closed.is_empty() {
+        let spent = state.connections.end(&job, source, leg, connection);
+        if spent.is_empty() {
             return state;
         }
         drop(state);
-        drop((spent, closed));
+        drop(spent);
         self.lock()
     }
 
-    fn bring(
+    fn connected<'c>(
         &self,
-        kept: Option<Box<dyn Connection>>,
+        connection: &'c mut Option<Box<dyn Connection>>,
         address: SocketAddr,
         leg: &Leg,
-        ask: &Ask,
-        into: &mut [u8],
-    ) -> (Outcome, Option<Box<dyn Connection>>) {
-        if let Some(mut connection) = kept {
-            match connection.fetch(ask, into) {
-                Ok(()) => return (Outcome::Whole, Some(connection)),
-                // The server has closed what it found idle: that is no fault of the range.
-                Err(Broken { verified: 0, fault: Fault::Connection(_) }) => {}
-                Err(Broken { verified, fault }) => return (broken(verified, fault), Some(connection)),
+    ) -> Result<&'c mut dyn Connection, Fault> {
+        if connection.is_none() {
+            let carrier = carrier::carrier(leg.transport).expect("chosen among those there are");
+            *connection = Some(carrier.connect(address, leg, &self.context)?);
+        }
+        Ok(connection.as_deref_mut().expect("there is one now"))
+    }
+
+    /// Moves the range of a run; while its bytes are on their way the next is asked for, unless the slot is wanted
+    /// elsewhere.
+    fn bring(
+        &self,
+        connection: &mut dyn Connection,
+        run: &Run,
+        asked: bool,
+        place: &Place,
+        plan: &Arc<FlightPlan>,
+        next: &mut Option<Run>,
+    ) -> Outcome {
+        if !asked && let Err(fault) = connection.ask(&place.ask, run.len) {
+            return broken(0, fault);
+        }
+        if next.is_none() && !self.arbiter().contended() {
+            let mut state = self.lock();
+            let newest = |own: &Result<Arc<FlightPlan>, String>| own.as_ref().is_ok_and(|own| Arc::ptr_eq(own, plan));
+            if state.plans.get(&run.job).is_none_or(newest) {
+                *next = state.throttle.ahead(self.time(), run);
             }
         }
-        let carrier = carrier::carrier(leg.transport).expect("chosen among those there are");
-        let mut connection = match carrier.connect(address, leg, &self.context) {
-            Ok(connection) => connection,
-            Err(fault) => return (broken(0, fault), None),
-        };
-        match connection.fetch(ask, into) {
-            Ok(()) => (Outcome::Whole, Some(connection)),
-            Err(Broken { verified, fault }) => (broken(verified, fault), Some(connection)),
+        if let Some(next) = next {
+            let place = Place::of(&self.lock(), next);
+            // Where asking fails, receiving does.
+            let _ = connection.ask(&place.ask, next.len);
         }
+        // SAFETY: runs of a fetch have ranges that do not overlap, and `place` holds the segment.
+        let into = unsafe { std::slice::from_raw_parts_mut(place.segment.as_ptr().add(place.start), run.len as usize) };
+        match connection.receive(into) {
+            Ok(()) => Outcome::Whole,
+            Err(Broken { verified, fault }) => broken(verified, fault),
+        }
+    }
+
+    /// Notes what came of a run, and tells the Throttle Controller.
+    fn ended(
+        &self,
+        state: &mut State,
+        run: Run,
+        outcome: Outcome,
+        used: Option<(&dyn Connection, &FlightPlan, &Leg)>,
+        last_of_slot: bool,
+    ) {
+        let moved = match &outcome {
+            Outcome::Whole => run.len,
+            Outcome::Broken { verified, .. } => *verified,
+            Outcome::Unasked => 0,
+        };
+        let transfer = state.fetches.get(&run.fetch).expect("a fetch outlives its runs").transfer.clone();
+        let record = state.record(&transfer);
+        record.flows -= u32::from(last_of_slot);
+        record.served_bytes += moved;
+        record.ended = now();
+        if let Some((connection, plan, leg)) = used
+            && moved > 0
+        {
+            note(&mut record.transport, plan, leg, connection);
+        }
+        self.handle(state, Event::Ended { run, outcome });
     }
 
     fn copy_own(&self, wanted: &Wanted, segment: &Segment, start: usize) -> Result<(), FetchError> {
@@ -656,12 +661,10 @@ impl Shared {
                 state.wake = None;
             }
             self.handle(&mut state, Event::Tick);
-            if state.idle.iter().any(|idle| idle.since.elapsed() >= LINGER) {
-                let (old, kept) =
-                    std::mem::take(&mut state.idle).into_iter().partition(|idle| idle.since.elapsed() >= LINGER);
-                state.idle = kept;
+            let old = state.connections.expire();
+            if !old.is_empty() {
                 drop(state);
-                drop::<Vec<Idle>>(old);
+                drop(old);
                 state = self.lock();
             }
         }

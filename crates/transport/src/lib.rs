@@ -9,6 +9,7 @@ pub mod arbiter;
 pub mod auth;
 pub mod carrier;
 pub mod checksum;
+mod connections;
 pub mod endpoint;
 pub mod facts;
 pub mod fetcher;

@@ -1,16 +1,21 @@
 //! Memory that objects and fetched parts live in, used again and again.
 //!
 //! Touching new pages costs more than moving bytes over loopback (FACTS: 0.77 CPU-s/GiB), so a segment that nobody
-//! needs any more goes back to its pool. Segments are mapped, not allocated, so that giving them back to the kernel is
-//! one call, and asked to be huge pages.
+//! needs any more goes back to its pool. There are two kinds. Private ones are huge pages where the kernel has them. Shared
+//! ones lie behind a descriptor: other processes of the host can map them, and the kernel sends from them without a copy;
+//! but few kernels give shared memory huge pages, so they are for objects that are going to be mapped.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::io;
+use std::os::fd::{AsRawFd, FromRawFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 const HUGE: usize = 2 << 20;
+/// Smaller segments are never shared: a descriptor and a mapping cost more than copying so little.
+pub const SHARED_MIN: usize = 64 << 10;
 
 /// Mapped memory that is free to be used again, up to a limit.
 pub struct Pool {
@@ -23,13 +28,24 @@ pub struct Pool {
 
 #[derive(Default)]
 struct Free {
-    by_size: BTreeMap<usize, Vec<Mapping>>,
+    by_kind: BTreeMap<Kind, Vec<Mapping>>,
     bytes: usize,
 }
+
+/// Shared or not, and how large.
+type Kind = (bool, usize);
 
 struct Mapping {
     start: NonNull<u8>,
     size: usize,
+    /// Of shared memory.
+    file: Option<File>,
+}
+
+impl Mapping {
+    fn kind(&self) -> Kind {
+        (self.file.is_some(), self.size)
+    }
 }
 
 // SAFETY: a Mapping owns its memory; nothing about it is tied to a thread.
@@ -58,21 +74,32 @@ impl Pool {
         Arc::new(Pool { free: Mutex::default(), live: AtomicU64::new(0), keep_bytes })
     }
 
-    /// A segment of `len` bytes with unspecified content.
+    /// A segment of `len` bytes with unspecified content; `shared` if it is large enough for that, and there is a
+    /// descriptor left.
     ///
     /// # Errors
     /// The kernel has no memory to map.
-    pub fn take(self: &Arc<Pool>, len: usize) -> io::Result<Segment> {
+    pub fn take(self: &Arc<Pool>, len: usize, shared: bool) -> io::Result<Segment> {
+        if shared
+            && len >= SHARED_MIN
+            && let Ok(segment) = self.take_kind(len, true)
+        {
+            return Ok(segment);
+        }
+        self.take_kind(len, false)
+    }
+
+    fn take_kind(self: &Arc<Pool>, len: usize, shared: bool) -> io::Result<Segment> {
         let size = size_class(len);
         let kept = {
             let mut free = self.free.lock().expect("no panic while held");
-            let kept = free.by_size.get_mut(&size).and_then(Vec::pop);
+            let kept = free.by_kind.get_mut(&(shared, size)).and_then(Vec::pop);
             free.bytes -= kept.as_ref().map_or(0, |mapping| mapping.size);
             kept
         };
         let mapping = match kept {
             Some(mapping) => mapping,
-            None => map(size)?,
+            None => map(size, shared)?,
         };
         self.live.fetch_add(size as u64, Ordering::Relaxed);
         Ok(Segment { mapping: Some(mapping), len, pool: self.clone() })
@@ -96,21 +123,21 @@ impl Pool {
         if mapping.size <= room {
             // Sizes that nobody asks for any more make room for those in use.
             while free.bytes + mapping.size > room {
-                let Some(other) = free.by_size.keys().copied().find(|size| *size != mapping.size) else { break };
-                let stack = free.by_size.get_mut(&other).expect("found among the keys");
+                let Some(other) = free.by_kind.keys().copied().find(|kind| *kind != mapping.kind()) else { break };
+                let stack = free.by_kind.get_mut(&other).expect("found among the keys");
                 let gone = stack.pop().expect("no stack is empty");
                 if stack.is_empty() {
-                    free.by_size.remove(&other);
+                    free.by_kind.remove(&other);
                 }
                 free.bytes -= gone.size;
                 evicted.push(gone);
             }
             if free.bytes + mapping.size <= room {
                 free.bytes += mapping.size;
-                free.by_size.entry(mapping.size).or_default().push(mapping);
+                free.by_kind.entry(mapping.kind()).or_default().push(mapping);
             }
         }
-        free.by_size.retain(|_, stack| !stack.is_empty());
+        free.by_kind.retain(|_, stack| !stack.is_empty());
     }
 }
 
@@ -125,6 +152,11 @@ impl Segment {
 
     pub fn as_ptr(&self) -> *mut u8 {
         self.mapping.as_ref().expect("present until dropped").start.as_ptr()
+    }
+
+    /// What other processes could map, and the kernel sends from without a copy.
+    pub fn file(&self) -> Option<&File> {
+        self.mapping.as_ref().expect("present until dropped").file.as_ref()
     }
 
     pub fn bytes(&self) -> &[u8] {
@@ -151,18 +183,15 @@ fn size_class(len: usize) -> usize {
     if size >= HUGE { size.div_ceil(HUGE) * HUGE } else { size }
 }
 
-fn map(size: usize) -> io::Result<Mapping> {
-    // SAFETY: an anonymous private mapping touches no memory that exists.
-    let start = unsafe {
-        libc::mmap(
-            std::ptr::null_mut(),
-            size,
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-            -1,
-            0,
-        )
+fn map(size: usize, shared: bool) -> io::Result<Mapping> {
+    let file = if shared { Some(memory_file(size)?) } else { None };
+    let (flags, descriptor) = match &file {
+        Some(file) => (libc::MAP_SHARED, file.as_raw_fd()),
+        None => (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1),
     };
+    // SAFETY: a new mapping touches no memory that exists.
+    let start =
+        unsafe { libc::mmap(std::ptr::null_mut(), size, libc::PROT_READ | libc::PROT_WRITE, flags, descriptor, 0) };
     if start == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
     }
@@ -170,7 +199,26 @@ fn map(size: usize) -> io::Result<Mapping> {
         // SAFETY: advice about the mapping that was just made; where the kernel has no huge pages nothing happens.
         unsafe { libc::madvise(start, size, libc::MADV_HUGEPAGE) };
     }
-    Ok(Mapping { start: NonNull::new(start.cast()).expect("mmap does not give null"), size })
+    Ok(Mapping { start: NonNull::new(start.cast()).expect("mmap does not give null"), size, file })
+}
+
+/// A file of memory without a name.
+fn memory_file(size: usize) -> io::Result<File> {
+    let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING | libc::MFD_NOEXEC_SEAL;
+    // SAFETY: a constant name; the descriptor that comes back is nobody else's.
+    let file = unsafe {
+        let mut descriptor = libc::memfd_create(c"mission-control".as_ptr(), flags);
+        if descriptor < 0 {
+            // Before Linux 6.3 one could not say that memory is no program.
+            descriptor = libc::memfd_create(c"mission-control".as_ptr(), flags & !libc::MFD_NOEXEC_SEAL);
+        }
+        if descriptor < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        File::from_raw_fd(descriptor)
+    };
+    file.set_len(size as u64)?;
+    Ok(file)
 }
 
 #[cfg(test)]
@@ -180,21 +228,21 @@ mod tests {
     #[test]
     fn memory_is_used_again() {
         let pool = Pool::new(64 << 20);
-        let first = pool.take(3 << 20).unwrap();
+        let first = pool.take(3 << 20, false).unwrap();
         let start = first.as_ptr();
         assert_eq!(pool.live_bytes(), 4 << 20);
         drop(first);
         assert_eq!((pool.live_bytes(), pool.free_bytes()), (0, 4 << 20));
-        assert_eq!(pool.take((3 << 20) + 5).unwrap().as_ptr(), start);
+        assert_eq!(pool.take((3 << 20) + 5, false).unwrap().as_ptr(), start);
     }
 
     #[test]
     fn what_is_kept_has_a_limit_and_old_sizes_make_room() {
         let pool = Pool::new(8 << 20);
-        let all: Vec<_> = [4, 4, 6].iter().map(|mib| pool.take(mib << 20).unwrap()).collect();
+        let all: Vec<_> = [4, 4, 6].iter().map(|mib| pool.take(mib << 20, false).unwrap()).collect();
         drop(all);
         assert_eq!(pool.free_bytes(), 6 << 20);
-        drop(pool.take(16 << 20).unwrap());
+        drop(pool.take(16 << 20, false).unwrap());
         assert_eq!(pool.free_bytes(), 6 << 20, "too large to be kept");
     }
 

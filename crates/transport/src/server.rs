@@ -190,7 +190,8 @@ fn answer(
         reason: String::new(),
     };
     match source {
-        Source::Memory(bytes) => channel.send(&response.write(), bytes)?,
+        Source::Memory(bytes, Some((file, place))) => channel.send_shared(&response.write(), bytes, file, place)?,
+        Source::Memory(bytes, None) => channel.send(&response.write(), bytes)?,
         Source::Spooled(range, offset) => {
             let (file, place) = range.place(offset);
             channel.send_file(&response.write(), file, place, request.len)?;

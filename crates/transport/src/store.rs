@@ -7,6 +7,7 @@ use crate::spool::{Spool, SpoolRange};
 use mission_core::defaults::BLOCK_BYTES;
 use mission_core::nouns::Encryption;
 use std::collections::HashMap;
+use std::fs::File;
 use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock, RwLock};
@@ -41,7 +42,8 @@ enum Body {
 
 /// Bytes of an object on their way out.
 pub enum Source<'a> {
-    Memory(&'a [u8]),
+    /// And, of shared memory, the file it lies in and its place there.
+    Memory(&'a [u8], Option<(&'a File, u64)>),
     Spooled(&'a SpoolRange, u64),
 }
 
@@ -58,13 +60,13 @@ impl Store {
         }
     }
 
-    /// Keeps a copy of `parts`.
+    /// Keeps a copy of `parts`, in memory that other processes of the host can map if it shall be `shared`.
     ///
     /// # Errors
     /// No memory, or the spool disk is full: nothing was kept.
-    pub fn put(&self, parts: &[&[u8]], encryption: Encryption) -> io::Result<ObjectId> {
+    pub fn put(&self, parts: &[&[u8]], encryption: Encryption, shared: bool) -> io::Result<ObjectId> {
         let len: usize = parts.iter().map(|part| part.len()).sum();
-        let mut segment = self.pool.take(len)?;
+        let mut segment = self.pool.take(len, shared)?;
         let mut rest = segment.bytes_mut();
         for part in parts {
             let (own, after) = rest.split_at_mut(part.len());
@@ -158,7 +160,10 @@ impl Object {
         let checksums = own.checksums.get((start / BLOCK_BYTES) as usize..end.div_ceil(BLOCK_BYTES) as usize)?;
         let place = own.start + start;
         let source = match &self.body {
-            Body::Memory(segment) => Source::Memory(&segment.bytes()[place as usize..(place + len) as usize]),
+            Body::Memory(segment) => {
+                let bytes = &segment.bytes()[place as usize..(place + len) as usize];
+                Source::Memory(bytes, segment.file().map(|file| (file, place)))
+            }
             Body::Spooled(range) => Source::Spooled(range, place),
         };
         Some((source, checksums))
@@ -173,7 +178,7 @@ impl Object {
             .range(part, 0, into.len() as u64)
             .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "the part has another size"))?;
         match source {
-            Source::Memory(bytes) => into.copy_from_slice(bytes),
+            Source::Memory(bytes, _) => into.copy_from_slice(bytes),
             Source::Spooled(range, offset) => {
                 range.read_at(offset, into)?;
                 if checksum::of_blocks(into) != checksums {
@@ -198,7 +203,7 @@ mod tests {
         let long = vec![9u8; 600_000];
         for limit in [u64::MAX, 0] {
             let store = store(limit);
-            let id = store.put(&[b"one", b"", &long], Encryption::None).unwrap();
+            let id = store.put(&[b"one", b"", &long], Encryption::None, false).unwrap();
             assert_eq!(store.spooled_bytes() > 0, limit == 0);
             let object = store.get(&id).unwrap();
             for (part, expected) in [(0, &b"one"[..]), (1, b""), (2, &long)] {
@@ -215,7 +220,7 @@ mod tests {
     #[test]
     fn ranges_beyond_a_part_or_between_blocks_are_refused() {
         let store = store(u64::MAX);
-        let id = store.put(&[&[1; 600_000], &[2; 10]], Encryption::None).unwrap();
+        let id = store.put(&[&[1; 600_000], &[2; 10]], Encryption::None, false).unwrap();
         let object = store.get(&id).unwrap();
         assert_eq!(object.range(0, 0, 600_000).unwrap().1.len(), 3);
         assert_eq!(object.range(0, BLOCK_BYTES, BLOCK_BYTES).unwrap().1.len(), 1);

@@ -10,6 +10,7 @@ use mission_core::defaults::{BLOCK_BYTES, BUSY_RETRY_MS, CONNECT, STALL};
 use mission_core::flight::Leg;
 use mission_core::nouns::Encryption;
 use mission_core::throttle::Fault;
+use std::collections::VecDeque;
 use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
@@ -42,6 +43,8 @@ pub struct HttpConnection<C> {
     token: Token,
     admitted: bool,
     usable: bool,
+    /// Checksums of the requests that were not answered yet.
+    asked: VecDeque<u64>,
     sender: Sender,
 }
 
@@ -50,29 +53,41 @@ impl<C: Channel> HttpConnection<C> {
         // A certificate of the cluster is admission enough.
         let admitted = channel.encryption() == Encryption::Authenticated;
         let head = HeadReader::default();
-        HttpConnection { channel, head, leg: leg.clone(), token, admitted, usable: true, sender: Sender::default() }
+        HttpConnection {
+            channel,
+            head,
+            leg: leg.clone(),
+            token,
+            admitted,
+            usable: true,
+            asked: VecDeque::new(),
+            sender: Sender::default(),
+        }
     }
 
-    fn ask(&mut self, request: &Request) -> Result<Response, Fault> {
+    fn send(&mut self, request: &Request) -> Result<(), Fault> {
         let sent = request.write();
-        self.channel.send(&sent, b"").map_err(broken)?;
+        self.asked.push_back(checksum::of(&sent));
+        self.channel.send(&sent, b"").map_err(broken)
+    }
+
+    fn response(&mut self) -> Result<Response, Fault> {
+        let asked = self.asked.pop_front().expect("answers are awaited only for requests");
         let head = self.head.read(&mut self.channel).map_err(broken)?;
         let head = head.ok_or_else(|| Fault::Connection("the server closed the connection".into()))?;
         let response = Response::parse(&head).map_err(Fault::Damaged)?;
-        if response.request_checksum != checksum::of(&sent) {
+        if response.request_checksum != asked {
             return Err(Fault::Damaged("the request arrived damaged".into()));
         }
         Ok(response)
     }
 
-    /// Asks; answers the server's challenge if this is the connection's first request.
-    fn ask_admitted(&mut self, request: &mut Request) -> Result<Response, Fault> {
-        if self.admitted {
-            return self.ask(request);
-        }
+    /// Asks for the first time on this connection: answers the server's challenge.
+    fn ask_with_proof(&mut self, mut request: Request) -> Result<(), Fault> {
         let own: Nonce = auth::random();
         request.nonce = Some(own);
-        let response = self.ask(request)?;
+        self.send(&request)?;
+        let response = self.response()?;
         let Some((nonce, proof)) = response.challenge.filter(|_| response.status == 401) else {
             return Err(Fault::Denied(format!(
                 "the server asks for no proof but says {}: {}",
@@ -83,12 +98,10 @@ impl<C: Channel> HttpConnection<C> {
             return Err(Fault::Denied("the server does not know this cluster's token".into()));
         }
         request.proof = Some(self.token.prove(Role::Client, &own, &nonce));
-        let response = self.ask(request)?;
-        self.admitted = response.status != 401;
-        Ok(response)
+        self.send(&request)
     }
 
-    fn receive(&mut self, response: &Response, into: &mut [u8]) -> Result<(), Broken> {
+    fn receive_body(&mut self, response: &Response, into: &mut [u8]) -> Result<(), Broken> {
         let blocks = into.len().div_ceil(BLOCK_BYTES as usize);
         if response.len != into.len() as u64 || response.blocks.len() != blocks {
             return Err(Broken { verified: 0, fault: Fault::Damaged("the answer has another length".into()) });
@@ -119,28 +132,36 @@ impl<C: Channel> HttpConnection<C> {
 }
 
 impl<C: Channel> Connection for HttpConnection<C> {
-    fn fetch(&mut self, ask: &Ask, into: &mut [u8]) -> Result<(), Broken> {
-        let mut request = Request {
+    fn ask(&mut self, ask: &Ask, len: u64) -> Result<(), Fault> {
+        let request = Request {
             object: ask.object,
             part: ask.part,
             start: ask.start,
-            len: into.len() as u64,
+            len,
             congestion_control: self.leg.congestion_control.clone(),
             rto_min_us: self.leg.rto_min_us,
             nonce: None,
             proof: None,
         };
-        self.usable = false;
+        let asked = if self.admitted { self.send(&request) } else { self.ask_with_proof(request) };
+        self.usable &= asked.is_ok();
+        // Whoever was refused after all hears so with the answer.
+        self.admitted = true;
+        asked
+    }
+
+    fn receive(&mut self, into: &mut [u8]) -> Result<(), Broken> {
+        let usable = std::mem::take(&mut self.usable);
         let nothing = |fault| Broken { verified: 0, fault };
-        let response = self.ask_admitted(&mut request).map_err(nothing)?;
+        let response = self.response().map_err(nothing)?;
         if response.status != 206 {
             // The server said no and keeps the connection.
-            self.usable = self.admitted;
+            self.usable = usable && response.status != 401;
             return Err(nothing(refusal(&response)));
         }
-        self.receive(&response, into)?;
+        self.receive_body(&response, into)?;
         self.sender = response.sender;
-        self.usable = true;
+        self.usable = usable;
         Ok(())
     }
 

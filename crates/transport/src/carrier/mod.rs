@@ -50,13 +50,19 @@ pub trait Carrier: Sync {
 }
 
 pub trait Connection: Send {
-    /// Moves a range into `into`, whose length is the range's.
+    /// Asks for `len` bytes. May be called again before they have been received: answers come in the order of asking.
+    ///
+    /// # Errors
+    /// The connection is used up.
+    fn ask(&mut self, ask: &Ask, len: u64) -> Result<(), Fault>;
+
+    /// Receives what was asked for longest into `into`, whose length is the range's.
     ///
     /// # Errors
     /// What arrived before the fault, and the fault; unless the server merely said no, the connection is used up.
-    fn fetch(&mut self, ask: &Ask, into: &mut [u8]) -> Result<(), Broken>;
+    fn receive(&mut self, into: &mut [u8]) -> Result<(), Broken>;
 
-    /// Whether another range can be asked for.
+    /// Whether more can be asked for, or is still to be received.
     fn usable(&self) -> bool;
 
     fn negotiated(&self) -> Negotiated;
@@ -89,6 +95,11 @@ pub trait Channel: Read + Write + Send {
         self.flush()
     }
 
+    /// Sends a head and a body from shared memory, which is also a place in a file.
+    fn send_shared(&mut self, head: &[u8], body: &[u8], _file: &File, _offset: u64) -> io::Result<()> {
+        self.send(head, body)
+    }
+
     /// Sends a head and a body from a place in a file.
     fn send_file(&mut self, head: &[u8], file: &File, offset: u64, len: u64) -> io::Result<()> {
         use std::os::unix::fs::FileExt;
@@ -118,7 +129,7 @@ pub fn accept(stream: TcpStream, context: &Context) -> io::Result<Box<dyn Channe
     if first[0] == TLS_HANDSHAKE { tls::accept(stream, &context.tls) } else { Ok(Box::new(tcp::Plain(stream))) }
 }
 
-/// Sends a range of a file without copying it through this process.
+/// Sends a range of a file without copying it.
 fn sendfile(socket: &TcpStream, file: &File, offset: u64, len: u64) -> io::Result<()> {
     let mut at = offset as libc::off_t;
     let end = at + len as libc::off_t;
