@@ -1,7 +1,8 @@
 """`mission bench transfer`: how fast one object crosses loopback, by Mission Control and by others, in one run.
 
-Every contender has a sender and a receiver in processes of its own. A round asks each of them once per kind of object,
-in turn, so that what disturbs the machine disturbs all. Objects arrive whole, into memory that is kept or fresh.
+Every contender has a sender and a receiver in processes of its own; two of them are workers of a Dask cluster. A round
+asks each of them once per kind of object, in turn, so that what disturbs the machine disturbs all. Objects arrive
+whole, into memory that is kept or fresh.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -33,6 +34,11 @@ BATCH_BYTES = 256 << 20
 """Small objects are fetched many times in a sample, so that a sample lasts long enough to be timed."""
 BATCH_MAX = 400
 TOKEN = b"mission bench transfer"
+MISSION_WORKERS = "Mission Control workers"
+DASK_WORKERS = "Dask workers"
+WORKERS_MAX = 16 << 20
+"""Largest object between workers: all objects of a sample are inputs of one task, and lie in its memory at once."""
+FLOWS_PER_HOST = _native.FLOWS_PER_HOST
 
 
 @dataclass
@@ -105,6 +111,10 @@ def ratios(rows: list[dict[str, Any]]) -> dict[str, float]:
         for transport in ("tcp", "tls"):
             ours = ("Mission Control", transport, 1, size)
             pairs[f"{transport} fetch / Dask's {transport} comm, {name}"] = (ours, ("Dask comm", transport, 1, size))
+            pairs[f"{transport}, worker to worker / Dask's, {name}"] = (
+                (MISSION_WORKERS, transport, FLOWS_PER_HOST, size),
+                (DASK_WORKERS, transport, 1, size),
+            )
     return {
         name: rate[ours] / rate[theirs] for name, (ours, theirs) in pairs.items() if ours in rate and theirs in rate
     }
@@ -133,6 +143,13 @@ def _contenders(
             yield Contender("Mission Control", transport, flows, objects, peer.fetch, peer.pids)
         peer = stack.enter_context(_peer("dask", transport, congestion, 1))
         yield Contender("Dask comm", transport, 1, objects, peer.fetch, peer.pids)
+        for kind, what in (("mission", MISSION_WORKERS), ("dask", DASK_WORKERS)):
+            say(f"starts two Dask workers ({what}, {transport})")
+            workers = stack.enter_context(_workers(kind, transport, congestion))
+            sizes = tuple(size for size in objects if size <= WORKERS_MAX)
+            yield Contender(
+                what, transport, FLOWS_PER_HOST if kind == "mission" else 1, sizes, workers.fetch, workers.pids
+            )
     if shutil.which("iperf3"):
         for flows in FLOWS:
             yield stack.enter_context(_iperf3(flows, congestion))
@@ -161,10 +178,10 @@ def _command(head: list[Any], flows: list[Any], tail: list[Any]) -> Callable[[in
 
 
 class _Peer:
-    """A receiver in a process of its own, with a sender in another (`mission_control.bench.peer`)."""
+    """A receiver in a process of its own, with a sender in another: `mission_control.bench.peer`, or `.workers`."""
 
-    def __init__(self, kind: str, transport: str, congestion: str, flows: int):
-        command = [sys.executable, "-m", "mission_control.bench.peer", kind, transport, congestion, str(flows)]
+    def __init__(self, module: str, *words: str):
+        command = [sys.executable, "-m", f"mission_control.bench.{module}", *words]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._pids = json.loads(self.ask())
 
@@ -185,9 +202,17 @@ class _Peer:
         return self._pids
 
 
+def _peer(kind: str, transport: str, congestion: str, flows: int) -> AbstractContextManager[_Peer]:
+    return _started("peer", kind, transport, congestion, str(flows))
+
+
+def _workers(kind: str, transport: str, congestion: str) -> AbstractContextManager[_Peer]:
+    return _started("workers", kind, transport, congestion)
+
+
 @contextmanager
-def _peer(kind: str, transport: str, congestion: str, flows: int) -> Iterator[_Peer]:
-    peer = _Peer(kind, transport, congestion, flows)
+def _started(module: str, *words: str) -> Iterator[_Peer]:
+    peer = _Peer(module, *words)
     try:
         yield peer
     finally:
