@@ -1,5 +1,5 @@
 # Every command of the project. `make demo` and `make test` need a fresh checkout and nothing else.
-.PHONY: demo test check setup lock docs clean
+.PHONY: demo test check fuzz setup lock docs clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -23,6 +23,18 @@ check: setup           ## formatting, lints, types; the generated documents are 
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m mission_control.docs --check
+
+# The flags that cargo-fuzz gives, without the sanitizer: that would need a nightly compiler.
+FUZZ_FLAGS := -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
+	-Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table -Clink-dead-code
+FUZZ_SECONDS ?= 30
+HOST := $(shell rustc -vV | sed -n 's/^host: //p')
+
+fuzz: setup            ## fuzz what a stranger can send, for FUZZ_SECONDS; needs a C++ compiler
+	RUSTFLAGS="$(FUZZ_FLAGS)" $(CARGO) build --release --quiet --manifest-path fuzz/Cargo.toml --target-dir target/fuzz --target $(HOST)
+	mkdir -p target/fuzz/corpus target/fuzz/found
+	target/fuzz/$(HOST)/release/heads -max_total_time=$(FUZZ_SECONDS) -max_len=2048 -print_final_stats=1 \
+		-artifact_prefix=target/fuzz/found/ target/fuzz/corpus fuzz/seeds
 
 setup: .venv/.installed   ## .venv with the package and its tools
 	$(BIN)/maturin develop --release --uv --quiet --skip-install

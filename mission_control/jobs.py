@@ -31,21 +31,31 @@ def specification(
     Raises:
         ValueError: one line that names the mend.
     """
+    encryption = {False: "none", True: "authenticated", "opportunistic": "opportunistic"}.get(encrypt)
+    if encryption is None:
+        raise ValueError(f'encrypt={encrypt!r}: use True, False or "opportunistic"')
+    demands = {"encrypt": encryption, "transport": None if transport == "auto" else transport}
+    spec = {"job": name, "priority": priority, "demands": demands, "machines": 0}
+    check(spec)
+    return {**spec, "priority": float(priority)}
+
+
+def check(spec: dict[str, Any]) -> None:
+    """Whether a specification makes sense, whatever cluster it is for.
+
+    Raises:
+        ValueError: one line that names the mend.
+    """
+    name, priority, demands = spec["job"], spec["priority"], spec["demands"]
     if not name:
         raise ValueError("a job needs a name that is not empty")
     if not (isinstance(priority, int | float) and math.isfinite(priority) and priority > 0):
         raise ValueError(f"priority {priority!r} of job {name}: use a number above 0")
-    encryption = {False: "none", True: "authenticated", "opportunistic": "opportunistic"}.get(encrypt)
-    if encryption is None:
-        raise ValueError(f'encrypt={encrypt!r}: use True, False or "opportunistic"')
-    if transport == "auto":
-        transport = None
+    transport = demands["transport"]
     if transport is not None and transport not in _native.transports():
         raise ValueError(f"there is no transport {transport!r}: use auto, {', '.join(_native.transports())}")
-    demands = {"encrypt": encryption, "transport": transport}
     if why := _native.contradiction(json.dumps(demands)):
         raise ValueError(f"job {name}: {why}")
-    return {"job": name, "priority": float(priority), "demands": demands, "machines": 0}
 
 
 @contextmanager
@@ -100,7 +110,7 @@ def install(client: Client, *, policy: str | None = None, flows_per_host: int | 
     from mission_control.dask.scheduler import MissionControlScheduler
     from mission_control.dask.worker import MissionControlWorker
 
-    if "mission-control" not in client.sync(client.run_on_scheduler, _plugins):
+    if not installed(client):
         settings: dict[str, Any] = {"policy": policy} if policy else {}
         if flows_per_host is not None:
             settings["flows_per_host"] = flows_per_host
@@ -110,6 +120,11 @@ def install(client: Client, *, policy: str | None = None, flows_per_host: int | 
         reply = client.sync(client.scheduler.mission_control_policy, policy=policy)
         if reply["error"]:
             raise ValueError(reply["error"])
+
+
+def installed(client: Client) -> bool:
+    """Whether the client's cluster has Mission Control."""
+    return "mission-control" in client.sync(client.run_on_scheduler, _plugins)
 
 
 def _plugins(dask_scheduler: Any) -> list[str]:

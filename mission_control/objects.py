@@ -68,18 +68,29 @@ class Reference:
 
 
 class Fetched(Sequence["_native.Part"]):
-    """The fetched parts, in the order of the references: read-only buffers in one piece of memory.
+    """The fetched parts, in the order of the references: read-only buffers.
 
-    ``numpy.frombuffer(fetched[0], dtype)`` and ``pyarrow.py_buffer(fetched[0])`` use a part without a copy. The memory
-    is given back when the last buffer that uses it is gone.
+    ``numpy.frombuffer(fetched[0], dtype)`` and ``pyarrow.py_buffer(fetched[0])`` use a part without a copy. What was on
+    this host already lies where it was put, in memory that nobody can write to any more. The memory is given back when
+    the last buffer that uses it is gone.
     """
 
-    def __init__(self, parts: list[_native.Part], all: _native.Part, tally: dict[str, int]):
+    def __init__(self, parts: list[_native.Part], all: _native.Part | None, tally: dict[str, int]):
         self._parts = parts
-        self.all = all
-        """All parts as one buffer; without gaps if they were fetched with ``packed=True``."""
+        self._all = all
         self.tally = tally
         """What it took: bytes from other workers, refetches, resumed ranges, busy answers, most flows at once."""
+
+    @property
+    def all(self) -> _native.Part:
+        """All parts as one buffer, without gaps.
+
+        Raises:
+            ValueError: they were not fetched with ``packed=True``.
+        """
+        if self._all is None:
+            raise ValueError("the parts are not in one piece: fetch them with packed=True")
+        return self._all
 
     @overload
     def __getitem__(self, index: int) -> _native.Part: ...
@@ -95,9 +106,17 @@ class Fetched(Sequence["_native.Part"]):
         return iter(self._parts)
 
 
-def allocate(nbytes: int) -> _native.Segment:
-    """Writable memory of the data plane; what is written there is put without a copy: ``put(segment, sizes=...)``."""
-    return _plane("allocate")[2].allocate(nbytes)
+def allocate(nbytes: int, *, scratch: bool = False) -> _native.Segment:
+    """Writable memory of the data plane; what is written there is put without a copy: ``put(segment, sizes=...)``.
+
+    Args:
+        scratch: for the task's own use, and not to be put.
+    """
+    worker, _, endpoint = _plane("allocate")
+    if scratch:
+        return endpoint.allocate(nbytes)
+    task = _task(worker)
+    return endpoint.allocate(nbytes, (task.job, json.dumps(task.demands)))
 
 
 def put(parts: Sequence[Buffer] | _native.Segment, *, sizes: Sequence[int] | None = None) -> Reference:
@@ -114,12 +133,12 @@ def put(parts: Sequence[Buffer] | _native.Segment, *, sizes: Sequence[int] | Non
     """
     worker, plugin, endpoint = _plane("put")
     task = _task(worker)
-    encryption = task.demands["encrypt"]
+    demands = json.dumps(task.demands)
     if isinstance(parts, _native.Segment):
         sizes = [len(parts)] if sizes is None else sizes
-        name = endpoint.adopt(parts, sizes, encryption)
+        name = endpoint.adopt(parts, sizes, demands)
     else:
-        name, sizes = endpoint.put(parts, encryption)
+        name, sizes = endpoint.put(parts, task.job, demands)
     plugin.remember_put(task.key, name)
     return Reference(name, worker.address, endpoint.address, task.job, task.stage, sizes)
 
@@ -130,8 +149,8 @@ def fetch(references: Reference | Iterable[Reference], part: int | None = None, 
     Args:
         references: of the objects, or of one.
         part: number of the part, from 0; ``None``: all parts.
-        packed: without gaps, so that ``.all`` is one buffer of all; otherwise parts begin at multiples of 64 bytes, as
-            Arrow wants them.
+        packed: all in one piece of memory without gaps, ``.all``, also what need not be copied; otherwise parts begin
+            at multiples of 64 bytes, as Arrow wants them, or where they were put.
 
     Raises:
         TransferError: by cause (``Lost``, ``Unreachable``, ``Damaged``, ``Denied``).
@@ -153,9 +172,7 @@ def fetch(references: Reference | Iterable[Reference], part: int | None = None, 
     stage = references[0].stage if references else "nothing"
     plugin.remember_asked(task, stage, references, wanted)
     try:
-        parts, all, tally = endpoint.fetch(
-            task.job, stage, task.stage, json.dumps(task.demands), wanted, 1 if packed else 64
-        )
+        parts, all, tally = endpoint.fetch(task.job, stage, task.stage, json.dumps(task.demands), wanted, packed)
     except _native.Lost as error:
         plugin.reschedule_if_lost(task.key, {reference.object for reference in references}, error)
         raise

@@ -204,7 +204,7 @@ def transfers(result: dict[str, Any]) -> str:
 
 def agreement(negotiated: dict[str, Any]) -> str:
     """What was negotiated, in words."""
-    words = [negotiated["transport"], negotiated["congestion_control"]]
+    words = [negotiated["transport"], *filter(None, (negotiated["congestion_control"], negotiated["memory"]))]
     if negotiated["rto_min_us"] is not None:
         words.append(f"minimum RTO {negotiated['rto_min_us'] / 1000:g} ms")
     if negotiated["tls"]:

@@ -83,13 +83,18 @@ def data(nbytes: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, nbytes, np.uint8)
 
 
+def put(owner: _native.Endpoint, content: Any, encrypt: str = "none", **demands: Any) -> tuple[str, list[int]]:
+    """An object of one part: its name and the sizes of its parts."""
+    return owner.put([content], "job", json.dumps({"encrypt": encrypt, "transport": None, **demands}))
+
+
 def fetch(
     reader: _native.Endpoint, object: str, sizes: list[int], addresses: list[str], job: str = "job", **demands: Any
 ) -> bytes:
     """All parts of an object, as one."""
     demanded = {"encrypt": "none", "transport": None, **demands}
     parts = [(object, number, size, addresses) for number, size in enumerate(sizes)]
-    return bytes(reader.fetch(job, "map", "reduce", json.dumps(demanded), parts, 1)[1])
+    return bytes(reader.fetch(job, "map", "reduce", json.dumps(demanded), parts, True)[1])
 
 
 def tally(reader: _native.Endpoint) -> dict[str, Any]:

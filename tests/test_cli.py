@@ -81,7 +81,10 @@ def test_a_job_that_cannot_have_what_it_demands_is_refused_with_status_4(tmp_pat
     assert done.returncode == 4 and "mptcp" in done.stderr
 
 
-@pytest.mark.parametrize("options", [[], ["--encrypt"], ["--jobs", "2", "--policy", "priority", "--priorities", "1,2"]])
+@pytest.mark.parametrize(
+    "options",
+    [[], ["--transport", "tcp"], ["--encrypt"], ["--jobs", "2", "--policy", "priority", "--priorities", "1,2"]],
+)
 def test_run_sorts_and_says_what_each_transfer_got(tmp_path, options):
     words = [
         "run",
@@ -104,7 +107,8 @@ def test_run_sorts_and_says_what_each_transfer_got(tmp_path, options):
         (transfer,) = job["transfers"]
         assert transfer["pattern"] == "shuffle" and transfer["bytes"] == 335544 * 100
         facts = transfer["transport"]
-        assert facts["chosen"] == ("tls" if "--encrypt" in options else "tcp") and facts["reason"]
+        chosen = "tls" if "--encrypt" in options else "tcp" if "--transport" in options else "shm"
+        assert facts["chosen"] == chosen and facts["reason"]
         assert all(own["authenticated"] for own in facts["negotiated"]) == ("--encrypt" in options)
     folder = Path(result["results"])
     left = {path.name for path in folder.iterdir()}

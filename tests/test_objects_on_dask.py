@@ -27,7 +27,7 @@ def objects(client) -> int:
 
 
 def test_every_receiver_gets_its_part_of_each_object(client):
-    with mission_control.job("parts"):
+    with mission_control.job("parts", transport="tcp"):
         references = client.map(produce, range(6), pure=False)
         got = client.gather([client.submit(consume, references, part, pure=False) for part in range(3)])
     assert got == [[index * 10 + part for index in range(6)] for part in range(3)]
@@ -45,7 +45,7 @@ def seen(client, job: str) -> list[dict[str, Any]]:
 
 def test_buffers_are_used_by_numpy_and_arrow_without_a_copy(client):
     def look(reference: mission_control.Reference) -> tuple[bool, bool, bool, int]:
-        fetched = mission_control.fetch(reference)
+        fetched = mission_control.fetch(reference, packed=True)
         array = np.frombuffer(fetched[0], np.uint8)
         arrow = pa.py_buffer(fetched[0])
         whole = np.frombuffer(fetched.all, np.uint8)

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 
 from mission_control import _native
-from tests.conftest import data
+from tests.conftest import data, put
 from tests.proxy import Limit, Proxy
 
 RATE = 48e6
@@ -28,7 +28,7 @@ class Receiver:
     def __init__(self, endpoint, flows: int, weights: dict[str, tuple[float, int]]):
         self.reader: _native.Endpoint = endpoint(flows_per_host=flows)
         owner = endpoint(flows_per_host=flows)
-        self.name, _ = owner.put([data(SIZE)], "none")
+        self.name, _ = put(owner, data(SIZE))
         self.flows = flows
         limit = Limit(RATE)
         self.paths = {job: Proxy(owner.address, limit=limit) for job in weights}
@@ -65,7 +65,7 @@ class Receiver:
 
     def _fetch(self, job: str) -> None:
         while not self.stop[job].is_set():
-            self.reader.fetch(job, "from", "to", "{}", [(self.name, 0, SIZE, [self.paths[job].address])], 1)
+            self.reader.fetch(job, "from", "to", "{}", [(self.name, 0, SIZE, [self.paths[job].address])], True)
 
     def connections(self, job: str) -> int:
         port = self.paths[job].address.rpartition(":")[2]

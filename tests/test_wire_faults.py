@@ -11,7 +11,7 @@ from contextlib import suppress
 import pytest
 
 from mission_control import _native
-from tests.conftest import TOKEN, data, fetch, tally
+from tests.conftest import TOKEN, data, fetch, put, tally
 from tests.proxy import Proxy, flip
 
 SIZE = 6 << 20
@@ -21,7 +21,7 @@ SIZE = 6 << 20
 def owner(endpoint):
     own = endpoint()
     content = data(SIZE)
-    name, sizes = own.put([content], "none")
+    name, sizes = put(own, content)
     return own, name, sizes, content.tobytes()
 
 
@@ -158,7 +158,7 @@ def test_a_wrong_token_is_refused_and_the_token_is_never_sent(owner, endpoint):
 def test_encrypted_bytes_cannot_be_read_on_the_wire(endpoint):
     own, reader = endpoint(), endpoint()
     secret = b"a secret that repeats itself. " * 10_000
-    name, sizes = own.put([secret], "opportunistic")
+    name, sizes = put(own, secret, "opportunistic")
     heard = bytearray()
 
     def listen(number: int, offset: int, piece: bytes) -> bytes:
@@ -179,12 +179,13 @@ def test_a_full_spool_disk_is_a_clear_error_and_nothing_of_it_is_served(tmp_path
     # A limit on the size of files is what a user without root has for a full disk.
     script = f"""
 import json, resource
+from tests.conftest import put
 from mission_control import _native
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
 own = _native.Endpoint("127.0.0.1", b"t", memory_limit=0, spool_folder={str(tmp_path)!r}, flows_per_host=2)
-own.put([b"x" * 1000], "none")
+put(own, b"x" * 1000)
 try:
-    own.put([b"y" * (4 << 20)], "none")
+    put(own, b"y" * (4 << 20))
 except OSError as error:
     print(json.dumps([str(error), json.loads(own.resources())]))
 """

@@ -1,7 +1,8 @@
 """One receiver of `mission bench transfer`, with its sender in a process of its own.
 
 `python -m mission_control.bench.peer KIND TRANSPORT CONGESTION FLOWS`: prints both process ids; then, for each line
-`BYTES COUNT` that it reads, fetches COUNT objects of so many bytes and prints the seconds.
+`BYTES COUNT` that it reads, fetches COUNT objects of so many bytes and prints the seconds. KIND is `mission`, `touch`
+(the same, and a byte of each page that arrived is read) or `dask`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from mission_control import _native
 from mission_control.bench.transfer import OBJECTS, TOKEN
 
@@ -24,18 +27,23 @@ MEMORY_BYTES = 2 << 30
 
 def main() -> None:
     kind, transport, congestion, flows = sys.argv[1:]
-    sender = {"mission": _send_mission, "dask": _send_dask}[kind]
+    sender = _send_dask if kind == "dask" else _send_mission
     connection, other = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(
         target=sender, args=(other, transport, congestion, int(flows)), daemon=True
     )
     process.start()
+    if kind == "dask":
+        told = connection.recv()
+        print(json.dumps([os.getpid(), process.pid]), flush=True)
+        asyncio.run(_dask_fetch(told, congestion))
+        return
+    connection.recv()
+    endpoint = _endpoint(transport, int(flows))
+    connection.send("there is a neighbour")
     told = connection.recv()
     print(json.dumps([os.getpid(), process.pid]), flush=True)
-    if kind == "mission":
-        _loop(_mission_fetcher(told, transport, congestion, int(flows)))
-    else:
-        asyncio.run(_dask_fetch(told, congestion))
+    _loop(_mission_fetcher(endpoint, told, transport, congestion, int(flows), kind == "touch"))
 
 
 def _loop(fetch: Callable[[int], None]) -> None:
@@ -56,18 +64,23 @@ def _endpoint(transport: str, flows: int) -> _native.Endpoint:
 
 def _send_mission(connection: Any, transport: str, congestion: str, flows: int) -> None:
     endpoint = _endpoint(transport, flows)
-    objects = {size: endpoint.put([bytes(size)], "none")[0] for size in OBJECTS}
+    connection.send("ready")
+    connection.recv()
+    time.sleep(0.2)  # the neighbour joins the slots of the host, and is known then
+    demands = json.dumps({"encrypt": "none", "transport": transport})
+    objects = {size: endpoint.put([bytes(size)], "bench", demands)[0] for size in OBJECTS}
     connection.send((endpoint.address, objects))
     connection.recv()
 
 
-def _mission_fetcher(told: Any, transport: str, congestion: str, flows: int) -> Callable[[int], None]:
+def _mission_fetcher(
+    endpoint: _native.Endpoint, told: Any, transport: str, congestion: str, flows: int, touch: bool
+) -> Callable[[int], None]:
     """Objects are cut into as many chunks as there are flows, or more."""
     address, objects = told
-    endpoint = _endpoint(transport, flows)
     leg = {
         "transport": transport,
-        "reach": "anywhere",
+        "reach": "same-host" if transport == "shm" else "anywhere",
         "encryption": "opportunistic" if transport == "tls" else "none",
         "congestion_control": congestion,
         "rto_min_us": 5000,
@@ -75,8 +88,10 @@ def _mission_fetcher(told: Any, transport: str, congestion: str, flows: int) -> 
     }
 
     def fetch(size: int) -> None:
-        _, whole, _ = endpoint.fetch("bench", "from", "to", "{}", [(objects[size], 0, size, [address])], 1)
-        assert len(whole) == size
+        (part,), _, _ = endpoint.fetch("bench", "from", "to", "{}", [(objects[size], 0, size, [address])], False)
+        assert len(part) == size
+        if touch:
+            np.frombuffer(memoryview(part), np.uint8)[::4096].sum()
 
     def planned(size: int) -> None:
         if chunks.get("size") != size:

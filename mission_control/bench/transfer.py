@@ -30,14 +30,17 @@ from mission_control.scenario import Missing
 OBJECTS = (64 << 10, 1 << 20, 16 << 20, 64 << 20, 256 << 20)
 FLOWS = (1, 4)
 ROUNDS = 5
-BATCH_BYTES = 256 << 20
+BATCH_BYTES = 1 << 30
 """Small objects are fetched many times in a sample, so that a sample lasts long enough to be timed."""
-BATCH_MAX = 400
+BATCH_MAX = 1000
 TOKEN = b"mission bench transfer"
+TOUCHED = "Mission Control, pages read"
+"""Shared memory costs nothing until it is read: this contender reads a byte of each page."""
 MISSION_WORKERS = "Mission Control workers"
 DASK_WORKERS = "Dask workers"
-WORKERS_MAX = 16 << 20
-"""Largest object between workers: all objects of a sample are inputs of one task, and lie in its memory at once."""
+WORKERS_MAX = 1 << 20
+WORKERS_BATCH_MAX = 400
+"""All objects of a sample between workers are inputs of one task, and lie in its memory at once."""
 FLOWS_PER_HOST = _native.FLOWS_PER_HOST
 
 
@@ -53,7 +56,16 @@ class Contender:
     """Given bytes and number of fetches: seconds of all."""
     pids: Callable[[], list[int]]
     """Processes whose processor time counts."""
+    batch_max: int = BATCH_MAX
     samples: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
+
+    def sample(self, size: int) -> None:
+        count = max(1, min(self.batch_max, BATCH_BYTES // size))
+        before = _cpu(self.pids())
+        seconds = self.fetch(size, count)
+        moved = size * count
+        cpu = (_cpu(self.pids()) - before) / (moved / 2**30)
+        self.samples.setdefault(size, []).append((moved / 2**20 / seconds, cpu))
 
 
 def measure(
@@ -69,20 +81,19 @@ def measure(
         Missing: there is no C compiler.
     """
     congestion = "cubic" if "cubic" in _allowed() or os.geteuid() == 0 else "reno"
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mission-bench-")))
-        contenders = list(_contenders(stack, folder, congestion, objects, say))
-        for number in range(rounds):
-            say(f"round {number + 1} of {rounds}")
-            for size in objects:
-                for own in contenders:
-                    if size in own.sizes:
-                        count = max(1, min(BATCH_MAX, BATCH_BYTES // size // 2))
-                        before = _cpu(own.pids())
-                        seconds = own.fetch(size, count)
-                        moved = size * count
-                        cpu = (_cpu(own.pids()) - before) / (moved / 2**30)
-                        own.samples.setdefault(size, []).append((moved / 2**20 / seconds, cpu))
+    contenders = []
+    # One group after the other, since idle Dask workers are not quite idle; within a group in turn.
+    for group in (_processes, _clusters):
+        with ExitStack() as stack:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mission-bench-")))
+            own_group = list(group(stack, folder, congestion, objects, say))
+            for number in range(rounds):
+                say(f"round {number + 1} of {rounds}")
+                for size in objects:
+                    for own in own_group:
+                        if size in own.sizes:
+                            own.sample(size)
+            contenders += own_group
     rows = [_row(own, size) for own in contenders for size in own.sizes]
     return {
         "rows": rows,
@@ -108,6 +119,9 @@ def ratios(rows: list[dict[str, Any]]) -> dict[str, float]:
             )
             ours = ("Mission Control", "tls", flows, size)
             pairs[f"tls fetch / rustls loop, {flows} flows, {name}"] = (ours, ("rustls loop", "tls", flows, size))
+        tcp = ("Mission Control", "tcp", 1, size)
+        pairs[f"shm / tcp, {name}"] = (("Mission Control", "shm", 1, size), tcp)
+        pairs[f"shm, pages read / tcp, {name}"] = ((TOUCHED, "shm", 1, size), tcp)
         for transport in ("tcp", "tls"):
             ours = ("Mission Control", transport, 1, size)
             pairs[f"{transport} fetch / Dask's {transport} comm, {name}"] = (ours, ("Dask comm", transport, 1, size))
@@ -120,9 +134,10 @@ def ratios(rows: list[dict[str, Any]]) -> dict[str, float]:
     }
 
 
-def _contenders(
+def _processes(
     stack: ExitStack, folder: Path, congestion: str, objects: tuple[int, ...], say: Callable[[str], None]
 ) -> Iterator[Contender]:
+    """A sender and a receiver each."""
     say("builds the C receiver")
     receiver = _compile(folder)
     port, server = stack.enter_context(_server([receiver, "serve", congestion]))
@@ -143,6 +158,19 @@ def _contenders(
             yield Contender("Mission Control", transport, flows, objects, peer.fetch, peer.pids)
         peer = stack.enter_context(_peer("dask", transport, congestion, 1))
         yield Contender("Dask comm", transport, 1, objects, peer.fetch, peer.pids)
+    for kind, what in (("mission", "Mission Control"), ("touch", TOUCHED)):
+        peer = stack.enter_context(_peer(kind, "shm", congestion, 1))
+        yield Contender(what, "shm", 1, objects, peer.fetch, peer.pids)
+    if shutil.which("iperf3"):
+        for flows in FLOWS:
+            yield stack.enter_context(_iperf3(flows, congestion))
+
+
+def _clusters(
+    stack: ExitStack, folder: Path, congestion: str, objects: tuple[int, ...], say: Callable[[str], None]
+) -> Iterator[Contender]:
+    """Two workers of a Dask cluster each."""
+    for transport in ("tcp", "tls"):
         for kind, what in (("mission", MISSION_WORKERS), ("dask", DASK_WORKERS)):
             say(f"starts two Dask workers ({what}, {transport})")
             workers = stack.enter_context(_workers(kind, transport, congestion))
@@ -150,9 +178,6 @@ def _contenders(
             yield Contender(
                 what, transport, FLOWS_PER_HOST if kind == "mission" else 1, sizes, workers.fetch, workers.pids
             )
-    if shutil.which("iperf3"):
-        for flows in FLOWS:
-            yield stack.enter_context(_iperf3(flows, congestion))
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import typer
 
-from mission_control.cli import bench, run, weights
+from mission_control.cli import bench, explain, jobs, run, top, weights
 from mission_control.jobs import Refused
 from mission_control.scenario import BadInput, Missing
 
@@ -27,6 +27,9 @@ app = typer.Typer(
 app.command("run")(run.run)
 app.command("weights")(weights.weights)
 app.command("report")(run.report)
+app.command("top")(top.top)
+app.command("explain")(explain.explain)
+app.add_typer(jobs.app, name="jobs")
 app.add_typer(bench.app, name="bench")
 
 

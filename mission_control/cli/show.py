@@ -96,6 +96,57 @@ class LiveTable(Observer):
         ]
 
 
+def print_jobs(status: dict[str, Any]) -> None:
+    """The jobs of a cluster, a line each, and a line for each transfer."""
+    print(f"policy {status['policy']}, {len(status['workers'])} workers, {status['objects']} objects")
+    for job in status["jobs"]:
+        demands = job["demands"]["transport"] or "auto"
+        state = job["refused"] or ("active" if job["active"] else "idle")
+        print(f"{job['job']}: priority {job['priority']:g}, transport {demands}, {state}{share_of(job)}")
+        for own in job["transfers"]:
+            if own["asked_bytes"]:
+                print(f"  {own['from']} -> {own['to']}: {progress_of(own)}")
+
+
+def print_explanation(job: dict[str, Any], policy: str) -> None:
+    """Of each transfer of a job what it gets, and why."""
+    print(f"{job['job']}: priority {job['priority']:g}, policy {policy}{share_of(job)}")
+    if job["refused"]:
+        print(f"  refused: {job['refused']}")
+        return
+    for number, leg in enumerate(job["plan"]["legs"]):
+        where = "on the same host" if leg["reach"] == "same-host" else "anywhere"
+        print(f"  {'first' if number == 0 else 'else'} {leg['transport']} ({where}): {leg['reason']}")
+    for transport, why in job["plan"]["refused"]:
+        print(f"  not {transport}: {why}")
+    for own in job["transfers"]:
+        facts = own["transport"]
+        print(f"  {own['from']} -> {own['to']}: {progress_of(own)}, {own['flows']} flows now")
+        if not own["asked_bytes"]:
+            continue
+        print(f"    over {facts['chosen'] or 'nothing'}: {facts['reason']}")
+        print_facts(facts)
+
+
+def share_of(job: dict[str, Any]) -> str:
+    return f", weight {job['weight']:.2f}, at most {job['flows']} flows a host" if job["weight"] is not None else ""
+
+
+def progress_of(own: dict[str, Any]) -> str:
+    part = own["served_bytes"] / own["asked_bytes"] if own["asked_bytes"] else 0.0
+    return f"{own['pattern']}, {_native.format_bytes(own['served_bytes'])}, {part:.0%} of what was asked for"
+
+
+def print_facts(facts: dict[str, Any]) -> None:
+    """What was negotiated, what each transport carried where it was more than one, and the fallbacks."""
+    for one in facts["negotiated"]:
+        print(f"    negotiated: {agreement(one)}")
+    if len(facts["bytes"]) > 1:
+        print("    carried: " + ", ".join(f"{_native.format_bytes(n)} by {own}" for own, n in facts["bytes"].items()))
+    for fallback in facts["fallbacks"]:
+        print(f"    fallback: {fallback}")
+
+
 def print_result(result: dict[str, Any]) -> None:
     """What each transfer got and why, the checks, and where the report lies."""
     for job in result["jobs"]:
@@ -111,12 +162,9 @@ def print_result(result: dict[str, Any]) -> None:
                 f"  {own['from']} -> {own['to']}: {own['pattern']}, {moved}, up to {own['flows_peak']} flows a worker"
             )
             print(f"    over {facts['chosen'] or 'nothing'}: {facts['reason']}")
-            for one in facts["negotiated"]:
-                print(f"    negotiated: {agreement(one)}")
+            print_facts(facts)
             if own["refetches"] or own["resumed"]:
                 print(f"    {own['refetches']} ranges fetched again, {own['resumed']} resumed")
-            for fallback in facts["fallbacks"]:
-                print(f"    fallback: {fallback}")
     for job, error in result["errors"].items():
         print(f"{job} failed: {error}")
     for check, held in result["checks"].items():

@@ -20,7 +20,7 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from tornado.ioloop import PeriodicCallback
 
 from mission_control import _native
-from mission_control.jobs import ANNOTATION
+from mission_control.jobs import ANNOTATION, check
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class MissionControlScheduler(SchedulerPlugin):
     async def start(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
         self.engine_tls = scheduler.address.startswith("tls://")
-        environment = {"carriers": ["tcp", "tls"], "interfaces": 1, "engine_tls": self.engine_tls}
+        environment = {"carriers": _native.carriers(), "interfaces": 1, "engine_tls": self.engine_tls}
         self.mission = _native.MissionController(self.policy, self.flows_per_host, json.dumps(environment))
         self.graph = _native.Graph()
         self.started = time.monotonic()
@@ -63,7 +63,9 @@ class MissionControlScheduler(SchedulerPlugin):
         self.transfers: dict[tuple[str, str, str, str], dict[str, Any]] = {}
         self.records: deque[dict[str, Any]] = deque(maxlen=RECORDS_MAX)
         self.recomputed: defaultdict[str, int] = defaultdict(int)
-        handlers = ("secret", "join", "admit", "status", "policy", "since")
+        # What somebody changed of a job while it runs; its tasks still carry what they were submitted with.
+        self.changed: dict[str, dict[str, Any]] = {}
+        handlers = ("secret", "join", "admit", "change", "status", "policy", "since")
         scheduler.handlers.update({f"mission_control_{name}": getattr(self, f"on_{name}") for name in handlers})
         scheduler.stream_handlers["mission-control-progress"] = self.on_progress
         scheduler.stream_handlers["mission-control-task"] = self.on_task
@@ -102,6 +104,25 @@ class MissionControlScheduler(SchedulerPlugin):
         """The client submits no more for this job, and its graphs are read in: the job ends with its last task."""
         if self.jobs.leave(job, client):
             self.end(job)
+
+    async def on_change(self, job: str, transport: str | None, priority: float | None) -> dict[str, Any]:
+        """Another transport or priority for a job that runs; its workers hear of it at once."""
+        spec = self.jobs.specs.get(job)
+        if spec is None:
+            return {"error": f"there is no job {job!r} now", "refused": None}
+        changed = {**spec, "priority": spec["priority"] if priority is None else priority}
+        if transport is not None:
+            demands = {"encrypt": "none", **spec["demands"]}
+            changed["demands"] = {**demands, "transport": None if transport == "auto" else transport}
+        try:
+            check(changed)
+        except ValueError as error:
+            return {"error": str(error), "refused": None}
+        refused = self.mission.admits(json.dumps(changed))
+        if refused is None:
+            self.changed[job] = {name: changed[name] for name in ("priority", "demands")}
+            self.arrive(changed)
+        return {"error": None, "refused": refused}
 
     async def on_policy(self, policy: str) -> dict[str, Any]:
         try:
@@ -279,6 +300,7 @@ class MissionControlScheduler(SchedulerPlugin):
             self.tell({"free": objects}, [worker])
 
     def arrive(self, spec: dict[str, Any]) -> None:
+        spec = {**spec, **self.changed.get(spec["job"], {})}
         if self.jobs.specs.get(spec["job"]) != spec:
             self.jobs.specs[spec["job"]] = spec
             self.record("job", **spec)
@@ -292,6 +314,7 @@ class MissionControlScheduler(SchedulerPlugin):
     def finish(self, job: str) -> None:
         if job in self.jobs.specs:
             return  # it has come back meanwhile
+        self.changed.pop(job, None)
         for status in self.job_status(job):
             self.record("job-ended", **status)
         self.transfers = {key: record for key, record in self.transfers.items() if key[1] != job}
@@ -426,14 +449,21 @@ def merge(records: list[dict[str, Any]]) -> dict[str, Any]:
     merged["started"] = min((record["started"] for record in records), default=None)
     merged["ended"] = max((record["ended"] for record in records), default=None)
     facts = [record["transport"] for record in records]
-    moved = [own for own in facts if own["chosen"]]
-    first = moved[0] if moved else {"chosen": None, "reason": "nothing had to leave its worker", "planned": None}
+    carried: defaultdict[str, int] = defaultdict(int)
+    for fact in facts:
+        for name, count in fact["bytes"].items():
+            carried[name] += count
+    # What is said of the transfer as a whole is said of the transport that carried most of it.
+    main = max(carried, key=lambda name: carried[name], default=None)
+    nothing = {"chosen": None, "reason": "nothing had to leave its worker", "planned": None}
+    first = next((fact for fact in facts if main is not None and fact["chosen"] == main), nothing)
     agreements = {json.dumps(own, sort_keys=True) for fact in facts for own in fact["negotiated"]}
     observed: dict[str, int] = {}
     for fact in facts:
         for name, value in fact["observed"].items():
             observed[name] = max(observed.get(name, 0), value)
     merged["transport"] = {
+        "bytes": dict(carried),
         "chosen": first["chosen"],
         "reason": first["reason"],
         "planned": first["planned"],

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -151,7 +151,7 @@ def sample_keys(path: Path, seed: int) -> bytes:
 
 def read_file(path: Path) -> _native.Segment:
     """A whole file in the data plane's memory."""
-    segment = mission_control.allocate(path.stat().st_size)
+    segment = mission_control.allocate(path.stat().st_size, scratch=True)
     view = memoryview(segment)
     with open(path, "rb", buffering=0) as file:
         filled = 0
@@ -173,13 +173,12 @@ def map_file(path: Path, splitters: bytes) -> mission_control.Reference:
 
 def reduce_part(references: list[mission_control.Reference], index: int, path: Path) -> int:
     """Fetches one part of each, sorts and writes it; gives the number of bytes."""
-    fetched = mission_control.fetch(references, part=index, packed=True)
-    return write_sorted(fetched.all, path)
+    return write_sorted(mission_control.fetch(references, part=index), path)
 
 
-def write_sorted(records: Any, path: Path) -> int:
-    """Sorts records into memory of the data plane, and writes them whole or not at all."""
-    out = mission_control.allocate(len(records))
+def write_sorted(records: Sequence[Any], path: Path) -> int:
+    """Sorts records of several buffers into memory of the data plane, and writes them whole or not at all."""
+    out = mission_control.allocate(sum(map(len, records)), scratch=True)
     _native.records_sort(records, out)
     part = path.with_name(path.name + ".part")
     with open(part, "wb", buffering=0) as file:
@@ -193,14 +192,14 @@ def write_sorted(records: Any, path: Path) -> int:
 def map_file_to_arrays(path: Path, splitters: bytes) -> list[np.ndarray]:
     """As :func:`map_file`, for Dask to move."""
     whole = read_file(path)
-    parts = mission_control.allocate(len(whole))
+    parts = mission_control.allocate(len(whole), scratch=True)
     sizes = _native.records_partition(whole, splitters, parts)
     return np.split(np.frombuffer(memoryview(parts), np.uint8), np.cumsum(sizes)[:-1])
 
 
 def reduce_arrays(pieces: list[np.ndarray], path: Path) -> int:
     """As :func:`reduce_part`, of what Dask moved."""
-    return write_sorted(np.concatenate(pieces), path)
+    return write_sorted(pieces, path)
 
 
 def check_file(path: Path) -> tuple[int, bool, bytes, bytes, int]:

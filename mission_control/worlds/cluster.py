@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
+import dask
 from distributed import Client
 
 import mission_control
@@ -17,13 +19,71 @@ CONNECT_S = 10
 def cluster(scenario: Scenario, scheduler: str | None = None) -> Iterator[Callable[[], Client]]:
     """Connects to the scheduler; installs Mission Control where no preload did, and the scenario's policy."""
     assert scheduler is not None
-    try:
-        client = Client(scheduler, timeout=CONNECT_S, set_as_default=False)
-    except (OSError, ValueError) as error:
-        raise BadInput(f"no scheduler answers at {scheduler}: start one with 'dask scheduler' ({error})") from None
-    with client:
+    with connect(scheduler) as client:
         control = scenario.control
         mission_control.install(client, policy=control.policy, flows_per_host=control.flows_per_host)
         if not client.scheduler_info()["workers"]:
             raise BadInput(f"{scheduler} has no workers: start some with 'dask worker {scheduler}'")
-        yield lambda: Client(scheduler, timeout=CONNECT_S, set_as_default=False)
+        yield lambda: connect(scheduler)
+
+
+@contextmanager
+def observe(scheduler: str | None) -> Iterator[Cluster]:
+    """A cluster that has Mission Control already, to be looked at.
+
+    Raises:
+        BadInput: no scheduler is named, or none answers, or it has no Mission Control.
+    """
+    scheduler = scheduler or dask.config.get("scheduler-address", None)
+    if scheduler is None:
+        raise BadInput("which cluster? give --scheduler tcp://HOST:8786, or set DASK_SCHEDULER_ADDRESS")
+    with connect(scheduler) as client:
+        if not mission_control.jobs.installed(client):
+            raise BadInput(f"{scheduler} has no Mission Control: start it with --preload mission_control.dask")
+        yield Cluster(client)
+
+
+def connect(scheduler: str) -> Client:
+    try:
+        return Client(scheduler, timeout=CONNECT_S, set_as_default=False)
+    except (OSError, ValueError) as error:
+        raise BadInput(f"no scheduler answers at {scheduler}: start one with 'dask scheduler' ({error})") from None
+
+
+class Cluster:
+    """What can be asked of a Mission Controller."""
+
+    def __init__(self, client: Client):
+        self._client = client
+
+    def status(self) -> dict[str, Any]:
+        """See ``MissionControlScheduler.on_status``."""
+        return self._client.sync(self._client.scheduler.mission_control_status)
+
+    def job(self, name: str) -> dict[str, Any]:
+        """One job of the status.
+
+        Raises:
+            BadInput: there is none of this name now.
+        """
+        jobs = {job["job"]: job for job in self.status()["jobs"]}
+        if name not in jobs:
+            raise BadInput(f"there is no job {name!r} now: {', '.join(sorted(jobs)) or 'no job runs'}")
+        return jobs[name]
+
+    def change(self, job: str, *, transport: str | None, priority: float | None) -> dict[str, Any]:
+        """Changes a job while it runs; gives its status.
+
+        Raises:
+            BadInput: there is no such job, or a value is wrong.
+            Refused: what is demanded cannot be had; nothing changed.
+        """
+        self.job(job)
+        reply = self._client.sync(
+            self._client.scheduler.mission_control_change, job=job, transport=transport, priority=priority
+        )
+        if reply["error"]:
+            raise BadInput(reply["error"])
+        if reply["refused"]:
+            raise mission_control.Refused(f"job {job}: {reply['refused']}")
+        return self.job(job)

@@ -5,7 +5,7 @@
 
 use crate::defaults;
 use crate::flight::{self, Environment, FlightPlan};
-use crate::nouns::{HostId, JobId, JobSpec, Pattern, TransferId, Transport};
+use crate::nouns::{Demands, HostId, JobId, JobSpec, Pattern, TransferId, Transport};
 use crate::pattern::{Asked, Evidence};
 use crate::policy::{self, JobView, Policy};
 use crate::shares;
@@ -111,6 +111,7 @@ struct Transfer {
 pub struct JobStatus {
     pub job: JobId,
     pub priority: f64,
+    pub demands: Demands,
     pub active: bool,
     /// Of the last weights; absent while the job is not active.
     pub weight: Option<f64>,
@@ -262,6 +263,7 @@ impl MissionController {
                 JobStatus {
                     job: job.spec.job.clone(),
                     priority: job.spec.priority,
+                    demands: job.spec.demands,
                     active: job.active(),
                     weight: share.map(|share| share.weight),
                     flows: share.map(|share| share.flows),

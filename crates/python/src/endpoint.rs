@@ -2,7 +2,7 @@
 
 use crate::bad_input;
 use crate::memory::{Part, Segment, buffer_of, bytes_of};
-use mission_core::nouns::{Demands, Encryption, JobId, TransferId};
+use mission_core::nouns::{Demands, JobId, TransferId};
 use mission_core::throttle::FetchError;
 use mission_transport::endpoint;
 use mission_transport::fetcher::{FetchRequest, Wanted};
@@ -68,23 +68,35 @@ impl Endpoint {
         serde_json::to_string(&self.get()?.environment).map_err(bad_input)
     }
 
-    fn allocate(&self, len: usize) -> PyResult<Segment> {
-        let segment = self.get()?.pool.take(len, false).map_err(PyOSError::new_err_of)?;
-        Ok(Segment { inner: Arc::new(segment) })
+    /// For what `job` is going to put; without one, for the caller's own use.
+    #[pyo3(signature = (len, job=None))]
+    fn allocate(&self, len: usize, job: Option<(String, String)>) -> PyResult<Segment> {
+        let endpoint = self.get()?;
+        let segment = match job {
+            Some((job, demands)) => endpoint.allocate(len, &job.as_str().into(), &parse_demands(&demands)?),
+            None => endpoint.pool.take(len, false),
+        };
+        Ok(Segment::new(segment.map_err(PyOSError::new_err_of)?))
     }
 
-    fn put(&self, py: Python<'_>, parts: Vec<Bound<'_, PyAny>>, encryption: &str) -> PyResult<(String, Vec<usize>)> {
-        let encryption = parse_encryption(encryption)?;
+    fn put(
+        &self,
+        py: Python<'_>,
+        parts: Vec<Bound<'_, PyAny>>,
+        job: &str,
+        demands: &str,
+    ) -> PyResult<(String, Vec<usize>)> {
+        let (job, demands) = (JobId::from(job), parse_demands(demands)?);
         let buffers = parts.iter().map(buffer_of).collect::<PyResult<Vec<_>>>()?;
         // SAFETY: `buffers` holds them until the copy is made, and the caller was told not to write meanwhile.
         let slices = buffers.iter().map(|buffer| unsafe { bytes_of(buffer) }).collect::<PyResult<Vec<_>>>()?;
         let endpoint = self.get()?;
-        let id = py.detach(|| endpoint.put(&slices, encryption)).map_err(PyOSError::new_err_of)?;
+        let id = py.detach(|| endpoint.put(&slices, &job, &demands)).map_err(PyOSError::new_err_of)?;
         Ok((id.to_string(), slices.iter().map(|slice| slice.len()).collect()))
     }
 
-    fn adopt(&self, py: Python<'_>, segment: &Segment, sizes: Vec<u64>, encryption: &str) -> PyResult<String> {
-        let encryption = parse_encryption(encryption)?;
+    fn adopt(&self, py: Python<'_>, segment: &Segment, sizes: Vec<u64>, demands: &str) -> PyResult<String> {
+        let encryption = parse_demands(demands)?.encrypt;
         let (endpoint, segment) = (self.get()?, segment.inner.clone());
         let id = py.detach(|| endpoint.adopt(segment, &sizes, encryption)).map_err(PyOSError::new_err_of)?;
         Ok(id.to_string())
@@ -95,7 +107,7 @@ impl Endpoint {
         Ok(self.get()?.store.free(&object))
     }
 
-    /// `parts`: (object, part, length, addresses). Gives the parts, all of them as one, and what it took (JSON).
+    /// `parts`: (object, part, length, addresses). Gives the parts, all of them as one if packed, and what it took (JSON).
     #[allow(clippy::too_many_arguments)]
     fn fetch(
         &self,
@@ -105,9 +117,9 @@ impl Endpoint {
         to: &str,
         demands: &str,
         parts: Vec<(String, u32, u64, Vec<String>)>,
-        align: usize,
-    ) -> PyResult<(Vec<Part>, Part, String)> {
-        let demands: Demands = serde_json::from_str(demands).map_err(bad_input)?;
+        packed: bool,
+    ) -> PyResult<(Vec<Part>, Option<Part>, String)> {
+        let demands = parse_demands(demands)?;
         let wanted = |(object, part, len, addresses): (String, u32, u64, Vec<String>)| {
             let object: ObjectId = object.parse().map_err(bad_input)?;
             let addresses =
@@ -120,13 +132,12 @@ impl Endpoint {
         let mut signal = None;
         let fetched = py.detach(|| {
             let interrupted = || Python::attach(|py| py.check_signals().map_err(|error| signal = Some(error)).is_err());
-            endpoint.fetch(FetchRequest { transfer, demands, parts, align }, interrupted)
+            endpoint.fetch(FetchRequest { transfer, demands, parts, packed }, interrupted)
         });
         let fetched = fetched.map_err(|error| signal.take().unwrap_or_else(|| exception(error)))?;
-        let part = |&(start, len): &(usize, usize)| Part { segment: fetched.segment.clone(), start, len };
         let tally = serde_json::to_string(&fetched.tally).map_err(bad_input)?;
-        let all = Part { segment: fetched.segment.clone(), start: 0, len: fetched.segment.len() };
-        Ok((fetched.places.iter().map(part).collect(), all, tally))
+        let part = |inner| Part { inner };
+        Ok((fetched.parts.into_iter().map(part).collect(), fetched.all.map(part), tally))
     }
 
     fn command(&self, py: Python<'_>, command: &str) -> PyResult<()> {
@@ -171,6 +182,12 @@ impl Endpoint {
     }
 }
 
+/// Transports that this build can carry.
+#[pyfunction]
+pub fn carriers() -> Vec<&'static str> {
+    mission_transport::carrier::transports().into_iter().map(|transport| transport.name()).collect()
+}
+
 impl Endpoint {
     fn get(&self) -> PyResult<Arc<endpoint::Endpoint>> {
         let inner = self.inner.read().expect("no panic while held").clone();
@@ -189,9 +206,8 @@ fn exception(error: FetchError) -> PyErr {
     }
 }
 
-fn parse_encryption(text: &str) -> PyResult<Encryption> {
-    serde_json::from_value(Value::String(text.into()))
-        .map_err(|_| bad_input(format!("{text:?} is no encryption: use none, opportunistic or authenticated")))
+fn parse_demands(text: &str) -> PyResult<Demands> {
+    serde_json::from_str(text).map_err(bad_input)
 }
 
 /// Keeps the error number where there is one, so that Python chooses the right subclass.

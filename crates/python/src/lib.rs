@@ -18,7 +18,7 @@ mod _native {
         weights,
     };
     #[pymodule_export]
-    use super::endpoint::{Cancelled, Damaged, Denied, Endpoint, Lost, TransferError, Unreachable};
+    use super::endpoint::{Cancelled, Damaged, Denied, Endpoint, Lost, TransferError, Unreachable, carriers};
     #[pymodule_export]
     use super::memory::{Part, Segment};
     #[pymodule_export]

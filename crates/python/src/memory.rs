@@ -1,6 +1,6 @@
 //! Memory of the data plane as Python buffers: numpy and Arrow use it without a copy.
 
-use mission_transport::segment;
+use mission_transport::{fetcher, segment};
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -11,6 +11,20 @@ use std::sync::Arc;
 #[pyclass(frozen)]
 pub struct Segment {
     pub inner: Arc<segment::Segment>,
+}
+
+impl Segment {
+    pub fn new(segment: segment::Segment) -> Segment {
+        segment.add_writer();
+        Segment { inner: Arc::new(segment) }
+    }
+}
+
+impl Drop for Segment {
+    /// Views hold this object: once it is gone nobody writes to its memory any more, and it can be shared.
+    fn drop(&mut self) {
+        self.inner.writer_gone();
+    }
 }
 
 #[pymethods]
@@ -30,22 +44,20 @@ impl Segment {
 /// A part that has arrived: read-only.
 #[pyclass(frozen)]
 pub struct Part {
-    pub segment: Arc<segment::Segment>,
-    pub start: usize,
-    pub len: usize,
+    pub inner: fetcher::Part,
 }
 
 #[pymethods]
 impl Part {
     fn __len__(&self) -> usize {
-        self.len
+        self.inner.bytes().len()
     }
 
-    // SAFETY: as for Segment; start and len lie in the segment.
+    // SAFETY: as for Segment.
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
-        let part = slf.get();
-        // SAFETY: as this function's own.
-        unsafe { fill(&slf.clone().into_any(), view, part.segment.as_ptr().add(part.start), part.len, true, flags) }
+        let bytes = slf.get().inner.bytes();
+        // SAFETY: as this function's own; nobody writes to a read-only view.
+        unsafe { fill(&slf.clone().into_any(), view, bytes.as_ptr().cast_mut(), bytes.len(), true, flags) }
     }
 }
 

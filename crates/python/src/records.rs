@@ -66,22 +66,29 @@ pub fn records_partition(
     }))
 }
 
-/// Sorts records by key into `out`; equal keys keep their order.
+/// Sorts records of several inputs, at most 65,536, by key into `out`; equal keys keep their order.
 #[pyfunction]
-pub fn records_sort(py: Python<'_>, input: &Bound<'_, PyAny>, out: &Segment) -> PyResult<()> {
-    let buffer = buffer_of(input)?;
+pub fn records_sort(py: Python<'_>, inputs: Vec<Bound<'_, PyAny>>, out: &Segment) -> PyResult<()> {
+    let buffers = inputs.iter().map(buffer_of).collect::<PyResult<Vec<_>>>()?;
     // SAFETY: as above.
-    let input = unsafe { bytes_of(&buffer) }?;
-    let records = records(input)?;
-    let out = writable(out, input.len())?;
+    let inputs = buffers.iter().map(|buffer| unsafe { bytes_of(buffer) }).collect::<PyResult<Vec<_>>>()?;
+    if inputs.len() > 1 << 16 {
+        return Err(bad_input(format!("{} inputs are more than 65,536: join some of them first", inputs.len())));
+    }
+    let parts = inputs.iter().map(|input| records(input)).collect::<PyResult<Vec<_>>>()?;
+    let out = writable(out, inputs.iter().map(|input| input.len()).sum())?;
     py.detach(|| {
         // Key above, place below: one comparison of numbers, and stable.
-        let mut order: Vec<u128> =
-            records.enumerate().map(|(place, record)| key(record) << 32 | place as u128).collect();
+        let entries = parts.iter().enumerate().flat_map(|(part, records)| {
+            let part = (part as u128) << 32;
+            records.clone().enumerate().map(move |(place, record)| key(record) << 48 | part | place as u128)
+        });
+        let mut order: Vec<u128> = Vec::with_capacity(out.len() / RECORD);
+        order.extend(entries);
         order.sort_unstable();
         for (to, entry) in out.chunks_exact_mut(RECORD).zip(&order) {
-            let from = (*entry as u32) as usize * RECORD;
-            to.copy_from_slice(&input[from..from + RECORD]);
+            let (part, place) = ((*entry >> 32) as u16 as usize, *entry as u32 as usize);
+            to.copy_from_slice(&inputs[part][place * RECORD..(place + 1) * RECORD]);
         }
     });
     Ok(())

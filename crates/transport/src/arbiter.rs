@@ -8,7 +8,7 @@
 //! for each chunk would cost two context switches, as much as the chunk itself where chunks are small. As soon as
 //! somebody waits, the arbiter says so to all, and from then on each chunk is asked for.
 
-use crate::object::to_hex;
+use crate::host;
 use mission_core::nouns::JobId;
 use mission_core::slots::{ClientId, Share, Slots};
 use serde::{Deserialize, Serialize};
@@ -123,7 +123,7 @@ impl Arbiter {
             shares: Vec::new(),
             closing: false,
         };
-        let name = format!("mission-control-{cluster}");
+        let name = host::socket_name(cluster);
         let shared = Arc::new(Shared { name, state: Mutex::new(state), on_grant });
         // A predecessor that is just closing still holds the name, and answers nobody.
         let deadline = Instant::now() + ELECTION;
@@ -208,6 +208,15 @@ impl Arbiter {
         let Role::Leader(leader) = &mut state.role else { return Vec::new() };
         leader.slots.set_shares(flows_per_host, shares);
         state.give_out()
+    }
+
+    /// Whether there are other processes of the cluster on this host.
+    pub fn has_neighbours(&self) -> bool {
+        match &self.shared.lock().role {
+            Role::Leader(leader) => !leader.clients.is_empty(),
+            Role::Follower(_) => true,
+            Role::Electing => false,
+        }
     }
 
     pub fn gives_out(&self) -> bool {
@@ -387,7 +396,7 @@ impl Shared {
         let listener = match UnixListener::bind_addr(&address) {
             Ok(listener) => Some(listener),
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => match UnixStream::connect_addr(&address) {
-                Ok(stream) if peer_uid(&stream) == own_uid() => {
+                Ok(stream) if host::uid_of_peer(&stream) == Some(host::own_uid()) => {
                     self.follow(stream);
                     return Ok(());
                 }
@@ -496,7 +505,9 @@ impl Shared {
                 thread::sleep(ELECTION_PAUSE);
                 continue;
             };
-            if peer_uid(&stream) != own_uid() || stream.set_write_timeout(Some(SLOW_CLIENT)).is_err() {
+            if host::uid_of_peer(&stream) != Some(host::own_uid())
+                || stream.set_write_timeout(Some(SLOW_CLIENT)).is_err()
+            {
                 continue;
             }
             let Ok(reader) = stream.try_clone() else { continue };
@@ -562,42 +573,10 @@ fn send(stream: &mut (impl Write + ?Sized), message: &Message) -> io::Result<()>
     stream.write_all(&line)
 }
 
-fn own_uid() -> Option<libc::uid_t> {
-    // SAFETY: cannot fail and touches nothing.
-    Some(unsafe { libc::geteuid() })
-}
-
-fn peer_uid(stream: &UnixStream) -> Option<libc::uid_t> {
-    let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
-    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: an open socket, and room of the size that is given.
-    let status = unsafe {
-        libc::getsockopt(stream.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, (&raw mut peer).cast(), &mut len)
-    };
-    (status == 0).then_some(peer.uid)
-}
-
-/// The host that this process is on: its network namespace, on this boot of this machine. All namespaces of a machine
-/// share its name and `/dev/shm`, so neither tells hosts apart (FACTS).
-///
-/// # Errors
-/// There is no `/proc`.
-pub fn host_id() -> io::Result<String> {
-    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
-    let namespace = std::fs::read_link("/proc/self/ns/net")?;
-    let inode: String = namespace.to_string_lossy().chars().filter(char::is_ascii_digit).collect();
-    Ok(format!("{}-{inode}", boot.trim().split('-').next().unwrap_or_default()))
-}
-
-/// A name for a cluster that nobody else has, from its secret: seen by others, and telling them nothing.
-pub fn cluster_name(secret: &[u8]) -> String {
-    let digest = aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, &[b"mission-control cluster ", secret].concat());
-    to_hex(&digest.as_ref()[..8])
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::host::cluster_name;
     use std::sync::mpsc::{Receiver, channel};
 
     fn arbiter(cluster: &str) -> (Arbiter, Receiver<JobId>) {

@@ -1,16 +1,17 @@
 //! One process's share of the data plane: its store, its server and its fetcher.
 
-use crate::arbiter;
 use crate::auth::Token;
-use crate::carrier::{CARRIERS, Context};
+use crate::carrier::shm::Lender;
+use crate::carrier::{self, Context};
 use crate::fetcher::{FetchRequest, Fetched, Fetcher};
+use crate::host;
 use crate::object::ObjectId;
 use crate::segment::{Pool, Segment};
 use crate::server::Server;
 use crate::store::Store;
 use crate::tls::{Identity, TlsSettings};
 use mission_core::flight::Environment;
-use mission_core::nouns::Encryption;
+use mission_core::nouns::{Demands, Encryption, JobId};
 use mission_core::throttle::FetchError;
 use serde::Serialize;
 use std::io;
@@ -34,6 +35,7 @@ pub struct Settings {
 // Fields are dropped in this order: the server first, so that nothing is served from a store that closes.
 pub struct Endpoint {
     pub server: Server,
+    _lender: Lender,
     pub fetcher: Fetcher,
     pub store: Arc<Store>,
     pub pool: Arc<Pool>,
@@ -53,6 +55,7 @@ pub struct Resources {
     pub fetching_connections: u32,
     pub kept_connections: usize,
     pub gives_out_slots: bool,
+    pub has_neighbours: bool,
 }
 
 impl Endpoint {
@@ -68,8 +71,9 @@ impl Endpoint {
         let pool = Pool::new(usize::try_from(settings.memory_limit).unwrap_or(usize::MAX));
         let store = Arc::new(Store::new(pool.clone(), settings.memory_limit, settings.spool_folder));
         let server = Server::new(settings.host, store.clone(), context.clone())?;
-        let host = arbiter::host_id()?;
-        let cluster = arbiter::cluster_name(&settings.token);
+        let host = host::host_id()?;
+        let cluster = host::cluster_name(&settings.token);
+        let lender = Lender::new(&cluster, server.address(), store.clone())?;
         let fetcher = Fetcher::new(
             context,
             environment.clone(),
@@ -79,15 +83,20 @@ impl Endpoint {
             &cluster,
             settings.flows_per_host,
         )?;
-        Ok(Endpoint { server, fetcher, store, pool, host, environment })
+        Ok(Endpoint { server, _lender: lender, fetcher, store, pool, host, environment })
     }
 
     pub fn address(&self) -> SocketAddr {
         self.server.address()
     }
 
-    pub fn put(&self, parts: &[&[u8]], encryption: Encryption) -> io::Result<ObjectId> {
-        self.store.put(parts, encryption, false)
+    /// Memory for what a job is going to put.
+    pub fn allocate(&self, len: usize, job: &JobId, demands: &Demands) -> io::Result<Segment> {
+        self.pool.take(len, self.fetcher.shares_memory(job, demands))
+    }
+
+    pub fn put(&self, parts: &[&[u8]], job: &JobId, demands: &Demands) -> io::Result<ObjectId> {
+        self.store.put(parts, demands.encrypt, self.fetcher.shares_memory(job, demands))
     }
 
     pub fn adopt(&self, segment: Arc<Segment>, sizes: &[u64], encryption: Encryption) -> io::Result<ObjectId> {
@@ -110,6 +119,7 @@ impl Endpoint {
             fetching_connections,
             kept_connections,
             gives_out_slots: self.fetcher.gives_out_slots(),
+            has_neighbours: self.fetcher.has_neighbours(),
         }
     }
 }
@@ -118,7 +128,7 @@ impl Endpoint {
 pub fn environment(engine_tls: bool) -> Environment {
     let allowed = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_allowed_congestion_control").unwrap_or_default();
     Environment {
-        carriers: CARRIERS.iter().map(|carrier| carrier.transport()).collect(),
+        carriers: carrier::transports(),
         interfaces: interfaces(),
         // Measured by the lab, which comes with a later issue of the project; unknown is not taken for yes.
         ecn: None,
@@ -141,7 +151,7 @@ fn interfaces() -> u32 {
 mod tests {
     use super::*;
     use crate::fetcher::Wanted;
-    use mission_core::nouns::{Demands, TransferId, Transport};
+    use mission_core::nouns::{TransferId, Transport};
 
     fn endpoint(token: &[u8], memory_limit: u64, identity: Option<Identity>) -> Endpoint {
         Endpoint::new(Settings {
@@ -174,11 +184,20 @@ mod tests {
 
     fn request(parts: Vec<Wanted>, demands: Demands) -> FetchRequest {
         let transfer = TransferId { job: "job".into(), from: "map".into(), to: "reduce".into() };
-        FetchRequest { transfer, demands, parts, align: 1 }
+        FetchRequest { transfer, demands, parts, packed: true }
     }
 
     fn demand(transport: Transport, encrypt: Encryption) -> Demands {
         Demands { encrypt, transport: Some(transport) }
+    }
+
+    /// Waits until `owner` has heard of the others on its host.
+    fn met(owner: &Endpoint) {
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(5);
+        while !owner.fetcher.shares_memory(&"job".into(), &Demands::default()) {
+            assert!(std::time::Instant::now() < deadline);
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
     }
 
     /// 9 MiB whose every byte depends on its place.
@@ -204,14 +223,11 @@ mod tests {
                 let token = crate::auth::random::<16>();
                 let owner = endpoint(&token, memory_limit, identities);
                 let reader = endpoint(&token, u64::MAX, again);
-                let id = owner.put(&[&data, b"", &data[..5]], encrypt).unwrap();
+                let id = owner.put(&[&data, b"", &data[..5]], &"job".into(), &demand(transport, encrypt)).unwrap();
                 let parts =
                     vec![wanted(&owner, id, 0, data.len() as u64), wanted(&owner, id, 1, 0), wanted(&owner, id, 2, 5)];
                 let fetched = reader.fetch(request(parts, demand(transport, encrypt)), || false).unwrap();
-                let part = |index: usize| {
-                    let (start, len) = fetched.places[index];
-                    &fetched.segment.bytes()[start..start + len]
-                };
+                let part = |index: usize| fetched.parts[index].bytes();
                 assert!(part(0) == data && part(1).is_empty() && part(2) == &data[..5], "{transport:?} {memory_limit}");
                 let record = reader.fetcher.transfers().remove(0);
                 assert_eq!(record.served_bytes, data.len() as u64 + 5);
@@ -228,7 +244,7 @@ mod tests {
     #[test]
     fn a_client_without_the_token_gets_nothing() {
         let owner = endpoint(b"right", u64::MAX, None);
-        let id = owner.put(&[b"secret"], Encryption::None).unwrap();
+        let id = owner.put(&[b"secret"], &"job".into(), &Demands::default()).unwrap();
         let stranger = endpoint(b"wrong", u64::MAX, None);
         for transport in [Transport::Tcp, Transport::Tls] {
             let parts = vec![wanted(&owner, id, 0, 6)];
@@ -241,7 +257,7 @@ mod tests {
     #[test]
     fn certificates_of_another_cluster_are_refused() {
         let owner = endpoint(b"token", u64::MAX, Some(identity()));
-        let id = owner.put(&[b"secret"], Encryption::Authenticated).unwrap();
+        let id = owner.put(&[b"secret"], &"job".into(), &demand(Transport::Tls, Encryption::Authenticated)).unwrap();
         let stranger = endpoint(b"token", u64::MAX, Some(identity()));
         let parts = vec![wanted(&owner, id, 0, 6)];
         let refused = stranger.fetch(request(parts, demand(Transport::Tls, Encryption::Authenticated)), || false);
@@ -252,7 +268,7 @@ mod tests {
     fn an_object_that_must_be_encrypted_does_not_leave_in_the_clear() {
         let token = crate::auth::random::<16>();
         let (owner, reader) = (endpoint(&token, u64::MAX, None), endpoint(&token, u64::MAX, None));
-        let id = owner.put(&[b"secret"], Encryption::Opportunistic).unwrap();
+        let id = owner.put(&[b"secret"], &"job".into(), &demand(Transport::Tls, Encryption::Opportunistic)).unwrap();
         let parts = vec![wanted(&owner, id, 0, 6)];
         let refused = reader.fetch(request(parts, demand(Transport::Tcp, Encryption::None)), || false).err().unwrap();
         assert!(matches!(&refused, FetchError::Denied(why) if why.contains("encrypted")), "{refused}");
@@ -262,7 +278,7 @@ mod tests {
     fn what_is_freed_is_lost_to_readers_and_its_memory_comes_back() {
         let token = crate::auth::random::<16>();
         let (owner, reader) = (endpoint(&token, u64::MAX, None), endpoint(&token, u64::MAX, None));
-        let id = owner.put(&[&data()], Encryption::None).unwrap();
+        let id = owner.put(&[&data()], &"job".into(), &Demands::default()).unwrap();
         assert!(owner.store.free(&id));
         let parts = vec![wanted(&owner, id, 0, 9 << 20)];
         let lost = reader.fetch(request(parts, Demands::default()), || false).err().unwrap();
@@ -275,13 +291,13 @@ mod tests {
         let token = crate::auth::random::<16>();
         let (owner, reader) = (endpoint(&token, u64::MAX, None), endpoint(&token, u64::MAX, None));
         let data = data();
-        let id = owner.put(&[&data], Encryption::None).unwrap();
+        let id = owner.put(&[&data], &"job".into(), &Demands::default()).unwrap();
         std::thread::scope(|scope| {
             for _ in 0..8 {
                 scope.spawn(|| {
                     let parts = vec![wanted(&owner, id, 0, data.len() as u64)];
                     let fetched = reader.fetch(request(parts, Demands::default()), || false).unwrap();
-                    assert!(fetched.segment.bytes() == data);
+                    assert!(fetched.parts[0].bytes() == data);
                 });
             }
         });
@@ -302,5 +318,84 @@ mod tests {
         }];
         let ended = reader.fetch(request(parts, Demands::default()), || true).err().unwrap();
         assert!(matches!(ended, FetchError::Cancelled(_)), "{ended}");
+    }
+
+    #[test]
+    fn what_a_neighbour_has_in_memory_is_read_where_it_lies_and_cannot_change_meanwhile() {
+        let token = crate::auth::random::<16>();
+        let (owner, reader) = (endpoint(&token, u64::MAX, None), endpoint(&token, u64::MAX, None));
+        met(&owner);
+        let (job, demands) = (JobId::from("job"), Demands::default());
+        let data = data();
+        let id = owner.put(&[&data, &data[..100]], &job, &demands).unwrap();
+        let parts = || vec![wanted(&owner, id, 0, data.len() as u64), wanted(&owner, id, 1, 100)];
+        let apart = FetchRequest { packed: false, ..request(parts(), demands) };
+        let fetched = reader.fetch(apart, || false).unwrap();
+        assert!(fetched.parts[0].bytes() == data && fetched.parts[1].bytes() == &data[..100]);
+        let record = reader.fetcher.transfers().remove(0);
+        assert_eq!(record.transport.bytes[&Transport::Shm], data.len() as u64 + 100);
+        assert!(record.transport.negotiated.first().unwrap().memory.is_some() && record.transport.fallbacks.is_empty());
+        // The owner frees it and puts the next: the reader's view stays as it was.
+        let live = owner.resources().live_bytes;
+        assert!(owner.store.free(&id));
+        let other = owner.put(&[&vec![0; data.len() + 100]], &job, &demands).unwrap();
+        assert!(fetched.parts[0].bytes() == data);
+        assert_eq!(owner.resources().live_bytes, 2 * live);
+        // Once it is given back the memory is used again.
+        drop(fetched);
+        assert!(owner.store.free(&other));
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(5);
+        while owner.resources().live_bytes > 0 {
+            assert!(std::time::Instant::now() < deadline, "the lender hears that it was given back");
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        let again = owner.put(&[&data], &job, &demands).unwrap();
+        let packed = reader.fetch(request(vec![wanted(&owner, again, 0, data.len() as u64)], demands), || false);
+        assert!(packed.unwrap().all.unwrap().bytes() == data);
+    }
+
+    #[test]
+    fn what_cannot_be_lent_comes_another_way_and_says_why() {
+        let token = crate::auth::random::<16>();
+        let (small, spooled) = (endpoint(&token, u64::MAX, None), endpoint(&token, 0, None));
+        let reader = endpoint(&token, u64::MAX, None);
+        met(&small);
+        met(&spooled);
+        let job = JobId::from("job");
+        for (owner, len, why) in [(&small, 10, "small"), (&spooled, 1 << 20, "spool")] {
+            let content = vec![5; len];
+            let id = owner.put(&[&content], &job, &Demands::default()).unwrap();
+            let parts = vec![wanted(owner, id, 0, len as u64)];
+            let fetched = reader.fetch(request(parts, Demands::default()), || false).unwrap();
+            assert!(fetched.parts[0].bytes() == content);
+            let record = reader.fetcher.transfers().remove(0);
+            assert_eq!(record.transport.chosen, Some(Transport::Tcp));
+            assert!(record.transport.fallbacks.iter().any(|own| own.contains(why)), "{record:?}");
+            let parts = vec![wanted(owner, id, 0, len as u64)];
+            let demands = Demands { transport: Some(Transport::Shm), ..Demands::default() };
+            let other = endpoint(&token, u64::MAX, None);
+            let refused = other.fetch(request(parts, demands), || false).err().unwrap();
+            assert!(matches!(&refused, FetchError::Denied(own) if own.contains(why)), "{refused}");
+        }
+    }
+
+    #[test]
+    fn memory_that_somebody_may_still_write_to_is_not_lent() {
+        let token = crate::auth::random::<16>();
+        let (owner, reader) = (endpoint(&token, u64::MAX, None), endpoint(&token, u64::MAX, None));
+        let (job, demands) = (JobId::from("job"), Demands::default());
+        met(&owner);
+        let segment = Arc::new(owner.allocate(1 << 20, &job, &demands).unwrap());
+        segment.add_writer();
+        let id = owner.adopt(segment.clone(), &[1 << 20], Encryption::None).unwrap();
+        let fetch = || {
+            let parts = vec![wanted(&owner, id, 0, 1 << 20)];
+            reader.fetch(request(parts, demands), || false).unwrap();
+            reader.fetcher.transfers().remove(0).transport
+        };
+        let facts = fetch();
+        assert!(facts.fallbacks.iter().any(|own| own.contains("still holds")), "{facts:?}");
+        segment.writer_gone();
+        assert_eq!(fetch().bytes[&Transport::Shm], 1 << 20);
     }
 }

@@ -3,7 +3,7 @@
 use mission_core::flight::Leg;
 use mission_core::nouns::{Encryption, Transport};
 use serde::Serialize;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// What the sender's kernel says of the connection; comes back with every chunk.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -58,6 +58,8 @@ pub struct Negotiated {
     pub tls: Option<String>,
     /// The peer showed a certificate of the cluster.
     pub authenticated: bool,
+    /// What was verified of shared memory.
+    pub memory: Option<String>,
 }
 
 /// What happened on the connections of a transfer.
@@ -78,13 +80,29 @@ pub struct TransportFacts {
     /// Each agreement that was reached; one, where all connections are alike.
     pub negotiated: BTreeSet<Negotiated>,
     pub observed: Observed,
+    /// Bytes that each transport carried.
+    pub bytes: BTreeMap<Transport, u64>,
     /// Where the plan and the agreement differ, and why.
     pub fallbacks: BTreeSet<String>,
 }
 
 impl TransportFacts {
+    /// Notes bytes that a leg of the plan carried. What is said of the transfer as a whole is said of the transport that
+    /// carried most of it.
+    pub fn carried(&mut self, leg: &Leg, bytes: u64, negotiated: Negotiated) {
+        let own = self.bytes.entry(leg.transport).or_default();
+        *own += bytes;
+        let own = *own;
+        if self.planned.as_ref() != Some(leg) && self.bytes.values().all(|other| *other <= own) {
+            self.chosen = Some(leg.transport);
+            self.reason = leg.reason.clone();
+            self.planned = Some(leg.clone());
+        }
+        self.agree(leg, negotiated);
+    }
+
     /// Notes an agreement and where it falls short of the plan.
-    pub fn agree(&mut self, leg: &Leg, negotiated: Negotiated) {
+    fn agree(&mut self, leg: &Leg, negotiated: Negotiated) {
         if self.negotiated.contains(&negotiated) {
             return;
         }

@@ -4,16 +4,17 @@
 //! callers. All decisions are in [`mission_core::throttle`]; this file keeps its clock, its threads and its connections.
 
 use crate::arbiter::Arbiter;
+use crate::carrier::shm::{Borrowed, Borrower, NotLent};
 use crate::carrier::{self, Ask, Broken, Connection, Context};
 use crate::connections::Connections;
 use crate::facts::TransportFacts;
 use crate::object::ObjectId;
 use crate::segment::{Pool, Segment};
-use crate::store::Store;
+use crate::store::{Object, Store};
 use mission_core::defaults::{FLOWS_PER_HOST, LINGER};
 use mission_core::flight::{self, Environment, FlightPlan, Leg, Reach};
 use mission_core::mission;
-use mission_core::nouns::{Demands, JobId, TransferId};
+use mission_core::nouns::{Demands, JobId, TransferId, Transport};
 use mission_core::throttle::{
     Command, Event, Fault, FetchError, FetchId, Outcome, Piece, Run, SourceId, Tally, ThrottleController,
 };
@@ -39,16 +40,43 @@ pub struct FetchRequest {
     pub transfer: TransferId,
     pub demands: Demands,
     pub parts: Vec<Wanted>,
-    /// Every part begins at a multiple of this; 1: no gaps between them.
-    pub align: usize,
+    /// All parts in one piece of memory, without gaps. Otherwise each lies where it is cheapest: what this host has
+    /// already is not copied, and the rest begins at multiples of [`ALIGN`].
+    pub packed: bool,
 }
 
-/// Parts that have arrived, one after another in one segment.
+/// As Arrow wants its buffers.
+pub const ALIGN: usize = 64;
+
+/// Parts that have arrived.
 pub struct Fetched {
-    pub segment: Arc<Segment>,
-    /// Where each part lies: start and length.
-    pub places: Vec<(usize, usize)>,
+    pub parts: Vec<Part>,
+    /// All of them, where they are packed.
+    pub all: Option<Part>,
     pub tally: Tally,
+}
+
+/// Memory in which a part lies; it stays as it is while this lives.
+#[derive(Clone)]
+pub struct Part {
+    home: Home,
+    start: usize,
+    len: usize,
+}
+
+#[derive(Clone)]
+enum Home {
+    Own(Arc<Segment>),
+    Borrowed(Arc<Borrowed>),
+}
+
+impl Part {
+    pub fn bytes(&self) -> &[u8] {
+        match &self.home {
+            Home::Own(segment) => &segment.bytes()[self.start..self.start + self.len],
+            Home::Borrowed(borrowed) => borrowed.bytes(),
+        }
+    }
 }
 
 pub struct Fetcher {
@@ -63,6 +91,7 @@ struct Shared {
     work: Condvar,
     tick: Condvar,
     arbiter: OnceLock<Arbiter>,
+    borrower: Borrower,
     context: Context,
     environment: Environment,
     store: Arc<Store>,
@@ -186,6 +215,7 @@ impl Fetcher {
             work: Condvar::new(),
             tick: Condvar::new(),
             arbiter: OnceLock::new(),
+            borrower: Borrower::new(cluster),
             context,
             environment,
             store,
@@ -215,30 +245,39 @@ impl Fetcher {
     pub fn fetch(&self, request: FetchRequest, mut interrupted: impl FnMut() -> bool) -> Result<Fetched, FetchError> {
         let shared = &self.shared;
         let plan = shared.lock().plan(&request.transfer.job, &request.demands, &shared.environment)?;
-        let (places, len) = places(&request.parts, request.align);
+        let homes = shared.at_home(&request, &plan)?;
+        let (places, len) = places(&request, &homes);
         let segment = shared
             .pool
             .take(len, false)
             .map_err(|error| FetchError::Cancelled(format!("no memory for {len} bytes: {error}")))?;
         let segment = Arc::new(segment);
         let (mut far, mut far_places) = (Vec::new(), Vec::new());
-        let mut own_bytes = 0;
-        for (wanted, &(start, len)) in request.parts.iter().zip(&places) {
-            if wanted.addresses.contains(&shared.own_address) {
-                shared.copy_own(wanted, &segment, start)?;
-                own_bytes += len as u64;
-            } else {
-                far.push(wanted.clone());
-                far_places.push((start, len));
+        let (mut here_bytes, mut own_bytes) = (0, 0);
+        for ((wanted, home), &place) in request.parts.iter().zip(&homes).zip(&places) {
+            let (start, len) = place;
+            // SAFETY: nobody else knows of this segment yet, and the places in it do not overlap.
+            let into = unsafe { std::slice::from_raw_parts_mut(segment.as_ptr().add(start), len) };
+            match home {
+                Some(home) if request.packed => into.copy_from_slice(home.bytes()),
+                Some(_) => {}
+                None if shared.owns(wanted) => shared.copy_own(wanted, into)?,
+                None => {
+                    far.push(wanted.clone());
+                    far_places.push(place);
+                    continue;
+                }
             }
+            here_bytes += wanted.len;
+            own_bytes += if shared.owns(wanted) { wanted.len } else { 0 };
         }
         let mut state = shared.lock();
         let id = state.next_fetch;
         state.next_fetch += 1;
         let bytes: u64 = far.iter().map(|wanted| wanted.len).sum();
         let record = state.record(&request.transfer);
-        record.asked_bytes += bytes + own_bytes;
-        record.served_bytes += own_bytes;
+        record.asked_bytes += bytes + here_bytes;
+        record.served_bytes += here_bytes;
         record.own_bytes += own_bytes;
         record.fetches += 1;
         record.ended = now();
@@ -276,7 +315,14 @@ impl Fetcher {
                 record.resumed += u64::from(tally.resumed);
                 record.busy += u64::from(tally.busy);
                 drop(state);
-                return result.map(|()| Fetched { segment, places, tally });
+                result?;
+                let own = |(start, len)| Part { home: Home::Own(segment.clone()), start, len };
+                let all = request.packed.then(|| own((0, segment.len())));
+                let parts = homes.into_iter().zip(places).map(|(home, place)| match home {
+                    Some(home) if !request.packed => home,
+                    _ => own(place),
+                });
+                return Ok(Fetched { parts: parts.collect(), all, tally });
             }
             let run = own.mine.pop_front().or_else(|| {
                 let at = state.queue.iter().position(|run| run.fetch == id)?;
@@ -297,6 +343,13 @@ impl Fetcher {
                 }
             };
         }
+    }
+
+    /// Whether others of this host may want to map what the job puts.
+    pub fn shares_memory(&self, job: &JobId, demands: &Demands) -> bool {
+        let plan = self.shared.lock().plan(job, demands, &self.shared.environment);
+        let planned = plan.is_ok_and(|plan| plan.legs.iter().any(|leg| leg.transport == Transport::Shm));
+        planned && self.has_neighbours()
     }
 
     /// Ends every fetch that still waits for an object which is known to be lost.
@@ -366,6 +419,11 @@ impl Fetcher {
     /// Data connections: under way, and kept.
     pub fn connections(&self) -> (u32, usize) {
         self.shared.lock().connections.count()
+    }
+
+    /// Whether there are other processes of the cluster on this host.
+    pub fn has_neighbours(&self) -> bool {
+        self.shared.arbiter().has_neighbours()
     }
 
     pub fn gives_out_slots(&self) -> bool {
@@ -635,17 +693,72 @@ impl Shared {
         if let Some((connection, plan, leg)) = used
             && moved > 0
         {
-            note(&mut record.transport, plan, leg, connection);
+            note(&mut record.transport, plan, leg, moved, connection);
         }
         self.handle(state, Event::Ended { run, outcome });
     }
 
-    fn copy_own(&self, wanted: &Wanted, segment: &Segment, start: usize) -> Result<(), FetchError> {
-        let object =
-            self.store.get(&wanted.object).ok_or_else(|| FetchError::Lost("this worker has freed it".into()))?;
-        // SAFETY: nobody else knows of this segment yet, and the place lies in it.
-        let into = unsafe { std::slice::from_raw_parts_mut(segment.as_ptr().add(start), wanted.len as usize) };
-        object.copy(wanted.part, into).map_err(|error| FetchError::Lost(format!("this worker's own copy: {error}")))
+    /// The parts that this host has in memory already: in this process, or in one that lends them.
+    fn at_home(&self, request: &FetchRequest, plan: &FlightPlan) -> Result<Vec<Option<Part>>, FetchError> {
+        let memory = plan.legs.iter().find(|leg| leg.transport == Transport::Shm);
+        let elsewhere = plan.legs.iter().any(|leg| leg.reach == Reach::Anywhere);
+        let mut homes = Vec::with_capacity(request.parts.len());
+        for wanted in &request.parts {
+            if self.owns(wanted) {
+                let object = self.own(wanted)?;
+                homes.push(object.in_memory(wanted.part).map(|(segment, start, len)| Part {
+                    home: Home::Own(segment.clone()),
+                    start: start as usize,
+                    len: len as usize,
+                }));
+                continue;
+            }
+            match memory.filter(|_| wanted.len > 0).map(|leg| self.borrow(request, wanted, leg)) {
+                Some(Ok(part)) => homes.push(Some(part)),
+                Some(Err(why)) if !elsewhere => {
+                    return Err(FetchError::Denied(format!("shared memory was demanded, but {why}")));
+                }
+                Some(Err(_)) | None => homes.push(None),
+            }
+        }
+        Ok(homes)
+    }
+
+    /// # Errors
+    /// Why it has to come another way.
+    fn borrow(&self, request: &FetchRequest, wanted: &Wanted, leg: &Leg) -> Result<Part, String> {
+        let mut reason = "its owner is on another host".to_owned();
+        for &owner in &wanted.addresses {
+            match self.borrower.borrow(owner, wanted.object, wanted.part, wanted.len) {
+                Ok(borrowed) => {
+                    let mut state = self.lock();
+                    let record = state.record(&request.transfer);
+                    record.transport.carried(leg, wanted.len, Borrowed::negotiated());
+                    let (start, len) = (0, wanted.len as usize);
+                    return Ok(Part { home: Home::Borrowed(Arc::new(borrowed)), start, len });
+                }
+                Err(NotLent::Elsewhere) => {}
+                Err(NotLent::Refused(why)) => {
+                    let mut state = self.lock();
+                    state.record(&request.transfer).transport.fallbacks.insert(format!("shm: {why}"));
+                    reason = why;
+                }
+            }
+        }
+        Err(reason)
+    }
+
+    fn owns(&self, wanted: &Wanted) -> bool {
+        wanted.addresses.contains(&self.own_address)
+    }
+
+    fn own(&self, wanted: &Wanted) -> Result<Arc<Object>, FetchError> {
+        self.store.get(&wanted.object).ok_or_else(|| FetchError::Lost("this worker has freed it".into()))
+    }
+
+    fn copy_own(&self, wanted: &Wanted, into: &mut [u8]) -> Result<(), FetchError> {
+        let copied = self.own(wanted)?.copy(wanted.part, into);
+        copied.map_err(|error| FetchError::Lost(format!("this worker's own copy: {error}")))
     }
 
     fn run_ticks(self: Arc<Shared>) {
@@ -693,12 +806,19 @@ impl Shared {
     }
 }
 
-fn places(parts: &[Wanted], align: usize) -> (Vec<(usize, usize)>, usize) {
+/// Where each part goes in the memory that is taken for this fetch, and how much of it there is; what has a home needs
+/// no place there unless the parts are to be packed.
+fn places(request: &FetchRequest, homes: &[Option<Part>]) -> (Vec<(usize, usize)>, usize) {
     let mut end = 0usize;
-    let places = parts
+    let places = request
+        .parts
         .iter()
-        .map(|wanted| {
-            let start = end.next_multiple_of(align.max(1));
+        .zip(homes)
+        .map(|(wanted, home)| {
+            if home.is_some() && !request.packed {
+                return (0, 0);
+            }
+            let start = if request.packed { end } else { end.next_multiple_of(ALIGN) };
             end = start + wanted.len as usize;
             (start, wanted.len as usize)
         })
@@ -710,17 +830,12 @@ fn broken(verified: u64, fault: Fault) -> Outcome {
     Outcome::Broken { verified, fault }
 }
 
-/// Records what a connection agreed to and how it fares.
-fn note(facts: &mut TransportFacts, plan: &FlightPlan, leg: &Leg, connection: &dyn Connection) {
-    facts.chosen = Some(leg.transport);
-    if facts.planned.as_ref() != Some(leg) {
-        facts.reason = leg.reason.clone();
-        facts.planned = Some(leg.clone());
-        for skipped in plan.legs.iter().take_while(|other| *other != leg) {
-            facts.fallbacks.insert(format!("{}: this process has no carrier for it", skipped.transport.name()));
-        }
+/// Records what a connection carried, what it agreed to, and how it fares.
+fn note(facts: &mut TransportFacts, plan: &FlightPlan, leg: &Leg, bytes: u64, connection: &dyn Connection) {
+    facts.carried(leg, bytes, connection.negotiated());
+    for skipped in plan.legs.iter().take_while(|other| *other != leg).filter(|leg| leg.reach == Reach::Anywhere) {
+        facts.fallbacks.insert(format!("{}: this process has no carrier for it", skipped.transport.name()));
     }
-    facts.agree(leg, connection.negotiated());
     let sender = connection.sender();
     facts.observed.rto_us_max = facts.observed.rto_us_max.max(sender.rto_us);
     facts.observed.rtt_us_max = facts.observed.rtt_us_max.max(sender.rtt_us);

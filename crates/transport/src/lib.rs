@@ -13,6 +13,7 @@ mod connections;
 pub mod endpoint;
 pub mod facts;
 pub mod fetcher;
+pub mod host;
 pub mod object;
 pub mod segment;
 pub mod server;

@@ -5,17 +5,22 @@
 //! ones lie behind a descriptor: other processes of the host can map them, and the kernel sends from them without a copy;
 //! but few kernels give shared memory huge pages, so they are for objects that are going to be mapped.
 
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::mm::MprotectFlags;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 const HUGE: usize = 2 << 20;
 /// Smaller segments are never shared: a descriptor and a mapping cost more than copying so little.
 pub const SHARED_MIN: usize = 64 << 10;
+/// What lent memory is sealed against: shrinking, growing, new mappings that can write, and other seals.
+pub const SEALS: SealFlags =
+    SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::FUTURE_WRITE).union(SealFlags::SEAL);
 
 /// Mapped memory that is free to be used again, up to a limit.
 pub struct Pool {
@@ -40,11 +45,23 @@ struct Mapping {
     size: usize,
     /// Of shared memory.
     file: Option<File>,
+    /// Nobody can write to it now, not even its owner.
+    protected: bool,
 }
 
 impl Mapping {
     fn kind(&self) -> Kind {
         (self.file.is_some(), self.size)
+    }
+
+    fn protect(&mut self, protected: bool) -> io::Result<()> {
+        if self.protected != protected {
+            let flags = if protected { MprotectFlags::READ } else { MprotectFlags::READ | MprotectFlags::WRITE };
+            // SAFETY: this value owns the mapping; who could write to it is gone, see [`Segment::protect`].
+            unsafe { rustix::mm::mprotect(self.start.as_ptr().cast(), self.size, flags)? };
+            self.protected = protected;
+        }
+        Ok(())
     }
 }
 
@@ -63,6 +80,10 @@ pub struct Segment {
     mapping: Option<Mapping>,
     len: usize,
     pool: Arc<Pool>,
+    /// Who may write through a pointer.
+    writers: AtomicU32,
+    /// Held while the memory becomes read-only.
+    protecting: Mutex<bool>,
 }
 
 // SAFETY: writing goes through `&mut self`, or through `writer`, whose callers keep their ranges apart.
@@ -102,7 +123,8 @@ impl Pool {
             None => map(size, shared)?,
         };
         self.live.fetch_add(size as u64, Ordering::Relaxed);
-        Ok(Segment { mapping: Some(mapping), len, pool: self.clone() })
+        let (writers, protecting) = (AtomicU32::new(0), Mutex::new(false));
+        Ok(Segment { mapping: Some(mapping), len, pool: self.clone(), writers, protecting })
     }
 
     /// Bytes of the segments in use.
@@ -115,8 +137,11 @@ impl Pool {
         self.free.lock().expect("no panic while held").bytes as u64
     }
 
-    fn put_back(&self, mapping: Mapping) {
+    fn put_back(&self, mut mapping: Mapping) {
         self.live.fetch_sub(mapping.size as u64, Ordering::Relaxed);
+        if mapping.protect(false).is_err() {
+            return;
+        }
         let mut evicted = Vec::new();
         let mut free = self.free.lock().expect("no panic while held");
         let room = self.keep_bytes.saturating_sub(self.live_bytes() as usize);
@@ -159,6 +184,42 @@ impl Segment {
         self.mapping.as_ref().expect("present until dropped").file.as_ref()
     }
 
+    /// Of the whole mapping.
+    pub fn size(&self) -> usize {
+        self.mapping.as_ref().expect("present until dropped").size
+    }
+
+    /// Somebody may write through [`Segment::as_ptr`] until [`Segment::writer_gone`].
+    pub fn add_writer(&self) {
+        self.writers.fetch_add(1, Ordering::AcqRel);
+    }
+
+    pub fn writer_gone(&self) {
+        self.writers.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Makes shared memory read-only for everybody until it goes back to its pool; gives it for others to map.
+    ///
+    /// # Errors
+    /// Somebody may still write to it, or it cannot be shared.
+    pub fn protect(&self) -> Result<&File, String> {
+        let file = self.file().ok_or("its memory cannot be mapped by others: it is small, or was not meant for it")?;
+        let mut protected = self.protecting.lock().expect("no panic while held");
+        if !*protected {
+            if self.writers.load(Ordering::Acquire) > 0 {
+                return Err("the task that wrote it still holds its memory".into());
+            }
+            let why = |error: rustix::io::Errno| format!("its memory cannot be made read-only: {error}");
+            rustix::fs::fcntl_get_seals(file)
+                .and_then(|seals| if seals.contains(SEALS) { Ok(()) } else { rustix::fs::fcntl_add_seals(file, SEALS) })
+                .map_err(why)?;
+            // SAFETY: the mapping is this segment's own, and nobody writes to it.
+            unsafe { rustix::mm::mprotect(self.as_ptr().cast(), self.size(), MprotectFlags::READ) }.map_err(why)?;
+            *protected = true;
+        }
+        Ok(file)
+    }
+
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: the mapping has at least `len` bytes and lives as long as `self`.
         unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len) }
@@ -172,7 +233,9 @@ impl Segment {
 
 impl Drop for Segment {
     fn drop(&mut self) {
-        self.pool.put_back(self.mapping.take().expect("present until dropped"));
+        let mut mapping = self.mapping.take().expect("present until dropped");
+        mapping.protected = *self.protecting.get_mut().expect("no panic while held");
+        self.pool.put_back(mapping);
     }
 }
 
@@ -199,24 +262,16 @@ fn map(size: usize, shared: bool) -> io::Result<Mapping> {
         // SAFETY: advice about the mapping that was just made; where the kernel has no huge pages nothing happens.
         unsafe { libc::madvise(start, size, libc::MADV_HUGEPAGE) };
     }
-    Ok(Mapping { start: NonNull::new(start.cast()).expect("mmap does not give null"), size, file })
+    Ok(Mapping { start: NonNull::new(start.cast()).expect("mmap does not give null"), size, file, protected: false })
 }
 
 /// A file of memory without a name.
 fn memory_file(size: usize) -> io::Result<File> {
-    let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING | libc::MFD_NOEXEC_SEAL;
-    // SAFETY: a constant name; the descriptor that comes back is nobody else's.
-    let file = unsafe {
-        let mut descriptor = libc::memfd_create(c"mission-control".as_ptr(), flags);
-        if descriptor < 0 {
-            // Before Linux 6.3 one could not say that memory is no program.
-            descriptor = libc::memfd_create(c"mission-control".as_ptr(), flags & !libc::MFD_NOEXEC_SEAL);
-        }
-        if descriptor < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        File::from_raw_fd(descriptor)
-    };
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    // Before Linux 6.3 one could not say that memory is no program.
+    let file = rustix::fs::memfd_create("mission-control", flags | MemfdFlags::NOEXEC_SEAL)
+        .or_else(|_| rustix::fs::memfd_create("mission-control", flags))?;
+    let file = File::from(file);
     file.set_len(size as u64)?;
     Ok(file)
 }

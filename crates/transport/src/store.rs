@@ -149,6 +149,15 @@ impl Object {
         self.parts.get(part as usize).map(|own| own.len)
     }
 
+    /// Where a part lies in memory: start and length in a segment; `None` where it does not.
+    pub fn in_memory(&self, part: u32) -> Option<(&Arc<Segment>, u64, u64)> {
+        let own = self.parts.get(part as usize)?;
+        match &self.body {
+            Body::Memory(segment) => Some((segment, own.start, own.len)),
+            Body::Spooled(_) => None,
+        }
+    }
+
     /// A range of a part and the checksums of its blocks; `None` where it is not a range of the part, or does not begin
     /// and end with blocks.
     pub fn range(&self, part: u32, start: u64, len: u64) -> Option<(Source<'_>, &[u64])> {

@@ -176,6 +176,7 @@ impl<C: Channel> Connection for HttpConnection<C> {
             rto_min_us: self.sender.rto_min_us,
             tls: self.channel.tls(),
             authenticated: self.channel.encryption() == Encryption::Authenticated,
+            memory: None,
         }
     }
 

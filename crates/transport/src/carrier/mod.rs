@@ -4,6 +4,7 @@
 //! here, one line in [`CARRIERS`], and its Flight Controller in core. Carriers of byte streams share [`http`].
 
 pub mod http;
+pub mod shm;
 mod tcp;
 mod tls;
 
@@ -71,8 +72,13 @@ pub trait Connection: Send {
     fn sender(&self) -> &Sender;
 }
 
-/// All carriers there are.
+/// All carriers there are that make connections; [`shm`] needs none.
 pub const CARRIERS: &[&dyn Carrier] = &[&tcp::Tcp, &tls::Tls];
+
+/// Transports that this process can carry.
+pub fn transports() -> Vec<Transport> {
+    std::iter::once(Transport::Shm).chain(CARRIERS.iter().map(|carrier| carrier.transport())).collect()
+}
 
 pub fn carrier(transport: Transport) -> Option<&'static dyn Carrier> {
     CARRIERS.iter().copied().find(|carrier| carrier.transport() == transport)

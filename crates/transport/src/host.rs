@@ -1,0 +1,37 @@
+//! What makes two processes of one host, one cluster and one user.
+
+use crate::object::to_hex;
+use std::io;
+use std::os::fd::AsFd;
+
+/// The host that this process is on: its network namespace, on this boot of this machine. All namespaces of a machine
+/// share its name and `/dev/shm`, so neither tells hosts apart (FACTS).
+///
+/// # Errors
+/// There is no `/proc`.
+pub fn host_id() -> io::Result<String> {
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+    let namespace = std::fs::read_link("/proc/self/ns/net")?;
+    let inode: String = namespace.to_string_lossy().chars().filter(char::is_ascii_digit).collect();
+    Ok(format!("{}-{inode}", boot.trim().split('-').next().unwrap_or_default()))
+}
+
+/// A name for a cluster that nobody else has, from its secret: seen by others, and telling them nothing.
+pub fn cluster_name(secret: &[u8]) -> String {
+    let digest = aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, &[b"mission-control cluster ", secret].concat());
+    to_hex(&digest.as_ref()[..8])
+}
+
+/// Name of an abstract Unix socket of this cluster: it exists once in each network namespace.
+pub fn socket_name(cluster: &str) -> String {
+    format!("mission-control-{cluster}")
+}
+
+/// The user on the other end of a Unix socket.
+pub fn uid_of_peer(socket: &impl AsFd) -> Option<u32> {
+    rustix::net::sockopt::socket_peercred(socket).ok().map(|peer| peer.uid.as_raw())
+}
+
+pub fn own_uid() -> u32 {
+    rustix::process::geteuid().as_raw()
+}
