@@ -39,7 +39,7 @@ def elsewhere(request):
         reader.kill()
 
 
-CONTAINER = ["unshare", "--user", "--map-current-user", "--mount", "--ipc", "--uts", "--pid", "--fork", "--mount-proc"]
+CONTAINER = "unshare --user --map-current-user --mount --ipc --uts --pid --fork --kill-child --mount-proc".split()
 
 
 @pytest.mark.parametrize("elsewhere", [[], CONTAINER], ids=["process", "container"], indirect=True)

@@ -2,7 +2,7 @@
 
 use crate::object::to_hex;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::AsRawFd;
 
 /// The host that this process is on: its network namespace, on this boot of this machine. All namespaces of a machine
 /// share its name and `/dev/shm`, so neither tells hosts apart (FACTS).
@@ -27,9 +27,16 @@ pub fn socket_name(cluster: &str) -> String {
     format!("mission-control-{cluster}")
 }
 
-/// The user on the other end of a Unix socket.
-pub fn uid_of_peer(socket: &impl AsFd) -> Option<u32> {
-    rustix::net::sockopt::socket_peercred(socket).ok().map(|peer| peer.uid.as_raw())
+/// The user on the other end of a Unix socket. Asked by hand: a peer of another process namespace has the number 0,
+/// which rustix takes for an error.
+pub fn uid_of_peer(socket: &impl AsRawFd) -> Option<u32> {
+    let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: an open socket, and room of the size that is given.
+    let status = unsafe {
+        libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, (&raw mut peer).cast(), &mut len)
+    };
+    (status == 0).then_some(peer.uid)
 }
 
 pub fn own_uid() -> u32 {
