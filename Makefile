@@ -26,7 +26,8 @@ check: setup           ## formatting, lints, types; the generated documents are 
 
 # The flags that cargo-fuzz gives, without the sanitizer: that would need a nightly compiler.
 FUZZ_FLAGS := -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
-	-Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table -Clink-dead-code
+	-Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table -Clink-dead-code \
+	-Cdebug-assertions -Coverflow-checks
 FUZZ_SECONDS ?= 30
 HOST := $(shell rustc -vV | sed -n 's/^host: //p')
 

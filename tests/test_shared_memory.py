@@ -39,7 +39,8 @@ def elsewhere(request):
         reader.kill()
 
 
-CONTAINER = "unshare --user --map-current-user --mount --ipc --uts --pid --fork --kill-child --mount-proc".split()
+CONTAINER = ["unshare", "--user", "--map-current-user", "--mount", "--ipc", "--uts", "--pid"]
+CONTAINER += ["--fork", "--kill-child", "--mount-proc"]
 
 
 @pytest.mark.parametrize("elsewhere", [[], CONTAINER], ids=["process", "container"], indirect=True)

@@ -151,6 +151,7 @@ fn interfaces() -> u32 {
 mod tests {
     use super::*;
     use crate::fetcher::Wanted;
+    use mission_core::flight::FlightPlan;
     use mission_core::nouns::{TransferId, Transport};
 
     fn endpoint(token: &[u8], memory_limit: u64, identity: Option<Identity>) -> Endpoint {
@@ -397,5 +398,39 @@ mod tests {
         assert!(facts.fallbacks.iter().any(|own| own.contains("still holds")), "{facts:?}");
         segment.writer_gone();
         assert_eq!(fetch().bytes[&Transport::Shm], 1 << 20);
+    }
+
+    #[test]
+    fn a_transport_is_replaced_at_half_of_a_transfer_and_nothing_is_lost_or_comes_twice() {
+        use mission_core::flight::{Leg, Reach};
+        let token = crate::auth::random::<16>();
+        let (owner, reader) = (endpoint(&token, u64::MAX, None), endpoint(&token, u64::MAX, None));
+        let job = JobId::from("job");
+        let data: Vec<u8> = data().iter().cycle().take(64 << 20).copied().collect();
+        let id = owner.put(&[&data], &job, &demand(Transport::Tcp, Encryption::None)).unwrap();
+        let plan = |transport, encryption| {
+            let (reach, reason) = (Reach::Anywhere, "the test says so".to_owned());
+            let leg = Leg { transport, reach, encryption, congestion_control: None, rto_min_us: None, reason };
+            let plan = FlightPlan { legs: vec![leg], chunk_bytes: 1 << 20, refused: vec![] };
+            mission_core::mission::Command::Plan { job: job.clone(), plan }
+        };
+        reader.fetcher.command(plan(Transport::Tcp, Encryption::None));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while reader.fetcher.transfers().first().is_none_or(|own| own.served_bytes < 24 << 20) {
+                    std::hint::spin_loop();
+                }
+                reader.fetcher.command(plan(Transport::Tls, Encryption::Opportunistic));
+            });
+            let parts = vec![wanted(&owner, id, 0, data.len() as u64)];
+            let fetched = reader.fetch(request(parts, Demands::default()), || false).unwrap();
+            assert!(fetched.parts[0].bytes() == data);
+            assert_eq!((fetched.tally.bytes, fetched.tally.refetches), (data.len() as u64, 0));
+        });
+        let record = reader.fetcher.transfers().remove(0);
+        assert_eq!(record.served_bytes, data.len() as u64);
+        let carried = &record.transport.bytes;
+        assert_eq!(carried.values().sum::<u64>(), data.len() as u64);
+        assert!(carried.len() == 2 && carried.values().all(|own| *own >= data.len() as u64 / 5), "{carried:?}");
     }
 }

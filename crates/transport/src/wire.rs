@@ -210,7 +210,8 @@ impl Response {
         if !matches!(parsed.parse(head), Ok(httparse::Status::Complete(_))) {
             return Err("no HTTP response".into());
         }
-        let mut response = Response::refusal(parsed.code.unwrap_or_default(), "", 0);
+        let status = parsed.code.filter(|status| (100..600).contains(status)).ok_or("no status of HTTP")?;
+        let mut response = Response::refusal(status, "", 0);
         for header in parsed.headers.iter() {
             let value = std::str::from_utf8(header.value).map_err(|_| "a header is not text")?;
             let wrong = || format!("{} is {value:?}", header.name);
