@@ -15,7 +15,7 @@ STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#1c2330}
 h1{font-size:1.5rem}h2{font-size:1.15rem;margin-top:2rem}table{border-collapse:collapse;width:100%;font-size:.9rem}
 th,td{text-align:left;padding:.3rem .6rem;border-bottom:1px solid #dde2ea;vertical-align:top}
-th{background:#f3f5f9}td.n{text-align:right;font-variant-numeric:tabular-nums}svg{width:100%;height:auto}
+td:first-child{white-space:nowrap}th{background:#f3f5f9}td.n{text-align:right;font-variant-numeric:tabular-nums}svg{width:100%;height:auto}
 .good{color:#176b3a}.bad{color:#a3201d}code{background:#f3f5f9;padding:0 .2rem}
 """
 COLOURS = ("#2463b5", "#d2691e", "#2e8b57", "#8a4fbe", "#b8860b", "#a3201d", "#4c8c8c", "#6b7280")
@@ -166,7 +166,7 @@ def shares(series: Series) -> str:
             axes.step(*zip(*weights, strict=True), where="post", linestyle="--", color=colour, label=f"{job}: weight")
     axes.set_ylim(0, 1.05)
     axes.set_ylabel("part of the bytes")
-    axes.legend(frameon=False, ncols=2)
+    axes.legend(frameon=False, ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1))
     return svg(drawn)
 
 
@@ -222,7 +222,9 @@ def decisions(records: list[dict[str, Any]]) -> str:
         elif record["kind"] == "decision" and record["command"] == "plan":
             legs = "; ".join(f"{leg['transport']}: {leg['reason']}" for leg in record["plan"]["legs"])
             refused = "; ".join(f"{transport}: {why}" for transport, why in record["plan"]["refused"])
-            rows.append((time_of(record), f"plan of {record['job']}", f"{legs}. Not taken: {refused}"))
+            rows.append(
+                (time_of(record), f"plan of {record['job']}", f"{legs}. Not taken: {refused}" if refused else legs)
+            )
         elif record["kind"] in ("refused", "recomputed", "worker-left"):
             told = {key: value for key, value in record.items() if key not in ("number", "kind", "time")}
             rows.append((time_of(record), record["kind"], json.dumps(told)))
