@@ -15,6 +15,8 @@ from mission_control import _native
 if TYPE_CHECKING:
     from distributed import Client
 
+    from mission_control.dask.policy import Policy
+
 ANNOTATION = "mission_control"
 """Name of the annotation that a job's tasks carry."""
 
@@ -99,14 +101,17 @@ def job(
             client._send_to_scheduler({"op": "mission-control-leave", "job": spec["job"], "client": client.id})
 
 
-def install(client: Client, *, policy: str | None = None, flows_per_host: int | None = None) -> None:
+def install(client: Client, *, policy: str | Policy | None = None, flows_per_host: int | None = None) -> None:
     """Installs Mission Control on the client's cluster unless it is there; ``--preload`` does the same.
 
     Args:
-        policy: how jobs share the network; see ``mission weights --help``. Given for a cluster that has Mission
-            Control, it replaces the policy there.
+        policy: how jobs share the network; see ``mission weights --help``; or a function that is given the active jobs
+            and returns how much each counts, see :mod:`mission_control.dask.policy`. Given for a cluster that has
+            Mission Control, it replaces the policy there.
         flows_per_host: receiving slots of every host; only for a cluster that has no Mission Control yet.
     """
+    from distributed.protocol import pickle
+
     from mission_control.dask.scheduler import MissionControlScheduler
     from mission_control.dask.worker import MissionControlWorker
 
@@ -117,7 +122,8 @@ def install(client: Client, *, policy: str | None = None, flows_per_host: int | 
         client.register_plugin(MissionControlScheduler(**settings))
         client.register_plugin(MissionControlWorker())
     elif policy:
-        reply = client.sync(client.scheduler.mission_control_policy, policy=policy)
+        wanted = policy if isinstance(policy, str) else pickle.dumps(policy)
+        reply = client.sync(client.scheduler.mission_control_policy, policy=wanted)
         if reply["error"]:
             raise ValueError(reply["error"])
 

@@ -207,6 +207,8 @@ def agreement(negotiated: dict[str, Any]) -> str:
     words = [negotiated["transport"], *filter(None, (negotiated["congestion_control"], negotiated["memory"]))]
     if negotiated["rto_min_us"] is not None:
         words.append(f"minimum RTO {negotiated['rto_min_us'] / 1000:g} ms")
+    if negotiated["subflows"] is not None:
+        words.append(f"{negotiated['subflows']} subflow{'s' if negotiated['subflows'] != 1 else ''}")
     if negotiated["tls"]:
         words.append(negotiated["tls"])
         words.append("certificates of the cluster" if negotiated["authenticated"] else "no identities")

@@ -76,9 +76,9 @@ def test_an_unknown_key_of_a_scenario_is_refused_with_its_line(tmp_path):
 
 def test_a_job_that_cannot_have_what_it_demands_is_refused_with_status_4(tmp_path):
     done = mission(
-        "run", "sort", "--size", "1MiB", "--workers", "1", "--transport", "mptcp", "--results", str(tmp_path)
+        "run", "sort", "--size", "1MiB", "--workers", "1", "--transport", "dctcp", "--results", str(tmp_path)
     )
-    assert done.returncode == 4 and "mptcp" in done.stderr
+    assert done.returncode == 4 and "dctcp" in done.stderr
 
 
 @pytest.mark.parametrize(

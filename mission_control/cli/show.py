@@ -99,6 +99,8 @@ class LiveTable(Observer):
 def print_jobs(status: dict[str, Any]) -> None:
     """The jobs of a cluster, a line each, and a line for each transfer."""
     print(f"policy {status['policy']}, {len(status['workers'])} workers, {status['objects']} objects")
+    if status["policy_error"]:
+        print(status["policy_error"])
     for job in status["jobs"]:
         demands = job["demands"]["transport"] or "auto"
         state = job["refused"] or ("active" if job["active"] else "idle")

@@ -17,9 +17,11 @@ from typing import Any
 from dask.utils import key_split
 from distributed import Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
+from distributed.protocol import pickle
 from tornado.ioloop import PeriodicCallback
 
 from mission_control import _native
+from mission_control.dask.policy import PREFIX, Policy, Runner, load
 from mission_control.jobs import ANNOTATION, check
 
 logger = logging.getLogger(__name__)
@@ -34,23 +36,26 @@ class MissionControlScheduler(SchedulerPlugin):
     """Scheduler plug-in.
 
     Args:
-        policy: how jobs share the network; see ``mission weights --help``.
+        policy: how jobs share the network; see ``mission weights --help``; or a function, see
+            :mod:`mission_control.dask.policy`.
         flows_per_host: receiving slots of every host (paper 001, table 4.4: 10).
     """
 
     name = "mission-control"
     idempotent = True
 
-    def __init__(self, policy: str = "performance-centric", flows_per_host: int = _native.FLOWS_PER_HOST):
+    def __init__(self, policy: str | Policy = "performance-centric", flows_per_host: int = _native.FLOWS_PER_HOST):
         self.policy = policy
         self.flows_per_host = flows_per_host
-        _native.MissionController(policy, flows_per_host, "{}")  # refuses here, on the client, what is wrong
+        _native.MissionController(name_of(policy), flows_per_host, "{}")  # refuses here, on the client, what is wrong
 
     async def start(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
         self.engine_tls = scheduler.address.startswith("tls://")
         environment = {"carriers": _native.carriers(), "interfaces": 1, "engine_tls": self.engine_tls}
-        self.mission = _native.MissionController(self.policy, self.flows_per_host, json.dumps(environment))
+        self.runner: Runner | None = self.runner_of(self.policy)
+        self.mission = _native.MissionController(name_of(self.policy), self.flows_per_host, json.dumps(environment))
+        self.policy_error: str | None = None
         self.graph = _native.Graph()
         self.started = time.monotonic()
         self.token = secrets.token_bytes(32)
@@ -124,18 +129,38 @@ class MissionControlScheduler(SchedulerPlugin):
             self.arrive(changed)
         return {"error": None, "refused": refused}
 
-    async def on_policy(self, policy: str) -> dict[str, Any]:
+    async def on_policy(self, policy: str | bytes) -> dict[str, Any]:
+        """Another policy: its name, or a pickled function."""
+        wanted = policy if isinstance(policy, str) else pickle.loads(policy)
+        before = self.runner
         try:
-            self.event({"event": "policy", "policy": policy})
+            self.runner = self.runner_of(wanted)
+            self.event({"event": "policy", "policy": name_of(wanted)})
         except ValueError as error:
+            self.runner = before
             return {"error": str(error)}
         return {"error": None}
+
+    def runner_of(self, policy: str | Policy) -> Runner | None:
+        """What computes a policy of the user's own; ``None`` for those of core."""
+        if isinstance(policy, str):
+            if not policy.startswith(PREFIX):
+                return None
+            policy = load(policy.removeprefix(PREFIX))
+        runner = Runner(policy, lambda event: self.scheduler.loop.add_callback(self.weighed, runner, event))
+        return runner
+
+    def weighed(self, runner: Runner, event: dict[str, Any]) -> None:
+        """A policy's answer, unless it was replaced meanwhile."""
+        if runner is self.runner:
+            self.event(event)
 
     async def on_status(self) -> dict[str, Any]:
         """All that can be shown of the cluster now."""
         return {
             "time": time.time(),
             "policy": self.mission.policy,
+            "policy_error": self.mission.policy_error,
             "workers": self.workers,
             "objects": len(self.objects),
             "graph_tasks": len(self.graph),
@@ -284,7 +309,16 @@ class MissionControlScheduler(SchedulerPlugin):
         """Lets the Mission Controller decide, and tells the workers."""
         commands = json.loads(self.mission.handle(time.monotonic() - self.started, json.dumps(event)))
         for command in commands:
+            if command["command"] == "weigh" and self.runner is not None:
+                self.runner.ask(command["jobs"])
+        commands = [command for command in commands if command["command"] != "weigh"]
+        for command in commands:
             self.record("decision", **command)
+        if self.mission.policy_error != self.policy_error:
+            self.policy_error = self.mission.policy_error
+            if self.policy_error is not None:
+                logger.warning(self.policy_error)
+                self.record("policy-error", why=self.policy_error)
         if commands:
             self.tell({"commands": commands})
 
@@ -430,6 +464,13 @@ class Objects:
         """The objects that this worker owned, and the keys that carry them."""
         lost = [name for name, owner in self._owner.items() if owner == worker]
         return lost, {key for name in lost for key in self._keys[name]}
+
+
+def name_of(policy: str | Policy) -> str:
+    """As core and people call it."""
+    if isinstance(policy, str):
+        return policy
+    return PREFIX + getattr(policy, "__qualname__", type(policy).__name__)
 
 
 def kind_of(key: Any) -> str:

@@ -7,6 +7,7 @@ use crate::defaults;
 use crate::flight::{self, Environment, FlightPlan};
 use crate::nouns::{Demands, HostId, JobId, JobSpec, Pattern, TransferId, Transport};
 use crate::pattern::{Asked, Evidence};
+use crate::policy::external::{self, External};
 use crate::policy::{self, JobView, Policy};
 use crate::shares;
 use crate::slots::Share;
@@ -61,6 +62,11 @@ pub enum Event {
     Policy {
         policy: String,
     },
+    /// What an external policy says to [`Command::Weigh`]: how much each job counts, or what went wrong.
+    Weighed {
+        asked: Vec<JobView>,
+        counts: Result<BTreeMap<JobId, f64>, String>,
+    },
     /// Only time has passed.
     Tick,
 }
@@ -74,11 +80,16 @@ pub enum Command {
     Plan { job: JobId, plan: FlightPlan },
     /// The job may not run; said before a byte moves.
     Refuse { job: JobId, reason: String },
+    /// To the caller itself: have the external policy compute what these jobs count, and say so by [`Event::Weighed`].
+    Weigh { jobs: Vec<JobView> },
 }
 
 pub struct MissionController {
     policy_spec: String,
     policy: Box<dyn Policy>,
+    /// What the caller computes, where the policy is its; and what went wrong with it last.
+    external: Option<External>,
+    policy_error: Option<String>,
     flows_per_host: u32,
     arrivals: u64,
     jobs: BTreeMap<JobId, Job>,
@@ -164,6 +175,8 @@ impl MissionController {
         Ok(MissionController {
             policy_spec: policy_spec.to_owned(),
             policy: policy::policy(policy_spec)?,
+            external: external(policy_spec),
+            policy_error: None,
             flows_per_host,
             arrivals: 0,
             jobs: BTreeMap::new(),
@@ -180,6 +193,8 @@ impl MissionController {
     /// Only [`Event::Policy`] and [`Event::JobArrived`] can be wrong: one line that names the mend; nothing changed.
     pub fn handle(&mut self, now: Time, event: Event) -> Result<Vec<Command>, String> {
         let mut commands = Vec::new();
+        // An answer is not answered by the same question.
+        let asks = !matches!(event, Event::Weighed { .. });
         let reweigh = match event {
             Event::WorkerJoined { worker, host, environment } => {
                 self.workers.insert(worker, (host, environment));
@@ -220,14 +235,22 @@ impl MissionController {
             }
             Event::Policy { policy } => {
                 self.policy = policy::policy(&policy)?;
+                self.external = external(&policy);
+                if let Some(external) = &mut self.external {
+                    // Until it has answered, everything stays as it is.
+                    external.begin(self.shares.iter().map(|share| (share.job.clone(), share.weight)).collect());
+                    self.policy = Box::new(external.clone());
+                }
+                self.policy_error = None;
                 self.policy_spec = policy;
                 true
             }
+            Event::Weighed { asked, counts } => self.weighed(&asked, counts),
             Event::Tick => false,
         };
         if reweigh || self.weighed_at.is_none_or(|at| now.since(at) >= defaults::WEIGHTS_EVERY) {
             self.weighed_at = Some(now);
-            self.weigh(&mut commands);
+            self.weigh(asks, &mut commands);
         }
         Ok(commands)
     }
@@ -252,6 +275,11 @@ impl MissionController {
 
     pub fn policy(&self) -> &str {
         &self.policy_spec
+    }
+
+    /// What is wrong with an external policy; the last weights that it gave are in force.
+    pub fn policy_error(&self) -> Option<&str> {
+        self.policy_error.as_deref()
     }
 
     pub fn status(&self) -> Vec<JobStatus> {
@@ -348,7 +376,23 @@ impl MissionController {
         common
     }
 
-    fn weigh(&mut self, commands: &mut Vec<Command>) {
+    /// Takes what an external policy says; true if weights may change by it.
+    fn weighed(&mut self, asked: &[JobView], counts: Result<BTreeMap<JobId, f64>, String>) -> bool {
+        let Some(external) = &mut self.external else { return false };
+        match counts.and_then(|counts| external.told(asked, counts)) {
+            Ok(()) => {
+                self.policy = Box::new(external.clone());
+                self.policy_error = None;
+                true
+            }
+            Err(why) => {
+                self.policy_error = Some(format!("policy {}: {why}; the last weights stay", self.policy_spec));
+                false
+            }
+        }
+    }
+
+    fn weigh(&mut self, asks: bool, commands: &mut Vec<Command>) {
         let mut active: Vec<&Job> = self.jobs.values().filter(|job| job.active()).collect();
         active.sort_by_key(|job| job.arrival);
         let hosts = self.workers.values().map(|(host, _)| host).collect::<BTreeSet<_>>().len() as u32;
@@ -365,7 +409,14 @@ impl MissionController {
             commands.push(Command::Shares { flows_per_host: self.flows_per_host, shares: new.clone() });
         }
         self.shares = new;
+        if asks && self.external.is_some() && !views.is_empty() {
+            commands.push(Command::Weigh { jobs: views });
+        }
     }
+}
+
+fn external(policy_spec: &str) -> Option<External> {
+    policy_spec.starts_with(external::PREFIX).then(External::default)
 }
 
 fn view(job: &Job, hosts: u32) -> JobView {
@@ -469,5 +520,34 @@ mod tests {
         let joined = Event::WorkerJoined { worker: "w".into(), host: "h".into(), environment };
         let commands = mission.handle(Time(0), joined).unwrap();
         assert!(matches!(&commands[0], Command::Plan { plan, .. } if plan.legs[0].transport == Transport::Mptcp));
+    }
+
+    #[test]
+    fn an_external_policy_is_asked_and_what_makes_no_sense_leaves_the_last_weights() {
+        let mut mission = controller("python:mine");
+        for job in ["a", "b"] {
+            mission.handle(Time(0), progress(job, 10, 0)).unwrap();
+        }
+        let weights = |mission: &MissionController| mission.shares.iter().map(|own| own.weight).collect::<Vec<_>>();
+        let commands = mission.handle(Time(2_000_000_000), Event::Tick).unwrap();
+        let Some(Command::Weigh { jobs }) = commands.last().cloned() else { panic!("{commands:?}") };
+        assert_eq!(weights(&mission), [0.5, 0.5], "until it has answered");
+        let said = |counts: &[(&str, f64)]| {
+            let counts = counts.iter().map(|(job, count)| (JobId::from(*job), *count)).collect();
+            Event::Weighed { asked: jobs.clone(), counts: Ok(counts) }
+        };
+        let commands = mission.handle(Time(2_000_000_000), said(&[("a", 3.0), ("b", 1.0)])).unwrap();
+        assert!(matches!(&commands[..], [Command::Shares { .. }]), "{commands:?}");
+        assert_eq!(weights(&mission), [0.75, 0.25]);
+        for nonsense in [
+            said(&[("a", 1.0)]),
+            said(&[("a", f64::NAN), ("b", 1.0)]),
+            said(&[("a", 0.0), ("b", 1.0)]),
+            Event::Weighed { asked: jobs.clone(), counts: Err("it raised KeyError".into()) },
+        ] {
+            mission.handle(Time(2_000_000_000), nonsense).unwrap();
+            assert!(mission.policy_error().is_some_and(|why| why.contains("python:mine")));
+            assert_eq!(weights(&mission), [0.75, 0.25]);
+        }
     }
 }

@@ -43,6 +43,11 @@ impl MissionController {
     }
 
     #[getter]
+    fn policy_error(&self) -> Option<String> {
+        self.lock().policy_error().map(str::to_owned)
+    }
+
+    #[getter]
     fn policy(&self) -> String {
         self.lock().policy().to_owned()
     }

@@ -138,7 +138,7 @@ pub fn environment(engine_tls: bool) -> Environment {
 }
 
 /// Interfaces that are up, loopback not counted, and at least 1.
-fn interfaces() -> u32 {
+pub fn interfaces() -> u32 {
     let up = |name: &std::ffi::OsStr| {
         let state = std::fs::read_to_string(PathBuf::from("/sys/class/net").join(name).join("operstate"));
         name != "lo" && state.is_ok_and(|state| state.trim() == "up")
@@ -240,6 +240,24 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn multipath_is_proved_by_the_socket() {
+        if !carrier::transports().contains(&Transport::Mptcp) {
+            return;
+        }
+        let token = crate::auth::random::<16>();
+        let (owner, reader) = (endpoint(&token, u64::MAX, None), endpoint(&token, u64::MAX, None));
+        let demands = demand(Transport::Mptcp, Encryption::None);
+        let data = data();
+        let id = owner.put(&[&data], &"job".into(), &demands).unwrap();
+        let fetched = reader.fetch(request(vec![wanted(&owner, id, 0, data.len() as u64)], demands), || false);
+        assert!(fetched.unwrap().parts[0].bytes() == data);
+        let facts = reader.fetcher.transfers().remove(0).transport;
+        assert_eq!(facts.bytes[&Transport::Mptcp], data.len() as u64);
+        assert!(facts.fallbacks.is_empty(), "{facts:?}");
+        assert!(facts.negotiated.iter().all(|own| own.transport == "mptcp" && own.subflows == Some(1)), "{facts:?}");
     }
 
     #[test]

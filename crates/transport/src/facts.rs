@@ -58,6 +58,8 @@ pub struct Negotiated {
     pub tls: Option<String>,
     /// The peer showed a certificate of the cluster.
     pub authenticated: bool,
+    /// Of a Multipath TCP connection.
+    pub subflows: Option<u32>,
     /// What was verified of shared memory.
     pub memory: Option<String>,
 }
@@ -114,6 +116,9 @@ impl TransportFacts {
         }
         if leg.rto_min_us.is_some() && negotiated.rto_min_us.is_none() {
             self.fallbacks.insert("the sender's kernel has no minimum RTO per socket (before 6.15)".into());
+        }
+        if leg.transport == Transport::Mptcp && negotiated.subflows.is_none() {
+            self.fallbacks.insert("mptcp was planned, the connection fell back to plain tcp".into());
         }
         if leg.encryption == Encryption::Authenticated && !negotiated.authenticated {
             self.fallbacks.insert("the peer showed no certificate".into());

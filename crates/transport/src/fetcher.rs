@@ -386,6 +386,8 @@ impl Fetcher {
             mission::Command::Refuse { job, reason } => {
                 state.plans.insert(job, Err(reason));
             }
+            // For whoever runs the policy, beside the scheduler.
+            mission::Command::Weigh { .. } => {}
         }
     }
 

@@ -9,12 +9,16 @@ use crate::store::{Source, Store};
 use crate::wire::{HeadReader, Request, Response};
 use mission_core::defaults::{BUSY_RETRY_MS, SERVER_CONNECTIONS, SERVER_IDLE, STALL};
 use mission_core::nouns::Encryption;
+use socket2::{Domain, Protocol, Socket, Type};
 use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
+
+/// Connections that wait to be accepted: all receivers of a shuffle may come at once.
+const BACKLOG: i32 = 1024;
 
 pub struct Server {
     address: SocketAddr,
@@ -37,8 +41,8 @@ impl Server {
     /// # Errors
     /// The address is not this machine's.
     pub fn new(host: IpAddr, store: Arc<Store>, context: Context) -> io::Result<Server> {
-        let listener = TcpListener::bind((host, 0))?;
-        let address = listener.local_addr()?;
+        let listener = listen(host)?;
+        let address = SocketAddr::new(host, listener.local_addr()?.port());
         let shared = Arc::new(Shared {
             store,
             context,
@@ -78,6 +82,20 @@ impl Drop for Server {
             let _ = stream.shutdown(Shutdown::Both);
         }
     }
+}
+
+/// A listener for Multipath TCP where the kernel has it: clients that speak plain TCP get plain TCP from it. With several
+/// interfaces it is bound to all of them, else further subflows are refused without a word (FACTS).
+fn listen(host: IpAddr) -> io::Result<TcpListener> {
+    let several = crate::endpoint::interfaces() > 1 && !host.is_loopback();
+    let any = if host.is_ipv4() { IpAddr::from([0; 4]) } else { IpAddr::from([0u16; 8]) };
+    let address = SocketAddr::new(if several { any } else { host }, 0);
+    let Ok(socket) = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::MPTCP)) else {
+        return TcpListener::bind((host, 0));
+    };
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    Ok(socket.into())
 }
 
 fn accept_all(listener: &TcpListener, shared: &Arc<Shared>) {

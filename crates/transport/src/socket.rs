@@ -50,6 +50,23 @@ pub fn rto_min_us(stream: &TcpStream) -> Option<u32> {
     (status == 0).then_some(value as u32)
 }
 
+/// Subflows of a Multipath TCP connection; `None` where the socket is not one, or has fallen back to plain TCP.
+pub fn mptcp_info(stream: &TcpStream) -> Option<u32> {
+    // linux/mptcp.h: of `struct mptcp_info` the further subflows lie at 0, the flags at 8, all subflows (since 6.6) at 80.
+    const SOL_MPTCP: libc::c_int = 284;
+    const MPTCP_INFO: libc::c_int = 1;
+    const FLAG_FALLBACK: u8 = 1;
+    let mut info = [0u8; 256];
+    let mut len = info.len() as libc::socklen_t;
+    // SAFETY: an open socket, and room of the size that is given.
+    let status =
+        unsafe { libc::getsockopt(stream.as_raw_fd(), SOL_MPTCP, MPTCP_INFO, info.as_mut_ptr().cast(), &mut len) };
+    if status != 0 || info[8] & FLAG_FALLBACK != 0 {
+        return None;
+    }
+    Some(if len > 80 { u32::from(info[80]) } else { u32::from(info[0]) + 1 })
+}
+
 /// The part of `struct tcp_info` that tells how a connection fares.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TcpInfo {

@@ -1,7 +1,6 @@
 //! Multipath TCP (RFC 8684): "selected when the host has more than one interface" (paper 001, table 4.5).
 
 use super::{Environment, FlightController, Leg, Reach, reason_of_choice, refuse_plain};
-use crate::defaults::RTO_MIN_US;
 use crate::nouns::{Demands, Encryption, Transport};
 
 pub struct Mptcp;
@@ -21,7 +20,8 @@ impl FlightController for Mptcp {
             reach: Reach::Anywhere,
             encryption: Encryption::None,
             congestion_control: None,
-            rto_min_us: Some(RTO_MIN_US),
+            // Multipath sockets have no such option (tried on Linux 6.18).
+            rto_min_us: None,
             reason: reason_of_choice(demands, Transport::Mptcp, "every host has more than one interface"),
         })
     }

@@ -3,6 +3,7 @@
 //! A new policy is one file here and one line in [`POLICIES`]; the property suite in `tests/policies.rs` then runs over
 //! it too.
 
+pub mod external;
 mod fair;
 mod fifo;
 mod performance;
@@ -48,11 +49,14 @@ pub const POLICIES: &[Entry] = &[performance::ENTRY, fair::ENTRY, fifo::ENTRY, p
 /// # Errors
 /// One line that names the policies, or the parameters, that there are.
 pub fn policy(spec: &str) -> Result<Box<dyn Policy>, String> {
+    if spec.strip_prefix(external::PREFIX).is_some_and(|name| !name.is_empty()) {
+        return Ok(Box::new(external::External::default()));
+    }
     let mut words = spec.split(':');
     let name = words.next().unwrap_or_default();
     let entry = POLICIES.iter().find(|entry| entry.name == name).ok_or_else(|| {
         let names: Vec<_> = POLICIES.iter().map(|entry| entry.name).collect();
-        format!("there is no policy {name:?}: use one of {}", names.join(", "))
+        format!("there is no policy {name:?}: use one of {}, or python:NAME", names.join(", "))
     })?;
     let parameters = words
         .map(|word| word.split_once('=').ok_or_else(|| format!("{word:?} in policy {spec:?}: write name=value")))

@@ -8,20 +8,23 @@ use crate::socket;
 use crate::wire::{HeadReader, Request, Response};
 use mission_core::defaults::{BLOCK_BYTES, BUSY_RETRY_MS, CONNECT, STALL};
 use mission_core::flight::Leg;
-use mission_core::nouns::Encryption;
+use mission_core::nouns::{Encryption, Transport};
 use mission_core::throttle::Fault;
+use socket2::{Domain, Protocol, Socket, Type};
 use std::collections::VecDeque;
 use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-/// Makes a TCP connection with what the leg asks of this side's socket.
+/// Makes a connection by TCP, or by what is like it, with what the leg asks of this side's socket.
 ///
 /// # Errors
 /// Not reachable in time.
-pub fn connect(address: SocketAddr, leg: &Leg) -> Result<TcpStream, Fault> {
+pub fn connect(address: SocketAddr, leg: &Leg, protocol: Protocol) -> Result<TcpStream, Fault> {
     let fault = |error: io::Error| Fault::Connection(format!("connection to {address}: {error}"));
-    let stream = TcpStream::connect_timeout(&address, CONNECT).map_err(fault)?;
+    let made = Socket::new(Domain::for_address(address), Type::STREAM, Some(protocol)).map_err(fault)?;
+    made.connect_timeout(&address.into(), CONNECT).map_err(fault)?;
+    let stream = TcpStream::from(made);
     stream.set_nodelay(true).map_err(fault)?;
     stream.set_read_timeout(Some(STALL)).map_err(fault)?;
     stream.set_write_timeout(Some(STALL)).map_err(fault)?;
@@ -170,8 +173,14 @@ impl<C: Channel> Connection for HttpConnection<C> {
     }
 
     fn negotiated(&self) -> Negotiated {
+        let multipath = match self.leg.transport {
+            Transport::Mptcp => socket::mptcp_info(self.channel.socket()),
+            _ => None,
+        };
+        let plain = self.leg.transport == Transport::Mptcp && multipath.is_none();
         Negotiated {
-            transport: self.leg.transport.name().into(),
+            transport: if plain { Transport::Tcp } else { self.leg.transport }.name().into(),
+            subflows: multipath,
             congestion_control: self.sender.congestion_control.clone(),
             rto_min_us: self.sender.rto_min_us,
             tls: self.channel.tls(),

@@ -4,6 +4,7 @@
 //! here, one line in [`CARRIERS`], and its Flight Controller in core. Carriers of byte streams share [`http`].
 
 pub mod http;
+mod mptcp;
 pub mod shm;
 mod tcp;
 mod tls;
@@ -45,6 +46,11 @@ pub struct Broken {
 pub trait Carrier: Sync {
     fn transport(&self) -> Transport;
 
+    /// Whether this kernel has it.
+    fn available(&self) -> bool {
+        true
+    }
+
     /// # Errors
     /// Not reachable in time, or the peer does not agree to what the leg demands.
     fn connect(&self, address: SocketAddr, leg: &Leg, context: &Context) -> Result<Box<dyn Connection>, Fault>;
@@ -73,11 +79,12 @@ pub trait Connection: Send {
 }
 
 /// All carriers there are that make connections; [`shm`] needs none.
-pub const CARRIERS: &[&dyn Carrier] = &[&tcp::Tcp, &tls::Tls];
+pub const CARRIERS: &[&dyn Carrier] = &[&tcp::Tcp, &tls::Tls, &mptcp::Mptcp];
 
 /// Transports that this process can carry.
 pub fn transports() -> Vec<Transport> {
-    std::iter::once(Transport::Shm).chain(CARRIERS.iter().map(|carrier| carrier.transport())).collect()
+    let carried = CARRIERS.iter().filter(|carrier| carrier.available()).map(|carrier| carrier.transport());
+    std::iter::once(Transport::Shm).chain(carried).collect()
 }
 
 pub fn carrier(transport: Transport) -> Option<&'static dyn Carrier> {

@@ -5,7 +5,7 @@ use super::{Carrier, Channel, Connection, Context};
 use mission_core::flight::Leg;
 use mission_core::nouns::{Encryption, Transport};
 use mission_core::throttle::Fault;
-use socket2::SockRef;
+use socket2::{Protocol, SockRef};
 use std::fs::File;
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -21,7 +21,7 @@ impl Carrier for Tcp {
     }
 
     fn connect(&self, address: SocketAddr, leg: &Leg, context: &Context) -> Result<Box<dyn Connection>, Fault> {
-        let stream = http::connect(address, leg)?;
+        let stream = http::connect(address, leg, Protocol::TCP)?;
         Ok(Box::new(HttpConnection::new(Plain(stream), leg, context.token.clone())))
     }
 }

@@ -9,6 +9,7 @@ use mission_core::throttle::Fault;
 use rustls::pki_types::ServerName;
 use rustls::server::Acceptor;
 use rustls::{ClientConnection, ServerConnection, StreamOwned};
+use socket2::Protocol;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 
@@ -27,7 +28,7 @@ impl Carrier for Tls {
             }
             _ => (&context.tls.opportunistic, OPPORTUNISTIC),
         };
-        let mut stream = http::connect(address, leg)?;
+        let mut stream = http::connect(address, leg, Protocol::TCP)?;
         let fault = |error: &dyn std::fmt::Display| Fault::Connection(format!("TLS with {address}: {error}"));
         let name = ServerName::try_from(name).expect("a constant that is a name");
         let mut session = ClientConnection::new(ends.client.clone(), name).map_err(|error| fault(&error))?;

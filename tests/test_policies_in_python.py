@@ -1,0 +1,76 @@
+"""A policy of the user's own: asked for weights, and named where it fails."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from distributed import wait
+
+import mission_control
+from tests.conftest import status, until
+
+PARTS, BYTES = 12, 1 << 20
+
+
+def by_name(jobs: list[dict[str, Any]]) -> dict[str, float]:
+    """Jobs whose name begins with x count three times the others."""
+    return {job["job"]: 3.0 if job["job"].startswith("x") else 1.0 for job in jobs}
+
+
+def raises(jobs: list[dict[str, Any]]) -> dict[str, float]:
+    raise KeyError("no such tenant")
+
+
+def stalls(jobs: list[dict[str, Any]]) -> dict[str, float]:
+    time.sleep(3)
+    return {}
+
+
+def nonsense(jobs: list[dict[str, Any]]) -> dict[str, float]:
+    return {job["job"]: -1.0 for job in jobs}
+
+
+def put() -> mission_control.Reference:
+    return mission_control.put([np.zeros(BYTES, np.uint8) for _ in range(PARTS)])
+
+
+def fetch_slowly(reference: mission_control.Reference) -> int:
+    for part in range(PARTS):
+        mission_control.fetch(reference, part=part)
+        time.sleep(0.2)
+    return PARTS
+
+
+def weights(client) -> dict[str, float]:
+    return {job["job"]: round(job["weight"], 2) for job in status(client)["jobs"] if job["weight"] is not None}
+
+
+def test_weights_come_from_the_function_and_stay_when_it_fails(client):
+    owner, *others = client.scheduler_info()["workers"]
+    mission_control.install(client, policy=by_name)
+    try:
+        done = []
+        for name, reader in zip(("x", "y"), others, strict=True):
+            with mission_control.job(name, transport="tcp"):
+                reference = client.submit(put, pure=False, workers=[owner])
+                wait(reference)
+                done.append([client.submit(fetch_slowly, reference, pure=False, workers=[reader]) for _ in range(4)])
+        until(lambda: weights(client) == {"x": 0.75, "y": 0.25}, "the function decides")
+        for bad, said in [(raises, "no such tenant"), (stalls, "has not answered"), (nonsense, "above 0")]:
+            mission_control.install(client, policy=bad)
+            error = until(lambda: status(client)["policy_error"], f"{bad.__name__} is named")
+            assert bad.__name__ in error and said in error
+            assert all(own in (0.75, 0.25, 1.0) for own in weights(client).values()), "the last weights stay"
+        client.gather(done)
+    finally:
+        mission_control.install(client, policy="performance-centric")
+    assert status(client)["policy_error"] is None
+
+
+def test_a_policy_that_is_not_there_is_refused(client):
+    with pytest.raises(ValueError, match="there is no policy python:nowhere:at_all"):
+        mission_control.install(client, policy="python:nowhere:at_all")
+    assert status(client)["policy"] == "performance-centric"
