@@ -21,6 +21,8 @@ from distributed.protocol import pickle
 from tornado.ioloop import PeriodicCallback
 
 from mission_control import _native
+from mission_control.dask import page
+from mission_control.dask.metrics import Metrics
 from mission_control.dask.policy import PREFIX, Policy, Runner, load
 from mission_control.jobs import ANNOTATION, check
 
@@ -65,7 +67,9 @@ class MissionControlScheduler(SchedulerPlugin):
         self.numbers: dict[Any, int] = {}
         self.next_number = itertools.count()
         self.submitted_by: dict[str, Any] = {}
-        self.transfers: dict[tuple[str, str, str, str], dict[str, Any]] = {}
+        # What each worker says of each transfer, and all of it as one, until one of them says more.
+        self.transfers: defaultdict[tuple[str, str, str], dict[str, dict[str, Any]]] = defaultdict(dict)
+        self.merged: dict[tuple[str, str, str], dict[str, Any]] = {}
         self.records: deque[dict[str, Any]] = deque(maxlen=RECORDS_MAX)
         self.recomputed: defaultdict[str, int] = defaultdict(int)
         # What somebody changed of a job while it runs; its tasks still carry what they were submitted with.
@@ -79,6 +83,10 @@ class MissionControlScheduler(SchedulerPlugin):
         tick = PeriodicCallback(lambda: self.event({"event": "tick"}), 1000)
         scheduler.periodic_callbacks[self.name] = tick
         tick.start()
+        if hasattr(scheduler, "http_application"):  # not without a dashboard
+            page.add_to(scheduler.http_application, self.status)
+        self.metrics = Metrics(self.status)
+        self.metrics.register()
 
     # --- what is asked of the plug-in -------------------------------------------------------------------------------
 
@@ -156,6 +164,9 @@ class MissionControlScheduler(SchedulerPlugin):
             self.event(event)
 
     async def on_status(self) -> dict[str, Any]:
+        return self.status()
+
+    def status(self) -> dict[str, Any]:
         """All that can be shown of the cluster now."""
         return {
             "time": time.time(),
@@ -170,13 +181,13 @@ class MissionControlScheduler(SchedulerPlugin):
     def job_status(self, only: str | None = None) -> list[dict[str, Any]]:
         """What the Mission Controller knows of each job, or of one, with what the workers say of its transfers."""
         jobs = [job for job in json.loads(self.mission.status()) if only in (None, job["job"])]
-        told: defaultdict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
-        for (_, *transfer), record in self.transfers.items():
-            told[tuple(transfer)].append(record)
         for job in jobs:
             job["recomputed"] = self.recomputed.get(job["job"], 0)
             for transfer in job["transfers"]:
-                transfer.update(merge(told[job["job"], transfer["from"], transfer["to"]]))
+                key = (job["job"], transfer["from"], transfer["to"])
+                if key not in self.merged:
+                    self.merged[key] = merge(list(self.transfers[key].values()))
+                transfer.update(self.merged[key])
         return jobs
 
     async def on_since(self, seen: int) -> tuple[int, list[dict[str, Any]]]:
@@ -192,7 +203,9 @@ class MissionControlScheduler(SchedulerPlugin):
             self.event({"event": "asked", **event})
         for record in records:
             transfer = {"job": record["job"], "from": record["from"], "to": record["to"]}
-            self.transfers[(worker, *transfer.values())] = record
+            key = (record["job"], record["from"], record["to"])
+            self.transfers[key][worker] = record
+            self.merged.pop(key, None)
             totals = {"asked_bytes": record["asked_bytes"], "served_bytes": record["served_bytes"]}
             self.event(
                 {"event": "progress", "worker": worker, "transfer": transfer, **totals, "moved": record["moved"]}
@@ -302,6 +315,7 @@ class MissionControlScheduler(SchedulerPlugin):
         callback = self.scheduler.periodic_callbacks.pop(self.name, None)
         if callback is not None:
             callback.stop()
+        self.metrics.unregister()
 
     # --- helpers ----------------------------------------------------------------------------------------------------
 
@@ -351,7 +365,9 @@ class MissionControlScheduler(SchedulerPlugin):
         self.changed.pop(job, None)
         for status in self.job_status(job):
             self.record("job-ended", **status)
-        self.transfers = {key: record for key, record in self.transfers.items() if key[1] != job}
+        for key in [key for key in self.transfers if key[0] == job]:
+            del self.transfers[key]
+            self.merged.pop(key, None)
         self.event({"event": "job-ended", "job": job})
         self.tell({"forget_job": job})
 

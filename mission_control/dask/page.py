@@ -1,0 +1,40 @@
+"""The page `/mission-control` on the server of Dask's dashboard, and what it draws from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tornado.web import Application, RequestHandler
+
+PAGE = Path(__file__).with_name("page.html")
+
+
+def add_to(application: Application, status: Callable[[], dict[str, Any]]) -> None:
+    """Adds the page to the scheduler's own server, beside Dask's pages."""
+    application.add_handlers(
+        r".*$", [(r"/mission-control/?", Page), (r"/mission-control/status\.json", Status, {"status": status})]
+    )
+
+
+class Page(RequestHandler):
+    def get(self) -> None:
+        self.set_header("Content-Type", "text/html; charset=utf-8")
+        # All of it is in the page: nothing is loaded from elsewhere, and no text of a job is taken for code.
+        self.set_header(
+            "Content-Security-Policy",
+            "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'",
+        )
+        self.write(PAGE.read_text())
+
+
+class Status(RequestHandler):
+    def initialize(self, status: Callable[[], dict[str, Any]]) -> None:
+        self.status = status
+
+    def get(self) -> None:
+        self.set_header("Cache-Control", "no-store")
+        self.set_header("Content-Type", "application/json")
+        self.write(json.dumps(self.status()))
