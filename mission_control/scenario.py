@@ -49,10 +49,17 @@ class Topology(Part):
 class Workload(Part):
     """What is computed."""
 
-    kind: Literal["sort"] = Field("sort", description="sort: records of 100 bytes with a 10-byte key, files to files")
-    size: Bytes = Field("1 GiB", validate_default=True, description="bytes of input of each job", ge=100)
+    kind: Literal["sort", "kmeans"] = Field(
+        "sort", description="sort: records of 100 bytes with a 10-byte key, files to files; kmeans: centres of points"
+    )
+    size: Bytes = Field("1 GiB", validate_default=True, description="sort: bytes of input of each job", ge=100)
+    points: int = Field(2_000_000, ge=1, description="kmeans: points of each job")
+    k: int = Field(100, ge=1, description="kmeans: centres")
+    dimensions: int = Field(8, ge=1, description="kmeans: of each point")
     jobs: int = Field(1, ge=1, description="jobs at once, each with its own client and its own input")
-    partitions: int | Literal["auto"] = Field("auto", description="map and reduce tasks of each job; auto: 64 MiB each")
+    partitions: int | Literal["auto"] = Field(
+        "auto", description="map tasks of each job; auto: sort 64 MiB each, kmeans 8"
+    )
     seed: int = Field(1, description="the same seed makes the same input")
 
 
@@ -88,6 +95,8 @@ class Scenario(Part):
     def _consistent(self) -> Scenario:
         control, jobs = self.control, self.workload.jobs
         _native.weights(control.policy, [("a", 1.0, 0, False)], control.flows_per_host)
+        if self.workload.k > self.workload.points:
+            raise ValueError(f"{self.workload.k} centres of {self.workload.points} points: use at most as many centres")
         if control.priorities and len(control.priorities) != jobs:
             raise ValueError(f"{len(control.priorities)} priorities for {jobs} jobs: give one for each job")
         for priority in control.priorities or (1.0,):

@@ -49,7 +49,8 @@ def test_equations_of_the_paper_count_machines():
         ("run sort --workers 0", "hosts"),
         ("run sort --encrypt --transport shm", "plain memory is not encrypted"),
         ("run sort --transport pigeon", "use auto"),
-        ("run nothing", "use sort"),
+        ("run kmeans --points 10 --k 11", "use at most as many centres"),
+        ("run nothing", "use kmeans, sort"),
         ("run /no/such.toml", "cannot be read"),
         ("run sort --scheduler tcp://127.0.0.1:1", "no scheduler answers"),
         ("run sort --frob", "--frob"),
@@ -117,6 +118,33 @@ def test_run_sorts_and_says_what_each_transfer_got(tmp_path, options):
     assert page.count("<svg") == 4 and "http://" not in re.sub(
         r'"http://www\.w3\.org[^"]*"|http://[a-z.]*/[^<]*', "", page
     )
+
+
+def test_kmeans_finds_what_scikit_learn_finds_from_the_same_start(tmp_path):
+    words = [
+        "--points",
+        "60000",
+        "--k",
+        "30",
+        "--dimensions",
+        "5",
+        "--workers",
+        "3",
+        "--results",
+        str(tmp_path),
+        "--json",
+    ]
+    done = mission("run", "kmeans", *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads(done.stdout)
+    assert result["checks"]["centres equal scikit-learn's within 1e-06"] and len(result["checks"]) == 3
+    (job,) = result["jobs"]
+    patterns = {(own["from"], own["to"]): own["pattern"] for own in job["transfers"]}
+    assert patterns["kmeans-reduce", "kmeans-map"] == "broadcast"
+    assert patterns["kmeans-map", "kmeans-reduce"] == "gather"
+    # The points stay where they were made, in every iteration.
+    (points,) = [own for own in job["transfers"] if own["from"] == "kmeans-make" and own["to"] == "kmeans-map"]
+    assert points["own_bytes"] == points["bytes"] >= 3 * 60000 * 5 * 8
 
 
 def test_an_interrupted_run_ends_what_it_started_and_writes_its_report(tmp_path):

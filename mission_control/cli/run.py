@@ -16,8 +16,11 @@ Option = typer.Option
 
 
 def run(
-    scenario: Annotated[str, typer.Argument(help="a built-in scenario (sort), or a file that ends in .toml")],
-    size: Annotated[str | None, Option(help="input of each job, as in 1GiB")] = None,
+    scenario: Annotated[str, typer.Argument(help="a built-in scenario (sort, kmeans), or a file that ends in .toml")],
+    size: Annotated[str | None, Option(help="sort: input of each job, as in 1GiB")] = None,
+    points: Annotated[int | None, Option(help="kmeans: points of each job")] = None,
+    k: Annotated[int | None, Option("--k", help="kmeans: centres")] = None,
+    dimensions: Annotated[int | None, Option(help="kmeans: of each point")] = None,
     workers: Annotated[int | None, Option(help="worker processes to start")] = None,
     jobs: Annotated[int | None, Option(help="jobs at once")] = None,
     policy: Annotated[str | None, Option(help="see mission weights --help")] = None,
@@ -46,7 +49,15 @@ def run(
         load(scenario),
         {
             "topology": {"hosts": workers, "memory_limit": memory_limit},
-            "workload": {"size": size, "jobs": jobs, "partitions": partitions, "seed": seed},
+            "workload": {
+                "size": size,
+                "points": points,
+                "k": k,
+                "dimensions": dimensions,
+                "jobs": jobs,
+                "partitions": partitions,
+                "seed": seed,
+            },
             "control": {
                 "policy": policy,
                 "priorities": ranks,

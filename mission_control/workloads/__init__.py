@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from mission_control.workloads.kmeans import KMeans
 from mission_control.workloads.sort import Sort
 
 if TYPE_CHECKING:
@@ -27,5 +28,5 @@ class Job(Protocol):
         """Whether the result is right: name of each check, and whether it holds; not timed."""
 
 
-WORKLOADS: dict[str, Callable[[Workload, int, Path], Any]] = {"sort": Sort}
+WORKLOADS: dict[str, Callable[[Workload, int, Path], Any]] = {"sort": Sort, "kmeans": KMeans}
 """By kind; made from the scenario's workload, the number of the job, and a folder for its data."""

@@ -44,13 +44,14 @@ impl Evidence {
     }
 
     /// Every receiver its own parts of many objects: shuffle; the same parts to many receivers: broadcast; one receiver
-    /// from many: gather; else one-to-one. One taker of a part of many-part objects is the first receiver of a shuffle.
+    /// from many: gather; else one-to-one. One taker of a part of many-part objects is the first receiver of a shuffle;
+    /// several that each take other objects, and these whole, are one gather after another, as in iterations.
     pub fn pattern(&self) -> Pattern {
         if self.receivers.is_empty() {
             Pattern::Unknown
         } else if 2 * self.shared as usize >= self.takers.len() {
             Pattern::Broadcast
-        } else if self.most_objects > 1 && (self.most_parts > 1 && self.takers.len() < 2 || self.receivers.len() > 1) {
+        } else if self.most_objects > 1 && self.most_parts > 1 && (self.takers.len() < 2 || self.receivers.len() > 1) {
             Pattern::Shuffle
         } else if self.most_objects > 1 {
             Pattern::Gather
@@ -79,6 +80,7 @@ mod tests {
         assert_eq!(evidence(&[("r0", 8, "o", 0, 4), ("r1", 8, "o", 1, 4)]), Pattern::Shuffle);
         assert_eq!(evidence(&[("r0", 1, "o", 0, 1), ("r1", 1, "o", 0, 1)]), Pattern::Broadcast);
         assert_eq!(evidence(&[("r0", 8, "o", 0, 1)]), Pattern::Gather);
+        assert_eq!(evidence(&[("r0", 8, "a", 0, 1), ("r1", 8, "b", 0, 1)]), Pattern::Gather);
         assert_eq!(evidence(&[("r0", 1, "o", 0, 1)]), Pattern::OneToOne);
         assert_eq!(evidence(&[("r0", 1, "a", 0, 1), ("r1", 1, "b", 0, 1)]), Pattern::OneToOne);
     }

@@ -381,7 +381,7 @@ mod tests {
         met(&small);
         met(&spooled);
         let job = JobId::from("job");
-        for (owner, len, why) in [(&small, 10, "small"), (&spooled, 1 << 20, "spool")] {
+        for (owner, len, why) in [(&small, 10, "below 64.0 KiB"), (&spooled, 1 << 20, "spool")] {
             let content = vec![5; len];
             let id = owner.put(&[&content], &job, &Demands::default()).unwrap();
             let parts = vec![wanted(owner, id, 0, len as u64)];

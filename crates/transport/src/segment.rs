@@ -203,7 +203,7 @@ impl Segment {
     /// # Errors
     /// Somebody may still write to it, or it cannot be shared.
     pub fn protect(&self) -> Result<&File, String> {
-        let file = self.file().ok_or("its memory cannot be mapped by others: it is small, or was not meant for it")?;
+        let file = self.file().ok_or("it was put while there was nobody to share with")?;
         let mut protected = self.protecting.lock().expect("no panic while held");
         if !*protected {
             if self.writers.load(Ordering::Acquire) > 0 {

@@ -11,7 +11,7 @@
 use crate::facts::Negotiated;
 use crate::host;
 use crate::object::ObjectId;
-use crate::segment::SEALS;
+use crate::segment::{SEALS, SHARED_MIN};
 use crate::store::{Object, Store};
 use mission_core::defaults::STALL;
 use mission_core::nouns::{Encryption, Transport};
@@ -151,6 +151,9 @@ fn lend(object: &Object, part: u32) -> Result<(&File, u64, u64, u64), String> {
         return Err("this object may only leave encrypted".into());
     }
     let (segment, start, len) = object.in_memory(part).ok_or("the object lies in the spool")?;
+    if segment.len() < SHARED_MIN {
+        return Err(format!("objects below {} are copied", mission_core::units::format_bytes(SHARED_MIN as u64)));
+    }
     let file = segment.protect()?;
     Ok((file, start, len, segment.size() as u64))
 }

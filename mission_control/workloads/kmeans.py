@@ -1,0 +1,196 @@
+"""k-means by Lloyd's iterations: a graph that grows until the centres stand still.
+
+The points lie where they were made, and are read there in every iteration. The centres are one object that every map
+task fetches, a broadcast; the partial sums of all map tasks go to one reduce task, a gather, the incast pattern. Rules
+of convergence are scikit-learn's (``KMeans``, algorithm ``lloyd``), so that its result from the same start is the same.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+from uuid import uuid4
+
+import numpy as np
+
+import mission_control
+
+if TYPE_CHECKING:
+    from distributed import Client, Future
+
+    from mission_control.scenario import Workload
+
+TOLERANCE = 1e-4
+"""Of the mean variance of the points: a squared shift below it is none (scikit-learn's default)."""
+ITERATIONS_MAX = 300
+"""scikit-learn's default."""
+ROWS = 8192
+"""Distances of so many points to all centres are computed at once: they fit into a core's cache."""
+COMPARED_MAX = 500_000
+"""With more points the comparison with scikit-learn would take longer than the work."""
+SAME = 1e-6
+"""Largest difference of a coordinate from scikit-learn's: sums are formed in another order."""
+
+
+class Step(NamedTuple):
+    """What a reduce task says of its iteration."""
+
+    centres: mission_control.Reference
+    shift: float
+    """Sum of the squared distances by which the centres moved."""
+    counted: int
+    labels: tuple[int, ...]
+    """A checksum of the labels of each partition: where none changed, the centres will not either."""
+
+
+class KMeans:
+    """One k-means job.
+
+    Args:
+        workload: of the scenario.
+        number: of the job, from 0; each has other points.
+    """
+
+    def __init__(self, workload: Workload, number: int, folder: Path):
+        self.points, self.k, self.dimensions = workload.points, workload.k, workload.dimensions
+        self.partitions = 8 if workload.partitions == "auto" else workload.partitions
+        self.seed = workload.seed * 1000 + number
+        self.data: list[Future] = []
+        self.start = np.empty(0)
+        self.tolerance = 0.0
+        self.steps: list[Step] = []
+        self.result = np.empty(0)
+
+    def prepare(self, client: Client, say: Callable[[str], None]) -> None:
+        """The first points of the input are the first centres; with well mixed points that is as good as any."""
+        say(f"makes {self.points} points of {self.dimensions} dimensions")
+        sizes = np.diff(np.linspace(0, self.points, self.partitions + 1).astype(int)).tolist()
+        shape = (self.seed, self.k, self.dimensions)
+        make = partial(make_points, shape=shape)
+        self.data = client.map(make, sizes, range(len(sizes)), key="kmeans-make", pure=False)
+        moments = partial(moments_of, columns=self.dimensions)
+        told = client.gather(client.map(moments, self.data, key="kmeans-moments", pure=False))
+        mean = sum(own[0] for own in told) / self.points
+        self.tolerance = float(np.mean(sum(own[1] for own in told) / self.points - mean**2)) * TOLERANCE
+        head = partial(copy_of, columns=self.dimensions, rows=self.k)
+        self.start = np.concatenate(client.gather(client.map(head, self.data, key="kmeans-head", pure=False)))[: self.k]
+
+    def run(self, client: Client, say: Callable[[str], None]) -> None:
+        columns = self.dimensions
+        homes = client.who_has(self.data)
+        centres = client.submit(put_rows, self.start, key=f"kmeans-start-{uuid4().hex}", pure=False)
+        while len(self.steps) < ITERATIONS_MAX:
+            run = uuid4().hex  # keys of two iterations, or of two jobs, must not meet
+            parts = []
+            for number, points in enumerate(self.data):
+                key = (f"kmeans-map-{run}", number)
+                # Where its points lie: they are the same in every iteration.
+                home: dict[str, Any] = {"workers": list(homes[points.key]), "allow_other_workers": True}
+                parts.append(client.submit(assign, points, centres, columns, key=key, pure=False, **home))
+            step = client.submit(update, parts, centres, columns, key=f"kmeans-reduce-{run}", pure=False)
+            self.steps.append(step.result())
+            centres = client.submit(centres_of, step, key=f"kmeans-next-{run}", pure=False)
+            now = self.steps[-1]
+            say(f"iteration {len(self.steps)}: squared shift {now.shift:.3g}, done below {self.tolerance:.3g}")
+            if self.standing():
+                break
+        result = client.submit(copy_of, centres, columns, key=f"kmeans-result-{uuid4().hex}", pure=False)
+        self.result = result.result()
+
+    def standing(self) -> bool:
+        """Whether nothing moves any more."""
+        if len(self.steps) > 1 and self.steps[-1].labels == self.steps[-2].labels:
+            return True
+        return self.steps[-1].shift <= self.tolerance
+
+    def check(self, client: Client, say: Callable[[str], None]) -> dict[str, bool]:
+        checks = {
+            "converged": self.standing(),
+            "every point counted in every iteration": all(step.counted == self.points for step in self.steps),
+        }
+        if self.points <= COMPARED_MAX and (theirs := self.scikit_learn(client, say)) is not None:
+            checks[f"centres equal scikit-learn's within {SAME:g}"] = bool(np.abs(theirs - self.result).max() <= SAME)
+        self.data = []
+        return checks
+
+    def scikit_learn(self, client: Client, say: Callable[[str], None]) -> np.ndarray | None:
+        """Its centres from the same start; ``None`` where it is not installed."""
+        try:
+            from sklearn.cluster import KMeans as Reference
+        except ImportError:
+            return None
+        say("compares with scikit-learn")
+        everything = partial(copy_of, columns=self.dimensions)
+        points = np.concatenate(client.gather(client.map(everything, self.data, key="kmeans-all", pure=False)))
+        model = Reference(self.k, init=self.start, n_init=1, max_iter=ITERATIONS_MAX, tol=TOLERANCE, algorithm="lloyd")
+        return model.fit(points).cluster_centers_
+
+
+def make_points(count: int, number: int, shape: tuple[int, int, int]) -> mission_control.Reference:
+    """Points around k places, the same places in every partition; an object of one part."""
+    seed, k, dimensions = shape
+    places = np.random.default_rng(seed).uniform(-10, 10, (k, dimensions))
+    random = np.random.default_rng([seed, number])
+    points = places[random.integers(0, k, count)] + random.normal(0, 1, (count, dimensions))
+    return put_rows(points)
+
+
+def put_rows(rows: np.ndarray) -> mission_control.Reference:
+    return mission_control.put([np.ascontiguousarray(rows, np.float64).data])
+
+
+def rows_of(reference: mission_control.Reference, columns: int) -> np.ndarray:
+    """A fetched object as rows of so many numbers, where it lies."""
+    return np.frombuffer(memoryview(mission_control.fetch(reference)[0]), np.float64).reshape(-1, columns)
+
+
+def copy_of(reference: mission_control.Reference, columns: int, rows: int | None = None) -> np.ndarray:
+    """The first rows of an object, or all, for a result that Dask carries."""
+    return rows_of(reference, columns)[:rows].copy()
+
+
+def centres_of(step: Step) -> mission_control.Reference:
+    """Only what the next iteration needs."""
+    return step.centres
+
+
+def moments_of(reference: mission_control.Reference, columns: int) -> tuple[np.ndarray, np.ndarray]:
+    """Sums, and sums of squares, of each coordinate."""
+    rows = rows_of(reference, columns)
+    return rows.sum(axis=0), (rows**2).sum(axis=0)
+
+
+class Sums(NamedTuple):
+    """What a map task says of its points; the sums themselves are an object."""
+
+    sums: mission_control.Reference
+    labels: int
+
+
+def assign(points: mission_control.Reference, centres: mission_control.Reference, columns: int) -> Sums:
+    """Nearest centre of each point; of each centre the sum of its points, and their number in a last column."""
+    rows, middle = rows_of(points, columns), rows_of(centres, columns)
+    squares = (middle**2).sum(axis=1)
+    labels = np.empty(len(rows), np.int32)
+    for first in range(0, len(rows), ROWS):
+        block = rows[first : first + ROWS]
+        # The squared distance without the point's own square, which is the same for all centres.
+        labels[first : first + ROWS] = (squares - 2 * block @ middle.T).argmin(axis=1)
+    sums = np.empty((len(middle), columns + 1))
+    for column in range(columns):
+        sums[:, column] = np.bincount(labels, rows[:, column], len(middle))
+    sums[:, columns] = np.bincount(labels, minlength=len(middle))
+    return Sums(put_rows(sums), zlib.crc32(labels.tobytes()))
+
+
+def update(parts: list[Sums], before: mission_control.Reference, columns: int) -> Step:
+    """The new centres. One that lost all its points stays where it is."""
+    fetched = mission_control.fetch([part.sums for part in parts])
+    total = np.sum([np.frombuffer(memoryview(own), np.float64).reshape(-1, columns + 1) for own in fetched], axis=0)
+    counts, old = total[:, columns:], rows_of(before, columns)
+    new = np.where(counts > 0, total[:, :columns] / np.maximum(counts, 1), old)
+    shift = float(((new - old) ** 2).sum())
+    return Step(put_rows(new), shift, int(counts.sum()), tuple(part.labels for part in parts))
