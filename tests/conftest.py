@@ -59,6 +59,21 @@ def resources(client: Client) -> dict[str, dict[str, Any]]:
     return client.run(lambda dask_worker: dask_worker.plugins["mission-control"].resources())
 
 
+def held_by_scheduler(client: Client) -> dict[str, int]:
+    """How many of each the scheduler plug-in remembers; all 0 once nothing runs."""
+
+    def count(dask_scheduler: Any) -> dict[str, int]:
+        own = dask_scheduler.plugins["mission-control"]
+        jobs, objects = own.jobs, own.objects
+        sizes = {"jobs of tasks": jobs.of, "specifications": jobs.specs, "owners": jobs._owners, "holds": jobs._holds}
+        sizes |= {"tasks": jobs._tasks, "objects": objects._owner, "carriers": objects._carried, "keys": objects._keys}
+        sizes |= {"transfers": own.transfers, "merged": own.merged, "numbers": own.numbers, "changed": own.changed}
+        sizes |= {"graph": own.graph, "submitted": own.submitted_by, "recomputed": own.recomputed}
+        return {name: len(value) for name, value in sizes.items()}
+
+    return client.run_on_scheduler(count)
+
+
 def until(true: Callable[[], Any], what: str, seconds: float = 20) -> Any:
     deadline = time.monotonic() + seconds
     while not (value := true()):

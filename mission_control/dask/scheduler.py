@@ -63,6 +63,8 @@ class MissionControlScheduler(SchedulerPlugin):
         self.token = secrets.token_bytes(32)
         self.workers: dict[str, dict[str, Any]] = {}
         self.jobs = Jobs()
+        # Over, and still to hear the last words of.
+        self.ending: set[str] = set()
         self.objects = Objects()
         self.numbers: dict[Any, int] = {}
         self.next_number = itertools.count()
@@ -200,8 +202,11 @@ class MissionControlScheduler(SchedulerPlugin):
     def on_progress(self, worker: str, records: list[dict[str, Any]], asked: list[dict[str, Any]], cpu: float) -> None:
         """What a worker's fetches asked for and got since its last word."""
         for event in asked:
-            self.event({"event": "asked", **event})
+            if self.known(event["transfer"]["job"]):
+                self.event({"event": "asked", **event})
         for record in records:
+            if not self.known(record["job"]):
+                continue  # late words on a job that is over would bring it back for ever
             transfer = {"job": record["job"], "from": record["from"], "to": record["to"]}
             key = (record["job"], record["from"], record["to"])
             self.transfers[key][worker] = record
@@ -211,6 +216,9 @@ class MissionControlScheduler(SchedulerPlugin):
                 {"event": "progress", "worker": worker, "transfer": transfer, **totals, "moved": record["moved"]}
             )
             self.record("progress", worker=worker, cpu=cpu, **transfer, **totals, flows=record["flows"])
+
+    def known(self, job: str) -> bool:
+        return job in self.jobs.specs or job in self.ending
 
     def on_task(self, worker: str, key: Any, carries: list[tuple[str, str]]) -> None:
         """A task's result carries references; said before the scheduler hears that the task is done."""
@@ -356,15 +364,18 @@ class MissionControlScheduler(SchedulerPlugin):
 
     def end(self, job: str) -> None:
         """The job is over; its workers have a moment to say what is still to be said of it."""
+        self.ending.add(job)
         self.tell({"report": True})
         self.scheduler.loop.call_later(LAST_WORDS_S, self.finish, job)
 
     def finish(self, job: str) -> None:
+        self.ending.discard(job)
         if job in self.jobs.specs:
             return  # it has come back meanwhile
         self.changed.pop(job, None)
         for status in self.job_status(job):
             self.record("job-ended", **status)
+        self.recomputed.pop(job, None)
         for key in [key for key in self.transfers if key[0] == job]:
             del self.transfers[key]
             self.merged.pop(key, None)

@@ -1,0 +1,197 @@
+"""Several jobs on one cluster, while everything that can go wrong does: `python -m tests.chaos --rounds 200`.
+
+Each round has a seed; what it does follows from it. Every job of every round must end right, or with an error that
+names its cause; and when all rounds are over nothing may be left: no objects, memory, connections or spool files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from distributed import Client, KilledWorker, LocalCluster, Worker
+from distributed.client import FutureCancelledError
+from distributed.diagnostics.plugin import WorkerPlugin
+
+import mission_control
+from mission_control.dask.worker import MissionControlWorker
+from mission_control.scenario import Workload
+from mission_control.workloads.kmeans import KMeans
+from mission_control.workloads.sort import Sort
+from tests.conftest import held_by_scheduler, resources, status, until
+from tests.proxy import Limit, Proxy, flip
+
+NAMED = (mission_control.TransferError, KilledWorker, FutureCancelledError)
+"""Errors that a job may end with: their texts name the cause."""
+ROUND_S = 240
+"""Longer than the longest patience of the data plane, several times over: a round that takes longer hangs."""
+HARMS = ("none", "reset", "stall", "slow", "flip")
+BLOWS = ("none", "kill", "freeze", "spool")
+
+
+class Behind(WorkerPlugin):
+    """Puts a harmful proxy before a worker's data plane; it runs in the worker itself, so that it dies with it."""
+
+    name = "chaos"
+
+    async def setup(self, worker: Worker) -> None:
+        self.kind, self.random = "none", random.Random(worker.address)
+        plugin = worker.plugins[MissionControlWorker.name]
+        self.proxy = Proxy(plugin.endpoint.address, harm=self.harm)
+        self.proxy.__enter__()
+        plugin.endpoint = Moved(plugin.endpoint, self.proxy.address)
+
+    def begin(self, kind: str, seed: int) -> None:
+        self.kind, self.random = kind, random.Random(seed)
+        self.proxy.limit = Limit(20e6) if kind == "slow" else None
+
+    def harm(self, number: int, offset: int, piece: bytes) -> bytes | None:
+        if self.kind == "reset" and self.random.random() < 0.05:
+            return None
+        if self.kind == "stall" and self.random.random() < 0.01:
+            time.sleep(6)
+        if self.kind == "flip" and self.random.random() < 0.05:
+            return flip(piece, self.random.randrange(8 * len(piece)))
+        return piece
+
+
+class Moved:
+    """An endpoint that tells another address."""
+
+    def __init__(self, endpoint: Any, address: str):
+        self._endpoint, self.address = endpoint, address
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._endpoint, name)
+
+
+def begin(kind: str, seed: int, dask_worker: Any) -> None:
+    dask_worker.plugins[Behind.name].begin(kind, seed)
+
+
+def damage(seed: int, dask_worker: Any) -> int:
+    """Writes over some bytes of the worker's spool; gives how many places were hit."""
+    chance, hit = random.Random(seed), 0
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            if "mission-spool" not in os.readlink(f"/proc/self/fd/{number}"):
+                continue
+            size = os.fstat(int(number)).st_size
+            for _ in range(3 if size else 0):
+                hit += os.pwrite(int(number), b"\xff", chance.randrange(size))
+        except OSError:
+            pass
+    return hit
+
+
+def freeze(dask_scheduler: Any) -> None:
+    time.sleep(2)  # holds the scheduler's only thread
+
+
+def strike(client: Client, blow: str, chance: random.Random, over: threading.Event) -> None:
+    """Does something bad in the middle of the jobs."""
+    while not over.wait(chance.uniform(0.2, 1.5)):
+        try:
+            if blow == "kill":
+                pids = client.run(os.getpid, on_error="ignore")
+                os.kill(chance.choice(sorted(pids.values())), signal.SIGKILL)
+                return
+            if blow == "freeze":
+                client.run_on_scheduler(freeze)
+                return
+            if blow == "spool":
+                client.run(damage, chance.random(), on_error="ignore")
+        except OSError:
+            pass  # its worker went meanwhile
+
+
+def job(cluster: LocalCluster, name: str, kind: str, seed: int, transport: str, folder: Path) -> str:
+    """Runs one job to its end; "right", or the name of its error."""
+    workload = Workload(size="12 MiB", points=6000, k=6, dimensions=4, partitions=6, seed=seed)
+    made = {"sort": Sort, "kmeans": KMeans}[kind](workload, 0, folder / name)
+    with Client(cluster, set_as_default=False) as client:
+        try:
+            with mission_control.job(name, client=client, transport=transport):
+                made.prepare(client, lambda _: None)
+                made.run(client, lambda _: None)
+                checks = made.check(client, lambda _: None)
+        except NAMED as error:
+            assert str(error), f"{type(error).__name__} says nothing"
+            return type(error).__name__
+    assert all(checks.values()), f"{name} ended wrong: {checks}"
+    return "right"
+
+
+def one(cluster: LocalCluster, client: Client, seed: int, folder: Path) -> tuple[str, list[str]]:
+    """One round; what was done, and how its jobs ended."""
+    chance = random.Random(seed)
+    harm, blow = chance.choice(HARMS), chance.choice(BLOWS)
+    until(lambda: len(client.run(begin, harm, seed, on_error="ignore")) >= 3, "all workers are up", seconds=60)
+    over = threading.Event()
+    with ThreadPoolExecutor(4) as pool:
+        bad = pool.submit(strike, client, blow, chance, over)
+        jobs = []
+        for number, kind in enumerate(
+            chance.choice([("sort", "kmeans"), ("sort", "sort"), ("sort", "kmeans", "sort")])
+        ):
+            transport = chance.choice(["tcp", "tls", "auto"])
+            name = f"{kind}-{seed}-{number}"
+            jobs.append(pool.submit(job, cluster, name, kind, seed * 10 + number, transport, folder))
+        try:
+            ends = [own.result(timeout=ROUND_S) for own in jobs]
+        finally:
+            over.set()
+        bad.result(timeout=ROUND_S)
+    return f"{harm}, {blow}", ends
+
+
+def nothing_left(client: Client) -> bool:
+    """No objects, memory, connections; the scheduler remembers nothing."""
+    names = ("objects", "live_bytes", "spooled_bytes", "kept_connections", "fetching_connections")
+    own = resources(client).values()
+    return not any(worker[name] for worker in own for name in names) and not any(held_by_scheduler(client).values())
+
+
+def run(rounds: int, first_seed: int = 0) -> Counter[str]:
+    """All rounds; how often jobs ended how."""
+    ended: Counter[str] = Counter()
+    folder = Path(tempfile.mkdtemp(prefix="mission-chaos-"))
+    # A quarter of this is for objects: some of them are spooled in every round.
+    workers = {"n_workers": 3, "threads_per_worker": 2, "memory_limit": "400MiB"}
+    try:
+        cluster = LocalCluster(**workers, dashboard_address=":0", local_directory=str(folder / "dask"), silence_logs=50)
+        with cluster, Client(cluster, set_as_default=False) as client:
+            mission_control.install(client)
+            client.register_plugin(Behind())
+            for seed in range(first_seed, first_seed + rounds):
+                began = time.monotonic()
+                what, ends = one(cluster, client, seed, folder)
+                ended.update(ends)
+                print(f"round {seed}: {what}: {', '.join(ends)} ({time.monotonic() - began:.1f} s)", flush=True)
+            client.run(begin, "none", 0)
+            until(lambda: not status(client)["jobs"] and nothing_left(client), "nothing is left", seconds=60)
+            left = [path for path in (folder / "dask").rglob("mission-control/*") if path.is_file()]
+            assert not left, left
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return ended
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--first-seed", type=int, default=0)
+    given = parser.parse_args()
+    print(dict(run(given.rounds, given.first_seed)))
+    sys.exit(0)
