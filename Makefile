@@ -1,5 +1,5 @@
 # Every command of the project. `make demo` and `make test` need a fresh checkout and nothing else.
-.PHONY: demo test check fuzz setup lock docs clean
+.PHONY: demo test check fuzz chaos setup lock docs clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -23,6 +23,10 @@ check: setup           ## formatting, lints, types; the generated documents are 
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m mission_control.docs --check
+
+CHAOS_ROUNDS ?= 200
+chaos: setup           ## jobs under every fault, CHAOS_ROUNDS rounds; 20 of them are in `make test`
+	$(BIN)/python -m tests.chaos --rounds $(CHAOS_ROUNDS)
 
 # The flags that cargo-fuzz gives, without the sanitizer: that would need a nightly compiler.
 FUZZ_FLAGS := -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \

@@ -7,6 +7,7 @@ names its cause; and when all rounds are over nothing may be left: no objects, m
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import random
 import shutil
@@ -25,6 +26,8 @@ from distributed.client import FutureCancelledError
 from distributed.diagnostics.plugin import WorkerPlugin
 
 import mission_control
+from mission_control import _native
+from mission_control.dask.scheduler import MissionControlScheduler
 from mission_control.dask.worker import MissionControlWorker
 from mission_control.scenario import Workload
 from mission_control.workloads.kmeans import KMeans
@@ -40,6 +43,14 @@ HARMS = ("none", "reset", "stall", "slow", "flip")
 BLOWS = ("none", "kill", "freeze", "spool")
 
 
+class SmallStore(MissionControlWorker):
+    """So small that most objects are spooled."""
+
+    async def setup(self, worker: Worker) -> None:
+        _native.STORE_MEMORY_FRACTION = 0.01
+        await super().setup(worker)
+
+
 class Behind(WorkerPlugin):
     """Puts a harmful proxy before a worker's data plane; it runs in the worker itself, so that it dies with it."""
 
@@ -47,7 +58,9 @@ class Behind(WorkerPlugin):
 
     async def setup(self, worker: Worker) -> None:
         self.kind, self.random = "none", random.Random(worker.address)
-        plugin = worker.plugins[MissionControlWorker.name]
+        # On a worker that starts, Dask sets all plug-ins up at once.
+        while (plugin := worker.plugins.get(MissionControlWorker.name)) is None or plugin.endpoint is None:
+            await asyncio.sleep(0.02)
         self.proxy = Proxy(plugin.endpoint.address, harm=self.harm)
         self.proxy.__enter__()
         plugin.endpoint = Moved(plugin.endpoint, self.proxy.address)
@@ -167,12 +180,12 @@ def run(rounds: int, first_seed: int = 0) -> Counter[str]:
     """All rounds; how often jobs ended how."""
     ended: Counter[str] = Counter()
     folder = Path(tempfile.mkdtemp(prefix="mission-chaos-"))
-    # A quarter of this is for objects: some of them are spooled in every round.
     workers = {"n_workers": 3, "threads_per_worker": 2, "memory_limit": "400MiB"}
     try:
         cluster = LocalCluster(**workers, dashboard_address=":0", local_directory=str(folder / "dask"), silence_logs=50)
         with cluster, Client(cluster, set_as_default=False) as client:
-            mission_control.install(client)
+            client.register_plugin(MissionControlScheduler())
+            client.register_plugin(SmallStore())
             client.register_plugin(Behind())
             for seed in range(first_seed, first_seed + rounds):
                 began = time.monotonic()

@@ -1,6 +1,6 @@
 //! Memory of the data plane as Python buffers: numpy and Arrow use it without a copy.
 
-use mission_transport::{fetcher, segment};
+use mission_transport::{parts, segment};
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -44,7 +44,7 @@ impl Segment {
 /// A part that has arrived: read-only.
 #[pyclass(frozen)]
 pub struct Part {
-    pub inner: fetcher::Part,
+    pub inner: parts::Part,
 }
 
 #[pymethods]

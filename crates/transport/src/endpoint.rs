@@ -3,9 +3,10 @@
 use crate::auth::Token;
 use crate::carrier::shm::Lender;
 use crate::carrier::{self, Context};
-use crate::fetcher::{FetchRequest, Fetched, Fetcher};
+use crate::fetcher::Fetcher;
 use crate::host;
 use crate::object::ObjectId;
+use crate::parts::{FetchRequest, Fetched};
 use crate::segment::{Pool, Segment};
 use crate::server::Server;
 use crate::store::Store;
@@ -150,7 +151,7 @@ pub fn interfaces() -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fetcher::Wanted;
+    use crate::parts::Wanted;
     use mission_core::flight::FlightPlan;
     use mission_core::nouns::{TransferId, Transport};
 

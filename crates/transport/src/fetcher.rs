@@ -9,6 +9,7 @@ use crate::carrier::{self, Ask, Broken, Connection, Context};
 use crate::connections::Connections;
 use crate::facts::TransportFacts;
 use crate::object::ObjectId;
+use crate::parts::{FetchRequest, Fetched, Home, Part, Wanted, places};
 use crate::segment::{Pool, Segment};
 use crate::store::{Object, Store};
 use mission_core::defaults::{FLOWS_PER_HOST, LINGER};
@@ -25,59 +26,6 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, Weak};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
-
-/// A part of an object, and who has it.
-#[derive(Clone, Debug)]
-pub struct Wanted {
-    pub object: ObjectId,
-    pub part: u32,
-    pub len: u64,
-    pub addresses: Vec<SocketAddr>,
-}
-
-/// All that is asked for by one call.
-pub struct FetchRequest {
-    pub transfer: TransferId,
-    pub demands: Demands,
-    pub parts: Vec<Wanted>,
-    /// All parts in one piece of memory, without gaps. Otherwise each lies where it is cheapest: what this host has
-    /// already is not copied, and the rest begins at multiples of [`ALIGN`].
-    pub packed: bool,
-}
-
-/// As Arrow wants its buffers.
-pub const ALIGN: usize = 64;
-
-/// Parts that have arrived.
-pub struct Fetched {
-    pub parts: Vec<Part>,
-    /// All of them, where they are packed.
-    pub all: Option<Part>,
-    pub tally: Tally,
-}
-
-/// Memory in which a part lies; it stays as it is while this lives.
-#[derive(Clone)]
-pub struct Part {
-    home: Home,
-    start: usize,
-    len: usize,
-}
-
-#[derive(Clone)]
-enum Home {
-    Own(Arc<Segment>),
-    Borrowed(Arc<Borrowed>),
-}
-
-impl Part {
-    pub fn bytes(&self) -> &[u8] {
-        match &self.home {
-            Home::Own(segment) => &segment.bytes()[self.start..self.start + self.len],
-            Home::Borrowed(borrowed) => borrowed.bytes(),
-        }
-    }
-}
 
 pub struct Fetcher {
     shared: Arc<Shared>,
@@ -806,26 +754,6 @@ impl Shared {
         }
         state.helpers -= 1;
     }
-}
-
-/// Where each part goes in the memory that is taken for this fetch, and how much of it there is; what has a home needs
-/// no place there unless the parts are to be packed.
-fn places(request: &FetchRequest, homes: &[Option<Part>]) -> (Vec<(usize, usize)>, usize) {
-    let mut end = 0usize;
-    let places = request
-        .parts
-        .iter()
-        .zip(homes)
-        .map(|(wanted, home)| {
-            if home.is_some() && !request.packed {
-                return (0, 0);
-            }
-            let start = if request.packed { end } else { end.next_multiple_of(ALIGN) };
-            end = start + wanted.len as usize;
-            (start, wanted.len as usize)
-        })
-        .collect();
-    (places, end)
 }
 
 fn broken(verified: u64, fault: Fault) -> Outcome {

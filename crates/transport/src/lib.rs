@@ -15,6 +15,7 @@ pub mod facts;
 pub mod fetcher;
 pub mod host;
 pub mod object;
+pub mod parts;
 pub mod segment;
 pub mod server;
 pub mod socket;
