@@ -166,6 +166,8 @@ def one(cluster: LocalCluster, client: Client, seed: int, folder: Path) -> tuple
         finally:
             over.set()
         bad.result(timeout=ROUND_S)
+    # A connection that breaks, stalls, slows or lies is overcome; only data and workers that are gone may not be.
+    assert blow in ("kill", "spool") or set(ends) == {"right"}, (harm, blow, ends)
     return f"{harm}, {blow}", ends
 
 
