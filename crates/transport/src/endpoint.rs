@@ -413,6 +413,10 @@ mod tests {
             reader.fetch(request(parts, demands), || false).unwrap();
             reader.fetcher.transfers().remove(0).transport
         };
+        // Not even to a reader in the same process.
+        let own = FetchRequest { packed: false, ..request(vec![wanted(&owner, id, 0, 1 << 20)], demands) };
+        let fetched = owner.fetch(own, || false).unwrap();
+        assert_ne!(fetched.parts[0].bytes().as_ptr(), segment.as_ptr().cast_const());
         let facts = fetch();
         assert!(facts.fallbacks.iter().any(|own| own.contains("still holds")), "{facts:?}");
         segment.writer_gone();

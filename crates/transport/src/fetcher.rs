@@ -656,7 +656,8 @@ impl Shared {
         for wanted in &request.parts {
             if self.owns(wanted) {
                 let object = self.own(wanted)?;
-                homes.push(object.in_memory(wanted.part).map(|(segment, start, len)| Part {
+                let in_memory = object.in_memory(wanted.part).filter(|(segment, ..)| !segment.has_writers());
+                homes.push(in_memory.map(|(segment, start, len)| Part {
                     home: Home::Own(segment.clone()),
                     start: start as usize,
                     len: len as usize,

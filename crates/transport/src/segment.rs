@@ -198,6 +198,11 @@ impl Segment {
         self.writers.fetch_sub(1, Ordering::AcqRel);
     }
 
+    /// Whether it can still change.
+    pub fn has_writers(&self) -> bool {
+        self.writers.load(Ordering::Acquire) > 0
+    }
+
     /// Makes shared memory read-only for everybody until it goes back to its pool; gives it for others to map.
     ///
     /// # Errors
@@ -206,7 +211,7 @@ impl Segment {
         let file = self.file().ok_or("it was put while there was nobody to share with")?;
         let mut protected = self.protecting.lock().expect("no panic while held");
         if !*protected {
-            if self.writers.load(Ordering::Acquire) > 0 {
+            if self.has_writers() {
                 return Err("the task that wrote it still holds its memory".into());
             }
             let why = |error: rustix::io::Errno| format!("its memory cannot be made read-only: {error}");
