@@ -161,8 +161,7 @@ fn lend(object: &Object, part: u32) -> Result<(&File, u64, u64, u64), String> {
 /// The reader's side: what other processes of this host lend.
 pub struct Borrower {
     cluster: String,
-    /// `None`: not on this host.
-    links: Mutex<HashMap<SocketAddr, Option<Arc<Link>>>>,
+    links: Mutex<HashMap<SocketAddr, Result<Arc<Link>, NotLent>>>,
 }
 
 struct Link {
@@ -188,7 +187,7 @@ unsafe impl Send for Borrowed {}
 unsafe impl Sync for Borrowed {}
 
 /// Why a part was not lent.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NotLent {
     /// Its owner is on another host.
     Elsewhere,
@@ -204,7 +203,7 @@ impl Borrower {
     /// # Errors
     /// It has to come another way; see [`NotLent`].
     pub fn borrow(&self, owner: SocketAddr, object: ObjectId, part: u32, len: u64) -> Result<Borrowed, NotLent> {
-        let link = self.link(owner).ok_or(NotLent::Elsewhere)?;
+        let link = self.link(owner)?;
         let answer = link.ask(&Message::Borrow { object, part });
         let (message, file) = answer.map_err(|error| {
             self.links.lock().expect("no panic while held").remove(&owner);
@@ -231,9 +230,17 @@ impl Borrower {
         }
     }
 
-    fn link(&self, owner: SocketAddr) -> Option<Arc<Link>> {
+    fn link(&self, owner: SocketAddr) -> Result<Arc<Link>, NotLent> {
         let mut links = self.links.lock().expect("no panic while held");
-        links.entry(owner).or_insert_with(|| connect(&self.cluster, owner).ok().map(Arc::new)).clone()
+        let connected = || match connect(&self.cluster, owner) {
+            Ok(link) => Ok(Arc::new(link)),
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                Err(NotLent::Refused("its owner is another user".into()))
+            }
+            // No such name in this network namespace.
+            Err(_) => Err(NotLent::Elsewhere),
+        };
+        links.entry(owner).or_insert_with(connected).clone()
     }
 }
 
