@@ -114,7 +114,11 @@ impl Pool {
         let size = size_class(len);
         let kept = {
             let mut free = self.free.lock().expect("no panic while held");
-            let kept = free.by_kind.get_mut(&(shared, size)).and_then(Vec::pop);
+            let stack = free.by_kind.get_mut(&(shared, size));
+            let (kept, emptied) = stack.map_or((None, false), |stack| (stack.pop(), stack.is_empty()));
+            if emptied {
+                free.by_kind.remove(&(shared, size));
+            }
             free.bytes -= kept.as_ref().map_or(0, |mapping| mapping.size);
             kept
         };
@@ -162,7 +166,6 @@ impl Pool {
                 free.by_kind.entry(mapping.kind()).or_default().push(mapping);
             }
         }
-        free.by_kind.retain(|_, stack| !stack.is_empty());
     }
 }
 
@@ -304,6 +307,16 @@ mod tests {
         assert_eq!(pool.free_bytes(), 6 << 20);
         drop(pool.take(16 << 20, false).unwrap());
         assert_eq!(pool.free_bytes(), 6 << 20, "too large to be kept");
+    }
+
+    #[test]
+    fn a_size_of_which_nothing_is_kept_any_more_makes_no_room() {
+        let pool = Pool::new(8 << 20);
+        drop(pool.take(4 << 20, false).unwrap());
+        let _used_again = pool.take(4 << 20, false).unwrap();
+        let others: Vec<_> = (0..3).map(|_| pool.take(2 << 20, false).unwrap()).collect();
+        drop(others);
+        assert_eq!(pool.free_bytes(), 4 << 20);
     }
 
     #[test]
