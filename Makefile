@@ -25,7 +25,7 @@ check: setup           ## formatting, lints, types; the generated documents are 
 	$(BIN)/python -m mission_control.docs --check
 
 CHAOS_ROUNDS ?= 200
-chaos: setup           ## jobs under every fault, CHAOS_ROUNDS rounds; 20 of them are in `make test`
+chaos: setup           ## jobs under every fault, CHAOS_ROUNDS rounds; some of them are in `make test`
 	$(BIN)/python -m tests.chaos --rounds $(CHAOS_ROUNDS)
 
 # The flags that cargo-fuzz gives, without the sanitizer: that would need a nightly compiler.
