@@ -169,10 +169,11 @@ def fetch(references: Reference | Iterable[Reference], part: int | None = None, 
             raise IndexError(f"part {part} of an object of {len(sizes)} parts: they are numbered from 0")
         numbers = range(len(sizes)) if part is None else (part,)
         wanted.extend((reference.object, number, sizes[number], [reference.address]) for number in numbers)
+    whole = len(wanted) == sum(map(len, references))
     stage = references[0].stage if references else "nothing"
     plugin.remember_asked(task, stage, references, wanted)
     try:
-        parts, all, tally = endpoint.fetch(task.job, stage, task.stage, json.dumps(task.demands), wanted, packed)
+        parts, all, tally = endpoint.fetch(task.job, stage, task.stage, json.dumps(task.demands), wanted, packed, whole)
     except _native.Lost as error:
         plugin.reschedule_if_lost(task.key, {reference.object for reference in references}, error)
         raise

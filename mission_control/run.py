@@ -262,6 +262,7 @@ def transfer_summary(transfer: dict[str, Any]) -> dict[str, Any]:
         "pattern": transfer["pattern"],
         "bytes": transfer["served_bytes"],
         "own_bytes": transfer.get("own_bytes", 0),
+        "peer_bytes": transfer.get("peer_bytes", 0),
         "seconds": ended - begun if begun and ended else None,
         "started": begun,
         "flows_peak": transfer.get("flows_peak", 0),

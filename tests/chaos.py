@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import hashlib
 import os
 import random
 import shutil
@@ -32,13 +33,14 @@ from mission_control.dask.worker import MissionControlWorker
 from mission_control.scenario import Workload
 from mission_control.workloads.kmeans import KMeans
 from mission_control.workloads.sort import Sort
-from tests.conftest import held_by_scheduler, resources, status, until
+from tests.conftest import data, held_by_scheduler, resources, status, until
 from tests.proxy import Limit, Proxy, flip
 
 NAMED = (mission_control.TransferError, KilledWorker, FutureCancelledError)
 """Errors that a job may end with: their texts name the cause."""
 ROUND_S = 240
 """Longer than the longest patience of the data plane, several times over: a round that takes longer hangs."""
+BROADCAST_BYTES = 5 << 20
 HARMS = ("none", "reset", "stall", "slow", "flip")
 BLOWS = ("none", "kill", "freeze", "spool")
 
@@ -129,10 +131,41 @@ def strike(client: Client, blow: str, chance: random.Random, over: threading.Eve
             pass  # its worker went meanwhile
 
 
+class Broadcast:
+    """One object after another, each fetched by many tasks."""
+
+    def __init__(self, workload: Workload, number: int, folder: Path):
+        self.seed, self.digests = workload.seed, [set[str]() for _ in range(3)]
+
+    def prepare(self, client: Client, say: Any) -> None:
+        pass
+
+    def run(self, client: Client, say: Any) -> None:
+        for number, digests in enumerate(self.digests):
+            reference = client.submit(produce, self.seed + number, pure=False)
+            digests.update(client.gather(client.map(digest_of, [reference] * 6, range(6), pure=False)))
+
+    def check(self, client: Client, say: Any) -> dict[str, bool]:
+        expected = [hashlib.sha256(data(BROADCAST_BYTES, self.seed + number)).hexdigest() for number in range(3)]
+        return {"every task got every object right": self.digests == [{own} for own in expected]}
+
+
+def produce(seed: int) -> mission_control.Reference:
+    return mission_control.put([data(BROADCAST_BYTES, seed)])
+
+
+def digest_of(reference: mission_control.Reference, number: int) -> str:
+    return hashlib.sha256(mission_control.fetch(reference)[0]).hexdigest()
+
+
+KINDS = {"sort": Sort, "kmeans": KMeans, "broadcast": Broadcast}
+MIXES = (("sort", "kmeans"), ("sort", "sort"), ("sort", "kmeans", "sort"), ("broadcast", "sort", "kmeans"))
+
+
 def job(cluster: LocalCluster, name: str, kind: str, seed: int, transport: str, folder: Path) -> str:
     """Runs one job to its end; "right", or the name of its error."""
     workload = Workload(size="12 MiB", points=6000, k=6, dimensions=4, partitions=6, seed=seed)
-    made = {"sort": Sort, "kmeans": KMeans}[kind](workload, 0, folder / name)
+    made = KINDS[kind](workload, 0, folder / name)
     with Client(cluster, set_as_default=False) as client:
         try:
             with mission_control.job(name, client=client, transport=transport):
@@ -155,9 +188,7 @@ def one(cluster: LocalCluster, client: Client, seed: int, folder: Path) -> tuple
     with ThreadPoolExecutor(4) as pool:
         bad = pool.submit(strike, client, blow, chance, over)
         jobs = []
-        for number, kind in enumerate(
-            chance.choice([("sort", "kmeans"), ("sort", "sort"), ("sort", "kmeans", "sort")])
-        ):
+        for number, kind in enumerate(chance.choice(MIXES)):
             transport = chance.choice(["tcp", "tls", "auto"])
             name = f"{kind}-{seed}-{number}"
             jobs.append(pool.submit(job, cluster, name, kind, seed * 10 + number, transport, folder))
@@ -173,7 +204,7 @@ def one(cluster: LocalCluster, client: Client, seed: int, folder: Path) -> tuple
 
 def nothing_left(client: Client) -> bool:
     """No objects, memory, connections; the scheduler remembers nothing."""
-    names = ("objects", "live_bytes", "spooled_bytes", "kept_connections", "fetching_connections")
+    names = ("objects", "copies", "live_bytes", "spooled_bytes", "kept_connections", "fetching_connections")
     own = resources(client).values()
     return not any(worker[name] for worker in own for name in names) and not any(held_by_scheduler(client).values())
 

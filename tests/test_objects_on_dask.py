@@ -11,6 +11,7 @@ import pytest
 from distributed import get_client, wait
 
 import mission_control
+from mission_control import _native
 from tests.conftest import resources, status, until
 
 
@@ -41,6 +42,23 @@ def seen(client, job: str) -> list[dict[str, Any]]:
     """The job, once a fetch of it was reported."""
     asked = [own for own in status(client)["jobs"] if any(one["asked_bytes"] for one in own["transfers"])]
     return [own for own in asked if own["job"] == job]
+
+
+def test_a_bug_in_the_native_half_is_an_error_that_reaches_the_client(client):
+    """PyO3's own exception cannot be unpickled: the client would wait for ever."""
+    with pytest.raises(RuntimeError, match="a bug of Mission Control, please report it: out of range"):
+        client.submit(_native._panic, "out of range", pure=False).result(timeout=30)
+
+
+def test_parts_of_any_type_and_of_no_length_are_put(client):
+    def mixed() -> mission_control.Reference:
+        return mission_control.put([np.empty((0, 3)), np.arange(6.0).reshape(2, 3), b"", pa.array([1, 2]).buffers()[1]])
+
+    def look(reference: mission_control.Reference) -> list[int]:
+        return [len(own) for own in mission_control.fetch(reference)]
+
+    reference = client.submit(mixed, pure=False)
+    assert client.submit(look, reference, pure=False).result() == [0, 48, 0, 16]
 
 
 def test_buffers_are_used_by_numpy_and_arrow_without_a_copy(client):

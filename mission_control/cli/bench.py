@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -56,13 +57,8 @@ def sort(
 ) -> None:
     """Sorts the same files by Dask's sort_values, by our sort over stock Dask, and by our sort."""
     from mission_control.bench.sort import measure
-    from mission_control.scenario import BadInput
 
-    try:
-        nbytes = _native.parse_bytes(size)
-    except ValueError as error:
-        raise BadInput(f"--size: {error}") from None
-    result = measure(nbytes, workers, rounds, data, say=say)
+    result = measure(bytes_of(size, "--size"), workers, rounds, data, say=say)
     if as_json:
         print(json.dumps(result))
         return
@@ -78,6 +74,32 @@ def sort(
 
 
 @app.command()
+def broadcast(
+    receivers: Annotated[int, typer.Option(min=1, help="processes that receive")] = 32,
+    size: Annotated[str, typer.Option(help="of the object, as in 32MiB")] = "32MiB",
+    rate: Annotated[str, typer.Option(help="of every sender, as in 256Mbit/s")] = "256Mbit/s",
+    rounds: Annotated[int, typer.Option(min=1, help="samples of each; medians are given")] = 3,
+    as_json: Json = False,
+) -> None:
+    """One object to many receivers whose senders all have one rate: from the owner, and from one another."""
+    from mission_control.bench.broadcast import measure
+
+    result = measure(receivers, bytes_of(size, "--size"), rate_of(rate, "--rate"), rounds, say=say)
+    if as_json:
+        print(json.dumps(result))
+        return
+    print(f"{size} object, every sender at {rate}, {rounds} rounds")
+    print(f"{'what':<34}{'receivers':>10}{'seconds':>9}{'CPU-s/GiB':>11}{'from owner':>12}  spread")
+    for row in result["rows"]:
+        low, high = row["spread"]
+        print(
+            f"{row['what']:<34}{row['receivers']:>10}{row['seconds']:>9.2f}{row['cpu_s_per_gib']:>11.2f}"
+            f"{row['owner_copies']:>12.2f}  {low:.2f} to {high:.2f} s"
+        )
+    print_ratios(result)
+
+
+@app.command()
 def decisions(as_json: Json = False) -> None:
     """A round of weights over 1,000 jobs, and the classification of a graph of 1,000,000 tasks."""
     from mission_control.bench.decisions import measure
@@ -88,6 +110,23 @@ def decisions(as_json: Json = False) -> None:
         return
     for row in result["rows"]:
         print(f"{row['what']:<60}{row['seconds'] * 1000:>10.2f} ms")
+
+
+def bytes_of(text: str, option: str) -> int:
+    return _parsed(_native.parse_bytes, text, option)
+
+
+def rate_of(text: str, option: str) -> int:
+    return _parsed(_native.parse_rate, text, option)
+
+
+def _parsed(parse: Callable[[str], int], text: str, option: str) -> int:
+    from mission_control.scenario import BadInput
+
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise BadInput(f"{option}: {error}") from None
 
 
 def print_ratios(result: dict[str, Any]) -> None:

@@ -128,6 +128,7 @@ def print_explanation(job: dict[str, Any], policy: str) -> None:
             continue
         print(f"    over {facts['chosen'] or 'nothing'}: {facts['reason']}")
         print_facts(facts)
+        print_peers(own)
 
 
 def share_of(job: dict[str, Any]) -> str:
@@ -149,6 +150,11 @@ def print_facts(facts: dict[str, Any]) -> None:
         print(f"    fallback: {fallback}")
 
 
+def print_peers(transfer: dict[str, Any]) -> None:
+    if transfer["peer_bytes"]:
+        print(f"    {_native.format_bytes(transfer['peer_bytes'])} of it served by other receivers, not by the owner")
+
+
 def print_result(result: dict[str, Any]) -> None:
     """What each transfer got and why, the checks, and where the report lies."""
     for job in result["jobs"]:
@@ -165,6 +171,7 @@ def print_result(result: dict[str, Any]) -> None:
             )
             print(f"    over {facts['chosen'] or 'nothing'}: {facts['reason']}")
             print_facts(facts)
+            print_peers(own)
             if own["refetches"] or own["resumed"]:
                 print(f"    {own['refetches']} ranges fetched again, {own['resumed']} resumed")
     for job, error in result["errors"].items():

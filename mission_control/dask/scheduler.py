@@ -199,8 +199,18 @@ class MissionControlScheduler(SchedulerPlugin):
 
     # --- what workers say -------------------------------------------------------------------------------------------
 
-    def on_progress(self, worker: str, records: list[dict[str, Any]], asked: list[dict[str, Any]], cpu: float) -> None:
-        """What a worker's fetches asked for and got since its last word."""
+    def on_progress(
+        self,
+        worker: str,
+        records: list[dict[str, Any]],
+        asked: list[dict[str, Any]],
+        copied: list[str],
+        cpu: float,
+    ) -> None:
+        """What a worker's fetches asked for and got since its last word, and what it keeps copies of."""
+        for name in copied:
+            if not self.objects.copied(name, worker):
+                self.free({worker: [name]})  # it was freed while it was copied
         for event in asked:
             if self.known(event["transfer"]["job"]):
                 self.event({"event": "asked", **event})
@@ -462,6 +472,7 @@ class Objects:
 
     def __init__(self) -> None:
         self._owner: dict[str, str] = {}
+        self._copies: dict[str, set[str]] = {}
         self._keys: dict[str, set[Any]] = {}
         self._carried: dict[Any, set[str]] = {}
 
@@ -473,18 +484,25 @@ class Objects:
         self._keys.setdefault(name, set()).add(key)
         self._carried.setdefault(key, set()).add(name)
 
+    def copied(self, name: str, worker: str) -> bool:
+        """A worker keeps a copy; whether there is such an object still."""
+        if name in self._owner:
+            self._copies.setdefault(name, set()).add(worker)
+        return name in self._owner
+
     def carried(self, key: Any) -> bool:
         return key in self._carried
 
     def release(self, key: Any) -> dict[str, list[str]]:
-        """The objects that nothing carries now that this key does not, by owner."""
+        """The objects that nothing carries now that this key does not, by each worker that has them."""
         free: defaultdict[str, list[str]] = defaultdict(list)
         for name in self._carried.pop(key, ()):
             keys = self._keys[name]
             keys.discard(key)
             if not keys:
                 del self._keys[name]
-                free[self._owner.pop(name)].append(name)
+                for worker in {self._owner.pop(name), *self._copies.pop(name, ())}:
+                    free[worker].append(name)
         return free
 
     def lost_with(self, worker: str) -> tuple[list[str], set[Any]]:
@@ -511,7 +529,7 @@ def kind_of(key: Any) -> str:
 def merge(records: list[dict[str, Any]]) -> dict[str, Any]:
     """What all workers say of one transfer, as one."""
     merged: dict[str, Any] = {}
-    for name in ("own_bytes", "fetches", "flows", "refetches", "resumed", "busy"):
+    for name in ("own_bytes", "peer_bytes", "fetches", "flows", "refetches", "resumed", "busy"):
         merged[name] = sum(record[name] for record in records)
     merged["flows_peak"] = max((record["flows_peak"] for record in records), default=0)
     merged["started"] = min((record["started"] for record in records), default=None)

@@ -43,6 +43,7 @@ class MissionControlWorker(WorkerPlugin):
 
     async def setup(self, worker: Worker) -> None:
         self.worker = worker
+        self.closing = False
         self.lock = threading.Lock()
         self.puts: defaultdict[Any, list[str]] = defaultdict(list)
         self.asked: list[dict[str, Any]] = []
@@ -73,6 +74,7 @@ class MissionControlWorker(WorkerPlugin):
         callback = worker.periodic_callbacks.pop(self.name, None)
         if callback is not None:
             callback.stop()
+        self.closing = True
         if self.endpoint is not None:
             self.report()
             # Waits for the data plane's threads, which may wait for the network.
@@ -90,6 +92,8 @@ class MissionControlWorker(WorkerPlugin):
         report: bool = False,
         **_: Any,
     ) -> None:
+        if self.closing:
+            return
         assert self.endpoint is not None
         for command in commands:
             self.endpoint.command(json.dumps(command))
@@ -159,11 +163,11 @@ class MissionControlWorker(WorkerPlugin):
         assert self.endpoint is not None
         with self.lock:
             asked, self.asked = self.asked, []
-        records = self.endpoint.report()
-        if records is None and not asked:
+        records, copied = self.endpoint.report(), self.endpoint.copied()
+        if records is None and not asked and not copied:
             return
         cpu = sum(os.times()[:2])
-        self.send("mission-control-progress", records=json.loads(records or "[]"), asked=asked, cpu=cpu)
+        self.send("mission-control-progress", records=json.loads(records or "[]"), asked=asked, copied=copied, cpu=cpu)
 
     def send(self, op: str, **message: Any) -> None:
         # Where the scheduler is away the data plane goes on, and totals are told again.
@@ -176,7 +180,7 @@ class MissionControlWorker(WorkerPlugin):
         return {"time": time.time(), **json.loads(self.endpoint.resources())}
 
 
-def certificates(worker: Worker) -> dict[str, bytes]:
+def certificates(worker: Worker) -> dict[str, Any]:
     """The cluster's certificates where its own channel uses them; Dask's settings hold PEM or paths of it."""
     if not worker.address.startswith("tls://"):
         return {}

@@ -33,6 +33,13 @@ pub const SERVER_IDLE: Duration = Duration::from_secs(30);
 pub const SERVER_CONNECTIONS: usize = 256;
 /// What a busy server asks for, in milliseconds.
 pub const BUSY_RETRY_MS: u64 = 20;
+/// Parts from this size on are broadcast by their receivers too; smaller ones are gone before the books are kept.
+pub const SWARM_MIN: u64 = 2 << 20;
+/// Pieces of a broadcast that one process sends at once: with one it would stand idle between two, with many each takes
+/// long and the next receivers wait for it.
+pub const UPLOADS_PER_PEER: u32 = 2;
+/// Pieces of a broadcast that one receiver asks for at once.
+pub const LANES: u32 = 2;
 /// Longest head of a request or an answer; beyond it the connection ends.
 pub const HEAD_BYTES_MAX: usize = 16 << 10;
 /// Weights are recomputed at least this often (paper 001, 4.2: "updated every second").
@@ -77,6 +84,9 @@ pub fn table() -> Vec<(&'static str, String, &'static str)> {
             "served at once; above it the answer is \"busy, retry after\"",
         ),
         ("busy retry", format!("{BUSY_RETRY_MS} ms"), "what a busy server asks for"),
+        ("broadcast", bytes(SWARM_MIN), "from this size on, receivers of a broadcast serve one another"),
+        ("uploads", UPLOADS_PER_PEER.to_string(), "pieces of a broadcast that one process sends at once"),
+        ("lanes", LANES.to_string(), "pieces of a broadcast that one receiver asks for at once"),
         ("longest head", bytes(HEAD_BYTES_MAX as u64), "of a request or an answer"),
         ("weights", seconds(WEIGHTS_EVERY), "recomputed at least this often, and at every arrival and end"),
         (

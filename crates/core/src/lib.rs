@@ -5,7 +5,8 @@
 //! `clippy.toml` of this crate keeps it so.
 //!
 //! Read in this order: [`nouns`], [`policy`], [`shares`], [`slots`], [`pattern`], [`graph`], [`flight`], then the two
-//! state machines that put them together: [`mission`] (one per cluster) and [`throttle`] (one per worker process).
+//! state machines that put them together: [`mission`] (one per cluster) and [`throttle`] (one per worker process); and
+//! [`swarm`], the books of a broadcast.
 
 pub mod defaults;
 pub mod flight;
@@ -14,7 +15,9 @@ pub mod mission;
 pub mod nouns;
 pub mod pattern;
 pub mod policy;
+mod random;
 pub mod shares;
 pub mod slots;
+pub mod swarm;
 pub mod throttle;
 pub mod units;

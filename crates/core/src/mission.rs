@@ -78,6 +78,8 @@ pub enum Command {
     Shares { flows_per_host: u32, shares: Vec<Share> },
     /// To every worker.
     Plan { job: JobId, plan: FlightPlan },
+    /// To every worker: many receive the same parts in this transfer, and serve one another ([`crate::swarm`]).
+    Broadcast { transfer: TransferId },
     /// The job may not run; said before a byte moves.
     Refuse { job: JobId, reason: String },
     /// To the caller itself: have the external policy compute what these jobs count, and say so by [`Event::Weighed`].
@@ -112,6 +114,8 @@ struct Job {
 struct Transfer {
     evidence: Evidence,
     classified: Option<Pattern>,
+    /// The workers know that it is a broadcast.
+    announced: bool,
     progress: BTreeMap<WorkerId, (u64, u64, bool)>,
     /// Totals of workers that left.
     left: u64,
@@ -149,6 +153,14 @@ impl Transfer {
 
     fn active(&self) -> bool {
         self.progress.values().any(|(asked, served, moved)| served < asked || *moved)
+    }
+
+    /// Says once that it is a broadcast: what was one stays one for its receivers, who lose nothing by it.
+    fn announce(&mut self, id: TransferId, commands: &mut Vec<Command>) {
+        if !self.announced && self.pattern() == Pattern::Broadcast {
+            self.announced = true;
+            commands.push(Command::Broadcast { transfer: id });
+        }
     }
 
     fn pattern(&self) -> Pattern {
@@ -217,14 +229,18 @@ impl MissionController {
                 false
             }
             Event::JobEnded { job } => self.jobs.remove(&job).is_some(),
-            Event::Asked { transfer, asked } => {
-                let transfer = self.transfer(&transfer);
+            Event::Asked { transfer: id, asked } => {
+                let transfer = self.transfer(&id);
                 let before = transfer.pattern();
                 transfer.evidence.add(&asked);
-                before != transfer.pattern()
+                let changed = before != transfer.pattern();
+                transfer.announce(id, &mut commands);
+                changed
             }
-            Event::Classified { transfer, pattern } => {
-                self.transfer(&transfer).classified = Some(pattern);
+            Event::Classified { transfer: id, pattern } => {
+                let transfer = self.transfer(&id);
+                transfer.classified = Some(pattern);
+                transfer.announce(id, &mut commands);
                 false
             }
             Event::Progress { worker, transfer, asked_bytes, served_bytes, moved } => {
@@ -262,7 +278,12 @@ impl MissionController {
             .jobs
             .iter()
             .filter_map(|(job, own)| own.plan.clone().map(|plan| Command::Plan { job: job.clone(), plan }));
-        std::iter::once(shares).chain(plans).collect()
+        let broadcasts = self.jobs.iter().flat_map(|(job, own)| {
+            own.transfers.iter().filter(|(_, transfer)| transfer.announced).map(|((from, to), _)| Command::Broadcast {
+                transfer: TransferId { job: job.clone(), from: from.clone(), to: to.clone() },
+            })
+        });
+        std::iter::once(shares).chain(plans).chain(broadcasts).collect()
     }
 
     /// Whether a job could run, without letting it arrive.

@@ -36,7 +36,7 @@ pub enum Pattern {
 }
 
 /// What a job demands of its encryption.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Encryption {
     #[default]
@@ -45,6 +45,23 @@ pub enum Encryption {
     Opportunistic,
     /// Encrypted, and both ends show a certificate of the cluster.
     Authenticated,
+}
+
+impl Encryption {
+    /// From the weakest.
+    pub const ALL: [Encryption; 3] = [Encryption::None, Encryption::Opportunistic, Encryption::Authenticated];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Encryption::None => "none",
+            Encryption::Opportunistic => "opportunistic",
+            Encryption::Authenticated => "authenticated",
+        }
+    }
+
+    pub fn named(name: &str) -> Option<Encryption> {
+        Encryption::ALL.into_iter().find(|own| own.name() == name)
+    }
 }
 
 /// Kinds of transport; each has a Flight Controller in [`crate::flight`].

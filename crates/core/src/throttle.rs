@@ -6,9 +6,10 @@
 
 use crate::defaults;
 use crate::nouns::JobId;
+use crate::random::SplitMix;
 use crate::units::Time;
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 pub type FetchId = u64;
@@ -130,6 +131,9 @@ pub struct Tally {
     pub busy: u32,
     /// Most chunks under way at once.
     pub flows_peak: u32,
+    /// Sources that failed, or did not have it.
+    #[serde(skip)]
+    pub failed: BTreeSet<SourceId>,
 }
 
 /// Why a fetch failed; the text names the cause.
@@ -211,6 +215,18 @@ struct Source {
 const WANTED_MAX: usize = 64;
 /// How far into the waiting chunks one for a warm connection is looked for.
 const WARM_WINDOW: usize = 64;
+
+impl Tally {
+    /// What two fetches took together.
+    pub fn add(&mut self, other: &Tally) {
+        self.bytes += other.bytes;
+        self.refetches += other.refetches;
+        self.resumed += other.resumed;
+        self.busy += other.busy;
+        self.flows_peak = self.flows_peak.max(other.flows_peak);
+        self.failed.extend(&other.failed);
+    }
+}
 
 impl ThrottleController {
     /// With another patience than [`defaults::PATIENCE`].
@@ -484,19 +500,6 @@ fn order_of_sources(pieces: &[Piece], chunks: &[Chunk], seed: u64) -> VecDeque<u
     order.into()
 }
 
-/// SplitMix64 (Steele, Lea and Flood 2014): enough to spread requests, and the same in every world.
-struct SplitMix(u64);
-
-impl SplitMix {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        mixed ^ (mixed >> 31)
-    }
-}
-
 /// The source to be asked for this piece now, or when the first may be asked.
 fn eligible(now: Time, piece: &Piece, sources: &BTreeMap<SourceId, Source>) -> Result<SourceId, Time> {
     let state = |source: &SourceId| sources.get(source).map_or((0, Time(0)), |own| (own.failures, own.not_before));
@@ -537,6 +540,9 @@ fn suffer(now: Time, fetch: &mut Fetch, run: &Run, source: &mut Source, fault: F
         source.not_before = now + wait;
         fetch.last_fault = Some(why);
     };
+    if matches!(fault, Fault::Connection(_) | Fault::Gone(_) | Fault::Denied(_)) {
+        fetch.tally.failed.insert(run.source);
+    }
     match fault {
         Fault::Connection(why) => {
             fetch.tally.resumed += 1;

@@ -1,6 +1,6 @@
 //! Decisions of `mission_core` for Python.
 
-use crate::bad_input;
+use crate::{bad_input, guarded};
 use mission_core::nouns::{Demands, JobId, JobSpec, Stage, Transport};
 use mission_core::policy::{self, JobView};
 use mission_core::units::Time;
@@ -22,12 +22,13 @@ impl MissionController {
 
     fn handle(&self, now: f64, event: &str) -> PyResult<String> {
         let event = serde_json::from_str(event).map_err(bad_input)?;
-        let commands = self.lock().handle(Time::from_secs_f64(now), event).map_err(bad_input)?;
+        let handled = guarded(|| self.lock().handle(Time::from_secs_f64(now), event))?;
+        let commands = handled.map_err(bad_input)?;
         serde_json::to_string(&commands).map_err(bad_input)
     }
 
     fn briefing(&self) -> PyResult<String> {
-        serde_json::to_string(&self.lock().briefing()).map_err(bad_input)
+        serde_json::to_string(&guarded(|| self.lock().briefing())?).map_err(bad_input)
     }
 
     fn admits(&self, spec: &str) -> PyResult<Option<String>> {
@@ -35,11 +36,11 @@ impl MissionController {
         if !(spec.priority.is_finite() && spec.priority > 0.0) {
             return Err(bad_input(format!("priority {}: use a number above 0", spec.priority)));
         }
-        Ok(self.lock().admits(&spec).err())
+        guarded(|| self.lock().admits(&spec).err())
     }
 
     fn status(&self) -> PyResult<String> {
-        serde_json::to_string(&self.lock().status()).map_err(bad_input)
+        serde_json::to_string(&guarded(|| self.lock().status())?).map_err(bad_input)
     }
 
     #[getter]

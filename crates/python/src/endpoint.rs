@@ -1,7 +1,7 @@
 //! The data plane of a process for Python.
 
-use crate::bad_input;
 use crate::memory::{Part, Segment, buffer_of, bytes_of};
+use crate::{bad_input, detached};
 use mission_core::nouns::{Demands, JobId, TransferId};
 use mission_core::throttle::FetchError;
 use mission_transport::endpoint;
@@ -30,7 +30,7 @@ pub struct Endpoint {
 #[pymethods]
 impl Endpoint {
     #[new]
-    #[pyo3(signature = (host, token, *, memory_limit, spool_folder, flows_per_host, ca=None, certificate=None, key=None))]
+    #[pyo3(signature = (host, token, *, memory_limit, spool_folder, flows_per_host, send_limit=None, ca=None, certificate=None, key=None))]
     #[allow(clippy::too_many_arguments)]
     fn new(
         host: &str,
@@ -38,6 +38,7 @@ impl Endpoint {
         memory_limit: u64,
         spool_folder: std::path::PathBuf,
         flows_per_host: u32,
+        send_limit: Option<u64>,
         ca: Option<Vec<u8>>,
         certificate: Option<Vec<u8>>,
         key: Option<Vec<u8>>,
@@ -48,7 +49,8 @@ impl Endpoint {
         };
         let host =
             host.parse().map_err(|_| bad_input(format!("{host:?} is no address: write one such as 127.0.0.1")))?;
-        let settings = endpoint::Settings { host, token, identity, memory_limit, spool_folder, flows_per_host };
+        let settings =
+            endpoint::Settings { host, token, identity, memory_limit, spool_folder, flows_per_host, send_limit };
         let inner = endpoint::Endpoint::new(settings).map_err(PyOSError::new_err_of)?;
         Ok(Endpoint { inner: RwLock::new(Some(Arc::new(inner))) })
     }
@@ -91,14 +93,14 @@ impl Endpoint {
         // SAFETY: `buffers` holds them until the copy is made, and the caller was told not to write meanwhile.
         let slices = buffers.iter().map(|buffer| unsafe { bytes_of(buffer) }).collect::<PyResult<Vec<_>>>()?;
         let endpoint = self.get()?;
-        let id = py.detach(|| endpoint.put(&slices, &job, &demands)).map_err(PyOSError::new_err_of)?;
+        let id = detached(py, || endpoint.put(&slices, &job, &demands))?.map_err(PyOSError::new_err_of)?;
         Ok((id.to_string(), slices.iter().map(|slice| slice.len()).collect()))
     }
 
     fn adopt(&self, py: Python<'_>, segment: &Segment, sizes: Vec<u64>, demands: &str) -> PyResult<String> {
         let encryption = parse_demands(demands)?.encrypt;
         let (endpoint, segment) = (self.get()?, segment.inner.clone());
-        let id = py.detach(|| endpoint.adopt(segment, &sizes, encryption)).map_err(PyOSError::new_err_of)?;
+        let id = detached(py, || endpoint.adopt(segment, &sizes, encryption))?.map_err(PyOSError::new_err_of)?;
         Ok(id.to_string())
     }
 
@@ -108,16 +110,18 @@ impl Endpoint {
     }
 
     /// `parts`: (object, part, length, addresses). Gives the parts, all of them as one if packed, and what it took (JSON).
+    #[pyo3(signature = (job, source, to, demands, parts, packed, whole=false))]
     #[allow(clippy::too_many_arguments)]
     fn fetch(
         &self,
         py: Python<'_>,
         job: &str,
-        from: &str,
+        source: &str,
         to: &str,
         demands: &str,
         parts: Vec<(String, u32, u64, Vec<String>)>,
         packed: bool,
+        whole: bool,
     ) -> PyResult<(Vec<Part>, Option<Part>, String)> {
         let demands = parse_demands(demands)?;
         let wanted = |(object, part, len, addresses): (String, u32, u64, Vec<String>)| {
@@ -127,13 +131,13 @@ impl Endpoint {
             Ok(Wanted { object, part, len, addresses })
         };
         let parts = parts.into_iter().map(wanted).collect::<PyResult<Vec<_>>>()?;
-        let transfer = TransferId { job: job.into(), from: from.into(), to: to.into() };
+        let transfer = TransferId { job: job.into(), from: source.into(), to: to.into() };
         let endpoint = self.get()?;
         let mut signal = None;
-        let fetched = py.detach(|| {
+        let fetched = detached(py, || {
             let interrupted = || Python::attach(|py| py.check_signals().map_err(|error| signal = Some(error)).is_err());
-            endpoint.fetch(FetchRequest { transfer, demands, parts, packed }, interrupted)
-        });
+            endpoint.fetch(FetchRequest { transfer, demands, parts, packed, whole }, interrupted)
+        })?;
         let fetched = fetched.map_err(|error| signal.take().unwrap_or_else(|| exception(error)))?;
         let tally = serde_json::to_string(&fetched.tally).map_err(bad_input)?;
         let part = |inner| Part { inner };
@@ -143,32 +147,34 @@ impl Endpoint {
     fn command(&self, py: Python<'_>, command: &str) -> PyResult<()> {
         let command = serde_json::from_str(command).map_err(bad_input)?;
         let endpoint = self.get()?;
-        py.detach(|| endpoint.fetcher.command(command));
-        Ok(())
+        detached(py, || endpoint.fetcher.command(command))
     }
 
     fn lost(&self, py: Python<'_>, objects: Vec<String>, why: &str) -> PyResult<()> {
         let objects = objects.iter().map(|object| object.parse().map_err(bad_input)).collect::<PyResult<Vec<_>>>()?;
         let endpoint = self.get()?;
-        py.detach(|| endpoint.fetcher.lost(&objects, why));
-        Ok(())
+        detached(py, || endpoint.fetcher.lost(&objects, why))
     }
 
     fn forget_job(&self, py: Python<'_>, job: &str) -> PyResult<()> {
         let (endpoint, job) = (self.get()?, JobId::from(job));
-        py.detach(|| endpoint.fetcher.forget_job(&job));
-        Ok(())
+        detached(py, || endpoint.fetcher.forget_job(&job))
     }
 
     fn report(&self, py: Python<'_>) -> PyResult<Option<String>> {
         let endpoint = self.get()?;
-        let report = py.detach(|| endpoint.fetcher.report());
+        let report = detached(py, || endpoint.fetcher.report())?;
         report.map(|records| serde_json::to_string(&records).map_err(bad_input)).transpose()
+    }
+
+    /// Objects of which a part was received in a broadcast and is kept, since the last call.
+    fn copied(&self) -> PyResult<Vec<String>> {
+        Ok(self.get()?.store.copies.news().iter().map(ToString::to_string).collect())
     }
 
     fn transfers(&self, py: Python<'_>) -> PyResult<String> {
         let endpoint = self.get()?;
-        serde_json::to_string(&py.detach(|| endpoint.fetcher.transfers())).map_err(bad_input)
+        serde_json::to_string(&detached(py, || endpoint.fetcher.transfers())?).map_err(bad_input)
     }
 
     fn resources(&self) -> PyResult<String> {

@@ -8,10 +8,14 @@ mod endpoint;
 mod memory;
 mod records;
 
+use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 #[pymodule]
 mod _native {
+    #[pymodule_export]
+    use super::_panic;
     #[pymodule_export]
     use super::decisions::{
         Graph, MissionController, contradiction, defaults, format_bytes, parse_bytes, parse_rate, policies, transports,
@@ -30,6 +34,27 @@ mod _native {
     const REPORT_EVERY_MS: u128 = mission_core::defaults::REPORT_EVERY.as_millis();
     #[pymodule_export]
     const STORE_MEMORY_FRACTION: f64 = mission_core::defaults::STORE_MEMORY_FRACTION;
+}
+
+/// Runs without Python's lock. A panic becomes an error of Python's own: PyO3's is none that another process could
+/// unpickle, and the client of a task that raised it would wait for ever.
+fn detached<T: Send>(py: Python<'_>, work: impl FnOnce() -> T + Send) -> PyResult<T> {
+    py.detach(|| guarded(work))
+}
+
+/// As [`detached`], for what is too short to give the lock away.
+fn guarded<T>(work: impl FnOnce() -> T) -> PyResult<T> {
+    catch_unwind(AssertUnwindSafe(work)).map_err(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
+        let text = text.unwrap_or("it does not say why");
+        PyRuntimeError::new_err(format!("a bug of Mission Control, please report it: {text}"))
+    })
+}
+
+/// For the test that a panic is an error.
+#[pyfunction]
+fn _panic(py: Python<'_>, text: String) -> PyResult<()> {
+    detached(py, || panic!("{text}"))
 }
 
 fn bad_input(error: impl std::fmt::Display) -> PyErr {

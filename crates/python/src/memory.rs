@@ -103,5 +103,9 @@ pub fn buffer_of(object: &Bound<'_, PyAny>) -> PyResult<pyo3::buffer::PyBuffer<u
         return Ok(buffer);
     }
     let view = object.py().import("builtins")?.getattr("memoryview")?.call1((object,))?;
+    if view.getattr("nbytes")?.extract::<usize>()? == 0 {
+        // Python casts no view without items.
+        return pyo3::buffer::PyBuffer::<u8>::get(&pyo3::types::PyBytes::new(object.py(), b""));
+    }
     pyo3::buffer::PyBuffer::<u8>::get(&view.call_method1("cast", ("B",))?)
 }

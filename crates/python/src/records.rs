@@ -1,7 +1,7 @@
 //! The inner loops of the sort workload: records of 100 bytes with a 10-byte key, as in the public sort benchmark.
 
-use crate::bad_input;
 use crate::memory::{Segment, buffer_of, bytes_of};
+use crate::{bad_input, detached};
 use pyo3::prelude::*;
 
 const RECORD: usize = 100;
@@ -48,7 +48,7 @@ pub fn records_partition(
     let records = records(input)?;
     let bounds: Vec<u128> = splitters.chunks_exact(KEY).map(key).collect();
     let out = writable(out, input.len())?;
-    Ok(py.detach(|| {
+    detached(py, || {
         let parts: Vec<u32> =
             records.clone().map(|record| bounds.partition_point(|bound| *bound <= key(record)) as u32).collect();
         let mut counts = vec![0u64; bounds.len() + 1];
@@ -63,7 +63,7 @@ pub fn records_partition(
             *at += RECORD;
         }
         counts.iter().map(|count| count * RECORD as u64).collect()
-    }))
+    })
 }
 
 /// Sorts records of several inputs, at most 65,536, by key into `out`; equal keys keep their order.
@@ -77,7 +77,7 @@ pub fn records_sort(py: Python<'_>, inputs: Vec<Bound<'_, PyAny>>, out: &Segment
     }
     let parts = inputs.iter().map(|input| records(input)).collect::<PyResult<Vec<_>>>()?;
     let out = writable(out, inputs.iter().map(|input| input.len()).sum())?;
-    py.detach(|| {
+    detached(py, || {
         // Key above, place below: one comparison of numbers, and stable.
         let entries = parts.iter().enumerate().flat_map(|(part, records)| {
             let part = (part as u128) << 32;
@@ -90,8 +90,7 @@ pub fn records_sort(py: Python<'_>, inputs: Vec<Bound<'_, PyAny>>, out: &Segment
             let (part, place) = ((*entry >> 32) as u16 as usize, *entry as u32 as usize);
             to.copy_from_slice(&inputs[part][place * RECORD..(place + 1) * RECORD]);
         }
-    });
-    Ok(())
+    })
 }
 
 /// Number, in order, first key, last key, checksum.
@@ -105,11 +104,11 @@ pub fn records_check(py: Python<'_>, input: &Bound<'_, PyAny>) -> PyResult<Check
     // SAFETY: as above.
     let input = unsafe { bytes_of(&buffer) }?;
     let records = records(input)?;
-    Ok(py.detach(|| {
+    detached(py, || {
         let ordered = records.clone().map(key).is_sorted();
         let crc = |record| crc_fast::checksum(crc_fast::CrcAlgorithm::Crc64Nvme, record);
         let sum = records.clone().map(crc).fold(0u64, u64::wrapping_add);
         let edge = |record: Option<&[u8]>| record.map_or(Vec::new(), |record| record[..KEY].to_vec());
         (records.len() as u64, ordered, edge(records.clone().next()), edge(records.clone().last()), sum)
-    }))
+    })
 }

@@ -31,6 +31,8 @@ pub struct Settings {
     pub memory_limit: u64,
     pub spool_folder: PathBuf,
     pub flows_per_host: u32,
+    /// Bytes a second that this process sends at most, over all connections.
+    pub send_limit: Option<u64>,
 }
 
 // Fields are dropped in this order: the server first, so that nothing is served from a store that closes.
@@ -48,6 +50,8 @@ pub struct Endpoint {
 #[derive(Debug, Serialize)]
 pub struct Resources {
     pub objects: usize,
+    /// Parts of others' objects that were received in broadcasts.
+    pub copies: usize,
     pub live_bytes: u64,
     pub kept_bytes: u64,
     pub spooled_bytes: u64,
@@ -71,7 +75,7 @@ impl Endpoint {
         // As much is kept for the next user as objects may take: a worker that was busy will be again.
         let pool = Pool::new(usize::try_from(settings.memory_limit).unwrap_or(usize::MAX));
         let store = Arc::new(Store::new(pool.clone(), settings.memory_limit, settings.spool_folder));
-        let server = Server::new(settings.host, store.clone(), context.clone())?;
+        let server = Server::new(settings.host, store.clone(), context.clone(), settings.send_limit)?;
         let host = host::host_id()?;
         let cluster = host::cluster_name(&settings.token);
         let lender = Lender::new(&cluster, server.address(), store.clone())?;
@@ -112,6 +116,7 @@ impl Endpoint {
         let (fetching_connections, kept_connections) = self.fetcher.connections();
         Resources {
             objects: self.store.len(),
+            copies: self.store.copies.len(),
             live_bytes: self.pool.live_bytes(),
             kept_bytes: self.pool.free_bytes(),
             spooled_bytes: self.store.spooled_bytes(),
@@ -163,6 +168,7 @@ mod tests {
             memory_limit,
             spool_folder: std::env::temp_dir(),
             flows_per_host: 4,
+            send_limit: None,
         })
         .unwrap()
     }
@@ -186,7 +192,7 @@ mod tests {
 
     fn request(parts: Vec<Wanted>, demands: Demands) -> FetchRequest {
         let transfer = TransferId { job: "job".into(), from: "map".into(), to: "reduce".into() };
-        FetchRequest { transfer, demands, parts, packed: true }
+        FetchRequest { transfer, demands, parts, packed: true, whole: true }
     }
 
     fn demand(transport: Transport, encrypt: Encryption) -> Demands {
@@ -259,6 +265,74 @@ mod tests {
         assert_eq!(facts.bytes[&Transport::Mptcp], data.len() as u64);
         assert!(facts.fallbacks.is_empty(), "{facts:?}");
         assert!(facts.negotiated.iter().all(|own| own.transport == "mptcp" && own.subflows == Some(1)), "{facts:?}");
+    }
+
+    /// Tells a reader that what it is going to fetch is a broadcast.
+    fn announce(reader: &Endpoint) {
+        let transfer = request(Vec::new(), Demands::default()).transfer;
+        reader.fetcher.command(mission_core::mission::Command::Broadcast { transfer });
+    }
+
+    #[test]
+    fn receivers_of_a_broadcast_serve_one_another_and_keep_what_they_got() {
+        let data: Vec<u8> = [data(), data()].concat();
+        for (transport, encrypt) in [(Transport::Tcp, Encryption::None), (Transport::Tls, Encryption::Opportunistic)] {
+            let token = crate::auth::random::<16>();
+            let (owner, demands) = (endpoint(&token, u64::MAX, None), demand(transport, encrypt));
+            let readers: Vec<_> = (0..6).map(|_| endpoint(&token, u64::MAX, None)).collect();
+            let id = owner.put(&[&data], &"job".into(), &demands).unwrap();
+            let parts = || vec![wanted(&owner, id, 0, data.len() as u64)];
+            readers.iter().for_each(announce);
+            std::thread::scope(|scope| {
+                // Two tasks of each: the second waits for what the first receives.
+                for reader in readers.iter().chain(&readers) {
+                    scope.spawn(|| {
+                        let fetched = reader.fetch(request(parts(), demands), || false).unwrap();
+                        assert!(fetched.parts[0].bytes() == data);
+                    });
+                }
+            });
+            let sent = owner.resources().sent_bytes as f64 / data.len() as f64;
+            assert!((1.0..3.0).contains(&sent), "{sent} copies left the owner");
+            let peers: u64 = readers.iter().map(|reader| reader.fetcher.transfers()[0].peer_bytes).sum();
+            assert_eq!(peers + owner.resources().sent_bytes, 6 * data.len() as u64);
+            // The owner is gone, and every reader still has it.
+            drop(owner);
+            for reader in &readers {
+                assert_eq!((reader.resources().copies, reader.store.copies.news()), (1, vec![id]));
+                reader.store.free(&id);
+                assert_eq!(reader.resources().live_bytes, 0);
+            }
+        }
+    }
+
+    #[test]
+    fn a_broadcast_goes_on_without_a_receiver_that_has_given_up_its_copy() {
+        let token = crate::auth::random::<16>();
+        let owner = endpoint(&token, u64::MAX, None);
+        let (first, second) = (endpoint(&token, u64::MAX, None), endpoint(&token, u64::MAX, None));
+        let data = data();
+        let demands = demand(Transport::Tcp, Encryption::None);
+        let id = owner.put(&[&data], &"job".into(), &demands).unwrap();
+        for reader in [&first, &second] {
+            announce(reader);
+            let fetched = reader.fetch(request(vec![wanted(&owner, id, 0, data.len() as u64)], demands), || false);
+            assert!(fetched.unwrap().parts[0].bytes() == data);
+            reader.fetcher.forget_job(&"job".into());
+        }
+        assert_eq!(second.resources().copies, 0);
+    }
+
+    #[test]
+    fn a_broadcast_whose_owner_has_freed_it_is_lost() {
+        let token = crate::auth::random::<16>();
+        let (owner, reader) = (endpoint(&token, u64::MAX, None), endpoint(&token, u64::MAX, None));
+        let id = owner.put(&[&data()], &"job".into(), &Demands::default()).unwrap();
+        owner.store.free(&id);
+        announce(&reader);
+        let lost = reader.fetch(request(vec![wanted(&owner, id, 0, 9 << 20)], Demands::default()), || false);
+        assert!(matches!(lost.err(), Some(FetchError::Lost(_))));
+        assert_eq!((reader.resources().copies, reader.resources().live_bytes), (0, 0));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Mission Control's data plane: what moves the bytes that [`mission_core`] decides on.
 //!
 //! An [`endpoint::Endpoint`] is one process's share of it: a [`store`] of objects, a [`server`] that gives parts of them
-//! away, a [`fetcher`] that brings parts of others', and the [`arbiter`] through which all processes of a host share
+//! away, a [`fetcher`] that brings parts of others' (and keeps [`copies`] of what is broadcast), and the [`arbiter`] through which all processes of a host share
 //! its slots. Bytes cross in the order: store -> server -> carrier -> fetcher -> [`segment`]. Threads block; there is no
 //! async runtime (ARCHITECTURE.md, "Threads").
 
@@ -10,10 +10,12 @@ pub mod auth;
 pub mod carrier;
 pub mod checksum;
 mod connections;
+pub mod copies;
 pub mod endpoint;
 pub mod facts;
 pub mod fetcher;
 pub mod host;
+mod limit;
 pub mod object;
 pub mod parts;
 pub mod segment;
@@ -22,4 +24,5 @@ pub mod socket;
 pub mod spool;
 pub mod store;
 pub mod tls;
+mod tracker;
 pub mod wire;

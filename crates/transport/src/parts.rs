@@ -22,6 +22,8 @@ pub struct FetchRequest {
     pub transfer: TransferId,
     pub demands: Demands,
     pub parts: Vec<Wanted>,
+    /// All parts of every object: what others may want alike.
+    pub whole: bool,
     /// All parts in one piece of memory, without gaps. Otherwise each lies where it is cheapest: what this host has
     /// already is not copied, and the rest begins at multiples of [`ALIGN`].
     pub packed: bool,

@@ -4,11 +4,15 @@ use crate::auth::{self, Nonce, Role};
 use crate::carrier::{self, Channel, Context};
 use crate::checksum;
 use crate::facts::Sender;
+use crate::limit::{self, Limit};
+use crate::object::ObjectId;
 use crate::socket;
-use crate::store::{Source, Store};
-use crate::wire::{HeadReader, Request, Response};
+use crate::store::{Holding, Source, Store};
+use crate::tracker::{Asking, Lane, Told, Tracker};
+use crate::wire::{HeadReader, Next, Request, Response, Wants};
 use mission_core::defaults::{BUSY_RETRY_MS, SERVER_CONNECTIONS, SERVER_IDLE, STALL};
 use mission_core::nouns::Encryption;
+use mission_core::swarm;
 use socket2::{Domain, Protocol, Socket, Type};
 use std::collections::HashMap;
 use std::io;
@@ -29,6 +33,8 @@ pub struct Server {
 struct Shared {
     store: Arc<Store>,
     context: Context,
+    limit: Option<Limit>,
+    tracker: Tracker,
     closing: AtomicBool,
     /// Kept so that closing the server ends what they wait for.
     connections: Mutex<HashMap<u64, TcpStream>>,
@@ -36,16 +42,18 @@ struct Shared {
 }
 
 impl Server {
-    /// Listens on a free port of `host`.
+    /// Listens on a free port of `host`; sends at most `limit` bytes a second.
     ///
     /// # Errors
     /// The address is not this machine's.
-    pub fn new(host: IpAddr, store: Arc<Store>, context: Context) -> io::Result<Server> {
+    pub fn new(host: IpAddr, store: Arc<Store>, context: Context, limit: Option<u64>) -> io::Result<Server> {
         let listener = listen(host)?;
         let address = SocketAddr::new(host, listener.local_addr()?.port());
         let shared = Arc::new(Shared {
             store,
             context,
+            limit: limit.map(Limit::new),
+            tracker: Tracker::default(),
             closing: AtomicBool::new(false),
             connections: Mutex::default(),
             sent_bytes: AtomicU64::new(0),
@@ -134,6 +142,7 @@ fn serve(stream: TcpStream, shared: &Shared) -> io::Result<()> {
         challenge: None,
         asked: (None, None),
         given: None,
+        lane: None,
     };
     let mut heads = HeadReader::default();
     while let Some(head) = heads.read(&mut channel)? {
@@ -157,6 +166,8 @@ struct Client {
     /// What its last request asked of the socket, and what the kernel gave: congestion control, minimum RTO.
     asked: (Option<String>, Option<u32>),
     given: Option<(String, Option<u32>)>,
+    /// On which it asks for its next piece of a broadcast.
+    lane: Option<Lane>,
 }
 
 fn answer(
@@ -177,45 +188,92 @@ fn answer(
         busy.retry_after_ms = Some(BUSY_RETRY_MS);
         return channel.send(&busy.write(), b"");
     }
-    let Some(object) = shared.store.get(&request.object) else {
+    let Some(holding) = shared.store.holding(&request.object, request.part) else {
         return refuse(channel, 404, "no such object here");
     };
-    if rank(channel.encryption()) < rank(object.encryption) {
+    if channel.encryption() < holding.encryption() {
         return refuse(channel, 403, "this object may only leave encrypted");
     }
-    let Some((source, checksums)) = object.range(request.part, request.start, request.len) else {
-        return refuse(channel, 416, "no such part, or the range does not lie in it block by block");
-    };
-    ask_of_socket(channel.socket(), client, request);
-    let (congestion_control, rto_min_us) = client.given.clone().expect("asked just now");
-    let info = socket::tcp_info(channel.socket());
-    let response = Response {
-        status: 206,
-        len: request.len,
-        blocks: checksums.to_vec(),
-        request_checksum: seen,
-        sender: Sender {
-            congestion_control,
-            rto_min_us,
-            rto_us: info.rto_us,
-            rtt_us: info.rtt_us,
-            cwnd: info.cwnd,
-            retransmits: info.retransmits,
-            timeouts: info.timeouts,
-        },
-        challenge: None,
-        retry_after_ms: None,
-        reason: String::new(),
-    };
-    match source {
-        Source::Memory(bytes, Some((file, place))) => channel.send_shared(&response.write(), bytes, file, place)?,
-        Source::Memory(bytes, None) => channel.send(&response.write(), bytes)?,
-        Source::Spooled(range, offset) => {
-            let (file, place) = range.place(offset);
-            channel.send_file(&response.write(), file, place, request.len)?;
+    match &request.wants {
+        Wants::Range { start, len, congestion_control, rto_min_us } => {
+            let Some((source, checksums)) = holding.range(*start, *len) else {
+                // A copy may not have it yet: another source does.
+                let status = if matches!(holding, Holding::Copy(_)) { 404 } else { 416 };
+                return refuse(channel, status, "no such part, or the range does not lie in it block by block");
+            };
+            ask_of_socket(channel.socket(), client, (congestion_control.clone(), *rto_min_us));
+            let head = Response { status: 206, len: *len, blocks: checksums, ..Response::refusal(206, "", seen) };
+            send(channel, client, head, source, shared)
+        }
+        Wants::Source { serves, has, missed } => {
+            let Holding::Own(object, part) = holding else {
+                return refuse(channel, 404, "only its owner knows where the parts of an object are");
+            };
+            let Some(len) = object.part_len(part).filter(|len| *len > 0) else {
+                return refuse(channel, 416, "no such part");
+            };
+            let asking = Asking { serves: *serves, has: has.clone(), missed: *missed };
+            let lives = |object: &ObjectId| shared.store.get(object).is_some();
+            let books = ((request.object, part), swarm::pieces(len));
+            let told = shared.tracker.next(&mut client.lane, books, asking, lives);
+            let response = match told {
+                Told::Fetch { piece, source } => {
+                    let start = piece as u64 * swarm::piece_bytes(len);
+                    let len = swarm::piece_bytes(len).min(len - start);
+                    Response::next(Some(Next { start, len, source, encryption: object.encryption }), seen)
+                }
+                Told::Done => Response::next(None, seen),
+                Told::Later => {
+                    let later = Response::refusal(503, "nobody can send a piece now", seen);
+                    Response { retry_after_ms: Some(0), ..later }
+                }
+            };
+            channel.send(&response.write(), b"")
         }
     }
-    shared.sent_bytes.fetch_add(request.len, Ordering::Relaxed);
+}
+
+/// Sends a range, as fast as it may leave.
+fn send(
+    channel: &mut dyn Channel,
+    client: &Client,
+    head: Response,
+    source: Source<'_>,
+    shared: &Shared,
+) -> io::Result<()> {
+    let (congestion_control, rto_min_us) = client.given.clone().expect("asked just now");
+    let info = socket::tcp_info(channel.socket());
+    let sender = Sender {
+        congestion_control,
+        rto_min_us,
+        rto_us: info.rto_us,
+        rtt_us: info.rtt_us,
+        cwnd: info.cwnd,
+        retransmits: info.retransmits,
+        timeouts: info.timeouts,
+    };
+    let len = head.len;
+    let head = Response { sender, ..head }.write();
+    match (source, &shared.limit) {
+        (Source::Memory(bytes, _), Some(limit)) => {
+            channel.send(&head, b"")?;
+            for slice in bytes.chunks(limit::SLICE) {
+                limit.wait(slice.len());
+                channel.send(b"", slice)?;
+            }
+        }
+        (Source::Memory(bytes, Some((file, place))), None) => channel.send_shared(&head, bytes, file, place)?,
+        (Source::Memory(bytes, None), None) => channel.send(&head, bytes)?,
+        (Source::Spooled(range, offset), limit) => {
+            // One after another: a range is at most a chunk.
+            if let Some(limit) = limit {
+                limit.wait(len as usize);
+            }
+            let (file, place) = range.place(offset);
+            channel.send_file(&head, file, place, len)?;
+        }
+    }
+    shared.sent_bytes.fetch_add(len, Ordering::Relaxed);
     Ok(())
 }
 
@@ -245,8 +303,7 @@ fn admit(
 }
 
 /// Asks of the socket what the flight plan says, and reads back what came of it.
-fn ask_of_socket(socket: &TcpStream, client: &mut Client, request: &Request) {
-    let asked = (request.congestion_control.clone(), request.rto_min_us);
+fn ask_of_socket(socket: &TcpStream, client: &mut Client, asked: (Option<String>, Option<u32>)) {
     if client.given.is_some() && client.asked == asked {
         return;
     }
@@ -258,12 +315,4 @@ fn ask_of_socket(socket: &TcpStream, client: &mut Client, request: &Request) {
     }
     client.asked = asked;
     client.given = Some((socket::congestion_control(socket), socket::rto_min_us(socket)));
-}
-
-fn rank(encryption: Encryption) -> u8 {
-    match encryption {
-        Encryption::None => 0,
-        Encryption::Opportunistic => 1,
-        Encryption::Authenticated => 2,
-    }
 }

@@ -1,6 +1,7 @@
 //! The objects of one process: in memory up to a limit, then in the spool.
 
 use crate::checksum;
+use crate::copies::{Copies, Copy};
 use crate::object::ObjectId;
 use crate::segment::{Pool, Segment};
 use crate::spool::{Spool, SpoolRange};
@@ -14,6 +15,8 @@ use std::sync::{Arc, Mutex, OnceLock, RwLock};
 
 pub struct Store {
     objects: RwLock<HashMap<ObjectId, Arc<Object>>>,
+    /// Parts of others' objects that were received in broadcasts.
+    pub copies: Copies,
     pool: Arc<Pool>,
     memory_limit: u64,
     spool_folder: PathBuf,
@@ -40,6 +43,12 @@ enum Body {
     Spooled(SpoolRange),
 }
 
+/// A part that can be served: of an own object, or a copy.
+pub enum Holding {
+    Own(Arc<Object>, u32),
+    Copy(Arc<Copy>),
+}
+
 /// Bytes of an object on their way out.
 pub enum Source<'a> {
     /// And, of shared memory, the file it lies in and its place there.
@@ -52,6 +61,7 @@ impl Store {
     pub fn new(pool: Arc<Pool>, memory_limit: u64, spool_folder: PathBuf) -> Store {
         Store {
             objects: RwLock::default(),
+            copies: Copies::default(),
             pool,
             memory_limit,
             spool_folder,
@@ -100,6 +110,7 @@ impl Store {
                 part
             })
             .collect();
+        self.make_room(0);
         let body = if self.pool.live_bytes() > self.memory_limit && !segment.is_empty() {
             Body::Spooled(self.spool()?.write(segment.bytes())?)
         } else {
@@ -114,9 +125,24 @@ impl Store {
         self.objects.read().expect("no panic while held").get(id).cloned()
     }
 
-    /// Frees an object; what is being sent of it is sent to its end. False if it was not here.
+    /// What there is of a part, own or copied.
+    pub fn holding(&self, id: &ObjectId, part: u32) -> Option<Holding> {
+        let own = self.get(id).map(|object| Holding::Own(object, part));
+        own.or_else(|| self.copies.get(&(*id, part)).map(Holding::Copy))
+    }
+
+    /// Gives up copies where so many bytes more would not fit into memory with them.
+    pub fn make_room(&self, bytes: u64) {
+        let over = (self.pool.live_bytes() + bytes).saturating_sub(self.memory_limit);
+        if over > 0 {
+            self.copies.make_room(over);
+        }
+    }
+
+    /// Frees an object and its copies; what is being sent of it is sent to its end. False if it was not here.
     pub fn free(&self, id: &ObjectId) -> bool {
         let gone = self.objects.write().expect("no panic while held").remove(id);
+        self.copies.free(id);
         gone.is_some()
     }
 
@@ -141,6 +167,27 @@ impl Store {
             let _ = self.spool.set(spool);
         }
         Ok(self.spool.get().expect("it has just been made"))
+    }
+}
+
+impl Holding {
+    pub fn encryption(&self) -> Encryption {
+        match self {
+            Holding::Own(object, _) => object.encryption,
+            Holding::Copy(copy) => copy.encryption(),
+        }
+    }
+
+    /// As [`Object::range`].
+    pub fn range(&self, start: u64, len: u64) -> Option<(Source<'_>, Vec<u64>)> {
+        match self {
+            Holding::Own(object, part) => {
+                object.range(*part, start, len).map(|(source, checksums)| (source, checksums.to_vec()))
+            }
+            Holding::Copy(copy) => {
+                copy.range(start, len).map(|(bytes, checksums)| (Source::Memory(bytes, None), checksums))
+            }
+        }
     }
 }
 

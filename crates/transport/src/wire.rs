@@ -9,13 +9,17 @@ use crate::checksum;
 use crate::facts::Sender;
 use crate::object::{ObjectId, from_hex, to_hex};
 use mission_core::defaults::HEAD_BYTES_MAX;
+use mission_core::nouns::Encryption;
 use std::fmt::Write;
 use std::io::{self, Read};
+use std::net::SocketAddr;
 
 const HEADERS_MAX: usize = 16;
 const END: &[u8] = b"\r\n\r\n";
 /// Last line of an answer's head: the checksum of all before it.
 const LAST: &[u8] = b"Mission-Head: 0123456789abcdef\r\n\r\n";
+/// Last part of the path that asks for a source.
+const SOURCE: &str = "/source";
 const PAD: &str = "Mission-Pad: ";
 /// A head that a body follows is padded to a multiple of this. Behind a head of odd length every copy of the body, into
 /// and out of the kernel's buffers, straddles cache lines: 7 to 15 % of the rate (docs/measurements.md).
@@ -26,15 +30,44 @@ const BODY_ALIGN: usize = 64;
 pub struct Request {
     pub object: ObjectId,
     pub part: u32,
-    pub start: u64,
-    /// At least 1.
-    pub len: u64,
-    /// What the sender shall ask of its socket.
-    pub congestion_control: Option<String>,
-    pub rto_min_us: Option<u32>,
+    pub wants: Wants,
     /// Asks to be let in: the client's nonce, and its proof once the server has sent its own nonce.
     pub nonce: Option<Nonce>,
     pub proof: Option<String>,
+}
+
+/// What a client wants of a part.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Wants {
+    /// Bytes of it.
+    Range {
+        start: u64,
+        /// At least 1.
+        len: u64,
+        /// What the sender shall ask of its socket.
+        congestion_control: Option<String>,
+        rto_min_us: Option<u32>,
+    },
+    /// Its next piece in a broadcast, and whom to get it from ([`mission_core::swarm`]).
+    Source {
+        /// Where the client serves what it has.
+        serves: SocketAddr,
+        /// Of each piece whether it has it; the last ones are padding, of eight.
+        has: Vec<bool>,
+        /// Who was named to it last and gave nothing.
+        missed: Option<SocketAddr>,
+    },
+}
+
+/// The next piece of a broadcast.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Next {
+    pub start: u64,
+    pub len: u64,
+    /// Who sends it; `None`: the owner, who says this.
+    pub source: Option<SocketAddr>,
+    /// How it may leave whoever has it.
+    pub encryption: Encryption,
 }
 
 /// A request that is none, with the status that says so.
@@ -56,6 +89,8 @@ pub struct Response {
     pub sender: Sender,
     /// The server's nonce and its proof, with status 401.
     pub challenge: Option<(Nonce, String)>,
+    /// With status 200.
+    pub next: Option<Next>,
     pub retry_after_ms: Option<u64>,
     /// Why there is no body.
     pub reason: String,
@@ -63,18 +98,28 @@ pub struct Response {
 
 impl Request {
     pub fn write(&self) -> Vec<u8> {
-        let mut head = format!(
-            "GET /v1/{}/{} HTTP/1.1\r\nHost: mission\r\nRange: bytes={}-{}\r\n",
-            self.object,
-            self.part,
-            self.start,
-            self.start + self.len.max(1) - 1
-        );
-        if let Some(name) = &self.congestion_control {
-            let _ = write!(head, "Mission-Congestion-Control: {name}\r\n");
-        }
-        if let Some(value) = self.rto_min_us {
-            let _ = write!(head, "Mission-Rto-Min-Us: {value}\r\n");
+        let mut head = format!("GET /v1/{}/{}", self.object, self.part);
+        match &self.wants {
+            Wants::Range { start, len, congestion_control, rto_min_us } => {
+                let _ = write!(head, " HTTP/1.1\r\nHost: mission\r\nRange: {}\r\n", range_of(*start, *len));
+                if let Some(name) = congestion_control {
+                    let _ = write!(head, "Mission-Congestion-Control: {name}\r\n");
+                }
+                if let Some(value) = rto_min_us {
+                    let _ = write!(head, "Mission-Rto-Min-Us: {value}\r\n");
+                }
+            }
+            Wants::Source { serves, has, missed } => {
+                let _ = write!(head, "{SOURCE} HTTP/1.1\r\nHost: mission\r\nMission-Serves: {serves}\r\n");
+                let bytes: Vec<u8> = has
+                    .chunks(8)
+                    .map(|bits| bits.iter().enumerate().fold(0, |byte, (bit, has)| byte | u8::from(*has) << bit))
+                    .collect();
+                let _ = write!(head, "Mission-Has: {}\r\n", to_hex(&bytes));
+                if let Some(missed) = missed {
+                    let _ = write!(head, "Mission-Missed: {missed}\r\n");
+                }
+            }
         }
         if let Some(nonce) = &self.nonce {
             let _ = write!(head, "Mission-Nonce: {}\r\n", to_hex(nonce));
@@ -103,41 +148,43 @@ impl Request {
             return Err(bad(405, "only GET is served"));
         }
         let path = parsed.path.unwrap_or_default();
+        let (path, source) = path.strip_suffix(SOURCE).map_or((path, false), |path| (path, true));
         let target = path.strip_prefix("/v1/").and_then(|rest| rest.split_once('/'));
         let target = target.and_then(|(object, part)| Some((object.parse().ok()?, strict_number(part)?)));
         let (object, part) = target.ok_or_else(|| bad(404, "paths are /v1/<object>/<part>"))?;
         let part = u32::try_from(part).map_err(|_| bad(404, "no object has such a part"))?;
-        let mut request = Request {
-            object,
-            part,
-            start: 0,
-            len: 0,
-            congestion_control: None,
-            rto_min_us: None,
-            nonce: None,
-            proof: None,
-        };
+        let (mut asked, mut congestion_control, mut rto_min_us) = (None, None, None);
+        let (mut serves, mut has, mut missed) = (None, None, None);
+        let (mut own_nonce, mut proof) = (None, None);
         for header in parsed.headers.iter() {
             let value = std::str::from_utf8(header.value).map_err(|_| bad(400, "a header is not text"))?;
+            let address = || value.parse().map(Some).map_err(|_| bad(400, "an address is written as 10.0.0.1:4711"));
             match header.name.to_ascii_lowercase().as_str() {
-                "range" => {
-                    (request.start, request.len) = range(value).ok_or_else(|| bad(416, "ranges are bytes=a-b"))?
-                }
-                "mission-congestion-control" => request.congestion_control = Some(value.to_owned()),
+                "range" => asked = Some(range(value).ok_or_else(|| bad(416, "ranges are bytes=a-b"))?),
+                "mission-congestion-control" => congestion_control = Some(value.to_owned()),
                 "mission-rto-min-us" => {
                     let value = strict_number(value).and_then(|value| u32::try_from(value).ok());
-                    request.rto_min_us =
-                        Some(value.ok_or_else(|| bad(400, "a minimum RTO is a number of microseconds"))?);
+                    rto_min_us = Some(value.ok_or_else(|| bad(400, "a minimum RTO is a number of microseconds"))?);
                 }
-                "mission-nonce" => request.nonce = Some(nonce(value).ok_or_else(|| bad(400, "a nonce has 32 digits"))?),
-                "authorization" => request.proof = value.strip_prefix("Mission ").map(str::to_owned),
+                "mission-serves" => serves = address()?,
+                "mission-missed" => missed = address()?,
+                "mission-has" => {
+                    let bytes = from_hex(value).ok_or_else(|| bad(400, "pieces are written in hexadecimal digits"))?;
+                    has = Some(bytes.iter().flat_map(|byte| (0..8).map(move |bit| byte >> bit & 1 == 1)).collect());
+                }
+                "mission-nonce" => own_nonce = Some(nonce(value).ok_or_else(|| bad(400, "a nonce has 32 digits"))?),
+                "authorization" => proof = value.strip_prefix("Mission ").map(str::to_owned),
                 _ => {}
             }
         }
-        if request.len == 0 {
-            return Err(bad(416, "a range is needed: bytes=a-b"));
-        }
-        Ok(request)
+        let wants = if source {
+            let serves = serves.ok_or_else(|| bad(400, "who asks for a source says where it serves"))?;
+            Wants::Source { serves, has: has.unwrap_or_default(), missed }
+        } else {
+            let (start, len) = asked.ok_or_else(|| bad(416, "a range is needed: bytes=a-b"))?;
+            Wants::Range { start, len, congestion_control, rto_min_us }
+        };
+        Ok(Request { object, part, wants, nonce: own_nonce, proof })
     }
 }
 
@@ -151,13 +198,22 @@ impl Response {
             request_checksum,
             sender: Sender::default(),
             challenge: None,
+            next: None,
             retry_after_ms: None,
             reason: reason.into(),
         }
     }
 
+    /// The next piece of a broadcast; `None`: there is nothing more to get.
+    pub fn next(next: Option<Next>, request_checksum: u64) -> Response {
+        let status = if next.is_some() { 200 } else { 204 };
+        Response { next, ..Response::refusal(status, "", request_checksum) }
+    }
+
     pub fn write(&self) -> Vec<u8> {
         let phrase = match self.status {
+            200 => "OK",
+            204 => "No Content",
             206 => "Partial Content",
             401 => "Unauthorized",
             403 => "Forbidden",
@@ -177,6 +233,13 @@ impl Response {
         }
         if let Some((nonce, proof)) = &self.challenge {
             let _ = write!(head, "WWW-Authenticate: Mission {} {proof}\r\n", to_hex(nonce));
+        }
+        if let Some(next) = &self.next {
+            let _ = write!(head, "Mission-Next: {}\r\n", range_of(next.start, next.len));
+            let _ = write!(head, "Mission-Encryption: {}\r\n", next.encryption.name());
+            if let Some(source) = next.source {
+                let _ = write!(head, "Mission-Source: {source}\r\n");
+            }
         }
         if let Some(wait) = self.retry_after_ms {
             let _ = write!(head, "Mission-Retry-After-Ms: {wait}\r\n");
@@ -212,6 +275,7 @@ impl Response {
         }
         let status = parsed.code.filter(|status| (100..600).contains(status)).ok_or("no status of HTTP")?;
         let mut response = Response::refusal(status, "", 0);
+        let (mut next, mut encryption, mut source) = (None, None, None);
         for header in parsed.headers.iter() {
             let value = std::str::from_utf8(header.value).map_err(|_| "a header is not text")?;
             let wrong = || format!("{} is {value:?}", header.name);
@@ -226,10 +290,16 @@ impl Response {
                     let words = value.strip_prefix("Mission ").and_then(|words| words.split_once(' '));
                     response.challenge = words.and_then(|(n, proof)| Some((nonce(n)?, proof.to_owned())));
                 }
+                "Mission-Next" => next = Some(range(value).ok_or_else(wrong)?),
+                "Mission-Encryption" => encryption = Some(Encryption::named(value).ok_or_else(wrong)?),
+                "Mission-Source" => source = Some(value.parse().map_err(|_| wrong())?),
                 "Mission-Retry-After-Ms" => response.retry_after_ms = strict_number(value),
                 "Mission-Reason" => response.reason = value.to_owned(),
                 _ => {}
             }
+        }
+        if let (Some((start, len)), Some(encryption)) = (next, encryption) {
+            response.next = Some(Next { start, len, source, encryption });
         }
         Ok(response)
     }
@@ -300,11 +370,16 @@ fn nonce(text: &str) -> Option<Nonce> {
     from_hex(text)?.try_into().ok()
 }
 
+fn range_of(start: u64, len: u64) -> String {
+    format!("bytes={start}-{}", start + len.max(1) - 1)
+}
+
 /// `bytes=a-b`, both inclusive, as start and length.
 fn range(value: &str) -> Option<(u64, u64)> {
     let (first, last) = value.strip_prefix("bytes=")?.split_once('-')?;
     let (first, last) = (strict_number(first)?, strict_number(last)?);
-    Some((first, last.checked_sub(first)?.checked_add(1)?))
+    let len = last.checked_sub(first)?.checked_add(1)?;
+    first.checked_add(len).map(|_| (first, len))
 }
 
 #[cfg(test)]
@@ -316,13 +391,21 @@ mod tests {
         Request {
             object: ObjectId([0xab; 16]),
             part: 7,
-            start: 1 << 20,
-            len: 4 << 20,
-            congestion_control: Some("cubic".into()),
-            rto_min_us: Some(5000),
+            wants: Wants::Range {
+                start: 1 << 20,
+                len: 4 << 20,
+                congestion_control: Some("cubic".into()),
+                rto_min_us: Some(5000),
+            },
             nonce: Some([1; 16]),
             proof: Some("00ff".into()),
         }
+    }
+
+    fn source_request() -> Request {
+        let has = [true, false, true, true, false, false, true, false].repeat(3);
+        let (serves, missed) = ("10.0.0.1:4711".parse().unwrap(), Some("[::1]:7".parse().unwrap()));
+        Request { wants: Wants::Source { serves, has, missed }, ..request() }
     }
 
     fn response() -> Response {
@@ -333,6 +416,12 @@ mod tests {
             request_checksum: 42,
             sender: Sender { congestion_control: "cubic".into(), rtt_us: 10, ..Sender::default() },
             challenge: Some(([3; 16], "aa".into())),
+            next: Some(Next {
+                start: 5,
+                len: 9,
+                source: Some("10.0.0.1:4711".parse().unwrap()),
+                encryption: Encryption::Opportunistic,
+            }),
             retry_after_ms: Some(20),
             reason: "because".into(),
         }
@@ -341,6 +430,7 @@ mod tests {
     #[test]
     fn heads_come_back_as_they_were_written() {
         assert_eq!(Request::parse(&request().write()), Ok(request()));
+        assert_eq!(Request::parse(&source_request().write()), Ok(source_request()));
         assert_eq!(Response::parse(&response().write()), Ok(response()));
     }
 
@@ -410,7 +500,7 @@ mod tests {
         fn mutated_heads_are_refused_or_make_sense(
             cuts in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>(), 0u8..4), 1..8),
         ) {
-            for head in [request().write(), response().write()] {
+            for head in [request().write(), source_request().write(), response().write()] {
                 let mut bytes = head.clone();
                 for (at, byte, what) in &cuts {
                     let at = at.index(bytes.len().max(1)).min(bytes.len().saturating_sub(1));
@@ -421,8 +511,8 @@ mod tests {
                         _ => bytes.insert(at, *byte),
                     }
                 }
-                if let Ok(request) = Request::parse(&bytes) {
-                    prop_assert!(request.len > 0 && request.start.checked_add(request.len).is_some());
+                if let Ok(Request { wants: Wants::Range { start, len, .. }, .. }) = Request::parse(&bytes) {
+                    prop_assert!(len > 0 && start.checked_add(len).is_some());
                 }
                 if bytes != head {
                     prop_assert!(Response::parse(&bytes).is_err());

@@ -1,11 +1,12 @@
 //! The client's side of the wire, over any byte stream.
 
-use super::{Ask, Broken, Channel, Connection};
+use super::{Ask, Broken, Channel, Connection, Told};
 use crate::auth::{self, Nonce, Role, Token};
 use crate::checksum;
 use crate::facts::{Negotiated, Sender};
+use crate::object::ObjectId;
 use crate::socket;
-use crate::wire::{HeadReader, Request, Response};
+use crate::wire::{HeadReader, Request, Response, Wants};
 use mission_core::defaults::{BLOCK_BYTES, BUSY_RETRY_MS, CONNECT, STALL};
 use mission_core::flight::Leg;
 use mission_core::nouns::{Encryption, Transport};
@@ -14,6 +15,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 use std::collections::VecDeque;
 use std::io;
 use std::net::{SocketAddr, TcpStream};
+use std::thread;
 use std::time::Duration;
 
 /// Makes a connection by TCP, or by what is like it, with what the leg asks of this side's socket.
@@ -49,6 +51,8 @@ pub struct HttpConnection<C> {
     /// Checksums of the requests that were not answered yet.
     asked: VecDeque<u64>,
     sender: Sender,
+    /// Of the blocks of the last range, as far as they were verified.
+    checksums: Vec<u64>,
 }
 
 impl<C: Channel> HttpConnection<C> {
@@ -65,6 +69,7 @@ impl<C: Channel> HttpConnection<C> {
             usable: true,
             asked: VecDeque::new(),
             sender: Sender::default(),
+            checksums: Vec::new(),
         }
     }
 
@@ -83,6 +88,14 @@ impl<C: Channel> HttpConnection<C> {
             return Err(Fault::Damaged("the request arrived damaged".into()));
         }
         Ok(response)
+    }
+
+    fn request(&mut self, request: Request) -> Result<(), Fault> {
+        let asked = if self.admitted { self.send(&request) } else { self.ask_with_proof(request) };
+        self.usable &= asked.is_ok();
+        // Whoever was refused after all hears so with the answer.
+        self.admitted = true;
+        asked
     }
 
     /// Asks for the first time on this connection: answers the server's challenge.
@@ -136,25 +149,18 @@ impl<C: Channel> HttpConnection<C> {
 
 impl<C: Channel> Connection for HttpConnection<C> {
     fn ask(&mut self, ask: &Ask, len: u64) -> Result<(), Fault> {
-        let request = Request {
-            object: ask.object,
-            part: ask.part,
+        let wants = Wants::Range {
             start: ask.start,
             len,
             congestion_control: self.leg.congestion_control.clone(),
             rto_min_us: self.leg.rto_min_us,
-            nonce: None,
-            proof: None,
         };
-        let asked = if self.admitted { self.send(&request) } else { self.ask_with_proof(request) };
-        self.usable &= asked.is_ok();
-        // Whoever was refused after all hears so with the answer.
-        self.admitted = true;
-        asked
+        self.request(Request { object: ask.object, part: ask.part, wants, nonce: None, proof: None })
     }
 
     fn receive(&mut self, into: &mut [u8]) -> Result<(), Broken> {
         let usable = std::mem::take(&mut self.usable);
+        self.checksums.clear();
         let nothing = |fault| Broken { verified: 0, fault };
         let response = self.response().map_err(nothing)?;
         if response.status != 206 {
@@ -162,10 +168,32 @@ impl<C: Channel> Connection for HttpConnection<C> {
             self.usable = usable && response.status != 401;
             return Err(nothing(refusal(&response)));
         }
-        self.receive_body(&response, into)?;
+        let received = self.receive_body(&response, into);
+        let verified = received.as_ref().map_or_else(|broken| broken.verified, |()| into.len() as u64);
+        self.checksums = response.blocks;
+        self.checksums.truncate(verified.div_ceil(BLOCK_BYTES) as usize);
+        received?;
         self.sender = response.sender;
         self.usable = usable;
         Ok(())
+    }
+
+    fn checksums(&self) -> &[u64] {
+        &self.checksums
+    }
+
+    fn next(&mut self, object: ObjectId, part: u32, wants: Wants) -> Result<Told, Fault> {
+        self.request(Request { object, part, wants, nonce: None, proof: None })?;
+        let response = self.response()?;
+        match (response.status, response.next) {
+            (200, Some(next)) => Ok(Told::Fetch(next)),
+            (204, _) => Ok(Told::Done),
+            (503, _) => {
+                thread::sleep(Duration::from_millis(response.retry_after_ms.unwrap_or(BUSY_RETRY_MS)));
+                Ok(Told::Later)
+            }
+            _ => Err(refusal(&response)),
+        }
     }
 
     fn usable(&self) -> bool {

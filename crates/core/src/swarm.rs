@@ -1,0 +1,341 @@
+//! Cooperative broadcast: which receiver gets which piece of a part from whom.
+//!
+//! One object that many hosts want would leave its owner's link once per host. Here receivers serve the pieces that they
+//! have (as BitTorrent's peers and Orchestra's Cornet do), so the copies multiply. Unlike BitTorrent all of it is one
+//! cluster whose members tell the truth: the owner keeps the books, as a tracker that knows every piece, and names to each
+//! receiver its next piece and source; there is nothing to choke, and no piece is asked for in vain.
+//!
+//! A receiver asks on one or more **lanes**, each for one piece at a time. The piece is the rarest that it lacks and that
+//! somebody can send now; the source is the least busy that has it. Events in, answers out; sockets are the caller's.
+
+use crate::defaults::{BLOCK_BYTES, CHUNK_BYTES, UPLOADS_PER_PEER};
+use crate::random::SplitMix;
+use std::collections::{BTreeMap, VecDeque};
+
+/// A receiver; numbered by the caller.
+pub type PeerId = u32;
+/// One of the connections on which a receiver asks; numbered by the caller.
+pub type LaneId = u64;
+
+/// Pieces that a part is cut into, unless they would be larger than a chunk: the more there are, the sooner every receiver
+/// has something to give, and the more is asked.
+const PIECES: u64 = 64;
+
+/// Bytes of each piece of a part of `len` bytes, but for the last: whole blocks, at most a chunk.
+pub fn piece_bytes(len: u64) -> u64 {
+    (len.div_ceil(PIECES).div_ceil(BLOCK_BYTES) * BLOCK_BYTES).clamp(BLOCK_BYTES, CHUNK_BYTES)
+}
+
+/// How many pieces a part of `len` bytes has.
+pub fn pieces(len: u64) -> usize {
+    len.div_ceil(piece_bytes(len)) as usize
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A receiver asks for its next piece; what its lane was told before is over, whether it came or not.
+    Asks {
+        lane: LaneId,
+        peer: PeerId,
+        /// Of each piece, whether the receiver has it. All of it each time: a lost word costs nothing.
+        has: Vec<bool>,
+        /// A source that it could not get anything from.
+        missed: Option<PeerId>,
+    },
+    /// A lane asks no more, or its receiver is gone.
+    Closed { lane: LaneId },
+}
+
+/// To a lane that asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// `None`: from the owner.
+    Fetch { piece: usize, source: Option<PeerId> },
+    /// The receiver has all, or its other lanes bring it.
+    Done,
+}
+
+/// The books of one part.
+pub struct Swarm {
+    pieces: Vec<Piece>,
+    peers: BTreeMap<PeerId, Peer>,
+    lanes: BTreeMap<LaneId, Lane>,
+    /// Lanes that wait for an answer, longest first.
+    waiting: VecDeque<LaneId>,
+    owner_uploads: u32,
+    random: SplitMix,
+}
+
+#[derive(Default)]
+struct Piece {
+    holders: Vec<PeerId>,
+    /// Receivers to which it is on its way.
+    coming: u32,
+}
+
+#[derive(Default)]
+struct Peer {
+    has: Vec<bool>,
+    uploads: u32,
+    lanes: u32,
+}
+
+struct Lane {
+    peer: PeerId,
+    told: Option<(usize, Option<PeerId>)>,
+}
+
+impl Swarm {
+    /// Books for a part of so many pieces; the seed decides between what is equally good.
+    pub fn new(pieces: usize, seed: u64) -> Swarm {
+        Swarm {
+            pieces: (0..pieces).map(|_| Piece::default()).collect(),
+            peers: BTreeMap::new(),
+            lanes: BTreeMap::new(),
+            waiting: VecDeque::new(),
+            owner_uploads: 0,
+            random: SplitMix(seed),
+        }
+    }
+
+    /// Answers to lanes, the asking one among them or not: who is not answered yet waits.
+    pub fn handle(&mut self, event: Event) -> Vec<(LaneId, Answer)> {
+        match event {
+            Event::Asks { lane, peer, has, missed } => {
+                self.over(lane);
+                if !self.lanes.contains_key(&lane) {
+                    self.peers.entry(peer).or_default().lanes += 1;
+                    self.lanes.insert(lane, Lane { peer, told: None });
+                }
+                if let Some(missed) = missed {
+                    self.forget_holder(missed);
+                }
+                self.learn(peer, has);
+                self.waiting.retain(|own| *own != lane);
+                self.waiting.push_back(lane);
+            }
+            Event::Closed { lane } => {
+                self.over(lane);
+                self.waiting.retain(|own| *own != lane);
+                if let Some(Lane { peer, .. }) = self.lanes.remove(&lane) {
+                    let own = self.peers.get_mut(&peer).expect("lanes have peers");
+                    own.lanes -= 1;
+                    // Who has all of it may go on serving; who broke off has thrown away what it had.
+                    if own.lanes == 0 && !own.has.iter().all(|has| *has) {
+                        self.forget_holder(peer);
+                    }
+                }
+            }
+        }
+        self.answer_waiting()
+    }
+
+    /// Whether nobody asks any more.
+    pub fn is_idle(&self) -> bool {
+        self.lanes.is_empty()
+    }
+
+    fn answer_waiting(&mut self) -> Vec<(LaneId, Answer)> {
+        let mut answers = Vec::new();
+        let mut still = VecDeque::new();
+        while let Some(lane) = self.waiting.pop_front() {
+            match self.answer(lane) {
+                Some(answer) => answers.push((lane, answer)),
+                None => still.push_back(lane),
+            }
+        }
+        self.waiting = still;
+        answers
+    }
+
+    fn answer(&mut self, lane: LaneId) -> Option<Answer> {
+        let peer = self.lanes[&lane].peer;
+        let mut lacks = vec![true; self.pieces.len()];
+        for (lack, has) in lacks.iter_mut().zip(&self.peers[&peer].has) {
+            *lack = !has;
+        }
+        for (piece, _) in self.lanes.values().filter(|other| other.peer == peer).filter_map(|other| other.told) {
+            lacks[piece] = false;
+        }
+        // What is equally rare is taken in another order each time, so that receivers get different pieces.
+        let turn = self.random.next() as usize % self.pieces.len().max(1);
+        let order = (turn..self.pieces.len()).chain(0..turn);
+        let mut wanted: Vec<usize> = order.filter(|piece| lacks[*piece]).collect();
+        if wanted.is_empty() {
+            return Some(Answer::Done);
+        }
+        if self.owner_uploads >= UPLOADS_PER_PEER && self.peers.values().all(|own| own.uploads >= UPLOADS_PER_PEER) {
+            return None;
+        }
+        wanted.sort_by_key(|&piece| self.pieces[piece].holders.len() as u32 + self.pieces[piece].coming);
+        let (piece, source) = wanted.into_iter().find_map(|piece| Some((piece, self.source(peer, piece)?)))?;
+        self.pieces[piece].coming += 1;
+        *self.uploads(source).expect("a source is known") += 1;
+        self.lanes.get_mut(&lane).expect("it waits").told = Some((piece, source));
+        Some(Answer::Fetch { piece, source })
+    }
+
+    /// The least busy of those that have a piece and may send one more; the owner where it is less busy than all others:
+    /// it alone has what nobody has yet.
+    fn source(&self, peer: PeerId, piece: usize) -> Option<Option<PeerId>> {
+        let holders = self.pieces[piece].holders.iter().filter(|holder| **holder != peer);
+        let peers = holders.map(|holder| (self.peers[holder].uploads, Some(*holder)));
+        let all = peers.chain(std::iter::once((self.owner_uploads, None)));
+        let (uploads, source) = all.min_by_key(|(uploads, source)| (*uploads, source.is_none()))?;
+        (uploads < UPLOADS_PER_PEER).then_some(source)
+    }
+
+    /// What a lane was told is over.
+    fn over(&mut self, lane: LaneId) {
+        let Some((piece, source)) = self.lanes.get_mut(&lane).and_then(|lane| lane.told.take()) else { return };
+        self.pieces[piece].coming -= 1;
+        // A source that was forgotten meanwhile has no uploads to count.
+        if let Some(uploads) = self.uploads(source) {
+            *uploads = uploads.saturating_sub(1);
+        }
+    }
+
+    fn uploads(&mut self, source: Option<PeerId>) -> Option<&mut u32> {
+        match source {
+            None => Some(&mut self.owner_uploads),
+            Some(peer) => self.peers.get_mut(&peer).map(|own| &mut own.uploads),
+        }
+    }
+
+    fn learn(&mut self, peer: PeerId, has: Vec<bool>) {
+        let own = self.peers.get_mut(&peer).expect("its lane is known");
+        own.has.resize(self.pieces.len(), false);
+        for (piece, (known, has)) in self.pieces.iter_mut().zip(own.has.iter_mut().zip(has)) {
+            if has && !*known {
+                *known = true;
+                piece.holders.push(peer);
+            }
+        }
+    }
+
+    /// Nothing is asked of it any more; what it has it may tell anew.
+    fn forget_holder(&mut self, peer: PeerId) {
+        for piece in &mut self.pieces {
+            piece.holders.retain(|holder| *holder != peer);
+        }
+        match self.peers.get_mut(&peer) {
+            Some(own) if own.lanes > 0 => own.has.fill(false),
+            Some(_) => drop(self.peers.remove(&peer)),
+            None => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    /// Every sender sends at the same rate, shared evenly by what it sends; receiving is not limited. Gives the time until
+    /// all have everything, in times of one copy, and how many copies left the owner.
+    fn broadcast(receivers: u32, pieces: usize, lanes: u64, dies: Option<PeerId>) -> (f64, f64) {
+        struct Flow {
+            lane: LaneId,
+            piece: usize,
+            source: Option<PeerId>,
+            left: f64,
+        }
+        let mut swarm = Swarm::new(pieces, 1);
+        let mut has = vec![vec![false; pieces]; receivers as usize];
+        let mut flows: Vec<Flow> = Vec::new();
+        let mut over = BTreeSet::new();
+        let (mut now, mut from_owner) = (0.0, 0);
+        let mut events: VecDeque<Event> = (0..lanes)
+            .flat_map(|own| (0..receivers).map(move |peer| (u64::from(peer) * lanes + own, peer)))
+            .map(|(lane, peer)| Event::Asks { lane, peer, has: vec![false; pieces], missed: None })
+            .collect();
+        let mut dead = None;
+        loop {
+            while let Some(event) = events.pop_front() {
+                for (lane, answer) in swarm.handle(event) {
+                    match answer {
+                        Answer::Fetch { piece, source } => {
+                            assert!(
+                                source.is_none_or(|source| has[source as usize][piece]),
+                                "{source:?} lacks {piece}"
+                            );
+                            assert!(!has[(lane / lanes) as usize][piece], "it has {piece} already");
+                            from_owner += u32::from(source.is_none());
+                            flows.push(Flow { lane, piece, source, left: 1.0 / pieces as f64 });
+                        }
+                        Answer::Done => {
+                            over.insert(lane);
+                            events.push_back(Event::Closed { lane });
+                        }
+                    }
+                }
+            }
+            if flows.is_empty() {
+                break;
+            }
+            let mut sends: BTreeMap<Option<PeerId>, f64> = BTreeMap::new();
+            flows.iter().for_each(|flow| *sends.entry(flow.source).or_default() += 1.0);
+            let step = flows.iter().map(|flow| flow.left * sends[&flow.source]).fold(f64::MAX, f64::min);
+            now += step;
+            flows.iter_mut().for_each(|flow| flow.left -= step / sends[&flow.source]);
+            let (ended, rest): (Vec<Flow>, Vec<Flow>) = flows.into_iter().partition(|flow| flow.left < 1e-12);
+            flows = rest;
+            for flow in ended {
+                let peer = (flow.lane / lanes) as PeerId;
+                has[peer as usize][flow.piece] = true;
+                let has = has[peer as usize].clone();
+                events.push_back(Event::Asks { lane: flow.lane, peer, has, missed: None });
+            }
+            if let Some(peer) = dies.filter(|_| dead.is_none() && now > 0.5) {
+                dead = Some(peer);
+                flows.retain(|flow| (flow.lane / lanes) as PeerId != peer);
+                events.retain(|event| !matches!(event, Event::Asks { peer: own, .. } if *own == peer));
+                events.extend((0..lanes).map(|own| Event::Closed { lane: u64::from(peer) * lanes + own }));
+                // Who was getting something from it says so, and asks anew.
+                let (missing, rest): (Vec<Flow>, Vec<Flow>) =
+                    flows.into_iter().partition(|flow| flow.source == Some(peer));
+                flows = rest;
+                for flow in missing {
+                    let own = (flow.lane / lanes) as PeerId;
+                    let has = has[own as usize].clone();
+                    events.push_back(Event::Asks { lane: flow.lane, peer: own, has, missed: Some(peer) });
+                }
+            }
+        }
+        let whole = |peer: u32| has[peer as usize].iter().all(|has| *has) || dead == Some(peer);
+        assert!((0..receivers).all(whole), "somebody lacks something");
+        assert!(swarm.is_idle() && swarm.waiting.is_empty() && swarm.owner_uploads == 0);
+        assert!(swarm.peers.values().all(|peer| peer.uploads == 0));
+        (now, f64::from(from_owner) / pieces as f64)
+    }
+
+    #[test]
+    fn thirty_two_copies_take_less_than_twice_the_time_of_one() {
+        for lanes in 1..=4 {
+            let (time, from_owner) = broadcast(32, 64, lanes, None);
+            println!("{lanes} lanes: {time:.2} times, {from_owner:.2} copies from the owner");
+            assert!(lanes < 2 || time < 1.5, "{lanes} lanes: {time:.2} times");
+        }
+        for receivers in [1, 2, 4, 8, 16, 64, 128] {
+            let (time, from_owner) = broadcast(receivers, 64, 2, None);
+            println!("{receivers} receivers: {time:.2} times, {from_owner:.2} copies from the owner");
+            assert!(time < 1.7, "{receivers} receivers: {time:.2} times");
+        }
+    }
+
+    #[test]
+    fn a_receiver_that_dies_holds_nobody_up() {
+        let (time, _) = broadcast(32, 64, 2, Some(5));
+        assert!(time < 1.6, "{time:.2} times");
+    }
+
+    #[test]
+    fn pieces_are_whole_blocks_and_no_larger_than_a_chunk() {
+        for len in [1, BLOCK_BYTES, 10 << 20, 64 << 20, (1 << 30) + 1, 100 << 30] {
+            let size = piece_bytes(len);
+            assert!(size.is_multiple_of(BLOCK_BYTES) && size <= CHUNK_BYTES, "{len}: {size}");
+            assert_eq!(pieces(len) as u64, len.div_ceil(size));
+        }
+        assert_eq!(pieces(64 << 20), 64);
+    }
+}

@@ -1,0 +1,160 @@
+//! The receiver's side of a broadcast: asks the owner for its next piece and whom to get it from, and serves what it has.
+
+use super::runs::{Far, carried};
+use super::{INTERRUPT_EVERY, Shared};
+use crate::carrier::{self, Connection, Told};
+use crate::copies::Receiving;
+use crate::parts::{FetchRequest, Part, Wanted};
+use crate::segment::Segment;
+use crate::wire::Wants;
+use mission_core::defaults::{LANES, SWARM_MIN};
+use mission_core::flight::FlightPlan;
+use mission_core::nouns::TransferId;
+use mission_core::swarm;
+use mission_core::throttle::{Fault, FetchError, Tally};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::thread;
+
+impl Shared {
+    /// Where each part lies already, and, by their numbers, the parts of which this fetch is going to be a receiver in a
+    /// broadcast; waits while another fetch of this process is that.
+    pub(super) fn begin(
+        &self,
+        request: &FetchRequest,
+        plan: &FlightPlan,
+        interrupted: &mut dyn FnMut() -> bool,
+    ) -> Result<(Vec<Option<Part>>, BTreeMap<usize, Receiving<'_>>), FetchError> {
+        loop {
+            let homes = self.at_home(request, plan)?;
+            if !request.whole || !self.lock().broadcasts.contains(&request.transfer) {
+                return Ok((homes, BTreeMap::new()));
+            }
+            let mut numbers = BTreeMap::new();
+            for (number, (wanted, home)) in request.parts.iter().zip(&homes).enumerate() {
+                if home.is_none() && wanted.len >= SWARM_MIN && !self.owns(wanted) {
+                    numbers.entry((wanted.object, wanted.part)).or_insert((number, wanted.len));
+                }
+            }
+            let parts: Vec<_> = numbers.iter().map(|(key, (_, len))| (*key, *len)).collect();
+            if let Some(receiving) = self.store.copies.begin(&parts, &request.transfer.job, request.demands.encrypt) {
+                let numbers = numbers.into_values().map(|(number, _)| number);
+                return Ok((homes, numbers.zip(receiving).collect()));
+            }
+            if interrupted() {
+                return Err(FetchError::Cancelled("interrupted".into()));
+            }
+            self.store.copies.wait(INTERRUPT_EVERY);
+        }
+    }
+
+    /// Receives a part piece by piece, from whoever the owner names. Gives what is left to be asked of the owner itself,
+    /// where it keeps no books or cannot be reached.
+    pub(super) fn receive_broadcast(
+        &self,
+        transfer: &TransferId,
+        plan: &Arc<FlightPlan>,
+        wanted: &Wanted,
+        receiving: &Receiving<'_>,
+        segment: &Arc<Segment>,
+        interrupted: &mut dyn FnMut() -> bool,
+    ) -> (Result<Vec<Far>, FetchError>, Tally) {
+        let (stop, (ended, ends)) = (AtomicBool::new(false), channel());
+        let mut tally = Tally::default();
+        let mut result = Ok(());
+        thread::scope(|scope| {
+            for _ in 0..LANES {
+                let (stop, ended) = (&stop, ended.clone());
+                let lane = thread::Builder::new().name("mission-lane".into()).stack_size(512 << 10);
+                // Where no thread can be had, fewer lanes do.
+                let _ = lane.spawn_scoped(scope, move || {
+                    let _ = ended.send(self.lane(transfer, plan, wanted, receiving, segment, stop));
+                });
+            }
+            drop(ended);
+            loop {
+                match ends.recv_timeout(INTERRUPT_EVERY) {
+                    Ok((ended, took)) => {
+                        tally.add(&took);
+                        if ended.is_err() {
+                            stop.store(true, Ordering::Relaxed);
+                            result = ended;
+                        }
+                    }
+                    Err(RecvTimeoutError::Timeout) if interrupted() => {
+                        stop.store(true, Ordering::Relaxed);
+                        result = Err(FetchError::Cancelled("interrupted".into()));
+                    }
+                    Err(RecvTimeoutError::Timeout) => {}
+                    Err(RecvTimeoutError::Disconnected) => break,
+                }
+            }
+        });
+        (result.map(|()| rest(wanted, receiving)), tally)
+    }
+
+    /// Asks and fetches until there is nothing more to get, or nobody to ask.
+    fn lane(
+        &self,
+        transfer: &TransferId,
+        plan: &Arc<FlightPlan>,
+        wanted: &Wanted,
+        receiving: &Receiving<'_>,
+        segment: &Arc<Segment>,
+        stop: &AtomicBool,
+    ) -> (Result<(), FetchError>, Tally) {
+        let mut tally = Tally::default();
+        let Some(mut owner) = self.ask_owner(plan, wanted) else { return (Ok(()), tally) };
+        let mut missed = None;
+        while !stop.load(Ordering::Relaxed) {
+            let has = receiving.copy.has(swarm::piece_bytes(wanted.len));
+            let wants = Wants::Source { serves: self.own_address, has, missed: missed.take() };
+            let next = match owner.next(wanted.object, wanted.part, wants) {
+                Ok(Told::Fetch(next)) if next.start.checked_add(next.len).is_some_and(|end| end <= wanted.len) => next,
+                Ok(Told::Later) => continue,
+                Ok(Told::Fetch(_) | Told::Done) | Err(_) => break,
+            };
+            receiving.copy.protect(next.encryption);
+            let far = piece(wanted, receiving, next.start, next.len, next.source);
+            let (ended, took) = self.carry(transfer, plan, vec![far], segment, &mut || stop.load(Ordering::Relaxed));
+            missed = next.source.filter(|source| {
+                let state = self.lock();
+                state.source_numbers.get(source).is_some_and(|number| took.failed.contains(number))
+            });
+            tally.add(&took);
+            if ended.is_err() {
+                return (ended, tally);
+            }
+        }
+        (Ok(()), tally)
+    }
+
+    fn ask_owner(&self, plan: &FlightPlan, wanted: &Wanted) -> Option<Box<dyn Connection>> {
+        let leg = carried(plan)?;
+        let connect = |address: &SocketAddr| -> Result<Box<dyn Connection>, Fault> {
+            carrier::carrier(leg.transport).expect("it is carried").connect(*address, leg, &self.context)
+        };
+        wanted.addresses.iter().find_map(|address| connect(address).ok())
+    }
+}
+
+/// A piece of a part, from a receiver if one is named, or else and at last from the owner.
+fn piece(wanted: &Wanted, receiving: &Receiving<'_>, start: u64, len: u64, peer: Option<SocketAddr>) -> Far {
+    let place = receiving.place() + start as usize;
+    let mut far = Far::of(wanted, start, len, place);
+    far.sources.splice(0..0, peer);
+    far.copy = Some(receiving.copy.clone());
+    far.peer = peer;
+    far
+}
+
+/// What is not here of a part.
+fn rest(wanted: &Wanted, receiving: &Receiving<'_>) -> Vec<Far> {
+    let bytes = swarm::piece_bytes(wanted.len);
+    let missing = receiving.copy.has(bytes).into_iter().enumerate().filter(|(_, has)| !has);
+    let starts = missing.map(|(number, _)| number as u64 * bytes);
+    starts.map(|start| piece(wanted, receiving, start, bytes.min(wanted.len - start), None)).collect()
+}

@@ -1,0 +1,84 @@
+"""Broadcasts on a Dask cluster: receivers serve one another, and keep what the next iteration needs."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+from distributed import Event, wait
+
+import mission_control
+from tests.conftest import data, resources, status, until
+
+BYTES = 32 << 20
+
+
+def produce(seed: int) -> mission_control.Reference:
+    return mission_control.put([data(BYTES, seed)])
+
+
+def consume(reference: mission_control.Reference, number: int) -> str:
+    return hashlib.sha256(mission_control.fetch(reference)[0]).hexdigest()
+
+
+def broadcast(client, workers, reference, seed: int) -> None:
+    """Two tasks on each worker fetch the whole object, and get it right."""
+    places = [worker for worker in workers for _ in range(2)]
+    tasks = [client.submit(consume, reference, n, pure=False, workers=[w]) for n, w in enumerate(places)]
+    assert set(client.gather(tasks)) == {hashlib.sha256(data(BYTES, seed)).hexdigest()}
+
+
+def transfer_of(client, job: str) -> dict:
+    (found,) = [own for own in status(client)["jobs"] if own["job"] == job]
+    asked = [own for own in found["transfers"] if own["asked_bytes"]]
+    return asked[0] if asked else {"pattern": "unknown", "peer_bytes": 0}
+
+
+def moved(client) -> int:
+    return sum(own["sent_bytes"] for own in resources(client).values())
+
+
+def test_an_object_that_all_workers_fetch_moves_once_to_each_and_stays_until_it_is_freed(client):
+    owner, *readers = list(client.scheduler_info()["workers"])
+    with mission_control.job("broadcast", transport="tcp"):
+        reference = client.submit(produce, 1, workers=[owner], pure=False)
+        wait(reference)
+        before = moved(client)
+        broadcast(client, readers, reference, 1)
+        assert moved(client) - before == len(readers) * BYTES, "two tasks of a worker, one copy"
+        until(lambda: transfer_of(client, "broadcast")["pattern"] == "broadcast", "it is seen as one")
+        broadcast(client, readers, reference, 1)
+        assert moved(client) - before == len(readers) * BYTES, "the next iteration finds it where it is"
+        copies = {worker: own["copies"] for worker, own in resources(client).items()}
+        assert copies == {owner: 0, **dict.fromkeys(readers, 1)}
+        del reference
+        until(lambda: not any(own["copies"] for own in resources(client).values()), "copies go with their object")
+    until(lambda: not any(own["live_bytes"] for own in resources(client).values()), "all memory is given back")
+
+
+def test_receivers_serve_one_another(client):
+    owner, *readers = list(client.scheduler_info()["workers"])
+    with mission_control.job("served", transport="tcp"):
+        reference = client.submit(produce, 2, workers=[owner], pure=False)
+        wait(reference)
+        broadcast(client, readers, reference, 2)
+        until(lambda: transfer_of(client, "served")["peer_bytes"] > 0, "some of it came from another receiver")
+
+
+def gather(references: list[mission_control.Reference], part: int) -> int:
+    assert Event("go").wait(30)
+    return sum(int(np.frombuffer(own, np.uint8)[0]) for own in mission_control.fetch(references, part=part))
+
+
+def split(seed: int) -> mission_control.Reference:
+    return mission_control.put([np.full(3 << 20, seed + part, np.uint8) for part in range(3)])
+
+
+def test_a_shuffle_whose_graph_looks_like_a_broadcast_is_none(client):
+    """Every task depends on all references, and takes its own parts only: nobody else wants them, and none is kept."""
+    with mission_control.job("shuffle", transport="tcp"):
+        references = client.map(split, range(3), pure=False)
+        tasks = [client.submit(gather, references, part, pure=False) for part in range(3)]
+        Event("go").set()
+        assert client.gather(tasks) == [3, 6, 9]
+        assert not any(own["copies"] for own in resources(client).values())
