@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import socket
 import struct
 import threading
@@ -99,10 +100,13 @@ class Proxy:
 
 
 def reset(connection: socket.socket) -> None:
-    """Closes with a reset, as a crashed host's peer would see it."""
+    """Ends a connection with a reset, as a crashed host's peer would see it.
+
+    Closing it would wait for the thread that receives from it; dissolving it (``connect`` to no address) does not.
+    """
     with suppress(OSError):
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    connection.close()
+        no_address = struct.pack("H14x", socket.AF_UNSPEC)
+        ctypes.CDLL(None).connect(connection.fileno(), no_address, len(no_address))
 
 
 def flip(piece: bytes, bit: int) -> bytes:
