@@ -67,7 +67,13 @@ def held_by_scheduler(client: Client) -> dict[str, int]:
         jobs, objects = own.jobs, own.objects
         sizes = {"jobs of tasks": jobs.of, "specifications": jobs.specs, "owners": jobs._owners, "holds": jobs._holds}
         sizes |= {"tasks": jobs._tasks, "objects": objects._owner, "carriers": objects._carried, "keys": objects._keys}
-        sizes |= {"transfers": own.transfers, "merged": own.merged, "numbers": own.numbers, "changed": own.changed}
+        sizes |= {
+            "transfers": own.transfers,
+            "merged": own.merged,
+            "moved": own.moved,
+            "numbers": own.numbers,
+            "changed": own.changed,
+        }
         sizes |= {"graph": own.graph, "submitted": own.submitted_by, "recomputed": own.recomputed}
         return {name: len(value) for name, value in sizes.items()}
 

@@ -84,6 +84,7 @@ def _mission_fetcher(
         "encryption": "opportunistic" if transport == "tls" else "none",
         "congestion_control": congestion,
         "rto_min_us": 5000,
+        "subflows": 1 if transport == "mptcp" else None,
         "reason": "benchmark",
     }
 

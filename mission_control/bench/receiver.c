@@ -1,7 +1,7 @@
 /* The least that moves an object over TCP: a sender that writes from memory, a receiver that reads into memory.
  *
- * receiver serve                                          prints its port, then sends what it is asked for
- * receiver fetch PORT BYTES FLOWS ROUNDS fresh|reused CC  prints one line per round: seconds
+ * receiver serve CC [mptcp]                                       prints its port, then sends what it is asked for
+ * receiver fetch PORT BYTES FLOWS ROUNDS fresh|reused CC [mptcp]  prints one line per round: seconds
  *
  * A request is where the range starts and how long it is, eight bytes each in host order. With F flows each thread takes
  * an equal part of the object on a connection of its own. "fresh" maps new memory (huge pages advised) for each object.
@@ -19,6 +19,10 @@
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
+
+#ifndef IPPROTO_MPTCP
+#define IPPROTO_MPTCP 262
+#endif
 
 enum { FLOWS_MAX = 64 };
 static const size_t CONTENT = 256u << 20;
@@ -61,10 +65,12 @@ static void *serve_one(void *argument) {
     return NULL;
 }
 
+static int protocol;
+
 static int serve(const char *cc) {
     content = memory(CONTENT);
     memset(content, 7, CONTENT);
-    int listener = socket(AF_INET, SOCK_STREAM, 0);
+    int listener = socket(AF_INET, SOCK_STREAM, protocol);
     setsockopt(listener, IPPROTO_TCP, TCP_CONGESTION, cc, strlen(cc));
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t len = sizeof address;
@@ -101,6 +107,10 @@ static void *receive(void *argument) {
 }
 
 int main(int argc, char **argv) {
+    if (!strcmp(argv[argc - 1], "mptcp")) {
+        protocol = IPPROTO_MPTCP;
+        argc--;
+    }
     if (argc == 3 && !strcmp(argv[1], "serve")) return serve(argv[2]);
     if (argc != 8) return 2;
     int port = atoi(argv[2]), flows = atoi(argv[4]), rounds = atoi(argv[5]);
@@ -110,7 +120,7 @@ int main(int argc, char **argv) {
     for (int i = 0; i < flows; i++) {
         struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
         int one = 1;
-        parts[i].fd = socket(AF_INET, SOCK_STREAM, 0);
+        parts[i].fd = socket(AF_INET, SOCK_STREAM, protocol);
         setsockopt(parts[i].fd, IPPROTO_TCP, TCP_CONGESTION, argv[7], strlen(argv[7]));
         setsockopt(parts[i].fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
         if (connect(parts[i].fd, (void *)&address, sizeof address)) fail("connect");

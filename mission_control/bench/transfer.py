@@ -119,6 +119,8 @@ def ratios(rows: list[dict[str, Any]]) -> dict[str, float]:
             )
             ours = ("Mission Control", "tls", flows, size)
             pairs[f"tls fetch / rustls loop, {flows} flows, {name}"] = (ours, ("rustls loop", "tls", flows, size))
+        ours, theirs = ("Mission Control", "mptcp", 1, size), ("C receiver, reused", "mptcp", 1, size)
+        pairs[f"mptcp fetch / C receiver, reused memory, {name}"] = (ours, theirs)
         tcp = ("Mission Control", "tcp", 1, size)
         pairs[f"shm / tcp, {name}"] = (("Mission Control", "shm", 1, size), tcp)
         pairs[f"shm, pages read / tcp, {name}"] = ((TOUCHED, "shm", 1, size), tcp)
@@ -145,6 +147,12 @@ def _processes(
         for kind in ("reused", "fresh"):
             fetch = _command([receiver, "fetch", port], [flows], [kind, congestion])
             yield Contender(f"C receiver, {kind}", "tcp", flows, objects, fetch, partial(list, [os.getpid(), server]))
+    if "mptcp" in _native.carriers():
+        port, server = stack.enter_context(_server([receiver, "serve", congestion, "mptcp"]))
+        fetch = _command([receiver, "fetch", port], [1], ["reused", congestion, "mptcp"])
+        yield Contender("C receiver, reused", "mptcp", 1, objects, fetch, partial(list, [os.getpid(), server]))
+        peer = stack.enter_context(_peer("mission", "mptcp", congestion, 1))
+        yield Contender("Mission Control", "mptcp", 1, objects, peer.fetch, peer.pids)
     if loop := _rustls_loop():
         port, server = stack.enter_context(_server([loop, "serve", congestion]))
         for flows in FLOWS:

@@ -73,6 +73,8 @@ class LiveTable(Observer):
             for own in job["transfers"]:
                 if own["asked_bytes"]:
                     table.add_row(*self.row(progress.status["time"], job, own))
+        if progress.status.get("hidden"):
+            table.add_row(Text(f"and {progress.status['hidden']} more", style="dim"))
         steps = [Text(f"{job}: {step}", style="dim") for job, step in progress.steps.items()]
         return Group(*steps, table)
 

@@ -10,9 +10,11 @@ from typing import Any
 from tornado.web import Application, RequestHandler
 
 PAGE = Path(__file__).with_name("page.html")
+ROWS = 100
+"""Transfers on the page: more than anybody reads, and the cost of looking does not grow with the cluster."""
 
 
-def add_to(application: Application, status: Callable[[], dict[str, Any]]) -> None:
+def add_to(application: Application, status: Callable[[int], dict[str, Any]]) -> None:
     """Adds the page to the scheduler's own server, beside Dask's pages."""
     application.add_handlers(
         r".*$", [(r"/mission-control/?", Page), (r"/mission-control/status\.json", Status, {"status": status})]
@@ -31,10 +33,10 @@ class Page(RequestHandler):
 
 
 class Status(RequestHandler):
-    def initialize(self, status: Callable[[], dict[str, Any]]) -> None:
+    def initialize(self, status: Callable[[int], dict[str, Any]]) -> None:
         self.status = status
 
     def get(self) -> None:
         self.set_header("Cache-Control", "no-store")
         self.set_header("Content-Type", "application/json")
-        self.write(json.dumps(self.status()))
+        self.write(json.dumps(self.status(ROWS)))

@@ -6,6 +6,7 @@ Decisions are in `crates/core`; here events are gathered and commands handed on.
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import json
 import logging
@@ -72,6 +73,8 @@ class MissionControlScheduler(SchedulerPlugin):
         # What each worker says of each transfer, and all of it as one, until one of them says more.
         self.transfers: defaultdict[tuple[str, str, str], dict[str, dict[str, Any]]] = defaultdict(dict)
         self.merged: dict[tuple[str, str, str], dict[str, Any]] = {}
+        # When a worker last said something new of each.
+        self.moved: dict[tuple[str, str, str], float] = {}
         self.records: deque[dict[str, Any]] = deque(maxlen=RECORDS_MAX)
         self.recomputed: defaultdict[str, int] = defaultdict(int)
         # What somebody changed of a job while it runs; its tasks still carry what they were submitted with.
@@ -165,11 +168,12 @@ class MissionControlScheduler(SchedulerPlugin):
         if runner is self.runner:
             self.event(event)
 
-    async def on_status(self) -> dict[str, Any]:
-        return self.status()
+    async def on_status(self, most: int | None = None) -> dict[str, Any]:
+        return self.status(most)
 
-    def status(self) -> dict[str, Any]:
-        """All that can be shown of the cluster now."""
+    def status(self, most: int | None = None) -> dict[str, Any]:
+        """All that can be shown of the cluster now; of the transfers at most so many, those that moved last."""
+        jobs, hidden = self.job_status(most=most)
         return {
             "time": time.time(),
             "policy": self.mission.policy,
@@ -177,20 +181,29 @@ class MissionControlScheduler(SchedulerPlugin):
             "workers": self.workers,
             "objects": len(self.objects),
             "graph_tasks": len(self.graph),
-            "jobs": self.job_status(),
+            "jobs": jobs,
+            "hidden": hidden,
         }
 
-    def job_status(self, only: str | None = None) -> list[dict[str, Any]]:
-        """What the Mission Controller knows of each job, or of one, with what the workers say of its transfers."""
+    def job_status(self, only: str | None = None, most: int | None = None) -> tuple[list[dict[str, Any]], int]:
+        """What the Mission Controller knows of each job, or of one, with what the workers say of its transfers; and how
+        many transfers were left out."""
         jobs = [job for job in json.loads(self.mission.status()) if only in (None, job["job"])]
+        hidden = 0
+        if most is not None:
+            keys = [(job["job"], own["from"], own["to"]) for job in jobs for own in job["transfers"]]
+            shown = set(heapq.nlargest(most, keys, key=lambda key: self.moved.get(key, 0)))
+            hidden = len(keys) - len(shown)
         for job in jobs:
             job["recomputed"] = self.recomputed.get(job["job"], 0)
+            if hidden:
+                job["transfers"] = [own for own in job["transfers"] if (job["job"], own["from"], own["to"]) in shown]
             for transfer in job["transfers"]:
                 key = (job["job"], transfer["from"], transfer["to"])
                 if key not in self.merged:
                     self.merged[key] = merge(list(self.transfers[key].values()))
                 transfer.update(self.merged[key])
-        return jobs
+        return jobs, hidden
 
     async def on_since(self, seen: int) -> tuple[int, list[dict[str, Any]]]:
         """Records after the first ``seen`` ones."""
@@ -219,8 +232,11 @@ class MissionControlScheduler(SchedulerPlugin):
                 continue  # late words on a job that is over would bring it back for ever
             transfer = {"job": record["job"], "from": record["from"], "to": record["to"]}
             key = (record["job"], record["from"], record["to"])
+            if self.transfers[key].get(worker) == record:
+                continue
             self.transfers[key][worker] = record
             self.merged.pop(key, None)
+            self.moved[key] = time.monotonic()
             totals = {"asked_bytes": record["asked_bytes"], "served_bytes": record["served_bytes"]}
             self.event(
                 {"event": "progress", "worker": worker, "transfer": transfer, **totals, "moved": record["moved"]}
@@ -383,12 +399,13 @@ class MissionControlScheduler(SchedulerPlugin):
         if job in self.jobs.specs:
             return  # it has come back meanwhile
         self.changed.pop(job, None)
-        for status in self.job_status(job):
+        for status in self.job_status(job)[0]:
             self.record("job-ended", **status)
         self.recomputed.pop(job, None)
         for key in [key for key in self.transfers if key[0] == job]:
             del self.transfers[key]
             self.merged.pop(key, None)
+            self.moved.pop(key, None)
         self.event({"event": "job-ended", "job": job})
         self.tell({"forget_job": job})
 

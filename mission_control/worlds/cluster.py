@@ -56,9 +56,9 @@ class Cluster:
     def __init__(self, client: Client):
         self._client = client
 
-    def status(self) -> dict[str, Any]:
-        """See ``MissionControlScheduler.on_status``."""
-        return self._client.sync(self._client.scheduler.mission_control_status)
+    def status(self, most: int | None = None) -> dict[str, Any]:
+        """See ``MissionControlScheduler.status``."""
+        return self._client.sync(self._client.scheduler.mission_control_status, most=most)
 
     def job(self, name: str) -> dict[str, Any]:
         """One job of the status.

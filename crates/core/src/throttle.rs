@@ -31,6 +31,8 @@ pub enum Event {
         job: JobId,
         pieces: Vec<Piece>,
         chunk_bytes: u64,
+        /// Most runs on one source at once; one, where a connection is to carry all.
+        runs_per_source: u32,
         /// Decides the order of the sources; the same seed gives the same order.
         seed: u64,
     },
@@ -175,6 +177,8 @@ struct Fetch {
     /// Chunks that wait, in the order in which they are tried.
     waiting: VecDeque<usize>,
     running: u32,
+    runs_per_source: u32,
+    running_on: BTreeMap<SourceId, u32>,
     unfinished: usize,
     last_progress: Time,
     last_fault: Option<String>,
@@ -237,8 +241,8 @@ impl ThrottleController {
     pub fn handle(&mut self, now: Time, event: Event) -> Vec<Command> {
         let mut commands = Vec::new();
         match event {
-            Event::Asked { fetch, job, pieces, chunk_bytes, seed } => {
-                self.ask(now, fetch, &job, pieces, chunk_bytes, seed, &mut commands);
+            Event::Asked { fetch, job, pieces, chunk_bytes, runs_per_source, seed } => {
+                self.ask(now, fetch, &job, pieces, chunk_bytes, runs_per_source, seed, &mut commands);
                 self.adjust(now, &job, &mut commands);
             }
             Event::Granted { job } => self.granted(now, &job, &mut commands),
@@ -266,7 +270,7 @@ impl ThrottleController {
             return None;
         }
         let sources = &self.sources;
-        let same = |index: &usize| eligible(now, &fetch.pieces[fetch.chunks[*index].piece], sources) == Ok(run.source);
+        let same = |index: &usize| eligible(now, fetch.piece(*index), sources, |_| false) == Ok(run.source);
         let at = fetch.waiting.iter().take(WARM_WINDOW).position(same)?;
         let index = fetch.waiting.remove(at).expect("a place in the queue");
         fetch.chunks[run.chunk].next = Some(index);
@@ -286,6 +290,7 @@ impl ThrottleController {
         job: &JobId,
         pieces: Vec<Piece>,
         chunk_bytes: u64,
+        runs_per_source: u32,
         seed: u64,
         commands: &mut Vec<Command>,
     ) {
@@ -310,6 +315,8 @@ impl ThrottleController {
             chunks,
             waiting,
             running: 0,
+            runs_per_source: runs_per_source.max(1),
+            running_on: BTreeMap::new(),
             last_progress: now,
             last_fault: None,
             failed: None,
@@ -331,6 +338,7 @@ impl ThrottleController {
             let Some((at, source)) = pick(now, fetch, &self.sources, warm) else { continue };
             let index = fetch.waiting.remove(at).expect("pick names a place in the queue");
             fetch.running += 1;
+            *fetch.running_on.entry(source).or_default() += 1;
             fetch.tally.flows_peak = fetch.tally.flows_peak.max(fetch.running);
             let chunk = &mut fetch.chunks[index];
             (chunk.granted, chunk.moved_before, chunk.next) = (chunk.len, 0, None);
@@ -361,6 +369,7 @@ impl ThrottleController {
             Some(next) => (fetch.chunks[next].granted, fetch.chunks[next].moved_before) = (granted, moved_in_slot),
             None => {
                 fetch.running -= 1;
+                *fetch.running_on.entry(run.source).or_default() -= 1;
                 commands.push(Command::GiveBack { job: run.job.clone(), granted, moved: moved_in_slot });
             }
         }
@@ -437,14 +446,18 @@ impl ThrottleController {
         let mut next_bytes = 0;
         let mut wake: Option<Time> = None;
         for fetch in job.fetches.iter().filter_map(|fetch| self.fetches.get(fetch)) {
+            // Slots that the source of a chunk could not use would only be given back.
+            let mut runs = fetch.running_on.clone();
             for &index in &fetch.waiting {
-                let chunk = &fetch.chunks[index];
-                match eligible(now, &fetch.pieces[chunk.piece], &self.sources) {
-                    Ok(_) => {
+                let taken = |source| runs.get(&source).is_some_and(|runs| *runs >= fetch.runs_per_source);
+                match eligible(now, fetch.piece(index), &self.sources, taken) {
+                    Ok(source) => {
+                        *runs.entry(source).or_default() += 1;
                         ready += 1;
-                        next_bytes = chunk.len;
+                        next_bytes = fetch.chunks[index].len;
                     }
-                    Err(at) => wake = Some(wake.map_or(at, |wake| wake.min(at))),
+                    Err(Some(at)) => wake = Some(wake.map_or(at, |wake| wake.min(at))),
+                    Err(None) => {}
                 }
                 if ready >= WANTED_MAX {
                     break;
@@ -469,6 +482,14 @@ impl ThrottleController {
 }
 
 impl Fetch {
+    fn piece(&self, chunk: usize) -> &Piece {
+        &self.pieces[self.chunks[chunk].piece]
+    }
+
+    fn takes_no_more(&self, source: SourceId) -> bool {
+        self.running_on.get(&source).is_some_and(|runs| *runs >= self.runs_per_source)
+    }
+
     fn run(&self, fetch: FetchId, index: usize, source: SourceId) -> Run {
         let Chunk { piece, start, len, .. } = self.chunks[index];
         Run { fetch, job: self.job.clone(), chunk: index, piece, source, start, len }
@@ -500,13 +521,17 @@ fn order_of_sources(pieces: &[Piece], chunks: &[Chunk], seed: u64) -> VecDeque<u
     order.into()
 }
 
-/// The source to be asked for this piece now, or when the first may be asked.
-fn eligible(now: Time, piece: &Piece, sources: &BTreeMap<SourceId, Source>) -> Result<SourceId, Time> {
+/// The source to be asked for this chunk now, or when the first may be asked; `None`: not before a run ends.
+fn eligible(
+    now: Time,
+    piece: &Piece,
+    sources: &BTreeMap<SourceId, Source>,
+    taken: impl Fn(SourceId) -> bool,
+) -> Result<SourceId, Option<Time>> {
     let state = |source: &SourceId| sources.get(source).map_or((0, Time(0)), |own| (own.failures, own.not_before));
-    let free = piece.sources.iter().filter(|source| state(source).1 <= now);
-    free.min_by_key(|source| state(source).0)
-        .copied()
-        .ok_or_else(|| piece.sources.iter().map(|source| state(source).1).min().unwrap_or(now))
+    let all = || piece.sources.iter().filter(|source| !taken(**source));
+    let free = all().filter(|source| state(source).1 <= now);
+    free.min_by_key(|source| state(source).0).copied().ok_or_else(|| all().map(|source| state(source).1).min())
 }
 
 /// The place in the queue of the chunk to run now, and its source: one for the warm connection if there is one near.
@@ -516,12 +541,10 @@ fn pick(
     sources: &BTreeMap<SourceId, Source>,
     warm: Option<SourceId>,
 ) -> Option<(usize, SourceId)> {
-    let piece = |index: usize| &fetch.pieces[fetch.chunks[index].piece];
-    let ready = fetch
-        .waiting
-        .iter()
-        .enumerate()
-        .filter_map(|(at, &index)| Some((at, eligible(now, piece(index), sources).ok()?)));
+    let waiting = fetch.waiting.iter().enumerate();
+    let ready = waiting.filter_map(|(at, &index)| {
+        Some((at, eligible(now, fetch.piece(index), sources, |source| fetch.takes_no_more(source)).ok()?))
+    });
     let mut first = None;
     for (at, source) in ready.take(WARM_WINDOW) {
         if warm.is_none_or(|warm| warm == source) {
@@ -590,7 +613,14 @@ mod tests {
         let mut throttle = ThrottleController::default();
         let mut now = Time(0);
         let job = JobId::from("job");
-        let asked = Event::Asked { fetch: 1, job: job.clone(), pieces: pieces.to_vec(), chunk_bytes: 4, seed: 7 };
+        let asked = Event::Asked {
+            fetch: 1,
+            job: job.clone(),
+            pieces: pieces.to_vec(),
+            chunk_bytes: 4,
+            runs_per_source: 9,
+            seed: 7,
+        };
         let mut queue: VecDeque<Command> = throttle.handle(now, asked).into();
         let mut runs = Vec::new();
         loop {
@@ -672,7 +702,10 @@ mod tests {
         let mut throttle = ThrottleController::default();
         let job = JobId::from("job");
         let pieces = vec![piece(8, &[1, 2])];
-        throttle.handle(Time(0), Event::Asked { fetch: 1, job: job.clone(), pieces, chunk_bytes: 4, seed: 0 });
+        throttle.handle(
+            Time(0),
+            Event::Asked { fetch: 1, job: job.clone(), pieces, chunk_bytes: 4, runs_per_source: 9, seed: 0 },
+        );
         let mut queue: VecDeque<Command> = VecDeque::new();
         for _ in 0..2 {
             queue.extend(throttle.handle(Time(0), Event::Granted { job: job.clone() }));
@@ -738,7 +771,14 @@ mod tests {
     fn a_fetch_that_failed_waits_for_its_runs_and_leaves_no_slot_behind() {
         let mut throttle = ThrottleController::default();
         let job = JobId::from("job");
-        let asked = Event::Asked { fetch: 1, job: job.clone(), pieces: vec![piece(12, &[1])], chunk_bytes: 4, seed: 0 };
+        let asked = Event::Asked {
+            fetch: 1,
+            job: job.clone(),
+            pieces: vec![piece(12, &[1])],
+            chunk_bytes: 4,
+            runs_per_source: 9,
+            seed: 0,
+        };
         assert!(matches!(throttle.handle(Time(0), asked)[..], [Command::Want { slots: 3, .. }]));
         let runs: Vec<Run> = (0..2)
             .flat_map(|_| throttle.handle(Time(0), Event::Granted { job: job.clone() }))
@@ -758,10 +798,38 @@ mod tests {
     }
 
     #[test]
+    fn one_run_at_a_time_goes_to_a_source_whose_connection_carries_all() {
+        let mut throttle = ThrottleController::default();
+        let job = JobId::from("job");
+        let pieces = vec![piece(12, &[1]), piece(12, &[2])];
+        let asked = Event::Asked { fetch: 1, job: job.clone(), pieces, chunk_bytes: 4, runs_per_source: 1, seed: 0 };
+        let wanted = throttle.handle(Time(0), asked);
+        assert!(matches!(wanted[..], [Command::Want { slots: 2, .. }]), "{wanted:?}");
+        let mut runs: Vec<Run> = (0..2)
+            .flat_map(|_| throttle.handle(Time(0), Event::Granted { job: job.clone() }))
+            .filter_map(|command| if let Command::Run(run) = command { Some(run) } else { None })
+            .collect();
+        runs.sort_by_key(|run| run.source);
+        assert_eq!(runs.iter().map(|run| run.source).collect::<Vec<_>>(), [1, 2]);
+        let ahead = throttle.ahead(Time(0), &runs[0]).expect("the next on the same connection");
+        assert_eq!(ahead.source, 1);
+        throttle.handle(Time(0), Event::Ended { run: runs[0].clone(), outcome: Outcome::Whole });
+        let ended = throttle.handle(Time(0), Event::Ended { run: ahead, outcome: Outcome::Whole });
+        assert!(ended.iter().any(|command| matches!(command, Command::Want { slots: 1, .. })), "{ended:?}");
+    }
+
+    #[test]
     fn chunks_that_follow_on_one_connection_share_its_slot() {
         let mut throttle = ThrottleController::default();
         let job = JobId::from("job");
-        let asked = Event::Asked { fetch: 1, job: job.clone(), pieces: vec![piece(12, &[1])], chunk_bytes: 4, seed: 0 };
+        let asked = Event::Asked {
+            fetch: 1,
+            job: job.clone(),
+            pieces: vec![piece(12, &[1])],
+            chunk_bytes: 4,
+            runs_per_source: 9,
+            seed: 0,
+        };
         throttle.handle(Time(0), asked);
         let mut granted = throttle.handle(Time(0), Event::Granted { job: job.clone() });
         let Some(Command::Run(first)) = granted.pop() else { panic!("{granted:?}") };

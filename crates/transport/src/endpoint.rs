@@ -507,7 +507,15 @@ mod tests {
         let id = owner.put(&[&data], &job, &demand(Transport::Tcp, Encryption::None)).unwrap();
         let plan = |transport, encryption| {
             let (reach, reason) = (Reach::Anywhere, "the test says so".to_owned());
-            let leg = Leg { transport, reach, encryption, congestion_control: None, rto_min_us: None, reason };
+            let leg = Leg {
+                transport,
+                reach,
+                encryption,
+                congestion_control: None,
+                rto_min_us: None,
+                subflows: None,
+                reason,
+            };
             let plan = FlightPlan { legs: vec![leg], chunk_bytes: 1 << 20, refused: vec![] };
             mission_core::mission::Command::Plan { job: job.clone(), plan }
         };

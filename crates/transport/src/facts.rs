@@ -120,6 +120,15 @@ impl TransportFacts {
         if leg.transport == Transport::Mptcp && negotiated.subflows.is_none() {
             self.fallbacks.insert("mptcp was planned, the connection fell back to plain tcp".into());
         }
+        if let (Some(planned), Some(got)) = (leg.subflows, negotiated.subflows)
+            && got < planned
+        {
+            // The first range may be over before the path manager has made them all.
+            self.fallbacks.insert(format!(
+                "{planned} subflows were planned, a connection had {got}: the hosts' path managers decide (ip mptcp limits, \
+                 ip mptcp endpoint)"
+            ));
+        }
         if leg.encryption == Encryption::Authenticated && !negotiated.authenticated {
             self.fallbacks.insert("the peer showed no certificate".into());
         }

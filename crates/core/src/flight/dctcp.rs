@@ -28,6 +28,7 @@ impl FlightController for Dctcp {
             encryption: Encryption::None,
             congestion_control: Some("dctcp".into()),
             rto_min_us: Some(RTO_MIN_US),
+            subflows: None,
             reason: reason_of_choice(demands, Transport::Dctcp, "ECN marks arrive end to end"),
         })
     }

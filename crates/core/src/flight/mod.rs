@@ -47,6 +47,10 @@ pub struct Leg {
     pub congestion_control: Option<String>,
     /// Minimum retransmission timeout to ask for.
     pub rto_min_us: Option<u32>,
+    /// Of Multipath TCP: how many subflows one connection shall have. All that a fetch brings from one source takes that one
+    /// connection.
+    #[serde(default)]
+    pub subflows: Option<u32>,
     pub reason: String,
 }
 

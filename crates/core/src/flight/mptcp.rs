@@ -1,4 +1,5 @@
-//! Multipath TCP (RFC 8684): "selected when the host has more than one interface" (paper 001, table 4.5).
+//! Multipath TCP (RFC 8684): "selected when the host has more than one interface" (paper 001, table 4.5). What are flows to
+//! other transports are subflows of one connection here (paper 001, 4.1.2).
 
 use super::{Environment, FlightController, Leg, Reach, reason_of_choice, refuse_plain};
 use crate::nouns::{Demands, Encryption, Transport};
@@ -22,6 +23,8 @@ impl FlightController for Mptcp {
             congestion_control: None,
             // Multipath sockets have no such option (tried on Linux 6.18).
             rto_min_us: None,
+            // As many as there are paths: more on one path would only compete with each other.
+            subflows: Some(environment.interfaces.max(1)),
             reason: reason_of_choice(demands, Transport::Mptcp, "every host has more than one interface"),
         })
     }

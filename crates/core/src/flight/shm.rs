@@ -18,6 +18,7 @@ impl FlightController for Shm {
             encryption: Encryption::None,
             congestion_control: None,
             rto_min_us: None,
+            subflows: None,
             reason: reason_of_choice(demands, Transport::Shm, "both ends are on one host"),
         })
     }

@@ -19,6 +19,7 @@ impl FlightController for Tcp {
             encryption: Encryption::None,
             congestion_control: None,
             rto_min_us: Some(RTO_MIN_US),
+            subflows: None,
             reason: reason_of_choice(demands, Transport::Tcp, "the default: nothing faster fits both ends"),
         })
     }

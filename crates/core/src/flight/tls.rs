@@ -35,6 +35,7 @@ impl FlightController for Tls {
             encryption,
             congestion_control: None,
             rto_min_us: Some(RTO_MIN_US),
+            subflows: None,
             reason: reason_of_choice(demands, Transport::Tls, kind),
         })
     }

@@ -102,6 +102,8 @@ pub struct TransferRecord {
     pub fetches: u64,
     /// Something was under way since the last report.
     pub moved: bool,
+    #[serde(skip)]
+    said_moved: bool,
     pub flows: u32,
     pub flows_peak: u32,
     pub refetches: u64,
@@ -313,16 +315,18 @@ impl Fetcher {
         self.shared.store.copies.forget_job(job);
     }
 
-    /// The transfers of this process if anything changed since the last call.
+    /// The transfers of this process that changed since the last call, if any did.
     pub fn report(&self) -> Option<Vec<TransferRecord>> {
         let mut state = self.shared.lock();
         if !std::mem::take(&mut state.changed) {
             return None;
         }
-        let records = state.transfers.values().cloned().collect();
+        let records = state.transfers.values().filter(|record| record.moved || record.said_moved).cloned().collect();
         // Once more next time, to say that nothing moves any more.
         state.changed = state.transfers.values().any(|record| record.moved);
-        state.transfers.values_mut().for_each(|record| record.moved = record.flows > 0);
+        for record in state.transfers.values_mut() {
+            (record.said_moved, record.moved) = (record.moved, record.flows > 0);
+        }
         Some(records)
     }
 

@@ -111,7 +111,9 @@ impl Shared {
         state.fetches.insert(id, active);
         let seed = u64::from_ne_bytes(crate::auth::random());
         let (job, chunk_bytes) = (transfer.job.clone(), plan.chunk_bytes);
-        self.handle(&mut state, Event::Asked { fetch: id, job, pieces, chunk_bytes, seed });
+        // Where flows are subflows, one connection carries all that comes from a source.
+        let runs_per_source = if carried(plan).is_some_and(|leg| leg.subflows.is_some()) { 1 } else { u32::MAX };
+        self.handle(&mut state, Event::Asked { fetch: id, job, pieces, chunk_bytes, runs_per_source, seed });
         loop {
             let own = state.fetches.get_mut(&id).expect("it stays until its caller takes it out");
             if let Some((result, tally)) = own.result.take() {
