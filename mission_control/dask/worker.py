@@ -124,6 +124,7 @@ class MissionControlWorker(WorkerPlugin):
             "object": wanted[0][0],
             "part": wanted[0][1],
             "parts": len(references[0]),
+            "whole": len(wanted) == sum(map(len, references)),
         }
         transfer = {"job": task.job, "from": stage, "to": task.stage}
         with self.lock:

@@ -509,7 +509,8 @@ mod tests {
         mission.handle(Time(0), progress("broadcasts", 1, 0)).unwrap();
         let mut commands = Vec::new();
         for receiver in ["r0", "r1"] {
-            let asked = Asked { receiver: receiver.into(), objects: 1, object: "o".into(), part: 0, parts: 1 };
+            let asked =
+                Asked { receiver: receiver.into(), objects: 1, object: "o".into(), part: 0, parts: 1, whole: true };
             commands = mission.handle(Time(0), Event::Asked { transfer: transfer("broadcasts"), asked }).unwrap();
         }
         assert_eq!(flows(&commands), [("shuffles".into(), 3), ("broadcasts".into(), 7)]);

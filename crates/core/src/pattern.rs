@@ -17,6 +17,9 @@ pub struct Asked {
     pub part: u32,
     /// Parts that each object has.
     pub parts: u32,
+    /// All parts of every object are asked for at once.
+    #[serde(default)]
+    pub whole: bool,
 }
 
 /// What was fetched so far in one transfer; constant work per fetch.
@@ -33,7 +36,8 @@ pub struct Evidence {
 impl Evidence {
     pub fn add(&mut self, asked: &Asked) {
         self.most_objects = self.most_objects.max(asked.objects);
-        self.most_parts = self.most_parts.max(asked.parts);
+        // What is taken whole might as well have one part.
+        self.most_parts = self.most_parts.max(if asked.whole { 1 } else { asked.parts });
         self.receivers.insert(asked.receiver.clone());
         let first =
             self.takers.entry((asked.object.clone(), asked.part)).or_insert_with(|| (asked.receiver.clone(), false));
@@ -68,7 +72,8 @@ mod tests {
     fn evidence(fetches: &[(&str, u32, &str, u32, u32)]) -> Pattern {
         let mut evidence = Evidence::default();
         for &(receiver, objects, object, part, parts) in fetches {
-            evidence.add(&Asked { receiver: receiver.into(), objects, object: object.into(), part, parts });
+            let asked = Asked { receiver: receiver.into(), objects, object: object.into(), part, parts, whole: false };
+            evidence.add(&asked);
         }
         evidence.pattern()
     }
@@ -88,6 +93,16 @@ mod tests {
     #[test]
     fn one_receiver_that_takes_all_parts_of_all_objects_gathers() {
         assert_eq!(evidence(&[("r", 8, "o", 0, 2), ("r", 8, "o", 1, 2)]), Pattern::Gather);
+    }
+
+    #[test]
+    fn receivers_that_each_take_other_objects_whole_gather() {
+        let mut evidence = Evidence::default();
+        for (receiver, object) in [("r0", "a"), ("r1", "b")] {
+            let (receiver, object) = (receiver.into(), object.into());
+            evidence.add(&Asked { receiver, objects: 8, object, part: 0, parts: 2, whole: true });
+        }
+        assert_eq!(evidence.pattern(), Pattern::Gather);
     }
 
     #[test]
