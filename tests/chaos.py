@@ -22,6 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 from distributed import Client, KilledWorker, LocalCluster, Worker
 from distributed.client import FutureCancelledError
 from distributed.diagnostics.plugin import WorkerPlugin
@@ -41,6 +42,7 @@ NAMED = (mission_control.TransferError, KilledWorker, FutureCancelledError)
 ROUND_S = 240
 """Longer than the longest patience of the data plane, several times over: a round that takes longer hangs."""
 BROADCAST_BYTES = 5 << 20
+KNOWN_AFTER_S = 5
 HARMS = ("none", "reset", "stall", "slow", "flip")
 BLOWS = ("none", "kill", "freeze", "spool")
 
@@ -120,14 +122,19 @@ def strike(client: Client, blow: str, chance: random.Random, over: threading.Eve
         try:
             if blow == "kill":
                 pids = client.run(os.getpid, on_error="ignore")
-                os.kill(chance.choice(sorted(pids.values())), signal.SIGKILL)
-                return
+                # A nanny whose worker dies before it has heard of it gives up, and the cluster is smaller for ever.
+                known = [
+                    pid for pid in pids.values() if time.time() - psutil.Process(pid).create_time() > KNOWN_AFTER_S
+                ]
+                if known:
+                    os.kill(chance.choice(sorted(known)), signal.SIGKILL)
+                    return
             if blow == "freeze":
                 client.run_on_scheduler(freeze)
                 return
             if blow == "spool":
                 client.run(damage, chance.random(), on_error="ignore")
-        except OSError:
+        except (OSError, psutil.Error):
             pass  # its worker went meanwhile
 
 
