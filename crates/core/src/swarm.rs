@@ -313,12 +313,11 @@ mod tests {
     fn thirty_two_copies_take_less_than_twice_the_time_of_one() {
         for lanes in 1..=4 {
             let (time, from_owner) = broadcast(32, 64, lanes, None);
-            println!("{lanes} lanes: {time:.2} times, {from_owner:.2} copies from the owner");
             assert!(lanes < 2 || time < 1.5, "{lanes} lanes: {time:.2} times");
+            assert!(from_owner < 1.5, "{lanes} lanes: {from_owner:.2} copies left the owner");
         }
         for receivers in [1, 2, 4, 8, 16, 64, 128] {
-            let (time, from_owner) = broadcast(receivers, 64, 2, None);
-            println!("{receivers} receivers: {time:.2} times, {from_owner:.2} copies from the owner");
+            let (time, _) = broadcast(receivers, 64, 2, None);
             assert!(time < 1.7, "{receivers} receivers: {time:.2} times");
         }
     }

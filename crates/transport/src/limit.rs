@@ -23,14 +23,16 @@ impl Limit {
     /// Waits until so many bytes may leave.
     pub fn wait(&self, bytes: usize) {
         let now = Instant::now();
+        thread::sleep(self.leaves(now, bytes).saturating_duration_since(now));
+    }
+
+    /// When so many bytes may leave that are ready now; the next will not leave before they have.
+    fn leaves(&self, now: Instant, bytes: usize) -> Instant {
         let takes = Duration::from_secs_f64(bytes as f64 / self.bytes_per_second);
-        let leaves = {
-            let mut free_at = self.free_at.lock().expect("no panic while held");
-            let leaves = (*free_at).max(now - AHEAD);
-            *free_at = leaves + takes;
-            leaves
-        };
-        thread::sleep(leaves.saturating_duration_since(now));
+        let mut free_at = self.free_at.lock().expect("no panic while held");
+        let leaves = (*free_at).max(now - AHEAD);
+        *free_at = leaves + takes;
+        leaves
     }
 }
 
@@ -39,15 +41,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_senders_together_keep_the_rate() {
-        let limit = Limit::new(10 << 20);
-        let began = Instant::now();
-        thread::scope(|scope| {
-            for _ in 0..4 {
-                scope.spawn(|| (0..8).for_each(|_| limit.wait(SLICE)));
-            }
-        });
-        // 2 MiB at 10 MiB/s, less what runs ahead and the last slice, which leaves at its beginning.
-        assert!(began.elapsed() > Duration::from_millis(180), "{:?}", began.elapsed());
+    fn all_that_is_sent_together_keeps_the_rate() {
+        let limit = Limit::new(1 << 20);
+        let now = Instant::now() + Duration::from_secs(1);
+        let leave = |at| limit.leaves(at, SLICE) - now;
+        let slice = Duration::from_secs_f64(1.0 / 16.0);
+        // The first is as late as it may be; each of the others leaves when the one before it has.
+        let first = limit.leaves(now, SLICE);
+        assert_eq!(now - first, AHEAD);
+        assert_eq!([leave(now), leave(now)], [slice - AHEAD, 2 * slice - AHEAD]);
+        // What was not used is gone.
+        let later = now + Duration::from_secs(9);
+        assert_eq!(later - limit.leaves(later, SLICE), AHEAD);
     }
 }

@@ -19,6 +19,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
 
+/// Where each part lies already; and what is going to be received in a broadcast, by its place among the parts.
+pub(super) type Begun<'a> = (Vec<Option<Part>>, BTreeMap<usize, Receiving<'a>>);
+
 impl Shared {
     /// Where each part lies already, and, by their numbers, the parts of which this fetch is going to be a receiver in a
     /// broadcast; waits while another fetch of this process is that.
@@ -27,7 +30,7 @@ impl Shared {
         request: &FetchRequest,
         plan: &FlightPlan,
         interrupted: &mut dyn FnMut() -> bool,
-    ) -> Result<(Vec<Option<Part>>, BTreeMap<usize, Receiving<'_>>), FetchError> {
+    ) -> Result<Begun<'_>, FetchError> {
         loop {
             let homes = self.at_home(request, plan)?;
             if !request.whole || !self.lock().broadcasts.contains(&request.transfer) {
