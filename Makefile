@@ -7,7 +7,11 @@ export VIRTUAL_ENV := $(CURDIR)/.venv
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 # One target folder and one profile for the extension and for the tests in Rust: what is built is built once.
 CARGO := cargo
-CARGO_TEST := $(CARGO) test --workspace --exclude mission-python --release --quiet
+# The lab's part in the kernel is built where clang and libelf are; the rest needs neither.
+KERNEL := $(shell command -v clang > /dev/null && pkg-config --exists libelf zlib && echo kernel)
+FEATURES := $(if $(KERNEL),--features kernel)
+CRATES := --workspace $(if $(KERNEL),,--exclude mission-kernel)
+CARGO_TEST := $(CARGO) test $(CRATES) --exclude mission-python --release --quiet
 
 demo: setup            ## set up, build, sort 1 GiB on a local Dask cluster under Mission Control
 	$(BIN)/mission run sort --size 1GiB --workers 4
@@ -18,7 +22,7 @@ test: setup            ## the whole suite that needs no root
 
 check: setup           ## formatting, lints, types; the generated documents are up to date
 	$(CARGO) fmt --all --check
-	$(CARGO) clippy --workspace --all-targets --release --quiet -- -D warnings
+	$(CARGO) clippy $(CRATES) $(if $(KERNEL),--features mission-python/kernel) --all-targets --release --quiet -- -D warnings
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -42,7 +46,7 @@ fuzz: setup            ## fuzz what a stranger can send, for FUZZ_SECONDS; needs
 		-artifact_prefix=target/fuzz/found/ target/fuzz/corpus fuzz/seeds
 
 setup: .venv/.installed   ## .venv with the package and its tools
-	$(BIN)/maturin develop --release --uv --quiet --skip-install
+	$(BIN)/maturin develop --release --uv --quiet --skip-install $(FEATURES)
 	$(CARGO) build --release --quiet -p mission-transport --example rustls_loop
 
 .venv/.installed: requirements.lock pyproject.toml tools/prerequisites.sh
@@ -50,7 +54,7 @@ setup: .venv/.installed   ## .venv with the package and its tools
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
 	$(BIN)/uv pip install --quiet -r requirements.lock
-	$(BIN)/maturin develop --release --uv --quiet
+	$(BIN)/maturin develop --release --uv --quiet $(FEATURES)
 	touch $@
 
 lock:                  ## choose the newest versions that fit pyproject.toml

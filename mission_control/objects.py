@@ -171,7 +171,7 @@ def fetch(references: Reference | Iterable[Reference], part: int | None = None, 
         wanted.extend((reference.object, number, sizes[number], [reference.address]) for number in numbers)
     whole = len(wanted) == sum(map(len, references))
     stage = references[0].stage if references else "nothing"
-    plugin.remember_asked(task, stage, references, wanted)
+    plugin.remember_asked(task, stage, references, wanted, whole)
     try:
         parts, all, tally = endpoint.fetch(task.job, stage, task.stage, json.dumps(task.demands), wanted, packed, whole)
     except _native.Lost as error:

@@ -114,7 +114,9 @@ class MissionControlWorker(WorkerPlugin):
         with self.lock:
             self.puts[key].append(name)
 
-    def remember_asked(self, task: Task, stage: str, references: list[Reference], wanted: list[tuple]) -> None:
+    def remember_asked(
+        self, task: Task, stage: str, references: list[Reference], wanted: list[tuple], whole: bool
+    ) -> None:
         """For the pattern; told with the next report."""
         if not wanted:
             return
@@ -124,7 +126,7 @@ class MissionControlWorker(WorkerPlugin):
             "object": wanted[0][0],
             "part": wanted[0][1],
             "parts": len(references[0]),
-            "whole": len(wanted) == sum(map(len, references)),
+            "whole": whole,
         }
         transfer = {"job": task.job, "from": stage, "to": task.stage}
         with self.lock:

@@ -8,8 +8,9 @@
 //! A receiver asks on one or more **lanes**, each for one piece at a time. The piece is the rarest that it lacks and that
 //! somebody can send now; the source is the least busy that has it. Events in, answers out; sockets are the caller's.
 
-use crate::defaults::{BLOCK_BYTES, CHUNK_BYTES, UPLOADS_PER_PEER};
+use crate::defaults::{BLOCK_BYTES, CHUNK_BYTES, STALL, UPLOADS_PER_PEER};
 use crate::random::SplitMix;
+use crate::units::Time;
 use std::collections::{BTreeMap, VecDeque};
 
 /// A receiver; numbered by the caller.
@@ -20,6 +21,10 @@ pub type LaneId = u64;
 /// Pieces that a part is cut into, unless they would be larger than a chunk: the more there are, the sooner every receiver
 /// has something to give, and the more is asked.
 const PIECES: u64 = 64;
+/// A receiver that says nothing for so many stalls is not waited for: what it was told counts no more.
+const STALLS: u32 = 2;
+/// A peer that so often gave nothing is asked no more, unless it shows that it lives by asking itself.
+const MISSES_MAX: u32 = 3;
 
 /// Bytes of each piece of a part of `len` bytes, but for the last: whole blocks, at most a chunk.
 pub fn piece_bytes(len: u64) -> u64 {
@@ -37,9 +42,10 @@ pub enum Event {
     Asks {
         lane: LaneId,
         peer: PeerId,
-        /// Of each piece, whether the receiver has it. All of it each time: a lost word costs nothing.
+        /// Of each piece, whether the receiver has it. All of it each time: a lost word costs nothing, and what a receiver
+        /// has lost is forgotten.
         has: Vec<bool>,
-        /// A source that it could not get anything from.
+        /// A source that was named to it and gave it nothing.
         missed: Option<PeerId>,
     },
     /// A lane asks no more, or its receiver is gone.
@@ -78,11 +84,13 @@ struct Peer {
     has: Vec<bool>,
     uploads: u32,
     lanes: u32,
+    misses: u32,
 }
 
 struct Lane {
     peer: PeerId,
     told: Option<(usize, Option<PeerId>)>,
+    told_at: Time,
 }
 
 impl Swarm {
@@ -99,16 +107,19 @@ impl Swarm {
     }
 
     /// Answers to lanes, the asking one among them or not: who is not answered yet waits.
-    pub fn handle(&mut self, event: Event) -> Vec<(LaneId, Answer)> {
+    pub fn handle(&mut self, now: Time, event: Event) -> Vec<(LaneId, Answer)> {
+        let late = |lane: &Lane| lane.told.is_some() && now.since(lane.told_at) >= STALL * STALLS;
+        let silent: Vec<LaneId> = self.lanes.iter().filter(|(_, lane)| late(lane)).map(|(id, _)| *id).collect();
+        silent.into_iter().for_each(|lane| self.over(lane));
         match event {
             Event::Asks { lane, peer, has, missed } => {
                 self.over(lane);
                 if !self.lanes.contains_key(&lane) {
                     self.peers.entry(peer).or_default().lanes += 1;
-                    self.lanes.insert(lane, Lane { peer, told: None });
+                    self.lanes.insert(lane, Lane { peer, told: None, told_at: now });
                 }
-                if let Some(missed) = missed {
-                    self.forget_holder(missed);
+                if let Some(missed) = missed.and_then(|missed| self.peers.get_mut(&missed)) {
+                    missed.misses += 1;
                 }
                 self.learn(peer, has);
                 self.waiting.retain(|own| *own != lane);
@@ -122,24 +133,25 @@ impl Swarm {
                     own.lanes -= 1;
                     // Who has all of it may go on serving; who broke off has thrown away what it had.
                     if own.lanes == 0 && !own.has.iter().all(|has| *has) {
-                        self.forget_holder(peer);
+                        self.peers.remove(&peer);
+                        self.pieces.iter_mut().for_each(|piece| piece.holders.retain(|holder| *holder != peer));
                     }
                 }
             }
         }
-        self.answer_waiting()
+        self.answer_waiting(now)
     }
 
-    /// Whether nobody asks any more.
-    pub fn is_idle(&self) -> bool {
+    #[cfg(test)]
+    fn is_idle(&self) -> bool {
         self.lanes.is_empty()
     }
 
-    fn answer_waiting(&mut self) -> Vec<(LaneId, Answer)> {
+    fn answer_waiting(&mut self, now: Time) -> Vec<(LaneId, Answer)> {
         let mut answers = Vec::new();
         let mut still = VecDeque::new();
         while let Some(lane) = self.waiting.pop_front() {
-            match self.answer(lane) {
+            match self.answer(now, lane) {
                 Some(answer) => answers.push((lane, answer)),
                 None => still.push_back(lane),
             }
@@ -148,7 +160,7 @@ impl Swarm {
         answers
     }
 
-    fn answer(&mut self, lane: LaneId) -> Option<Answer> {
+    fn answer(&mut self, now: Time, lane: LaneId) -> Option<Answer> {
         let peer = self.lanes[&lane].peer;
         let mut lacks = vec![true; self.pieces.len()];
         for (lack, has) in lacks.iter_mut().zip(&self.peers[&peer].has) {
@@ -171,14 +183,16 @@ impl Swarm {
         let (piece, source) = wanted.into_iter().find_map(|piece| Some((piece, self.source(peer, piece)?)))?;
         self.pieces[piece].coming += 1;
         *self.uploads(source).expect("a source is known") += 1;
-        self.lanes.get_mut(&lane).expect("it waits").told = Some((piece, source));
+        let own = self.lanes.get_mut(&lane).expect("it waits");
+        (own.told, own.told_at) = (Some((piece, source)), now);
         Some(Answer::Fetch { piece, source })
     }
 
     /// The least busy of those that have a piece and may send one more; the owner where it is less busy than all others:
     /// it alone has what nobody has yet.
     fn source(&self, peer: PeerId, piece: usize) -> Option<Option<PeerId>> {
-        let holders = self.pieces[piece].holders.iter().filter(|holder| **holder != peer);
+        let gives = |holder: &&PeerId| **holder != peer && self.peers[*holder].misses < MISSES_MAX;
+        let holders = self.pieces[piece].holders.iter().filter(gives);
         let peers = holders.map(|holder| (self.peers[holder].uploads, Some(*holder)));
         let all = peers.chain(std::iter::once((self.owner_uploads, None)));
         let (uploads, source) = all.min_by_key(|(uploads, source)| (*uploads, source.is_none()))?;
@@ -204,24 +218,15 @@ impl Swarm {
 
     fn learn(&mut self, peer: PeerId, has: Vec<bool>) {
         let own = self.peers.get_mut(&peer).expect("its lane is known");
+        own.misses = 0;
         own.has.resize(self.pieces.len(), false);
-        for (piece, (known, has)) in self.pieces.iter_mut().zip(own.has.iter_mut().zip(has)) {
-            if has && !*known {
-                *known = true;
-                piece.holders.push(peer);
+        let says = has.into_iter().chain(std::iter::repeat(false));
+        for (piece, (known, has)) in self.pieces.iter_mut().zip(own.has.iter_mut().zip(says)) {
+            match (std::mem::replace(known, has), has) {
+                (false, true) => piece.holders.push(peer),
+                (true, false) => piece.holders.retain(|holder| *holder != peer),
+                _ => {}
             }
-        }
-    }
-
-    /// Nothing is asked of it any more; what it has it may tell anew.
-    fn forget_holder(&mut self, peer: PeerId) {
-        for piece in &mut self.pieces {
-            piece.holders.retain(|holder| *holder != peer);
-        }
-        match self.peers.get_mut(&peer) {
-            Some(own) if own.lanes > 0 => own.has.fill(false),
-            Some(_) => drop(self.peers.remove(&peer)),
-            None => {}
         }
     }
 }
@@ -252,7 +257,7 @@ mod tests {
         let mut dead = None;
         loop {
             while let Some(event) = events.pop_front() {
-                for (lane, answer) in swarm.handle(event) {
+                for (lane, answer) in swarm.handle(Time(0), event) {
                     match answer {
                         Answer::Fetch { piece, source } => {
                             assert!(
@@ -326,6 +331,57 @@ mod tests {
     fn a_receiver_that_dies_holds_nobody_up() {
         let (time, _) = broadcast(32, 64, 2, Some(5));
         assert!(time < 1.6, "{time:.2} times");
+    }
+
+    fn asks(lane: LaneId, peer: PeerId, has: &[bool], missed: Option<PeerId>) -> Event {
+        Event::Asks { lane, peer, has: has.to_vec(), missed }
+    }
+
+    fn fetch(piece: usize, source: Option<PeerId>) -> Answer {
+        Answer::Fetch { piece, source }
+    }
+
+    #[test]
+    fn a_receiver_is_never_told_to_fetch_what_it_has_or_is_fetching() {
+        let mut swarm = Swarm::new(3, 1);
+        swarm.handle(Time(0), asks(1, 1, &[true, true, false], None));
+        // Another says that it got nothing from the first: it has its pieces all the same.
+        swarm.handle(Time(0), asks(2, 2, &[false; 3], Some(1)));
+        assert_eq!(swarm.handle(Time(0), asks(3, 1, &[true, true, false], None)), [(3, Answer::Done)]);
+    }
+
+    #[test]
+    fn what_a_receiver_has_lost_is_not_asked_of_it() {
+        let mut swarm = Swarm::new(1, 1);
+        swarm.handle(Time(0), asks(1, 1, &[true], None));
+        assert_eq!(swarm.handle(Time(0), asks(2, 2, &[false], None)), [(2, fetch(0, Some(1)))]);
+        assert_eq!(swarm.handle(Time(0), asks(1, 1, &[false], None)), [(1, fetch(0, None))]);
+        assert_eq!(swarm.handle(Time(0), asks(3, 3, &[false], None)), [(3, fetch(0, None))]);
+    }
+
+    #[test]
+    fn a_source_that_gives_nothing_again_and_again_is_left_until_it_shows_that_it_lives() {
+        let mut swarm = Swarm::new(1, 1);
+        swarm.handle(Time(0), asks(1, 1, &[true], None));
+        let mut missed = None;
+        for _ in 0..MISSES_MAX {
+            assert_eq!(swarm.handle(Time(0), asks(2, 2, &[false], missed)), [(2, fetch(0, Some(1)))]);
+            missed = Some(1);
+        }
+        assert_eq!(swarm.handle(Time(0), asks(2, 2, &[false], missed)), [(2, fetch(0, None))]);
+        swarm.handle(Time(0), asks(1, 1, &[true], None));
+        assert_eq!(swarm.handle(Time(0), asks(2, 2, &[false], None)), [(2, fetch(0, Some(1)))]);
+    }
+
+    #[test]
+    fn receivers_that_fall_silent_hold_no_places_for_ever() {
+        let mut swarm = Swarm::new(4, 1);
+        for lane in 0..u64::from(UPLOADS_PER_PEER) {
+            assert_eq!(swarm.handle(Time(0), asks(lane, lane as PeerId, &[false; 4], None)).len(), 1);
+        }
+        assert_eq!(swarm.handle(Time(0), asks(9, 9, &[false; 4], None)), [], "the owner is busy");
+        let later = Time(0) + STALL * STALLS;
+        assert!(matches!(swarm.handle(later, asks(9, 9, &[false; 4], None))[..], [(9, Answer::Fetch { .. })]));
     }
 
     #[test]

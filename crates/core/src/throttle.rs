@@ -133,9 +133,9 @@ pub struct Tally {
     pub busy: u32,
     /// Most chunks under way at once.
     pub flows_peak: u32,
-    /// Sources that failed, or did not have it.
+    /// Sources that bytes came from.
     #[serde(skip)]
-    pub failed: BTreeSet<SourceId>,
+    pub used: BTreeSet<SourceId>,
 }
 
 /// Why a fetch failed; the text names the cause.
@@ -217,6 +217,8 @@ struct Source {
 
 /// Slots that one job asks its arbiter for ahead of time; more would only lengthen the queue there.
 const WANTED_MAX: usize = 64;
+/// Waiting chunks that are looked at for that: they are in the order of their turns, so the first of each source are there.
+const SCANNED_MAX: usize = 1024;
 /// How far into the waiting chunks one for a warm connection is looked for.
 const WARM_WINDOW: usize = 64;
 
@@ -228,7 +230,7 @@ impl Tally {
         self.resumed += other.resumed;
         self.busy += other.busy;
         self.flows_peak = self.flows_peak.max(other.flows_peak);
-        self.failed.extend(&other.failed);
+        self.used.extend(&other.used);
     }
 }
 
@@ -376,6 +378,7 @@ impl ThrottleController {
         let source = self.sources.entry(run.source).or_default();
         if moved > 0 {
             fetch.last_progress = now;
+            fetch.tally.used.insert(run.source);
             source.failures = 0;
         }
         let error = match fault {
@@ -448,7 +451,7 @@ impl ThrottleController {
         for fetch in job.fetches.iter().filter_map(|fetch| self.fetches.get(fetch)) {
             // Slots that the source of a chunk could not use would only be given back.
             let mut runs = fetch.running_on.clone();
-            for &index in &fetch.waiting {
+            for &index in fetch.waiting.iter().take(SCANNED_MAX) {
                 let taken = |source| runs.get(&source).is_some_and(|runs| *runs >= fetch.runs_per_source);
                 match eligible(now, fetch.piece(index), &self.sources, taken) {
                     Ok(source) => {
@@ -528,10 +531,11 @@ fn eligible(
     sources: &BTreeMap<SourceId, Source>,
     taken: impl Fn(SourceId) -> bool,
 ) -> Result<SourceId, Option<Time>> {
-    let state = |source: &SourceId| sources.get(source).map_or((0, Time(0)), |own| (own.failures, own.not_before));
-    let all = || piece.sources.iter().filter(|source| !taken(**source));
-    let free = all().filter(|source| state(source).1 <= now);
-    free.min_by_key(|source| state(source).0).copied().ok_or_else(|| all().map(|source| state(source).1).min())
+    let not_before = |source: &SourceId| sources.get(source).map_or(Time(0), |own| own.not_before);
+    let mut all = piece.sources.iter().filter(|source| !taken(**source));
+    // The first in order that has not just failed.
+    let free = all.clone().find(|source| not_before(source) <= now);
+    free.copied().ok_or_else(|| all.by_ref().map(not_before).min())
 }
 
 /// The place in the queue of the chunk to run now, and its source: one for the warm connection if there is one near.
@@ -563,9 +567,6 @@ fn suffer(now: Time, fetch: &mut Fetch, run: &Run, source: &mut Source, fault: F
         source.not_before = now + wait;
         fetch.last_fault = Some(why);
     };
-    if matches!(fault, Fault::Connection(_) | Fault::Gone(_) | Fault::Denied(_)) {
-        fetch.tally.failed.insert(run.source);
-    }
     match fault {
         Fault::Connection(why) => {
             fetch.tally.resumed += 1;
@@ -576,6 +577,11 @@ fn suffer(now: Time, fetch: &mut Fetch, run: &Run, source: &mut Source, fault: F
             fetch.tally.refetches += 1;
             let chunk = &mut fetch.chunks[run.chunk];
             chunk.damaged += 1;
+            // What one source damages another may have whole.
+            let sources = &mut fetch.pieces[run.piece].sources;
+            if sources.len() > 1 {
+                sources.retain(|own| *own != run.source);
+            }
             fetch.last_fault = Some(why.clone());
             (chunk.damaged >= defaults::CORRUPT_MAX).then_some(FetchError::Damaged(why))
         }
@@ -682,6 +688,15 @@ mod tests {
             play(&[piece(4, &[1, 2])], |run| if run.source == 1 { broken(0, "refused") } else { Outcome::Whole });
         assert_eq!(result, Ok(()));
         assert_eq!(runs.last().unwrap().source, 2);
+    }
+
+    #[test]
+    fn what_one_source_damages_comes_from_another() {
+        let damaged = || Outcome::Broken { verified: 0, fault: Fault::Damaged("checksum".into()) };
+        let (result, tally, runs) =
+            play(&[piece(4, &[1, 2])], |run| if run.source == 1 { damaged() } else { Outcome::Whole });
+        assert_eq!((result, tally.refetches, runs.len()), (Ok(()), 1, 2));
+        assert!(tally.used.iter().eq([&2]), "{tally:?}");
     }
 
     #[test]

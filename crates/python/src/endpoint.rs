@@ -11,7 +11,6 @@ use mission_transport::tls::Identity;
 use pyo3::create_exception;
 use pyo3::exceptions::{PyOSError, PyRuntimeError};
 use pyo3::prelude::*;
-use serde_json::Value;
 use std::sync::{Arc, RwLock};
 
 create_exception!(mission_control, TransferError, PyRuntimeError);
@@ -104,9 +103,9 @@ impl Endpoint {
         Ok(id.to_string())
     }
 
-    fn free(&self, object: &str) -> PyResult<bool> {
-        let object = object.parse().map_err(bad_input)?;
-        Ok(self.get()?.store.free(&object))
+    fn free(&self, py: Python<'_>, object: &str) -> PyResult<bool> {
+        let (endpoint, object) = (self.get()?, object.parse().map_err(bad_input)?);
+        detached(py, || endpoint.free(&object))
     }
 
     /// `parts`: (object, part, length, addresses). Gives the parts, all of them as one if packed, and what it took (JSON).
@@ -168,8 +167,9 @@ impl Endpoint {
     }
 
     /// Objects of which a part was received in a broadcast and is kept, since the last call.
-    fn copied(&self) -> PyResult<Vec<String>> {
-        Ok(self.get()?.store.copies.news().iter().map(ToString::to_string).collect())
+    fn copied(&self, py: Python<'_>) -> PyResult<Vec<String>> {
+        let endpoint = self.get()?;
+        Ok(detached(py, || endpoint.store.copies.news())?.iter().map(ToString::to_string).collect())
     }
 
     fn transfers(&self, py: Python<'_>) -> PyResult<String> {
@@ -177,14 +177,14 @@ impl Endpoint {
         serde_json::to_string(&detached(py, || endpoint.fetcher.transfers())?).map_err(bad_input)
     }
 
-    fn resources(&self) -> PyResult<String> {
-        serde_json::to_string::<Value>(&serde_json::to_value(self.get()?.resources()).map_err(bad_input)?)
-            .map_err(bad_input)
+    fn resources(&self, py: Python<'_>) -> PyResult<String> {
+        let endpoint = self.get()?;
+        serde_json::to_string(&detached(py, || endpoint.resources())?).map_err(bad_input)
     }
 
-    fn close(&self, py: Python<'_>) {
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
         let inner = self.inner.write().expect("no panic while held").take();
-        py.detach(|| drop(inner));
+        detached(py, || drop(inner))
     }
 }
 

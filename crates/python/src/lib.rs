@@ -5,6 +5,8 @@
 
 mod decisions;
 mod endpoint;
+#[cfg(feature = "kernel")]
+mod kernel;
 mod memory;
 mod records;
 
@@ -23,6 +25,9 @@ mod _native {
     };
     #[pymodule_export]
     use super::endpoint::{Cancelled, Damaged, Denied, Endpoint, Lost, TransferError, Unreachable, carriers};
+    #[cfg(feature = "kernel")]
+    #[pymodule_export]
+    use super::kernel::Switch;
     #[pymodule_export]
     use super::memory::{Part, Segment};
     #[pymodule_export]

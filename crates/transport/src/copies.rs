@@ -7,7 +7,7 @@ use crate::object::ObjectId;
 use crate::segment::Segment;
 use mission_core::defaults::BLOCK_BYTES;
 use mission_core::nouns::{Encryption, JobId};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ struct State {
 }
 
 struct Kept {
-    copy: Arc<Copy>,
+    copy: Arc<PartCopy>,
     job: JobId,
     whole: bool,
     /// The larger, the later.
@@ -38,7 +38,7 @@ struct Kept {
 }
 
 /// A part, or what has arrived of it.
-pub struct Copy {
+pub struct PartCopy {
     len: u64,
     memory: OnceLock<(Arc<Segment>, usize)>,
     blocks: Mutex<Blocks>,
@@ -51,11 +51,14 @@ struct Blocks {
     encryption: Encryption,
 }
 
-/// A part that this process receives now, and nobody else in it; unless it becomes whole it is forgotten at the end.
+/// A part that this process receives now, and nobody else in it; unless it is kept it is forgotten at the end.
 pub struct Receiving<'a> {
     copies: &'a Copies,
     key: PartKey,
-    pub copy: Arc<Copy>,
+    pub copy: Arc<PartCopy>,
+    /// Pieces that some lane of this process has been told to fetch, by where they start.
+    claimed: Mutex<BTreeSet<u64>>,
+    kept: bool,
 }
 
 impl Copies {
@@ -73,20 +76,20 @@ impl Copies {
         let receiving = parts.iter().map(|&(key, len)| {
             let here = vec![None; len.div_ceil(BLOCK_BYTES) as usize];
             let blocks = Mutex::new(Blocks { missing: here.len(), here, encryption });
-            let copy = Arc::new(Copy { len, memory: OnceLock::new(), blocks });
+            let copy = Arc::new(PartCopy { len, memory: OnceLock::new(), blocks });
             state.all.insert(key, Kept { copy: copy.clone(), job: job.clone(), whole: false, used: 0 });
-            Receiving { copies: self, key, copy }
+            Receiving { copies: self, key, copy, claimed: Mutex::default(), kept: false }
         });
         Some(receiving.collect())
     }
 
-    /// Waits until some copy is whole or given up, but not for long.
+    /// Waits until some part has been received or given up, but not for long.
     pub fn wait(&self, longest: Duration) {
         let _ = self.over.wait_timeout(self.lock(), longest).expect("no panic while held");
     }
 
     /// What is here of a part.
-    pub fn get(&self, key: &PartKey) -> Option<Arc<Copy>> {
+    pub fn get(&self, key: &PartKey) -> Option<Arc<PartCopy>> {
         self.lock().all.get(key).map(|kept| kept.copy.clone())
     }
 
@@ -149,7 +152,7 @@ impl Copies {
     }
 }
 
-impl Copy {
+impl PartCopy {
     /// Where the part will lie.
     pub fn lies_in(&self, segment: Arc<Segment>, start: usize) {
         let _ = self.memory.set((segment, start));
@@ -210,9 +213,19 @@ impl Copy {
 }
 
 impl Receiving<'_> {
-    /// Where its first byte goes in the memory that [`Copy::lies_in`] named.
+    /// Whether a piece is this caller's to fetch: nobody writes twice where others may be reading already.
+    pub fn claim(&self, start: u64) -> bool {
+        self.claimed.lock().expect("no panic while held").insert(start)
+    }
+
+    /// Where its first byte goes in the memory that [`PartCopy::lies_in`] named.
     pub fn place(&self) -> usize {
         self.copy.memory.get().expect("memory is named before anything arrives").1
+    }
+
+    /// All of it has come and was verified: it stays.
+    pub fn keep(mut self) {
+        self.kept = self.copy.is_whole();
     }
 }
 
@@ -220,14 +233,16 @@ impl Drop for Receiving<'_> {
     fn drop(&mut self) {
         let mut state = self.copies.lock();
         let now = state.uses;
-        let gone = if self.copy.is_whole() {
-            if let Some(kept) = state.all.get_mut(&self.key) {
+        // Its entry may have been freed meanwhile, and another fetch have begun anew.
+        let own = state.all.get_mut(&self.key).filter(|kept| Arc::ptr_eq(&kept.copy, &self.copy));
+        let gone = match own {
+            Some(kept) if self.kept => {
                 (kept.whole, kept.used) = (true, now);
                 state.news.push(self.key.0);
+                None
             }
-            None
-        } else {
-            state.all.remove(&self.key)
+            Some(_) => state.all.remove(&self.key),
+            None => None,
         };
         drop(state);
         drop(gone);
@@ -258,6 +273,7 @@ mod tests {
         let checksums = checksum::of_blocks(segment.bytes());
         receiving.copy.lies_in(Arc::new(segment), 0);
         receiving.copy.arrived(0, &checksums);
+        receiving.keep();
     }
 
     #[test]
@@ -289,6 +305,21 @@ mod tests {
         assert_eq!((copies.news(), copies.news()), (vec![key(1).0], vec![]));
         copies.forget_job(&"job".into());
         assert_eq!(pool.live_bytes(), 0);
+    }
+
+    #[test]
+    fn a_part_that_was_freed_and_begun_anew_is_not_taken_for_the_old_one() {
+        let (copies, pool) = (Copies::default(), Pool::new(0));
+        let old = begin(&copies, 1);
+        old.copy.lies_in(Arc::new(pool.take(LEN as usize, false).unwrap()), 0);
+        old.copy.arrived(0, &[1, 2, 3, 4]);
+        copies.free(&key(1).0);
+        let new = begin(&copies, 1);
+        old.keep();
+        assert!(copies.whole(&key(1)).is_none() && copies.get(&key(1)).is_some());
+        assert!(new.claim(0) && !new.claim(0));
+        drop(new);
+        assert!(copies.is_empty());
     }
 
     #[test]

@@ -108,6 +108,12 @@ impl Endpoint {
         self.store.adopt(segment, sizes, encryption)
     }
 
+    /// Frees an object, or the copies of another's; false if there was no own one.
+    pub fn free(&self, object: &ObjectId) -> bool {
+        self.server.forget(object);
+        self.store.free(object)
+    }
+
     pub fn fetch(&self, request: FetchRequest, interrupted: impl FnMut() -> bool) -> Result<Fetched, FetchError> {
         self.fetcher.fetch(request, interrupted)
     }
@@ -300,10 +306,26 @@ mod tests {
             drop(owner);
             for reader in &readers {
                 assert_eq!((reader.resources().copies, reader.store.copies.news()), (1, vec![id]));
-                reader.store.free(&id);
+                reader.free(&id);
                 assert_eq!(reader.resources().live_bytes, 0);
             }
         }
+    }
+
+    #[test]
+    fn a_server_with_too_many_connections_goes_on_with_those_that_came_first() {
+        let token = crate::auth::random::<16>();
+        let (owner, reader) = (endpoint(&token, u64::MAX, None), endpoint(&token, u64::MAX, None));
+        let demands = demand(Transport::Tcp, Encryption::None);
+        let id = owner.put(&[&data()], &"job".into(), &demands).unwrap();
+        let fetch = || reader.fetch(request(vec![wanted(&owner, id, 0, 9 << 20)], demands), || false).unwrap().tally;
+        fetch();
+        let more = mission_core::defaults::SERVER_CONNECTIONS + 10;
+        let _idle: Vec<_> = (0..more).map(|_| std::net::TcpStream::connect(owner.address()).unwrap()).collect();
+        while owner.resources().serving_connections < more {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        assert_eq!(fetch().busy, 0);
     }
 
     #[test]

@@ -63,16 +63,16 @@ impl Part {
     }
 }
 
-/// Where each part goes in the memory that is taken for this fetch, and how much of it there is; what has a home needs
+/// Where each part goes in the memory that is taken for this fetch, and how much of it there is; what lies `elsewhere` needs
 /// no place there unless the parts are to be packed.
-pub(crate) fn places(request: &FetchRequest, homes: &[Option<Part>]) -> (Vec<(usize, usize)>, usize) {
+pub(crate) fn places(request: &FetchRequest, elsewhere: impl Fn(usize) -> bool) -> (Vec<(usize, usize)>, usize) {
     let mut end = 0usize;
     let places = request
         .parts
         .iter()
-        .zip(homes)
-        .map(|(wanted, home)| {
-            if home.is_some() && !request.packed {
+        .enumerate()
+        .map(|(number, wanted)| {
+            if elsewhere(number) && !request.packed {
                 return (0, 0);
             }
             let start = if request.packed { end } else { end.next_multiple_of(ALIGN) };

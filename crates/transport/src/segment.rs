@@ -86,7 +86,7 @@ pub struct Segment {
     protecting: Mutex<bool>,
 }
 
-// SAFETY: writing goes through `&mut self`, or through `writer`, whose callers keep their ranges apart.
+// SAFETY: writing goes through `&mut self`, or through `as_ptr`, whose callers keep their ranges apart.
 unsafe impl Sync for Segment {}
 
 impl Pool {

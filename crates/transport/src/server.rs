@@ -8,11 +8,10 @@ use crate::limit::{self, Limit};
 use crate::object::ObjectId;
 use crate::socket;
 use crate::store::{Holding, Source, Store};
-use crate::tracker::{Asking, Lane, Told, Tracker};
-use crate::wire::{HeadReader, Next, Request, Response, Wants};
+use crate::tracker::{Asking, Lane, Tracker};
+use crate::wire::{HeadReader, Request, Response, Wants};
 use mission_core::defaults::{BUSY_RETRY_MS, SERVER_CONNECTIONS, SERVER_IDLE, STALL};
 use mission_core::nouns::Encryption;
-use mission_core::swarm;
 use socket2::{Domain, Protocol, Socket, Type};
 use std::collections::HashMap;
 use std::io;
@@ -73,6 +72,11 @@ impl Server {
         self.shared.connections.lock().expect("no panic while held").len()
     }
 
+    /// An object is freed: nobody is told any more where its parts are.
+    pub fn forget(&self, object: &ObjectId) {
+        self.shared.tracker.forget(object);
+    }
+
     pub fn sent_bytes(&self) -> u64 {
         self.shared.sent_bytes.load(Ordering::Relaxed)
     }
@@ -121,12 +125,26 @@ fn accept_all(listener: &TcpListener, shared: &Arc<Shared>) {
         shared.connections.lock().expect("no panic while held").insert(number, kept);
         let own = shared.clone();
         let thread = thread::Builder::new().name("mission-serve".into()).stack_size(256 << 10).spawn(move || {
+            let _registered = Registered { number, shared: &own };
             // A client that breaks off or speaks another protocol is its own affair.
             let _ = serve(stream, &own);
-            own.connections.lock().expect("no panic while held").remove(&number);
         });
         if thread.is_err() {
             shared.connections.lock().expect("no panic while held").remove(&number);
+        }
+    }
+}
+
+/// A connection among those that are served, however its thread ends.
+struct Registered<'a> {
+    number: u64,
+    shared: &'a Shared,
+}
+
+impl Drop for Registered<'_> {
+    fn drop(&mut self) {
+        if let Ok(mut connections) = self.shared.connections.lock() {
+            connections.remove(&self.number);
         }
     }
 }
@@ -139,6 +157,7 @@ fn serve(stream: TcpStream, shared: &Shared) -> io::Result<()> {
     let mut channel = carrier::accept(stream, &shared.context)?;
     let mut client = Client {
         admitted: channel.encryption() == Encryption::Authenticated,
+        too_many: true,
         challenge: None,
         asked: (None, None),
         given: None,
@@ -162,6 +181,8 @@ fn serve(stream: TcpStream, shared: &Shared) -> io::Result<()> {
 /// What a server knows of one connection.
 struct Client {
     admitted: bool,
+    /// It came when there were too many already: those that were there first go on.
+    too_many: bool,
     challenge: Option<(Nonce, Nonce)>,
     /// What its last request asked of the socket, and what the kernel gave: congestion control, minimum RTO.
     asked: (Option<String>, Option<u32>),
@@ -183,7 +204,8 @@ fn answer(
     if !client.admitted && !admit(channel, client, request, seen, shared)? {
         return Ok(());
     }
-    if shared.connections.lock().expect("no panic while held").len() > SERVER_CONNECTIONS {
+    client.too_many &= shared.connections.lock().expect("no panic while held").len() > SERVER_CONNECTIONS;
+    if client.too_many {
         let mut busy = Response::refusal(503, "too many connections", seen);
         busy.retry_after_ms = Some(BUSY_RETRY_MS);
         return channel.send(&busy.write(), b"");
@@ -202,7 +224,8 @@ fn answer(
                 return refuse(channel, status, "no such part, or the range does not lie in it block by block");
             };
             ask_of_socket(channel.socket(), client, (congestion_control.clone(), *rto_min_us));
-            let head = Response { status: 206, len: *len, blocks: checksums, ..Response::refusal(206, "", seen) };
+            let encryption = holding.encryption();
+            let head = Response { len: *len, blocks: checksums, encryption, ..Response::refusal(206, "", seen) };
             send(channel, client, head, source, shared)
         }
         Wants::Source { serves, has, missed } => {
@@ -213,21 +236,8 @@ fn answer(
                 return refuse(channel, 416, "no such part");
             };
             let asking = Asking { serves: *serves, has: has.clone(), missed: *missed };
-            let lives = |object: &ObjectId| shared.store.get(object).is_some();
-            let books = ((request.object, part), swarm::pieces(len));
-            let told = shared.tracker.next(&mut client.lane, books, asking, lives);
-            let response = match told {
-                Told::Fetch { piece, source } => {
-                    let start = piece as u64 * swarm::piece_bytes(len);
-                    let len = swarm::piece_bytes(len).min(len - start);
-                    Response::next(Some(Next { start, len, source, encryption: object.encryption }), seen)
-                }
-                Told::Done => Response::next(None, seen),
-                Told::Later => {
-                    let later = Response::refusal(503, "nobody can send a piece now", seen);
-                    Response { retry_after_ms: Some(0), ..later }
-                }
-            };
+            let told = shared.tracker.next(&mut client.lane, (request.object, part), len, asking);
+            let response = Response { encryption: object.encryption, ..Response::told(told, seen) };
             channel.send(&response.write(), b"")
         }
     }

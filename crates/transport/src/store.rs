@@ -1,7 +1,7 @@
 //! The objects of one process: in memory up to a limit, then in the spool.
 
 use crate::checksum;
-use crate::copies::{Copies, Copy};
+use crate::copies::{Copies, PartCopy};
 use crate::object::ObjectId;
 use crate::segment::{Pool, Segment};
 use crate::spool::{Spool, SpoolRange};
@@ -46,7 +46,7 @@ enum Body {
 /// A part that can be served: of an own object, or a copy.
 pub enum Holding {
     Own(Arc<Object>, u32),
-    Copy(Arc<Copy>),
+    Copy(Arc<PartCopy>),
 }
 
 /// Bytes of an object on their way out.

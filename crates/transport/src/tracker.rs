@@ -3,13 +3,15 @@
 
 use crate::copies::PartKey;
 use crate::object::ObjectId;
-use mission_core::swarm::{Answer, Event, LaneId, PeerId, Swarm};
+use crate::wire::{Next, Told};
+use mission_core::swarm::{self, Answer, Event, LaneId, PeerId, Swarm};
+use mission_core::units::Time;
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Longest wait for a piece that somebody can send; after it the receiver is told to ask again, so that whoever is gone
 /// is noticed.
@@ -22,7 +24,12 @@ pub struct Tracker {
 }
 
 /// The books of one part.
-struct Book(Mutex<State>);
+struct Book {
+    /// Of the part.
+    len: u64,
+    opened: Instant,
+    state: Mutex<State>,
+}
 
 struct State {
     swarm: Swarm,
@@ -36,6 +43,7 @@ struct State {
 pub struct Lane {
     book: Arc<Book>,
     key: PartKey,
+    serves: SocketAddr,
     id: LaneId,
 }
 
@@ -46,55 +54,45 @@ pub struct Asking {
     pub missed: Option<SocketAddr>,
 }
 
-/// What it is told.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Told {
-    /// `None`: from the owner.
-    Fetch {
-        piece: usize,
-        source: Option<SocketAddr>,
-    },
-    Done,
-    /// Nobody can send it a piece now.
-    Later,
-}
-
 impl Tracker {
-    /// Answers a receiver, as soon as there is something to answer. `lane` is its connection's; `lives` tells which
-    /// objects there still are: the books of others are closed.
-    pub fn next(
-        &self,
-        lane: &mut Option<Lane>,
-        (key, pieces): (PartKey, usize),
-        asking: Asking,
-        lives: impl Fn(&ObjectId) -> bool,
-    ) -> Told {
-        if lane.as_ref().is_none_or(|lane| lane.key != key) {
-            let mut books = self.books.lock().expect("no panic while held");
-            if !books.contains_key(&key) {
-                books.retain(|(object, _), _| lives(object));
-            }
-            let book = books.entry(key).or_insert_with(|| Arc::new(Book::new(key, pieces))).clone();
+    /// Answers a receiver of a part of `len` bytes, as soon as there is something to answer. `lane` is its connection's.
+    pub fn next(&self, lane: &mut Option<Lane>, key: PartKey, len: u64, asking: Asking) -> Told {
+        let fits = |lane: &Lane| lane.key == key && lane.serves == asking.serves;
+        if !lane.as_ref().is_some_and(fits) {
+            let book = {
+                let mut books = self.books.lock().expect("no panic while held");
+                books.entry(key).or_insert_with(|| Arc::new(Book::new(key, len))).clone()
+            };
             let id = self.lanes.fetch_add(1, Ordering::Relaxed);
-            *lane = Some(Lane { book, key, id });
+            *lane = Some(Lane { book, key, serves: asking.serves, id });
         }
         lane.as_ref().expect("there is one now").ask(asking)
+    }
+
+    /// Closes the books of an object that is freed.
+    pub fn forget(&self, object: &ObjectId) {
+        self.books.lock().expect("no panic while held").retain(|(own, _), _| own != object);
     }
 }
 
 impl Book {
-    fn new((object, part): PartKey, pieces: usize) -> Book {
+    fn new((object, part): PartKey, len: u64) -> Book {
         let seed = u64::from_ne_bytes(object.0[..8].try_into().expect("eight bytes")) ^ u64::from(part);
-        Book(Mutex::new(State {
-            swarm: Swarm::new(pieces, seed),
+        let state = State {
+            swarm: Swarm::new(swarm::pieces(len), seed),
             peers: Vec::new(),
             numbers: HashMap::new(),
             waiting: HashMap::new(),
-        }))
+        };
+        Book { len, opened: Instant::now(), state: Mutex::new(state) }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock().expect("no panic while held")
+        self.state.lock().expect("no panic while held")
+    }
+
+    fn now(&self) -> Time {
+        Time(self.opened.elapsed().as_nanos() as u64)
     }
 }
 
@@ -106,8 +104,8 @@ impl State {
         })
     }
 
-    fn handle(&mut self, event: Event) {
-        for (lane, answer) in self.swarm.handle(event) {
+    fn handle(&mut self, now: Time, event: Event) {
+        for (lane, answer) in self.swarm.handle(now, event) {
             if let Some(waiting) = self.waiting.remove(&lane) {
                 // Who waits no longer asks again, and that ends what it was told.
                 let _ = waiting.send(answer);
@@ -123,12 +121,14 @@ impl Lane {
         let peer = state.number(asking.serves);
         let missed = asking.missed.and_then(|address| state.numbers.get(&address).copied());
         state.waiting.insert(self.id, sender);
-        state.handle(Event::Asks { lane: self.id, peer, has: asking.has, missed });
+        state.handle(self.book.now(), Event::Asks { lane: self.id, peer, has: asking.has, missed });
         drop(state);
         match answer.recv_timeout(ANSWER_WITHIN) {
             Ok(Answer::Fetch { piece, source }) => {
                 let source = source.map(|peer| self.book.lock().peers[peer as usize]);
-                Told::Fetch { piece, source }
+                let start = piece as u64 * swarm::piece_bytes(self.book.len);
+                let len = swarm::piece_bytes(self.book.len).min(self.book.len - start);
+                Told::Fetch(Next { start, len, source })
             }
             Ok(Answer::Done) => Told::Done,
             Err(_) => Told::Later,
@@ -138,8 +138,44 @@ impl Lane {
 
 impl Drop for Lane {
     fn drop(&mut self) {
-        let mut state = self.book.lock();
-        state.waiting.remove(&self.id);
-        state.handle(Event::Closed { lane: self.id });
+        // Where the books are broken this thread may be ending for that.
+        if let Ok(mut state) = self.book.state.lock() {
+            state.waiting.remove(&self.id);
+            state.handle(self.book.now(), Event::Closed { lane: self.id });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mission_core::defaults::BLOCK_BYTES;
+
+    const LEN: u64 = 2 * BLOCK_BYTES;
+
+    fn asking(serves: u16, has: &[bool]) -> Asking {
+        Asking { serves: SocketAddr::from(([127, 0, 0, 1], serves)), has: has.to_vec(), missed: None }
+    }
+
+    #[test]
+    fn a_connection_may_speak_for_another_receiver_and_say_nonsense() {
+        let (tracker, key) = (Tracker::default(), (ObjectId([1; 16]), 0));
+        let mut lane = None;
+        for (serves, has) in [(1, &[][..]), (2, &[true; 100]), (1, &[false])] {
+            assert_ne!(tracker.next(&mut lane, key, LEN, asking(serves, has)), Told::Later);
+        }
+        drop(lane);
+        tracker.forget(&key.0);
+        assert!(tracker.books.lock().unwrap().is_empty());
+    }
+
+    #[test]
+    fn the_second_receiver_is_sent_to_the_first() {
+        let (tracker, key) = (Tracker::default(), (ObjectId([1; 16]), 0));
+        let (mut first, mut second) = (None, None);
+        assert_eq!(tracker.next(&mut first, key, LEN, asking(1, &[true, true])), Told::Done);
+        let told = tracker.next(&mut second, key, LEN, asking(2, &[true, false]));
+        let source = Some(SocketAddr::from(([127, 0, 0, 1], 1)));
+        assert_eq!(told, Told::Fetch(Next { start: BLOCK_BYTES, len: BLOCK_BYTES, source }));
     }
 }

@@ -66,8 +66,16 @@ pub struct Next {
     pub len: u64,
     /// Who sends it; `None`: the owner, who says this.
     pub source: Option<SocketAddr>,
-    /// How it may leave whoever has it.
-    pub encryption: Encryption,
+}
+
+/// What an owner says to a receiver of a broadcast that asks for its next piece.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Told {
+    Fetch(Next),
+    /// It has all, or is getting it.
+    Done,
+    /// Nobody can send it a piece now: ask again.
+    Later,
 }
 
 /// A request that is none, with the status that says so.
@@ -91,6 +99,8 @@ pub struct Response {
     pub challenge: Option<(Nonce, String)>,
     /// With status 200.
     pub next: Option<Next>,
+    /// How the object may leave whoever has a part of it.
+    pub encryption: Encryption,
     pub retry_after_ms: Option<u64>,
     /// Why there is no body.
     pub reason: String,
@@ -199,20 +209,25 @@ impl Response {
             sender: Sender::default(),
             challenge: None,
             next: None,
+            encryption: Encryption::None,
             retry_after_ms: None,
             reason: reason.into(),
         }
     }
 
-    /// The next piece of a broadcast; `None`: there is nothing more to get.
-    pub fn next(next: Option<Next>, request_checksum: u64) -> Response {
-        let status = if next.is_some() { 200 } else { 204 };
+    pub fn told(told: Told, request_checksum: u64) -> Response {
+        let (status, next) = match told {
+            Told::Fetch(next) => (200, Some(next)),
+            Told::Later => (202, None),
+            Told::Done => (204, None),
+        };
         Response { next, ..Response::refusal(status, "", request_checksum) }
     }
 
     pub fn write(&self) -> Vec<u8> {
         let phrase = match self.status {
             200 => "OK",
+            202 => "Accepted",
             204 => "No Content",
             206 => "Partial Content",
             401 => "Unauthorized",
@@ -236,10 +251,12 @@ impl Response {
         }
         if let Some(next) = &self.next {
             let _ = write!(head, "Mission-Next: {}\r\n", range_of(next.start, next.len));
-            let _ = write!(head, "Mission-Encryption: {}\r\n", next.encryption.name());
             if let Some(source) = next.source {
                 let _ = write!(head, "Mission-Source: {source}\r\n");
             }
+        }
+        if self.encryption != Encryption::None {
+            let _ = write!(head, "Mission-Encryption: {}\r\n", self.encryption.name());
         }
         if let Some(wait) = self.retry_after_ms {
             let _ = write!(head, "Mission-Retry-After-Ms: {wait}\r\n");
@@ -275,7 +292,7 @@ impl Response {
         }
         let status = parsed.code.filter(|status| (100..600).contains(status)).ok_or("no status of HTTP")?;
         let mut response = Response::refusal(status, "", 0);
-        let (mut next, mut encryption, mut source) = (None, None, None);
+        let (mut next, mut source) = (None, None);
         for header in parsed.headers.iter() {
             let value = std::str::from_utf8(header.value).map_err(|_| "a header is not text")?;
             let wrong = || format!("{} is {value:?}", header.name);
@@ -291,16 +308,14 @@ impl Response {
                     response.challenge = words.and_then(|(n, proof)| Some((nonce(n)?, proof.to_owned())));
                 }
                 "Mission-Next" => next = Some(range(value).ok_or_else(wrong)?),
-                "Mission-Encryption" => encryption = Some(Encryption::named(value).ok_or_else(wrong)?),
+                "Mission-Encryption" => response.encryption = Encryption::named(value).ok_or_else(wrong)?,
                 "Mission-Source" => source = Some(value.parse().map_err(|_| wrong())?),
                 "Mission-Retry-After-Ms" => response.retry_after_ms = strict_number(value),
                 "Mission-Reason" => response.reason = value.to_owned(),
                 _ => {}
             }
         }
-        if let (Some((start, len)), Some(encryption)) = (next, encryption) {
-            response.next = Some(Next { start, len, source, encryption });
-        }
+        response.next = next.map(|(start, len)| Next { start, len, source });
         Ok(response)
     }
 }
@@ -416,12 +431,8 @@ mod tests {
             request_checksum: 42,
             sender: Sender { congestion_control: "cubic".into(), rtt_us: 10, ..Sender::default() },
             challenge: Some(([3; 16], "aa".into())),
-            next: Some(Next {
-                start: 5,
-                len: 9,
-                source: Some("10.0.0.1:4711".parse().unwrap()),
-                encryption: Encryption::Opportunistic,
-            }),
+            next: Some(Next { start: 5, len: 9, source: Some("10.0.0.1:4711".parse().unwrap()) }),
+            encryption: Encryption::Opportunistic,
             retry_after_ms: Some(20),
             reason: "because".into(),
         }

@@ -1,12 +1,12 @@
 //! The client's side of the wire, over any byte stream.
 
-use super::{Ask, Broken, Channel, Connection, Told};
+use super::{Ask, Broken, Channel, Connection};
 use crate::auth::{self, Nonce, Role, Token};
 use crate::checksum;
 use crate::facts::{Negotiated, Sender};
 use crate::object::ObjectId;
 use crate::socket;
-use crate::wire::{HeadReader, Request, Response, Wants};
+use crate::wire::{HeadReader, Request, Response, Told, Wants};
 use mission_core::defaults::{BLOCK_BYTES, BUSY_RETRY_MS, CONNECT, STALL};
 use mission_core::flight::Leg;
 use mission_core::nouns::{Encryption, Transport};
@@ -15,7 +15,6 @@ use socket2::{Domain, Protocol, Socket, Type};
 use std::collections::VecDeque;
 use std::io;
 use std::net::{SocketAddr, TcpStream};
-use std::thread;
 use std::time::Duration;
 
 /// Makes a connection by TCP, or by what is like it, with what the leg asks of this side's socket.
@@ -53,6 +52,7 @@ pub struct HttpConnection<C> {
     sender: Sender,
     /// Of the blocks of the last range, as far as they were verified.
     checksums: Vec<u64>,
+    object_encryption: Encryption,
 }
 
 impl<C: Channel> HttpConnection<C> {
@@ -70,6 +70,7 @@ impl<C: Channel> HttpConnection<C> {
             asked: VecDeque::new(),
             sender: Sender::default(),
             checksums: Vec::new(),
+            object_encryption: Encryption::None,
         }
     }
 
@@ -123,25 +124,27 @@ impl<C: Channel> HttpConnection<C> {
             return Err(Broken { verified: 0, fault: Fault::Damaged("the answer has another length".into()) });
         }
         let mut verified = 0;
-        for (block, expected) in into.chunks_mut(BLOCK_BYTES as usize).zip(&response.blocks) {
-            let mut filled = self.head.take_rest(block);
-            while filled < block.len() {
-                match self.channel.read(&mut block[filled..]) {
+        let mut filled = self.head.take_rest(into);
+        for expected in &response.blocks {
+            let end = (verified + BLOCK_BYTES as usize).min(into.len());
+            while filled < end {
+                match self.channel.read(&mut into[filled..]) {
                     Ok(0) => {
                         let fault =
                             Fault::Connection("the server closed the connection in the middle of a range".into());
-                        return Err(Broken { verified, fault });
+                        return Err(Broken { verified: verified as u64, fault });
                     }
                     Ok(count) => filled += count,
                     Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                    Err(error) => return Err(Broken { verified, fault: broken(error) }),
+                    Err(error) => return Err(Broken { verified: verified as u64, fault: broken(error) }),
                 }
             }
             // The block still lies in the cache: checking it here costs no memory traffic.
-            if checksum::of(block) != *expected {
-                return Err(Broken { verified, fault: Fault::Damaged("a block does not fit its checksum".into()) });
+            if checksum::of(&into[verified..end]) != *expected {
+                let fault = Fault::Damaged("a block does not fit its checksum".into());
+                return Err(Broken { verified: verified as u64, fault });
             }
-            verified += block.len() as u64;
+            verified = end;
         }
         Ok(())
     }
@@ -171,6 +174,7 @@ impl<C: Channel> Connection for HttpConnection<C> {
         let received = self.receive_body(&response, into);
         let verified = received.as_ref().map_or_else(|broken| broken.verified, |()| into.len() as u64);
         self.checksums = response.blocks;
+        self.object_encryption = response.encryption;
         self.checksums.truncate(verified.div_ceil(BLOCK_BYTES) as usize);
         received?;
         self.sender = response.sender;
@@ -178,8 +182,8 @@ impl<C: Channel> Connection for HttpConnection<C> {
         Ok(())
     }
 
-    fn checksums(&self) -> &[u64] {
-        &self.checksums
+    fn brought(&self) -> (&[u64], Encryption) {
+        (&self.checksums, self.object_encryption)
     }
 
     fn next(&mut self, object: ObjectId, part: u32, wants: Wants) -> Result<Told, Fault> {
@@ -187,11 +191,8 @@ impl<C: Channel> Connection for HttpConnection<C> {
         let response = self.response()?;
         match (response.status, response.next) {
             (200, Some(next)) => Ok(Told::Fetch(next)),
+            (202, _) => Ok(Told::Later),
             (204, _) => Ok(Told::Done),
-            (503, _) => {
-                thread::sleep(Duration::from_millis(response.retry_after_ms.unwrap_or(BUSY_RETRY_MS)));
-                Ok(Told::Later)
-            }
             _ => Err(refusal(&response)),
         }
     }

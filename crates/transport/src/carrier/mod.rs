@@ -13,7 +13,7 @@ use crate::auth::Token;
 use crate::facts::{Negotiated, Sender};
 use crate::object::ObjectId;
 use crate::tls::TlsSettings;
-use crate::wire::{Next, Wants};
+use crate::wire::{Told, Wants};
 use mission_core::flight::Leg;
 use mission_core::nouns::{Encryption, Transport};
 use mission_core::throttle::Fault;
@@ -44,13 +44,6 @@ pub struct Broken {
     pub fault: Fault,
 }
 
-/// What an owner says to a receiver of a broadcast that asks for its next piece.
-pub enum Told {
-    Fetch(Next),
-    Done,
-    Later,
-}
-
 pub trait Carrier: Sync {
     fn transport(&self) -> Transport;
 
@@ -77,8 +70,8 @@ pub trait Connection: Send {
     /// What arrived before the fault, and the fault; unless the server merely said no, the connection is used up.
     fn receive(&mut self, into: &mut [u8]) -> Result<(), Broken>;
 
-    /// Checksums of the blocks that the last range brought, as far as they were verified.
-    fn checksums(&self) -> &[u64];
+    /// Checksums of the blocks that the last range brought, as far as they were verified; and how its object may be passed on.
+    fn brought(&self) -> (&[u64], Encryption);
 
     /// Asks for the next piece of a broadcast, and whom to get it from; waits for the answer.
     ///

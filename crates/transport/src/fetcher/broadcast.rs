@@ -2,11 +2,11 @@
 
 use super::runs::{Far, carried};
 use super::{INTERRUPT_EVERY, Shared};
-use crate::carrier::{self, Connection, Told};
+use crate::carrier::{self, Connection};
 use crate::copies::Receiving;
 use crate::parts::{FetchRequest, Part, Wanted};
 use crate::segment::Segment;
-use crate::wire::Wants;
+use crate::wire::{Next, Told, Wants};
 use mission_core::defaults::{LANES, SWARM_MIN};
 use mission_core::flight::FlightPlan;
 use mission_core::nouns::TransferId;
@@ -31,15 +31,22 @@ impl Shared {
         plan: &FlightPlan,
         interrupted: &mut dyn FnMut() -> bool,
     ) -> Result<Begun<'_>, FetchError> {
+        let mut homes = self.at_home(request, plan)?;
+        // What is packed with others would keep their memory with its own.
+        let takes_part = request.whole && (!request.packed || request.parts.len() == 1);
+        if !takes_part || !self.lock().broadcasts.contains(&request.transfer) {
+            return Ok((homes, BTreeMap::new()));
+        }
         loop {
-            let homes = self.at_home(request, plan)?;
-            if !request.whole || !self.lock().broadcasts.contains(&request.transfer) {
-                return Ok((homes, BTreeMap::new()));
-            }
             let mut numbers = BTreeMap::new();
-            for (number, (wanted, home)) in request.parts.iter().zip(&homes).enumerate() {
-                if home.is_none() && wanted.len >= SWARM_MIN && !self.owns(wanted) {
-                    numbers.entry((wanted.object, wanted.part)).or_insert((number, wanted.len));
+            for (number, (wanted, home)) in request.parts.iter().zip(&mut homes).enumerate() {
+                let key = (wanted.object, wanted.part);
+                if home.is_some() || wanted.len < SWARM_MIN || self.owns(wanted) {
+                    continue;
+                }
+                match self.copy_at_home(&key) {
+                    Some(copy) => *home = Some(copy),
+                    None => drop(numbers.entry(key).or_insert((number, wanted.len))),
                 }
             }
             let parts: Vec<_> = numbers.iter().map(|(key, (_, len))| (*key, *len)).collect();
@@ -54,8 +61,8 @@ impl Shared {
         }
     }
 
-    /// Receives a part piece by piece, from whoever the owner names. Gives what is left to be asked of the owner itself,
-    /// where it keeps no books or cannot be reached.
+    /// Receives a part piece by piece, from whoever the owner names; and from the owner itself what is left then, where it
+    /// keeps no books or its word was lost.
     pub(super) fn receive_broadcast(
         &self,
         transfer: &TransferId,
@@ -64,10 +71,11 @@ impl Shared {
         receiving: &Receiving<'_>,
         segment: &Arc<Segment>,
         interrupted: &mut dyn FnMut() -> bool,
-    ) -> (Result<Vec<Far>, FetchError>, Tally) {
+    ) -> (Result<(), FetchError>, Tally) {
         let (stop, (ended, ends)) = (AtomicBool::new(false), channel());
         let mut tally = Tally::default();
-        let mut result = Ok(());
+        // The others only say that they were stopped.
+        let mut first_error = None;
         thread::scope(|scope| {
             for _ in 0..LANES {
                 let (stop, ended) = (&stop, ended.clone());
@@ -82,21 +90,26 @@ impl Shared {
                 match ends.recv_timeout(INTERRUPT_EVERY) {
                     Ok((ended, took)) => {
                         tally.add(&took);
-                        if ended.is_err() {
+                        if let Err(error) = ended {
                             stop.store(true, Ordering::Relaxed);
-                            result = ended;
+                            first_error.get_or_insert(error);
                         }
                     }
                     Err(RecvTimeoutError::Timeout) if interrupted() => {
                         stop.store(true, Ordering::Relaxed);
-                        result = Err(FetchError::Cancelled("interrupted".into()));
+                        first_error.get_or_insert_with(|| FetchError::Cancelled("interrupted".into()));
                     }
                     Err(RecvTimeoutError::Timeout) => {}
                     Err(RecvTimeoutError::Disconnected) => break,
                 }
             }
         });
-        (result.map(|()| rest(wanted, receiving)), tally)
+        if let Some(error) = first_error {
+            return (Err(error), tally);
+        }
+        let (ended, took) = self.carry(transfer, plan, rest(wanted, receiving), segment, interrupted);
+        tally.add(&took);
+        (ended, tally)
     }
 
     /// Asks and fetches until there is nothing more to get, or nobody to ask.
@@ -116,16 +129,16 @@ impl Shared {
             let has = receiving.copy.has(swarm::piece_bytes(wanted.len));
             let wants = Wants::Source { serves: self.own_address, has, missed: missed.take() };
             let next = match owner.next(wanted.object, wanted.part, wants) {
-                Ok(Told::Fetch(next)) if next.start.checked_add(next.len).is_some_and(|end| end <= wanted.len) => next,
+                // What is left after all lanes have ended is asked of the owner.
+                Ok(Told::Fetch(next)) if is_piece(&next, wanted.len) && receiving.claim(next.start) => next,
                 Ok(Told::Later) => continue,
                 Ok(Told::Fetch(_) | Told::Done) | Err(_) => break,
             };
-            receiving.copy.protect(next.encryption);
             let far = piece(wanted, receiving, next.start, next.len, next.source);
             let (ended, took) = self.carry(transfer, plan, vec![far], segment, &mut || stop.load(Ordering::Relaxed));
             missed = next.source.filter(|source| {
                 let state = self.lock();
-                state.source_numbers.get(source).is_some_and(|number| took.failed.contains(number))
+                !state.source_numbers.get(source).is_some_and(|number| took.used.contains(number))
             });
             tally.add(&took);
             if ended.is_err() {
@@ -142,6 +155,11 @@ impl Shared {
         };
         wanted.addresses.iter().find_map(|address| connect(address).ok())
     }
+}
+
+fn is_piece(next: &Next, len: u64) -> bool {
+    let bytes = swarm::piece_bytes(len);
+    next.start.is_multiple_of(bytes) && next.start < len && next.len == bytes.min(len - next.start)
 }
 
 /// A piece of a part, from a receiver if one is named, or else and at last from the owner.

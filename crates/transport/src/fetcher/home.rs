@@ -2,6 +2,7 @@
 
 use super::Shared;
 use crate::carrier::shm::{Borrowed, NotLent};
+use crate::copies::PartKey;
 use crate::parts::{FetchRequest, Home, Part, Wanted};
 use crate::store::Object;
 use mission_core::flight::{FlightPlan, Leg, Reach};
@@ -26,8 +27,8 @@ impl Shared {
                 }));
                 continue;
             }
-            if let Some((segment, start, len)) = self.store.copies.whole(&(wanted.object, wanted.part)) {
-                homes.push(Some(Part { home: Home::Own(segment), start, len }));
+            if let Some(copy) = self.copy_at_home(&(wanted.object, wanted.part)) {
+                homes.push(Some(copy));
                 continue;
             }
             match memory.filter(|_| wanted.len > 0).map(|leg| self.borrow(request, wanted, leg)) {
@@ -39,6 +40,12 @@ impl Shared {
             }
         }
         Ok(homes)
+    }
+
+    /// A part that was received in a broadcast, and kept.
+    pub(super) fn copy_at_home(&self, key: &PartKey) -> Option<Part> {
+        let (segment, start, len) = self.store.copies.whole(key)?;
+        Some(Part { home: Home::Own(segment), start, len })
     }
 
     /// # Errors

@@ -115,6 +115,8 @@ pub struct TransferRecord {
     pub transport: TransportFacts,
 }
 
+/// Lost objects that are remembered, for fetches that are just between two steps.
+const LOST_MAX: usize = 10_000;
 /// How often a waiting caller looks whether it was interrupted.
 const INTERRUPT_EVERY: Duration = Duration::from_millis(100);
 
@@ -183,27 +185,22 @@ impl Fetcher {
     pub fn fetch(&self, request: FetchRequest, mut interrupted: impl FnMut() -> bool) -> Result<Fetched, FetchError> {
         let shared = &self.shared;
         let plan = shared.lock().plan(&request.transfer.job, &request.demands, &shared.environment)?;
-        let (homes, receiving) = shared.begin(&request, &plan, &mut interrupted)?;
-        let (places, len) = places(&request, &homes);
-        shared.store.make_room(len as u64);
-        let segment = shared
-            .pool
-            .take(len, false)
-            .map_err(|error| FetchError::Cancelled(format!("no memory for {len} bytes: {error}")))?;
-        let segment = Arc::new(segment);
+        let (mut homes, receiving) = shared.begin(&request, &plan, &mut interrupted)?;
+        let elsewhere = |number: usize| homes[number].is_some() || receiving.contains_key(&number);
+        let (places, len) = places(&request, elsewhere);
+        let segment = shared.take(len)?;
         let mut far = Vec::new();
         let (mut far_bytes, mut here_bytes, mut own_bytes) = (0, 0, 0);
-        for ((index, wanted), (home, &(start, len))) in request.parts.iter().enumerate().zip(homes.iter().zip(&places))
-        {
+        for (number, (wanted, &(start, len))) in request.parts.iter().zip(&places).enumerate() {
             // SAFETY: nobody else knows of this segment yet, and the places in it do not overlap.
             let into = unsafe { std::slice::from_raw_parts_mut(segment.as_ptr().add(start), len) };
-            match home {
+            match &homes[number] {
                 Some(home) if request.packed => into.copy_from_slice(home.bytes()),
                 Some(_) => {}
                 None if shared.owns(wanted) => shared.copy_own(wanted, into)?,
                 None => {
                     far_bytes += wanted.len;
-                    if !receiving.contains_key(&index) {
+                    if !receiving.contains_key(&number) {
                         far.push(Far::of(wanted, 0, wanted.len, start));
                     }
                     continue;
@@ -222,26 +219,33 @@ impl Fetcher {
             record.ended = now();
         }
         let mut tally = Tally::default();
-        let mut result = Ok(());
-        for (&index, receiving) in &receiving {
-            let (wanted, place) = (&request.parts[index], places[index].0);
-            receiving.copy.lies_in(segment.clone(), place);
-            let (ended, took) =
-                shared.receive_broadcast(&request.transfer, &plan, wanted, receiving, &segment, &mut interrupted);
-            tally.add(&took);
-            result = ended.map(|rest| far.extend(rest));
-            if result.is_err() {
-                break;
+        let bring = || {
+            for (number, receiving) in receiving {
+                let wanted = &request.parts[number];
+                // Memory of its own: what is kept of a broadcast keeps nothing else.
+                let (own, start) = if request.packed {
+                    (segment.clone(), places[number].0)
+                } else {
+                    (shared.take(wanted.len as usize)?, 0)
+                };
+                receiving.copy.lies_in(own.clone(), start);
+                let (ended, took) =
+                    shared.receive_broadcast(&request.transfer, &plan, wanted, &receiving, &own, &mut interrupted);
+                tally.add(&took);
+                ended?;
+                receiving.keep();
+                let home = Part { home: Home::Own(own), start, len: wanted.len as usize };
+                homes[number] = Some(home).filter(|_| !request.packed);
             }
-        }
-        if result.is_ok() {
             let (ended, took) = shared.carry(&request.transfer, &plan, far, &segment, &mut interrupted);
             tally.add(&took);
-            result = ended;
-        }
-        if let Err(error) = result {
+            ended
+        };
+        if let Err(error) = bring() {
             let mut state = shared.lock();
-            state.record(&request.transfer).asked_bytes -= far_bytes - tally.bytes.min(far_bytes);
+            let record = state.record(&request.transfer);
+            // A record that was forgotten meanwhile begins anew.
+            record.asked_bytes = record.asked_bytes.saturating_sub(far_bytes - tally.bytes.min(far_bytes));
             return Err(error);
         }
         let own = |(start, len)| Part { home: Home::Own(segment.clone()), start, len };
@@ -263,6 +267,9 @@ impl Fetcher {
     /// Ends every fetch that still waits for an object which is known to be lost.
     pub fn lost(&self, objects: &[ObjectId], why: &str) {
         let mut state = self.shared.lock();
+        if state.lost.len() > LOST_MAX {
+            state.lost.clear();
+        }
         state.lost.extend(objects.iter().map(|object| (*object, why.to_owned())));
         let hit = |active: &Active| active.far.iter().any(|far| objects.contains(&far.object));
         let hit: Vec<_> = state.fetches.iter().filter(|(_, active)| hit(active)).map(|(id, _)| *id).collect();
@@ -412,6 +419,13 @@ impl Shared {
 
     fn time(&self) -> Time {
         Time(self.started.elapsed().as_nanos() as u64)
+    }
+
+    /// Memory for what is fetched.
+    fn take(&self, len: usize) -> Result<Arc<Segment>, FetchError> {
+        self.store.make_room(len as u64);
+        let taken = self.pool.take(len, false);
+        taken.map(Arc::new).map_err(|error| FetchError::Cancelled(format!("no memory for {len} bytes: {error}")))
     }
 
     fn event(&self, event: Event) {

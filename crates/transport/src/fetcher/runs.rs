@@ -5,7 +5,7 @@
 
 use super::{Active, INTERRUPT_EVERY, Shared, State, now};
 use crate::carrier::{self, Ask, Broken, Connection};
-use crate::copies::Copy;
+use crate::copies::PartCopy;
 use crate::facts::TransportFacts;
 use crate::object::ObjectId;
 use crate::parts::Wanted;
@@ -35,7 +35,7 @@ pub(super) struct Far {
     /// Where it goes in the memory of the fetch.
     pub place: usize,
     /// Kept for others, where it is broadcast; and who of the sources is a receiver too.
-    pub copy: Option<Arc<Copy>>,
+    pub copy: Option<Arc<PartCopy>>,
     pub peer: Option<SocketAddr>,
 }
 
@@ -57,7 +57,7 @@ struct Place {
     ask: Ask,
     segment: Arc<Segment>,
     start: usize,
-    copy: Option<Arc<Copy>>,
+    copy: Option<Arc<PartCopy>>,
 }
 
 impl Place {
@@ -310,7 +310,9 @@ impl Shared {
         let into = unsafe { std::slice::from_raw_parts_mut(place.segment.as_ptr().add(place.start), run.len as usize) };
         let received = connection.receive(into);
         if let Some(copy) = &place.copy {
-            copy.arrived(place.ask.start, connection.checksums());
+            let (checksums, encryption) = connection.brought();
+            copy.protect(encryption);
+            copy.arrived(place.ask.start, checksums);
         }
         match received {
             Ok(()) => Outcome::Whole,
@@ -337,7 +339,8 @@ impl Shared {
         let from_peer = peer == Some(state.sources[run.source as usize]);
         let record = state.record(&transfer);
         record.peer_bytes += if from_peer { moved } else { 0 };
-        record.flows -= u32::from(last_of_slot);
+        // A record that was forgotten meanwhile begins anew.
+        record.flows = record.flows.saturating_sub(u32::from(last_of_slot));
         record.served_bytes += moved;
         record.ended = now();
         if let Some((connection, plan, leg)) = used

@@ -1,0 +1,180 @@
+/* The egress of a switch port: drops what its buffer has no room for, and marks what finds a long queue.
+ *
+ * A token bucket filter behind it paces the port. Its queue is long enough never to drop; what is dropped or marked is
+ * decided here, by a virtual queue that drains at the port's rate. The real backlog is read beside it: where the two differ,
+ * the machine was too slow and the run is not valid. */
+#include <linux/bpf.h>
+#include <linux/pkt_cls.h>
+#include <bpf/bpf_core_read.h>
+#include <bpf/bpf_helpers.h>
+#include "port.h"
+
+/* The few fields of the kernel's structures that are read; libbpf finds where they are in the running kernel. */
+struct gnet_stats_queue {
+    __u32 backlog;
+} __attribute__((preserve_access_index));
+
+struct Qdisc {
+    struct gnet_stats_queue qstats;
+} __attribute__((preserve_access_index));
+
+struct net_device {
+    struct Qdisc *qdisc;
+} __attribute__((preserve_access_index));
+
+struct sk_buff {
+    struct net_device *dev;
+} __attribute__((preserve_access_index));
+
+extern void *bpf_cast_to_kern_ctx(void *context) __ksym;
+
+struct {
+    __uint(type, BPF_MAP_TYPE_ARRAY);
+    __uint(max_entries, GROUPS_MAX);
+    __type(key, __u32);
+    __type(value, struct group);
+} groups SEC(".maps");
+
+struct {
+    __uint(type, BPF_MAP_TYPE_ARRAY);
+    __uint(max_entries, GROUPS_MAX * PORTS_PER_GROUP);
+    __type(key, __u32);
+    __type(value, struct port_config);
+} port_configs SEC(".maps");
+
+struct {
+    __uint(type, BPF_MAP_TYPE_ARRAY);
+    __uint(max_entries, GROUPS_MAX);
+    __type(key, __u32);
+    __type(value, struct group_config);
+} group_configs SEC(".maps");
+
+struct {
+    __uint(type, BPF_MAP_TYPE_HASH);
+    __uint(max_entries, GROUPS_MAX * PORTS_PER_GROUP);
+    __type(key, __u32); /* index of the interface */
+    __type(value, struct place);
+} places SEC(".maps");
+
+/* 1: samples of queue lengths are wanted. */
+struct {
+    __uint(type, BPF_MAP_TYPE_ARRAY);
+    __uint(max_entries, 1);
+    __type(key, __u32);
+    __type(value, __u32);
+} tracing SEC(".maps");
+
+struct {
+    __uint(type, BPF_MAP_TYPE_RINGBUF);
+    __uint(max_entries, 1 << 20);
+} samples SEC(".maps");
+
+/* Lets time pass for a virtual queue. */
+static __always_inline void drain(struct port *port, __u64 now)
+{
+    if (now <= port->drained_ns || !port->bytes_per_second)
+        return;
+    __u64 passed = now - port->drained_ns;
+    __u64 queue = port->queue_bytes;
+    /* After a second any buffer is empty; and the product below does not overflow. */
+    __u64 left = passed > 1000000000 ? queue : passed * port->bytes_per_second / 1000000000;
+    __u64 bucket = port->limit_bytes ? queue * BUCKETS / port->limit_bytes : 0;
+    if (bucket > BUCKETS)
+        bucket = BUCKETS;
+    port->nanoseconds[bucket] += passed;
+    if (queue)
+        port->busy_ns += left < queue ? passed : queue * 1000000000 / port->bytes_per_second;
+    port->queue_bytes = left < queue ? queue - left : 0;
+    /* What is less than a byte stays for the next time. */
+    port->drained_ns = left < queue ? port->drained_ns + left * 1000000000 / port->bytes_per_second : now;
+}
+
+SEC("tc")
+int port_egress(struct __sk_buff *skb)
+{
+    __u32 index = skb->ifindex;
+    struct place *place = bpf_map_lookup_elem(&places, &index);
+    if (!place)
+        return TC_ACT_OK;
+    __u32 number = place->group, slot = place->port, flat = number * PORTS_PER_GROUP + slot;
+    struct group *group = bpf_map_lookup_elem(&groups, &number);
+    struct group_config *shared = bpf_map_lookup_elem(&group_configs, &number);
+    struct port_config *config = bpf_map_lookup_elem(&port_configs, &flat);
+    if (!group || !shared || !config || slot >= PORTS_PER_GROUP)
+        return TC_ACT_OK;
+    __u32 zero = 0, *wanted = bpf_map_lookup_elem(&tracing, &zero);
+    struct sk_buff *real = bpf_cast_to_kern_ctx(skb);
+    __u64 backlog = BPF_CORE_READ(real, dev, qdisc, qstats.backlog);
+    __u64 now = bpf_ktime_get_ns(), bytes = skb->len;
+    __u64 limit = config->limit_bytes, mtu = config->mtu_bytes, queue;
+    struct port *port = &group->port[slot];
+    int drop = 0, mark = 0, sample = 0;
+
+    bpf_spin_lock(&group->lock);
+    if (!port->bytes_per_second)
+        port->drained_ns = now;
+    if (shared->shared_bytes) {
+        __u64 used = 0;
+        for (int i = 0; i < PORTS_PER_GROUP; i++) {
+            if (i < shared->ports) {
+                drain(&group->port[i], now);
+                used += group->port[i].queue_bytes;
+            }
+        }
+        __u64 free = used < shared->shared_bytes ? shared->shared_bytes - used : 0;
+        __u64 threshold = free * shared->alpha_256 / 256;
+        if (threshold < limit)
+            limit = threshold;
+        if (bytes > free)
+            limit = 0;
+    } else {
+        drain(port, now);
+    }
+    port->bytes_per_second = config->bytes_per_second;
+    port->limit_bytes = config->limit_bytes;
+    queue = port->queue_bytes;
+    if (queue + bytes > limit) {
+        drop = 1;
+        port->drops++;
+        port->dropped_bytes += bytes;
+    } else {
+        mark = config->ecn_bytes && queue > config->ecn_bytes;
+        queue += bytes;
+        port->queue_bytes = queue;
+        port->packets++;
+        port->bytes += bytes;
+        if (queue > port->queue_bytes_max)
+            port->queue_bytes_max = queue;
+    }
+    if (bytes > mtu)
+        port->oversized++;
+    /* The filter's burst lets two packets go at once that the virtual queue still holds; a slow machine shows as a backlog
+     * that stays, by more than a tenth of what the port may hold. */
+    __u64 gap = backlog > queue ? backlog - queue : queue - backlog;
+    if (gap > port->gap_bytes_max)
+        port->gap_bytes_max = gap;
+    if (gap > config->limit_bytes / 10 + 4 * mtu)
+        port->diverged++;
+    if (wanted && *wanted && now - port->traced_ns >= TRACE_EVERY_NS) {
+        port->traced_ns = now;
+        sample = 1;
+    }
+    bpf_spin_unlock(&group->lock);
+
+    if (mark && bpf_skb_ecn_set_ce(skb))
+        __sync_fetch_and_add(&port->marks, 1);
+    if (sample) {
+        struct sample *out = bpf_ringbuf_reserve(&samples, sizeof *out, 0);
+        if (out) {
+            out->ns = now;
+            out->group = number;
+            out->port = slot;
+            out->queue_bytes = queue;
+            out->backlog_bytes = backlog;
+            bpf_ringbuf_submit(out, 0);
+        }
+    }
+    return drop ? TC_ACT_SHOT : TC_ACT_OK;
+}
+
+char LICENSE[] SEC("license") = "Dual MIT/GPL";

@@ -1,0 +1,50 @@
+//! What runs in the kernel, for Python. Calls concern the network namespace of the calling thread.
+
+use crate::bad_input;
+use mission_kernel::switch;
+use pyo3::exceptions::PyOSError;
+use pyo3::prelude::*;
+
+/// The ports of one bridge.
+#[pyclass(frozen, unsendable)]
+pub struct Switch(switch::Switch);
+
+#[pymethods]
+impl Switch {
+    /// `groups`: JSON, as `mission_kernel::switch::Group`.
+    #[staticmethod]
+    fn build(groups: &str) -> PyResult<Switch> {
+        let groups: Vec<switch::Group> = serde_json::from_str(groups).map_err(bad_input)?;
+        switch::Switch::build(&groups).map(Switch).map_err(failed)
+    }
+
+    /// The switch of which the interface is a port.
+    #[staticmethod]
+    fn open(interface: u32) -> PyResult<Switch> {
+        switch::Switch::open(interface).map(Switch).map_err(failed)
+    }
+
+    /// Changes a port while it runs; `settings`: JSON.
+    fn set(&self, interface: u32, settings: &str) -> PyResult<()> {
+        let settings = serde_json::from_str(settings).map_err(bad_input)?;
+        self.0.set(interface, &settings).map_err(failed)
+    }
+
+    /// JSON: what each port has counted.
+    fn counters(&self) -> PyResult<String> {
+        serde_json::to_string(&self.0.counters().map_err(failed)?).map_err(bad_input)
+    }
+
+    fn trace(&self, on: bool) -> PyResult<()> {
+        self.0.trace(on).map_err(failed)
+    }
+
+    /// (nanoseconds, interface, bytes queued, bytes of real backlog) since the last call.
+    fn samples(&self) -> PyResult<Vec<(u64, u32, u32, u32)>> {
+        self.0.samples().map_err(failed)
+    }
+}
+
+fn failed(error: switch::Error) -> PyErr {
+    PyOSError::new_err(format!("{error:#}"))
+}
