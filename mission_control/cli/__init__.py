@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import typer
 
-from mission_control.cli import bench, explain, jobs, run, top, weights
+from mission_control.cli import bench, explain, jobs, lab, run, top, weights
 from mission_control.jobs import Refused
 from mission_control.scenario import BadInput, Missing
 
@@ -31,6 +31,7 @@ app.command("top")(top.top)
 app.command("explain")(explain.explain)
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(bench.app, name="bench")
+app.add_typer(lab.app, name="lab")
 
 
 def main() -> NoReturn:

@@ -6,7 +6,7 @@ use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 
 /// The ports of one bridge.
-#[pyclass(frozen, unsendable)]
+#[pyclass(frozen)]
 pub struct Switch(switch::Switch);
 
 #[pymethods]

@@ -1,0 +1,118 @@
+"""`mission lab`: a data centre of network namespaces on this machine."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Annotated
+
+import typer
+
+from mission_control import _native
+from mission_control.cli.jobs import Json
+from mission_control.lab import picture
+from mission_control.lab.check import check as findings
+from mission_control.lab.lab import Lab, down_all
+from mission_control.lab.topology import KINDS, Port
+from mission_control.scenario import BadInput, Missing
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="A data centre in one machine: hosts and switches are network namespaces with a real kernel. Needs root.",
+)
+Name = Annotated[str | None, typer.Option(help="of the lab; by default its kind, or the only one that is up")]
+
+
+@app.command()
+def up(
+    topology: Annotated[str, typer.Argument(help=", ".join(KINDS))],
+    hosts: Annotated[int, typer.Option(help="how many")] = 4,
+    link_rate: Annotated[str, typer.Option(help="of every host's link")] = "100Mbit/s",
+    buffer: Annotated[str, typer.Option(help="most that a switch port may hold")] = "64KiB",
+    ecn_threshold: Annotated[str | None, typer.Option(help="packets that find more are marked")] = None,
+    shared_buffer: Annotated[str | None, typer.Option(help="of each 12 ports together")] = None,
+    mtu: Annotated[int, typer.Option(min=576, max=9000, help="bytes of a packet")] = 1500,
+    name: Name = None,
+) -> None:
+    """Builds a lab, which stays until it is taken down."""
+    if topology not in KINDS:
+        raise BadInput(f"there is no topology {topology!r}: use {', '.join(KINDS)}")
+    try:
+        port = Port(
+            buffer_bytes=_native.parse_bytes(buffer),
+            ecn_bytes=_native.parse_bytes(ecn_threshold) if ecn_threshold else 0,
+            shared_bytes=_native.parse_bytes(shared_buffer) if shared_buffer else 0,
+        )
+        made = KINDS[topology](hosts, _native.parse_rate(link_rate), port=port, mtu=mtu)
+    except ValueError as error:
+        raise BadInput(str(error)) from None
+    began = time.monotonic()
+    lab = Lab(made, name)
+    try:
+        lab.up()
+    except BadInput:
+        raise
+    except BaseException:
+        lab.down()
+        raise
+    print(picture.draw(made))
+    print(f"\nlab {lab.name} is up after {time.monotonic() - began:.2f} s: mission lab exec h1 -- COMMAND")
+
+
+@app.command()
+def down(
+    name: Annotated[str | None, typer.Argument(help="by default the only one that is up")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="every lab of ours, and what a crash left")] = False,
+) -> None:
+    """Takes a lab down: ends what runs in it and removes it, also after a crash."""
+    if everything:
+        gone = down_all()
+        print(f"{', '.join(gone) or 'no lab'} taken down")
+        return
+    lab = Lab.open(name)
+    lab.down()
+    print(f"{lab.name} taken down")
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def exec(
+    context: typer.Context,
+    host: Annotated[str, typer.Argument(help="as in h3")],
+    name: Name = None,
+) -> None:
+    """Runs a command on a host of the lab; its status is the command's."""
+    if not context.args:
+        raise BadInput("which command? mission lab exec h3 -- COMMAND")
+    raise typer.Exit(Lab.open(name).host(host).run(context.args).returncode)
+
+
+@app.command()
+def show(name: Name = None, as_json: Json = False) -> None:
+    """Draws a lab: its hosts and switches, what its ports have counted, and what runs where."""
+    lab = Lab.open(name)
+    ports, running = lab.ports(), lab.processes()
+    if as_json:
+        print(json.dumps({"name": lab.name, "topology": lab.topology.as_dict(), "ports": ports, "processes": running}))
+        return
+    print(f"lab {lab.name}, {picture.draw(lab.topology)}\n")
+    print(picture.table(ports))
+    for pid, node in sorted(running.items(), key=lambda own: own[1]):
+        print(f"{node}: process {pid}")
+
+
+@app.command()
+def check(as_json: Json = False) -> None:
+    """Says what this machine offers to the lab, what falls back to what, and how to get what is missing."""
+    found = findings()
+    if as_json:
+        print(json.dumps([own.as_dict() for own in found]))
+    else:
+        for own in found:
+            mark = "ok" if own.there else "MISSING" if own.needed else "no"
+            print(f"{mark:>8}  {own.what:<20}{own.used}{f' ({own.why})' if own.why else ''}")
+    lacking = [f"{own.what}: {own.why or 'not there'}" for own in found if own.needed and not own.there]
+    sys.stdout.flush()
+    if lacking:
+        raise Missing("no lab here: " + "; ".join(lacking))

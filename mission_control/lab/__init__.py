@@ -1,0 +1,9 @@
+"""The lab: a data centre in one machine. Hosts and switches are network namespaces, links have rates, ports buffers.
+
+``with Lab(star(hosts=16)) as lab: lab.host("h1").run(["ping", "-c1", "h7"])``. Needs root; see ``mission lab check``.
+"""
+
+from mission_control.lab.lab import Host, Lab
+from mission_control.lab.topology import Link, Port, Topology, star, two_path, two_rack
+
+__all__ = ["Host", "Lab", "Link", "Port", "Topology", "star", "two_path", "two_rack"]

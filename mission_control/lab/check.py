@@ -1,0 +1,109 @@
+"""`mission lab check`: what this machine offers to the lab, and what takes the place of what is not there."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from mission_control import _native
+from mission_control.lab import namespaces
+
+TRIAL = "mc-check"
+"""Namespace in which things are tried."""
+LINK = "trial0"
+
+
+@dataclass(frozen=True)
+class Finding:
+    what: str
+    there: bool
+    used: str
+    """What the lab uses."""
+    needed: bool = False
+    """Without it there is no lab."""
+    why: str = ""
+    """What it is for, or how to get it."""
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def check() -> list[Finding]:
+    """All findings; those that need a trial are tried in a namespace of their own, which is removed."""
+    root = os.geteuid() == 0
+    found = [Finding("root", root, "namespaces, links and eBPF need it", True, "" if root else "run it with sudo")]
+    packages = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux", "unshare": "util-linux"}
+    for program, package in packages.items():
+        there = shutil.which(program) is not None
+        found.append(Finding(program, there, program, True, "" if there else f"apt install {package}"))
+    built = hasattr(_native, "Switch")
+    mend = "" if built else "apt install clang libelf-dev pkg-config, then make setup"
+    found.append(Finding("built with eBPF", built, "switch ports", True, mend))
+    btf = Path("/sys/kernel/btf/vmlinux").exists()
+    found.append(
+        Finding("BTF", btf, "eBPF programs find the kernel's fields", True, "" if btf else "CONFIG_DEBUG_INFO_BTF")
+    )
+    multipath = "mptcp" in _native.carriers()
+    found.append(Finding("Multipath TCP", multipath, "mptcp on two paths" if multipath else "tcp on one path"))
+    if all(own.there for own in found if own.needed):
+        found += trials()
+    return found
+
+
+def trials() -> list[Finding]:
+    namespaces.remove(namespaces.names(TRIAL))
+    try:
+        namespaces.batch("ip", [f"netns add {TRIAL}"])
+    except namespaces.Failed as error:
+        return [Finding("network namespaces", False, "", True, str(error))]
+    try:
+        found = [Finding("network namespaces", True, "hosts and switches", True)]
+        link = tried("ip", f"link add {LINK} type veth peer name other0")
+        found.append(Finding("veth", link, "links", True, "" if link else "CONFIG_VETH"))
+        bridge = tried("ip", "link add br0 type bridge")
+        found.append(Finding("bridge", bridge, "switches", True, "" if bridge else "CONFIG_BRIDGE"))
+        tbf = tried("tc", f"qdisc replace dev {LINK} root tbf rate 100mbit burst 3028 limit 100000")
+        found.append(Finding("tbf", tbf, "rates of links", True, "" if tbf else "CONFIG_NET_SCH_TBF"))
+        port = switch_port() if link else "no link to try it on"
+        found.append(Finding("eBPF at a port", not port, "buffers, ECN marks, queue lengths", True, port))
+        # The standard parts that the port's own program makes up for.
+        for name, shape, instead in (
+            ("red", "limit 100000 avpkt 1000 bandwidth 100mbit ecn", "step marking by the port's own program"),
+            ("netem", "delay 1ms", "no delay but that of queues"),
+            ("fq", "", "TCP's own pacing"),
+        ):
+            there = tried("tc", f"qdisc replace dev {LINK} root {name} {shape}")
+            found.append(Finding(name, there, f"not used: {instead}"))
+        return found
+    finally:
+        namespaces.remove([TRIAL])
+
+
+def tried(program: str, line: str) -> bool:
+    words = [program, "-n", TRIAL, *line.split()]
+    return subprocess.run(words, capture_output=True).returncode == 0
+
+
+def switch_port() -> str:
+    """Why no program can be attached to a port; empty where one can."""
+
+    def build() -> None:
+        settings = {"bytes_per_second": 1, "limit_bytes": 1, "mtu_bytes": 1}
+        _native.Switch.build(json.dumps([{"ports": [[socket.if_nametoindex(LINK), settings]]}]))
+
+    return reason(build)
+
+
+def reason(trial: Callable[[], None]) -> str:
+    try:
+        namespaces.inside(TRIAL, trial)
+    except OSError as error:
+        return str(error)
+    return ""

@@ -1,0 +1,323 @@
+"""A lab that is up: made from a topology, found again by its name, and removed exactly."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import socket
+import subprocess
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from mission_control import _native
+from mission_control.lab import namespaces
+from mission_control.lab.topology import Link, Topology
+from mission_control.scenario import BadInput, Missing
+
+STATE = Path("/run/mission-control/labs")
+PREFIX = "mc."
+"""Of the names of all our namespaces."""
+PORTS_PER_BUFFER = 12
+"""Ports of a switch that share a buffer, where it is shared (paper 003)."""
+ETHERNET_BYTES = 14
+BURST_FRAMES = 2
+"""Frames that a token bucket lets go at once: with fewer it cannot keep its rate (FACTS)."""
+QUEUE_BYTES = 16 << 20
+"""Of the token bucket: never full, the switch port's program decides before it what is dropped."""
+SYSCTLS = {
+    "net/ipv6/conf/all/disable_ipv6": "1",
+    "net/ipv4/tcp_no_metrics_save": "1",
+}
+"""Each run begins like the others: nothing is remembered of earlier connections."""
+CONGESTION_CONTROL = "cubic"
+"""Of a host's routes, so that what is not told otherwise is the same on every machine. A host's default could only be one
+that the whole machine allows to everybody."""
+
+
+class Lab:
+    """A data centre of network namespaces; a context manager that removes it at its end.
+
+    Args:
+        topology: what to build; see :mod:`mission_control.lab.topology`.
+        name: by default the kind of topology, and a number where that name is taken.
+
+    Raises:
+        Missing: not root, or something that it needs is not there.
+    """
+
+    def __init__(self, topology: Topology, name: str | None = None):
+        require()
+        self.topology = topology
+        self.name = name or free_name(topology.kind)
+        if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,30}", self.name):
+            raise BadInput(f"{self.name!r} names no lab: use lower-case letters, digits and -")
+
+    @staticmethod
+    def open(name: str | None = None) -> Lab:
+        """A lab that is up; by default the only one.
+
+        Raises:
+            BadInput: there is none of this name, or there are several.
+        """
+        require()
+        known = up()
+        if name is None:
+            if len(known) != 1:
+                raise BadInput("no lab is up: mission lab up star" if not known else f"which lab? {', '.join(known)}")
+            (name,) = known
+        if name not in known:
+            raise BadInput(f"there is no lab {name!r}: {', '.join(known) or 'none is up'}")
+        return Lab(Topology.from_dict(json.loads((STATE / f"{name}.json").read_text())["topology"]), name)
+
+    def __enter__(self) -> Lab:
+        try:
+            self.up()
+        except BaseException:
+            self.down()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.down()
+
+    def host(self, name: str) -> Host:
+        """
+        Raises:
+            BadInput: the lab has no such host.
+        """
+        if name not in self.topology.hosts:
+            raise BadInput(
+                f"lab {self.name} has no host {name!r}: {self.topology.hosts[0]} to {self.topology.hosts[-1]}"
+            )
+        return Host(self, name)
+
+    def namespace(self, node: str) -> str:
+        return f"{PREFIX}{self.name}.{node}"
+
+    # --- up and down ------------------------------------------------------------------------------------------------
+
+    def up(self) -> None:
+        """Makes it.
+
+        Raises:
+            BadInput: one of this name is up.
+        """
+        STATE.mkdir(parents=True, exist_ok=True)
+        # Before anything is made, so that what a crash leaves can be found.
+        try:
+            with open(self.state, "x") as file:
+                json.dump({"name": self.name, "topology": self.topology.as_dict(), "pid": os.getpid()}, file)
+        except FileExistsError:
+            raise BadInput(f"lab {self.name} is up: mission lab down {self.name}, or give another --name") from None
+        self.hosts_file.write_text(self.hosts_text())
+        nodes = (*self.topology.hosts, *self.topology.switches)
+        lines = [f"netns add {self.namespace(node)}" for node in nodes]
+        lines += [self.link_line(link) for link in self.topology.links]
+        namespaces.batch("ip", lines)
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            for done in [pool.submit(self.set_up_host, host) for host in self.topology.hosts]:
+                done.result()
+            for done in [pool.submit(self.set_up_switch, switch) for switch in self.topology.switches]:
+                done.result()
+
+    def down(self) -> None:
+        """Removes it, exactly, whatever state it is in; ends what runs in it."""
+        namespaces.remove(namespaces.names(f"{PREFIX}{self.name}."))
+        for path in (self.hosts_file, self.state):
+            path.unlink(missing_ok=True)
+
+    @property
+    def state(self) -> Path:
+        return STATE / f"{self.name}.json"
+
+    @property
+    def hosts_file(self) -> Path:
+        return STATE / f"{self.name}.hosts"
+
+    def hosts_text(self) -> str:
+        """What stands in ``/etc/hosts`` for those inside."""
+        own = [f"{self.topology.address(host)} {host}" for host in self.topology.hosts]
+        return "\n".join(["127.0.0.1 localhost", *own]) + "\n"
+
+    def link_line(self, link: Link) -> str:
+        (a, b), (on_a, on_b) = (self.namespace(link.a), self.namespace(link.b)), self.ends(link)
+        own = f"mtu {self.topology.mtu} gso_max_segs 1"
+        line = f"link add {on_a} netns {a} {own} type veth peer name {on_b} netns {b} {own}"
+        return line
+
+    def ends(self, link: Link) -> tuple[str, str]:
+        """Names of the interfaces at both ends: of the path at a host, of the other node at a switch."""
+
+        def end(node: str, other: str) -> str:
+            return self.topology.interface(link.path) if node in self.topology.hosts else other
+
+        return end(link.a, link.b), end(link.b, link.a)
+
+    def links_of(self, node: str) -> list[tuple[str, Link]]:
+        """Links that end at a node, and the names of its interfaces there."""
+        own = []
+        for link in self.topology.links:
+            for end, name in zip((link.a, link.b), self.ends(link), strict=True):
+                if end == node:
+                    own.append((name, link))
+        return own
+
+    def set_up_host(self, host: str) -> None:
+        lines = ["link set lo up"]
+        for interface, link in self.links_of(host):
+            lines.append(f"link set {interface} address {mac(self.topology.address(host, link.path))} up")
+            lines.append(f"addr add {self.topology.address(host, link.path)}/24 dev {interface}")
+            route = f"10.77.{link.path}.0/24 dev {interface} src {self.topology.address(host, link.path)}"
+            lines.append(f"route replace {route} proto kernel scope link congctl {CONGESTION_CONTROL}")
+            # The machine has one neighbour table for all namespaces: what is permanent is never thrown out of it.
+            for other in self.topology.hosts:
+                if other != host:
+                    address = self.topology.address(other, link.path)
+                    lines.append(f"neigh add {address} lladdr {mac(address)} dev {interface} nud permanent")
+        namespaces.batch("ip", lines, self.namespace(host))
+        namespaces.batch("tc", self.pacing(self.links_of(host)), self.namespace(host))
+        namespaces.inside(self.namespace(host), write_sysctls)
+
+    def set_up_switch(self, switch: str) -> None:
+        links = self.links_of(switch)
+        lines = ["link add br0 type bridge stp_state 0 forward_delay 0", "link set br0 up"]
+        lines += [f"link set {interface} master br0 up" for interface, _ in links]
+        namespaces.batch("ip", lines, self.namespace(switch))
+        namespaces.batch("tc", self.pacing(links), self.namespace(switch))
+
+        def build() -> None:
+            write_sysctls()
+            port = self.topology.port
+            size = PORTS_PER_BUFFER if port.shared_bytes else 1
+            ports = [(socket.if_nametoindex(name), self.port_settings(link)) for name, link in links]
+            groups = [ports[first : first + size] for first in range(0, len(ports), size)]
+            shared = {"shared_bytes": port.shared_bytes, "alpha": port.alpha}
+            _native.Switch.build(json.dumps([{**shared, "ports": group} for group in groups]))
+
+        namespaces.inside(self.namespace(switch), build)
+
+    def pacing(self, links: list[tuple[str, Link]]) -> list[str]:
+        """A token bucket on each interface: both directions of a link have its rate."""
+        burst = BURST_FRAMES * (self.topology.mtu + ETHERNET_BYTES)
+        shape = f"burst {burst} limit {QUEUE_BYTES}"
+        return [f"qdisc replace dev {name} root tbf rate {link.bits_per_second}bit {shape}" for name, link in links]
+
+    def port_settings(self, link: Link) -> dict[str, int]:
+        port = self.topology.port
+        return {
+            "bytes_per_second": link.bits_per_second // 8,
+            "limit_bytes": port.buffer_bytes,
+            "ecn_bytes": port.ecn_bytes,
+            "mtu_bytes": self.topology.mtu + ETHERNET_BYTES,
+        }
+
+    # --- while it is up ---------------------------------------------------------------------------------------------
+
+    def ports(self) -> list[dict[str, Any]]:
+        """What every switch port has counted: ``mission_kernel::switch::PortCounters``, with ``switch`` and ``port``."""
+        counted = []
+        for switch in self.topology.switches:
+
+            def read(switch: str = switch) -> list[dict[str, Any]]:
+                own = _native.Switch.open(socket.if_nametoindex(self.links_of(switch)[0][0]))
+                rows = json.loads(own.counters())
+                names = [socket.if_indextoname(row["interface"]) for row in rows]
+                return [
+                    {"switch": switch, "port": name, **row, **quantiles(row)}
+                    for name, row in zip(names, rows, strict=True)
+                ]
+
+            counted += namespaces.inside(self.namespace(switch), read)
+        return counted
+
+    def processes(self) -> dict[int, str]:
+        """Processes in the lab, and on which node."""
+        prefix = self.namespace("")
+        running = namespaces.processes(namespaces.names(prefix))
+        return {pid: name.removeprefix(prefix) for pid, name in running.items()}
+
+
+class Host:
+    """A host of a lab that is up."""
+
+    def __init__(self, lab: Lab, name: str):
+        self.lab, self.name = lab, name
+        self.address = lab.topology.address(name)
+        self.namespace = lab.namespace(name)
+
+    def command(self, command: Sequence[str]) -> list[str]:
+        """The command line that runs a command on this host; the process keeps its number."""
+        # Not `ip netns exec`: it would hide what is mounted under /sys.
+        with_names = 'mount --bind "$0" /etc/hosts && exec "$@"'
+        inside = ["nsenter", f"--net={namespaces.FOLDER / self.namespace}", "unshare", "--mount"]
+        return [*inside, "sh", "-c", with_names, str(self.lab.hosts_file), *command]
+
+    def popen(self, command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+        """Starts a command on this host; options are those of :class:`subprocess.Popen`."""
+        return subprocess.Popen(self.command(command), **options)
+
+    def run(self, command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[Any]:
+        """Runs a command on this host to its end; options are those of :func:`subprocess.run`."""
+        return subprocess.run(self.command(command), **options)
+
+
+def up() -> list[str]:
+    """Names of the labs that are up, or that a crash left."""
+    known = {path.stem for path in STATE.glob("*.json")}
+    return sorted(known)
+
+
+def down_all() -> list[str]:
+    """Removes all labs, and namespaces of ours that no lab knows."""
+    gone = up()
+    for name in gone:
+        with suppress(FileNotFoundError):
+            Lab.open(name).down()
+    namespaces.remove(namespaces.names(PREFIX))
+    return gone
+
+
+def free_name(kind: str) -> str:
+    taken = up()
+    names = (kind if number == 1 else f"{kind}-{number}" for number in range(1, len(taken) + 2))
+    return next(name for name in names if name not in taken)
+
+
+def require() -> None:
+    """
+    Raises:
+        Missing: what a lab cannot do without, and how to get it.
+    """
+    if os.geteuid() != 0:
+        raise Missing("a lab needs root: run it with sudo")
+    if not hasattr(_native, "Switch"):
+        raise Missing("built without eBPF: apt install clang libelf-dev pkg-config, then make setup")
+
+
+def quantiles(port: dict[str, Any]) -> dict[str, int]:
+    """Of the time that something was queued: how much it was for half of it at most, and for 95 %."""
+    # The first bucket holds the idle time too, of which only what was not idle counts.
+    spent = [max(0, port["nanoseconds"][0] - (sum(port["nanoseconds"]) - port["busy_ns"])), *port["nanoseconds"][1:]]
+    step, found = port["settings"]["limit_bytes"] / (len(spent) - 1), {}
+    for name, part in (("queue_bytes_p50", 0.5), ("queue_bytes_p95", 0.95)):
+        passed = itertools.accumulate(spent)
+        bucket = next((n for n, own in enumerate(passed) if own >= part * sum(spent)), 0) if sum(spent) else 0
+        found[name] = int(bucket * step)
+    return found
+
+
+def mac(address: str) -> str:
+    """A hardware address that follows from the network's."""
+    return "02:00:" + ":".join(f"{int(part):02x}" for part in address.split("."))
+
+
+def write_sysctls() -> None:
+    """In the namespace of the calling thread; unbuffered, so that a refusal is an error."""
+    for name, value in SYSCTLS.items():
+        with open(f"/proc/sys/{name}", "wb", buffering=0) as file:
+            file.write(value.encode())

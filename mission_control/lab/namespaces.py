@@ -1,0 +1,97 @@
+"""Network namespaces: making, entering and removing them, and what runs in them."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+Result = TypeVar("Result")
+
+FOLDER = Path("/run/netns")
+CLONE_NEWNET = 0x40000000
+END_S = 5
+"""For killed processes to be gone."""
+
+
+class Failed(RuntimeError):
+    """A command of the system failed; the text has the command and what it said."""
+
+
+def batch(program: str, lines: Iterable[str], namespace: str | None = None) -> None:
+    """Runs commands of ``ip`` or ``tc`` in one process."""
+    text = "\n".join(lines) + "\n"
+    inside = ["-n", namespace] if namespace else []
+    done = subprocess.run([program, *inside, "-batch", "-"], input=text, capture_output=True, text=True)
+    if done.returncode:
+        where = f" in {namespace}" if namespace else ""
+        raise Failed(f"{program} -batch{where}: {done.stderr.strip() or 'failed'}")
+
+
+def inside(namespace: str, work: Callable[[], Result]) -> Result:
+    """Calls ``work`` in a thread that is in the namespace."""
+    result: list[Result] = []
+    error: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            enter(namespace)
+            result.append(work())
+        except BaseException as raised:
+            error.append(raised)
+
+    thread = threading.Thread(target=run, name=f"in {namespace}")
+    thread.start()
+    thread.join()
+    if error:
+        raise error[0]
+    return result[0]
+
+
+def enter(namespace: str) -> None:
+    """Moves the calling thread into the namespace; threads that it starts are there too."""
+    with open(FOLDER / namespace) as own:
+        if ctypes.CDLL(None, use_errno=True).setns(own.fileno(), CLONE_NEWNET):
+            number = ctypes.get_errno()
+            raise OSError(number, f"namespace {namespace}: {os.strerror(number)}")
+
+
+def names(prefix: str) -> list[str]:
+    return sorted(path.name for path in FOLDER.glob(f"{prefix}*")) if FOLDER.exists() else []
+
+
+def processes(namespaces: Iterable[str]) -> dict[int, str]:
+    """Processes that are in these namespaces, and in which."""
+    inodes = {}
+    for name in namespaces:
+        with suppress(OSError):
+            inodes[(FOLDER / name).stat().st_ino] = name
+    found = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with suppress(OSError):
+                inode = (folder / "ns/net").stat().st_ino
+                if inode in inodes:
+                    found[int(folder.name)] = inodes[inode]
+    return found
+
+
+def remove(namespaces: list[str]) -> None:
+    """Ends what runs in these namespaces, and removes them with all their interfaces."""
+    deadline = time.monotonic() + END_S
+    while running := processes(namespaces):
+        for pid in running:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if time.monotonic() > deadline:
+            raise Failed(f"processes {sorted(running)} do not end")
+        time.sleep(0.01)
+    if namespaces:
+        batch("ip", (f"netns del {name}" for name in namespaces))

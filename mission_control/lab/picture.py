@@ -1,0 +1,64 @@
+"""Drawings of a lab, in text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mission_control import _native
+from mission_control.lab.topology import Link, Topology
+
+IN_A_LINE = 8
+"""Hosts side by side."""
+
+
+def rate(bits_per_second: int) -> str:
+    for unit, size in (("Gbit/s", 10**9), ("Mbit/s", 10**6), ("kbit/s", 10**3)):
+        if bits_per_second >= size:
+            return f"{bits_per_second / size:g} {unit}"
+    return f"{bits_per_second} bit/s"
+
+
+def draw(topology: Topology) -> str:
+    """Switches with their hosts below, and the links between switches."""
+    lines = [f"{topology.kind}: {len(topology.hosts)} hosts, MTU {topology.mtu}, {describe(topology)}"]
+    for switch in topology.switches:
+        links = [link for link in topology.links if switch in (link.a, link.b)]
+        hosts = [link for link in links if link.a in topology.hosts]
+        trunks = [link for link in links if link.a not in topology.hosts]
+        beside = "".join(f" ══ {other(link, switch)} ({rate(link.bits_per_second)})" for link in trunks)
+        lines += ["", f"  [{switch}]{beside}"]
+        for first in range(0, len(hosts), IN_A_LINE):
+            some = hosts[first : first + IN_A_LINE]
+            last = first + IN_A_LINE >= len(hosts)
+            lines.append(f"   {'└' if last else '├'}── " + "  ".join(f"{link.a:<4}" for link in some))
+        rates = sorted({link.bits_per_second for link in hosts})
+        lines.append(f"       each at {', '.join(map(rate, rates))}")
+    return "\n".join(lines)
+
+
+def describe(topology: Topology) -> str:
+    port, size = topology.port, _native.format_bytes
+    marks = f", marks above {size(port.ecn_bytes)}" if port.ecn_bytes else ", no marks"
+    if port.shared_bytes:
+        return f"{size(port.shared_bytes)} shared by 12 ports, at most {size(port.buffer_bytes)} for each{marks}"
+    return f"{size(port.buffer_bytes)} of buffer at each port{marks}"
+
+
+def other(link: Link, node: str) -> str:
+    return link.b if link.a == node else link.a
+
+
+def table(ports: list[dict[str, Any]]) -> str:
+    """What the ports that carried something have counted."""
+    head = f"{'switch':<8}{'port':<8}{'rate':>12}{'bytes':>12}{'drops':>8}{'marks':>8}"
+    head += "".join(f"{name:>12}" for name in ("queue p50", "p95", "max"))
+    size = _native.format_bytes
+    lines = [head]
+    for own in ports:
+        if own["packets"]:
+            lines.append(
+                f"{own['switch']:<8}{own['port']:<8}{rate(own['settings']['bytes_per_second'] * 8):>12}"
+                f"{size(own['bytes']):>12}{own['drops']:>8}{own['marks']:>8}"
+                f"{size(own['queue_bytes_p50']):>12}{size(own['queue_bytes_p95']):>12}{size(own['queue_bytes_max']):>12}"
+            )
+    return "\n".join(lines)

@@ -1,0 +1,113 @@
+"""Topologies as data: hosts, switches, and the links between them.
+
+A new kind is a function here and one line in :data:`KINDS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+RATE = 100_000_000
+"""Bits per second of a link, unless told: one machine forwards some 1.6 Gbit/s of small packets in all (FACTS)."""
+HOSTS_MAX = 250
+"""A link's addresses are 10.77.P.N: P of its path, N of its host."""
+
+
+@dataclass(frozen=True)
+class Port:
+    """How every switch port behaves.
+
+    Args:
+        buffer_bytes: most that a port may hold.
+        ecn_bytes: a packet that finds more than this in the port's queue is marked; 0: none is.
+        shared_bytes: one buffer for each 12 ports of a switch, of which a port may hold at most ``alpha`` times what is
+            free, and never more than ``buffer_bytes``; 0: each port has its own.
+        alpha: of the dynamic threshold (Choudhury and Hahne 1998).
+    """
+
+    buffer_bytes: int = 64 << 10
+    ecn_bytes: int = 0
+    shared_bytes: int = 0
+    alpha: float = 1.0
+
+
+PAPER_SWITCH = Port(buffer_bytes=786_432 // 6, shared_bytes=786_432, alpha=256.0)
+"""The 48-port switch of paper 003: 786,432 bytes shared by each 12 ports, at most a sixth for each."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """Between two nodes; both directions have the rate."""
+
+    a: str
+    b: str
+    bits_per_second: int
+    path: int = 0
+    """Of several parallel paths; a host has an interface and an address for each."""
+
+
+@dataclass(frozen=True)
+class Topology:
+    kind: str
+    hosts: tuple[str, ...]
+    switches: tuple[str, ...]
+    links: tuple[Link, ...]
+    port: Port = field(default_factory=Port)
+    mtu: int = 1500
+
+    @property
+    def paths(self) -> int:
+        return max(link.path for link in self.links) + 1
+
+    def address(self, host: str, path: int = 0) -> str:
+        """IPv4 address of a host's interface on a path."""
+        return f"10.77.{path}.{self.hosts.index(host) + 1}"
+
+    def interface(self, path: int = 0) -> str:
+        """Name of a host's interface on a path."""
+        return f"eth{path}"
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_dict(values: dict[str, Any]) -> Topology:
+        links = tuple(Link(**link) for link in values["links"])
+        own = {**values, "hosts": tuple(values["hosts"]), "switches": tuple(values["switches"])}
+        return Topology(**{**own, "links": links, "port": Port(**values["port"])})
+
+
+def star(hosts: int = 4, link_rate: int = RATE, port: Port | None = None, mtu: int = 1500) -> Topology:
+    """All hosts on one switch: the topology of incast."""
+    names = _hosts(hosts)
+    links = tuple(Link(name, "s1", link_rate) for name in names)
+    return Topology("star", names, ("s1",), links, port or Port(), mtu)
+
+
+def two_rack(
+    hosts: int = 8, link_rate: int = RATE, trunk_rate: int | None = None, port: Port | None = None, mtu: int = 1500
+) -> Topology:
+    """Half of the hosts on each of two switches, and one link between these: paper 001, 5.5."""
+    names = _hosts(hosts)
+    half = (hosts + 1) // 2
+    links = [Link(name, "s1" if number < half else "s2", link_rate) for number, name in enumerate(names)]
+    trunk = Link("s1", "s2", trunk_rate or link_rate)
+    return Topology("two-rack", names, ("s1", "s2"), (*links, trunk), port or Port(), mtu)
+
+
+def two_path(hosts: int = 4, link_rate: int = RATE, port: Port | None = None, mtu: int = 1500) -> Topology:
+    """Every host has two interfaces, on two switches that know nothing of each other: what Multipath TCP is for."""
+    names = _hosts(hosts)
+    links = [Link(name, f"s{path + 1}", link_rate, path) for path in (0, 1) for name in names]
+    return Topology("two-path", names, ("s1", "s2"), tuple(links), port or Port(), mtu)
+
+
+KINDS: dict[str, Callable[..., Topology]] = {"star": star, "two-rack": two_rack, "two-path": two_path}
+
+
+def _hosts(count: int) -> tuple[str, ...]:
+    if not 2 <= count <= HOSTS_MAX:
+        raise ValueError(f"{count} hosts: use 2 to {HOSTS_MAX}")
+    return tuple(f"h{number}" for number in range(1, count + 1))
