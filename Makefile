@@ -1,5 +1,5 @@
 # Every command of the project. `make demo` and `make test` need a fresh checkout and nothing else.
-.PHONY: demo test check fuzz chaos setup lock docs clean
+.PHONY: demo test test-lab check fuzz chaos setup lock docs clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -18,7 +18,11 @@ demo: setup            ## set up, build, sort 1 GiB on a local Dask cluster unde
 
 test: setup            ## the whole suite that needs no root
 	$(CARGO_TEST)
-	$(BIN)/pytest
+	$(BIN)/pytest -m "not lab"
+
+test-lab: setup        ## the rest: namespaces, switch ports, congestion control; needs root, clang and libelf
+	$(BIN)/mission lab check
+	$(BIN)/pytest -m lab
 
 check: setup           ## formatting, lints, types; the generated documents are up to date
 	$(CARGO) fmt --all --check

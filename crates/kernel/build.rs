@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-const PROGRAMS: [&str; 1] = ["port"];
+const PROGRAMS: [&str; 2] = ["dctcp", "port"];
 
 fn main() {
     let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets it"));
@@ -17,6 +17,7 @@ fn main() {
         let status = Command::new(&clang)
             .args(["-O2", "-g", "-Wall", "-Werror", "-target", "bpf", "-c"])
             .arg(format!("-I{headers}"))
+            .arg(if machine == "aarch64" { "-D__TARGET_ARCH_arm64" } else { "-D__TARGET_ARCH_x86" })
             // Where Debian keeps <asm/types.h>.
             .arg(format!("-I/usr/include/{machine}-linux-gnu"))
             .arg(format!("bpf/{program}.bpf.c"))

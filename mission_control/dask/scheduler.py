@@ -29,8 +29,8 @@ from mission_control.jobs import ANNOTATION, check
 
 logger = logging.getLogger(__name__)
 
-LAST_WORDS_S = 0.3
-"""After the last task of a job, for its workers' last reports."""
+LAST_WORDS_S = 5
+"""After the last task of a job, for its workers' last reports: a worker that does not answer may be gone."""
 RECORDS_MAX = 200_000
 """Records kept for reports; beyond it the oldest are forgotten."""
 
@@ -64,8 +64,8 @@ class MissionControlScheduler(SchedulerPlugin):
         self.token = secrets.token_bytes(32)
         self.workers: dict[str, dict[str, Any]] = {}
         self.jobs = Jobs()
-        # Over, and still to hear the last words of.
-        self.ending: set[str] = set()
+        # Jobs that are over, and the workers whose last words on them are awaited.
+        self.ending: dict[str, set[str]] = {}
         self.objects = Objects()
         self.numbers: dict[Any, int] = {}
         self.next_number = itertools.count()
@@ -219,6 +219,7 @@ class MissionControlScheduler(SchedulerPlugin):
         asked: list[dict[str, Any]],
         copied: list[str],
         cpu: float,
+        last_of: str | None = None,
     ) -> None:
         """What a worker's fetches asked for and got since its last word, and what it keeps copies of."""
         for name in copied:
@@ -242,6 +243,10 @@ class MissionControlScheduler(SchedulerPlugin):
                 {"event": "progress", "worker": worker, "transfer": transfer, **totals, "moved": record["moved"]}
             )
             self.record("progress", worker=worker, cpu=cpu, **transfer, **totals, flows=record["flows"])
+        if last_of in self.ending:
+            self.ending[last_of].discard(worker)
+            if not self.ending[last_of]:
+                self.finish(last_of)
 
     def known(self, job: str) -> bool:
         return job in self.jobs.specs or job in self.ending
@@ -330,6 +335,10 @@ class MissionControlScheduler(SchedulerPlugin):
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
         """A worker is gone, and its objects with it: the keys that carry them are invalid, wherever copies survive."""
         self.workers.pop(worker, None)
+        for job, awaited in list(self.ending.items()):
+            awaited.discard(worker)
+            if not awaited:
+                self.finish(job)
         self.record("worker-left", worker=worker)
         self.event({"event": "worker-left", "worker": worker})
         lost, keys = self.objects.lost_with(worker)
@@ -390,12 +399,14 @@ class MissionControlScheduler(SchedulerPlugin):
 
     def end(self, job: str) -> None:
         """The job is over; its workers have a moment to say what is still to be said of it."""
-        self.ending.add(job)
-        self.tell({"report": True})
-        self.scheduler.loop.call_later(LAST_WORDS_S, self.finish, job)
+        self.ending[job] = set(self.workers)
+        self.tell({"report": job})
+        # With no workers there is nobody to wait for.
+        self.scheduler.loop.call_later(LAST_WORDS_S if self.workers else 0, self.finish, job)
 
     def finish(self, job: str) -> None:
-        self.ending.discard(job)
+        if self.ending.pop(job, None) is None:
+            return
         if job in self.jobs.specs:
             return  # it has come back meanwhile
         self.changed.pop(job, None)

@@ -89,7 +89,7 @@ class MissionControlWorker(WorkerPlugin):
         lost: Sequence[str] = (),
         why: str = "",
         forget_job: str | None = None,
-        report: bool = False,
+        report: str | None = None,
         **_: Any,
     ) -> None:
         if self.closing:
@@ -102,8 +102,8 @@ class MissionControlWorker(WorkerPlugin):
         if lost:
             self.lost.update(lost)
             self.endpoint.lost(lost, why)
-        if report:
-            self.report()
+        if report is not None:
+            self.report(last_of=report)
         if forget_job is not None:
             self.endpoint.forget_job(forget_job)
 
@@ -162,15 +162,16 @@ class MissionControlWorker(WorkerPlugin):
 
     # --- reports ----------------------------------------------------------------------------------------------------
 
-    def report(self) -> None:
+    def report(self, last_of: str | None = None) -> None:
+        """Tells what has changed; and, where the scheduler asks for the last words on a job, that this is all."""
         assert self.endpoint is not None
         with self.lock:
             asked, self.asked = self.asked, []
         records, copied = self.endpoint.report(), self.endpoint.copied()
-        if records is None and not asked and not copied:
+        if records is None and not asked and not copied and last_of is None:
             return
-        cpu = sum(os.times()[:2])
-        self.send("mission-control-progress", records=json.loads(records or "[]"), asked=asked, copied=copied, cpu=cpu)
+        cpu, records = sum(os.times()[:2]), json.loads(records or "[]")
+        self.send("mission-control-progress", records=records, asked=asked, copied=copied, cpu=cpu, last_of=last_of)
 
     def send(self, op: str, **message: Any) -> None:
         # Where the scheduler is away the data plane goes on, and totals are told again.

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import json
 import os
 import re
 import socket
 import subprocess
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +34,13 @@ QUEUE_BYTES = 16 << 20
 SYSCTLS = {
     "net/ipv6/conf/all/disable_ipv6": "1",
     "net/ipv4/tcp_no_metrics_save": "1",
+    "net/ipv4/tcp_congestion_control": "cubic",
 }
-"""Each run begins like the others: nothing is remembered of earlier connections."""
-CONGESTION_CONTROL = "cubic"
-"""Of a host's routes, so that what is not told otherwise is the same on every machine. A host's default could only be one
-that the whole machine allows to everybody."""
+"""Each run begins like the others: nothing is remembered of earlier connections, and what is not told otherwise has one
+congestion control on every machine."""
+LINKS_S = 10
+"""For links to come up."""
+ALLOWED = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
 
 
 class Lab:
@@ -119,11 +123,12 @@ class Lab:
         lines = [f"netns add {self.namespace(node)}" for node in nodes]
         lines += [self.link_line(link) for link in self.topology.links]
         namespaces.batch("ip", lines)
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
+        with allowed(SYSCTLS["net/ipv4/tcp_congestion_control"]), ThreadPoolExecutor(os.cpu_count()) as pool:
             for done in [pool.submit(self.set_up_host, host) for host in self.topology.hosts]:
                 done.result()
             for done in [pool.submit(self.set_up_switch, switch) for switch in self.topology.switches]:
                 done.result()
+        self.wait_for_links()
 
     def down(self) -> None:
         """Removes it, exactly, whatever state it is in; ends what runs in it."""
@@ -172,8 +177,6 @@ class Lab:
         for interface, link in self.links_of(host):
             lines.append(f"link set {interface} address {mac(self.topology.address(host, link.path))} up")
             lines.append(f"addr add {self.topology.address(host, link.path)}/24 dev {interface}")
-            route = f"10.77.{link.path}.0/24 dev {interface} src {self.topology.address(host, link.path)}"
-            lines.append(f"route replace {route} proto kernel scope link congctl {CONGESTION_CONTROL}")
             # The machine has one neighbour table for all namespaces: what is permanent is never thrown out of it.
             for other in self.topology.hosts:
                 if other != host:
@@ -201,6 +204,16 @@ class Lab:
 
         namespaces.inside(self.namespace(switch), build)
 
+    def wait_for_links(self) -> None:
+        """Until every switch port forwards, and every interface sends: the kernel takes up to a second for that, and
+        loses what is sent before."""
+        deadline = time.monotonic() + LINKS_S
+        for node in (*self.topology.switches, *self.topology.hosts):
+            while down := [name for name in namespaces.interfaces_down(self.namespace(node)) if name != "br0"]:
+                if time.monotonic() > deadline:
+                    raise namespaces.Failed(f"interfaces {', '.join(down)} of {node} do not come up")
+                time.sleep(0.02)
+
     def pacing(self, links: list[tuple[str, Link]]) -> list[str]:
         """A token bucket on each interface: both directions of a link have its rate."""
         burst = BURST_FRAMES * (self.topology.mtu + ETHERNET_BYTES)
@@ -219,7 +232,7 @@ class Lab:
     # --- while it is up ---------------------------------------------------------------------------------------------
 
     def ports(self) -> list[dict[str, Any]]:
-        """What every switch port has counted: ``mission_kernel::switch::PortCounters``, with ``switch`` and ``port``."""
+        """What every switch port has counted: ``mission_kernel::switch::PortCounters``, and the names of both."""
         counted = []
         for switch in self.topology.switches:
 
@@ -316,8 +329,27 @@ def mac(address: str) -> str:
     return "02:00:" + ":".join(f"{int(part):02x}" for part in address.split("."))
 
 
+@contextmanager
+def allowed(congestion_control: str) -> Iterator[None]:
+    """Lets namespaces choose this default meanwhile: it has to be one that the machine allows to everybody."""
+    with open(STATE / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        before = ALLOWED.read_text().strip()
+        if congestion_control not in before.split():
+            write(ALLOWED, f"{before} {congestion_control}")
+        try:
+            yield
+        finally:
+            write(ALLOWED, before)
+
+
 def write_sysctls() -> None:
-    """In the namespace of the calling thread; unbuffered, so that a refusal is an error."""
+    """In the namespace of the calling thread."""
     for name, value in SYSCTLS.items():
-        with open(f"/proc/sys/{name}", "wb", buffering=0) as file:
-            file.write(value.encode())
+        write(Path("/proc/sys") / name, value)
+
+
+def write(path: Path, value: str) -> None:
+    """Unbuffered, so that a refusal is an error."""
+    with open(path, "wb", buffering=0) as file:
+        file.write(value.encode())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import signal
 import subprocess
@@ -61,6 +62,19 @@ def enter(namespace: str) -> None:
         if ctypes.CDLL(None, use_errno=True).setns(own.fileno(), CLONE_NEWNET):
             number = ctypes.get_errno()
             raise OSError(number, f"namespace {namespace}: {os.strerror(number)}")
+
+
+def interfaces_down(namespace: str) -> list[str]:
+    """Interfaces that do not carry traffic yet; loopback does not count."""
+    told = subprocess.run(
+        ["ip", "-n", namespace, "-j", "-d", "link", "show"], capture_output=True, text=True, check=True
+    )
+    down = []
+    for link in json.loads(told.stdout):
+        port = link.get("linkinfo", {}).get("info_slave_data", {}).get("state", "forwarding")
+        if link["ifname"] != "lo" and (link["operstate"] != "UP" or port != "forwarding"):
+            down.append(link["ifname"])
+    return down
 
 
 def names(prefix: str) -> list[str]:

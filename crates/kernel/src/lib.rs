@@ -1,6 +1,7 @@
 //! Mission Control in the kernel: eBPF programs, and what loads and reads them. Linux only, and root's.
 //!
-//! [`switch`] makes the ports of a bridge behave as those of a switch: buffers in bytes, ECN marks, counters, queue lengths.
+//! [`dctcp`] gives kernels that have none a DCTCP. [`switch`] makes the ports of a bridge behave as those of a switch: buffers in bytes, ECN marks, counters, queue lengths.
 //! Programs are C in `bpf/`, compiled by `build.rs` and embedded.
 
+pub mod dctcp;
 pub mod switch;

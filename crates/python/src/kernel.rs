@@ -1,9 +1,35 @@
 //! What runs in the kernel, for Python. Calls concern the network namespace of the calling thread.
 
 use crate::bad_input;
-use mission_kernel::switch;
+use mission_kernel::{dctcp, switch};
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
+
+/// DCTCP as a congestion control of this machine, until this object is gone, or its pin where it has one.
+#[pyclass]
+pub struct Dctcp(Option<dctcp::Registration>);
+
+#[pymethods]
+impl Dctcp {
+    #[new]
+    fn new() -> PyResult<Dctcp> {
+        dctcp::Registration::new().map(|own| Dctcp(Some(own))).map_err(failed)
+    }
+
+    fn pin(&mut self, path: std::path::PathBuf) -> PyResult<()> {
+        self.0.take().map_or(Ok(()), |own| own.pin(&path)).map_err(failed)
+    }
+
+    fn close(&mut self) {
+        self.0 = None;
+    }
+
+    /// Alpha, in 1/1,024, after a window: RFC 8257, 3.3.
+    #[staticmethod]
+    fn alpha_after(alpha: u32, marked: u32, all: u32) -> PyResult<u32> {
+        dctcp::alpha_after(alpha, marked, all).map_err(failed)
+    }
+}
 
 /// The ports of one bridge.
 #[pyclass(frozen)]

@@ -1,0 +1,204 @@
+"""The lab: real namespaces, links, switch ports. Needs root; `make test-lab` runs these."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from mission_control import _native
+from mission_control.lab import Lab, Port, namespaces, star, two_path, two_rack
+from mission_control.lab.check import check
+from mission_control.lab.lab import ALLOWED, PREFIX, STATE
+from tests.conftest import mission
+
+lacking = [f"{own.what}: {own.why}" for own in check() if own.needed and not own.there]
+pytestmark = [
+    pytest.mark.lab,
+    pytest.mark.skipif(bool(lacking), reason=f"no lab here: {'; '.join(lacking)} (mission lab check)"),
+]
+
+SERVE = """
+import socket, sys
+own = socket.socket()
+own.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, sys.argv[1].encode())
+own.bind(("", 5000))
+own.listen(64)
+print("listens", flush=True)
+kept = []
+import threading
+def drain(one):
+    while one.recv(1 << 20):
+        pass
+while True:
+    one, _ = own.accept()
+    threading.Thread(target=drain, args=(one,), daemon=True).start()
+"""
+SEND = """
+import socket, sys, time
+own = socket.socket()
+own.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, sys.argv[1].encode())
+own.connect((sys.argv[2], 5000))
+until, sent = time.monotonic() + float(sys.argv[3]), 0
+while time.monotonic() < until:
+    sent += own.send(bytes(65536))
+got = own.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).split(b"\\0")[0].decode()
+print(got, sent)
+"""
+
+
+@pytest.fixture
+def name(request) -> str:
+    return f"t{os.getpid()}"
+
+
+def python(lab: Lab, host: str, code: str, *words: str, **options) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", code, *words]
+    return lab.host(host).popen(command, stdout=subprocess.PIPE, text=True, **options)
+
+
+def flows(lab: Lab, congestion_control: str, senders: int, seconds: float) -> tuple[list[str], int, dict]:
+    """Long flows from h2, h3, ... to h1: their congestion controls, the bytes of all, and what h1's port counted."""
+    server = python(lab, "h1", SERVE, congestion_control)
+    assert server.stdout is not None and server.stdout.readline() == "listens\n"
+    hosts = [f"h{number + 2}" for number in range(senders)]
+    sending = [python(lab, host, SEND, congestion_control, "h1", str(seconds)) for host in hosts]
+    ends = [own.communicate()[0].split() for own in sending]
+    server.kill()
+    (port,) = [own for own in lab.ports() if own["port"] == "h1"]
+    return [own[0] for own in ends], sum(int(own[1]) for own in ends), port
+
+
+def left(name: str) -> list[str]:
+    return [*namespaces.names(f"{PREFIX}{name}."), *(path.name for path in STATE.glob(f"{name}*"))]
+
+
+def test_a_port_has_the_rate_and_the_buffer_that_it_was_given(name):
+    with Lab(star(hosts=3, link_rate=50_000_000, port=Port(buffer_bytes=96 << 10)), name) as lab:
+        names, nbytes, port = flows(lab, "cubic", 2, 3)
+        assert names == ["cubic", "cubic"]
+        # Of 3 s at 50 Mbit/s some bytes are still in buffers when the senders stop; headers take 5 %.
+        assert 0.85 < nbytes / (3 * 50e6 / 8) < 1.15
+        assert port["drops"] > 0 and port["marks"] == 0
+        assert port["queue_bytes_max"] <= 96 << 10 and port["queue_bytes_p95"] > 48 << 10
+        assert port["oversized"] == 0, "a packet is a packet"
+    assert left(name) == []
+
+
+def test_hosts_know_each_other_by_name_in_every_topology(name):
+    ask = "import socket, sys; print(socket.gethostbyname(sys.argv[1]))"
+    for topology in (star(hosts=2), two_rack(hosts=4), two_path(hosts=2)):
+        with Lab(topology, name) as lab:
+            last = topology.hosts[-1]
+            server = python(lab, last, SERVE, "cubic")
+            assert server.stdout is not None and server.stdout.readline() == "listens\n"
+            assert python(lab, "h1", ask, last).communicate()[0].strip() == topology.address(last)
+            for path in range(topology.paths):
+                sent = python(lab, "h1", SEND, "cubic", topology.address(last, path), "0.1")
+                assert sent.communicate(timeout=20)[0].startswith("cubic"), f"{topology.kind}, path {path}"
+
+
+def test_ports_of_a_shared_buffer_take_what_others_leave(name):
+    """Dynamic threshold, alpha 1: one busy port may hold half of the buffer."""
+    port = Port(buffer_bytes=200 << 10, shared_bytes=200 << 10, alpha=1.0)
+    with Lab(star(hosts=3, port=port), name) as lab:
+        _, _, counted = flows(lab, "cubic", 2, 3)
+        assert 90 << 10 < counted["queue_bytes_max"] <= 101 << 10
+
+
+def test_alpha_follows_the_marked_fraction_as_rfc_8257_computes_it():
+    """alpha = (1 - g) alpha + g F, with g = 1/16, in 1/1,024."""
+    cases = {
+        (1024, 0, 10): 960,  # 1 - 1/16
+        (1024, 10, 10): 1024,  # all marked: stays 1
+        (512, 5, 10): 512,  # half marked, and half it was
+        (0, 10, 10): 64,  # g
+        (160, 1, 4): 166,  # 160 - 10 + 1024 / 16 / 4
+        (8, 0, 4): 0,  # what is less than 1/64 goes
+    }
+    for (alpha, marked, of), expected in cases.items():
+        assert _native.Dctcp.alpha_after(alpha, marked, of) == expected
+
+
+@pytest.fixture
+def dctcp():
+    if "dctcp" in Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text().split():
+        yield
+        return
+    own = _native.Dctcp()
+    yield
+    own.close()
+
+
+def test_dctcp_keeps_the_queue_at_the_mark_and_loses_no_goodput(name, dctcp):
+    threshold = 30 << 10
+    port = Port(buffer_bytes=256 << 10, ecn_bytes=threshold)
+    with Lab(star(hosts=3, port=port), name) as lab:
+        _, by_cubic, cubic = flows(lab, "cubic", 2, 5)
+    with Lab(star(hosts=3, port=port), name) as lab:
+        names, by_dctcp, dctcp = flows(lab, "dctcp", 2, 5)
+    assert names == ["dctcp", "dctcp"]
+    assert cubic["marks"] == 0 and dctcp["marks"] > 0
+    assert cubic["queue_bytes_p50"] > 4 * threshold and dctcp["queue_bytes_p50"] < 2 * threshold
+    assert by_dctcp > 0.95 * by_cubic
+
+
+def test_dctcp_without_ecn_is_reno_and_says_so(name, dctcp):
+    with Lab(star(hosts=2), name) as lab:
+        server = python(lab, "h1", SERVE, "cubic")
+        assert server.stdout is not None and server.stdout.readline() == "listens\n"
+        assert python(lab, "h2", SEND, "dctcp", "h1", "0.2").communicate()[0].startswith("reno")
+
+
+def test_two_labs_do_not_touch_each_other(name):
+    with Lab(star(hosts=2), name) as one, Lab(star(hosts=2), f"{name}-b") as other:
+        assert one.processes() == {}
+        sleeper = python(other, "h1", "import time; time.sleep(60)")
+        while not other.processes():
+            time.sleep(0.01)
+        one.down()
+        assert sleeper.poll() is None and other.processes() == {sleeper.pid: "h1"}
+    assert sleeper.wait(10) == -signal.SIGKILL
+    assert left(name) == left(f"{name}-b") == []
+
+
+def test_nothing_is_left_of_a_lab_that_was_killed(name):
+    """Half of the cycles end by kill -9, at any time."""
+    allowed = ALLOWED.read_text()
+    before = set(namespaces.names(""))
+    code = f"from mission_control.lab import Lab, star; import time; Lab(star(hosts=8), {name!r}).up(); time.sleep(60)"
+    for cycle in range(6):
+        maker = subprocess.Popen([sys.executable, "-c", code])
+        time.sleep(0.4 + 0.1 * cycle)
+        maker.kill()
+        maker.wait()
+        done = mission("lab", "down", name)
+        assert done.returncode == 0 or "no lab" in done.stderr, done.stderr
+        with Lab(star(hosts=8), name):
+            pass
+        assert left(name) == []
+    assert set(namespaces.names("")) == before
+    assert ALLOWED.read_text() == allowed, "what the machine allows is as it was"
+
+
+def test_the_command_builds_shows_and_removes_a_lab(name):
+    done = mission("lab", "up", "two-rack", "--hosts", "6", "--ecn-threshold", "30KiB", "--name", name)
+    try:
+        assert done.returncode == 0 and "[s1] ══ s2 (100 Mbit/s)" in done.stdout, done.stdout + done.stderr
+        again = mission("lab", "up", "star", "--name", name)
+        assert again.returncode == 2 and f"mission lab down {name}" in again.stderr
+        inside = mission("lab", "exec", "h3", "--name", name, "--", "sh", "-c", "cat /etc/hosts; exit 7")
+        assert inside.returncode == 7 and "10.77.0.6 h6" in inside.stdout
+        assert mission("lab", "exec", "h9", "--name", name, "--", "true").returncode == 2
+        shown = json.loads(mission("lab", "show", "--name", name, "--json").stdout)
+        assert {own["port"] for own in shown["ports"]} == {"h1", "h2", "h3", "h4", "h5", "h6", "s1", "s2"}
+        assert all(own["settings"]["ecn_bytes"] == 30 << 10 for own in shown["ports"])
+    finally:
+        done = mission("lab", "down", name)
+    assert done.returncode == 0 and left(name) == []
