@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from mission_control import _native
-from mission_control.scenario import Scenario, plain
+from mission_control.scenario import Scenario
 
 FOLDER = Path(__file__).parent.parent / "docs"
 
@@ -27,24 +27,28 @@ def scenario() -> str:
         "A scenario is one TOML file that every world reads. " + (Scenario.__doc__ or "").strip(),
         "`mission run FILE.toml` runs it; an unknown key or a missing unit is refused with its line.",
         "",
-        *table("(top)", Scenario),
+        *table(Scenario),
     ]
-    for name, field in Scenario.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            text = (field.annotation.__doc__ or "").strip()
-            lines += ["", f"## [{name}]", "", text, "", *table(name, field.annotation)]
+    lines += parts(Scenario, "")
     return "\n".join(lines) + "\n"
 
 
-def table(name: str, model: type[BaseModel]) -> Iterator[str]:
+def parts(model: type[BaseModel], prefix: str) -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            text = " ".join((field.annotation.__doc__ or "").split())
+            yield from ["", f"## [{prefix}{name}]", "", text, "", *table(field.annotation)]
+            yield from parts(field.annotation, f"{prefix}{name}.")
+
+
+def table(model: type[BaseModel]) -> Iterator[str]:
     rows = []
-    defaults = plain(Scenario()).get(name, {"version": 1})
     for key, field in model.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             continue
-        default = defaults.get(key, None if field.default is PydanticUndefined else field.default)
-        if default == "1073741824 B":
-            default = "1 GiB"
+        default = None if field.default is PydanticUndefined else field.default
+        if isinstance(default, tuple):
+            default = list(default)
         shown = "absent" if default is None else f"`{default}`".replace("False", "false")
         rows.append(f"| `{key}` | {shown} | {field.description} |")
     if rows:

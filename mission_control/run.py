@@ -22,6 +22,7 @@ from mission_control.environment import describe
 from mission_control.scenario import Scenario, plain
 from mission_control.workloads import WORKLOADS
 from mission_control.worlds import WORLDS
+from mission_control.worlds.site import Site
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -77,11 +78,12 @@ def run(
     result: dict[str, Any] = {"ok": False, "world": world, "checks": {}, "jobs": [], "seconds": None}
     records: list[dict[str, Any]] = []
     environment = describe(scenario.workload.seed)
-    with WORLDS[world](scenario, scheduler) as connect:
+    with WORLDS[world](scenario, scheduler) as site:
+        connect = site.connect
         folder.mkdir(parents=True)
         try:
             with connect() as watching:
-                jobs = Jobs(scenario, data.absolute(), connect, progress)
+                jobs = Jobs(scenario, data.absolute(), site, progress)
                 watcher = Watcher(watching, records)
                 try:
                     jobs.go(lambda: observer.show(watcher.look(progress)))
@@ -94,6 +96,7 @@ def run(
                     watcher.look(progress)
                     jobs.close()
             result.update(summary(jobs, progress, records))
+            result.update(site.told())
             result["ok"] = all(result["checks"].values()) and not result["errors"] and not progress.interrupted
         finally:
             if not keep_data:
@@ -110,14 +113,14 @@ def run(
 class Jobs:
     """The jobs of a run: each in a thread of its own, with a client of its own."""
 
-    def __init__(self, scenario: Scenario, data: Path, connect: Callable[[], Client], progress: Progress):
-        self.scenario, self.progress = scenario, progress
+    def __init__(self, scenario: Scenario, data: Path, site: Site, progress: Progress):
+        self.scenario, self.site, self.progress = scenario, site, progress
         workload, control = scenario.workload, scenario.control
         many = workload.jobs > 1
         self.names = [f"{workload.kind}-{number + 1}" if many else workload.kind for number in range(workload.jobs)]
         self.work = [WORKLOADS[workload.kind](workload, number, data / name) for number, name in enumerate(self.names)]
         self.priorities = control.priorities or (1.0,) * workload.jobs
-        self.clients = [connect() for _ in self.names]
+        self.clients = [site.connect() for _ in self.names]
         self.seconds: dict[str, float] = {}
         self.checks: dict[str, bool] = {}
         self.errors: dict[str, str] = {}
@@ -153,6 +156,7 @@ class Jobs:
             client.close(timeout=2)
 
     def _start(self) -> None:
+        self.site.begin()
         self.started = time.time()
 
     def _one(self, number: int) -> None:

@@ -28,7 +28,15 @@ def _bytes(value: Any) -> Any:
     raise ValueError(f'{value!r} has no unit: write a size as in "64 MiB"')
 
 
+def _rate(value: Any) -> Any:
+    if isinstance(value, str):
+        return _native.parse_rate(value)
+    raise ValueError(f'{value!r} has no unit: write a rate as in "100 Mbit/s"')
+
+
 Bytes = Annotated[int, BeforeValidator(_bytes)]
+Rate = Annotated[int, BeforeValidator(_rate)]
+"""Bits per second."""
 
 
 class Missing(RuntimeError):
@@ -39,11 +47,28 @@ class Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Topology(Part):
-    """The hosts. World `local`: worker processes on this machine. World `cluster`: not read, the workers are there."""
+class Port(Part):
+    """World `lab`: how every switch port behaves."""
 
-    hosts: int = Field(4, ge=1, description="worker processes")
+    buffer: Bytes = Field("64 KiB", validate_default=True, ge=1600, description="most that a port may hold")
+    ecn_threshold: Bytes | None = Field(None, description="a packet that finds more is marked; absent: none is")
+    shared_buffer: Bytes | None = Field(None, description="of each 12 ports together; absent: each has its own")
+    alpha: float = Field(1.0, gt=0, description="of a shared buffer a port may hold this many times what is free")
+
+
+class Topology(Part):
+    """The hosts. World `local`: worker processes on this machine. World `lab`: hosts with links and switches. World
+    `cluster`: not read, the workers are there."""
+
+    kind: Literal["star", "two-rack", "two-path"] = Field("star", description="lab: how hosts and switches are linked")
+    hosts: int = Field(4, ge=1, description="worker processes; in the lab each on a host of its own")
     memory_limit: Bytes | Literal["auto"] = Field("auto", description="memory of each worker, or an equal part of all")
+    link_rate: Rate = Field("100 Mbit/s", validate_default=True, ge=10**6, description="lab: of every host's link")
+    trunk_rate: Rate | None = Field(
+        None, ge=10**6, description="lab, two-rack: of the link between them; else as others"
+    )
+    mtu: int = Field(1500, ge=576, le=9000, description="lab: bytes of a packet")
+    port: Port = Port()
 
 
 class Workload(Part):
@@ -166,18 +191,37 @@ def with_changes(scenario: Scenario, changes: dict[str, dict[str, Any]]) -> Scen
     """
     values = plain(scenario)
     for part, own in changes.items():
-        values[part].update({key: value for key, value in own.items() if value is not None})
+        place = values
+        for name in part.split("."):
+            place = place[name]
+        place.update({key: value for key, value in own.items() if value is not None})
     return validate(values)
 
 
 def plain(scenario: Scenario) -> dict[str, Any]:
     """As a file would have it: units written, what is absent left out."""
     values = scenario.model_dump(exclude_none=True)
-    for part, key in (("topology", "memory_limit"), ("workload", "size")):
-        if isinstance(values[part][key], int):
-            values[part][key] = f"{values[part][key]} B"
+    for path, unit in UNITS.items():
+        *parts, key = path.split(".")
+        place = values
+        for part in parts:
+            place = place[part]
+        if isinstance(place.get(key), int):
+            place[key] = f"{place[key]} {unit}"
     values["control"]["priorities"] = list(values["control"]["priorities"])
     return values
+
+
+UNITS = {
+    "topology.memory_limit": "B",
+    "topology.link_rate": "bit/s",
+    "topology.trunk_rate": "bit/s",
+    "topology.port.buffer": "B",
+    "topology.port.ecn_threshold": "B",
+    "topology.port.shared_buffer": "B",
+    "workload.size": "B",
+}
+"""Of the values that have one."""
 
 
 def _line(text: str, where: tuple[str, ...]) -> int | None:

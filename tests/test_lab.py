@@ -156,6 +156,39 @@ def test_dctcp_without_ecn_is_reno_and_says_so(name, dctcp):
         assert python(lab, "h2", SEND, "dctcp", "h1", "0.2").communicate()[0].startswith("reno")
 
 
+OWNER = """
+import json, sys
+from mission_control import _native
+own = _native.Endpoint(sys.argv[1], b"lab", memory_limit=1 << 30, spool_folder="/tmp", flows_per_host=10)
+name, _ = own.put([bytes(range(256)) * (1 << 16)], "job", json.dumps({"transport": "mptcp"}))
+print(json.dumps([own.address, name, json.loads(own.environment)["interfaces"]]), flush=True)
+sys.stdin.read()
+"""
+READER = """
+import json, sys
+from mission_control import _native
+own = _native.Endpoint(sys.argv[1], b"lab", memory_limit=1 << 30, spool_folder="/tmp", flows_per_host=10)
+address, name, size = sys.argv[2], sys.argv[3], 1 << 24
+demands = json.dumps({"encrypt": "none", "transport": "mptcp"})
+(part,), _, _ = own.fetch("job", "map", "reduce", demands, [(name, 0, size, [address])], False)
+assert bytes(part) == bytes(range(256)) * (1 << 16)
+print(json.dumps(json.loads(own.transfers())[0]["transport"]))
+"""
+
+
+def test_multipath_uses_both_paths(name):
+    with Lab(two_path(hosts=2), name) as lab:
+        owner = python(lab, "h1", OWNER, lab.host("h1").address, stdin=subprocess.PIPE)
+        assert owner.stdout is not None
+        address, named, interfaces = json.loads(owner.stdout.readline())
+        assert interfaces == 2, "those of the host, not of the machine"
+        facts = json.loads(python(lab, "h2", READER, lab.host("h2").address, address, named).communicate()[0])
+        assert max(own["subflows"] for own in facts["negotiated"]) == 2, facts
+        owner.communicate("")
+        carried = [own["bytes"] for own in lab.ports() if own["port"] == "h2"]
+        assert len(carried) == 2 and min(carried) > 0.3 * sum(carried), carried
+
+
 def test_two_labs_do_not_touch_each_other(name):
     with Lab(star(hosts=2), name) as one, Lab(star(hosts=2), f"{name}-b") as other:
         assert one.processes() == {}

@@ -51,7 +51,7 @@ def measure(
     data.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="bench-sort-", dir=data)).absolute()
     try:
-        with local(scenario) as connect, connect() as client:
+        with local(scenario) as site, site.connect() as client:
             work = Sort(Workload(size=f"{nbytes} B"), 0, folder)
             work.prepare(client, say)
             partitions = best_partitions(client, work, say)

@@ -11,6 +11,7 @@ import typer
 from mission_control import run as runner
 from mission_control.cli.show import LiveTable, print_result
 from mission_control.scenario import BadInput, load, with_changes
+from mission_control.worlds import WORLDS
 
 Option = typer.Option
 
@@ -32,6 +33,15 @@ def run(
     memory_limit: Annotated[str | None, Option(help="memory of each worker, as in 1GiB")] = None,
     partitions: Annotated[int | None, Option(help="map and reduce tasks of each job")] = None,
     seed: Annotated[int | None, Option(help="the same seed makes the same input")] = None,
+    world: Annotated[
+        str | None, Option("--in", help="local, lab (a data centre made for it; needs root), cluster")
+    ] = None,
+    topology: Annotated[str | None, Option(help="lab: star, two-rack, two-path")] = None,
+    hosts: Annotated[int | None, Option(help="lab: how many, with a worker on each")] = None,
+    link_rate: Annotated[str | None, Option(help="lab: of every host's link, as in 100Mbit/s")] = None,
+    buffer: Annotated[str | None, Option(help="lab: of a switch port, as in 64KiB")] = None,
+    ecn_threshold: Annotated[str | None, Option(help="lab: packets that find more in a port are marked")] = None,
+    mtu: Annotated[int | None, Option(help="lab: bytes of a packet")] = None,
     scheduler: Annotated[str | None, Option(help="of a Dask cluster that is running, as in tcp://HOST:8786")] = None,
     data: Annotated[Path | None, Option(help="folder for input and output, seen by all workers")] = None,
     keep_data: Annotated[bool, Option("--keep-data", help="leave input and output there")] = False,
@@ -48,7 +58,14 @@ def run(
     changed = with_changes(
         load(scenario),
         {
-            "topology": {"hosts": workers, "memory_limit": memory_limit},
+            "topology": {
+                "kind": topology,
+                "hosts": workers or hosts,
+                "memory_limit": memory_limit,
+                "link_rate": link_rate,
+                "mtu": mtu,
+            },
+            "topology.port": {"buffer": buffer, "ecn_threshold": ecn_threshold},
             "workload": {
                 "size": size,
                 "points": points,
@@ -67,7 +84,9 @@ def run(
             },
         },
     )
-    world = "cluster" if scheduler else "local"
+    world = world or ("cluster" if scheduler else "local")
+    if world not in WORLDS or (world == "cluster") != (scheduler is not None):
+        raise BadInput(f"--in {world}: use local or lab, or give --scheduler")
     with LiveTable(quiet=as_json) as table:
         result = runner.run(
             changed,
@@ -84,6 +103,8 @@ def run(
         print_result(result)
     if result["interrupted"]:
         return 130
+    if not result.get("valid", True):
+        return 5
     return 0 if result["ok"] else 1
 
 

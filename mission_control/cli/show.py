@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mission_control import _native
+from mission_control.lab import picture
 from mission_control.report import agreement
 from mission_control.run import Observer, Progress
 
@@ -180,4 +181,8 @@ def print_result(result: dict[str, Any]) -> None:
         print(f"{job} failed: {error}")
     for check, held in result["checks"].items():
         print(f"{'ok' if held else 'FAILED':>6}  {check}")
+    if result.get("ports"):
+        print(picture.table(result["ports"]))
+    for why in result.get("invalid_because", ()):
+        print(f"INVALID: {why}")
     print(f"report: {result['results']}/report.html")

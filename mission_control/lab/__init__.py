@@ -4,6 +4,6 @@
 """
 
 from mission_control.lab.lab import Host, Lab
-from mission_control.lab.topology import Link, Port, Topology, star, two_path, two_rack
+from mission_control.lab.topology import KINDS, Link, Port, Topology, star, two_path, two_rack
 
-__all__ = ["Host", "Lab", "Link", "Port", "Topology", "star", "two_path", "two_rack"]
+__all__ = ["KINDS", "Host", "Lab", "Link", "Port", "Topology", "star", "two_path", "two_rack"]

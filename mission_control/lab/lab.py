@@ -38,6 +38,8 @@ SYSCTLS = {
 }
 """Each run begins like the others: nothing is remembered of earlier connections, and what is not told otherwise has one
 congestion control on every machine."""
+SUBFLOWS_MAX = 8
+"""More the kernel does not allow."""
 LINKS_S = 10
 """For links to come up."""
 ALLOWED = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
@@ -182,6 +184,13 @@ class Lab:
                 if other != host:
                     address = self.topology.address(other, link.path)
                     lines.append(f"neigh add {address} lladdr {mac(address)} dev {interface} nud permanent")
+        if self.topology.paths > 1:
+            # Every host names its further addresses to its peers, and opens a subflow to each that it is named.
+            lines.append(f"mptcp limits set subflow {SUBFLOWS_MAX} add_addr_accepted {SUBFLOWS_MAX}")
+            further = range(1, self.topology.paths)
+            lines += [
+                f"mptcp endpoint add {self.topology.address(host, path)} dev eth{path} signal" for path in further
+            ]
         namespaces.batch("ip", lines, self.namespace(host))
         namespaces.batch("tc", self.pacing(self.links_of(host)), self.namespace(host))
         namespaces.inside(self.namespace(host), write_sysctls)

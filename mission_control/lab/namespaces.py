@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import IO, TypeVar
 
 Result = TypeVar("Result")
 
@@ -59,9 +59,14 @@ def inside(namespace: str, work: Callable[[], Result]) -> Result:
 def enter(namespace: str) -> None:
     """Moves the calling thread into the namespace; threads that it starts are there too."""
     with open(FOLDER / namespace) as own:
-        if ctypes.CDLL(None, use_errno=True).setns(own.fileno(), CLONE_NEWNET):
-            number = ctypes.get_errno()
-            raise OSError(number, f"namespace {namespace}: {os.strerror(number)}")
+        enter_file(own)
+
+
+def enter_file(namespace: IO[str]) -> None:
+    """As :func:`enter`, for a namespace that is held open."""
+    if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), CLONE_NEWNET):
+        number = ctypes.get_errno()
+        raise OSError(number, f"namespace {namespace.name}: {os.strerror(number)}")
 
 
 def interfaces_down(namespace: str) -> list[str]:

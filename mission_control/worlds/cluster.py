@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,12 +11,13 @@ from distributed import Client
 
 import mission_control
 from mission_control.scenario import BadInput, Scenario
+from mission_control.worlds.site import Site
 
 CONNECT_S = 10
 
 
 @contextmanager
-def cluster(scenario: Scenario, scheduler: str | None = None) -> Iterator[Callable[[], Client]]:
+def cluster(scenario: Scenario, scheduler: str | None = None) -> Iterator[Site]:
     """Connects to the scheduler; installs Mission Control where no preload did, and the scenario's policy."""
     assert scheduler is not None
     with connect(scheduler) as client:
@@ -24,7 +25,7 @@ def cluster(scenario: Scenario, scheduler: str | None = None) -> Iterator[Callab
         mission_control.install(client, policy=control.policy, flows_per_host=control.flows_per_host)
         if not client.scheduler_info()["workers"]:
             raise BadInput(f"{scheduler} has no workers: start some with 'dask worker {scheduler}'")
-        yield lambda: connect(scheduler)
+        yield Site(lambda: connect(scheduler))
 
 
 @contextmanager

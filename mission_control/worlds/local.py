@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from distributed import Client, LocalCluster, Security
 
 import mission_control
 from mission_control.scenario import Scenario
+from mission_control.worlds.site import Site
 
 
 @contextmanager
-def local(scenario: Scenario, scheduler: str | None = None) -> Iterator[Callable[[], Client]]:
+def local(scenario: Scenario, scheduler: str | None = None) -> Iterator[Site]:
     """Starts the cluster, with TLS certificates of its own where jobs demand encryption, and ends it."""
     topology, control = scenario.topology, scenario.control
     security = Security.temporary() if control.encrypt is True else None
@@ -31,4 +32,4 @@ def local(scenario: Scenario, scheduler: str | None = None) -> Iterator[Callable
     with cluster:
         with Client(cluster) as client:
             mission_control.install(client, policy=control.policy, flows_per_host=control.flows_per_host)
-        yield lambda: Client(cluster, set_as_default=False)
+        yield Site(lambda: Client(cluster, set_as_default=False))

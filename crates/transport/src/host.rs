@@ -42,3 +42,31 @@ pub fn uid_of_peer(socket: &impl AsRawFd) -> Option<u32> {
 pub fn own_uid() -> u32 {
     rustix::process::geteuid().as_raw()
 }
+
+/// Interfaces of this network namespace that carry IPv4 or IPv6 now, loopback not counted, and at least 1. Asked of the
+/// kernel: `/sys/class/net` shows the namespace in which it was mounted.
+pub fn interfaces() -> u32 {
+    let mut first = std::ptr::null_mut();
+    // SAFETY: room for one pointer.
+    if unsafe { libc::getifaddrs(&mut first) } != 0 {
+        return 1;
+    }
+    let mut names = std::collections::BTreeSet::new();
+    let mut next = first;
+    while !next.is_null() {
+        // SAFETY: an entry of the list, which is freed below.
+        let entry = unsafe { &*next };
+        let running = (libc::IFF_UP | libc::IFF_RUNNING) as u32;
+        let carries = entry.ifa_flags & running == running && entry.ifa_flags & libc::IFF_LOOPBACK as u32 == 0;
+        // SAFETY: where there is an address it has a family.
+        let family = unsafe { entry.ifa_addr.as_ref() }.map(|address| i32::from(address.sa_family));
+        if carries && matches!(family, Some(libc::AF_INET | libc::AF_INET6)) {
+            // SAFETY: every entry has a name that ends with a zero.
+            names.insert(unsafe { std::ffi::CStr::from_ptr(entry.ifa_name) }.to_owned());
+        }
+        next = entry.ifa_next;
+    }
+    // SAFETY: the list that getifaddrs made.
+    unsafe { libc::freeifaddrs(first) };
+    (names.len() as u32).max(1)
+}

@@ -1,0 +1,110 @@
+"""Watches a lab while something runs in it, and says whether what was seen can be believed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+
+from mission_control.lab.lab import Lab
+
+EVERY_S = 0.125
+BUSY = 0.95
+"""Of a processor: saturated."""
+FULL = 0.8
+"""Of a link's rate, over an eighth of a second: the link sets the pace."""
+MOVING = 0.05
+"""Of a link's rate: less is control traffic."""
+STARVED_MAX = 0.2
+"""Of the samples in which something moved, that may have been starved."""
+DIVERGED_MAX = 0.01
+"""Of a port's packets."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """An eighth of a second."""
+
+    seconds: float
+    processors: tuple[float, ...]
+    """Busy part of each."""
+    links: tuple[float, ...]
+    """Used part of each switch port's rate."""
+
+
+class Watch:
+    """Samples processors and switch ports until it is stopped."""
+
+    def __init__(self, lab: Lab):
+        self.lab = lab
+        self.samples: list[Sample] = []
+        self.first = self.last = lab.ports()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="lab-watch", daemon=True)
+
+    def start(self) -> None:
+        self.first = self.last = self.lab.ports()
+        psutil.cpu_percent(percpu=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._over.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self.last = self.lab.ports()
+
+    def told(self) -> dict[str, Any]:
+        """For the result of a run: ``ports`` (what each has counted since then), ``valid``, ``invalid_because``."""
+        self.stop()
+        ports = [since(new, old) for new, old in zip(self.last, self.first, strict=True)]
+        because = doubts(self.samples, ports)
+        return {"ports": ports, "valid": not because, "invalid_because": because}
+
+    def _watch(self) -> None:
+        before, seconds = self.first, 0.0
+        while not self._over.wait(EVERY_S):
+            seconds += EVERY_S
+            now = self.lab.ports()
+            used = tuple(
+                (new["bytes"] - old["bytes"]) / EVERY_S / new["settings"]["bytes_per_second"]
+                for new, old in zip(now, before, strict=True)
+            )
+            busy = tuple(part / 100 for part in psutil.cpu_percent(percpu=True))
+            self.samples.append(Sample(seconds, busy, used))
+            before = now
+
+
+def since(new: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
+    """What a port has counted between two looks; largest values are since it was made."""
+    from mission_control.lab.lab import quantiles
+
+    counted = {name: new[name] - old[name] for name in COUNTERS}
+    spent = [n - o for n, o in zip(new["nanoseconds"], old["nanoseconds"], strict=True)]
+    own = {**new, **counted, "nanoseconds": spent}
+    return {**own, **quantiles(own)}
+
+
+COUNTERS = ("packets", "bytes", "drops", "dropped_bytes", "marks", "oversized", "diverged", "busy_ns")
+
+
+def doubts(samples: Sequence[Sample], ports: Sequence[dict[str, Any]]) -> list[str]:
+    """Why what was measured is not what such a network would have done; empty where nothing speaks against it."""
+    because = []
+    for port in ports:
+        name = f"port {port['port']} of {port['switch']}"
+        if port["oversized"]:
+            because.append(f"{port['oversized']} frames at {name} were longer than the wire's: offloads are on")
+        if port["diverged"] > DIVERGED_MAX * port["packets"]:
+            gap = port["gap_bytes_max"]
+            because.append(
+                f"virtual queue and real backlog at {name} were up to {gap} bytes apart: the machine is too slow"
+            )
+    moving = [own for own in samples if max(own.links, default=0) > MOVING]
+    starved = [own for own in moving if max(own.processors) >= BUSY and max(own.links) < FULL]
+    if len(starved) > STARVED_MAX * len(moving):
+        part = len(starved) / len(moving)
+        because.append(f"a processor was saturated while no link was, for {part:.0%} of the time: use slower links")
+    return because

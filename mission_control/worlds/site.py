@@ -1,0 +1,22 @@
+"""What a world gives to a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+
+@dataclass
+class Site:
+    """A cluster that a scenario can run on."""
+
+    connect: Callable[[], Client]
+    """A new client of it."""
+    begin: Callable[[], None] = lambda: None
+    """Called when the jobs begin."""
+    told: Callable[[], dict[str, Any]] = dict
+    """Called when they have ended: what the world adds to the result."""
