@@ -235,3 +235,30 @@ def test_the_command_builds_shows_and_removes_a_lab(name):
     finally:
         done = mission("lab", "down", name)
     assert done.returncode == 0 and left(name) == []
+
+
+def run_in_lab(tmp_path: Path, *words: str) -> tuple[int, dict]:
+    done = mission("run", "sort", "--in", "lab", "--results", str(tmp_path), "--json", *words)
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+def test_a_job_runs_in_the_lab_and_its_ports_tell_what_it_moved(tmp_path):
+    words = ["--topology", "two-rack", "--hosts", "4", "--size", "32MiB", "--partitions", "4", "--transport", "tcp"]
+    status, result = run_in_lab(tmp_path, *words, "--link-rate", "50Mbit/s")
+    assert result["world"] == "lab" and all(result["checks"].values()) and not result["errors"], result
+    assert status == (0 if result["valid"] else 5), result["invalid_because"]
+    (job,) = result["jobs"]
+    (shuffle,) = [own for own in job["transfers"] if own["pattern"] == "shuffle"]
+    moved = shuffle["bytes"] - shuffle["own_bytes"]
+    into_hosts = sum(own["bytes"] for own in result["ports"] if own["port"].startswith("h"))
+    assert 1.0 < into_hosts / moved < 1.2, "headers, requests and control beside the bytes"
+    assert {"queue_bytes_p50", "queue_bytes_p95", "queue_bytes_max", "drops", "marks"} <= set(result["ports"][0])
+    assert all(own["oversized"] == 0 for own in result["ports"])
+
+
+def test_a_run_on_links_that_the_machine_cannot_fill_is_not_valid(tmp_path):
+    words = ["--topology", "star", "--hosts", "4", "--size", "1GiB", "--partitions", "8", "--transport", "tcp"]
+    status, result = run_in_lab(tmp_path, *words, "--link-rate", "10Gbit/s", "--buffer", "1MiB")
+    assert (status, result["valid"]) == (5, False)
+    assert any("saturated" in why or "too slow" in why for why in result["invalid_because"])

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mission_control import _native
-from mission_control.lab import namespaces
+from mission_control.lab import congestion, namespaces
 from mission_control.lab.topology import Link, Topology
 from mission_control.scenario import BadInput, Missing
 
@@ -121,6 +121,8 @@ class Lab:
         except FileExistsError:
             raise BadInput(f"lab {self.name} is up: mission lab down {self.name}, or give another --name") from None
         self.hosts_file.write_text(self.hosts_text())
+        with locked():
+            congestion.provide()
         nodes = (*self.topology.hosts, *self.topology.switches)
         lines = [f"netns add {self.namespace(node)}" for node in nodes]
         lines += [self.link_line(link) for link in self.topology.links]
@@ -137,6 +139,9 @@ class Lab:
         namespaces.remove(namespaces.names(f"{PREFIX}{self.name}."))
         for path in (self.hosts_file, self.state):
             path.unlink(missing_ok=True)
+        with locked():
+            if not up():
+                congestion.withdraw()
 
     @property
     def state(self) -> Path:
@@ -339,10 +344,18 @@ def mac(address: str) -> str:
 
 
 @contextmanager
-def allowed(congestion_control: str) -> Iterator[None]:
-    """Lets namespaces choose this default meanwhile: it has to be one that the machine allows to everybody."""
+def locked() -> Iterator[None]:
+    """One at a time changes what the whole machine has one of."""
+    STATE.mkdir(parents=True, exist_ok=True)
     with open(STATE / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def allowed(congestion_control: str) -> Iterator[None]:
+    """Lets namespaces choose this default meanwhile: it has to be one that the machine allows to everybody."""
+    with locked():
         before = ALLOWED.read_text().strip()
         if congestion_control not in before.split():
             write(ALLOWED, f"{before} {congestion_control}")

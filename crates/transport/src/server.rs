@@ -20,6 +20,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 
+/// The congestion control that needs ECN; not every kernel has it.
+const ECN_CONGESTION_CONTROL: &str = "dctcp";
 /// Connections that wait to be accepted: all receivers of a shuffle may come at once.
 const BACKLOG: i32 = 1024;
 
@@ -34,6 +36,8 @@ struct Shared {
     context: Context,
     limit: Option<Limit>,
     tracker: Tracker,
+    /// Of this host, for clients that ask for none.
+    congestion_control: String,
     closing: AtomicBool,
     /// Kept so that closing the server ends what they wait for.
     connections: Mutex<HashMap<u64, TcpStream>>,
@@ -53,6 +57,7 @@ impl Server {
             context,
             limit: limit.map(Limit::new),
             tracker: Tracker::default(),
+            congestion_control: socket::default_congestion_control(),
             closing: AtomicBool::new(false),
             connections: Mutex::default(),
             sent_bytes: AtomicU64::new(0),
@@ -102,9 +107,12 @@ fn listen(host: IpAddr) -> io::Result<TcpListener> {
     let several = crate::host::interfaces() > 1 && !host.is_loopback();
     let any = if host.is_ipv4() { IpAddr::from([0; 4]) } else { IpAddr::from([0u16; 8]) };
     let address = SocketAddr::new(if several { any } else { host }, 0);
-    let Ok(socket) = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::MPTCP)) else {
-        return TcpListener::bind((host, 0));
-    };
+    let domain = Domain::for_address(address);
+    let socket = Socket::new(domain, Type::STREAM, Some(Protocol::MPTCP))
+        .or_else(|_| Socket::new(domain, Type::STREAM, Some(Protocol::TCP)))?;
+    // A listener whose congestion control needs no ECN refuses it to a client whose does. Every connection gets, with its
+    // first request, what that asks for.
+    let _ = socket.set_tcp_congestion(ECN_CONGESTION_CONTROL.as_bytes());
     socket.bind(&address.into())?;
     socket.listen(BACKLOG)?;
     Ok(socket.into())
@@ -223,7 +231,8 @@ fn answer(
                 let status = if matches!(holding, Holding::Copy(_)) { 404 } else { 416 };
                 return refuse(channel, status, "no such part, or the range does not lie in it block by block");
             };
-            ask_of_socket(channel.socket(), client, (congestion_control.clone(), *rto_min_us));
+            let congestion_control = congestion_control.as_ref().unwrap_or(&shared.congestion_control);
+            ask_of_socket(channel.socket(), client, (Some(congestion_control.clone()), *rto_min_us));
             let encryption = holding.encryption();
             let head = Response { len: *len, blocks: checksums, encryption, ..Response::refusal(206, "", seen) };
             send(channel, client, head, source, shared)

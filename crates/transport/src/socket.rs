@@ -16,6 +16,12 @@ pub fn set_congestion_control(stream: &TcpStream, name: &str) -> io::Result<()> 
     SockRef::from(stream).set_tcp_congestion(name.as_bytes())
 }
 
+/// What sockets of this host have unless they choose.
+pub fn default_congestion_control() -> String {
+    let read = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control");
+    read.map_or_else(|_| "cubic".into(), |name| name.trim().to_owned())
+}
+
 pub fn congestion_control(stream: &TcpStream) -> String {
     let raw = SockRef::from(stream).tcp_congestion().unwrap_or_default();
     let end = raw.iter().position(|byte| *byte == 0).unwrap_or(raw.len());

@@ -24,16 +24,17 @@ use std::time::Duration;
 pub fn connect(address: SocketAddr, leg: &Leg, protocol: Protocol) -> Result<TcpStream, Fault> {
     let fault = |error: io::Error| Fault::Connection(format!("connection to {address}: {error}"));
     let made = Socket::new(Domain::for_address(address), Type::STREAM, Some(protocol)).map_err(fault)?;
+    // The data flows the other way: what counts is what the server sets, and that is read back. But requests wait for
+    // the timers of this side: one that paces (bbr) adds its own to each. And before the connection is made, because one
+    // that needs ECN asks for it with its first packet.
+    if let Some(name) = &leg.congestion_control {
+        let _ = made.set_tcp_congestion(name.as_bytes());
+    }
     made.connect_timeout(&address.into(), CONNECT).map_err(fault)?;
     let stream = TcpStream::from(made);
     stream.set_nodelay(true).map_err(fault)?;
     stream.set_read_timeout(Some(STALL)).map_err(fault)?;
     stream.set_write_timeout(Some(STALL)).map_err(fault)?;
-    // The data flows the other way: what counts is what the server sets, and that is read back. But requests wait for
-    // the timers of this side: one that paces (bbr) adds its own to each.
-    if let Some(name) = &leg.congestion_control {
-        let _ = socket::set_congestion_control(&stream, name);
-    }
     if let Some(value) = leg.rto_min_us {
         let _ = socket::set_rto_min_us(&stream, value);
     }
