@@ -59,7 +59,8 @@ enum tcp_ca_event {
 };
 
 enum inet_csk_ack_state_t {
-    ICSK_ACK_TIMER = 2,
+    ICSK_ACK_TIMER,
+    ICSK_ACK_NOW,
 };
 
 #define TCP_CONG_NON_RESTRICTED 1
@@ -166,9 +167,8 @@ void BPF_PROG(dctcp_in_ack, struct sock *sk, __u32 flags)
 /* A loss halves the window, whatever was marked (3.5). ssthresh() runs before the state is known, so it is said here. */
 static __always_inline void lost(struct tcp_sock *tp)
 {
-    struct dctcp *ca = own(tp);
-    ca->cwnd_at_loss = tp->snd_cwnd > ca->cwnd_at_loss ? tp->snd_cwnd : ca->cwnd_at_loss;
-    __u32 half = ca->cwnd_at_loss / 2;
+    own(tp)->cwnd_at_loss = tp->snd_cwnd;
+    __u32 half = tp->snd_cwnd / 2;
     tp->snd_ssthresh = half > 2 ? half : 2;
 }
 
@@ -186,7 +186,7 @@ static __always_inline void change_ce(struct tcp_sock *tp, __u32 ce)
 {
     struct dctcp *ca = own(tp);
     if (ca->ce != ce) {
-        if (tp->inet_conn.icsk_ack.pending & ICSK_ACK_TIMER) {
+        if (tp->inet_conn.icsk_ack.pending & bpf_core_enum_value(enum inet_csk_ack_state_t, ICSK_ACK_TIMER)) {
             /* What came before the change, with the mark that it had. */
             if (ca->ce)
                 tp->ecn_flags |= TCP_ECN_DEMAND_CWR;
@@ -194,6 +194,7 @@ static __always_inline void change_ce(struct tcp_sock *tp, __u32 ce)
                 tp->ecn_flags &= ~TCP_ECN_DEMAND_CWR;
             bpf_tcp_send_ack(tp, ca->rcv_nxt_before);
         }
+        tp->inet_conn.icsk_ack.pending |= bpf_core_enum_value(enum inet_csk_ack_state_t, ICSK_ACK_NOW);
     }
     ca->rcv_nxt_before = tp->rcv_nxt;
     ca->ce = ce;

@@ -3,6 +3,7 @@
 //! A Carrier makes connections; a [`Connection`] moves ranges and tells what was negotiated. A new transport is one file
 //! here, one line in [`CARRIERS`], and its Flight Controller in core. Carriers of byte streams share [`http`].
 
+mod dctcp;
 pub mod http;
 mod mptcp;
 pub mod shm;
@@ -89,7 +90,7 @@ pub trait Connection: Send {
 }
 
 /// All carriers there are that make connections; [`shm`] needs none.
-pub const CARRIERS: &[&dyn Carrier] = &[&tcp::Tcp, &tls::Tls, &mptcp::Mptcp];
+pub const CARRIERS: &[&dyn Carrier] = &[&tcp::Tcp, &dctcp::Dctcp, &tls::Tls, &mptcp::Mptcp];
 
 /// Transports that this process can carry.
 pub fn transports() -> Vec<Transport> {
