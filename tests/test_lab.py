@@ -156,6 +156,25 @@ def test_dctcp_without_ecn_is_reno_and_says_so(name, dctcp):
         assert python(lab, "h2", SEND, "dctcp", "h1", "0.2").communicate()[0].startswith("reno")
 
 
+def test_links_are_cut_mended_and_slowed_while_the_lab_runs(name):
+    with Lab(star(hosts=2), name) as lab:
+        server = python(lab, "h1", SERVE, "cubic")
+        assert server.stdout is not None and server.stdout.readline() == "listens\n"
+        assert mission("lab", "link", "h1", "rate", "5mbit", "--name", name).returncode == 0
+        _, sent = python(lab, "h2", SEND, "cubic", "h1", "1").communicate()[0].split()
+        (port,) = [own for own in lab.ports() if own["port"] == "h1"]
+        assert port["settings"]["bytes_per_second"] == 625_000 and port["drops"] > 0, sent
+        lab.cut("h1")
+        sender = python(lab, "h2", SEND, "cubic", "h1", "0.1")
+        with pytest.raises(subprocess.TimeoutExpired):
+            sender.wait(0.5)
+        lab.mend("h1")
+        assert sender.communicate(timeout=30)[0].startswith("cubic"), "it goes on where it was"
+        lab.mark(30 << 10)
+        assert all(own["settings"]["ecn_bytes"] == 30 << 10 for own in lab.ports())
+    assert mission("lab", "link", "h1", "sideways").returncode == 2
+
+
 OWNER = """
 import json, sys
 from mission_control import _native

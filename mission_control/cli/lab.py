@@ -89,6 +89,29 @@ def exec(
 
 
 @app.command()
+def link(
+    host: Annotated[str, typer.Argument(help="as in h3")],
+    change: Annotated[str, typer.Argument(help="down, up, or rate")],
+    rate: Annotated[str | None, typer.Argument(help="as in 10mbit, after rate")] = None,
+    path: Annotated[int, typer.Option(min=0, help="of several parallel ones")] = 0,
+    name: Name = None,
+) -> None:
+    """Cuts, mends or slows a host's link while the lab runs."""
+    lab = Lab.open(name)
+    if change not in ("down", "up", "rate") or (change == "rate") != (rate is not None):
+        raise BadInput(f"link {host} {change}: write down, up, or rate and a rate, as in rate 10mbit")
+    if rate is not None:
+        try:
+            lab.slow(host, _native.parse_rate(rate), path)
+        except ValueError as error:
+            raise BadInput(str(error)) from None
+    elif change == "down":
+        lab.cut(host, path)
+    else:
+        lab.mend(host, path)
+
+
+@app.command()
 def show(name: Name = None, as_json: Json = False) -> None:
     """Draws a lab: its hosts and switches, what its ports have counted, and what runs where."""
     lab = Lab.open(name)

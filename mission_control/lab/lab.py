@@ -10,9 +10,10 @@ import re
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -261,6 +262,49 @@ class Lab:
 
             counted += namespaces.inside(self.namespace(switch), read)
         return counted
+
+    def link_of(self, host: str, path: int = 0) -> Link:
+        """
+        Raises:
+            BadInput: the host has no link on that path.
+        """
+        found = [link for _, link in self.links_of(self.host(host).name) if link.path == path]
+        if not found:
+            raise BadInput(f"{host} has no link on path {path}: it has {self.topology.paths} of them, from 0")
+        return found[0]
+
+    def cut(self, host: str, path: int = 0) -> None:
+        """Takes a host's link down, as if its cable were drawn."""
+        namespaces.batch("ip", [f"link set {host} down"], self.namespace(self.link_of(host, path).b))
+
+    def mend(self, host: str, path: int = 0) -> None:
+        """Brings a link up again that was cut."""
+        namespaces.batch("ip", [f"link set {host} up"], self.namespace(self.link_of(host, path).b))
+        self.wait_for_links()
+
+    def slow(self, host: str, bits_per_second: int, path: int = 0) -> None:
+        """Gives a host's link another rate, in both directions."""
+        link = replace(self.link_of(host, path), bits_per_second=bits_per_second)
+        interface = self.topology.interface(path)
+        namespaces.batch("tc", self.pacing([(interface, link)]), self.namespace(host))
+        namespaces.batch("tc", self.pacing([(host, link)]), self.namespace(link.b))
+        self.set_ports(link.b, lambda name, settings: self.port_settings(link) if name == host else settings)
+
+    def mark(self, ecn_bytes: int) -> None:
+        """Changes the length of a queue from which on packets are marked, at every port of every switch; 0: none is."""
+        for switch in self.topology.switches:
+            self.set_ports(switch, lambda _, settings: {**settings, "ecn_bytes": ecn_bytes})
+
+    def set_ports(self, switch: str, change: Callable[[str, dict[str, int]], dict[str, int]]) -> None:
+        """Changes the ports of a switch while it runs, each as ``change`` makes it of its name and settings."""
+
+        def work() -> None:
+            own = _native.Switch.open(socket.if_nametoindex(self.links_of(switch)[0][0]))
+            for row in json.loads(own.counters()):
+                changed = change(socket.if_indextoname(row["interface"]), row["settings"])
+                own.set(row["interface"], json.dumps(changed))
+
+        namespaces.inside(self.namespace(switch), work)
 
     def processes(self) -> dict[int, str]:
         """Processes in the lab, and on which node."""
