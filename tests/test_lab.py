@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from mission_control import _native
-from mission_control.lab import Lab, Port, namespaces, star, two_path, two_rack
+from mission_control.lab import Lab, Port, cgroup, namespaces, star, two_path, two_rack
 from mission_control.lab.check import check
+from mission_control.lab.congestion import AVAILABLE
 from mission_control.lab.lab import ALLOWED, PREFIX, STATE
-from tests.conftest import mission
+from tests.conftest import mission, until
 
 lacking = [f"{own.what}: {own.why}" for own in check() if own.needed and not own.there]
 pytestmark = [
@@ -128,7 +129,7 @@ def test_alpha_follows_the_marked_fraction_as_rfc_8257_computes_it():
 
 @pytest.fixture
 def dctcp():
-    if "dctcp" in Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text().split():
+    if "dctcp" in AVAILABLE.read_text().split():
         yield
         return
     own = _native.Dctcp()
@@ -281,3 +282,30 @@ def test_a_run_on_links_that_the_machine_cannot_fill_is_not_valid(tmp_path):
     status, result = run_in_lab(tmp_path, *words, "--link-rate", "10Gbit/s", "--buffer", "1MiB")
     assert (status, result["valid"]) == (5, False)
     assert any("saturated" in why or "too slow" in why for why in result["invalid_because"])
+
+
+TALK = """
+import socket
+listening = socket.create_server(("127.0.0.1", 0))
+one = socket.create_connection(listening.getsockname())
+other, _ = listening.accept()
+name = lambda own: own.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).split(b"\\0")[0].decode()
+print(name(one), name(other))
+"""
+
+
+def test_exec_gives_an_unchanged_program_another_transport_and_leaves_nothing(tmp_path):
+    available = AVAILABLE.read_text()
+    told = tmp_path / "told.json"
+    words = ["--transport", "dctcp", "--rto-min", "20ms", "--pace", "50mbit", "--report", str(told)]
+    done = mission("exec", *words, "--", sys.executable, "-c", f"{TALK}\nraise SystemExit(7)")
+    assert done.returncode == 7 and done.stdout == "dctcp dctcp\n", done.stdout + done.stderr
+    (agreed,) = json.loads(told.read_text())["agreed"]
+    assert (agreed["congestion_control"], agreed["connections"]) == ("dctcp", 2)
+    assert agreed["pacing_bytes_per_second"] == 6_250_000
+    assert agreed["rto_min_us"] == 20_000
+    assert "2 connections had dctcp, minimum RTO 20 ms, at most 50 Mbit/s each" in done.stderr
+    assert not list(cgroup.root().glob(f"{cgroup.PREFIX}*"))
+    # A congestion control goes when the kernel has time for it.
+    until(lambda: AVAILABLE.read_text() == available, "the congestion control is gone")
+    assert mission("exec", "--transport", "nothing", "--", "true").returncode == 2

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import typer
 
-from mission_control.cli import bench, explain, jobs, lab, run, top, weights
+from mission_control.cli import bench, exec, explain, jobs, lab, run, top, weights
 from mission_control.jobs import Refused
 from mission_control.scenario import BadInput, Missing
 
@@ -25,6 +25,7 @@ app = typer.Typer(
     help="Decides per transfer how big a share of the network it gets and which transport carries it, and says why.",
 )
 app.command("run")(run.run)
+app.command("exec", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(exec.exec)
 app.command("weights")(weights.weights)
 app.command("report")(run.report)
 app.command("top")(top.top)

@@ -165,6 +165,12 @@ pub fn parse_rate(text: &str) -> PyResult<u64> {
     units::parse_rate_bits_per_sec(text).map_err(bad_input)
 }
 
+/// Seconds.
+#[pyfunction]
+pub fn parse_duration(text: &str) -> PyResult<f64> {
+    units::parse_duration(text).map(|duration| duration.as_secs_f64()).map_err(bad_input)
+}
+
 #[pyfunction]
 pub fn format_bytes(bytes: u64) -> String {
     units::format_bytes(bytes)

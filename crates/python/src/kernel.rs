@@ -1,7 +1,7 @@
 //! What runs in the kernel, for Python. Calls concern the network namespace of the calling thread.
 
 use crate::bad_input;
-use mission_kernel::{dctcp, switch};
+use mission_kernel::{dctcp, switch, transport};
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 
@@ -68,6 +68,25 @@ impl Switch {
     /// (nanoseconds, interface, bytes queued, bytes of real backlog) since the last call.
     fn samples(&self) -> PyResult<Vec<(u64, u32, u32, u32)>> {
         self.0.samples().map_err(failed)
+    }
+}
+
+/// Gives the sockets of a cgroup another transport, as long as it lives.
+#[pyclass(frozen)]
+pub struct Setter(transport::Setter);
+
+#[pymethods]
+impl Setter {
+    /// `wanted`: JSON, as `mission_kernel::transport::Wanted`.
+    #[new]
+    fn new(cgroup: std::path::PathBuf, wanted: &str) -> PyResult<Setter> {
+        let wanted = serde_json::from_str(wanted).map_err(bad_input)?;
+        transport::Setter::new(&cgroup, &wanted).map(Setter).map_err(failed)
+    }
+
+    /// JSON: what connections were found to have, and how many.
+    fn agreed(&self) -> PyResult<String> {
+        serde_json::to_string(&self.0.agreed().map_err(failed)?).map_err(bad_input)
     }
 }
 

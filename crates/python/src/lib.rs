@@ -20,14 +20,14 @@ mod _native {
     use super::_panic;
     #[pymodule_export]
     use super::decisions::{
-        Graph, MissionController, contradiction, defaults, format_bytes, parse_bytes, parse_rate, policies, transports,
-        weights,
+        Graph, MissionController, contradiction, defaults, format_bytes, parse_bytes, parse_duration, parse_rate,
+        policies, transports, weights,
     };
     #[pymodule_export]
     use super::endpoint::{Cancelled, Damaged, Denied, Endpoint, Lost, TransferError, Unreachable, carriers};
     #[cfg(feature = "kernel")]
     #[pymodule_export]
-    use super::kernel::{Dctcp, Switch};
+    use super::kernel::{Dctcp, Setter, Switch};
     #[pymodule_export]
     use super::memory::{Part, Segment};
     #[pymodule_export]

@@ -1,0 +1,50 @@
+"""Control groups (version 2) in which programs are run, so that their sockets can be told from all others."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from mission_control.lab import namespaces
+from mission_control.scenario import Missing
+
+PREFIX = "mission-control."
+
+
+def root() -> Path:
+    """Where the kernel's groups are.
+
+    Raises:
+        Missing: no such file system is mounted.
+    """
+    for line in Path("/proc/mounts").read_text().splitlines():
+        _, folder, kind, *_ = line.split()
+        if kind == "cgroup2":
+            return Path(folder)
+    raise Missing("no cgroup2 file system is mounted: mount -t cgroup2 none /sys/fs/cgroup/unified")
+
+
+@contextmanager
+def group(name: str) -> Iterator[Path]:
+    """A group of its own; what is left in it at the end is killed."""
+    folder = root() / f"{PREFIX}{name}"
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        remove(folder)
+
+
+def remove(folder: Path) -> None:
+    """Ends what runs in a group, and removes it."""
+    with suppress(FileNotFoundError):
+        (folder / "cgroup.kill").write_text("1")
+        deadline = time.monotonic() + namespaces.END_S
+        while (folder / "cgroup.procs").read_text():
+            if time.monotonic() > deadline:
+                raise namespaces.Failed(f"what runs in {folder} does not end")
+            time.sleep(0.01)
+        os.rmdir(folder)
