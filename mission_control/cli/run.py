@@ -60,7 +60,7 @@ def run(
         {
             "topology": {
                 "kind": topology,
-                "hosts": workers or hosts,
+                "hosts": hosts if workers is None else workers,
                 "memory_limit": memory_limit,
                 "link_rate": link_rate,
                 "mtu": mtu,
