@@ -362,10 +362,10 @@ def free_name(kind: str) -> str:
 def require() -> None:
     """
     Raises:
-        Missing: what a lab cannot do without, and how to get it.
+        Missing: what a lab, and `mission exec`, cannot do without, and how to get it.
     """
     if os.geteuid() != 0:
-        raise Missing("a lab needs root: run it with sudo")
+        raise Missing("this needs root: run it with sudo")
     if not hasattr(_native, "Switch"):
         raise Missing("built without eBPF: apt install clang libelf-dev pkg-config, then make setup")
 

@@ -148,14 +148,7 @@ impl Switch {
             let found = object.maps().find(|map| map.name() == name).expect("the program has this map");
             MapHandle::try_from(&found)
         };
-        let switch = Switch {
-            groups: map("groups")?,
-            group_configs: map("group_configs")?,
-            port_configs: map("port_configs")?,
-            places: map("places")?,
-            tracing: map("tracing")?,
-            samples: map("samples")?,
-        };
+        let switch = Switch::of(map)?;
         for (number, group) in groups.iter().enumerate() {
             let config = GroupConfig {
                 ports: group.ports.len() as u32,
@@ -201,6 +194,11 @@ impl Switch {
                 || std::io::Error::new(std::io::ErrorKind::NotFound, "this interface is no switch port of ours");
             found.ok_or_else(|| missing().into()).and_then(MapHandle::try_from)
         };
+        Switch::of(map)
+    }
+
+    /// From the program's maps, by name.
+    fn of(map: impl Fn(&str) -> Result<MapHandle>) -> Result<Switch> {
         Ok(Switch {
             groups: map("groups")?,
             group_configs: map("group_configs")?,
