@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -34,9 +35,16 @@ def _rate(value: Any) -> Any:
     raise ValueError(f'{value!r} has no unit: write a rate as in "100 Mbit/s"')
 
 
+def _milliseconds(value: Any) -> Any:
+    if isinstance(value, str):
+        return round(_native.parse_duration(value) * 1e3)
+    raise ValueError(f'{value!r} has no unit: write a time as in "200 ms"')
+
+
 Bytes = Annotated[int, BeforeValidator(_bytes)]
 Rate = Annotated[int, BeforeValidator(_rate)]
 """Bits per second."""
+Milliseconds = Annotated[int, BeforeValidator(_milliseconds)]
 
 
 class Missing(RuntimeError):
@@ -69,6 +77,23 @@ class Topology(Part):
     )
     mtu: int = Field(1500, ge=576, le=9000, description="lab: bytes of a packet")
     port: Port = Port()
+
+
+class Stack(Part):
+    """World `lab`: what the hosts' kernels do with TCP. Single settings take the place of the profile's."""
+
+    profile: Literal["modern", "2009"] = Field(
+        "modern",
+        description="modern: cubic and the kernel's own; 2009: reno, minimum RTO 200 ms, initial window 2, no SACK, no TLP",
+    )
+    congestion_control: str | None = Field(None, description="of sockets that choose none")
+    rto_min: Milliseconds | None = Field(
+        None, ge=1, description="shortest retransmission timeout; wins against what Mission Control asks of a socket"
+    )
+    initial_window: int | None = Field(None, ge=1, description="segments that a connection may send at first")
+    sack: bool | None = Field(None, description="selective acknowledgments")
+    tlp: bool | None = Field(None, description="tail loss probes")
+    delayed_ack: bool | None = Field(None, description="false: every segment is acknowledged at once")
 
 
 class Workload(Part):
@@ -112,6 +137,7 @@ class Scenario(Part):
 
     version: Literal[1] = Field(1, description="of this format")
     topology: Topology = Topology()
+    stack: Stack = Stack()
     workload: Workload = Workload()
     control: Control = Control()
     expect: Expect = Expect()
@@ -193,9 +219,30 @@ def with_changes(scenario: Scenario, changes: dict[str, dict[str, Any]]) -> Scen
     for part, own in changes.items():
         place = values
         for name in part.split("."):
+            if not isinstance(place.get(name), dict):
+                raise BadInput(f"a scenario has no table {part!r}: docs/scenario.md lists them")
             place = place[name]
         place.update({key: value for key, value in own.items() if value is not None})
     return validate(values)
+
+
+def with_settings(scenario: Scenario, settings: Sequence[str]) -> Scenario:
+    """The scenario with settings as people type them: ``topology.port.buffer=64KiB``, ``stack.sack=false``.
+
+    Raises:
+        BadInput: one that does not fit.
+    """
+    for setting in settings:
+        path, given, value = setting.partition("=")
+        *parts, key = path.strip().split(".")
+        if not given or not parts:
+            raise BadInput(f"--set {setting}: write TABLE.KEY=VALUE, as in stack.rto_min=200ms")
+        try:
+            parsed = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            parsed = value.strip()
+        scenario = with_changes(scenario, {".".join(parts): {key: parsed}})
+    return scenario
 
 
 def plain(scenario: Scenario) -> dict[str, Any]:
@@ -219,6 +266,7 @@ UNITS = {
     "topology.port.buffer": "B",
     "topology.port.ecn_threshold": "B",
     "topology.port.shared_buffer": "B",
+    "stack.rto_min": "ms",
     "workload.size": "B",
 }
 """Of the values that have one."""

@@ -10,7 +10,7 @@ import typer
 
 from mission_control import run as runner
 from mission_control.cli.show import LiveTable, print_result
-from mission_control.scenario import BadInput, load, with_changes
+from mission_control.scenario import BadInput, load, with_changes, with_settings
 from mission_control.worlds import WORLDS
 
 Option = typer.Option
@@ -42,6 +42,9 @@ def run(
     buffer: Annotated[str | None, Option(help="lab: of a switch port, as in 64KiB")] = None,
     ecn_threshold: Annotated[str | None, Option(help="lab: packets that find more in a port are marked")] = None,
     mtu: Annotated[int | None, Option(help="lab: bytes of a packet")] = None,
+    settings: Annotated[
+        list[str] | None, Option("--set", help="any key of the scenario, as in stack.rto_min=200ms; may be repeated")
+    ] = None,
     scheduler: Annotated[str | None, Option(help="of a Dask cluster that is running, as in tcp://HOST:8786")] = None,
     data: Annotated[Path | None, Option(help="folder for input and output, seen by all workers")] = None,
     keep_data: Annotated[bool, Option("--keep-data", help="leave input and output there")] = False,
@@ -55,8 +58,9 @@ def run(
         raise BadInput(f"--priorities {priorities}: write numbers above 0, as in 1,2") from None
     if encrypt and opportunistic:
         raise BadInput("--encrypt and --opportunistic exclude each other: leave one out")
+    changed = with_settings(load(scenario), settings or ())
     changed = with_changes(
-        load(scenario),
+        changed,
         {
             "topology": {
                 "kind": topology,

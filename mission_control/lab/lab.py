@@ -19,6 +19,7 @@ from typing import Any
 
 from mission_control import _native
 from mission_control.lab import congestion, namespaces
+from mission_control.lab.stack import Stack
 from mission_control.lab.topology import Link, Topology
 from mission_control.scenario import BadInput, Missing
 
@@ -35,10 +36,8 @@ QUEUE_BYTES = 16 << 20
 SYSCTLS = {
     "net/ipv6/conf/all/disable_ipv6": "1",
     "net/ipv4/tcp_no_metrics_save": "1",
-    "net/ipv4/tcp_congestion_control": "cubic",
 }
-"""Each run begins like the others: nothing is remembered of earlier connections, and what is not told otherwise has one
-congestion control on every machine."""
+"""Of every namespace. Each run begins like the others: nothing is remembered of earlier connections."""
 SUBFLOWS_MAX = 8
 """More the kernel does not allow."""
 LINKS_S = 10
@@ -52,14 +51,16 @@ class Lab:
     Args:
         topology: what to build; see :mod:`mission_control.lab.topology`.
         name: by default the kind of topology, and a number where that name is taken.
+        stack: what the hosts' kernels do with TCP.
 
     Raises:
         Missing: not root, or something that it needs is not there.
     """
 
-    def __init__(self, topology: Topology, name: str | None = None):
+    def __init__(self, topology: Topology, name: str | None = None, stack: Stack | None = None):
         require()
         self.topology = topology
+        self.stack = stack or Stack()
         self.name = name or free_name(topology.kind)
         if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,30}", self.name):
             raise BadInput(f"{self.name!r} names no lab: use lower-case letters, digits and -")
@@ -128,7 +129,7 @@ class Lab:
         lines = [f"netns add {self.namespace(node)}" for node in nodes]
         lines += [self.link_line(link) for link in self.topology.links]
         namespaces.batch("ip", lines)
-        with allowed(SYSCTLS["net/ipv4/tcp_congestion_control"]), ThreadPoolExecutor(os.cpu_count()) as pool:
+        with allowed(self.stack.congestion_control), ThreadPoolExecutor(os.cpu_count()) as pool:
             for done in [pool.submit(self.set_up_host, host) for host in self.topology.hosts]:
                 done.result()
             for done in [pool.submit(self.set_up_switch, switch) for switch in self.topology.switches]:
@@ -184,7 +185,11 @@ class Lab:
         lines = ["link set lo up"]
         for interface, link in self.links_of(host):
             lines.append(f"link set {interface} address {mac(self.topology.address(host, link.path))} up")
-            lines.append(f"addr add {self.topology.address(host, link.path)}/24 dev {interface}")
+            address = self.topology.address(host, link.path)
+            lines.append(f"addr add {address}/24 dev {interface}")
+            if attributes := self.stack.route():
+                network = address.rpartition(".")[0] + ".0/24"
+                lines.append(f"route change {network} dev {interface} proto kernel scope link src {address} {attributes}")
             # The machine has one neighbour table for all namespaces: what is permanent is never thrown out of it.
             for other in self.topology.hosts:
                 if other != host:
@@ -199,7 +204,7 @@ class Lab:
             ]
         namespaces.batch("ip", lines, self.namespace(host))
         namespaces.batch("tc", self.pacing(self.links_of(host)), self.namespace(host))
-        namespaces.inside(self.namespace(host), write_sysctls)
+        namespaces.inside(self.namespace(host), lambda: write_sysctls({**SYSCTLS, **self.stack.sysctls()}))
 
     def set_up_switch(self, switch: str) -> None:
         links = self.links_of(switch)
@@ -209,7 +214,7 @@ class Lab:
         namespaces.batch("tc", self.pacing(links), self.namespace(switch))
 
         def build() -> None:
-            write_sysctls()
+            write_sysctls(SYSCTLS)
             port = self.topology.port
             size = PORTS_PER_BUFFER if port.shared_bytes else 1
             ports = [(socket.if_nametoindex(name), self.port_settings(link)) for name, link in links]
@@ -229,10 +234,13 @@ class Lab:
                     raise namespaces.Failed(f"interfaces {', '.join(down)} of {node} do not come up")
                 time.sleep(0.02)
 
+    @property
+    def burst_bytes(self) -> int:
+        return BURST_FRAMES * (self.topology.mtu + ETHERNET_BYTES)
+
     def pacing(self, links: list[tuple[str, Link]]) -> list[str]:
         """A token bucket on each interface: both directions of a link have its rate."""
-        burst = BURST_FRAMES * (self.topology.mtu + ETHERNET_BYTES)
-        shape = f"burst {burst} limit {QUEUE_BYTES}"
+        shape = f"burst {self.burst_bytes} limit {QUEUE_BYTES}"
         return [f"qdisc replace dev {name} root tbf rate {link.bits_per_second}bit {shape}" for name, link in links]
 
     def port_settings(self, link: Link) -> dict[str, int]:
@@ -242,6 +250,7 @@ class Lab:
             "limit_bytes": port.buffer_bytes,
             "ecn_bytes": port.ecn_bytes,
             "mtu_bytes": self.topology.mtu + ETHERNET_BYTES,
+            "burst_bytes": self.burst_bytes,
         }
 
     # --- while it is up ---------------------------------------------------------------------------------------------
@@ -409,9 +418,9 @@ def allowed(congestion_control: str) -> Iterator[None]:
             write(ALLOWED, before)
 
 
-def write_sysctls() -> None:
+def write_sysctls(values: dict[str, str]) -> None:
     """In the namespace of the calling thread."""
-    for name, value in SYSCTLS.items():
+    for name, value in values.items():
         write(Path("/proc/sys") / name, value)
 
 

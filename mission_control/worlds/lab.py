@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import mission_control
 from mission_control import lab
 from mission_control.lab import namespaces
 from mission_control.lab.watch import Watch
-from mission_control.scenario import BadInput, Missing, Scenario, Topology
+from mission_control.scenario import BadInput, Missing, Scenario, Stack, Topology
 from mission_control.worlds.site import Site
 
 PORT = 8786
@@ -42,7 +43,7 @@ def in_lab(scenario: Scenario, scheduler: str | None = None) -> Iterator[Site]:
     if control.encrypt is True:
         raise BadInput("a cluster with certificates is not built in the lab yet: use --opportunistic")
     with ExitStack() as stack:
-        built = stack.enter_context(lab.Lab(topology_of(scenario.topology)))
+        built = stack.enter_context(lab.Lab(topology_of(scenario.topology), stack=stack_of(scenario.stack)))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mission-lab-")))
         *workers, first = built.topology.hosts
         address = f"tcp://{built.topology.address(first)}:{PORT}"
@@ -81,6 +82,19 @@ def topology_of(topology: Topology) -> lab.Topology:
     if topology.kind == "two-rack":
         options["trunk_rate"] = topology.trunk_rate
     return lab.KINDS[topology.kind](topology.hosts + 1, **options)
+
+
+def stack_of(stack: Stack) -> lab.Stack:
+    """The profile, with the scenario's own settings in place of its."""
+    own = {
+        "congestion_control": stack.congestion_control,
+        "rto_min_ms": stack.rto_min,
+        "initial_window": stack.initial_window,
+        "sack": stack.sack,
+        "tlp": stack.tlp,
+        "delayed_ack": stack.delayed_ack,
+    }
+    return replace(lab.PROFILES[stack.profile], **{key: value for key, value in own.items() if value is not None})
 
 
 def memory_limit(topology: Topology) -> int:

@@ -1,8 +1,10 @@
 /* The egress of a switch port: drops what its buffer has no room for, and marks what finds a long queue.
  *
  * A token bucket filter behind it paces the port. Its queue is long enough never to drop; what is dropped or marked is
- * decided here, by a virtual queue that drains at the port's rate. The real backlog is read beside it: where the two differ,
- * the machine was too slow and the run is not valid. */
+ * decided here, by a virtual queue that drains as the filter does: at the port's rate, and after a rest a burst at once.
+ * Without the burst a port that is fed at its own rate by another filter would lose what each rest between two packets
+ * costs, and its virtual queue would grow for ever. The real backlog is read beside it: where the two differ, the machine was
+ * too slow and the run is not valid. */
 #include <linux/bpf.h>
 #include <linux/pkt_cls.h>
 #include <bpf/bpf_core_read.h>
@@ -77,7 +79,7 @@ static __always_inline void drain(struct port *port, __u64 now)
     __u64 passed = now - port->drained_ns;
     __u64 queue = port->queue_bytes;
     /* After a second any buffer is empty; and the product below does not overflow. */
-    __u64 left = passed > 1000000000 ? queue : passed * port->bytes_per_second / 1000000000;
+    __u64 left = passed > 1000000000 ? queue + port->burst_bytes : passed * port->bytes_per_second / 1000000000;
     __u64 bucket = port->limit_bytes ? queue * BUCKETS / port->limit_bytes : 0;
     if (bucket > BUCKETS)
         bucket = BUCKETS;
@@ -85,6 +87,10 @@ static __always_inline void drain(struct port *port, __u64 now)
     if (queue)
         port->busy_ns += left < queue ? passed : queue * 1000000000 / port->bytes_per_second;
     port->queue_bytes = left < queue ? queue - left : 0;
+    if (left > queue) {
+        __u64 credit = port->credit_bytes + left - queue;
+        port->credit_bytes = credit < port->burst_bytes ? credit : port->burst_bytes;
+    }
     /* What is less than a byte stays for the next time. */
     port->drained_ns = left < queue ? port->drained_ns + left * 1000000000 / port->bytes_per_second : now;
 }
@@ -132,6 +138,7 @@ int port_egress(struct __sk_buff *skb)
     }
     port->bytes_per_second = config->bytes_per_second;
     port->limit_bytes = config->limit_bytes;
+    port->burst_bytes = config->burst_bytes;
     queue = port->queue_bytes;
     if (queue + bytes > limit) {
         drop = 1;
@@ -139,7 +146,9 @@ int port_egress(struct __sk_buff *skb)
         port->dropped_bytes += bytes;
     } else {
         mark = config->ecn_bytes && queue > config->ecn_bytes;
-        queue += bytes;
+        __u64 at_once = bytes < port->credit_bytes ? bytes : port->credit_bytes;
+        port->credit_bytes -= at_once;
+        queue += bytes - at_once;
         port->queue_bytes = queue;
         port->packets++;
         port->bytes += bytes;
@@ -148,8 +157,7 @@ int port_egress(struct __sk_buff *skb)
     }
     if (bytes > mtu)
         port->oversized++;
-    /* The filter's burst lets two packets go at once that the virtual queue still holds; a slow machine shows as a backlog
-     * that stays, by more than a tenth of what the port may hold. */
+    /* A slow machine shows as a backlog that stays, by more than a tenth of what the port may hold. */
     __u64 gap = backlog > queue ? backlog - queue : queue - backlog;
     if (gap > port->gap_bytes_max)
         port->gap_bytes_max = gap;

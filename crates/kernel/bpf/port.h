@@ -14,6 +14,7 @@ struct port_config {
     __u64 limit_bytes; /* most that it may hold, whatever a shared buffer has left */
     __u64 ecn_bytes;   /* a packet that finds more than this is marked; 0: none is */
     __u64 mtu_bytes;   /* longer frames are no packets of a wire */
+    __u64 burst_bytes; /* what the filter behind it lets go at once after a rest */
 };
 
 struct group_config {
@@ -28,8 +29,10 @@ struct port {
     /* The virtual queue: what a port of that rate would hold. */
     __u64 bytes_per_second;
     __u64 limit_bytes;
+    __u64 burst_bytes;
     __u64 queue_bytes;
-    __u64 drained_ns; /* until when it was drained */
+    __u64 credit_bytes; /* what may go at once: the filter has rested */
+    __u64 drained_ns;   /* until when it was drained */
     __u64 traced_ns;
     /* Counters. */
     __u64 packets;

@@ -32,6 +32,9 @@ pub struct PortSettings {
     pub ecn_bytes: u64,
     /// Longest frame of the wire, Ethernet's header included.
     pub mtu_bytes: u64,
+    /// What the filter behind the port lets go at once after a rest.
+    #[serde(default)]
+    pub burst_bytes: u64,
 }
 
 /// Ports that have a buffer in common, or one port that has its own.
@@ -88,7 +91,9 @@ struct GroupConfig {
 struct RawPort {
     bytes_per_second: u64,
     limit_bytes: u64,
+    burst_bytes: u64,
     queue_bytes: u64,
+    credit_bytes: u64,
     drained_ns: u64,
     traced_ns: u64,
     packets: u64,
