@@ -64,16 +64,33 @@ class Port(Part):
     alpha: float = Field(1.0, gt=0, description="of a shared buffer a port may hold this many times what is free")
 
 
+class Link(Part):
+    """World `lab`, kind `own`: one link."""
+
+    a: str = Field(description="a node: s and a number is a switch, all others are hosts")
+    b: str = Field(description="the other")
+    rate: Rate = Field("100 Mbit/s", validate_default=True, ge=10**6, description="in both directions")
+    path: int = Field(0, ge=0, le=7, description="of several ways between two hosts, each with addresses of its own")
+
+
 class Topology(Part):
     """The hosts. World `local`: worker processes on this machine. World `lab`: hosts with links and switches. World
     `cluster`: not read, the workers are there."""
 
-    kind: Literal["star", "two-rack", "two-path"] = Field("star", description="lab: how hosts and switches are linked")
+    kind: Literal["star", "two-rack", "two-path", "bonded", "own"] = Field(
+        "star", description="lab: how hosts and switches are linked; own: as `links` says"
+    )
     hosts: int = Field(4, ge=1, description="worker processes; in the lab each on a host of its own")
+    links: tuple[Link, ...] = Field((), description="lab, own: of a, b, rate, path; its last host is the scheduler's")
     memory_limit: Bytes | Literal["auto"] = Field("auto", description="memory of each worker, or an equal part of all")
     link_rate: Rate = Field("100 Mbit/s", validate_default=True, ge=10**6, description="lab: of every host's link")
     trunk_rate: Rate | None = Field(
         None, ge=10**6, description="lab, two-rack: of the link between them; else as others"
+    )
+    dilation: int = Field(
+        1,
+        ge=1,
+        description="lab: slow motion: rates are divided by it and minimum RTOs multiplied; times are as measured",
     )
     mtu: int = Field(1500, ge=576, le=9000, description="lab: bytes of a packet")
     port: Port = Port()
@@ -84,7 +101,7 @@ class Stack(Part):
 
     profile: Literal["modern", "2009"] = Field(
         "modern",
-        description="modern: cubic and the kernel's own; 2009: reno, minimum RTO 200 ms, initial window 2, no SACK, no TLP",
+        description="modern: cubic and the kernel's own; 2009: reno, RTO from 200 ms, initial window 2, no SACK, no TLP",
     )
     congestion_control: str | None = Field(None, description="of sockets that choose none")
     rto_min: Milliseconds | None = Field(
@@ -250,11 +267,13 @@ def plain(scenario: Scenario) -> dict[str, Any]:
     values = scenario.model_dump(exclude_none=True)
     for path, unit in UNITS.items():
         *parts, key = path.split(".")
-        place = values
+        place: Any = values
         for part in parts:
             place = place[part]
-        if isinstance(place.get(key), int):
-            place[key] = f"{place[key]} {unit}"
+        for own in place if isinstance(place, tuple | list) else (place,):
+            if isinstance(own.get(key), int):
+                own[key] = f"{own[key]} {unit}"
+    values["topology"]["links"] = list(values["topology"]["links"])
     values["control"]["priorities"] = list(values["control"]["priorities"])
     return values
 
@@ -263,6 +282,7 @@ UNITS = {
     "topology.memory_limit": "B",
     "topology.link_rate": "bit/s",
     "topology.trunk_rate": "bit/s",
+    "topology.links.rate": "bit/s",
     "topology.port.buffer": "B",
     "topology.port.ecn_threshold": "B",
     "topology.port.shared_buffer": "B",

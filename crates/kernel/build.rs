@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-const PROGRAMS: [&str; 3] = ["dctcp", "port", "transport"];
+const PROGRAMS: [&str; 4] = ["bond", "dctcp", "port", "transport"];
 
 fn main() {
     let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets it"));

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,9 +13,10 @@ from mission_control import _native
 from mission_control.cli.jobs import Json
 from mission_control.lab import picture
 from mission_control.lab.check import check as findings
+from mission_control.lab.described import lab_of
 from mission_control.lab.lab import Lab, down_all
-from mission_control.lab.topology import KINDS, Port
-from mission_control.scenario import BadInput, Missing
+from mission_control.lab.topology import KINDS
+from mission_control.scenario import BadInput, Missing, Scenario, load, with_changes
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -27,29 +28,32 @@ Name = Annotated[str | None, typer.Option(help="of the lab; by default its kind,
 
 @app.command()
 def up(
-    topology: Annotated[str, typer.Argument(help=", ".join(KINDS))],
-    hosts: Annotated[int, typer.Option(help="how many")] = 4,
-    link_rate: Annotated[str, typer.Option(help="of every host's link")] = "100Mbit/s",
-    buffer: Annotated[str, typer.Option(help="most that a switch port may hold")] = "64KiB",
+    topology: Annotated[str, typer.Argument(help=f"{', '.join(KINDS)}, or a scenario's file that ends in .toml")],
+    hosts: Annotated[int | None, typer.Option(help="how many; 4 unless a file says")] = None,
+    link_rate: Annotated[str | None, typer.Option(help="of every host's link, as in 100Mbit/s")] = None,
+    buffer: Annotated[str | None, typer.Option(help="most that a switch port may hold, as in 64KiB")] = None,
     ecn_threshold: Annotated[str | None, typer.Option(help="packets that find more are marked")] = None,
     shared_buffer: Annotated[str | None, typer.Option(help="of each 12 ports together")] = None,
-    mtu: Annotated[int, typer.Option(min=576, max=9000, help="bytes of a packet")] = 1500,
+    mtu: Annotated[int | None, typer.Option(help="bytes of a packet")] = None,
+    profile: Annotated[str | None, typer.Option(help="what the hosts' kernels do with TCP: modern, 2009")] = None,
     name: Name = None,
 ) -> None:
     """Builds a lab, which stays until it is taken down."""
-    if topology not in KINDS:
-        raise BadInput(f"there is no topology {topology!r}: use {', '.join(KINDS)}")
-    try:
-        port = Port(
-            buffer_bytes=_native.parse_bytes(buffer),
-            ecn_bytes=_native.parse_bytes(ecn_threshold) if ecn_threshold else 0,
-            shared_bytes=_native.parse_bytes(shared_buffer) if shared_buffer else 0,
-        )
-        made = KINDS[topology](hosts, _native.parse_rate(link_rate), port=port, mtu=mtu)
-    except ValueError as error:
-        raise BadInput(str(error)) from None
+    if topology not in KINDS and not topology.endswith(".toml"):
+        raise BadInput(f"there is no topology {topology!r}: use {', '.join(KINDS)}, or a file that ends in .toml")
+    changes: dict[str, dict[str, Any]] = {
+        "topology": {
+            "kind": None if topology.endswith(".toml") else topology,
+            "hosts": hosts,
+            "link_rate": link_rate,
+            "mtu": mtu,
+        },
+        "topology.port": {"buffer": buffer, "ecn_threshold": ecn_threshold, "shared_buffer": shared_buffer},
+        "stack": {"profile": profile},
+    }
+    scenario = with_changes(load(topology) if topology.endswith(".toml") else Scenario(), changes)
     began = time.monotonic()
-    lab = Lab(made, name)
+    lab = lab_of(scenario, name=name)
     try:
         lab.up()
     except BadInput:
@@ -57,7 +61,7 @@ def up(
     except BaseException:
         lab.down()
         raise
-    print(picture.draw(made))
+    print(picture.draw(lab.topology))
     print(f"\nlab {lab.name} is up after {time.monotonic() - began:.2f} s: mission lab exec h1 -- COMMAND")
 
 

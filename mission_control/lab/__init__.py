@@ -5,6 +5,20 @@
 
 from mission_control.lab.lab import Host, Lab
 from mission_control.lab.stack import PROFILES, Stack
-from mission_control.lab.topology import KINDS, Link, Port, Topology, star, two_path, two_rack
+from mission_control.lab.topology import KINDS, Link, Port, Topology, bonded, own, star, two_path, two_rack
 
-__all__ = ["KINDS", "PROFILES", "Host", "Lab", "Link", "Port", "Stack", "Topology", "star", "two_path", "two_rack"]
+__all__ = [
+    "KINDS",
+    "PROFILES",
+    "Host",
+    "Lab",
+    "Link",
+    "Port",
+    "Stack",
+    "Topology",
+    "bonded",
+    "own",
+    "star",
+    "two_path",
+    "two_rack",
+]

@@ -168,7 +168,9 @@ class Lab:
         """Names of the interfaces at both ends: of the path at a host, of the other node at a switch."""
 
         def end(node: str, other: str) -> str:
-            return self.topology.interface(link.path) if node in self.topology.hosts else other
+            if node in self.topology.hosts:
+                return self.topology.interface(link.path)
+            return f"{other}-{link.path + 1}" if self.topology.bonded and link.path else other
 
         return end(link.a, link.b), end(link.b, link.a)
 
@@ -184,16 +186,21 @@ class Lab:
     def set_up_host(self, host: str) -> None:
         lines = ["link set lo up"]
         for interface, link in self.links_of(host):
-            lines.append(f"link set {interface} address {mac(self.topology.address(host, link.path))} up")
-            address = self.topology.address(host, link.path)
+            path = 0 if self.topology.bonded else link.path
+            address = self.topology.address(host, path)
+            lines.append(f"link set {interface} address {mac(address)} up")
+            if path != link.path:
+                continue  # it has no address of its own
             lines.append(f"addr add {address}/24 dev {interface}")
             if attributes := self.stack.route():
                 network = address.rpartition(".")[0] + ".0/24"
-                lines.append(f"route change {network} dev {interface} proto kernel scope link src {address} {attributes}")
+                lines.append(
+                    f"route change {network} dev {interface} proto kernel scope link src {address} {attributes}"
+                )
             # The machine has one neighbour table for all namespaces: what is permanent is never thrown out of it.
             for other in self.topology.hosts:
                 if other != host:
-                    address = self.topology.address(other, link.path)
+                    address = self.topology.address(other, path)
                     lines.append(f"neigh add {address} lladdr {mac(address)} dev {interface} nud permanent")
         if self.topology.paths > 1:
             # Every host names its further addresses to its peers, and opens a subflow to each that it is named.
@@ -204,7 +211,13 @@ class Lab:
             ]
         namespaces.batch("ip", lines, self.namespace(host))
         namespaces.batch("tc", self.pacing(self.links_of(host)), self.namespace(host))
-        namespaces.inside(self.namespace(host), lambda: write_sysctls({**SYSCTLS, **self.stack.sysctls()}))
+
+        def finish() -> None:
+            write_sysctls({**SYSCTLS, **self.stack.sysctls()})
+            if self.topology.bonded:
+                _native.bond([(socket.if_nametoindex("eth0"), socket.if_nametoindex("eth1"))])
+
+        namespaces.inside(self.namespace(host), finish)
 
     def set_up_switch(self, switch: str) -> None:
         links = self.links_of(switch)
@@ -212,6 +225,8 @@ class Lab:
         lines += [f"link set {interface} master br0 up" for interface, _ in links]
         namespaces.batch("ip", lines, self.namespace(switch))
         namespaces.batch("tc", self.pacing(links), self.namespace(switch))
+        if self.topology.bonded:
+            namespaces.batch("bridge", self.forwarding(links), self.namespace(switch))
 
         def build() -> None:
             write_sysctls(SYSCTLS)
@@ -221,8 +236,20 @@ class Lab:
             groups = [ports[first : first + size] for first in range(0, len(ports), size)]
             shared = {"shared_bytes": port.shared_bytes, "alpha": port.alpha}
             _native.Switch.build(json.dumps([{**shared, "ports": group} for group in groups]))
+            if self.topology.bonded:
+                _native.bond([(socket.if_nametoindex(name), socket.if_nametoindex(f"{name}-2")) for name in first])
 
+        first = [name for name, link in links if link.path == 0]
         namespaces.inside(self.namespace(switch), build)
+
+    def forwarding(self, links: list[tuple[str, Link]]) -> list[str]:
+        """Where the bridge sends what is for a host with bonded links: by the first, which takes them in turn. Learnt
+        from what comes it would change with every packet."""
+        lines = [f"link set dev {name} learning off flood off" for name, _ in links]
+        for name, link in links:
+            if link.path == 0:
+                lines.append(f"fdb replace {mac(self.topology.address(link.a))} dev {name} master static")
+        return lines
 
     def wait_for_links(self) -> None:
         """Until every switch port forwards, and every interface sends: the kernel takes up to a second for that, and
@@ -284,20 +311,22 @@ class Lab:
 
     def cut(self, host: str, path: int = 0) -> None:
         """Takes a host's link down, as if its cable were drawn."""
-        namespaces.batch("ip", [f"link set {host} down"], self.namespace(self.link_of(host, path).b))
+        link = self.link_of(host, path)
+        namespaces.batch("ip", [f"link set {self.ends(link)[1]} down"], self.namespace(link.b))
 
     def mend(self, host: str, path: int = 0) -> None:
         """Brings a link up again that was cut."""
-        namespaces.batch("ip", [f"link set {host} up"], self.namespace(self.link_of(host, path).b))
+        link = self.link_of(host, path)
+        namespaces.batch("ip", [f"link set {self.ends(link)[1]} up"], self.namespace(link.b))
         self.wait_for_links()
 
     def slow(self, host: str, bits_per_second: int, path: int = 0) -> None:
         """Gives a host's link another rate, in both directions."""
         link = replace(self.link_of(host, path), bits_per_second=bits_per_second)
-        interface = self.topology.interface(path)
+        interface, port = self.ends(link)
         namespaces.batch("tc", self.pacing([(interface, link)]), self.namespace(host))
-        namespaces.batch("tc", self.pacing([(host, link)]), self.namespace(link.b))
-        self.set_ports(link.b, lambda name, settings: self.port_settings(link) if name == host else settings)
+        namespaces.batch("tc", self.pacing([(port, link)]), self.namespace(link.b))
+        self.set_ports(link.b, lambda name, settings: self.port_settings(link) if name == port else settings)
 
     def mark(self, ecn_bytes: int) -> None:
         """Changes the length of a queue from which on packets are marked, at every port of every switch; 0: none is."""

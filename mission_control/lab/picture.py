@@ -23,7 +23,7 @@ def draw(topology: Topology) -> str:
     lines = [f"{topology.kind}: {len(topology.hosts)} hosts, MTU {topology.mtu}, {describe(topology)}"]
     for switch in topology.switches:
         links = [link for link in topology.links if switch in (link.a, link.b)]
-        hosts = [link for link in links if link.a in topology.hosts]
+        hosts = list({link.a: link for link in links if link.a in topology.hosts}.values())
         trunks = [link for link in links if link.a not in topology.hosts]
         beside = "".join(f" ══ {other(link, switch)} ({rate(link.bits_per_second)})" for link in trunks)
         lines += ["", f"  [{switch}]{beside}"]
@@ -32,7 +32,8 @@ def draw(topology: Topology) -> str:
             last = first + IN_A_LINE >= len(hosts)
             lines.append(f"   {'└' if last else '├'}── " + "  ".join(f"{link.a:<4}" for link in some))
         rates = sorted({link.bits_per_second for link in hosts})
-        lines.append(f"       each at {', '.join(map(rate, rates))}")
+        bonded = "two bonded links, " if topology.bonded else ""
+        lines.append(f"       {bonded}each at {', '.join(map(rate, rates))}")
     return "\n".join(lines)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+
 @dataclass(frozen=True)
 class Stack:
     """Of every host; ``None`` leaves the kernel's own.
@@ -49,5 +50,5 @@ PROFILES = {
     "modern": Stack(),
     "2009": Stack(congestion_control="reno", rto_min_ms=200, initial_window=2, sack=False, tlp=False),
 }
-"""Today's defaults; and what the incast papers measured (FACTS): no selective acknowledgments, no probes, two segments at
-first."""
+"""Today's defaults; and what the incast papers measured (FACTS): no selective acknowledgments, no probes, two segments
+at first."""

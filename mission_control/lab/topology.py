@@ -5,8 +5,9 @@ A new kind is a function here and one line in :data:`KINDS`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 RATE = 100_000_000
@@ -56,10 +57,13 @@ class Topology:
     links: tuple[Link, ...]
     port: Port = field(default_factory=Port)
     mtu: int = 1500
+    bonded: bool = False
+    """The links of a host act as one, with one address: packets take them in turn."""
 
     @property
     def paths(self) -> int:
-        return max(link.path for link in self.links) + 1
+        """Ways between two hosts, each with addresses of its own."""
+        return 1 if self.bonded else max(link.path for link in self.links) + 1
 
     def address(self, host: str, path: int = 0) -> str:
         """IPv4 address of a host's interface on a path."""
@@ -104,7 +108,62 @@ def two_path(hosts: int = 4, link_rate: int = RATE, port: Port | None = None, mt
     return Topology("two-path", names, ("s1", "s2"), tuple(links), port or Port(), mtu)
 
 
-KINDS: dict[str, Callable[..., Topology]] = {"star": star, "two-rack": two_rack, "two-path": two_path}
+def bonded(hosts: int = 4, link_rate: int = RATE, port: Port | None = None, mtu: int = 1500) -> Topology:
+    """A star in which every host has two links that act as one: paper 001, 5.3.1 (Linux calls it balance-rr)."""
+    names = _hosts(hosts)
+    links = tuple(Link(name, "s1", link_rate, path) for name in names for path in (0, 1))
+    return Topology("bonded", names, ("s1",), links, port or Port(), mtu, bonded=True)
+
+
+KINDS: dict[str, Callable[..., Topology]] = {
+    "star": star,
+    "two-rack": two_rack,
+    "two-path": two_path,
+    "bonded": bonded,
+}
+
+
+def own(links: Sequence[Link], port: Port | None = None, mtu: int = 1500) -> Topology:
+    """Links of one's own: nodes called s and a number are switches, all others hosts.
+
+    Raises:
+        ValueError: links that make no network; one line that names the mend.
+    """
+    nodes = list(dict.fromkeys(node for link in links for node in (link.a, link.b)))
+    switches = tuple(node for node in nodes if re.fullmatch(r"s\d+", node))
+    hosts = tuple(node for node in nodes if node not in switches)
+    # At the host's end first, as everywhere here.
+    turned = tuple(replace(link, a=link.b, b=link.a) if link.a in switches else link for link in links)
+    for link in turned:
+        if link.a in hosts and link.b in hosts:
+            raise ValueError(f"{link.a} and {link.b} are hosts: put a switch (s1, s2, ...) between them")
+    for name in nodes:
+        if not re.fullmatch(r"[a-z][a-z0-9]{0,7}", name):
+            raise ValueError(f"{name!r} names no node: use up to 8 lower-case letters and digits")
+    if len({(link.a, link.path) for link in turned if link.a in hosts}) < sum(link.a in hosts for link in turned):
+        raise ValueError("a host has two links on one path: number them with path = 0, 1, ...")
+    if not 2 <= len(hosts) <= HOSTS_MAX:
+        raise ValueError(f"{len(hosts)} hosts: use 2 to {HOSTS_MAX}")
+    for path in {link.path for link in turned}:
+        _require_tree([link for link in turned if link.path == path], path)
+    return Topology("own", hosts, switches, turned, port or Port(), mtu)
+
+
+def _require_tree(links: Sequence[Link], path: int) -> None:
+    """Bridges without a spanning tree protocol would send packets around a loop for ever."""
+    joined: dict[str, str] = {}
+
+    def root(node: str) -> str:
+        while joined.setdefault(node, node) != node:
+            node = joined[node]
+        return node
+
+    for link in links:
+        if root(link.a) == root(link.b):
+            raise ValueError(f"path {path} has a loop at {link.a} and {link.b}: leave one of its links out")
+        joined[root(link.a)] = root(link.b)
+    if len({root(node) for node in joined}) > 1:
+        raise ValueError(f"path {path} is in pieces: link its switches")
 
 
 def _hosts(count: int) -> tuple[str, ...]:

@@ -9,18 +9,16 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import psutil
 from distributed import Client
 
 import mission_control
 from mission_control import lab
-from mission_control.lab import namespaces
+from mission_control.lab import described, namespaces
 from mission_control.lab.watch import Watch
-from mission_control.scenario import BadInput, Missing, Scenario, Stack, Topology
+from mission_control.scenario import BadInput, Missing, Scenario, Topology
 from mission_control.worlds.site import Site
 
 PORT = 8786
@@ -43,7 +41,7 @@ def in_lab(scenario: Scenario, scheduler: str | None = None) -> Iterator[Site]:
     if control.encrypt is True:
         raise BadInput("a cluster with certificates is not built in the lab yet: use --opportunistic")
     with ExitStack() as stack:
-        built = stack.enter_context(lab.Lab(topology_of(scenario.topology), stack=stack_of(scenario.stack)))
+        built = stack.enter_context(described.lab_of(scenario, spare=1))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mission-lab-")))
         *workers, first = built.topology.hosts
         address = f"tcp://{built.topology.address(first)}:{PORT}"
@@ -51,7 +49,7 @@ def in_lab(scenario: Scenario, scheduler: str | None = None) -> Iterator[Site]:
             _start(built, first, folder, "scheduler", "--host", built.topology.address(first), "--port", str(PORT))
         ]
         stack.enter_context(_inside(built.namespace(first)))
-        limit = memory_limit(scenario.topology)
+        limit = memory_limit(scenario.topology, len(workers))
         for host in workers:
             words = [
                 "--nthreads",
@@ -70,37 +68,10 @@ def in_lab(scenario: Scenario, scheduler: str | None = None) -> Iterator[Site]:
             yield Site(lambda: Client(address, set_as_default=False), watch.start, watch.told)
 
 
-def topology_of(topology: Topology) -> lab.Topology:
-    """As the lab builds it, with a host more than there are workers."""
-    port = lab.Port(
-        buffer_bytes=topology.port.buffer,
-        ecn_bytes=topology.port.ecn_threshold or 0,
-        shared_bytes=topology.port.shared_buffer or 0,
-        alpha=topology.port.alpha,
-    )
-    options: dict[str, Any] = {"link_rate": topology.link_rate, "port": port, "mtu": topology.mtu}
-    if topology.kind == "two-rack":
-        options["trunk_rate"] = topology.trunk_rate
-    return lab.KINDS[topology.kind](topology.hosts + 1, **options)
-
-
-def stack_of(stack: Stack) -> lab.Stack:
-    """The profile, with the scenario's own settings in place of its."""
-    own = {
-        "congestion_control": stack.congestion_control,
-        "rto_min_ms": stack.rto_min,
-        "initial_window": stack.initial_window,
-        "sack": stack.sack,
-        "tlp": stack.tlp,
-        "delayed_ack": stack.delayed_ack,
-    }
-    return replace(lab.PROFILES[stack.profile], **{key: value for key, value in own.items() if value is not None})
-
-
-def memory_limit(topology: Topology) -> int:
+def memory_limit(topology: Topology, workers: int) -> int:
     if topology.memory_limit != "auto":
         return topology.memory_limit
-    return int(psutil.virtual_memory().available * LIMIT_SHARE / topology.hosts)
+    return int(psutil.virtual_memory().available * LIMIT_SHARE / workers)
 
 
 def _start(built: lab.Lab, host: str, folder: Path, what: str, *words: str) -> subprocess.Popen[bytes]:

@@ -6,11 +6,11 @@
 use libbpf_rs::query::{ProgInfoIter, ProgInfoQueryOptions};
 use libbpf_rs::{
     ErrorExt as _, MapCore as _, MapFlags, MapHandle, ObjectBuilder, RingBufferBuilder, TC_EGRESS, TcHook,
-    TcHookBuilder,
+    TcHookBuilder, set_print,
 };
 use serde::{Deserialize, Serialize};
 use std::mem::{size_of, zeroed};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 pub type Error = libbpf_rs::Error;
@@ -19,6 +19,8 @@ pub type Result<T> = std::result::Result<T, Error>;
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/port.bpf.o"));
 const PORTS_PER_GROUP: usize = 16;
 const BUCKETS: usize = 64;
+/// After what chooses the port ([`crate::bond`]).
+const PRIORITY: u32 = 2;
 
 /// How a port behaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -170,9 +172,7 @@ impl Switch {
         }
         let program = object.progs().next().expect("the program has one entry");
         for (interface, _) in groups.iter().flat_map(|group| &group.ports) {
-            let mut builder = TcHookBuilder::new(program.as_fd());
-            let mut hook = builder.ifindex(*interface as i32).handle(1).priority(1).hook(TC_EGRESS);
-            hook.create().and_then(|mut hook| hook.attach()).context("an interface takes no program")?;
+            attach(program.as_fd(), *interface, PRIORITY)?;
         }
         Ok(switch)
     }
@@ -185,7 +185,7 @@ impl Switch {
         // A query is about no program; the type wants a descriptor of one.
         let any = std::io::stdin();
         let mut hook = TcHook::new(any.as_fd());
-        let id = hook.ifindex(interface as i32).attach_point(TC_EGRESS).handle(1).priority(1).query()?;
+        let id = hook.ifindex(interface as i32).attach_point(TC_EGRESS).handle(1).priority(PRIORITY).query()?;
         let options = ProgInfoQueryOptions::default().include_map_ids(true);
         let info = ProgInfoIter::with_query_opts(options).find(|info| info.id == id);
         let maps: Vec<MapHandle> = info
@@ -288,6 +288,18 @@ impl Switch {
     fn configure(&self, place: Place, settings: &PortSettings) -> Result<()> {
         self.port_configs.update(&place.flat().to_ne_bytes(), bytes_of(settings), MapFlags::ANY)
     }
+}
+
+/// Attaches a program to the egress of an interface; of several, the one with the lowest priority runs first.
+pub(crate) fn attach(program: BorrowedFd<'_>, interface: u32, priority: u32) -> Result<()> {
+    let mut builder = TcHookBuilder::new(program);
+    let mut hook = builder.ifindex(interface as i32).handle(1).priority(priority).hook(TC_EGRESS);
+    // It says on standard error where the hook is there already, which is no error.
+    let before = set_print(None);
+    let made = hook.create();
+    set_print(before);
+    made.and_then(|mut hook| hook.attach()).context("an interface takes no program")?;
+    Ok(())
 }
 
 /// A plain structure of the program's, with no padding and no invalid values.

@@ -1,7 +1,7 @@
 //! What runs in the kernel, for Python. Calls concern the network namespace of the calling thread.
 
 use crate::bad_input;
-use mission_kernel::{dctcp, switch, transport};
+use mission_kernel::{bond, dctcp, switch, transport};
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 
@@ -88,6 +88,12 @@ impl Setter {
     fn agreed(&self) -> PyResult<String> {
         serde_json::to_string(&self.0.agreed().map_err(failed)?).map_err(bad_input)
     }
+}
+
+/// Bonds pairs of interfaces, given by their indexes: packets take their links in turn.
+#[pyfunction(name = "bond")]
+pub fn bond_pairs(pairs: Vec<(u32, u32)>) -> PyResult<()> {
+    bond::bond(&pairs).map_err(failed)
 }
 
 fn failed(error: switch::Error) -> PyErr {

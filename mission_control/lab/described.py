@@ -1,0 +1,67 @@
+"""The lab that a scenario describes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from mission_control import scenario
+from mission_control.lab import topology
+from mission_control.lab.lab import Lab
+from mission_control.lab.stack import PROFILES, Stack
+
+RTO_MIN_MS = 200
+"""The kernel's own; written down where it has to be dilated."""
+
+
+def lab_of(described: scenario.Scenario, *, name: str | None = None, spare: int = 0) -> Lab:
+    """
+    Args:
+        spare: hosts beyond those of the scenario.
+
+    Raises:
+        BadInput: links that make no network.
+        Missing: what a lab cannot do without is not there.
+    """
+    return Lab(topology_of(described.topology, spare), name, stack_of(described))
+
+
+def topology_of(described: scenario.Topology, spare: int = 0) -> topology.Topology:
+    """
+    Raises:
+        BadInput: links that make no network.
+    """
+    port = topology.Port(
+        buffer_bytes=described.port.buffer,
+        ecn_bytes=described.port.ecn_threshold or 0,
+        shared_bytes=described.port.shared_buffer or 0,
+        alpha=described.port.alpha,
+    )
+    options: dict[str, Any] = {"port": port, "mtu": described.mtu}
+    slow = described.dilation
+    try:
+        if described.kind == "own":
+            links = [topology.Link(own.a, own.b, own.rate // slow, own.path) for own in described.links]
+            return topology.own(links, **options)
+        if described.kind == "two-rack" and described.trunk_rate is not None:
+            options["trunk_rate"] = described.trunk_rate // slow
+        return topology.KINDS[described.kind](described.hosts + spare, described.link_rate // slow, **options)
+    except ValueError as error:
+        raise scenario.BadInput(str(error)) from None
+
+
+def stack_of(described: scenario.Scenario) -> Stack:
+    """The profile, with the scenario's own settings in place of its, dilated."""
+    stack, slow = described.stack, described.topology.dilation
+    own: dict[str, Any] = {
+        "congestion_control": stack.congestion_control,
+        "rto_min_ms": stack.rto_min,
+        "initial_window": stack.initial_window,
+        "sack": stack.sack,
+        "tlp": stack.tlp,
+        "delayed_ack": stack.delayed_ack,
+    }
+    made = replace(PROFILES[stack.profile], **{key: value for key, value in own.items() if value is not None})
+    if slow > 1:
+        made = replace(made, rto_min_ms=(made.rto_min_ms or RTO_MIN_MS) * slow)
+    return made
