@@ -84,6 +84,7 @@ class MissionControlScheduler(SchedulerPlugin):
         scheduler.stream_handlers["mission-control-progress"] = self.on_progress
         scheduler.stream_handlers["mission-control-task"] = self.on_task
         scheduler.stream_handlers["mission-control-leave"] = self.on_leave
+        scheduler.stream_handlers["mission-control-probed"] = self.on_probed
         self._inherit_jobs(scheduler)
         tick = PeriodicCallback(lambda: self.event({"event": "tick"}), 1000)
         scheduler.periodic_callbacks[self.name] = tick
@@ -248,6 +249,11 @@ class MissionControlScheduler(SchedulerPlugin):
             if not self.ending[last_of]:
                 self.finish(last_of)
 
+    def on_probed(self, worker: str, seen: dict[str, Any]) -> None:
+        """What a worker learnt of ECN marks."""
+        self.record("ecn-probed", worker=worker, **seen)
+        self.event({"event": "ecn-probed", "worker": worker, "seen": seen})
+
     def known(self, job: str) -> bool:
         return job in self.jobs.specs or job in self.ending
 
@@ -368,7 +374,10 @@ class MissionControlScheduler(SchedulerPlugin):
         for command in commands:
             if command["command"] == "weigh" and self.runner is not None:
                 self.runner.ask(command["jobs"])
-        commands = [command for command in commands if command["command"] != "weigh"]
+            elif command["command"] == "probe-ecn":
+                senders = [self.workers[own]["address"] for own in command["senders"] if own in self.workers]
+                self.tell({"probe_ecn": senders}, [command["worker"]])
+        commands = [command for command in commands if command["command"] not in ("weigh", "probe-ecn")]
         for command in commands:
             self.record("decision", **command)
         if self.mission.policy_error != self.policy_error:

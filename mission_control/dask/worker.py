@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import threading
 import time
@@ -22,6 +23,8 @@ from mission_control import _native
 
 if TYPE_CHECKING:
     from mission_control.objects import Reference, Task
+
+logger = logging.getLogger(__name__)
 
 RUNNING = ("executing", "long-running", "cancelled", "resumed")
 """States in which a task's code may still run."""
@@ -90,6 +93,7 @@ class MissionControlWorker(WorkerPlugin):
         why: str = "",
         forget_job: str | None = None,
         report: str | None = None,
+        probe_ecn: Sequence[str] = (),
         **_: Any,
     ) -> None:
         if self.closing:
@@ -106,6 +110,21 @@ class MissionControlWorker(WorkerPlugin):
             self.report(last_of=report)
         if forget_job is not None:
             self.endpoint.forget_job(forget_job)
+        if probe_ecn:
+            threading.Thread(target=self.probe_ecn, args=(list(probe_ecn),), name="mission-probe", daemon=True).start()
+
+    def probe_ecn(self, senders: list[str]) -> None:
+        """Has others send here at once, and tells what became of their packets."""
+        endpoint = self.endpoint
+        if endpoint is None:
+            return
+        try:
+            seen = json.loads(endpoint.probe_ecn(senders))
+        except (OSError, RuntimeError) as error:
+            # A sender that is gone, or this worker that closes: nothing was learnt, and the next round asks again.
+            logger.info("ECN was not measured: %s", error)
+            return
+        self.worker.loop.add_callback(self.send, "mission-control-probed", seen=seen)
 
     # --- what tasks do ----------------------------------------------------------------------------------------------
 

@@ -44,6 +44,14 @@ pub const LANES: u32 = 2;
 pub const HEAD_BYTES_MAX: usize = 16 << 10;
 /// Weights are recomputed at least this often (paper 001, 4.2: "updated every second").
 pub const WEIGHTS_EVERY: Duration = Duration::from_secs(1);
+/// Whether switches mark packets is measured anew this often while jobs run that leave the transport open.
+pub const ECN_PROBE_EVERY: Duration = Duration::from_secs(10);
+/// And so soon after the last time where hosts have come or gone.
+pub const ECN_PROBE_AGAIN: Duration = Duration::from_secs(2);
+/// What each of two hosts sends to a third for that: more than ports hold before they mark or drop.
+pub const ECN_PROBE_BYTES: u64 = 256 << 10;
+/// So many losses without one mark mean that nobody marks; one or two may be the kernel's own probes.
+pub const ECN_PROBE_LOST_MIN: u64 = 3;
 /// Share of a worker's memory limit that its own segments may take before objects go to spool files.
 pub const STORE_MEMORY_FRACTION: f64 = 0.25;
 /// How often a worker reports its progress while bytes move.
@@ -88,6 +96,12 @@ pub fn table() -> Vec<(&'static str, String, &'static str)> {
         ("uploads", UPLOADS_PER_PEER.to_string(), "pieces of a broadcast that one process sends at once"),
         ("lanes", LANES.to_string(), "pieces of a broadcast that one receiver asks for at once"),
         ("longest head", bytes(HEAD_BYTES_MAX as u64), "of a request or an answer"),
+        ("ECN probe", seconds(ECN_PROBE_EVERY), "how often it is measured whether switches mark, while that decides"),
+        (
+            "ECN probe, size",
+            bytes(ECN_PROBE_BYTES),
+            "what each of two hosts sends to a third for that; needs three hosts, and dctcp in their kernels",
+        ),
         ("weights", seconds(WEIGHTS_EVERY), "recomputed at least this often, and at every arrival and end"),
         (
             "store memory",

@@ -6,9 +6,10 @@
 //!
 //! Read in this order: [`nouns`], [`policy`], [`shares`], [`slots`], [`pattern`], [`graph`], [`flight`], then the two
 //! state machines that put them together: [`mission`] (one per cluster) and [`throttle`] (one per worker process); and
-//! [`swarm`], the books of a broadcast.
+//! [`swarm`], the books of a broadcast, and [`ecn`], the search for switches that mark.
 
 pub mod defaults;
+pub mod ecn;
 pub mod flight;
 pub mod graph;
 pub mod mission;

@@ -4,8 +4,9 @@
 //! owns the clock and the channels. Workers keep the last commands they got, so a scheduler that stalls stops nothing.
 
 use crate::defaults;
+use crate::ecn::{self, Prober};
 use crate::flight::{self, Environment, FlightPlan};
-use crate::nouns::{Demands, HostId, JobId, JobSpec, Pattern, TransferId, Transport};
+use crate::nouns::{Demands, Encryption, HostId, JobId, JobSpec, Pattern, TransferId, Transport};
 use crate::pattern::{Asked, Evidence};
 use crate::policy::external::{self, External};
 use crate::policy::{self, JobView, Policy};
@@ -67,6 +68,11 @@ pub enum Event {
         asked: Vec<JobView>,
         counts: Result<BTreeMap<JobId, f64>, String>,
     },
+    /// What a worker learnt by [`Command::ProbeEcn`].
+    EcnProbed {
+        worker: WorkerId,
+        seen: ecn::Seen,
+    },
     /// Only time has passed.
     Tick,
 }
@@ -82,6 +88,8 @@ pub enum Command {
     Broadcast { transfer: TransferId },
     /// The job may not run; said before a byte moves.
     Refuse { job: JobId, reason: String },
+    /// To this worker: have the others send to it at once ([`crate::ecn`]), and say so by [`Event::EcnProbed`].
+    ProbeEcn { worker: WorkerId, senders: Vec<WorkerId> },
     /// To the caller itself: have the external policy compute what these jobs count, and say so by [`Event::Weighed`].
     Weigh { jobs: Vec<JobView> },
 }
@@ -98,6 +106,7 @@ pub struct MissionController {
     workers: BTreeMap<WorkerId, (HostId, Environment)>,
     shares: Vec<Share>,
     weighed_at: Option<Time>,
+    prober: Prober,
     /// Transports that the caller's Carriers offer while no worker has joined yet.
     environment: Environment,
 }
@@ -195,6 +204,7 @@ impl MissionController {
             workers: BTreeMap::new(),
             shares: Vec::new(),
             weighed_at: None,
+            prober: Prober::default(),
             environment,
         })
     }
@@ -210,11 +220,13 @@ impl MissionController {
         let reweigh = match event {
             Event::WorkerJoined { worker, host, environment } => {
                 self.workers.insert(worker, (host, environment));
+                self.prober.changed();
                 self.plan_all(&mut commands);
                 true
             }
             Event::WorkerLeft { worker } => {
                 self.workers.remove(&worker);
+                self.prober.changed();
                 for transfer in self.jobs.values_mut().flat_map(|job| job.transfers.values_mut()) {
                     transfer.left += transfer.progress.remove(&worker).map_or(0, |(_, served, _)| served);
                 }
@@ -262,12 +274,18 @@ impl MissionController {
                 true
             }
             Event::Weighed { asked, counts } => self.weighed(&asked, counts),
+            Event::EcnProbed { worker, seen } => {
+                self.probed(&worker, seen);
+                self.plan_all(&mut commands);
+                false
+            }
             Event::Tick => false,
         };
         if reweigh || self.weighed_at.is_none_or(|at| now.since(at) >= defaults::WEIGHTS_EVERY) {
             self.weighed_at = Some(now);
             self.weigh(asks, &mut commands);
         }
+        self.probe(now, &mut commands);
         Ok(commands)
     }
 
@@ -385,7 +403,7 @@ impl MissionController {
         let mut common = all.fold(first.clone(), |common, own| Environment {
             carriers: intersect(&common.carriers, &own.carriers),
             interfaces: common.interfaces.min(own.interfaces),
-            ecn: if common.ecn == own.ecn { common.ecn } else { None },
+            ecn: both(common.ecn, own.ecn.clone()),
             congestion_controls: intersect(&common.congestion_controls, &own.congestion_controls),
             engine_tls: common.engine_tls && own.engine_tls,
         });
@@ -395,6 +413,29 @@ impl MissionController {
             common.carriers.retain(|transport| *transport != Transport::Shm);
         }
         common
+    }
+
+    /// Has ECN measured where that decides: some job leaves the transport open, and every host has DCTCP.
+    fn probe(&mut self, now: Time, commands: &mut Vec<Command>) {
+        let open = |job: &Job| job.spec.demands.transport.is_none() && job.spec.demands.encrypt == Encryption::None;
+        if !self.jobs.values().any(open) || !flight::has_dctcp(&self.common_environment()) {
+            return;
+        }
+        let probes = self.prober.due(now, self.workers.iter().map(|(worker, (host, _))| (worker, host)));
+        let command = |probe: ecn::Probe| Command::ProbeEcn { worker: probe.receiver, senders: probe.senders };
+        commands.extend(probes.into_iter().map(command));
+    }
+
+    /// What one worker saw holds for all of its host.
+    fn probed(&mut self, worker: &WorkerId, seen: ecn::Seen) {
+        let Some((host, _)) = self.workers.get(worker) else { return };
+        let (host, Some((arrive, why))) = (host.clone(), seen.verdict(worker)) else { return };
+        for (own, environment) in self.workers.values_mut() {
+            let known = environment.ecn.as_ref().is_some_and(|(before, _)| *before == arrive);
+            if *own == host && !known {
+                environment.ecn = Some((arrive, why.clone()));
+            }
+        }
     }
 
     /// Takes what an external policy says; true if weights may change by it.
@@ -433,6 +474,14 @@ impl MissionController {
         if asks && self.external.is_some() && !views.is_empty() {
             commands.push(Command::Weigh { jobs: views });
         }
+    }
+}
+
+/// Marks arrive where they do at both; what is known to fail decides before what is not known.
+fn both(one: Option<(bool, String)>, other: Option<(bool, String)>) -> Option<(bool, String)> {
+    match (one, other) {
+        (Some((false, why)), _) | (_, Some((false, why))) => Some((false, why)),
+        (one, other) => one.and(other),
     }
 }
 

@@ -11,6 +11,7 @@ use mission_transport::tls::Identity;
 use pyo3::create_exception;
 use pyo3::exceptions::{PyOSError, PyRuntimeError};
 use pyo3::prelude::*;
+use std::net::SocketAddr;
 use std::sync::{Arc, RwLock};
 
 create_exception!(mission_control, TransferError, PyRuntimeError);
@@ -147,6 +148,15 @@ impl Endpoint {
         let command = serde_json::from_str(command).map_err(bad_input)?;
         let endpoint = self.get()?;
         detached(py, || endpoint.fetcher.command(command))
+    }
+
+    /// Has the processes at these addresses send here at once; JSON: `mission_core::ecn::Seen`.
+    fn probe_ecn(&self, py: Python<'_>, senders: Vec<String>) -> PyResult<String> {
+        let senders =
+            senders.iter().map(|address| address.parse().map_err(bad_input)).collect::<PyResult<Vec<SocketAddr>>>()?;
+        let endpoint = self.get()?;
+        let seen = detached(py, || endpoint.probe_ecn(&senders))?;
+        serde_json::to_string(&seen.map_err(|fault| PyOSError::new_err(format!("{fault:?}")))?).map_err(bad_input)
     }
 
     fn lost(&self, py: Python<'_>, objects: Vec<String>, why: &str) -> PyResult<()> {

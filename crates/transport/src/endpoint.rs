@@ -7,13 +7,15 @@ use crate::fetcher::Fetcher;
 use crate::host;
 use crate::object::ObjectId;
 use crate::parts::{FetchRequest, Fetched};
+use crate::probe;
 use crate::segment::{Pool, Segment};
 use crate::server::Server;
 use crate::store::Store;
 use crate::tls::{Identity, TlsSettings};
+use mission_core::ecn::Seen;
 use mission_core::flight::Environment;
 use mission_core::nouns::{Demands, Encryption, JobId};
-use mission_core::throttle::FetchError;
+use mission_core::throttle::{Fault, FetchError};
 use serde::Serialize;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -44,6 +46,7 @@ pub struct Endpoint {
     pub pool: Arc<Pool>,
     pub host: String,
     pub environment: Environment,
+    context: Context,
 }
 
 /// What an endpoint holds now; all of it is 0 again when nothing is under way and everything is freed.
@@ -80,7 +83,7 @@ impl Endpoint {
         let cluster = host::cluster_name(&settings.token);
         let lender = Lender::new(&cluster, server.address(), store.clone())?;
         let fetcher = Fetcher::new(
-            context,
+            context.clone(),
             environment.clone(),
             store.clone(),
             pool.clone(),
@@ -88,7 +91,7 @@ impl Endpoint {
             &cluster,
             settings.flows_per_host,
         )?;
-        Ok(Endpoint { server, _lender: lender, fetcher, store, pool, host, environment })
+        Ok(Endpoint { server, _lender: lender, fetcher, store, pool, host, environment, context })
     }
 
     pub fn address(&self) -> SocketAddr {
@@ -118,6 +121,14 @@ impl Endpoint {
         self.fetcher.fetch(request, interrupted)
     }
 
+    /// Has others send to this process at once, and says what became of their packets.
+    ///
+    /// # Errors
+    /// One of them cannot be reached.
+    pub fn probe_ecn(&self, senders: &[SocketAddr]) -> Result<Seen, Fault> {
+        probe::ecn(senders, &self.context)
+    }
+
     pub fn resources(&self) -> Resources {
         let (fetching_connections, kept_connections) = self.fetcher.connections();
         Resources {
@@ -142,7 +153,7 @@ pub fn environment(engine_tls: bool) -> Environment {
     Environment {
         carriers: carrier::transports(),
         interfaces: host::interfaces(),
-        // Measured by the lab, which comes with a later issue of the project; unknown is not taken for yes.
+        // The Mission Controller has it measured.
         ecn: None,
         congestion_controls: allowed.split_whitespace().map(str::to_owned).collect(),
         engine_tls,

@@ -16,6 +16,8 @@ pub struct Sender {
     pub cwnd: u32,
     pub retransmits: u32,
     pub timeouts: u32,
+    /// Segments that arrived marked by a switch.
+    pub marks: u32,
 }
 
 impl Sender {
@@ -23,8 +25,8 @@ impl Sender {
     pub fn write(&self) -> String {
         let rto_min = self.rto_min_us.map_or(String::new(), |value| format!(" rto_min_us={value}"));
         format!(
-            "cc={}{rto_min} rto_us={} rtt_us={} cwnd={} retransmits={} timeouts={}",
-            self.congestion_control, self.rto_us, self.rtt_us, self.cwnd, self.retransmits, self.timeouts
+            "cc={}{rto_min} rto_us={} rtt_us={} cwnd={} retransmits={} timeouts={} marks={}",
+            self.congestion_control, self.rto_us, self.rtt_us, self.cwnd, self.retransmits, self.timeouts, self.marks
         )
     }
 
@@ -41,6 +43,7 @@ impl Sender {
                 "cwnd" => sender.cwnd = number,
                 "retransmits" => sender.retransmits = number,
                 "timeouts" => sender.timeouts = number,
+                "marks" => sender.marks = number,
                 _ => {}
             }
         }
@@ -71,6 +74,7 @@ pub struct Observed {
     pub rtt_us_max: u32,
     pub retransmits: u64,
     pub timeouts: u64,
+    pub marks: u64,
 }
 
 /// All of it, for one transfer at one receiver.

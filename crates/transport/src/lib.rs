@@ -18,6 +18,7 @@ pub mod host;
 mod limit;
 pub mod object;
 pub mod parts;
+mod probe;
 pub mod segment;
 pub mod server;
 pub mod socket;

@@ -84,6 +84,8 @@ pub struct TcpInfo {
     pub retransmits: u32,
     /// Retransmission timeouts since the start; 0 before Linux 6.7, where the kernel does not count them.
     pub timeouts: u32,
+    /// Segments that arrived marked, as the peer tells; 0 before Linux 4.18.
+    pub delivered_ce: u32,
 }
 
 /// The kernel's counters; the libc header is older than the kernel, so the structure is read by offset (linux/tcp.h).
@@ -104,6 +106,7 @@ pub fn tcp_info(stream: &TcpStream) -> TcpInfo {
         rtt_us: u32_at(68),
         cwnd: u32_at(80),
         retransmits: u32_at(100),
+        delivered_ce: if len >= 200 { u32_at(196) } else { 0 },
         timeouts: if len >= 248 { u32::from(u16_at(240)) } else { 0 },
     }
 }

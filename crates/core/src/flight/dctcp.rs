@@ -6,6 +6,12 @@ use crate::nouns::{Demands, Encryption, Transport};
 
 pub struct Dctcp;
 
+/// Whether every host can use it.
+pub fn has_dctcp(environment: &Environment) -> bool {
+    let allowed = environment.congestion_controls.iter().any(|name| name == Transport::Dctcp.name());
+    allowed && environment.carriers.contains(&Transport::Dctcp)
+}
+
 impl FlightController for Dctcp {
     fn transport(&self) -> Transport {
         Transport::Dctcp
@@ -13,14 +19,14 @@ impl FlightController for Dctcp {
 
     fn plan(&self, demands: &Demands, environment: &Environment) -> Result<Leg, String> {
         refuse_plain(demands)?;
-        if !environment.congestion_controls.iter().any(|name| name == "dctcp") {
+        if !has_dctcp(environment) {
             return Err("some host's kernel has no dctcp congestion control".into());
         }
-        match environment.ecn {
+        match &environment.ecn {
             _ if demands.transport == Some(Transport::Dctcp) => {}
-            Some(true) => {}
-            Some(false) => return Err("ECN marks do not arrive end to end".into()),
-            None => return Err("ECN was not measured".into()),
+            Some((true, _)) => {}
+            Some((false, why)) => return Err(format!("ECN marks do not arrive end to end: {why}")),
+            None => return Err("it is not known whether ECN marks arrive end to end".into()),
         }
         Ok(Leg {
             transport: Transport::Dctcp,

@@ -21,8 +21,8 @@ pub struct Environment {
     pub carriers: Vec<Transport>,
     /// Network interfaces that carry traffic: the fewest of any host.
     pub interfaces: u32,
-    /// ECN marks arrived end to end; `None`: not measured.
-    pub ecn: Option<bool>,
+    /// Whether ECN marks arrive end to end, and why that is believed ([`crate::ecn`]); `None`: not known.
+    pub ecn: Option<(bool, String)>,
     /// Congestion controls that every host may use.
     pub congestion_controls: Vec<String>,
     /// The engine's own channel is encrypted and authenticated, so keys may travel over it.
@@ -70,6 +70,8 @@ pub trait FlightController: Sync {
     /// A leg, or the reason why there is none.
     fn plan(&self, demands: &Demands, environment: &Environment) -> Result<Leg, String>;
 }
+
+pub use dctcp::has_dctcp;
 
 /// In order of preference (DESIGN 4.3): same host, two paths, ECN; the rest only where demanded, or at last.
 pub const FLIGHT_CONTROLLERS: &[&dyn FlightController] =
@@ -165,11 +167,11 @@ mod tests {
     fn two_interfaces_choose_mptcp_and_measured_ecn_dctcp() {
         let mut environment = environment(&Transport::ALL);
         environment.interfaces = 2;
-        environment.ecn = Some(true);
+        environment.ecn = Some((true, "seen".into()));
         environment.congestion_controls = vec!["dctcp".into()];
         let plan = choose(&Demands::default(), &environment).unwrap();
         assert_eq!(transports(&plan), ["shm", "mptcp", "dctcp", "tcp"]);
-        environment.ecn = Some(false);
+        environment.ecn = Some((false, "packets were lost and none was marked".into()));
         assert_eq!(transports(&choose(&Demands::default(), &environment).unwrap()), ["shm", "mptcp", "tcp"]);
     }
 

@@ -306,7 +306,7 @@ impl Fetcher {
                 state.broadcasts.insert(transfer);
             }
             // For whoever runs the policy, beside the scheduler.
-            mission::Command::Weigh { .. } => {}
+            mission::Command::Weigh { .. } | mission::Command::ProbeEcn { .. } => {}
         }
     }
 

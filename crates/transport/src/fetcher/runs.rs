@@ -412,4 +412,5 @@ fn note(facts: &mut TransportFacts, plan: &FlightPlan, leg: &Leg, bytes: u64, co
     // Counters of a connection, not of a range: the largest seen on any is a lower bound of their sum.
     facts.observed.retransmits = facts.observed.retransmits.max(u64::from(sender.retransmits));
     facts.observed.timeouts = facts.observed.timeouts.max(u64::from(sender.timeouts));
+    facts.observed.marks = facts.observed.marks.max(u64::from(sender.marks));
 }
