@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
@@ -35,18 +36,30 @@ def scenario() -> str:
 
 def parts(model: type[BaseModel], prefix: str) -> Iterator[str]:
     for name, field in model.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            text = " ".join((field.annotation.__doc__ or "").split())
-            yield from ["", f"## [{prefix}{name}]", "", text, "", *table(field.annotation)]
-            yield from parts(field.annotation, f"{prefix}{name}.")
+        own, many = model_of(field.annotation)
+        if own is not None:
+            text = " ".join((own.__doc__ or "").split())
+            head = f"[[{prefix}{name}]]" if many else f"[{prefix}{name}]"
+            yield from ["", f"## {head}", "", text, "", *table(own)]
+            yield from parts(own, f"{prefix}{name}.")
+
+
+def model_of(annotation: Any) -> tuple[type[BaseModel] | None, bool]:
+    """The model of a table, or of each of several."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation, False
+    inner = next(iter(get_args(annotation)), None)
+    if isinstance(inner, type) and issubclass(inner, BaseModel):
+        return inner, get_origin(annotation) is tuple
+    return None, False
 
 
 def table(model: type[BaseModel]) -> Iterator[str]:
     rows = []
     for key, field in model.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+        if model_of(field.annotation)[0] is not None:
             continue
-        default = None if field.default is PydanticUndefined else field.default
+        default = "required" if field.default is PydanticUndefined else field.default
         if isinstance(default, tuple):
             default = list(default)
         shown = "absent" if default is None else f"`{default}`".replace("False", "false")

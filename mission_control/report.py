@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections import defaultdict
+from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -53,15 +54,22 @@ def page(records: list[dict[str, Any]]) -> str:
         parts += ["<h2>Rates</h2><p>Bytes received per second, by job.</p>", rates(series)]
         parts += ["<h2>Shares against weights</h2>", shares(series)]
         parts += ["<h2>Processors</h2><p>Cores used by each worker.</p>", processors(series)]
+    if result.get("ports"):
+        parts += ["<h2>The lab</h2>", *lab_parts(result)]
     parts += ["<h2>Decisions</h2>", decisions(records)]
     shown = {key: value for key, value in environment.items() if key not in ("number", "kind", "time")}
     parts += [
         "<h2>Environment</h2>",
         table(("what", "value"), [(key, json.dumps(value)) for key, value in shown.items()]),
     ]
+    return document("Mission Control: run", parts)
+
+
+def document(title: str, parts: Sequence[str]) -> str:
+    """A page that stands alone."""
     body = "\n".join(parts)
     return (
-        '<!doctype html><html lang="en"><meta charset="utf-8"><title>Mission Control: run</title>'
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)}</title>'
         f"<style>{STYLE}</style>"
         f"<h1>Mission Control</h1>{body}</html>"
     )
@@ -178,6 +186,59 @@ def processors(series: Series) -> str:
     axes.set_ylim(bottom=0)
     axes.legend(frameon=False, fontsize="small")
     return svg(drawn)
+
+
+def lab_parts(result: dict[str, Any]) -> list[str]:
+    """What the ports counted, and processors, links and queues over time."""
+    size = _native.format_bytes
+    rows = [
+        (
+            f"{own['switch']} to {own['port']}",
+            f"{own['settings']['bytes_per_second'] * 8 / 1e6:g} Mbit/s",
+            size(own["bytes"]),
+            own["drops"],
+            own["marks"],
+            *(size(own[f"queue_bytes_{name}"]) for name in ("p50", "p95", "max")),
+        )
+        for own in result["ports"]
+        if own["packets"]
+    ]
+    doubts = "".join(f'<p class="bad">Not valid: {escape(why)}</p>' for why in result["invalid_because"])
+    head = ("port", "rate", "bytes", "drops", "marks", "queue p50", "p95", "max")
+    return [doubts, table(head, rows), over_time({"": result})]
+
+
+def over_time(results: dict[str, dict[str, Any]]) -> str:
+    """Processors, links, and queues of runs in the lab, every 125 ms; by the runs' names."""
+    from matplotlib.figure import Figure
+
+    drawn = Figure(figsize=(9, 7), layout="constrained")
+    quantities: tuple[tuple[str, Callable[[dict[str, Any]], list[float]]], ...] = (
+        ("processors, cores busy", lambda own: own["processors"]),
+        ("links, mean of ports in use", lambda own: [busy_mean(row) for row in own["links"]]),
+        ("longest port queue, KiB", lambda own: [max(row, default=0) / 1024 for row in own["queues"]]),
+        ("receive queue of the first host, KiB", lambda own: [value / 1024 for value in own["receive"]]),
+    )
+    for axes, (label, values) in zip(drawn.subplots(len(quantities), sharex=True), quantities, strict=True):
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.set_ylabel(label.replace(", ", "\n").replace(" of the ", "\nof the "), fontsize="small")
+        for index, (name, result) in enumerate(results.items()):
+            samples = result["samples"]
+            axes.plot(samples["seconds"], values(samples), label=name, color=COLOURS[index % len(COLOURS)])
+        axes.set_ylim(bottom=0)
+    if any(results):
+        drawn.axes[0].legend(frameon=False, fontsize="small")
+    drawn.axes[-1].set_xlabel("seconds")
+    return svg(drawn)
+
+
+IN_USE = 0.05
+"""Of a link's rate; less is control traffic."""
+
+
+def busy_mean(parts: list[float]) -> float:
+    busy = [part for part in parts if part > IN_USE]
+    return sum(busy) / len(busy) if busy else 0.0
 
 
 def transfers(result: dict[str, Any]) -> str:

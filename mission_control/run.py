@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,17 +55,21 @@ def run(
     world: str = "local",
     scheduler: str | None = None,
     results: Path = Path("results"),
+    folder: Path | None = None,
     data: Path | None = None,
     keep_data: bool = False,
     observer: Observer | None = None,
+    sites: Sites | None = None,
 ) -> dict[str, Any]:
     """Runs the scenario; gives the result as docs/results.md describes it.
 
     Args:
         scheduler: address, for the world `cluster`.
         results: folder in which the run's own folder is made.
+        folder: the run's own folder itself.
         data: folder for input and output files, which all workers must see; by default inside the run's folder.
         keep_data: leave them there.
+        sites: worlds that are kept from run to run; by default the run has its own.
 
     Raises:
         Refused: a job demands what cannot be had; no byte has moved.
@@ -73,18 +78,20 @@ def run(
     observer = observer or Observer()
     progress = Progress()
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{scenario.workload.kind}-{secrets.token_hex(2)}"
-    folder = results / name
+    folder = folder or results / name
     data = data / name if data else folder / "data"
     result: dict[str, Any] = {"ok": False, "world": world, "checks": {}, "jobs": [], "seconds": None}
     records: list[dict[str, Any]] = []
     environment = describe(scenario.workload.seed)
-    with WORLDS[world](scenario, scheduler) as site:
+    with ExitStack() as stack:
+        sites = sites or stack.enter_context(Sites())
+        site = sites.get(world, scenario, scheduler)
         connect = site.connect
         folder.mkdir(parents=True)
         try:
             with connect() as watching:
                 jobs = Jobs(scenario, data.absolute(), site, progress)
-                watcher = Watcher(watching, records)
+                watcher = Watcher(watching, records, site)
                 try:
                     jobs.go(lambda: observer.show(watcher.look(progress)))
                 except KeyboardInterrupt:
@@ -97,6 +104,7 @@ def run(
                     jobs.close()
             result.update(summary(jobs, progress, records))
             result.update(site.told())
+            require(scenario, result)
             result["ok"] = all(result["checks"].values()) and not result["errors"] and not progress.interrupted
         finally:
             if not keep_data:
@@ -108,6 +116,37 @@ def run(
         raise jobs.refusal
     expect(scenario, result)
     return result
+
+
+class Sites:
+    """Worlds that are kept for the next run, where it fits into them: starting workers takes longer than most runs."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._key: Any = None
+        self._site: Site | None = None
+
+    def __enter__(self) -> Sites:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def get(self, world: str, scenario: Scenario, scheduler: str | None) -> Site:
+        """The world for this scenario: the last one, or a new one in its place."""
+        control = scenario.control
+        # All that a world is made of; jobs bring the rest with them.
+        made_of = (control.policy, control.flows_per_host, control.encrypt is True)
+        key = (world, scheduler, scenario.topology, scenario.stack, made_of)
+        if self._site is None or self._key != key or scenario.topology.events:
+            self.close()
+            self._site = self._stack.enter_context(WORLDS[world](scenario, scheduler))
+            self._key = key
+        return self._site
+
+    def close(self) -> None:
+        self._site = None
+        self._stack.close()
 
 
 class Jobs:
@@ -201,13 +240,14 @@ class Jobs:
 class Watcher:
     """Looks at the Mission Controller and collects its records."""
 
-    def __init__(self, client: Client, records: list[dict[str, Any]]):
-        self.client, self.records, self.seen = client, records, 0
+    def __init__(self, client: Client, records: list[dict[str, Any]], site: Site):
+        self.client, self.records, self.site = client, records, site
 
     def look(self, progress: Progress) -> Progress:
         try:
             progress.status = self.client.sync(self.client.scheduler.mission_control_status)
-            self.seen, new = self.client.sync(self.client.scheduler.mission_control_since, seen=self.seen)
+            seen = self.site.seen
+            self.site.seen, new = self.client.sync(self.client.scheduler.mission_control_since, seen=seen)
             self.records.extend(new)
         except (OSError, RuntimeError):
             pass  # the scheduler is away or busy; what it knows is told the next time
@@ -220,6 +260,7 @@ def summary(jobs: Jobs, progress: Progress, records: list[dict[str, Any]]) -> di
     known = [record for record in records if record["kind"] == "job-ended"]
     known += progress.status.get("jobs", [])
     recomputed = [record["job"] for record in records if record["kind"] == "recomputed"]
+    fair = fairness(records)
     told = []
     for name in jobs.names:
         share = shares.get(name, {})
@@ -233,7 +274,9 @@ def summary(jobs: Jobs, progress: Progress, records: list[dict[str, Any]]) -> di
                 "flows": share.get("flows"),
                 "seconds": jobs.seconds.get(name),
                 "recomputed": recomputed.count(name),
-                "transfers": [transfer_summary(own) for own in transfers],
+                "transfers": [
+                    {**transfer_summary(own), "fairness": fair.get((name, own["from"], own["to"]))} for own in transfers
+                ],
             }
         )
     seconds = jobs.ended - jobs.started if jobs.ended and jobs.started else None
@@ -258,6 +301,27 @@ def busiest_shares(records: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return {job: share for job, (_, share) in best.items()}
 
 
+def fairness(records: list[dict[str, Any]]) -> dict[tuple[str, str, str], float]:
+    """Of each transfer Jain's index of its receivers' rates (Jain, Chiu and Hawe 1984): 1 where all are equal, 1/n
+    where one of n gets everything."""
+    seen: dict[tuple[str, str, str], dict[str, list[tuple[float, int]]]] = {}
+    for record in records:
+        if record["kind"] == "progress":
+            key = (record["job"], record["from"], record["to"])
+            seen.setdefault(key, {}).setdefault(record["worker"], []).append((record["time"], record["served_bytes"]))
+    found = {}
+    for key, workers in seen.items():
+        rates = []
+        for points in workers.values():
+            # Up to its last byte, from its first word on.
+            done = next(at for at, served in points if served == points[-1][1])
+            if points[-1][1] and done > points[0][0]:
+                rates.append(points[-1][1] / (done - points[0][0]))
+        if rates:
+            found[key] = sum(rates) ** 2 / (len(rates) * sum(rate**2 for rate in rates))
+    return found
+
+
 def transfer_summary(transfer: dict[str, Any]) -> dict[str, Any]:
     begun, ended = transfer.get("started"), transfer.get("ended")
     return {
@@ -276,6 +340,14 @@ def transfer_summary(transfer: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def require(scenario: Scenario, result: dict[str, Any]) -> None:
+    """What the run is about must have happened in it, or it says nothing."""
+    for condition in scenario.expect.condition:
+        if "ports" in result and not sum(port[condition] for port in result["ports"]):
+            result["valid"] = False
+            result["invalid_because"].append(f"no {condition} at any port, and the run is about them")
+
+
 def expect(scenario: Scenario, result: dict[str, Any]) -> None:
     """Adds the scenario's expectations to the checks."""
     expected = scenario.expect
@@ -290,7 +362,7 @@ def expect(scenario: Scenario, result: dict[str, Any]) -> None:
 
 def write(folder: Path, scenario: Scenario, environment: dict, records: list[dict], result: dict) -> None:
     """Leaves the run's files; the report is drawn from the records and nothing else."""
-    (folder / "scenario.toml").write_text(tomli_w.dumps(plain(scenario)))
+    (folder / "scenario.toml").write_text(tomli_w.dumps(plain(scenario.alone)))
     (folder / "environment.json").write_text(json.dumps(environment, indent=1))
     (folder / "result.json").write_text(json.dumps(result, indent=1))
     with open(folder / "records.jsonl", "w") as file:

@@ -73,6 +73,29 @@ class Link(Part):
     path: int = Field(0, ge=0, le=7, description="of several ways between two hosts, each with addresses of its own")
 
 
+class Event(Part):
+    """World `lab`: what happens to the network while the jobs run."""
+
+    after: Milliseconds = Field(ge=0, description="since the jobs began")
+    do: Literal["cut", "mend", "rate", "mark"] = Field(
+        description="cut, mend: a host's link; rate: gives it another; mark: at every port, from another queue on"
+    )
+    host: str = Field("", description="as in h3; not for mark")
+    path: int = Field(0, ge=0, le=7, description="of several links of a host")
+    rate: Rate | None = Field(None, ge=10**6, description="for rate")
+    ecn_threshold: Bytes | None = Field(None, description="for mark; absent: none is marked any more")
+
+    @model_validator(mode="after")
+    def _whole(self) -> Event:
+        if (self.do == "mark") == bool(self.host):
+            raise ValueError(
+                f"{self.do}: " + ("concerns every port, leave the host out" if self.host else "which host?")
+            )
+        if (self.do == "rate") != (self.rate is not None):
+            raise ValueError('a rate is given where something gets it: do = "rate", rate = "10 Mbit/s"')
+        return self
+
+
 class Topology(Part):
     """The hosts. World `local`: worker processes on this machine. World `lab`: hosts with links and switches. World
     `cluster`: not read, the workers are there."""
@@ -87,6 +110,7 @@ class Topology(Part):
     trunk_rate: Rate | None = Field(
         None, ge=10**6, description="lab, two-rack: of the link between them; else as others"
     )
+    events: tuple[Event, ...] = Field((), description="lab: what happens meanwhile: after, do, host, path, ...")
     dilation: int = Field(
         1,
         ge=1,
@@ -101,7 +125,7 @@ class Stack(Part):
 
     profile: Literal["modern", "2009"] = Field(
         "modern",
-        description="modern: cubic and the kernel's own; 2009: reno, RTO from 200 ms, initial window 2, no SACK, no TLP",
+        description="modern: cubic and the kernel's own; 2009: reno, RTO 200 ms, initial window 2, no SACK, no TLP",
     )
     congestion_control: str | None = Field(None, description="of sockets that choose none")
     rto_min: Milliseconds | None = Field(
@@ -147,17 +171,51 @@ class Expect(Part):
 
     refetches_max: int | None = Field(None, ge=0, description="ranges that may arrive damaged")
     recomputed_max: int | None = Field(None, ge=0, description="keys that may have to be computed again")
+    condition: tuple[Literal["drops", "marks"], ...] = Field(
+        (),
+        description="lab: what must have happened at some port, or the run is invalid: it did not show what it is for",
+    )
+
+
+class Variant(Part):
+    """One of the ways that a study compares; the others are measured against the first."""
+
+    name: str = Field(description="as tables show it")
+    set: dict[str, Any] = Field({}, description='values of this scenario\'s keys, as in `{ "stack.sack" = false }`')
+    ratio_min: float | None = Field(None, gt=0, description="expected of the median of its ratios to the first")
+    ratio_max: float | None = Field(None, gt=0, description="the same")
+
+
+class Study(Part):
+    """A scenario that is run several times: what is compared takes turns, so that all have the same bad moments."""
+
+    title: str = Field("", description="of its section in the report")
+    paper: str = Field("", description="what the paper found")
+    hope: str = Field("", description="what should be seen here")
+    because: str = Field("", description="why it is seen, or is not")
+    repeat: int = Field(1, ge=1, description="times that every variant is run")
+    measure: tuple[Literal["shuffle_seconds", "job_seconds", "fairness"], ...] = Field(
+        ("shuffle_seconds",),
+        min_length=1,
+        description="what is compared, and first what ratios are expected of; fairness: Jain's index of receivers' rates",
+    )
+    vary: dict[str, tuple[Any, ...]] = Field(
+        {}, description='values of this scenario\'s keys: all are run, as in `{ "workload.size" = ["1 GiB"] }`'
+    )
+    compare: tuple[Variant, ...] = Field((), description="variants, in the order in which they take turns")
 
 
 class Scenario(Part):
     """Units are written (`64 MiB`, `100 Mbit/s`); kB is 1,000 and KiB 1,024 bytes."""
 
     version: Literal[1] = Field(1, description="of this format")
+    world: Literal["local", "lab"] = Field("local", description="where it runs unless told otherwise")
     topology: Topology = Topology()
     stack: Stack = Stack()
     workload: Workload = Workload()
     control: Control = Control()
     expect: Expect = Expect()
+    study: Study = Study()
 
     @model_validator(mode="after")
     def _consistent(self) -> Scenario:
@@ -169,7 +227,14 @@ class Scenario(Part):
             raise ValueError(f"{len(control.priorities)} priorities for {jobs} jobs: give one for each job")
         for priority in control.priorities or (1.0,):
             specification("job", priority=priority, encrypt=control.encrypt, transport=control.transport)
+        if len({variant.name for variant in self.study.compare}) < len(self.study.compare):
+            raise ValueError("two variants of one name: give each its own")
         return self
+
+    @property
+    def alone(self) -> Scenario:
+        """Without its study: one run."""
+        return self.model_copy(update={"study": Study()})
 
 
 def load(name: str) -> Scenario:
@@ -249,17 +314,29 @@ def with_settings(scenario: Scenario, settings: Sequence[str]) -> Scenario:
     Raises:
         BadInput: one that does not fit.
     """
+    values = {}
     for setting in settings:
         path, given, value = setting.partition("=")
-        *parts, key = path.strip().split(".")
-        if not given or not parts:
+        if not given or "." not in path:
             raise BadInput(f"--set {setting}: write TABLE.KEY=VALUE, as in stack.rto_min=200ms")
         try:
-            parsed = tomllib.loads(f"value = {value}")["value"]
+            values[path.strip()] = tomllib.loads(f"value = {value}")["value"]
         except tomllib.TOMLDecodeError:
-            parsed = value.strip()
-        scenario = with_changes(scenario, {".".join(parts): {key: parsed}})
-    return scenario
+            values[path.strip()] = value.strip()
+    return with_values(scenario, values)
+
+
+def with_values(scenario: Scenario, values: dict[str, Any]) -> Scenario:
+    """The scenario with values by their paths: ``{"topology.port.buffer": "64 KiB"}``.
+
+    Raises:
+        ScenarioError: the first that does not fit.
+    """
+    changes: dict[str, dict[str, Any]] = {}
+    for path, value in values.items():
+        table, _, key = path.rpartition(".")
+        changes.setdefault(table, {})[key] = value
+    return with_changes(scenario, changes)
 
 
 def plain(scenario: Scenario) -> dict[str, Any]:
@@ -273,9 +350,14 @@ def plain(scenario: Scenario) -> dict[str, Any]:
         for own in place if isinstance(place, tuple | list) else (place,):
             if isinstance(own.get(key), int):
                 own[key] = f"{own[key]} {unit}"
-    values["topology"]["links"] = list(values["topology"]["links"])
-    values["control"]["priorities"] = list(values["control"]["priorities"])
-    return values
+    return plain_lists(values)
+
+
+def plain_lists(value: Any) -> Any:
+    """Lists in place of tuples, all the way down."""
+    if isinstance(value, dict):
+        return {key: plain_lists(own) for key, own in value.items()}
+    return [plain_lists(own) for own in value] if isinstance(value, tuple | list) else value
 
 
 UNITS = {
@@ -283,6 +365,9 @@ UNITS = {
     "topology.link_rate": "bit/s",
     "topology.trunk_rate": "bit/s",
     "topology.links.rate": "bit/s",
+    "topology.events.after": "ms",
+    "topology.events.rate": "bit/s",
+    "topology.events.ecn_threshold": "B",
     "topology.port.buffer": "B",
     "topology.port.ecn_threshold": "B",
     "topology.port.shared_buffer": "B",

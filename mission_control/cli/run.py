@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from mission_control import run as runner
-from mission_control.cli.show import LiveTable, print_result
-from mission_control.scenario import BadInput, load, with_changes, with_settings
+from mission_control import study
+from mission_control.cli.show import LiveTable, print_result, print_study
+from mission_control.scenario import BadInput, Scenario, with_changes, with_settings
 from mission_control.worlds import WORLDS
 
 Option = typer.Option
 
 
 def run(
-    scenario: Annotated[str, typer.Argument(help="a built-in scenario (sort, kmeans), or a file that ends in .toml")],
+    scenario: Annotated[
+        str, typer.Argument(help="a built-in scenario (sort, kmeans), a file that ends in .toml, or a folder of them")
+    ],
     size: Annotated[str | None, Option(help="sort: input of each job, as in 1GiB")] = None,
     points: Annotated[int | None, Option(help="kmeans: points of each job")] = None,
     k: Annotated[int | None, Option("--k", help="kmeans: centres")] = None,
@@ -34,7 +38,8 @@ def run(
     partitions: Annotated[int | None, Option(help="map and reduce tasks of each job")] = None,
     seed: Annotated[int | None, Option(help="the same seed makes the same input")] = None,
     world: Annotated[
-        str | None, Option("--in", help="local, lab (a data centre made for it; needs root), cluster")
+        str | None,
+        Option("--in", help="local, lab (a data centre made for it; needs root), cluster; else as the scenario says"),
     ] = None,
     topology: Annotated[str | None, Option(help="lab: star, two-rack, two-path")] = None,
     hosts: Annotated[int | None, Option(help="lab: how many, with a worker on each")] = None,
@@ -48,6 +53,9 @@ def run(
     scheduler: Annotated[str | None, Option(help="of a Dask cluster that is running, as in tcp://HOST:8786")] = None,
     data: Annotated[Path | None, Option(help="folder for input and output, seen by all workers")] = None,
     keep_data: Annotated[bool, Option("--keep-data", help="leave input and output there")] = False,
+    compare: Annotated[str | None, Option(help="run with each of these transports in turn, as in tcp,dctcp")] = None,
+    repeat: Annotated[int | None, Option(min=1, help="times; gives medians and 95 % intervals")] = None,
+    resume: Annotated[Path | None, Option(help="go on with a study that was interrupted: its folder")] = None,
     results: Annotated[Path, Option(help="folder for what runs leave")] = Path("results"),
     as_json: Annotated[bool, Option("--json", help="for programs")] = False,
 ) -> int:
@@ -58,39 +66,47 @@ def run(
         raise BadInput(f"--priorities {priorities}: write numbers above 0, as in 1,2") from None
     if encrypt and opportunistic:
         raise BadInput("--encrypt and --opportunistic exclude each other: leave one out")
-    changed = with_settings(load(scenario), settings or ())
-    changed = with_changes(
-        changed,
-        {
-            "topology": {
-                "kind": topology,
-                "hosts": hosts if workers is None else workers,
-                "memory_limit": memory_limit,
-                "link_rate": link_rate,
-                "mtu": mtu,
-            },
-            "topology.port": {"buffer": buffer, "ecn_threshold": ecn_threshold},
-            "workload": {
-                "size": size,
-                "points": points,
-                "k": k,
-                "dimensions": dimensions,
-                "jobs": jobs,
-                "partitions": partitions,
-                "seed": seed,
-            },
-            "control": {
-                "policy": policy,
-                "priorities": ranks,
-                "transport": transport,
-                "encrypt": True if encrypt else "opportunistic" if opportunistic else None,
-                "flows_per_host": flows_per_host,
-            },
+    changes: dict[str, dict[str, Any]] = {
+        "topology": {
+            "kind": topology,
+            "hosts": hosts if workers is None else workers,
+            "memory_limit": memory_limit,
+            "link_rate": link_rate,
+            "mtu": mtu,
         },
-    )
-    world = world or ("cluster" if scheduler else "local")
+        "topology.port": {"buffer": buffer, "ecn_threshold": ecn_threshold},
+        "workload": {
+            "size": size,
+            "points": points,
+            "k": k,
+            "dimensions": dimensions,
+            "jobs": jobs,
+            "partitions": partitions,
+            "seed": seed,
+        },
+        "control": {
+            "policy": policy,
+            "priorities": ranks,
+            "transport": transport,
+            "encrypt": True if encrypt else "opportunistic" if opportunistic else None,
+            "flows_per_host": flows_per_host,
+        },
+    }
+    scenarios = study.scenarios_in(scenario)
+    for name, own in scenarios.items():
+        changed = with_changes(with_settings(own, settings or ()), changes)
+        scenarios[name] = with_study(changed, compare, repeat)
+    worlds = {own.world for own in scenarios.values()}
+    if world is None and scheduler is None and len(worlds) > 1:
+        raise BadInput(f"the scenarios of {scenario} run in several worlds: choose one with --in")
+    world = world or ("cluster" if scheduler else min(worlds))
     if world not in WORLDS or (world == "cluster") != (scheduler is not None):
         raise BadInput(f"--in {world}: use local or lab, or give --scheduler")
+    if len(scenarios) > 1 or resume or any(len(study.runs_of(name, own)) > 1 for name, own in scenarios.items()):
+        if data or keep_data:
+            raise BadInput("--data and --keep-data are for one run: leave them out of a study")
+        return study_of(scenarios, world, scheduler, results, resume, as_json)
+    (changed,) = scenarios.values()
     with LiveTable(quiet=as_json) as table:
         result = runner.run(
             changed,
@@ -110,6 +126,41 @@ def run(
     if not result.get("valid", True):
         return 5
     return 0 if result["ok"] else 1
+
+
+def with_study(scenario: Scenario, compare: str | None, repeat: int | None) -> Scenario:
+    """With the variants and repetitions of the command line in place of its own."""
+    changes: dict[str, Any] = {"repeat": repeat}
+    if compare is not None:
+        transports = [word.strip() for word in compare.split(",")]
+        changes["compare"] = [{"name": own, "set": {"control.transport": own}} for own in transports]
+    return with_changes(scenario, {"study": changes})
+
+
+def study_of(
+    scenarios: dict[str, Scenario],
+    world: str,
+    scheduler: str | None,
+    results: Path,
+    resume: Path | None,
+    as_json: bool,
+) -> int:
+    """Runs a study and says what came out."""
+
+    def say(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    told = study.conduct(scenarios, world=world, scheduler=scheduler, results=results, resume=resume, say=say)
+    if as_json:
+        print(json.dumps(told))
+    else:
+        print_study(told)
+    if told["interrupted"]:
+        say(f"go on with --resume {told['folder']}")
+        return 130
+    if not told["valid"]:
+        return 5
+    return 0 if told["ok"] else 1
 
 
 def report(folder: Annotated[Path, typer.Argument(help="of a run: results/<id>")]) -> None:

@@ -16,6 +16,7 @@ from mission_control import _native
 from mission_control.lab import picture
 from mission_control.report import agreement
 from mission_control.run import Observer, Progress
+from mission_control.study_report import UNITS, at_in_words
 
 LINE_EVERY_S = 5
 """Where there is no terminal, a line is enough, and seldom."""
@@ -156,6 +157,28 @@ def print_facts(facts: dict[str, Any]) -> None:
 def print_peers(transfer: dict[str, Any]) -> None:
     if transfer["peer_bytes"]:
         print(f"    {_native.format_bytes(transfer['peer_bytes'])} of it served by other receivers, not by the owner")
+
+
+def print_study(told: dict[str, Any]) -> None:
+    """Medians, ratios and whether they were expected, and where the report lies."""
+    for own in told["medians"]:
+        labels = ", ".join(filter(None, [own["study"], at_in_words(own["at"]), own["variant"]]))
+        spread = f"{own['low']:.3g} to {own['high']:.3g}, {own['runs']} runs"
+        print(f"{labels}: {UNITS[own['measure']]} {own['median']:.3g} ({spread})")
+    for own in told["ratios"]:
+        labels = ", ".join(filter(None, [own["study"], at_in_words(own["at"])]))
+        mark = {True: "ok", False: "FAILED", None: ""}[own["held"]]
+        wanted = f", expected {own['expected']}" if own["expected"] else ""
+        spread = f"{own['low']:.3f} to {own['high']:.3f}"
+        what = f"{UNITS[own['measure']].partition(',')[0]}, {own['variant']} to {own['to']}"
+        print(f"{mark:>6}  {labels}: {what} {own['median']:.3f} ({spread}){wanted}")
+    bad = [own for own in told["results"] if not own["ok"] or not own.get("valid", True)]
+    for own in bad:
+        why = [*own.get("errors", {}).values(), *own.get("invalid_because", ())]
+        why += [check for check, held in own.get("checks", {}).items() if not held]
+        labels = ", ".join(filter(None, [own["study"], at_in_words(own["at"]), own["variant"]]))
+        print(f"{labels}, repetition {own['repetition'] + 1}: {'; '.join(why)[:300]}")
+    print(f"report: {told['folder']}/report.html")
 
 
 def print_result(result: dict[str, Any]) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import psutil
 
+from mission_control.lab import namespaces
 from mission_control.lab.lab import Lab
 
 EVERY_S = 0.125
@@ -33,6 +36,10 @@ class Sample:
     """Busy part of each."""
     links: tuple[float, ...]
     """Used part of each switch port's rate."""
+    queues: tuple[int, ...] = ()
+    """Bytes in each switch port's queue at its end."""
+    receive: int = 0
+    """Bytes that the first host has received and its programs have not taken yet."""
 
 
 class Watch:
@@ -57,11 +64,24 @@ class Watch:
         self.last = self.lab.ports()
 
     def told(self) -> dict[str, Any]:
-        """For the result of a run: ``ports`` (what each has counted since then), ``valid``, ``invalid_because``."""
+        """For the result of a run: ``ports`` (what each has counted since then), ``valid``, ``invalid_because``,
+        ``processor_seconds`` (of the whole machine), ``samples`` (one list for each quantity, every 125 ms)."""
         self.stop()
         ports = [since(new, old) for new, old in zip(self.last, self.first, strict=True)]
         because = doubts(self.samples, ports)
-        return {"ports": ports, "valid": not because, "invalid_because": because}
+        return {
+            "ports": ports,
+            "valid": not because,
+            "invalid_because": because,
+            "processor_seconds": sum(sum(own.processors) for own in self.samples) * EVERY_S,
+            "samples": {
+                "seconds": [own.seconds for own in self.samples],
+                "processors": [round(sum(own.processors), 3) for own in self.samples],
+                "links": [[round(part, 3) for part in own.links] for own in self.samples],
+                "queues": [own.queues for own in self.samples],
+                "receive": [own.receive for own in self.samples],
+            },
+        }
 
     def _watch(self) -> None:
         before, seconds = self.first, 0.0
@@ -73,8 +93,24 @@ class Watch:
                 for new, old in zip(now, before, strict=True)
             )
             busy = tuple(part / 100 for part in psutil.cpu_percent(percpu=True))
-            self.samples.append(Sample(seconds, busy, used))
+            at_ns = time.monotonic_ns()
+            queues = tuple(queued(own, at_ns) for own in now)
+            receive = namespaces.inside(self.lab.namespace(self.lab.topology.hosts[0]), received)
+            self.samples.append(Sample(seconds, busy, used, queues, receive))
             before = now
+
+
+def queued(port: dict[str, Any], at_ns: int) -> int:
+    """Bytes in a port's queue at a moment of the monotonic clock, if nothing came since it was last looked at."""
+    gone = max(0, at_ns - port["drained_ns"]) * port["settings"]["bytes_per_second"] // 10**9
+    return max(0, port["queue_bytes"] - gone)
+
+
+def received() -> int:
+    """Bytes that wait in the receive queues of this network namespace's TCP sockets."""
+    established = "01"
+    rows = [line.split() for line in Path("/proc/thread-self/net/tcp").read_text().splitlines()[1:]]
+    return sum(int(row[4].partition(":")[2], 16) for row in rows if row[3] == established)
 
 
 def since(new: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:

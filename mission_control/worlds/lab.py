@@ -6,19 +6,22 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
-from distributed import Client
+from distributed import Client, Security
 
 import mission_control
 from mission_control import lab
 from mission_control.lab import described, namespaces
 from mission_control.lab.watch import Watch
-from mission_control.scenario import BadInput, Missing, Scenario, Topology
+from mission_control.scenario import Event, Missing, Scenario, Topology
 from mission_control.worlds.site import Site
 
 PORT = 8786
@@ -35,19 +38,18 @@ def in_lab(scenario: Scenario, scheduler: str | None = None) -> Iterator[Site]:
 
     Raises:
         Missing: no root, or what the lab needs is not there.
-        BadInput: the scenario demands what the lab does not have yet.
+        BadInput: links that make no network.
     """
     control = scenario.control
-    if control.encrypt is True:
-        raise BadInput("a cluster with certificates is not built in the lab yet: use --opportunistic")
+    security = Security.temporary() if control.encrypt is True else None
     with ExitStack() as stack:
         built = stack.enter_context(described.lab_of(scenario, spare=1))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mission-lab-")))
         *workers, first = built.topology.hosts
-        address = f"tcp://{built.topology.address(first)}:{PORT}"
-        started = [
-            _start(built, first, folder, "scheduler", "--host", built.topology.address(first), "--port", str(PORT))
-        ]
+        secured = certificates(security, folder) if security else []
+        address = f"{'tls' if security else 'tcp'}://{built.topology.address(first)}:{PORT}"
+        words = ["--host", address.rpartition(":")[0], "--port", str(PORT)]
+        started = [_start(built, first, folder, "scheduler", *words, *secured)]
         stack.enter_context(_inside(built.namespace(first)))
         limit = memory_limit(scenario.topology, len(workers))
         for host in workers:
@@ -59,13 +61,64 @@ def in_lab(scenario: Scenario, scheduler: str | None = None) -> Iterator[Site]:
                 str(limit),
                 "--host",
                 built.topology.address(host),
+                *secured,
             ]
             started.append(_start(built, host, folder, "worker", address, *words, "--name", host))
-        with _connect(address, started, folder) as client:
+        connect = partial(Client, address, security=security, set_as_default=False)
+        with _connect(connect, started, folder) as client:
             _wait(client, len(workers), started, folder)
             mission_control.install(client, policy=control.policy, flows_per_host=control.flows_per_host)
-            watch = Watch(built)
-            yield Site(lambda: Client(address, set_as_default=False), watch.start, watch.told)
+            watching = Watching(built, scenario.topology.events)
+            try:
+                yield Site(connect, watching.begin, watching.told)
+            finally:
+                watching.end()
+
+
+def certificates(security: Security, folder: Path) -> list[str]:
+    """The options of Dask's processes that give them the cluster's certificates, in files that only we can read."""
+    words = []
+    for option, content in (("ca-file", "tls_ca_file"), ("cert", "tls_worker_cert"), ("key", "tls_worker_key")):
+        path = folder / f"{option}.pem"
+        path.touch(mode=0o600)
+        path.write_text(getattr(security, content))
+        words += [f"--tls-{option}", str(path)]
+    return words
+
+
+class Watching:
+    """Of each run in a lab: what is sampled, and what happens to its links meanwhile."""
+
+    def __init__(self, built: lab.Lab, events: Sequence[Event]):
+        self.built, self.events = built, events
+        self.watch = Watch(built)
+        self.timers: list[threading.Timer] = []
+
+    def begin(self) -> None:
+        self.watch = Watch(self.built)
+        self.watch.start()
+        self.timers = [threading.Timer(event.after / 1e3, self.happen, (event,)) for event in self.events]
+        for timer in self.timers:
+            timer.start()
+
+    def happen(self, event: Event) -> None:
+        if event.do == "cut":
+            self.built.cut(event.host, event.path)
+        elif event.do == "mend":
+            self.built.mend(event.host, event.path)
+        elif event.do == "rate":
+            self.built.slow(event.host, event.rate or 0, event.path)
+        else:
+            self.built.mark(event.ecn_threshold or 0)
+
+    def told(self) -> dict[str, Any]:
+        self.end()
+        return self.watch.told()
+
+    def end(self) -> None:
+        for timer in self.timers:
+            timer.cancel()
+        self.watch.stop()
 
 
 def memory_limit(topology: Topology, workers: int) -> int:
@@ -77,7 +130,19 @@ def memory_limit(topology: Topology, workers: int) -> int:
 def _start(built: lab.Lab, host: str, folder: Path, what: str, *words: str) -> subprocess.Popen[bytes]:
     """A part of Dask on a host; what it says goes to a file of its own."""
     module = f"distributed.cli.dask_{what}"
-    command = [sys.executable, "-m", module, *words, "--preload", "mission_control.dask", "--no-dashboard"]
+    # What forwards packets must not wait for programs: a queue would stand still, and nobody could say why.
+    command = [
+        "nice",
+        "-n",
+        "10",
+        sys.executable,
+        "-m",
+        module,
+        *words,
+        "--preload",
+        "mission_control.dask",
+        "--no-dashboard",
+    ]
     if what == "worker":
         command += ["--local-directory", str(folder / host)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "DASK_DISTRIBUTED__LOGGING__DISTRIBUTED": "warning"}
@@ -96,15 +161,15 @@ def _inside(namespace: str) -> Iterator[None]:
             namespaces.enter_file(before)
 
 
-def _connect(address: str, started: list[subprocess.Popen[bytes]], folder: Path) -> Client:
+def _connect(connect: Callable[..., Client], started: list[subprocess.Popen[bytes]], folder: Path) -> Client:
     deadline = time.monotonic() + START_S
     while True:
         try:
-            return Client(address, timeout=2, set_as_default=False)
+            return connect(timeout=2)
         except (OSError, ValueError) as error:
             _all_run(started, folder)
             if time.monotonic() > deadline:
-                raise Missing(f"the scheduler does not answer at {address}: {error}") from None
+                raise Missing(f"the scheduler does not answer: {error}") from None
 
 
 def _wait(client: Client, workers: int, started: list[subprocess.Popen[bytes]], folder: Path) -> None:

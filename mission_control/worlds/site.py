@@ -20,3 +20,5 @@ class Site:
     """Called when the jobs begin."""
     told: Callable[[], dict[str, Any]] = dict
     """Called when they have ended: what the world adds to the result."""
+    seen: int = 0
+    """Records of its Mission Controller that earlier runs have taken."""

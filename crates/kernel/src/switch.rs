@@ -73,6 +73,9 @@ pub struct PortCounters {
     pub diverged: u64,
     pub gap_bytes_max: u64,
     pub queue_bytes_max: u64,
+    /// What the virtual queue held at `drained_ns` of the monotonic clock.
+    pub queue_bytes: u64,
+    pub drained_ns: u64,
     /// Time with something queued.
     pub busy_ns: u64,
     /// Nanoseconds that the queue had each length: of `limit_bytes` / 64 a bucket.
@@ -243,6 +246,8 @@ impl Switch {
                 diverged: port.diverged,
                 gap_bytes_max: port.gap_bytes_max,
                 queue_bytes_max: port.queue_bytes_max,
+                queue_bytes: port.queue_bytes,
+                drained_ns: port.drained_ns,
                 busy_ns: port.busy_ns,
                 nanoseconds: port.nanoseconds.to_vec(),
             });

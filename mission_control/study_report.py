@@ -1,0 +1,144 @@
+"""`report.html` of a study: what was hoped, what was seen, and why, for each of its scenarios."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from mission_control.report import COLOURS, document, figure, over_time, svg, table
+from mission_control.scenario import Scenario
+
+UNITS = {"shuffle_seconds": "shuffle, s", "job_seconds": "job, s", "fairness": "Jain's index"}
+
+
+def write(folder: Path, scenarios: dict[str, Scenario], told: dict[str, Any]) -> Path:
+    """Draws the report into the study's folder; gives its path."""
+    parts = [verdict(told), summary(scenarios, told)]
+    for name, scenario in scenarios.items():
+        parts += section(name, scenario, told)
+    path = folder / "report.html"
+    path.write_text(document("Mission Control: study", parts))
+    return path
+
+
+def verdict(told: dict[str, Any]) -> str:
+    made, bad = told["results"], [own for own in told["results"] if not own["ok"] or not own.get("valid", True)]
+    words = [f"{len(made)} runs", f"{len(bad)} of them not right or not valid" if bad else "all right and valid"]
+    missed = [own for own in told["ratios"] if own["held"] is False]
+    words.append(f"{len(missed)} expectations missed" if missed else "every expectation held")
+    if told["interrupted"]:
+        words.append("interrupted: this is what was done")
+    return f'<p><b class="{"good" if told["ok"] else "bad"}">{escape(", ".join(words))}</b></p>'
+
+
+def summary(scenarios: dict[str, Scenario], told: dict[str, Any]) -> str:
+    """Paper and lab side by side."""
+    rows = []
+    for name, scenario in scenarios.items():
+        seen = [ratio_in_words(own) for own in told["ratios"] if own["study"] == name]
+        if not scenario.study.compare:
+            seen = [median_in_words(own) for own in told["medians"] if own["study"] == name]
+        rows.append((scenario.study.title or name, scenario.study.paper, "; ".join(seen) or "nothing"))
+    return table(("what", "the paper", "here"), rows)
+
+
+def section(name: str, scenario: Scenario, told: dict[str, Any]) -> list[str]:
+    """One scenario."""
+    study = scenario.study
+    results = [own for own in told["results"] if own["study"] == name]
+    medians = [own for own in told["medians"] if own["study"] == name]
+    parts = [f"<h2>{escape(study.title or name)}</h2>"]
+    for word, text in (("The paper", study.paper), ("We hope", study.hope), ("Because", study.because)):
+        if text:
+            parts.append(f"<p><b>{word}:</b> {escape(text)}</p>")
+    for measure in study.measure:
+        parts += comparison(measure, [own for own in medians if own["measure"] == measure], told["ratios"])
+    shown = middle_runs(results)
+    if shown:
+        parts.append("<p>Over time, of one run each:</p>" + over_time(shown))
+    bad = [own for own in results if not own["ok"] or not own.get("valid", True)]
+    for own in bad:
+        why = "; ".join([*own.get("errors", {}).values(), *own.get("invalid_because", ())])
+        label = f"{at_in_words(own['at'])} {own['variant']} {own['repetition'] + 1}"
+        parts.append(f'<p class="bad">{escape(label)}: {escape(why or "a check failed")}</p>')
+    links = [
+        f'<a href="runs/{Path(own["results"]).name}/report.html">{escape(Path(own["results"]).name)}</a>'
+        for own in results
+        if "results" in own
+    ]
+    parts.append(f"<details><summary>{len(links)} runs</summary><p>{', '.join(links)}</p></details>")
+    return parts
+
+
+def comparison(measure: str, medians: Sequence[dict[str, Any]], ratios: Sequence[dict[str, Any]]) -> list[str]:
+    """One quantity: its medians, ratios, and a drawing."""
+    rows: list[tuple[Any, ...]] = []
+    for own in medians:
+        spread = f"{own['low']:.3g} to {own['high']:.3g}"
+        rows.append((at_in_words(own["at"]), own["variant"], f"{own['median']:.3g}", spread, own["runs"]))
+    parts = ["<p><b>We see:</b></p>", table(("at", "variant", UNITS[measure], "95 % interval", "runs"), rows)]
+    rows = []
+    for own in ratios:
+        if medians and own["study"] == medians[0]["study"] and own["measure"] == measure:
+            spread = f"{own['low']:.3f} to {own['high']:.3f}"
+            what, came = f"{own['variant']} to {own['to']}", {True: "yes", False: "NO", None: ""}[own["held"]]
+            rows.append((at_in_words(own["at"]), what, f"{own['median']:.3f}", spread, own["expected"], came))
+    if rows:
+        parts.append(table(("at", "ratio", "median", "95 % interval", "expected", "held"), rows))
+    if medians:
+        parts.append(drawing(medians, UNITS[measure]))
+    return parts
+
+
+def drawing(medians: Sequence[dict[str, Any]], unit: str) -> str:
+    """Medians and intervals: a group for each place, a point for each variant."""
+    drawn, axes = figure()
+    places = list(dict.fromkeys(at_in_words(own["at"]) for own in medians))
+    variants = list(dict.fromkeys(own["variant"] for own in medians))
+    for index, variant in enumerate(variants):
+        own = [median for median in medians if median["variant"] == variant]
+        shift = (index - (len(variants) - 1) / 2) * 0.12
+        axes.errorbar(
+            [places.index(at_in_words(median["at"])) + shift for median in own],
+            [median["median"] for median in own],
+            [
+                [median["median"] - median["low"] for median in own],
+                [median["high"] - median["median"] for median in own],
+            ],
+            fmt="o",
+            capsize=3,
+            color=COLOURS[index % len(COLOURS)],
+            label=variant or None,
+        )
+    axes.set_xticks(range(len(places)), places)
+    axes.set_xlabel("")
+    axes.set_ylabel(unit)
+    axes.set_ylim(bottom=0)
+    if any(variants):
+        axes.legend(frameon=False, ncols=min(4, len(variants)), loc="lower center", bbox_to_anchor=(0.5, 1))
+    return svg(drawn)
+
+
+def middle_runs(results: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Of each variant one run to look at: the last place's first valid one."""
+    shown: dict[str, dict[str, Any]] = {}
+    for own in results:
+        if own["ok"] and own.get("valid", True) and own.get("samples", {}).get("seconds") and own["repetition"] == 0:
+            shown[own["variant"] or at_in_words(own["at"])] = own
+    return shown
+
+
+def at_in_words(at: dict[str, Any]) -> str:
+    return ", ".join(f"{path.rpartition('.')[2].replace('_', ' ')} {value}" for path, value in at.items())
+
+
+def ratio_in_words(ratio: dict[str, Any]) -> str:
+    place = at_in_words(ratio["at"])
+    what = f"{UNITS[ratio['measure']].partition(',')[0]}, {ratio['variant']} to {ratio['to']}"
+    return f"{what}{f' ({place})' if place else ''}: {ratio['median']:.2f}"
+
+
+def median_in_words(median: dict[str, Any]) -> str:
+    return f"{UNITS[median['measure']]}, {at_in_words(median['at'])}: {median['median']:.3g}"
