@@ -197,7 +197,7 @@ class Study(Part):
     measure: tuple[Literal["shuffle_seconds", "job_seconds", "fairness"], ...] = Field(
         ("shuffle_seconds",),
         min_length=1,
-        description="what is compared, and first what ratios are expected of; fairness: Jain's index of receivers' rates",
+        description="what is compared; ratios are expected of the first; fairness: Jain's index of receivers' rates",
     )
     vary: dict[str, tuple[Any, ...]] = Field(
         {}, description='values of this scenario\'s keys: all are run, as in `{ "workload.size" = ["1 GiB"] }`'

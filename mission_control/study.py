@@ -131,7 +131,7 @@ def conduct(
         interrupted = True
         # Its folder is made anew when the study goes on.
         shutil.rmtree(folder / "runs" / one.key, ignore_errors=True)
-    told = {"results": made, **compared(scenarios, made), "interrupted": interrupted, "folder": str(folder)}
+    told: dict[str, Any] = {"results": made, **compared(scenarios, made), "interrupted": interrupted, "folder": str(folder)}
     told["ok"] = (
         not interrupted and all(own["ok"] for own in made) and all(own["held"] is not False for own in told["ratios"])
     )
@@ -240,7 +240,7 @@ def compared(scenarios: dict[str, Scenario], made: Sequence[dict[str, Any]]) -> 
 
 def values_of(results: Sequence[dict[str, Any]], variant: str, measure: str) -> dict[int, float]:
     """By repetition; of valid runs that ended well only."""
-    found = {}
+    found: dict[int, float] = {}
     for result in results:
         if result["variant"] == variant and result["ok"] and result.get("valid", True):
             value = measured(result, measure)

@@ -84,19 +84,20 @@ class Watch:
         }
 
     def _watch(self) -> None:
-        before, seconds = self.first, 0.0
-        while not self._over.wait(EVERY_S):
-            seconds += EVERY_S
-            now = self.lab.ports()
+        before, began = self.first, time.monotonic()
+        last = began
+        while not self._over.wait(max(0.0, last + EVERY_S - time.monotonic())):
+            now, at = self.lab.ports(), time.monotonic()
+            passed, last = at - last, at
             used = tuple(
-                (new["bytes"] - old["bytes"]) / EVERY_S / new["settings"]["bytes_per_second"]
+                (new["bytes"] - old["bytes"]) / passed / new["settings"]["bytes_per_second"]
                 for new, old in zip(now, before, strict=True)
             )
             busy = tuple(part / 100 for part in psutil.cpu_percent(percpu=True))
             at_ns = time.monotonic_ns()
             queues = tuple(queued(own, at_ns) for own in now)
             receive = namespaces.inside(self.lab.namespace(self.lab.topology.hosts[0]), received)
-            self.samples.append(Sample(seconds, busy, used, queues, receive))
+            self.samples.append(Sample(at - began, busy, used, queues, receive))
             before = now
 
 

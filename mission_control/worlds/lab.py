@@ -132,9 +132,9 @@ def _start(built: lab.Lab, host: str, folder: Path, what: str, *words: str) -> s
     module = f"distributed.cli.dask_{what}"
     # What forwards packets must not wait for programs: a queue would stand still, and nobody could say why.
     command = [
-        "nice",
-        "-n",
-        "10",
+        "chrt",
+        "--idle",
+        "0",
         sys.executable,
         "-m",
         module,
