@@ -131,7 +131,12 @@ def conduct(
         interrupted = True
         # Its folder is made anew when the study goes on.
         shutil.rmtree(folder / "runs" / one.key, ignore_errors=True)
-    told: dict[str, Any] = {"results": made, **compared(scenarios, made), "interrupted": interrupted, "folder": str(folder)}
+    told: dict[str, Any] = {
+        "results": made,
+        **compared(scenarios, made),
+        "interrupted": interrupted,
+        "folder": str(folder),
+    }
     told["ok"] = (
         not interrupted and all(own["ok"] for own in made) and all(own["held"] is not False for own in told["ratios"])
     )
@@ -234,7 +239,7 @@ def compared(scenarios: dict[str, Scenario], made: Sequence[dict[str, Any]]) -> 
                     told = {**labels, "variant": variant.name, "to": first, **interval(pairs)}
                     # What is expected is expected of what is measured first.
                     judged = variant if measure == study.measure[0] else ONLY
-                    ratios.append({**told, "expected": expected(judged), "held": held(judged, told["median"])})
+                    ratios.append({**told, "expected": expected(judged), "held": as_expected(judged, told["median"])})
     return {"medians": medians, "ratios": ratios}
 
 
@@ -272,7 +277,7 @@ def expected(variant: Variant) -> str:
     return ", ".join(words)
 
 
-def held(variant: Variant, ratio: float) -> bool | None:
+def as_expected(variant: Variant, ratio: float) -> bool | None:
     """Whether what was expected came; ``None`` where nothing was."""
     if variant.ratio_min is None and variant.ratio_max is None:
         return None

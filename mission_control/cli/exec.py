@@ -6,8 +6,10 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import typer
@@ -16,14 +18,15 @@ from mission_control import _native
 from mission_control.lab import cgroup
 from mission_control.lab.congestion import AVAILABLE
 from mission_control.lab.lab import require
-from mission_control.scenario import BadInput
+from mission_control.scenario import BadInput, Missing
 
 Option = typer.Option
+MPTCP_ENABLED = Path("/proc/sys/net/mptcp/enabled")
 
 
 def exec(
     context: typer.Context,
-    transport: Annotated[str | None, Option(help="a congestion control: dctcp, cubic, reno, ...")] = None,
+    transport: Annotated[str | None, Option(help="mptcp, or a congestion control: dctcp, cubic, reno, ...")] = None,
     rto_min: Annotated[str | None, Option(help="minimum retransmission timeout, as in 5ms")] = None,
     window: Annotated[str | None, Option(help="most that a peer may send ahead, as in 64KiB")] = None,
     pace: Annotated[str | None, Option(help="highest rate of each connection, as in 50mbit")] = None,
@@ -38,7 +41,7 @@ def exec(
         raise BadInput("which program? mission exec --transport dctcp -- COMMAND")
     try:
         wanted: dict[str, Any] = {
-            "congestion_control": transport,
+            "congestion_control": None if transport == "mptcp" else transport,
             "rto_min_us": round(_native.parse_duration(rto_min) * 1e6) if rto_min else None,
             "window_clamp_bytes": _native.parse_bytes(window) if window else None,
             "pacing_bytes_per_second": _native.parse_rate(pace) // 8 if pace else None,
@@ -49,21 +52,45 @@ def exec(
     require()
     with ExitStack() as stack:
         available = AVAILABLE.read_text().split()
-        if transport == "dctcp" and transport not in available:
+        environment = dict(os.environ)
+        subflows: Path | None = None
+        if transport == "mptcp":
+            subflows = multipath(Path(stack.enter_context(TemporaryDirectory(prefix="mission-exec-"))), environment)
+        elif transport == "dctcp" and transport not in available:
             stack.callback(_native.Dctcp().close)
         elif transport is not None and transport not in available:
-            raise BadInput(f"this kernel has no {transport}: use dctcp, {', '.join(available)}")
+            raise BadInput(f"this kernel has no {transport}: use mptcp, dctcp, {', '.join(available)}")
         folder = stack.enter_context(cgroup.group(f"exec.{os.getpid()}"))
         setter = _native.Setter(str(folder), json.dumps(wanted))
         # The program is in the group before it is the program.
         join = 'echo $$ > "$0/cgroup.procs" && exec "$@"'
-        status = subprocess.run(["sh", "-c", join, str(folder), *context.args]).returncode
+        status = subprocess.run(["sh", "-c", join, str(folder), *context.args], env=environment).returncode
         agreed = json.loads(setter.agreed())
+        paths = Counter(map(int, subflows.read_text().split())) if subflows else Counter()
     if report is not None:
-        report.write_text(json.dumps({"wanted": wanted, "agreed": agreed}))
+        report.write_text(json.dumps({"wanted": wanted, "agreed": agreed, "subflows": paths}))
     for own in agreed:
         print(f"mission: {describe(own, wanted)}", file=sys.stderr)
+    for count, connections in sorted(paths.items()):
+        what = f"mptcp with {count} subflow{'' if count == 1 else 's'}" if count else "plain tcp: its peer has no mptcp"
+        print(f"mission: {connections} connection{'' if connections == 1 else 's'} had {what}", file=sys.stderr)
+    if transport == "mptcp" and not paths:
+        print("mission: no connection had mptcp: the program made none, or is linked statically", file=sys.stderr)
     raise typer.Exit(status if status >= 0 else 128 - status)
+
+
+def multipath(folder: Path, environment: dict[str, str]) -> Path:
+    """Has programs with this environment ask for Multipath TCP; gives the file in which they tell the number of
+    subflows of each connection that they close (0: it fell back to plain TCP)."""
+    if not MPTCP_ENABLED.exists() or MPTCP_ENABLED.read_text().strip() != "1":
+        raise Missing("this kernel gives no Multipath TCP: sysctl net.mptcp.enabled=1, or a kernel that has it")
+    library, told = folder / "mptcp.so", folder / "subflows"
+    library.write_bytes(_native.mptcp_preload())
+    told.touch()
+    before = environment.get("LD_PRELOAD")
+    environment["LD_PRELOAD"] = f"{library} {before}" if before else str(library)
+    environment["MISSION_EXEC_REPORT"] = str(told)
+    return told
 
 
 def describe(agreed: dict[str, Any], wanted: dict[str, Any]) -> str:

@@ -130,6 +130,20 @@ def show(name: Name = None, as_json: Json = False) -> None:
 
 
 @app.command()
+def trace(
+    seconds: Annotated[float, typer.Option(min=0.1, max=600, help="how long")] = 5.0,
+    port: Annotated[str | None, typer.Option(help="only this one, as show names it")] = None,
+    name: Name = None,
+) -> None:
+    """Prints how long the queue of every port was while packets came, at most once in 100 us, as CSV."""
+    lab = Lab.open(name)
+    print("seconds,switch,port,queue_bytes,backlog_bytes")
+    for at, switch, own, queue, backlog in lab.trace(seconds):
+        if port is None or own == port:
+            print(f"{at:.6f},{switch},{own},{queue},{backlog}")
+
+
+@app.command()
 def check(as_json: Json = False) -> None:
     """Says what this machine offers to the lab, what falls back to what, and how to get what is missing."""
     found = findings()

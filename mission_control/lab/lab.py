@@ -40,6 +40,8 @@ SYSCTLS = {
 """Of every namespace. Each run begins like the others: nothing is remembered of earlier connections."""
 SUBFLOWS_MAX = 8
 """More the kernel does not allow."""
+TRACE_FETCH_S = 0.02
+"""The kernel keeps some 30,000 samples of a switch: with 48 busy ports what comes in 60 ms."""
 LINKS_S = 10
 """For links to come up."""
 ALLOWED = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
@@ -298,6 +300,33 @@ class Lab:
 
             counted += namespaces.inside(self.namespace(switch), read)
         return counted
+
+    def trace(self, seconds: float) -> Iterator[tuple[float, str, str, int, int]]:
+        """How long queues are, sampled as packets come to a port, at most once in 100 us: seconds since now, switch,
+        port, bytes of the virtual queue, bytes of the real backlog."""
+        opened = []
+        for switch in self.topology.switches:
+
+            def begin(switch: str = switch) -> tuple[Any, dict[int, str]]:
+                own = _native.Switch.open(socket.if_nametoindex(self.links_of(switch)[0][0]))
+                own.samples()  # what an earlier trace has left
+                own.trace(True)
+                return own, {socket.if_nametoindex(name): name for name, _ in self.links_of(switch)}
+
+            opened.append((switch, *namespaces.inside(self.namespace(switch), begin)))
+        began = time.monotonic_ns()
+        try:
+            over = False
+            while not over:
+                time.sleep(TRACE_FETCH_S)
+                over = time.monotonic_ns() - began > seconds * 1e9
+                for switch, own, names in opened:
+                    for at, interface, queue, backlog in own.samples():
+                        if at <= began + seconds * 1e9:
+                            yield (at - began) / 1e9, switch, names[interface], queue, backlog
+        finally:
+            for _, own, _ in opened:
+                own.trace(False)
 
     def link_of(self, host: str, path: int = 0) -> Link:
         """

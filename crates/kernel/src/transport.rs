@@ -33,6 +33,9 @@ pub struct Agreed {
     pub connections: u64,
 }
 
+/// A library that gives a program Multipath TCP, to be loaded ahead of its own; `preload/mptcp.c`.
+pub static MPTCP_PRELOAD: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/mptcp.so"));
+
 pub struct Setter {
     agreements: MapHandle,
     _link: Link,

@@ -90,6 +90,12 @@ impl Setter {
     }
 }
 
+/// Bytes of the library that gives a program Multipath TCP.
+#[pyfunction]
+pub fn mptcp_preload() -> &'static [u8] {
+    transport::MPTCP_PRELOAD
+}
+
 /// Bonds pairs of interfaces, given by their indexes: packets take their links in turn.
 #[pyfunction(name = "bond")]
 pub fn bond_pairs(pairs: Vec<(u32, u32)>) -> PyResult<()> {

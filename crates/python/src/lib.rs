@@ -27,7 +27,7 @@ mod _native {
     use super::endpoint::{Cancelled, Damaged, Denied, Endpoint, Lost, TransferError, Unreachable, carriers};
     #[cfg(feature = "kernel")]
     #[pymodule_export]
-    use super::kernel::{Dctcp, Setter, Switch, bond_pairs};
+    use super::kernel::{Dctcp, Setter, Switch, bond_pairs, mptcp_preload};
     #[pymodule_export]
     use super::memory::{Part, Segment};
     #[pymodule_export]
