@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import tomli_w
 
 import mission_control
-from mission_control import report
+from mission_control import interrupts, report
 from mission_control.environment import describe
 from mission_control.scenario import Scenario, plain
 from mission_control.workloads import WORKLOADS
@@ -175,6 +175,7 @@ class Jobs:
             futures = [pool.submit(self._one, number) for number in range(len(self.names))]
             try:
                 while wait_for(futures, timeout=WATCH_EVERY_S).not_done:
+                    interrupts.check()
                     each()
                 each()
             except BaseException:

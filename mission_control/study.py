@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mission_control import study_report
+from mission_control import interrupts, study_report
 from mission_control.jobs import Refused
 from mission_control.run import Observer, Sites, run
 from mission_control.scenario import BadInput, Missing, Scenario, Variant, load, with_values
@@ -117,6 +117,7 @@ def conduct(
     try:
         with Sites() as sites:
             for one in planned:
+                interrupts.check()
                 result = known(folder, one)
                 if result is None:
                     progress.begin(one)
@@ -141,8 +142,9 @@ def conduct(
         not interrupted and all(own["ok"] for own in made) and all(own["held"] is not False for own in told["ratios"])
     )
     told["valid"] = all(own.get("valid", True) for own in made)
-    (folder / "study.json").write_text(json.dumps(told, indent=1))
-    study_report.write(folder, scenarios, told)
+    told["studies"] = {name: scenario.study.model_dump() for name, scenario in scenarios.items()}
+    (folder / study_report.STUDY).write_text(json.dumps(told, indent=1))
+    study_report.write(folder)
     return told
 
 

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from mission_control.report import COLOURS, document, figure, over_time, svg, table
-from mission_control.scenario import Scenario
 
 UNITS = {"shuffle_seconds": "shuffle, s", "job_seconds": "job, s", "fairness": "Jain's index"}
 
 
-def write(folder: Path, scenarios: dict[str, Scenario], told: dict[str, Any]) -> Path:
-    """Draws the report into the study's folder; gives its path."""
-    parts = [verdict(told), summary(scenarios, told)]
-    for name, scenario in scenarios.items():
-        parts += section(name, scenario, told)
+STUDY = "study.json"
+"""In a study's folder: all that its report is drawn from."""
+
+
+def write(folder: Path) -> Path:
+    """Draws the report of the study in ``folder``; gives its path.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    told = json.loads((folder / STUDY).read_text())
+    parts = [verdict(told), summary(told)]
+    for name, study in told["studies"].items():
+        parts += section(name, study, told)
     path = folder / "report.html"
     path.write_text(document("Mission Control: study", parts))
     return path
@@ -33,27 +42,26 @@ def verdict(told: dict[str, Any]) -> str:
     return f'<p><b class="{"good" if told["ok"] else "bad"}">{escape(", ".join(words))}</b></p>'
 
 
-def summary(scenarios: dict[str, Scenario], told: dict[str, Any]) -> str:
+def summary(told: dict[str, Any]) -> str:
     """Paper and lab side by side."""
     rows = []
-    for name, scenario in scenarios.items():
+    for name, study in told["studies"].items():
         seen = [ratio_in_words(own) for own in told["ratios"] if own["study"] == name]
-        if not scenario.study.compare:
+        if not study["compare"]:
             seen = [median_in_words(own) for own in told["medians"] if own["study"] == name]
-        rows.append((scenario.study.title or name, scenario.study.paper, "; ".join(seen) or "nothing"))
+        rows.append((study["title"] or name, study["paper"], "; ".join(seen) or "nothing"))
     return table(("what", "the paper", "here"), rows)
 
 
-def section(name: str, scenario: Scenario, told: dict[str, Any]) -> list[str]:
+def section(name: str, study: dict[str, Any], told: dict[str, Any]) -> list[str]:
     """One scenario."""
-    study = scenario.study
     results = [own for own in told["results"] if own["study"] == name]
     medians = [own for own in told["medians"] if own["study"] == name]
-    parts = [f"<h2>{escape(study.title or name)}</h2>"]
-    for word, text in (("The paper", study.paper), ("We hope", study.hope), ("Because", study.because)):
+    parts = [f"<h2>{escape(study['title'] or name)}</h2>"]
+    for word, text in (("The paper", study["paper"]), ("We hope", study["hope"]), ("Because", study["because"])):
         if text:
             parts.append(f"<p><b>{word}:</b> {escape(text)}</p>")
-    for measure in study.measure:
+    for measure in study["measure"]:
         parts += comparison(measure, [own for own in medians if own["measure"] == measure], told["ratios"])
     shown = middle_runs(results)
     if shown:

@@ -11,13 +11,17 @@ import time
 from pathlib import Path
 
 import pytest
+from distributed import Client
 
+import mission_control
 from mission_control import _native
-from mission_control.lab import Lab, Port, cgroup, namespaces, star, two_path, two_rack
+from mission_control.lab import Lab, Port, bonded, cgroup, namespaces, star, two_path, two_rack
 from mission_control.lab.check import check
 from mission_control.lab.congestion import AVAILABLE
-from mission_control.lab.lab import ALLOWED, PREFIX, STATE
-from tests.conftest import mission, until
+from mission_control.lab.lab import ALLOWED, PREFIX, STATE, up
+from mission_control.scenario import Scenario, load, with_settings
+from mission_control.worlds.lab import in_lab
+from tests.conftest import mission, status, until
 
 lacking = [f"{own.what}: {own.why}" for own in check() if own.needed and not own.there]
 pytestmark = [
@@ -309,3 +313,139 @@ def test_exec_gives_an_unchanged_program_another_transport_and_leaves_nothing(tm
     # A congestion control goes when the kernel has time for it.
     until(lambda: AVAILABLE.read_text() == available, "the congestion control is gone")
     assert mission("exec", "--transport", "nothing", "--", "true").returncode == 2
+
+
+def test_a_bonded_pair_carries_one_connection_over_both_links(name):
+    with Lab(bonded(hosts=2, link_rate=20_000_000, port=Port(buffer_bytes=128 << 10)), name) as lab:
+        _, _, _ = flows(lab, "cubic", 1, 3)
+        carried = {own["port"]: own["bytes"] for own in lab.ports()}
+        one_link = 3 * 20e6 / 8
+        assert carried["h1"] + carried["h1-2"] > 1.7 * one_link, carried
+        assert 0.9 < carried["h1"] / carried["h1-2"] < 1.1, "packets take the links in turn"
+
+
+def test_links_of_ones_own_come_from_a_scenarios_file(name, tmp_path):
+    path = tmp_path / "own.toml"
+    links = '{a="h1", b="s1", rate="50 Mbit/s"}, {a="s1", b="s2", rate="20 Mbit/s"}, {a="s2", b="h2"}, {a="s2", b="h3"}'
+    path.write_text(f'version = 1\n[topology]\nkind = "own"\nlinks = [{links}]\n[stack]\nprofile = "2009"\n')
+    done = mission("lab", "up", str(path), "--name", name)
+    try:
+        assert done.returncode == 0 and "[s1] ══ s2 (20 Mbit/s)" in done.stdout, done.stdout + done.stderr
+        lab = Lab.open(name)
+        told = lab.host("h3").run(
+            ["sh", "-c", "ip route; cat /proc/sys/net/ipv4/tcp_sack"], capture_output=True, text=True
+        )
+        assert "initcwnd 2 rto_min lock 200ms" in told.stdout and told.stdout.endswith("\n0\n")
+        server = python(lab, "h3", SERVE, "reno")
+        assert server.stdout is not None and server.stdout.readline() == "listens\n"
+        assert python(lab, "h1", SEND, "reno", "h3", "0.2").communicate()[0].startswith("reno")
+    finally:
+        mission("lab", "down", name)
+    for wrong, says in (
+        ('{a="h1", b="h2"}', "put a switch"),
+        ('{a="h1", b="s1"}, {a="h2", b="s1"}, {a="h3", b="s2"}', "in pieces"),
+        ('{a="h1", b="s1"}, {a="h2", b="s2"}, {a="s1", b="s2"}, {a="s1", b="s3"}, {a="s2", b="s3"}', "loop"),
+        ('{a="h1", b="s1"}', "use 2 to"),
+    ):
+        path.write_text(f'version = 1\n[topology]\nkind = "own"\nlinks = [{wrong}]\n')
+        refused = mission("lab", "up", str(path), "--name", name)
+        assert refused.returncode == 2 and says in refused.stderr, refused.stderr
+    assert left(name) == []
+
+
+def test_queues_are_traced_while_packets_come(name):
+    with Lab(star(hosts=2, link_rate=20_000_000), name) as lab:
+        server = python(lab, "h1", SERVE, "cubic")
+        assert server.stdout is not None and server.stdout.readline() == "listens\n"
+        sender = python(lab, "h2", SEND, "cubic", "h1", "5")
+        done = mission("lab", "trace", "--seconds", "0.5", "--port", "h1", "--name", name)
+        sender.wait()
+        head, *rows = done.stdout.splitlines()
+        assert head == "seconds,switch,port,queue_bytes,backlog_bytes" and len(rows) > 100
+        assert {tuple(row.split(",")[1:3]) for row in rows} == {("s1", "h1")}
+        times = [float(row.split(",")[0]) for row in rows]
+        assert times == sorted(times) and times[0] >= 0 and times[-1] <= 0.5
+
+
+def scenario(*settings: str) -> Scenario:
+    common = ["topology.link_rate=20Mbit/s", "workload.size=8MiB", "workload.partitions=4"]
+    return with_settings(load("sort"), [*common, *settings])
+
+
+def chosen(client: Client, job: str) -> str:
+    """The first leg of a job's plan, and why DCTCP is not in it."""
+    (own,) = [own for own in status(client)["jobs"] if own["job"] == job]
+    refused = dict(map(tuple, own["plan"]["refused"]))
+    return own["plan"]["legs"][0]["transport"] + ": " + refused.get("dctcp", "")
+
+
+def test_dctcp_is_chosen_when_switches_mark_and_left_when_they_stop():
+    """Paper 001, 5.4: turning ECN on in all switches prompts the Mission Controller to switch."""
+    with in_lab(scenario()) as site, site.connect() as client, mission_control.job("waits", client=client):
+        lab = Lab.open(next(own for own in up() if own.startswith("star")))
+        until(lambda: "lost and none was marked" in chosen(client, "waits"), "it is known that nobody marks")
+        assert chosen(client, "waits").startswith("tcp")
+        lab.mark(20 << 10)
+        until(lambda: chosen(client, "waits").startswith("dctcp"), "DCTCP is chosen", seconds=30)
+        lab.mark(0)
+        until(lambda: chosen(client, "waits").startswith("tcp"), "it is left", seconds=30)
+        assert "lost and none was marked" in chosen(client, "waits")
+
+
+def test_a_peer_that_downgrades_without_a_word_is_found_out(name):
+    with Lab(star(hosts=2), name) as lab:
+        route = "ip route change 10.77.0.0/24 dev eth0 proto kernel scope link src 10.77.0.1 congctl lock reno"
+        lab.host("h1").run(route.split(), check=True)
+        owner = python(lab, "h1", OWNER.replace('"mptcp"', '"dctcp"'), lab.host("h1").address, stdin=subprocess.PIPE)
+        assert owner.stdout is not None
+        address, named, _ = json.loads(owner.stdout.readline())
+        reader = READER.replace('"mptcp"', '"dctcp"') + "\nsys.stdout.flush(); sys.stdin.read()"
+        reading = python(lab, "h2", reader, lab.host("h2").address, address, named, stdin=subprocess.PIPE)
+        assert reading.stdout is not None
+        facts = json.loads(reading.stdout.readline())
+        assert "dctcp was planned, the sender's kernel uses reno" in facts["fallbacks"], facts
+        # The connection is kept for a moment, and the kernel says the same of it.
+        port = address.rpartition(":")[2]
+        shown = lab.host("h1").run(["ss", "-tinH", "sport", "=", f":{port}"], capture_output=True, text=True).stdout
+        assert " reno " in shown and "dctcp" not in shown, shown
+        reading.communicate("")
+        owner.communicate("")
+
+
+def test_a_path_that_is_cut_in_the_middle_costs_no_byte(tmp_path):
+    events = '[{after="1 s", do="cut", host="h2", path=1}, {after="1 s", do="cut", host="h3", path=0}]'
+    words = ["--topology", "two-path", "--hosts", "4", "--size", "32MiB", "--partitions", "4", "--transport", "mptcp"]
+    status, result = run_in_lab(tmp_path, *words, "--link-rate", "20Mbit/s", "--set", f"topology.events={events}")
+    assert all(result["checks"].values()) and not result["errors"], result
+    assert status in (0, 5)
+
+
+def test_an_encrypted_cluster_is_built_in_the_lab(tmp_path):
+    words = ["--hosts", "3", "--size", "8MiB", "--partitions", "3", "--link-rate", "20Mbit/s", "--encrypt"]
+    status, result = run_in_lab(tmp_path, *words)
+    assert all(result["checks"].values()) and status in (0, 5)
+    negotiated = [own for transfer in result["jobs"][0]["transfers"] for own in transfer["transport"]["negotiated"]]
+    assert negotiated and all(own["tls"] and own["authenticated"] for own in negotiated)
+
+
+def test_a_run_that_does_not_show_what_it_is_about_is_not_valid(tmp_path):
+    words = ["--hosts", "2", "--size", "4MiB", "--partitions", "2", "--link-rate", "20Mbit/s", "--transport", "tcp"]
+    status, result = run_in_lab(tmp_path, *words, "--set", 'expect.condition=["marks"]')
+    assert status == 5 and "no marks at any port, and the run is about them" in result["invalid_because"]
+
+
+def test_exec_gives_an_unchanged_program_two_paths(name):
+    with Lab(two_path(hosts=2), name) as lab:
+        told = f"/tmp/{name}"
+        own = [sys.executable, "-m", "mission_control", "exec", "--transport", "mptcp"]
+        server = lab.host("h1").popen([*own, "--", "iperf3", "-s", "-1"], stdout=subprocess.PIPE, text=True)
+        until(lambda: b"5201" in lab.host("h1").run(["ss", "-tlnH"], capture_output=True).stdout, "iperf3 listens")
+        words = [*own, "--report", told, "--", "iperf3", "-c", "h1", "-t", "2"]
+        done = lab.host("h2").run(words, capture_output=True, text=True)
+        server.wait(20)
+        agreed = json.loads(Path(told).read_text())
+        Path(told).unlink()
+        assert done.returncode == 0 and set(agreed["subflows"]) == {"2"}, done.stderr
+        assert "had mptcp with 2 subflows" in done.stderr
+        carried = [port["bytes"] for port in lab.ports() if port["port"] == "h1"]
+        assert min(carried) > 0.3 * sum(carried)

@@ -4,12 +4,12 @@ missing; 4 the job was refused; 5 the run is invalid; 130 interrupted."""
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from typing import Any, NoReturn
 
 import typer
 
+from mission_control import interrupts
 from mission_control.cli import bench, exec, explain, jobs, lab, run, top, weights
 from mission_control.jobs import Refused
 from mission_control.scenario import BadInput, Missing
@@ -38,9 +38,7 @@ app.add_typer(lab.app, name="lab")
 def main() -> NoReturn:
     """Runs the command; one line for whatever went wrong."""
     # A run that is told to end ends as if interrupted: what it started is ended, and its report written.
-    # Said for both: a shell that starts it in the background has had the interrupt ignored.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
+    interrupts.watch()
     try:
         status = app(standalone_mode=False)
     except (BadInput, UsageError) as error:

@@ -163,11 +163,11 @@ def study_of(
     return 0 if told["ok"] else 1
 
 
-def report(folder: Annotated[Path, typer.Argument(help="of a run: results/<id>")]) -> None:
-    """Draws the report of a run again, from its records."""
-    from mission_control import report
+def report(folder: Annotated[Path, typer.Argument(help="of a run or a study: results/<id>")]) -> None:
+    """Draws the report of a run or of a study again, from what it has left."""
+    from mission_control import report, study_report
 
     try:
-        print(report.write(folder))
+        print(study_report.write(folder) if (folder / study_report.STUDY).exists() else report.write(folder))
     except (OSError, ValueError) as error:
         raise BadInput(f"{folder} has no records to draw: name a folder results/<id> ({error})") from None

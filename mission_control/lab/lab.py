@@ -322,7 +322,7 @@ class Lab:
                 over = time.monotonic_ns() - began > seconds * 1e9
                 for switch, own, names in opened:
                     for at, interface, queue, backlog in own.samples():
-                        if at <= began + seconds * 1e9:
+                        if began <= at <= began + seconds * 1e9:
                             yield (at - began) / 1e9, switch, names[interface], queue, backlog
         finally:
             for _, own, _ in opened:

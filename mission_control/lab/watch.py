@@ -135,10 +135,9 @@ def doubts(samples: Sequence[Sample], ports: Sequence[dict[str, Any]]) -> list[s
         if port["oversized"]:
             because.append(f"{port['oversized']} frames at {name} were longer than the wire's: offloads are on")
         if port["diverged"] > DIVERGED_MAX * port["packets"]:
-            gap = port["gap_bytes_max"]
-            because.append(
-                f"virtual queue and real backlog at {name} were up to {gap} bytes apart: the machine is too slow"
-            )
+            part = port["diverged"] / port["packets"]
+            apart = f"{part:.1%} of the packets at {name} found virtual queue and real backlog far apart"
+            because.append(f"{apart}: the machine is too slow, use slower links")
     moving = [own for own in samples if max(own.links, default=0) > MOVING]
     starved = [own for own in moving if max(own.processors) >= BUSY and max(own.links) < FULL]
     if len(starved) > STARVED_MAX * len(moving):

@@ -1,0 +1,116 @@
+"""Studies: variants that take turns, repetitions, what is varied; going on after an interrupt."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from mission_control import study
+from mission_control.run import fairness
+from mission_control.scenario import BadInput, Variant, load, with_settings
+from tests.conftest import mission, until
+
+WORDS = ["--size", "1MiB", "--partitions", "2", "--workers", "2"]
+
+
+def test_the_interval_of_a_median_is_that_of_order_statistics():
+    """Conover 1999, table A3: with 6 values the smallest and the largest, with 9 the second of each end."""
+    assert study.interval([3.0]) == {"median": 3.0, "low": 3.0, "high": 3.0, "runs": 1}
+    assert study.interval([5, 1, 3, 2, 4]) == {"median": 3, "low": 1, "high": 5, "runs": 5}
+    assert study.interval(range(1, 7)) == {"median": 3.5, "low": 1, "high": 6, "runs": 6}
+    assert study.interval(range(1, 10)) == {"median": 5, "low": 2, "high": 8, "runs": 9}
+    assert study.interval(range(1, 21)) == {"median": 10.5, "low": 6, "high": 15, "runs": 20}
+
+
+def test_jains_index_is_one_where_all_are_served_alike():
+    def progress(worker: str, time: float, served: int) -> dict:
+        labels = {"kind": "progress", "job": "j", "from": "a", "to": "b"}
+        return {**labels, "worker": worker, "time": time, "served_bytes": served}
+
+    alike = [progress(worker, time, time * 10) for worker in "xyz" for time in (0, 1, 2)]
+    assert fairness(alike) == {("j", "a", "b"): pytest.approx(1)}
+    # Rates of 10, 10 and 40: 60 squared by 3 times 1,800.
+    unlike = [*alike[:6], progress("z", 0, 0), progress("z", 2, 80), progress("z", 3, 80)]
+    assert fairness(unlike)[("j", "a", "b")] == pytest.approx(3600 / 5400)
+
+
+def test_variants_take_turns_and_every_value_is_run():
+    scenario = with_settings(load("sort"), ["study.repeat=2", 'study.vary={"workload.size"=["1 MiB", "2 MiB"]}'])
+    two = [Variant(name="tcp", set={"control.transport": "tcp"}), Variant(name="tls", set={"control.transport": "tls"})]
+    scenario = scenario.model_copy(update={"study": scenario.study.model_copy(update={"compare": tuple(two)})})
+    runs = study.runs_of("s", scenario)
+    assert [(dict(own.at)["workload.size"], own.variant.name, own.repetition) for own in runs[:5]] == [
+        ("1 MiB", "tcp", 0),
+        ("1 MiB", "tls", 0),
+        ("1 MiB", "tcp", 1),
+        ("1 MiB", "tls", 1),
+        ("2 MiB", "tcp", 0),
+    ]
+    assert len({own.key for own in runs}) == len(runs) == 8
+    assert runs[1].scenario.control.transport == "tls" and runs[4].scenario.workload.size == 2 << 20
+    with pytest.raises(BadInput, match="transport"):
+        wrong = scenario.study.model_copy(update={"compare": (Variant(name="x", set={"control.transport": "pigeon"}),)})
+        study.runs_of("s", scenario.model_copy(update={"study": wrong}))
+
+
+def test_the_command_compares_and_tells_medians_and_ratios(tmp_path):
+    done = mission("run", "sort", *WORDS, "--compare", "tcp,tls", "--repeat", "2", "--results", str(tmp_path), "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert [(own["variant"], own["repetition"]) for own in told["results"]] == [
+        ("tcp", 0),
+        ("tls", 0),
+        ("tcp", 1),
+        ("tls", 1),
+    ]
+    assert all(own["ok"] and own["world"] == "local" for own in told["results"])
+    (ratio,) = told["ratios"]
+    assert (ratio["variant"], ratio["to"], ratio["runs"]) == ("tls", "tcp", 2)
+    assert ratio["low"] <= ratio["median"] <= ratio["high"] and ratio["held"] is None
+    pairs = [study.measured(own, "shuffle_seconds") for own in told["results"]]
+    assert ratio["low"] == pytest.approx(min(pairs[1] / pairs[0], pairs[3] / pairs[2]))
+    folder = tmp_path / told["folder"].rpartition("/")[2]
+    page = (folder / "report.html").read_text()
+    assert "tls to tcp" in page and page.count("<svg") >= 1
+    assert len(list((folder / "runs").iterdir())) == 4
+    # Drawn again from what is there.
+    (folder / "report.html").unlink()
+    assert mission("report", str(folder)).returncode == 0
+    assert "tls to tcp" in (folder / "report.html").read_text()
+
+
+def test_a_folder_is_one_study_and_an_expectation_that_is_missed_fails_it(tmp_path):
+    head = 'version = 1\n[topology]\nhosts = 2\n[workload]\nsize = "1 MiB"\npartitions = 2\n'
+    (tmp_path / "a.toml").write_text(head + '[study]\ntitle = "First"\nmeasure = ["job_seconds"]\n')
+    compare = '[{ name = "one" }, { name = "other", ratio_max = 0.000001 }]'
+    (tmp_path / "b.toml").write_text(head + f'[study]\ntitle = "Second"\nbecause = "so"\ncompare = {compare}\n')
+    done = mission("run", str(tmp_path), "--results", str(tmp_path / "results"), "--json")
+    told = json.loads(done.stdout)
+    assert done.returncode == 1 and told["ratios"][0]["held"] is False
+    assert {own["study"] for own in told["results"]} == {"a", "b"}
+    page = (tmp_path / "results" / told["folder"].rpartition("/")[2] / "report.html").read_text()
+    assert "First" in page and "Second" in page and "1 expectations missed" in page
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert mission("run", str(empty)).returncode == 2
+
+
+def test_an_interrupted_study_goes_on_where_it_was(tmp_path):
+    words = [sys.executable, "-m", "mission_control", "run", "sort", *WORDS, "--repeat", "3", "--json"]
+    running = subprocess.Popen([*words, "--results", str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    until(lambda: list(tmp_path.glob("*/runs/*-2")), "the second run has begun", seconds=60)
+    running.send_signal(signal.SIGINT)
+    out, _ = running.communicate(timeout=60)
+    told = json.loads(out)
+    assert running.returncode == 130 and told["interrupted"] and not told["ok"]
+    (folder,) = tmp_path.iterdir()
+    first = next(iter(folder.glob("runs/*-1/result.json"))).read_text()
+    done = subprocess.run([*words, "--resume", str(folder)], capture_output=True, text=True, timeout=120)
+    told = json.loads(done.stdout)
+    assert done.returncode == 0 and len(told["results"]) == 3 and told["medians"][0]["runs"] == 3
+    assert next(iter(folder.glob("runs/*-1/result.json"))).read_text() == first, "it was not made again"
+    assert mission("run", "sort", "--resume", str(tmp_path / "nothing")).returncode == 2
