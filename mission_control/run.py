@@ -157,9 +157,11 @@ class Jobs:
         workload, control = scenario.workload, scenario.control
         many = workload.jobs > 1
         self.names = [f"{workload.kind}-{number + 1}" if many else workload.kind for number in range(workload.jobs)]
-        self.work = [WORKLOADS[workload.kind](workload, number, data / name) for number, name in enumerate(self.names)]
         self.priorities = control.priorities or (1.0,) * workload.jobs
         self.clients = [site.connect() for _ in self.names]
+        workers = len(self.clients[0].scheduler_info(n_workers=-1)["workers"])
+        make = WORKLOADS[workload.kind]
+        self.work = [make(workload, number, data / name, workers) for number, name in enumerate(self.names)]
         self.seconds: dict[str, float] = {}
         self.checks: dict[str, bool] = {}
         self.errors: dict[str, str] = {}
@@ -261,7 +263,7 @@ def summary(jobs: Jobs, progress: Progress, records: list[dict[str, Any]]) -> di
     known = [record for record in records if record["kind"] == "job-ended"]
     known += progress.status.get("jobs", [])
     recomputed = [record["job"] for record in records if record["kind"] == "recomputed"]
-    fair = fairness(records)
+    fair, crossed = fairness(records), parts_of_bytes(records)
     told = []
     for name in jobs.names:
         share = shares.get(name, {})
@@ -273,6 +275,7 @@ def summary(jobs: Jobs, progress: Progress, records: list[dict[str, Any]]) -> di
                 "name": name,
                 "weight": share.get("weight"),
                 "flows": share.get("flows"),
+                "share": crossed.get(name),
                 "seconds": jobs.seconds.get(name),
                 "recomputed": recomputed.count(name),
                 "transfers": [
@@ -321,6 +324,30 @@ def fairness(records: list[dict[str, Any]]) -> dict[tuple[str, str, str], float]
         if rates:
             found[key] = sum(rates) ** 2 / (len(rates) * sum(rate**2 for rate in rates))
     return found
+
+
+def parts_of_bytes(records: list[dict[str, Any]]) -> dict[str, float]:
+    """Of each job its part of the bytes that crossed the network while all jobs had some under way."""
+    now: dict[tuple[str, ...], int] = {}
+    points: dict[str, list[tuple[float, int]]] = {}
+    for record in records:
+        if record["kind"] == "progress":
+            now[(record["job"], record["worker"], record["from"], record["to"])] = (
+                record["served_bytes"] - record["own_bytes"]
+            )
+            total = sum(value for key, value in now.items() if key[0] == record["job"])
+            if total:
+                points.setdefault(record["job"], []).append((record["time"], total))
+    if not points:
+        return {}
+    first = max(own[0][0] for own in points.values())
+    last = min(next(at for at, total in own if total == own[-1][1]) for own in points.values())
+
+    def until(own: list[tuple[float, int]], end: float) -> int:
+        return max((total for at, total in own if at <= end), default=0)
+
+    moved = {job: until(own, last) - until(own, first) for job, own in points.items()}
+    return {job: own / sum(moved.values()) for job, own in moved.items()} if sum(moved.values()) else {}
 
 
 def transfer_summary(transfer: dict[str, Any]) -> dict[str, Any]:

@@ -59,7 +59,9 @@ class Port(Part):
     """World `lab`: how every switch port behaves."""
 
     buffer: Bytes = Field("64 KiB", validate_default=True, ge=1600, description="most that a port may hold")
-    ecn_threshold: Bytes | None = Field(None, description="a packet that finds more is marked; absent: none is")
+    ecn_threshold: Bytes | None = Field(
+        None, description="a packet that finds more is marked; absent: none is, unless every job demands dctcp: 30 kB"
+    )
     shared_buffer: Bytes | None = Field(None, description="of each 12 ports together; absent: each has its own")
     alpha: float = Field(1.0, gt=0, description="of a shared buffer a port may hold this many times what is free")
 
@@ -106,7 +108,9 @@ class Topology(Part):
     hosts: int = Field(4, ge=1, description="worker processes; in the lab each on a host of its own")
     links: tuple[Link, ...] = Field((), description="lab, own: of a, b, rate, path; its last host is the scheduler's")
     memory_limit: Bytes | Literal["auto"] = Field("auto", description="memory of each worker, or an equal part of all")
-    link_rate: Rate = Field("100 Mbit/s", validate_default=True, ge=10**6, description="lab: of every host's link")
+    link_rate: Rate | Literal["auto"] = Field(
+        "auto", description="lab: of every host's link; auto: 100 Mbit/s, or what this machine forwards for all of them"
+    )
     trunk_rate: Rate | None = Field(
         None, ge=10**6, description="lab, two-rack: of the link between them; else as others"
     )
@@ -149,7 +153,7 @@ class Workload(Part):
     dimensions: int = Field(8, ge=1, description="kmeans: of each point")
     jobs: int = Field(1, ge=1, description="jobs at once, each with its own client and its own input")
     partitions: int | Literal["auto"] = Field(
-        "auto", description="map tasks of each job; auto: sort 64 MiB each, kmeans 8"
+        "auto", description="map tasks of each job; auto: one for each worker, and at least: sort one for each 64 MiB, kmeans 8"
     )
     seed: int = Field(1, description="the same seed makes the same input")
 
@@ -194,10 +198,13 @@ class Study(Part):
     hope: str = Field("", description="what should be seen here")
     because: str = Field("", description="why it is seen, or is not")
     repeat: int = Field(1, ge=1, description="times that every variant is run")
-    measure: tuple[Literal["shuffle_seconds", "job_seconds", "fairness"], ...] = Field(
+    measure: tuple[
+        Literal["shuffle_seconds", "job_seconds", "fairness", "share", "first_shuffle_seconds", "mean_shuffle_seconds"], ...
+    ] = Field(
         ("shuffle_seconds",),
         min_length=1,
-        description="what is compared; ratios are expected of the first; fairness: Jain's index of receivers' rates",
+        description="what is compared; ratios are expected of the first; fairness: Jain's index of receivers' rates; "
+        "share: the first job's part of the bytes that cross the network while all jobs have some under way",
     )
     vary: dict[str, tuple[Any, ...]] = Field(
         {}, description='values of this scenario\'s keys: all are run, as in `{ "workload.size" = ["1 GiB"] }`'

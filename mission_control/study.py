@@ -212,11 +212,25 @@ def measured(result: dict[str, Any], measure: str) -> float | None:
     """What a study compares, of one run; ``None`` where the run does not have it."""
     if measure == "job_seconds":
         return result["seconds"]
+    if measure == "share":
+        return result["jobs"][0]["share"] if result["jobs"] else None
+    of_jobs = [shuffle_seconds(job) for job in result["jobs"]]
+    if measure == "first_shuffle_seconds":
+        return of_jobs[0] if of_jobs else None
+    known = [own for own in of_jobs if own is not None]
+    if measure == "mean_shuffle_seconds":
+        return statistics.fmean(known) if known else None
     shuffles = [own for job in result["jobs"] for own in job["transfers"] if own["pattern"] == "shuffle"]
     if measure == "fairness":
         values = [own["fairness"] for own in shuffles if own["fairness"] is not None]
         return statistics.fmean(values) if values else None
-    return max((own["seconds"] for own in shuffles if own["seconds"] is not None), default=None)
+    return max(known, default=None)
+
+
+def shuffle_seconds(job: dict[str, Any]) -> float | None:
+    """Of its longest shuffle."""
+    own = (transfer["seconds"] for transfer in job["transfers"] if transfer["pattern"] == "shuffle")
+    return max((seconds for seconds in own if seconds is not None), default=None)
 
 
 def compared(scenarios: dict[str, Scenario], made: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:

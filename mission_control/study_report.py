@@ -10,7 +10,14 @@ from typing import Any
 
 from mission_control.report import COLOURS, document, figure, over_time, svg, table
 
-UNITS = {"shuffle_seconds": "shuffle, s", "job_seconds": "job, s", "fairness": "Jain's index"}
+UNITS = {
+    "shuffle_seconds": "shuffle, s",
+    "job_seconds": "job, s",
+    "fairness": "Jain's index",
+    "share": "first job's part of the bytes",
+    "first_shuffle_seconds": "first job's shuffle, s",
+    "mean_shuffle_seconds": "mean of the jobs' shuffles, s",
+}
 
 
 STUDY = "study.json"

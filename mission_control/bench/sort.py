@@ -52,7 +52,7 @@ def measure(
     folder = Path(tempfile.mkdtemp(prefix="bench-sort-", dir=data)).absolute()
     try:
         with local(scenario) as site, site.connect() as client:
-            work = Sort(Workload(size=f"{nbytes} B"), 0, folder)
+            work = Sort(Workload(size=f"{nbytes} B"), 0, folder, workers)
             work.prepare(client, say)
             partitions = best_partitions(client, work, say)
             ways: dict[str, Callable[[], None]] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -23,6 +24,8 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="A data centre in one machine: hosts and switches are network namespaces with a real kernel. Needs root.",
 )
+COMMAND_MAX = 120
+"""Of what is shown of a command line."""
 Name = Annotated[str | None, typer.Option(help="of the lab; by default its kind, or the only one that is up")]
 
 
@@ -126,7 +129,16 @@ def show(name: Name = None, as_json: Json = False) -> None:
     print(f"lab {lab.name}, {picture.draw(lab.topology)}\n")
     print(picture.table(ports))
     for pid, node in sorted(running.items(), key=lambda own: own[1]):
-        print(f"{node}: process {pid}")
+        print(f"{node}: {pid} {command_of(pid)}")
+
+
+def command_of(pid: int) -> str:
+    """What a process was started with; empty where it has just ended."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return ""
+    return b" ".join(words).decode(errors="replace").strip()[:COMMAND_MAX]
 
 
 @app.command()

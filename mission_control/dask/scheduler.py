@@ -243,7 +243,8 @@ class MissionControlScheduler(SchedulerPlugin):
             self.event(
                 {"event": "progress", "worker": worker, "transfer": transfer, **totals, "moved": record["moved"]}
             )
-            self.record("progress", worker=worker, cpu=cpu, **transfer, **totals, flows=record["flows"])
+            own = record["own_bytes"]
+            self.record("progress", worker=worker, cpu=cpu, **transfer, **totals, own_bytes=own, flows=record["flows"])
         if last_of in self.ending:
             self.ending[last_of].discard(worker)
             if not self.ending[last_of]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,14 @@ from mission_control.lab import topology
 from mission_control.lab.lab import Lab
 from mission_control.lab.stack import PROFILES, Stack
 
+ECN_BYTES = 30_000
+"""Paper 001, 5.4: 20 packets."""
+MEGA = 1_000_000
+FORWARDED = 800 * MEGA
+"""Bits per second of small packets that one core forwards (FACTS: two do 1.6 Gbit/s)."""
+FORWARDED_BESIDE_WORKERS = 170 * MEGA
+"""And beside workers that send and sort them: two cores keep up with 16 hosts at 20 Mbit/s, and with 8 at 50 not always
+(docs/measurements.md)."""
 RTO_MIN_MS = 200
 """The kernel's own; written down where it has to be dilated."""
 
@@ -23,17 +32,21 @@ def lab_of(described: scenario.Scenario, *, name: str | None = None, spare: int 
         BadInput: links that make no network.
         Missing: what a lab cannot do without is not there.
     """
-    return Lab(topology_of(described.topology, spare), name, stack_of(described))
+    marks = ECN_BYTES if described.control.transport == "dctcp" else 0
+    return Lab(topology_of(described.topology, spare, marks), name, stack_of(described))
 
 
-def topology_of(described: scenario.Topology, spare: int = 0) -> topology.Topology:
+def topology_of(described: scenario.Topology, spare: int = 0, marks: int = 0) -> topology.Topology:
     """
+    Args:
+        marks: from which queue on packets are marked where the scenario does not say.
+
     Raises:
         BadInput: links that make no network.
     """
     port = topology.Port(
         buffer_bytes=described.port.buffer,
-        ecn_bytes=described.port.ecn_threshold or 0,
+        ecn_bytes=marks if described.port.ecn_threshold is None else described.port.ecn_threshold,
         shared_bytes=described.port.shared_buffer or 0,
         alpha=described.port.alpha,
     )
@@ -45,9 +58,17 @@ def topology_of(described: scenario.Topology, spare: int = 0) -> topology.Topolo
             return topology.own(links, **options)
         if described.kind == "two-rack" and described.trunk_rate is not None:
             options["trunk_rate"] = described.trunk_rate // slow
-        return topology.KINDS[described.kind](described.hosts + spare, described.link_rate // slow, **options)
+        hosts = described.hosts + spare
+        rate = link_rate(hosts, beside_workers=spare > 0) if described.link_rate == "auto" else described.link_rate // slow
+        return topology.KINDS[described.kind](hosts, rate, **options)
     except ValueError as error:
         raise scenario.BadInput(str(error)) from None
+
+
+def link_rate(hosts: int, beside_workers: bool) -> int:
+    """Bits per second of each host's link, so that this machine forwards what all of them send at once."""
+    forwarded = len(os.sched_getaffinity(0)) * (FORWARDED_BESIDE_WORKERS if beside_workers else FORWARDED)
+    return max(MEGA, min(topology.RATE, forwarded // hosts // MEGA * MEGA))
 
 
 def stack_of(described: scenario.Scenario) -> Stack:

@@ -28,5 +28,5 @@ class Job(Protocol):
         """Whether the result is right: name of each check, and whether it holds; not timed."""
 
 
-WORKLOADS: dict[str, Callable[[Workload, int, Path], Any]] = {"sort": Sort, "kmeans": KMeans}
-"""By kind; made from the scenario's workload, the number of the job, and a folder for its data."""
+WORKLOADS: dict[str, Callable[[Workload, int, Path, int], Any]] = {"sort": Sort, "kmeans": KMeans}
+"""By kind; made from the scenario's workload, the number of the job, a folder for its data, and the number of workers."""

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from mission_control.scenario import Workload
 
+PARTITIONS = 8
+"""Map tasks, unless there are more workers."""
 TOLERANCE = 1e-4
 """Of the mean variance of the points: a squared shift below it is none (scikit-learn's default)."""
 ITERATIONS_MAX = 300
@@ -54,9 +56,9 @@ class KMeans:
         number: of the job, from 0; each has other points.
     """
 
-    def __init__(self, workload: Workload, number: int, folder: Path):
+    def __init__(self, workload: Workload, number: int, folder: Path, workers: int):
         self.points, self.k, self.dimensions = workload.points, workload.k, workload.dimensions
-        self.partitions = 8 if workload.partitions == "auto" else workload.partitions
+        self.partitions = max(PARTITIONS, workers) if workload.partitions == "auto" else workload.partitions
         self.seed = workload.seed * 1000 + number
         self.data: list[Future] = []
         self.start = np.empty(0)

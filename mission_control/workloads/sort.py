@@ -40,11 +40,12 @@ class Sort:
         workload: of the scenario.
         number: of the job, from 0; each has another input.
         folder: for input and output; all workers must see it.
+        workers: of the cluster, each of which gets something to do.
     """
 
-    def __init__(self, workload: Workload, number: int, folder: Path):
+    def __init__(self, workload: Workload, number: int, folder: Path, workers: int):
         self.records = max(1, workload.size // RECORD)
-        auto = math.ceil(self.records * RECORD / PARTITION_BYTES)
+        auto = max(workers, math.ceil(self.records * RECORD / PARTITION_BYTES))
         self.partitions = min(self.records, auto if workload.partitions == "auto" else workload.partitions)
         self.seed = workload.seed * 1000 + number
         self.inputs = [folder / f"input-{index:05}" for index in range(self.partitions)]
