@@ -79,8 +79,9 @@ class Event(Part):
     """World `lab`: what happens to the network while the jobs run."""
 
     after: Milliseconds = Field(ge=0, description="since the jobs began")
-    do: Literal["cut", "mend", "rate", "mark"] = Field(
-        description="cut, mend: a host's link; rate: gives it another; mark: at every port, from another queue on"
+    do: Literal["cut", "mend", "rate", "mark", "die"] = Field(
+        description="cut, mend: a host's link; rate: gives it another; mark: at every port, from another queue on; die: "
+        "a host's programs end and its links are cut"
     )
     host: str = Field("", description="as in h3; not for mark")
     path: int = Field(0, ge=0, le=7, description="of several links of a host")

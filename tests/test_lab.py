@@ -420,6 +420,16 @@ def test_a_path_that_is_cut_in_the_middle_costs_no_byte(tmp_path):
     assert status in (0, 5)
 
 
+def test_a_host_that_dies_in_the_middle_costs_no_byte(tmp_path):
+    words = ["--hosts", "5", "--size", "32MiB", "--partitions", "8", "--link-rate", "20Mbit/s", "--transport", "tcp"]
+    event = 'topology.events=[{after="1500 ms", do="die", host="h2"}]'
+    status, result = run_in_lab(tmp_path, *words, "--set", event)
+    assert all(result["checks"].values()) and not result["errors"], result
+    assert status in (0, 5)
+    records = Path(result["results"], "records.jsonl").read_text()
+    assert '"worker-left"' in records, "it was there, and died"
+
+
 def test_an_encrypted_cluster_is_built_in_the_lab(tmp_path):
     words = ["--hosts", "3", "--size", "8MiB", "--partitions", "3", "--link-rate", "20Mbit/s", "--encrypt"]
     status, result = run_in_lab(tmp_path, *words)

@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import time
@@ -342,6 +343,16 @@ class Lab:
         """Takes a host's link down, as if its cable were drawn."""
         link = self.link_of(host, path)
         namespaces.batch("ip", [f"link set {self.ends(link)[1]} down"], self.namespace(link.b))
+
+    def kill(self, host: str) -> None:
+        """A host dies: its links are cut, and its programs end without a word."""
+        own = self.host(host).name
+        for _, link in self.links_of(own):
+            self.cut(own, link.path)
+        for pid, node in self.processes().items():
+            if node == own:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
     def mend(self, host: str, path: int = 0) -> None:
         """Brings a link up again that was cut."""

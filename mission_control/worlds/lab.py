@@ -106,6 +106,8 @@ class Watching:
             self.built.cut(event.host, event.path)
         elif event.do == "mend":
             self.built.mend(event.host, event.path)
+        elif event.do == "die":
+            self.built.kill(event.host)
         elif event.do == "rate":
             self.built.slow(event.host, event.rate or 0, event.path)
         else:
