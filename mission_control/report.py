@@ -205,7 +205,7 @@ def lab_parts(result: dict[str, Any]) -> list[str]:
     ]
     doubts = "".join(f'<p class="bad">Not valid: {escape(why)}</p>' for why in result["invalid_because"])
     head = ("port", "rate", "bytes", "drops", "marks", "queue p50", "p95", "max")
-    return [doubts, table(head, rows), over_time({"": result})]
+    return [doubts, table(head, rows), over_time({"": result}) if "samples" in result else ""]
 
 
 def over_time(results: dict[str, dict[str, Any]]) -> str:

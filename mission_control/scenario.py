@@ -119,7 +119,8 @@ class Topology(Part):
     dilation: int = Field(
         1,
         ge=1,
-        description="lab: slow motion: rates are divided by it and minimum RTOs multiplied; times are as measured",
+        description="lab: slow motion: rates are divided by it, and minimum RTOs multiplied and locked (200 ms, unless "
+        "the stack says); buffers, programs and their own time limits are as they are; times are as measured",
     )
     mtu: int = Field(1500, ge=576, le=9000, description="lab: bytes of a packet")
     port: Port = Port()
@@ -245,6 +246,11 @@ class Scenario(Part):
         return self.model_copy(update={"study": Study()})
 
 
+def built_in() -> list[str]:
+    """Names of the scenarios that come with the package."""
+    return sorted(path.stem for path in BUILT_IN.glob("*.toml"))
+
+
 def load(name: str) -> Scenario:
     """A built-in scenario by name, or a file that ends in .toml.
 
@@ -252,9 +258,8 @@ def load(name: str) -> Scenario:
         BadInput: it cannot be read or does not fit the model; the text has the file and the line.
     """
     if not name.endswith(".toml"):
-        known = sorted(path.stem for path in BUILT_IN.glob("*.toml"))
-        if name not in known:
-            raise BadInput(f"there is no scenario {name!r}: use {', '.join(known)}, or a file that ends in .toml")
+        if name not in built_in():
+            raise BadInput(f"there is no scenario {name!r}: use {', '.join(built_in())}, or a file that ends in .toml")
         path = BUILT_IN / f"{name}.toml"
     else:
         path = Path(name)

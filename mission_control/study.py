@@ -13,8 +13,9 @@ import secrets
 import shutil
 import statistics
 import time
+import tomllib
+from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from typing import Any
 from mission_control import interrupts, study_report
 from mission_control.jobs import Refused
 from mission_control.run import Observer, Sites, run
-from mission_control.scenario import BadInput, Missing, Scenario, Variant, load, with_values
+from mission_control.scenario import BadInput, Missing, Scenario, Variant, built_in, load, plain, with_values
 
 INVALID_AGAIN = 2
 """Times that a run is made anew that the machine, and not the network, has set the pace of."""
@@ -77,7 +78,7 @@ def scenarios_in(name: str) -> dict[str, Scenario]:
         BadInput: there is none, or one does not fit the model.
     """
     folder = Path(name)
-    if not folder.is_dir():
+    if not folder.is_dir() or name in built_in():
         return {folder.stem: load(name)}
     found = {path.stem: load(str(path)) for path in sorted(folder.glob("*.toml"))}
     if not found:
@@ -107,40 +108,42 @@ def conduct(
         Missing: what the world needs is not there.
     """
     planned = [one for name, scenario in scenarios.items() for one in runs_of(name, scenario)]
+    twice = [key for key, count in Counter(one.key for one in planned).items() if count > 1]
+    if twice:
+        raise BadInput(f"two runs would both be called {twice[0]}: give scenarios and variants other names")
     if resume is not None and not (resume / "runs").is_dir():
         raise BadInput(f"{resume} has no study to go on with: name a folder that a study has left")
     folder = resume or results / f"{time.strftime('%Y%m%d-%H%M%S')}-study-{secrets.token_hex(2)}"
     (folder / "runs").mkdir(parents=True, exist_ok=True)
     made: list[dict[str, Any]] = []
     progress = Progress(len(planned), say)
-    interrupted = False
+    current: Run | None = None
     try:
         with Sites() as sites:
             for one in planned:
                 interrupts.check()
                 result = known(folder, one)
                 if result is None:
+                    current = one
                     progress.begin(one)
                     result = valid_run(one, folder, world, scheduler, observer, sites, progress)
+                    if result.get("interrupted"):
+                        raise KeyboardInterrupt
+                    current = None
                 else:
                     progress.skip()
-                labels: dict[str, Any] = {"study": one.study, "at": dict(one.at), "variant": one.variant.name}
+                labels = {"study": one.study, "at": dict(one.at), "variant": one.variant.name}
                 made.append({**labels, "repetition": one.repetition, **result})
-                if result.get("interrupted"):
-                    raise KeyboardInterrupt
+        interrupted = False
     except KeyboardInterrupt:
         interrupted = True
-        # Its folder is made anew when the study goes on.
-        shutil.rmtree(folder / "runs" / one.key, ignore_errors=True)
-    told: dict[str, Any] = {
-        "results": made,
-        **compared(scenarios, made),
-        "interrupted": interrupted,
-        "folder": str(folder),
-    }
-    told["ok"] = (
-        not interrupted and all(own["ok"] for own in made) and all(own["held"] is not False for own in told["ratios"])
-    )
+        if current is not None:
+            # It is made anew when the study goes on.
+            shutil.rmtree(folder / "runs" / current.key, ignore_errors=True)
+    told: dict[str, Any] = {"results": made, **compared(scenarios, made)}
+    held = all(own["held"] is not False for own in told["ratios"])
+    told["ok"] = held and not interrupted and all(own["ok"] for own in made)
+    told.update({"interrupted": interrupted, "folder": str(folder)})
     told["valid"] = all(own.get("valid", True) for own in made)
     told["studies"] = {name: scenario.study.model_dump() for name, scenario in scenarios.items()}
     (folder / study_report.STUDY).write_text(json.dumps(told, indent=1))
@@ -170,10 +173,22 @@ class Progress:
 
 
 def known(folder: Path, one: Run) -> dict[str, Any] | None:
-    """The result of a run that was made before."""
-    with suppress(OSError, ValueError):
-        return json.loads((folder / "runs" / one.key / "result.json").read_text())
-    return None
+    """The result of a run that was made before.
+
+    Raises:
+        BadInput: it was made from another scenario.
+    """
+    own = folder / "runs" / one.key
+    try:
+        result = json.loads((own / "result.json").read_text())
+        before = tomllib.loads((own / "scenario.toml").read_text())
+    except (OSError, ValueError):
+        return None
+    if result.get("interrupted"):
+        return None
+    if before != plain(one.scenario):
+        raise BadInput(f"{own} was made from another scenario: go on with the one that began, or begin a new study")
+    return result
 
 
 def valid_run(
@@ -192,11 +207,15 @@ def valid_run(
         shutil.rmtree(own, ignore_errors=True)
         try:
             result = run(one.scenario, world=world, scheduler=scheduler, folder=own, observer=observer, sites=sites)
-        except (Refused, Missing, BadInput) as error:
+        except Exception as error:
             if attempt == 0 and isinstance(error, Missing | BadInput) and progress.timed == 1:
                 raise  # the first of all: the others would fail like it
+            # One run that fails is told at the end, and made anew when the study goes on; the others go on now.
+            progress.say(f"    failed: {error}")
             sites.close()
-            return {"ok": False, "errors": {"run": str(error)}, "valid": True, "jobs": [], "seconds": None}
+            shutil.rmtree(own, ignore_errors=True)
+            told = str(error) if isinstance(error, Refused) else f"{type(error).__name__}: {error}"
+            return {"ok": False, "errors": {"run": told}, "valid": True, "jobs": [], "seconds": None}
         if result["errors"]:
             sites.close()  # what failed may be broken
         if result.get("valid", True) or result.get("interrupted") or attempt == INVALID_AGAIN:
@@ -251,10 +270,10 @@ def compared(scenarios: dict[str, Scenario], made: Sequence[dict[str, Any]]) -> 
                 first = study.compare[0].name
                 reference, found = values[first], values[variant.name]
                 pairs = [found[number] / reference[number] for number in found if reference.get(number)]
-                if pairs:
+                # What is expected is expected of what is measured first.
+                judged = variant if measure == study.measure[0] else ONLY
+                if pairs or expected(judged):
                     told = {**labels, "variant": variant.name, "to": first, **interval(pairs)}
-                    # What is expected is expected of what is measured first.
-                    judged = variant if measure == study.measure[0] else ONLY
                     ratios.append({**told, "expected": expected(judged), "held": as_expected(judged, told["median"])})
     return {"medians": medians, "ratios": ratios}
 
@@ -271,16 +290,20 @@ def values_of(results: Sequence[dict[str, Any]], variant: str, measure: str) -> 
 
 
 def interval(values: Sequence[float]) -> dict[str, Any]:
-    """Median and its interval of at least 95 % by order statistics, which asks nothing of the distribution (Conover
-    1999, 3.2). Up to five values it is their whole range, which covers less: 94 % with five, 75 % with three."""
+    """Median and its interval by order statistics, which asks nothing of the distribution (Conover 1999, 3.2): the
+    narrowest that covers the true median with at least 95 %; of up to five values their whole range, and ``coverage`` says
+    how much that covers."""
     ordered, count = sorted(values), len(values)
-    low, below = 0, 0.0
+    if not ordered:
+        return {"median": None, "low": None, "high": None, "coverage": None, "runs": 0}
+    low, below, coverage = 0, 0.0, 1 - 2 / 2**count
     for rank in range(count // 2):
         below += math.comb(count, rank) / 2**count
         if 2 * below > 0.05:
             break
-        low = rank
-    return {"median": statistics.median(ordered), "low": ordered[low], "high": ordered[count - 1 - low], "runs": count}
+        low, coverage = rank, 1 - 2 * below
+    told = {"median": statistics.median(ordered), "low": ordered[low], "high": ordered[count - 1 - low]}
+    return {**told, "coverage": coverage, "runs": count}
 
 
 def expected(variant: Variant) -> str:
@@ -293,8 +316,10 @@ def expected(variant: Variant) -> str:
     return ", ".join(words)
 
 
-def as_expected(variant: Variant, ratio: float) -> bool | None:
-    """Whether what was expected came; ``None`` where nothing was."""
+def as_expected(variant: Variant, ratio: float | None) -> bool | None:
+    """Whether what was expected came; ``None`` where nothing was. What could not be measured did not come."""
     if variant.ratio_min is None and variant.ratio_max is None:
         return None
+    if ratio is None:
+        return False
     return (variant.ratio_min or 0) <= ratio <= (variant.ratio_max or math.inf)

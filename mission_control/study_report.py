@@ -40,7 +40,7 @@ def write(folder: Path) -> Path:
 
 
 def verdict(told: dict[str, Any]) -> str:
-    made, bad = told["results"], [own for own in told["results"] if not own["ok"] or not own.get("valid", True)]
+    made, bad = told["results"], [own for own in told["results"] if doubts(own)]
     words = [f"{len(made)} runs", f"{len(bad)} of them not right or not valid" if bad else "all right and valid"]
     missed = [own for own in told["ratios"] if own["held"] is False]
     words.append(f"{len(missed)} expectations missed" if missed else "every expectation held")
@@ -70,14 +70,13 @@ def section(name: str, study: dict[str, Any], told: dict[str, Any]) -> list[str]
             parts.append(f"<p><b>{word}:</b> {escape(text)}</p>")
     for measure in study["measure"]:
         parts += comparison(measure, [own for own in medians if own["measure"] == measure], told["ratios"])
-    shown = middle_runs(results)
+    shown = shown_runs(results)
     if shown:
         parts.append("<p>Over time, of one run each:</p>" + over_time(shown))
-    bad = [own for own in results if not own["ok"] or not own.get("valid", True)]
-    for own in bad:
-        why = "; ".join([*own.get("errors", {}).values(), *own.get("invalid_because", ())])
-        label = f"{at_in_words(own['at'])} {own['variant']} {own['repetition'] + 1}"
-        parts.append(f'<p class="bad">{escape(label)}: {escape(why or "a check failed")}</p>')
+    for own in results:
+        if why := doubts(own):
+            label = f"{at_in_words(own['at'])} {own['variant']} {own['repetition'] + 1}"
+            parts.append(f'<p class="bad">{escape(label)}: {escape(why)}</p>')
     links = [
         f'<a href="runs/{Path(own["results"]).name}/report.html">{escape(Path(own["results"]).name)}</a>'
         for own in results
@@ -91,17 +90,15 @@ def comparison(measure: str, medians: Sequence[dict[str, Any]], ratios: Sequence
     """One quantity: its medians, ratios, and a drawing."""
     rows: list[tuple[Any, ...]] = []
     for own in medians:
-        spread = f"{own['low']:.3g} to {own['high']:.3g}"
-        rows.append((at_in_words(own["at"]), own["variant"], f"{own['median']:.3g}", spread, own["runs"]))
-    parts = ["<p><b>We see:</b></p>", table(("at", "variant", UNITS[measure], "95 % interval", "runs"), rows)]
+        rows.append((at_in_words(own["at"]), own["variant"], number(own["median"]), spread(own), own["runs"]))
+    parts = ["<p><b>We see:</b></p>", table(("at", "variant", UNITS[measure], "interval", "runs"), rows)]
     rows = []
     for own in ratios:
         if medians and own["study"] == medians[0]["study"] and own["measure"] == measure:
-            spread = f"{own['low']:.3f} to {own['high']:.3f}"
             what, came = f"{own['variant']} to {own['to']}", {True: "yes", False: "NO", None: ""}[own["held"]]
-            rows.append((at_in_words(own["at"]), what, f"{own['median']:.3f}", spread, own["expected"], came))
+            rows.append((at_in_words(own["at"]), what, number(own["median"]), spread(own), own["expected"], came))
     if rows:
-        parts.append(table(("at", "ratio", "median", "95 % interval", "expected", "held"), rows))
+        parts.append(table(("at", "ratio", "median", "interval", "expected", "held"), rows))
     if medians:
         parts.append(drawing(medians, UNITS[measure]))
     return parts
@@ -136,13 +133,33 @@ def drawing(medians: Sequence[dict[str, Any]], unit: str) -> str:
     return svg(drawn)
 
 
-def middle_runs(results: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Of each variant one run to look at: the last place's first valid one."""
+def shown_runs(results: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Of each variant one run to look at: the first valid one at the last place."""
     shown: dict[str, dict[str, Any]] = {}
     for own in results:
-        if own["ok"] and own.get("valid", True) and own.get("samples", {}).get("seconds") and own["repetition"] == 0:
-            shown[own["variant"] or at_in_words(own["at"])] = own
+        if not doubts(own) and own.get("samples", {}).get("seconds"):
+            name = own["variant"] or at_in_words(own["at"])
+            if name not in shown or shown[name]["at"] != own["at"]:
+                shown[name] = own
     return shown
+
+
+def doubts(result: dict[str, Any]) -> str:
+    """Why a run counts for nothing; empty where it does."""
+    why = [*result.get("errors", {}).values(), *result.get("invalid_because", ())]
+    why += [check for check, held in result.get("checks", {}).items() if not held]
+    return "; ".join(why) if why or (result["ok"] and result.get("valid", True)) else "not right"
+
+
+def number(value: float | None) -> str:
+    return "none" if value is None else f"{value:.3g}"
+
+
+def spread(own: dict[str, Any]) -> str:
+    """An interval and what it covers."""
+    if own["median"] is None:
+        return "no run to judge by"
+    return f"{number(own['low'])} to {number(own['high'])} ({own['coverage']:.0%})"
 
 
 def at_in_words(at: dict[str, Any]) -> str:
@@ -152,8 +169,8 @@ def at_in_words(at: dict[str, Any]) -> str:
 def ratio_in_words(ratio: dict[str, Any]) -> str:
     place = at_in_words(ratio["at"])
     what = f"{UNITS[ratio['measure']].partition(',')[0]}, {ratio['variant']} to {ratio['to']}"
-    return f"{what}{f' ({place})' if place else ''}: {ratio['median']:.2f}"
+    return f"{what}{f' ({place})' if place else ''}: {number(ratio['median'])}"
 
 
 def median_in_words(median: dict[str, Any]) -> str:
-    return f"{UNITS[median['measure']]}, {at_in_words(median['at'])}: {median['median']:.3g}"
+    return f"{UNITS[median['measure']]}, {at_in_words(median['at'])}: {number(median['median'])}"

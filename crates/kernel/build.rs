@@ -35,6 +35,8 @@ fn main() {
         command
             .args(["-O2", "-Wall", "-Werror", "-shared", "-fPIC"])
             .arg(format!("preload/{library}.c"))
+            // Where the C library is older than 2.34.
+            .arg("-ldl")
             .arg("-o")
             .arg(out.join(format!("{library}.so")));
         compile(command);

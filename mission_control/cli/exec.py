@@ -87,6 +87,10 @@ def multipath(folder: Path, environment: dict[str, str]) -> Path:
     library, told = folder / "mptcp.so", folder / "subflows"
     library.write_bytes(_native.mptcp_preload())
     told.touch()
+    # A program may give up root.
+    folder.chmod(0o711)
+    library.chmod(0o644)
+    told.chmod(0o666)
     before = environment.get("LD_PRELOAD")
     environment["LD_PRELOAD"] = f"{library} {before}" if before else str(library)
     environment["MISSION_EXEC_REPORT"] = str(told)

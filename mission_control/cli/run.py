@@ -41,7 +41,7 @@ def run(
         str | None,
         Option("--in", help="local, lab (a data centre made for it; needs root), cluster; else as the scenario says"),
     ] = None,
-    topology: Annotated[str | None, Option(help="lab: star, two-rack, two-path")] = None,
+    topology: Annotated[str | None, Option(help="lab: star, two-rack, two-path, bonded")] = None,
     hosts: Annotated[int | None, Option(help="lab: how many, with a worker on each")] = None,
     link_rate: Annotated[str | None, Option(help="lab: of every host's link, as in 100Mbit/s")] = None,
     buffer: Annotated[str | None, Option(help="lab: of a switch port, as in 64KiB")] = None,

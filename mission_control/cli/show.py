@@ -16,7 +16,7 @@ from mission_control import _native
 from mission_control.lab import picture
 from mission_control.report import agreement
 from mission_control.run import Observer, Progress
-from mission_control.study_report import UNITS, at_in_words
+from mission_control.study_report import UNITS, at_in_words, doubts, number, ratio_in_words, spread
 
 LINE_EVERY_S = 5
 """Where there is no terminal, a line is enough, and seldom."""
@@ -163,21 +163,15 @@ def print_study(told: dict[str, Any]) -> None:
     """Medians, ratios and whether they were expected, and where the report lies."""
     for own in told["medians"]:
         labels = ", ".join(filter(None, [own["study"], at_in_words(own["at"]), own["variant"]]))
-        spread = f"{own['low']:.3g} to {own['high']:.3g}, {own['runs']} runs"
-        print(f"{labels}: {UNITS[own['measure']]} {own['median']:.3g} ({spread})")
+        print(f"{labels}: {UNITS[own['measure']]} {number(own['median'])}, {spread(own)}, {own['runs']} runs")
     for own in told["ratios"]:
-        labels = ", ".join(filter(None, [own["study"], at_in_words(own["at"])]))
         mark = {True: "ok", False: "FAILED", None: ""}[own["held"]]
         wanted = f", expected {own['expected']}" if own["expected"] else ""
-        spread = f"{own['low']:.3f} to {own['high']:.3f}"
-        what = f"{UNITS[own['measure']].partition(',')[0]}, {own['variant']} to {own['to']}"
-        print(f"{mark:>6}  {labels}: {what} {own['median']:.3f} ({spread}){wanted}")
-    bad = [own for own in told["results"] if not own["ok"] or not own.get("valid", True)]
-    for own in bad:
-        why = [*own.get("errors", {}).values(), *own.get("invalid_because", ())]
-        why += [check for check, held in own.get("checks", {}).items() if not held]
-        labels = ", ".join(filter(None, [own["study"], at_in_words(own["at"]), own["variant"]]))
-        print(f"{labels}, repetition {own['repetition'] + 1}: {'; '.join(why)[:300]}")
+        print(f"{mark:>6}  {own['study']}, {ratio_in_words(own)}, {spread(own)}{wanted}")
+    for own in told["results"]:
+        if why := doubts(own):
+            labels = ", ".join(filter(None, [own["study"], at_in_words(own["at"]), own["variant"]]))
+            print(f"{labels}, repetition {own['repetition'] + 1}: {why[:300]}")
     print(f"report: {told['folder']}/report.html")
 
 

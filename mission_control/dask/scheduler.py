@@ -243,8 +243,8 @@ class MissionControlScheduler(SchedulerPlugin):
             self.event(
                 {"event": "progress", "worker": worker, "transfer": transfer, **totals, "moved": record["moved"]}
             )
-            own = record["own_bytes"]
-            self.record("progress", worker=worker, cpu=cpu, **transfer, **totals, own_bytes=own, flows=record["flows"])
+            more = {name: record[name] for name in ("own_bytes", "flows", "started", "ended")}
+            self.record("progress", worker=worker, cpu=cpu, **transfer, **totals, **more)
         if last_of in self.ending:
             self.ending[last_of].discard(worker)
             if not self.ending[last_of]:

@@ -42,7 +42,7 @@ def topology_of(described: scenario.Topology, spare: int = 0, marks: int = 0) ->
         marks: from which queue on packets are marked where the scenario does not say.
 
     Raises:
-        BadInput: links that make no network.
+        BadInput: links that make no network, or are too slow.
     """
     port = topology.Port(
         buffer_bytes=described.port.buffer,
@@ -55,14 +55,24 @@ def topology_of(described: scenario.Topology, spare: int = 0, marks: int = 0) ->
     try:
         if described.kind == "own":
             links = [topology.Link(own.a, own.b, own.rate // slow, own.path) for own in described.links]
-            return topology.own(links, **options)
+            return checked(topology.own(links, **options))
         if described.kind == "two-rack" and described.trunk_rate is not None:
             options["trunk_rate"] = described.trunk_rate // slow
         hosts = described.hosts + spare
         rate = link_rate(hosts, beside_workers=spare > 0) if described.link_rate == "auto" else described.link_rate // slow
-        return topology.KINDS[described.kind](hosts, rate, **options)
+        return checked(topology.KINDS[described.kind](hosts, rate, **options))
     except ValueError as error:
         raise scenario.BadInput(str(error)) from None
+
+
+def checked(made: topology.Topology) -> topology.Topology:
+    """
+    Raises:
+        ValueError: a link that is too slow to be paced.
+    """
+    if any(link.bits_per_second < MEGA for link in made.links):
+        raise ValueError("a link of less than 1 Mbit/s: use faster links, or less dilation")
+    return made
 
 
 def link_rate(hosts: int, beside_workers: bool) -> int:

@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -208,7 +208,7 @@ class Lab:
         if self.topology.paths > 1:
             # Every host names its further addresses to its peers, and opens a subflow to each that it is named.
             lines.append(f"mptcp limits set subflow {SUBFLOWS_MAX} add_addr_accepted {SUBFLOWS_MAX}")
-            further = range(1, self.topology.paths)
+            further = [link.path for _, link in self.links_of(host) if link.path]
             lines += [
                 f"mptcp endpoint add {self.topology.address(host, path)} dev eth{path} signal" for path in further
             ]
@@ -218,6 +218,8 @@ class Lab:
         def finish() -> None:
             write_sysctls({**SYSCTLS, **self.stack.sysctls()})
             if self.topology.bonded:
+                # What comes by the second is for the first's address.
+                write_sysctls({f"net/ipv4/conf/{name}/rp_filter": "0" for name in ("all", "eth0", "eth1")})
                 _native.bond([(socket.if_nametoindex("eth0"), socket.if_nametoindex("eth1"))])
 
         namespaces.inside(self.namespace(host), finish)
@@ -254,12 +256,22 @@ class Lab:
                 lines.append(f"fdb replace {mac(self.topology.address(link.a))} dev {name} master static")
         return lines
 
-    def wait_for_links(self) -> None:
+    def wait_for_links(self, only: Collection[tuple[str, str]] | None = None) -> None:
         """Until every switch port forwards, and every interface sends: the kernel takes up to a second for that, and
-        loses what is sent before."""
+        loses what is sent before.
+
+        Args:
+            only: of these nodes these interfaces.
+        """
         deadline = time.monotonic() + LINKS_S
-        for node in (*self.topology.switches, *self.topology.hosts):
-            while down := [name for name in namespaces.interfaces_down(self.namespace(node)) if name != "br0"]:
+        nodes = (*self.topology.switches, *self.topology.hosts) if only is None else [node for node, _ in only]
+
+        def awaited(node: str) -> list[str]:
+            down = namespaces.interfaces_down(self.namespace(node))
+            return [name for name in down if name != "br0" and (only is None or (node, name) in only)]
+
+        for node in nodes:
+            while down := awaited(node):
                 if time.monotonic() > deadline:
                     raise namespaces.Failed(f"interfaces {', '.join(down)} of {node} do not come up")
                 time.sleep(0.02)
@@ -304,7 +316,7 @@ class Lab:
 
     def trace(self, seconds: float) -> Iterator[tuple[float, str, str, int, int]]:
         """How long queues are, sampled as packets come to a port, at most once in 100 us: seconds since now, switch,
-        port, bytes of the virtual queue, bytes of the real backlog."""
+        port, bytes of the virtual queue, bytes of the real backlog. One trace at a time: two share the samples."""
         opened = []
         for switch in self.topology.switches:
 
@@ -341,6 +353,7 @@ class Lab:
 
     def cut(self, host: str, path: int = 0) -> None:
         """Takes a host's link down, as if its cable were drawn."""
+        self.require_own_links()
         link = self.link_of(host, path)
         namespaces.batch("ip", [f"link set {self.ends(link)[1]} down"], self.namespace(link.b))
 
@@ -357,8 +370,17 @@ class Lab:
     def mend(self, host: str, path: int = 0) -> None:
         """Brings a link up again that was cut."""
         link = self.link_of(host, path)
-        namespaces.batch("ip", [f"link set {self.ends(link)[1]} up"], self.namespace(link.b))
-        self.wait_for_links()
+        own, port = self.ends(link)
+        namespaces.batch("ip", [f"link set {port} up"], self.namespace(link.b))
+        self.wait_for_links({(link.a, own), (link.b, port)})
+
+    def require_own_links(self) -> None:
+        """
+        Raises:
+            BadInput: links are bonded: cutting one would not be noticed, and half of the packets lost.
+        """
+        if self.topology.bonded:
+            raise BadInput("bonded links are not cut: nothing here would take the other; use two-path")
 
     def slow(self, host: str, bits_per_second: int, path: int = 0) -> None:
         """Gives a host's link another rate, in both directions."""
@@ -366,7 +388,8 @@ class Lab:
         interface, port = self.ends(link)
         namespaces.batch("tc", self.pacing([(interface, link)]), self.namespace(host))
         namespaces.batch("tc", self.pacing([(port, link)]), self.namespace(link.b))
-        self.set_ports(link.b, lambda name, settings: self.port_settings(link) if name == port else settings)
+        rate = {"bytes_per_second": link.bits_per_second // 8}
+        self.set_ports(link.b, lambda name, settings: {**settings, **rate} if name == port else settings)
 
     def mark(self, ecn_bytes: int) -> None:
         """Changes the length of a queue from which on packets are marked, at every port of every switch; 0: none is."""
@@ -477,6 +500,8 @@ def locked() -> Iterator[None]:
 @contextmanager
 def allowed(congestion_control: str) -> Iterator[None]:
     """Lets namespaces choose this default meanwhile: it has to be one that the machine allows to everybody."""
+    if congestion_control not in congestion.AVAILABLE.read_text().split():
+        raise BadInput(f"this kernel has no congestion control {congestion_control!r}: mission lab check")
     with locked():
         before = ALLOWED.read_text().strip()
         if congestion_control not in before.split():

@@ -138,32 +138,50 @@ def own(links: Sequence[Link], port: Port | None = None, mtu: int = 1500) -> Top
         if link.a in hosts and link.b in hosts:
             raise ValueError(f"{link.a} and {link.b} are hosts: put a switch (s1, s2, ...) between them")
     for name in nodes:
-        if not re.fullmatch(r"[a-z][a-z0-9]{0,7}", name):
+        if not re.fullmatch(r"[a-z][a-z0-9]{0,7}", name) or name in ("lo", "br0"):
             raise ValueError(f"{name!r} names no node: use up to 8 lower-case letters and digits")
     if len({(link.a, link.path) for link in turned if link.a in hosts}) < sum(link.a in hosts for link in turned):
         raise ValueError("a host has two links on one path: number them with path = 0, 1, ...")
     if not 2 <= len(hosts) <= HOSTS_MAX:
         raise ValueError(f"{len(hosts)} hosts: use 2 to {HOSTS_MAX}")
+    pairs = [frozenset((link.a, link.b)) for link in turned]
+    if len(set(pairs)) < len(pairs):
+        raise ValueError("two links between the same two nodes: put another switch between them")
+    without = [name for name in hosts if (name, 0) not in {(link.a, link.path) for link in turned}]
+    if without:
+        raise ValueError(f"{without[0]} has no link on path 0, by which it is known: give it one")
+    # A switch is one bridge for all paths.
+    trunks = [link for link in turned if link.a in switches]
+    _require_no_loop(trunks)
     for path in {link.path for link in turned}:
-        _require_tree([link for link in turned if link.path == path], path)
+        _require_whole([link for link in turned if link.path == path or link in trunks], path)
     return Topology("own", hosts, switches, turned, port or Port(), mtu)
 
 
-def _require_tree(links: Sequence[Link], path: int) -> None:
+def _require_no_loop(trunks: Sequence[Link]) -> None:
     """Bridges without a spanning tree protocol would send packets around a loop for ever."""
     joined: dict[str, str] = {}
+    for link in trunks:
+        if _root(joined, link.a) == _root(joined, link.b):
+            raise ValueError(f"there is a loop at {link.a} and {link.b}: leave one of its links out")
+        joined[_root(joined, link.a)] = _root(joined, link.b)
 
-    def root(node: str) -> str:
-        while joined.setdefault(node, node) != node:
-            node = joined[node]
-        return node
 
+def _require_whole(links: Sequence[Link], path: int) -> None:
+    """Every host that is on a path reaches every other by it."""
+    joined: dict[str, str] = {}
     for link in links:
-        if root(link.a) == root(link.b):
-            raise ValueError(f"path {path} has a loop at {link.a} and {link.b}: leave one of its links out")
-        joined[root(link.a)] = root(link.b)
-    if len({root(node) for node in joined}) > 1:
+        joined[_root(joined, link.a)] = _root(joined, link.b)
+    hosts = {link.a for link in links if link.path == path and not re.fullmatch(r"s\d+", link.a)}
+    if len({_root(joined, host) for host in hosts}) > 1:
         raise ValueError(f"path {path} is in pieces: link its switches")
+
+
+def _root(joined: dict[str, str], node: str) -> str:
+    """Of the part of the network in which a node is."""
+    while joined.setdefault(node, node) != node:
+        node = joined[node]
+    return node
 
 
 def _hosts(count: int) -> tuple[str, ...]:

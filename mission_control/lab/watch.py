@@ -73,7 +73,10 @@ class Watch:
             "ports": ports,
             "valid": not because,
             "invalid_because": because,
-            "processor_seconds": sum(sum(own.processors) for own in self.samples) * EVERY_S,
+            "processor_seconds": sum(
+                sum(own.processors) * (own.seconds - before)
+                for own, before in zip(self.samples, [0.0, *(own.seconds for own in self.samples)], strict=False)
+            ),
             "samples": {
                 "seconds": [own.seconds for own in self.samples],
                 "processors": [round(sum(own.processors), 3) for own in self.samples],
@@ -115,12 +118,15 @@ def received() -> int:
 
 
 def since(new: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
-    """What a port has counted between two looks; largest values are since it was made."""
+    """What a port has counted between two looks."""
     from mission_control.lab.lab import quantiles
 
     counted = {name: new[name] - old[name] for name in COUNTERS}
     spent = [n - o for n, o in zip(new["nanoseconds"], old["nanoseconds"], strict=True)]
-    own = {**new, **counted, "nanoseconds": spent}
+    step = new["settings"]["limit_bytes"] / (len(spent) - 1)
+    longest = max((bucket for bucket, passed in enumerate(spent) if passed), default=0)
+    # The kernel's own largest value is since the port was made.
+    own = {**new, **counted, "nanoseconds": spent, "queue_bytes_max": min(new["queue_bytes_max"], int((longest + 1) * step))}
     return {**own, **quantiles(own)}
 
 
@@ -135,7 +141,7 @@ def doubts(samples: Sequence[Sample], ports: Sequence[dict[str, Any]]) -> list[s
         if port["oversized"]:
             because.append(f"{port['oversized']} frames at {name} were longer than the wire's: offloads are on")
         if port["diverged"] > DIVERGED_MAX * port["packets"]:
-            part = port["diverged"] / port["packets"]
+            part = port["diverged"] / max(1, port["packets"] + port["drops"])
             apart = f"{part:.1%} of the packets at {name} found virtual queue and real backlog far apart"
             because.append(f"{apart}: the machine is too slow, use slower links")
     moving = [own for own in samples if max(own.links, default=0) > MOVING]

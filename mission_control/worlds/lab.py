@@ -21,7 +21,7 @@ import mission_control
 from mission_control import lab
 from mission_control.lab import described, namespaces
 from mission_control.lab.watch import Watch
-from mission_control.scenario import Event, Missing, Scenario, Topology
+from mission_control.scenario import BadInput, Event, Missing, Scenario, Topology
 from mission_control.worlds.site import Site
 
 PORT = 8786
@@ -46,6 +46,7 @@ def in_lab(scenario: Scenario, scheduler: str | None = None) -> Iterator[Site]:
         built = stack.enter_context(described.lab_of(scenario, spare=1))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mission-lab-")))
         *workers, first = built.topology.hosts
+        check(built, scenario.topology.events, workers)
         secured = certificates(security, folder) if security else []
         address = f"{'tls' if security else 'tcp'}://{built.topology.address(first)}:{PORT}"
         words = ["--host", address.rpartition(":")[0], "--port", str(PORT)]
@@ -68,11 +69,31 @@ def in_lab(scenario: Scenario, scheduler: str | None = None) -> Iterator[Site]:
         with _connect(connect, started, folder) as client:
             _wait(client, len(workers), started, folder)
             mission_control.install(client, policy=control.policy, flows_per_host=control.flows_per_host)
-            watching = Watching(built, scenario.topology.events)
+            watching = Watching(built, dilated(scenario.topology))
             try:
                 yield Site(connect, watching.begin, watching.told)
             finally:
                 watching.end()
+
+
+def check(built: lab.Lab, events: Sequence[Event], workers: Sequence[str]) -> None:
+    """
+    Raises:
+        BadInput: an event is about a host or a link that is not there, or would end the run itself.
+    """
+    for event in events:
+        if event.host:
+            built.link_of(event.host, event.path)
+        if event.do == "die" and event.host not in workers:
+            raise BadInput(f"{event.host} is the scheduler's host: let one of {workers[0]} to {workers[-1]} die")
+        if event.do in ("cut", "mend"):
+            built.require_own_links()
+
+
+def dilated(topology: Topology) -> list[Event]:
+    """The events, with rates as the lab has them."""
+    slow = topology.dilation
+    return [event.model_copy(update={"rate": event.rate // slow}) if event.rate else event for event in topology.events]
 
 
 def certificates(security: Security, folder: Path) -> list[str]:
@@ -93,8 +114,10 @@ class Watching:
         self.built, self.events = built, events
         self.watch = Watch(built)
         self.timers: list[threading.Timer] = []
+        self.missed: list[str] = []
 
     def begin(self) -> None:
+        self.missed = []
         self.watch = Watch(self.built)
         self.watch.start()
         self.timers = [threading.Timer(event.after / 1e3, self.happen, (event,)) for event in self.events]
@@ -102,6 +125,12 @@ class Watching:
             timer.start()
 
     def happen(self, event: Event) -> None:
+        try:
+            self.change(event)
+        except (namespaces.Failed, OSError, BadInput) as error:
+            self.missed.append(f"{event.do} {event.host} did not happen: {error}")
+
+    def change(self, event: Event) -> None:
         if event.do == "cut":
             self.built.cut(event.host, event.path)
         elif event.do == "mend":
@@ -115,11 +144,16 @@ class Watching:
 
     def told(self) -> dict[str, Any]:
         self.end()
-        return self.watch.told()
+        told = self.watch.told()
+        because = [*told["invalid_because"], *self.missed]
+        return {**told, "valid": not because, "invalid_because": because}
 
     def end(self) -> None:
         for timer in self.timers:
             timer.cancel()
+        for timer in self.timers:
+            timer.join()  # one that has begun is let finish
+        self.timers = []
         self.watch.stop()
 
 

@@ -61,10 +61,15 @@ impl Prober {
         self.changed = true;
     }
 
+    /// Whether the last probes are old enough.
+    pub fn is_due(&self, now: Time) -> bool {
+        let after = if self.changed { ECN_PROBE_AGAIN } else { ECN_PROBE_EVERY };
+        self.last.is_none_or(|last| now.since(last) >= after)
+    }
+
     /// Probes to make at `now`, one for each host; none while the last ones are recent.
     pub fn due<'a>(&mut self, now: Time, workers: impl Iterator<Item = (&'a WorkerId, &'a HostId)>) -> Vec<Probe> {
-        let after = if self.changed { ECN_PROBE_AGAIN } else { ECN_PROBE_EVERY };
-        if self.last.is_some_and(|last| now.since(last) < after) {
+        if !self.is_due(now) {
             return Vec::new();
         }
         // One worker speaks for all of its host.

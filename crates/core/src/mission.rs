@@ -217,8 +217,18 @@ impl MissionController {
         let mut commands = Vec::new();
         // An answer is not answered by the same question.
         let asks = !matches!(event, Event::Weighed { .. });
+        // Only these can make a probe due; most events are reports, and there are many.
+        let may_probe = matches!(
+            event,
+            Event::Tick | Event::JobArrived { .. } | Event::WorkerJoined { .. } | Event::WorkerLeft { .. }
+        );
         let reweigh = match event {
-            Event::WorkerJoined { worker, host, environment } => {
+            Event::WorkerJoined { worker, host, mut environment } => {
+                // What is known of its host is known of it.
+                let neighbour = self.workers.values().find(|(known, own)| *known == host && own.ecn.is_some());
+                if let Some((_, known)) = neighbour {
+                    environment.ecn = known.ecn.clone();
+                }
                 self.workers.insert(worker, (host, environment));
                 self.prober.changed();
                 self.plan_all(&mut commands);
@@ -275,8 +285,9 @@ impl MissionController {
             }
             Event::Weighed { asked, counts } => self.weighed(&asked, counts),
             Event::EcnProbed { worker, seen } => {
-                self.probed(&worker, seen);
-                self.plan_all(&mut commands);
+                if self.probed(&worker, seen) {
+                    self.plan_all(&mut commands);
+                }
                 false
             }
             Event::Tick => false,
@@ -285,7 +296,9 @@ impl MissionController {
             self.weighed_at = Some(now);
             self.weigh(asks, &mut commands);
         }
-        self.probe(now, &mut commands);
+        if may_probe && self.prober.is_due(now) {
+            self.probe(now, &mut commands);
+        }
         Ok(commands)
     }
 
@@ -426,16 +439,19 @@ impl MissionController {
         commands.extend(probes.into_iter().map(command));
     }
 
-    /// What one worker saw holds for all of its host.
-    fn probed(&mut self, worker: &WorkerId, seen: ecn::Seen) {
-        let Some((host, _)) = self.workers.get(worker) else { return };
-        let (host, Some((arrive, why))) = (host.clone(), seen.verdict(worker)) else { return };
+    /// What one worker saw holds for all of its host; true if that was not known.
+    fn probed(&mut self, worker: &WorkerId, seen: ecn::Seen) -> bool {
+        let Some((host, _)) = self.workers.get(worker) else { return false };
+        let (host, Some((arrive, why))) = (host.clone(), seen.verdict(worker)) else { return false };
+        let mut new = false;
         for (own, environment) in self.workers.values_mut() {
             let known = environment.ecn.as_ref().is_some_and(|(before, _)| *before == arrive);
             if *own == host && !known {
                 environment.ecn = Some((arrive, why.clone()));
+                new = true;
             }
         }
+        new
     }
 
     /// Takes what an external policy says; true if weights may change by it.

@@ -83,9 +83,13 @@ static __always_inline void drain(struct port *port, __u64 now)
     __u64 bucket = port->limit_bytes ? queue * BUCKETS / port->limit_bytes : 0;
     if (bucket > BUCKETS)
         bucket = BUCKETS;
-    port->nanoseconds[bucket] += passed;
-    if (queue)
-        port->busy_ns += left < queue ? passed : queue * 1000000000 / port->bytes_per_second;
+    /* What passed after the queue was empty is time with nothing queued. */
+    __u64 busy = left < queue ? passed : queue * 1000000000 / port->bytes_per_second;
+    if (busy > passed)
+        busy = passed;
+    port->nanoseconds[bucket] += busy;
+    port->nanoseconds[0] += passed - busy;
+    port->busy_ns += busy;
     port->queue_bytes = left < queue ? queue - left : 0;
     if (left > queue) {
         __u64 credit = port->credit_bytes + left - queue;

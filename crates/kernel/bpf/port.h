@@ -3,7 +3,7 @@
 
 /* Ports that share a buffer; one group for each port where they do not. Paper 003's switch has groups of 12. */
 #define PORTS_PER_GROUP 16
-#define GROUPS_MAX 64
+#define GROUPS_MAX 512
 /* Of the time-weighted histogram of queue lengths: bucket i begins at i/64 of what the port may hold. */
 #define BUCKETS 64
 #define TRACE_EVERY_NS 100000

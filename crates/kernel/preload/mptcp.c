@@ -22,8 +22,8 @@
 #define FELL_BACK 1
 
 #define SOCKETS_MAX 65536
-/* Of descriptors: 1 where the socket asked for Multipath TCP. */
-static unsigned char ours[SOCKETS_MAX];
+/* Of descriptors: the process whose socket asked for Multipath TCP; its children have copies, and say nothing of them. */
+static pid_t ours[SOCKETS_MAX];
 
 static void tell(int fd)
 {
@@ -63,17 +63,21 @@ int socket(int domain, int type, int protocol)
         int fd = next(domain, type, IPPROTO_MPTCP);
         if (fd >= 0) {
             if (fd < SOCKETS_MAX)
-                ours[fd] = 1;
+                ours[fd] = getpid();
             return fd;
         }
     }
-    return next(domain, type, protocol);
+    int fd = next(domain, type, protocol);
+    /* The C library may have closed a socket of this number without asking here. */
+    if (fd >= 0 && fd < SOCKETS_MAX)
+        ours[fd] = 0;
+    return fd;
 }
 
 static int accepted(int fd, int from)
 {
     if (fd >= 0 && fd < SOCKETS_MAX && from >= 0 && from < SOCKETS_MAX)
-        ours[fd] = ours[from];
+        ours[fd] = ours[from] ? getpid() : 0;
     return fd;
 }
 
@@ -98,7 +102,7 @@ int close(int fd)
     static int (*next)(int);
     if (!next)
         next = (int (*)(int))dlsym(RTLD_NEXT, "close");
-    if (fd >= 0 && fd < SOCKETS_MAX && ours[fd])
+    if (fd >= 0 && fd < SOCKETS_MAX && ours[fd] == getpid())
         tell(fd);
     return next(fd);
 }
@@ -106,6 +110,6 @@ int close(int fd)
 __attribute__((destructor)) static void tell_all(void)
 {
     for (int fd = 0; fd < SOCKETS_MAX; fd++)
-        if (ours[fd])
+        if (ours[fd] && ours[fd] == getpid())
             tell(fd);
 }

@@ -11,6 +11,7 @@ use libbpf_rs::{
 use serde::{Deserialize, Serialize};
 use std::mem::{size_of, zeroed};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Once;
 use std::time::Duration;
 
 pub type Error = libbpf_rs::Error;
@@ -299,11 +300,10 @@ impl Switch {
 pub(crate) fn attach(program: BorrowedFd<'_>, interface: u32, priority: u32) -> Result<()> {
     let mut builder = TcHookBuilder::new(program);
     let mut hook = builder.ifindex(interface as i32).handle(1).priority(priority).hook(TC_EGRESS);
-    // It says on standard error where the hook is there already, which is no error.
-    let before = set_print(None);
-    let made = hook.create();
-    set_print(before);
-    made.and_then(|mut hook| hook.attach()).context("an interface takes no program")?;
+    // The library says on standard error where the hook is there already, which is no error; errors are returned anyway.
+    static QUIET: Once = Once::new();
+    QUIET.call_once(|| drop(set_print(None)));
+    hook.create().and_then(|mut hook| hook.attach()).context("an interface takes no program")?;
     Ok(())
 }
 

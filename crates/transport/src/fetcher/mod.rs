@@ -305,7 +305,7 @@ impl Fetcher {
             mission::Command::Broadcast { transfer } => {
                 state.broadcasts.insert(transfer);
             }
-            // For whoever runs the policy, beside the scheduler.
+            // For whoever stands beside the Mission Controller: it runs the policy, and has probes made.
             mission::Command::Weigh { .. } | mission::Command::ProbeEcn { .. } => {}
         }
     }
