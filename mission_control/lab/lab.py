@@ -354,14 +354,13 @@ class Lab:
     def cut(self, host: str, path: int = 0) -> None:
         """Takes a host's link down, as if its cable were drawn."""
         self.require_own_links()
-        link = self.link_of(host, path)
-        namespaces.batch("ip", [f"link set {self.ends(link)[1]} down"], self.namespace(link.b))
+        self.turn(self.link_of(host, path), "down")
 
     def kill(self, host: str) -> None:
         """A host dies: its links are cut, and its programs end without a word."""
         own = self.host(host).name
         for _, link in self.links_of(own):
-            self.cut(own, link.path)
+            self.turn(link, "down")
         for pid, node in self.processes().items():
             if node == own:
                 with suppress(ProcessLookupError):
@@ -371,8 +370,12 @@ class Lab:
         """Brings a link up again that was cut."""
         link = self.link_of(host, path)
         own, port = self.ends(link)
-        namespaces.batch("ip", [f"link set {port} up"], self.namespace(link.b))
+        self.turn(link, "up")
         self.wait_for_links({(link.a, own), (link.b, port)})
+
+    def turn(self, link: Link, state: str) -> None:
+        """Turns the switch's end of a host's link ``up`` or ``down``."""
+        namespaces.batch("ip", [f"link set {self.ends(link)[1]} {state}"], self.namespace(link.b))
 
     def require_own_links(self) -> None:
         """

@@ -372,7 +372,8 @@ impl MissionController {
             let new = Job { spec, arrival, plan: None, refused: None, transfers: BTreeMap::new() };
             self.jobs.insert(job.clone(), new);
         }
-        self.plan(&job, commands);
+        let environment = self.common_environment();
+        self.plan(&job, &environment, commands);
     }
 
     /// The transfer, and its job where nobody announced it.
@@ -387,13 +388,13 @@ impl MissionController {
 
     fn plan_all(&mut self, commands: &mut Vec<Command>) {
         let jobs: Vec<JobId> = self.jobs.keys().cloned().collect();
-        jobs.iter().for_each(|job| self.plan(job, commands));
+        let environment = self.common_environment();
+        jobs.iter().for_each(|job| self.plan(job, &environment, commands));
     }
 
-    fn plan(&mut self, id: &JobId, commands: &mut Vec<Command>) {
-        let environment = self.common_environment();
+    fn plan(&mut self, id: &JobId, environment: &Environment, commands: &mut Vec<Command>) {
         let Some(job) = self.jobs.get_mut(id) else { return };
-        match flight::choose(&job.spec.demands, &environment) {
+        match flight::choose(&job.spec.demands, environment) {
             Ok(plan) => {
                 job.refused = None;
                 if job.plan.as_ref() != Some(&plan) {
