@@ -336,7 +336,8 @@ def fairness(records: list[dict[str, Any]]) -> dict[tuple[str, str, str], float]
 
 
 def parts_of_bytes(records: list[dict[str, Any]], jobs: Sequence[str]) -> dict[str, float]:
-    """Of each job its part of the bytes that crossed the network while all jobs had some under way; empty where they never had."""
+    """Of each job its part of the bytes that crossed the network while all jobs had some under way; empty where they
+    never had."""
     now: dict[tuple[str, ...], int] = {}
     points: dict[str, list[tuple[float, int]]] = {}
     for record in records:
@@ -356,7 +357,8 @@ def parts_of_bytes(records: list[dict[str, Any]], jobs: Sequence[str]) -> dict[s
         return max((total for at, total in own if at <= end), default=0)
 
     moved = {job: until(own, last) - until(own, first) for job, own in points.items()}
-    return {job: own / sum(moved.values()) for job, own in moved.items()} if last > first and sum(moved.values()) else {}
+    total = sum(moved.values())
+    return {job: own / total for job, own in moved.items()} if last > first and total else {}
 
 
 def transfer_summary(transfer: dict[str, Any]) -> dict[str, Any]:

@@ -80,8 +80,8 @@ class Event(Part):
 
     after: Milliseconds = Field(ge=0, description="since the jobs began")
     do: Literal["cut", "mend", "rate", "mark", "die"] = Field(
-        description="cut, mend: a host's link; rate: gives it another; mark: at every port, from another queue on; die: "
-        "a host's programs end and its links are cut"
+        description="cut, mend: a host's link; rate: gives it another; mark: at every port, from another queue on; "
+        "die: a host's programs end and its links are cut"
     )
     host: str = Field("", description="as in h3; not for mark")
     path: int = Field(0, ge=0, le=7, description="of several links of a host")
@@ -155,7 +155,8 @@ class Workload(Part):
     dimensions: int = Field(8, ge=1, description="kmeans: of each point")
     jobs: int = Field(1, ge=1, description="jobs at once, each with its own client and its own input")
     partitions: int | Literal["auto"] = Field(
-        "auto", description="map tasks of each job; auto: one for each worker, and at least: sort one for each 64 MiB, kmeans 8"
+        "auto",
+        description="map tasks of each job; auto: one a worker, and at least: sort one for 64 MiB, kmeans 8",
     )
     seed: int = Field(1, description="the same seed makes the same input")
 
@@ -201,7 +202,8 @@ class Study(Part):
     because: str = Field("", description="why it is seen, or is not")
     repeat: int = Field(1, ge=1, description="times that every variant is run")
     measure: tuple[
-        Literal["shuffle_seconds", "job_seconds", "fairness", "share", "first_shuffle_seconds", "mean_shuffle_seconds"], ...
+        Literal["shuffle_seconds", "job_seconds", "fairness", "share", "first_shuffle_seconds", "mean_shuffle_seconds"],
+        ...,
     ] = Field(
         ("shuffle_seconds",),
         min_length=1,

@@ -236,14 +236,11 @@ def measured(result: dict[str, Any], measure: str) -> float | None:
     of_jobs = [shuffle_seconds(job) for job in result["jobs"]]
     if measure == "first_shuffle_seconds":
         return of_jobs[0] if of_jobs else None
-    known = [own for own in of_jobs if own is not None]
-    if measure == "mean_shuffle_seconds":
-        return statistics.fmean(known) if known else None
     shuffles = [own for job in result["jobs"] for own in job["transfers"] if own["pattern"] == "shuffle"]
     if measure == "fairness":
         values = [own["fairness"] for own in shuffles if own["fairness"] is not None]
         return statistics.fmean(values) if values else None
-    return max(known, default=None)
+    return max((own for own in of_jobs if own is not None), default=None)
 
 
 def shuffle_seconds(job: dict[str, Any]) -> float | None:
@@ -291,8 +288,8 @@ def values_of(results: Sequence[dict[str, Any]], variant: str, measure: str) -> 
 
 def interval(values: Sequence[float]) -> dict[str, Any]:
     """Median and its interval by order statistics, which asks nothing of the distribution (Conover 1999, 3.2): the
-    narrowest that covers the true median with at least 95 %; of up to five values their whole range, and ``coverage`` says
-    how much that covers."""
+    narrowest that covers the true median with at least 95 %; of up to five values their whole range, and
+    ``coverage`` says how much that covers."""
     ordered, count = sorted(values), len(values)
     if not ordered:
         return {"median": None, "low": None, "high": None, "coverage": None, "runs": 0}

@@ -16,7 +16,6 @@ UNITS = {
     "fairness": "Jain's index",
     "share": "first job's part of the bytes",
     "first_shuffle_seconds": "first job's shuffle, s",
-    "mean_shuffle_seconds": "mean of the jobs' shuffles, s",
 }
 
 

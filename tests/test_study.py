@@ -6,11 +6,12 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 
 import pytest
 
 from mission_control import study
-from mission_control.run import fairness
+from mission_control.run import fairness, parts_of_bytes
 from mission_control.scenario import BadInput, Variant, load, with_settings
 from tests.conftest import mission, until
 
@@ -19,23 +20,43 @@ WORDS = ["--size", "1MiB", "--partitions", "2", "--workers", "2"]
 
 def test_the_interval_of_a_median_is_that_of_order_statistics():
     """Conover 1999, table A3: with 6 values the smallest and the largest, with 9 the second of each end."""
-    assert study.interval([3.0]) == {"median": 3.0, "low": 3.0, "high": 3.0, "runs": 1}
-    assert study.interval([5, 1, 3, 2, 4]) == {"median": 3, "low": 1, "high": 5, "runs": 5}
-    assert study.interval(range(1, 7)) == {"median": 3.5, "low": 1, "high": 6, "runs": 6}
-    assert study.interval(range(1, 10)) == {"median": 5, "low": 2, "high": 8, "runs": 9}
-    assert study.interval(range(1, 21)) == {"median": 10.5, "low": 6, "high": 15, "runs": 20}
+
+    def told(values: Sequence[float]) -> tuple[float, ...]:
+        own = study.interval(values)
+        return own["median"], own["low"], own["high"], round(own["coverage"], 3)
+
+    assert told([3.0]) == (3, 3, 3, 0)
+    assert told([5, 1, 3, 2, 4]) == (3, 1, 5, 0.938)
+    assert told(range(1, 7)) == (3.5, 1, 6, 0.969)
+    assert told(range(1, 10)) == (5, 2, 8, 0.961)
+    assert told(range(1, 21)) == (10.5, 6, 15, 0.959)
+    assert study.interval([])["median"] is None
 
 
 def test_jains_index_is_one_where_all_are_served_alike():
-    def progress(worker: str, time: float, served: int) -> dict:
+    def progress(worker: str, served: int, own: int, started: float, ended: float) -> dict:
         labels = {"kind": "progress", "job": "j", "from": "a", "to": "b"}
-        return {**labels, "worker": worker, "time": time, "served_bytes": served}
+        moved = {"served_bytes": served, "own_bytes": own, "started": started, "ended": ended}
+        return {**labels, "worker": worker, **moved}
 
-    alike = [progress(worker, time, time * 10) for worker in "xyz" for time in (0, 1, 2)]
+    alike = [progress(worker, 10 * time, 0, 0, time) for worker in "xyz" for time in (1, 2)]
     assert fairness(alike) == {("j", "a", "b"): pytest.approx(1)}
-    # Rates of 10, 10 and 40: 60 squared by 3 times 1,800.
-    unlike = [*alike[:6], progress("z", 0, 0), progress("z", 2, 80), progress("z", 3, 80)]
+    # Rates of 10, 10 and 40, what never left its worker not counted: 60 squared by 3 times 1,800.
+    unlike = [*alike[:4], progress("z", 100, 20, 1, 3)]
     assert fairness(unlike)[("j", "a", "b")] == pytest.approx(3600 / 5400)
+
+
+def test_a_share_is_that_of_the_time_in_which_all_jobs_move_something():
+    def progress(job: str, time: float, served: int) -> dict:
+        labels = {"kind": "progress", "worker": "w", "from": "a", "to": "b", "own_bytes": 0}
+        return {**labels, "job": job, "time": time, "served_bytes": served}
+
+    records = [progress("a", time, 30 * time) for time in (1, 2, 3)]
+    records += [progress("b", time, 10 * time) for time in (1, 2, 3, 4, 5)]
+    assert parts_of_bytes(records, ["a", "b"]) == {"a": 0.75, "b": 0.25}
+    assert parts_of_bytes(records, ["a", "b", "c"]) == {}
+    apart = [progress("a", 1, 10), progress("a", 2, 20), progress("b", 3, 10), progress("b", 4, 20)]
+    assert parts_of_bytes(apart, ["a", "b"]) == {}
 
 
 def test_variants_take_turns_and_every_value_is_run():
@@ -114,3 +135,5 @@ def test_an_interrupted_study_goes_on_where_it_was(tmp_path):
     assert done.returncode == 0 and len(told["results"]) == 3 and told["medians"][0]["runs"] == 3
     assert next(iter(folder.glob("runs/*-1/result.json"))).read_text() == first, "it was not made again"
     assert mission("run", "sort", "--resume", str(tmp_path / "nothing")).returncode == 2
+    other = mission("run", "sort", *WORDS, "--repeat", "3", "--seed", "2", "--resume", str(folder))
+    assert other.returncode == 2 and "was made from another scenario" in other.stderr

@@ -120,9 +120,9 @@ def print_explanation(job: dict[str, Any], policy: str) -> None:
     if job["refused"]:
         print(f"  refused: {job['refused']}")
         return
-    for number, leg in enumerate(job["plan"]["legs"]):
+    for place, leg in enumerate(job["plan"]["legs"]):
         where = "on the same host" if leg["reach"] == "same-host" else "anywhere"
-        print(f"  {'first' if number == 0 else 'else'} {leg['transport']} ({where}): {leg['reason']}")
+        print(f"  {'first' if place == 0 else 'else'} {leg['transport']} ({where}): {leg['reason']}")
     for transport, why in job["plan"]["refused"]:
         print(f"  not {transport}: {why}")
     for own in job["transfers"]:

@@ -59,7 +59,9 @@ def topology_of(described: scenario.Topology, spare: int = 0, marks: int = 0) ->
         if described.kind == "two-rack" and described.trunk_rate is not None:
             options["trunk_rate"] = described.trunk_rate // slow
         hosts = described.hosts + spare
-        rate = link_rate(hosts, beside_workers=spare > 0) if described.link_rate == "auto" else described.link_rate // slow
+        rate = (
+            link_rate(hosts, beside_workers=spare > 0) if described.link_rate == "auto" else described.link_rate // slow
+        )
         return checked(topology.KINDS[described.kind](hosts, rate, **options))
     except ValueError as error:
         raise scenario.BadInput(str(error)) from None

@@ -23,8 +23,10 @@ MOVING = 0.05
 """Of a link's rate: less is control traffic."""
 STARVED_MAX = 0.2
 """Of the samples in which something moved, that may have been starved."""
-DIVERGED_MAX = 0.01
-"""Of a port's packets."""
+LOST_MAX = 0.02
+"""Of what a port let through; as much as medians of five differ by themselves (docs/measurements.md)."""
+LITTLE_S = 1.0
+"""What a port lets through in this time says nothing: one late timer is some per cent of it."""
 
 
 @dataclass(frozen=True)
@@ -126,11 +128,12 @@ def since(new: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
     step = new["settings"]["limit_bytes"] / (len(spent) - 1)
     longest = max((bucket for bucket, passed in enumerate(spent) if passed), default=0)
     # The kernel's own largest value is since the port was made.
-    own = {**new, **counted, "nanoseconds": spent, "queue_bytes_max": min(new["queue_bytes_max"], int((longest + 1) * step))}
+    most = min(new["queue_bytes_max"], int((longest + 1) * step))
+    own = {**new, **counted, "nanoseconds": spent, "queue_bytes_max": most}
     return {**own, **quantiles(own)}
 
 
-COUNTERS = ("packets", "bytes", "drops", "dropped_bytes", "marks", "oversized", "diverged", "busy_ns")
+COUNTERS = ("packets", "bytes", "drops", "dropped_bytes", "marks", "oversized", "lost_bytes", "busy_ns")
 
 
 def doubts(samples: Sequence[Sample], ports: Sequence[dict[str, Any]]) -> list[str]:
@@ -140,10 +143,10 @@ def doubts(samples: Sequence[Sample], ports: Sequence[dict[str, Any]]) -> list[s
         name = f"port {port['port']} of {port['switch']}"
         if port["oversized"]:
             because.append(f"{port['oversized']} frames at {name} were longer than the wire's: offloads are on")
-        if port["diverged"] > DIVERGED_MAX * port["packets"]:
-            part = port["diverged"] / max(1, port["packets"] + port["drops"])
-            apart = f"{part:.1%} of the packets at {name} found virtual queue and real backlog far apart"
-            because.append(f"{apart}: the machine is too slow, use slower links")
+        rate = port["settings"]["bytes_per_second"]
+        part = port["lost_bytes"] / max(port["bytes"], rate * LITTLE_S)
+        if part > LOST_MAX:
+            because.append(f"the machine took {part:.1%} of the rate of {name}: use slower links")
     moving = [own for own in samples if max(own.links, default=0) > MOVING]
     starved = [own for own in moving if max(own.processors) >= BUSY and max(own.links) < FULL]
     if len(starved) > STARVED_MAX * len(moving):

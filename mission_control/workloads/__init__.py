@@ -29,4 +29,5 @@ class Job(Protocol):
 
 
 WORKLOADS: dict[str, Callable[[Workload, int, Path, int], Any]] = {"sort": Sort, "kmeans": KMeans}
-"""By kind; made from the scenario's workload, the number of the job, a folder for its data, and the number of workers."""
+"""By kind; made from the scenario's workload, the number of the job, a folder for its data, and the number of
+workers."""

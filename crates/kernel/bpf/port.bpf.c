@@ -3,8 +3,9 @@
  * A token bucket filter behind it paces the port. Its queue is long enough never to drop; what is dropped or marked is
  * decided here, by a virtual queue that drains as the filter does: at the port's rate, and after a rest a burst at once.
  * Without the burst a port that is fed at its own rate by another filter would lose what each rest between two packets
- * costs, and its virtual queue would grow for ever. The real backlog is read beside it: where the two differ, the machine was
- * too slow and the run is not valid. */
+ * costs, and its virtual queue would grow for ever. The real backlog is read beside it: where a slow machine has let the filter
+ * stand still, it is longer than the virtual queue by what was lost of the port's rate. That is counted, and the virtual queue
+ * begins anew from the real one, since a port that is always busy would never catch up. */
 #include <linux/bpf.h>
 #include <linux/pkt_cls.h>
 #include <bpf/bpf_core_read.h>
@@ -144,6 +145,11 @@ int port_egress(struct __sk_buff *skb)
     port->limit_bytes = config->limit_bytes;
     port->burst_bytes = config->burst_bytes;
     queue = port->queue_bytes;
+    __u64 gap = backlog > queue ? backlog - queue : queue - backlog;
+    if (gap > GAP_FRAMES * mtu) {
+        port->lost_bytes += gap;
+        port->queue_bytes = queue = backlog;
+    }
     if (queue + bytes > limit) {
         drop = 1;
         port->drops++;
@@ -161,12 +167,6 @@ int port_egress(struct __sk_buff *skb)
     }
     if (bytes > mtu)
         port->oversized++;
-    /* A slow machine shows as a backlog that stays, by more than a tenth of what the port may hold. */
-    __u64 gap = backlog > queue ? backlog - queue : queue - backlog;
-    if (gap > port->gap_bytes_max)
-        port->gap_bytes_max = gap;
-    if (gap > config->limit_bytes / 10 + 4 * mtu)
-        port->diverged++;
     if (wanted && *wanted && now - port->traced_ns >= TRACE_EVERY_NS) {
         port->traced_ns = now;
         sample = 1;

@@ -7,6 +7,8 @@
 /* Of the time-weighted histogram of queue lengths: bucket i begins at i/64 of what the port may hold. */
 #define BUCKETS 64
 #define TRACE_EVERY_NS 100000
+/* So far may virtual queue and real backlog be apart: a packet on its way, the burst, and one of each for timers. */
+#define GAP_FRAMES 4
 
 /* Of a port; written by the loader, and again while it runs. */
 struct port_config {
@@ -42,8 +44,7 @@ struct port {
     __u64 marks;
     __u64 oversized;
     __u64 queue_bytes_max;
-    __u64 diverged; /* packets that found virtual queue and real backlog further apart than is allowed */
-    __u64 gap_bytes_max;
+    __u64 lost_bytes; /* of its rate, because the machine was too slow */
     __u64 busy_ns; /* time with something queued */
     __u64 nanoseconds[BUCKETS + 1];
 };

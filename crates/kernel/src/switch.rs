@@ -70,9 +70,8 @@ pub struct PortCounters {
     pub marks: u64,
     /// Frames longer than the wire's: segmentation was left to the device.
     pub oversized: u64,
-    /// Packets that found virtual queue and real backlog further apart than a tenth of what the port may hold.
-    pub diverged: u64,
-    pub gap_bytes_max: u64,
+    /// Bytes that its rate would have let through and the machine was too slow for.
+    pub lost_bytes: u64,
     pub queue_bytes_max: u64,
     /// What the virtual queue held at `drained_ns` of the monotonic clock.
     pub queue_bytes: u64,
@@ -109,8 +108,7 @@ struct RawPort {
     marks: u64,
     oversized: u64,
     queue_bytes_max: u64,
-    diverged: u64,
-    gap_bytes_max: u64,
+    lost_bytes: u64,
     busy_ns: u64,
     nanoseconds: [u64; BUCKETS + 1],
 }
@@ -244,8 +242,7 @@ impl Switch {
                 dropped_bytes: port.dropped_bytes,
                 marks: port.marks,
                 oversized: port.oversized,
-                diverged: port.diverged,
-                gap_bytes_max: port.gap_bytes_max,
+                lost_bytes: port.lost_bytes,
                 queue_bytes_max: port.queue_bytes_max,
                 queue_bytes: port.queue_bytes,
                 drained_ns: port.drained_ns,
@@ -302,7 +299,9 @@ pub(crate) fn attach(program: BorrowedFd<'_>, interface: u32, priority: u32) -> 
     let mut hook = builder.ifindex(interface as i32).handle(1).priority(priority).hook(TC_EGRESS);
     // The library says on standard error where the hook is there already, which is no error; errors are returned anyway.
     static QUIET: Once = Once::new();
-    QUIET.call_once(|| drop(set_print(None)));
+    QUIET.call_once(|| {
+        let _ = set_print(None);
+    });
     hook.create().and_then(|mut hook| hook.attach()).context("an interface takes no program")?;
     Ok(())
 }
