@@ -241,7 +241,8 @@ def test_nothing_is_left_of_a_lab_that_was_killed(name):
             pass
         assert left(name) == []
     assert set(namespaces.names("")) == before
-    assert ALLOWED.read_text() == allowed, "what the machine allows is as it was"
+    # A congestion control goes when the kernel has time for it.
+    until(lambda: ALLOWED.read_text() == allowed, "what the machine allows is as it was")
 
 
 def test_the_command_builds_shows_and_removes_a_lab(name):

@@ -46,6 +46,8 @@ TRACE_FETCH_S = 0.02
 LINKS_S = 10
 """For links to come up."""
 ALLOWED = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
+ALLOWED_BEFORE = STATE / "allowed"
+"""What stood there before a lab changed it for a moment."""
 
 
 class Lab:
@@ -145,6 +147,7 @@ class Lab:
         for path in (self.hosts_file, self.state):
             path.unlink(missing_ok=True)
         with locked():
+            restore_allowed()
             if not up():
                 congestion.withdraw()
 
@@ -506,13 +509,24 @@ def allowed(congestion_control: str) -> Iterator[None]:
     if congestion_control not in congestion.AVAILABLE.read_text().split():
         raise BadInput(f"this kernel has no congestion control {congestion_control!r}: mission lab check")
     with locked():
+        restore_allowed()
         before = ALLOWED.read_text().strip()
         if congestion_control not in before.split():
+            # Written down first: whoever comes after a crash puts it back.
+            ALLOWED_BEFORE.write_text(before)
             write(ALLOWED, f"{before} {congestion_control}")
         try:
             yield
         finally:
-            write(ALLOWED, before)
+            restore_allowed()
+
+
+def restore_allowed() -> None:
+    """Puts back what the machine allowed before a lab changed it; only where the lock is held."""
+    with suppress(FileNotFoundError):
+        there = congestion.AVAILABLE.read_text().split()
+        write(ALLOWED, " ".join(name for name in ALLOWED_BEFORE.read_text().split() if name in there))
+        ALLOWED_BEFORE.unlink()
 
 
 def write_sysctls(values: dict[str, str]) -> None:

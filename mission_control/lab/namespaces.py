@@ -9,7 +9,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, TypeVar
@@ -88,29 +88,48 @@ def names(prefix: str) -> list[str]:
 
 def processes(namespaces: Iterable[str]) -> dict[int, str]:
     """Processes that are in these namespaces, and in which."""
-    inodes = {}
+    inodes = inodes_of(namespaces)
+    return {pid: inodes[inode] for pid, inode in within(inodes).items()}
+
+
+def inodes_of(namespaces: Iterable[str]) -> dict[int, str]:
+    """By which the kernel tells them apart, with their names."""
+    found = {}
     for name in namespaces:
         with suppress(OSError):
-            inodes[(FOLDER / name).stat().st_ino] = name
+            found[(FOLDER / name).stat().st_ino] = name
+    return found
+
+
+def within(inodes: Container[int]) -> dict[int, int]:
+    """Processes that are in one of these network namespaces, whether or not it has a name any more."""
     found = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             with suppress(OSError):
                 inode = (folder / "ns/net").stat().st_ino
                 if inode in inodes:
-                    found[int(folder.name)] = inodes[inode]
+                    found[int(folder.name)] = inode
     return found
 
 
 def remove(namespaces: list[str]) -> None:
     """Ends what runs in these namespaces, and removes them with all their interfaces."""
+    inodes = inodes_of(namespaces)
+    end(inodes)
+    if namespaces:
+        batch("ip", (f"netns del {name}" for name in namespaces))
+        # One that was just about to enter may have done so; no other can any more.
+        end(inodes)
+
+
+def end(inodes: Container[int]) -> None:
+    """Kills what runs in these network namespaces until nothing does."""
     deadline = time.monotonic() + END_S
-    while running := processes(namespaces):
+    while running := within(inodes):
         for pid in running:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         if time.monotonic() > deadline:
             raise Failed(f"processes {sorted(running)} do not end")
         time.sleep(0.01)
-    if namespaces:
-        batch("ip", (f"netns del {name}" for name in namespaces))

@@ -26,8 +26,8 @@ impl Registration {
 
     /// Keeps it registered until `path`, in a file system of the kernel's for that, is removed.
     pub fn pin(mut self, path: &Path) -> Result<()> {
+        // Dropped with its descriptor, which would keep it too: as long as this process lives.
         self.link.pin(path)?;
-        self.link.disconnect();
         Ok(())
     }
 }
