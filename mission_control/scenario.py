@@ -58,11 +58,14 @@ class Part(BaseModel):
 class Port(Part):
     """World `lab`: how every switch port behaves."""
 
-    buffer: Bytes = Field("64 KiB", validate_default=True, ge=1600, description="most that a port may hold")
+    switch: Literal["plain", "paper-003"] = Field(
+        "plain", description="paper-003: its 48-port switch, 786,432 B shared by each 12 ports, at most a sixth for each"
+    )
+    buffer: Bytes = Field("64 KiB", validate_default=True, ge=1600, description="plain: most that a port may hold")
     ecn_threshold: Bytes | None = Field(
         None, description="a packet that finds more is marked; absent: none is, unless every job demands dctcp: 30 kB"
     )
-    shared_buffer: Bytes | None = Field(None, description="of each 12 ports together; absent: each has its own")
+    shared_buffer: Bytes | None = Field(None, description="plain: of each 12 ports together; absent: each its own")
     alpha: float = Field(1.0, gt=0, description="of a shared buffer a port may hold this many times what is free")
 
 

@@ -246,7 +246,8 @@ def test_nothing_is_left_of_a_lab_that_was_killed(name):
 
 
 def test_the_command_builds_shows_and_removes_a_lab(name):
-    done = mission("lab", "up", "two-rack", "--hosts", "6", "--ecn-threshold", "30KiB", "--name", name)
+    words = ["two-rack", "--hosts", "6", "--ecn-threshold", "30KiB", "--switch", "paper-003", "--name", name]
+    done = mission("lab", "up", *words)
     try:
         assert done.returncode == 0 and "[s1] ══ s2 (100 Mbit/s)" in done.stdout, done.stdout + done.stderr
         again = mission("lab", "up", "star", "--name", name)
@@ -257,6 +258,8 @@ def test_the_command_builds_shows_and_removes_a_lab(name):
         shown = json.loads(mission("lab", "show", "--name", name, "--json").stdout)
         assert {own["port"] for own in shown["ports"]} == {"h1", "h2", "h3", "h4", "h5", "h6", "s1", "s2"}
         assert all(own["settings"]["ecn_bytes"] == 30 << 10 for own in shown["ports"])
+        assert all(own["settings"]["limit_bytes"] == 131_072 for own in shown["ports"])
+        assert "768 KiB shared by 12 ports, at most 128 KiB for each" in done.stdout.replace(".0", "")
     finally:
         done = mission("lab", "down", name)
     assert done.returncode == 0 and left(name) == []

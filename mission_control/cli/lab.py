@@ -37,6 +37,7 @@ def up(
     buffer: Annotated[str | None, typer.Option(help="most that a switch port may hold, as in 64KiB")] = None,
     ecn_threshold: Annotated[str | None, typer.Option(help="packets that find more are marked")] = None,
     shared_buffer: Annotated[str | None, typer.Option(help="of each 12 ports together")] = None,
+    switch: Annotated[str | None, typer.Option(help="plain, or paper-003: the 48-port switch of that paper")] = None,
     mtu: Annotated[int | None, typer.Option(help="bytes of a packet")] = None,
     profile: Annotated[str | None, typer.Option(help="what the hosts' kernels do with TCP: modern, 2009")] = None,
     name: Name = None,
@@ -51,7 +52,12 @@ def up(
             "link_rate": link_rate,
             "mtu": mtu,
         },
-        "topology.port": {"buffer": buffer, "ecn_threshold": ecn_threshold, "shared_buffer": shared_buffer},
+        "topology.port": {
+            "switch": switch,
+            "buffer": buffer,
+            "ecn_threshold": ecn_threshold,
+            "shared_buffer": shared_buffer,
+        },
         "stack": {"profile": profile},
     }
     scenario = with_changes(load(topology) if topology.endswith(".toml") else Scenario(), changes)

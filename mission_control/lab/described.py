@@ -44,12 +44,15 @@ def topology_of(described: scenario.Topology, spare: int = 0, marks: int = 0) ->
     Raises:
         BadInput: links that make no network, or are too slow.
     """
+    ecn_bytes = marks if described.port.ecn_threshold is None else described.port.ecn_threshold
     port = topology.Port(
         buffer_bytes=described.port.buffer,
-        ecn_bytes=marks if described.port.ecn_threshold is None else described.port.ecn_threshold,
+        ecn_bytes=ecn_bytes,
         shared_bytes=described.port.shared_buffer or 0,
         alpha=described.port.alpha,
     )
+    if described.port.switch == "paper-003":
+        port = replace(topology.PAPER_SWITCH, ecn_bytes=ecn_bytes)
     options: dict[str, Any] = {"port": port, "mtu": described.mtu}
     slow = described.dilation
     try:
