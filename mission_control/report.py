@@ -19,6 +19,8 @@ th,td{text-align:left;padding:.3rem .6rem;border-bottom:1px solid #dde2ea;vertic
 td:first-child{white-space:nowrap}th{background:#f3f5f9}td.n{text-align:right;font-variant-numeric:tabular-nums}svg{width:100%;height:auto}
 .good{color:#176b3a}.bad{color:#a3201d}code{background:#f3f5f9;padding:0 .2rem}
 """
+NAMED_MAX = 16
+"""Lines that a legend names; more would leave no room for the drawing."""
 COLOURS = ("#2463b5", "#d2691e", "#2e8b57", "#8a4fbe", "#b8860b", "#a3201d", "#4c8c8c", "#6b7280")
 
 
@@ -184,7 +186,8 @@ def processors(series: Series) -> str:
         axes.plot(*zip(*series.bins(points, series.width), strict=True), label=worker)
     axes.set_ylabel("cores")
     axes.set_ylim(bottom=0)
-    axes.legend(frameon=False, fontsize="small")
+    if len(series.cpu) <= NAMED_MAX:
+        axes.legend(frameon=False, fontsize="small")
     return svg(drawn)
 
 

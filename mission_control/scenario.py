@@ -59,7 +59,8 @@ class Port(Part):
     """World `lab`: how every switch port behaves."""
 
     switch: Literal["plain", "paper-003"] = Field(
-        "plain", description="paper-003: its 48-port switch, 786,432 B shared by each 12 ports, at most a sixth for each"
+        "plain",
+        description="paper-003: its 48-port switch, 786,432 B shared by each 12 ports, at most a sixth for each",
     )
     buffer: Bytes = Field("64 KiB", validate_default=True, ge=1600, description="plain: most that a port may hold")
     ecn_threshold: Bytes | None = Field(
@@ -111,6 +112,7 @@ class Topology(Part):
     )
     hosts: int = Field(4, ge=1, description="worker processes; in the lab each on a host of its own")
     links: tuple[Link, ...] = Field((), description="lab, own: of a, b, rate, path; its last host is the scheduler's")
+    threads: int = Field(1, ge=1, description="of each worker: tasks at once; jobs only meet at a host that runs both")
     memory_limit: Bytes | Literal["auto"] = Field("auto", description="memory of each worker, or an equal part of all")
     link_rate: Rate | Literal["auto"] = Field(
         "auto", description="lab: of every host's link; auto: 100 Mbit/s, or what this machine forwards for all of them"

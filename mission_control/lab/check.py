@@ -40,7 +40,7 @@ def check() -> list[Finding]:
     root = os.geteuid() == 0
     found = [Finding("root", root, "namespaces, links and eBPF need it", True, "" if root else "run it with sudo")]
     packages = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux", "unshare": "util-linux"}
-    packages.update({"bridge": "iproute2", "chrt": "util-linux"})
+    packages.update({"bridge": "iproute2", "chrt": "util-linux", "setpriv": "util-linux"})
     for program, package in packages.items():
         there = shutil.which(program) is not None
         found.append(Finding(program, there, program, True, "" if there else f"apt install {package}"))

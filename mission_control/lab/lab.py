@@ -143,7 +143,9 @@ class Lab:
 
     def down(self) -> None:
         """Removes it, exactly, whatever state it is in; ends what runs in it."""
-        namespaces.remove(namespaces.names(f"{PREFIX}{self.name}."))
+        # More than once: what was killed in the middle of making it may have had one more under way.
+        while left := namespaces.names(f"{PREFIX}{self.name}."):
+            namespaces.remove(left)
         for path in (self.hosts_file, self.state):
             path.unlink(missing_ok=True)
         with locked():

@@ -27,10 +27,12 @@ class Failed(RuntimeError):
 
 
 def batch(program: str, lines: Iterable[str], namespace: str | None = None) -> None:
-    """Runs commands of ``ip`` or ``tc`` in one process."""
+    """Runs commands of ``ip`` or ``tc`` in one process, which ends with this one: what a killed process began would go
+    on while another removes it."""
     text = "\n".join(lines) + "\n"
     inside = ["-n", namespace] if namespace else []
-    done = subprocess.run([program, *inside, "-batch", "-"], input=text, capture_output=True, text=True)
+    command = ["setpriv", "--pdeathsig", "KILL", program, *inside, "-batch", "-"]
+    done = subprocess.run(command, input=text, capture_output=True, text=True)
     if done.returncode:
         where = f" in {namespace}" if namespace else ""
         raise Failed(f"{program} -batch{where}: {done.stderr.strip() or 'failed'}")

@@ -56,7 +56,7 @@ def in_lab(scenario: Scenario, scheduler: str | None = None) -> Iterator[Site]:
         for host in workers:
             words = [
                 "--nthreads",
-                "1",
+                str(scenario.topology.threads),
                 "--no-nanny",
                 "--memory-limit",
                 str(limit),

@@ -23,7 +23,7 @@ def local(scenario: Scenario, scheduler: str | None = None) -> Iterator[Site]:
         warnings.simplefilter("ignore")  # a dashboard port in use is no concern of a run
         cluster = LocalCluster(
             n_workers=topology.hosts,
-            threads_per_worker=1,
+            threads_per_worker=topology.threads,
             memory_limit=topology.memory_limit,
             security=security,
             dashboard_address=":0",
