@@ -56,7 +56,7 @@ class KMeans:
         number: of the job, from 0; each has other points.
     """
 
-    def __init__(self, workload: Workload, number: int, folder: Path, workers: int):
+    def __init__(self, workload: Workload, number: int, folder: Path, workers: int = 1):
         self.points, self.k, self.dimensions = workload.points, workload.k, workload.dimensions
         self.partitions = max(PARTITIONS, workers) if workload.partitions == "auto" else workload.partitions
         self.seed = workload.seed * 1000 + number

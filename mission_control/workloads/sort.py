@@ -43,7 +43,7 @@ class Sort:
         workers: of the cluster, each of which gets something to do.
     """
 
-    def __init__(self, workload: Workload, number: int, folder: Path, workers: int):
+    def __init__(self, workload: Workload, number: int, folder: Path, workers: int = 1):
         self.records = max(1, workload.size // RECORD)
         auto = max(workers, math.ceil(self.records * RECORD / PARTITION_BYTES))
         self.partitions = min(self.records, auto if workload.partitions == "auto" else workload.partitions)
