@@ -146,7 +146,7 @@ def test_ranges_beyond_the_end_and_unknown_objects_are_refused(owner, endpoint):
     with pytest.raises(_native.Denied, match="range"):
         fetch(endpoint(), name, [sizes[0] + 1], [own.address])
     with pytest.raises(_native.Lost, match="no such object"):
-        fetch(endpoint(), "00" * 16, [10], [own.address])
+        fetch(endpoint(), "11" * 16, [10], [own.address])
 
 
 def test_a_wrong_token_is_refused_and_the_token_is_never_sent(owner, endpoint):
