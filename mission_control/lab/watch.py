@@ -24,7 +24,7 @@ MOVING = 0.05
 STARVED_MAX = 0.2
 """Of the samples in which something moved, that may have been starved."""
 LOST_MAX = 0.02
-"""Of what a port let through; as much as medians of five differ by themselves (docs/measurements.md)."""
+"""Of what a port let through: well below the differences that runs are made for."""
 LITTLE_S = 1.0
 """What a port lets through in this time says nothing: one late timer is some per cent of it."""
 

@@ -39,6 +39,14 @@ impl Seen {
     }
 }
 
+/// What is known of two hosts together: marks arrive where they do at both; what fails decides before what is not known.
+pub fn both(one: Option<(bool, String)>, other: Option<(bool, String)>) -> Option<(bool, String)> {
+    match (one, other) {
+        (Some((false, why)), _) | (_, Some((false, why))) => Some((false, why)),
+        (one, other) => one.and(other),
+    }
+}
+
 /// One host is sent to by others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Probe {

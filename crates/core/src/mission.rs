@@ -417,7 +417,7 @@ impl MissionController {
         let mut common = all.fold(first.clone(), |common, own| Environment {
             carriers: intersect(&common.carriers, &own.carriers),
             interfaces: common.interfaces.min(own.interfaces),
-            ecn: both(common.ecn, own.ecn.clone()),
+            ecn: ecn::both(common.ecn, own.ecn.clone()),
             congestion_controls: intersect(&common.congestion_controls, &own.congestion_controls),
             engine_tls: common.engine_tls && own.engine_tls,
         });
@@ -491,14 +491,6 @@ impl MissionController {
         if asks && self.external.is_some() && !views.is_empty() {
             commands.push(Command::Weigh { jobs: views });
         }
-    }
-}
-
-/// Marks arrive where they do at both; what is known to fail decides before what is not known.
-fn both(one: Option<(bool, String)>, other: Option<(bool, String)>) -> Option<(bool, String)> {
-    match (one, other) {
-        (Some((false, why)), _) | (_, Some((false, why))) => Some((false, why)),
-        (one, other) => one.and(other),
     }
 }
 

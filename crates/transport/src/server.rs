@@ -6,7 +6,6 @@ use crate::checksum;
 use crate::facts::Sender;
 use crate::limit::{self, Limit};
 use crate::object::ObjectId;
-use crate::probe;
 use crate::socket;
 use crate::store::{Holding, Source, Store};
 use crate::tracker::{Asking, Lane, Tracker};
@@ -219,9 +218,6 @@ fn answer(
         busy.retry_after_ms = Some(BUSY_RETRY_MS);
         return channel.send(&busy.write(), b"");
     }
-    if request.object == probe::OBJECT {
-        return answer_probe(channel, client, request, seen, shared);
-    }
     let Some(holding) = shared.store.holding(&request.object, request.part) else {
         return refuse(channel, 404, "no such object here");
     };
@@ -254,29 +250,6 @@ fn answer(
             channel.send(&response.write(), b"")
         }
     }
-}
-
-/// Sends bytes that mean nothing.
-fn answer_probe(
-    channel: &mut dyn Channel,
-    client: &mut Client,
-    request: &Request,
-    seen: u64,
-    shared: &Shared,
-) -> io::Result<()> {
-    let found = match &request.wants {
-        Wants::Range { start, len, congestion_control, rto_min_us } => {
-            probe::first(*start, *len).map(|(bytes, checksums)| (bytes, checksums, congestion_control, rto_min_us))
-        }
-        Wants::Source { .. } => None,
-    };
-    let Some((bytes, blocks, congestion_control, rto_min_us)) = found else {
-        return channel.send(&Response::refusal(416, "the probe has no such range", seen).write(), b"");
-    };
-    let congestion_control = congestion_control.as_ref().unwrap_or(&shared.congestion_control);
-    ask_of_socket(channel.socket(), client, (Some(congestion_control.clone()), *rto_min_us));
-    let head = Response { len: bytes.len() as u64, blocks, ..Response::refusal(206, "", seen) };
-    send(channel, client, head, Source::Memory(bytes, None), shared)
 }
 
 /// Sends a range, as fast as it may leave.

@@ -3,6 +3,7 @@
 use crate::checksum;
 use crate::copies::{Copies, PartCopy};
 use crate::object::ObjectId;
+use crate::probe;
 use crate::segment::{Pool, Segment};
 use crate::spool::{Spool, SpoolRange};
 use mission_core::defaults::BLOCK_BYTES;
@@ -47,6 +48,8 @@ enum Body {
 pub enum Holding {
     Own(Arc<Object>, u32),
     Copy(Arc<PartCopy>),
+    /// What every process has: bytes that mean nothing.
+    Probe,
 }
 
 /// Bytes of an object on their way out.
@@ -127,6 +130,9 @@ impl Store {
 
     /// What there is of a part, own or copied.
     pub fn holding(&self, id: &ObjectId, part: u32) -> Option<Holding> {
+        if *id == probe::OBJECT {
+            return Some(Holding::Probe);
+        }
         let own = self.get(id).map(|object| Holding::Own(object, part));
         own.or_else(|| self.copies.get(&(*id, part)).map(Holding::Copy))
     }
@@ -175,6 +181,7 @@ impl Holding {
         match self {
             Holding::Own(object, _) => object.encryption,
             Holding::Copy(copy) => copy.encryption(),
+            Holding::Probe => Encryption::None,
         }
     }
 
@@ -186,6 +193,9 @@ impl Holding {
             }
             Holding::Copy(copy) => {
                 copy.range(start, len).map(|(bytes, checksums)| (Source::Memory(bytes, None), checksums))
+            }
+            Holding::Probe => {
+                probe::first(start, len).map(|(bytes, checksums)| (Source::Memory(bytes, None), checksums))
             }
         }
     }
