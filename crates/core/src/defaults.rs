@@ -46,6 +46,8 @@ pub const HEAD_BYTES_MAX: usize = 16 << 10;
 pub const WEIGHTS_EVERY: Duration = Duration::from_secs(1);
 /// Whether switches mark packets is measured anew this often while jobs run that leave the transport open.
 pub const ECN_PROBE_EVERY: Duration = Duration::from_secs(10);
+/// So long a round of it is waited for; what two hosts send then takes half a second at 10 Mbit/s.
+pub const ECN_PROBE_ROUND: Duration = Duration::from_secs(3);
 /// And so soon after the last time where hosts have come or gone.
 pub const ECN_PROBE_AGAIN: Duration = Duration::from_secs(2);
 /// What each of two hosts sends to a third for that: more than ports hold before they mark or drop.

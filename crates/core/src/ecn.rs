@@ -2,14 +2,17 @@
 //!
 //! A mark is only seen where a queue is long. So each host in turn is sent to by two others at once, by DCTCP: for a moment
 //! its port gets twice what it can pass on. If packets were marked, its switch marks; if packets were lost and none was
-//! marked, it does not; if neither happened, nothing was learnt. Who sends changes with each round, and so do the paths.
+//! marked, it does not; if neither happened, nothing was learnt.
+//!
+//! Who sends in a round sends to one receiver alone: with two, its own link would halve its rate, and no port had more than
+//! it can pass on. So a turn of all hosts takes a few rounds, and who sends changes with each turn, and so do the paths.
 
-use crate::defaults::{ECN_PROBE_AGAIN, ECN_PROBE_EVERY, ECN_PROBE_LOST_MIN};
+use crate::defaults::{ECN_PROBE_AGAIN, ECN_PROBE_EVERY, ECN_PROBE_LOST_MIN, ECN_PROBE_ROUND};
 use crate::mission::WorkerId;
 use crate::nouns::HostId;
 use crate::units::Time;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Those who send at once to one receiver.
 const SENDERS: usize = 2;
@@ -57,8 +60,15 @@ pub struct Probe {
 /// Says when to probe, and who.
 #[derive(Default)]
 pub struct Prober {
-    last: Option<Time>,
-    round: usize,
+    /// When the last turn of all hosts began, and how many have.
+    turn: Option<Time>,
+    turns: usize,
+    /// When the last round of that turn began.
+    round: Option<Time>,
+    /// Hosts that are to be sent to yet in this turn.
+    waiting: Vec<HostId>,
+    /// Workers that have not yet said what they saw in this round.
+    asked: BTreeSet<WorkerId>,
     /// Somebody joined or left since.
     changed: bool,
 }
@@ -69,13 +79,20 @@ impl Prober {
         self.changed = true;
     }
 
-    /// Whether the last probes are old enough.
-    pub fn is_due(&self, now: Time) -> bool {
-        let after = if self.changed { ECN_PROBE_AGAIN } else { ECN_PROBE_EVERY };
-        self.last.is_none_or(|last| now.since(last) >= after)
+    /// A receiver has said what it saw, be it nothing.
+    pub fn told(&mut self, receiver: &WorkerId) {
+        self.asked.remove(receiver);
     }
 
-    /// Probes to make at `now`, one for each host; none while the last ones are recent.
+    /// Whether the next round of a turn, or the next turn, may begin. Who does not answer is not waited for for long.
+    pub fn is_due(&self, now: Time) -> bool {
+        let passed = |since: Option<Time>, time| since.is_none_or(|since| now.since(since) >= time);
+        let again = if self.changed { ECN_PROBE_AGAIN } else { ECN_PROBE_EVERY };
+        (self.asked.is_empty() || passed(self.round, ECN_PROBE_ROUND))
+            && (!self.waiting.is_empty() || passed(self.turn, again))
+    }
+
+    /// Probes to make at `now`; none while the last ones are recent.
     pub fn due<'a>(&mut self, now: Time, workers: impl Iterator<Item = (&'a WorkerId, &'a HostId)>) -> Vec<Probe> {
         if !self.is_due(now) {
             return Vec::new();
@@ -85,29 +102,37 @@ impl Prober {
         workers.for_each(|(worker, host)| {
             hosts.entry(host).or_insert(worker);
         });
-        let hosts: Vec<_> = hosts.into_values().collect();
+        self.asked.clear();
+        self.waiting.retain(|host| hosts.contains_key(host));
         if hosts.len() <= SENDERS {
             return Vec::new();
         }
-        self.last = Some(now);
-        self.changed = false;
-        // In each round other neighbours in the list: 1 and 2 further on, then 2 and 3, ...
-        let first = self.round % (hosts.len() - SENDERS);
-        self.round += 1;
-        let sender = |receiver: usize, number: usize| hosts[(receiver + 1 + first + number) % hosts.len()].clone();
-        (0..hosts.len())
-            .map(|own| Probe {
-                receiver: hosts[own].clone(),
-                senders: (0..SENDERS).map(|number| sender(own, number)).collect(),
-            })
-            .collect()
+        if self.waiting.is_empty() {
+            self.waiting = hosts.keys().copied().cloned().collect();
+            self.waiting.rotate_left(self.turns % hosts.len());
+            (self.turn, self.turns, self.changed) = (Some(now), self.turns + 1, false);
+        }
+        self.round = Some(now);
+        let count = self.waiting.len().min(hosts.len() / (1 + SENDERS));
+        let receivers: Vec<HostId> = self.waiting.drain(..count).collect();
+        let mut others: Vec<_> =
+            hosts.iter().filter(|(host, _)| !receivers.contains(host)).map(|(_, own)| *own).collect();
+        // By one, two, three, ... further on: in step with the receivers' order, few would ever meet.
+        let first = self.turns * (self.turns + 1) / 2 % others.len();
+        others.rotate_left(first);
+        let receivers: Vec<_> = receivers.iter().map(|host| hosts[host].clone()).collect();
+        self.asked = receivers.iter().cloned().collect();
+        let probe = |(receiver, senders): (WorkerId, &[&WorkerId])| Probe {
+            receiver,
+            senders: senders.iter().copied().cloned().collect(),
+        };
+        receivers.into_iter().zip(others.chunks_exact(SENDERS)).map(probe).collect()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::collections::BTreeSet;
 
     fn workers(count: usize) -> Vec<(WorkerId, HostId)> {
         (0..count).map(|number| (format!("w{number}").into(), format!("h{number}").into())).collect()
@@ -128,31 +153,59 @@ mod tests {
     }
 
     #[test]
-    fn every_host_is_sent_to_by_two_others_and_in_time_by_all() {
-        let (mut prober, workers) = (Prober::default(), workers(5));
-        let mut met = BTreeSet::new();
-        for round in 0..3 {
-            let probes = due(&mut prober, 100.0 * f64::from(round), &workers);
-            assert_eq!(probes.len(), 5);
-            for probe in probes {
-                assert_eq!(probe.senders.len(), 2);
-                assert_ne!(probe.senders[0], probe.senders[1]);
-                assert!(!probe.senders.contains(&probe.receiver));
-                met.extend(probe.senders.into_iter().map(|sender| (probe.receiver.clone(), sender)));
+    fn every_host_is_sent_to_in_each_turn_and_in_time_by_most_others() {
+        for count in [3, 4, 5, 6, 7, 9] {
+            let (mut prober, workers) = (Prober::default(), workers(count));
+            let mut met = BTreeSet::new();
+            for turn in 0..8 * count {
+                let mut received = BTreeSet::new();
+                while received.len() < count {
+                    let probes = due(&mut prober, 100.0 * turn as f64, &workers);
+                    assert!(!probes.is_empty(), "the next round follows when the last one is told");
+                    let mut busy = BTreeSet::new();
+                    for probe in probes {
+                        assert!(received.insert(probe.receiver.clone()), "once in a turn");
+                        assert_eq!(probe.senders.len(), 2);
+                        assert!(busy.insert(probe.receiver.clone()), "a receiver does nothing else in a round");
+                        for sender in probe.senders {
+                            assert!(busy.insert(sender.clone()), "nor does a sender");
+                            met.insert((probe.receiver.clone(), sender));
+                        }
+                        prober.told(&probe.receiver);
+                    }
+                }
+                assert!(due(&mut prober, 100.0 * turn as f64, &workers).is_empty(), "the turn is over");
             }
+            assert!(met.len() >= count * (count - 1) * 3 / 4, "{} pairs of {count} hosts", met.len());
         }
-        assert_eq!(met.len(), 5 * 4);
     }
 
     #[test]
     fn probes_wait_for_their_time_unless_somebody_came() {
         let (mut prober, all) = (Prober::default(), workers(4));
-        assert!(due(&mut prober, 0.0, &workers(2)).is_empty(), "two cannot congest a third");
-        assert_eq!(due(&mut prober, 0.0, &all[..3]).len(), 3);
-        assert!(due(&mut prober, 2.0, &all[..3]).is_empty());
+        assert!(due(&mut prober, 0.0, &all[..2]).is_empty(), "two cannot congest a third");
+        let mut turn = |prober: &mut Prober, seconds: f64, workers: &[(WorkerId, HostId)]| {
+            let mut probes = 0;
+            while let [probe] = due(prober, seconds, workers).as_slice() {
+                prober.told(&probe.receiver);
+                probes += 1;
+            }
+            probes
+        };
+        assert_eq!(turn(&mut prober, 0.0, &all[..3]), 3);
+        assert_eq!(turn(&mut prober, 2.0, &all[..3]), 0);
         prober.changed();
-        assert_eq!(due(&mut prober, 2.0, &all).len(), 4);
-        assert!(due(&mut prober, 3.0, &all).is_empty());
-        assert_eq!(due(&mut prober, 13.0, &all).len(), 4);
+        assert_eq!(turn(&mut prober, 2.0, &all), 4);
+        assert_eq!(turn(&mut prober, 3.0, &all), 0);
+        assert_eq!(turn(&mut prober, 13.0, &all), 4);
+    }
+
+    #[test]
+    fn a_receiver_that_says_nothing_holds_nobody_up_for_long() {
+        let (mut prober, all) = (Prober::default(), workers(3));
+        assert_eq!(due(&mut prober, 0.0, &all)[0].receiver, all[0].0);
+        assert!(due(&mut prober, 0.5, &all).is_empty(), "the first is still at it");
+        assert_eq!(due(&mut prober, 5.0, &all)[0].receiver, all[1].0);
+        assert_eq!(due(&mut prober, 10.0, &all[..2]), [], "and who is gone is not asked");
     }
 }

@@ -220,7 +220,11 @@ impl MissionController {
         // Only these can make a probe due; most events are reports, and there are many.
         let may_probe = matches!(
             event,
-            Event::Tick | Event::JobArrived { .. } | Event::WorkerJoined { .. } | Event::WorkerLeft { .. }
+            Event::Tick
+                | Event::JobArrived { .. }
+                | Event::WorkerJoined { .. }
+                | Event::WorkerLeft { .. }
+                | Event::EcnProbed { .. }
         );
         let reweigh = match event {
             Event::WorkerJoined { worker, host, mut environment } => {
@@ -285,6 +289,7 @@ impl MissionController {
             }
             Event::Weighed { asked, counts } => self.weighed(&asked, counts),
             Event::EcnProbed { worker, seen } => {
+                self.prober.told(&worker);
                 if self.probed(&worker, seen) {
                     self.plan_all(&mut commands);
                 }
