@@ -72,12 +72,14 @@ impl Endpoint {
 
     /// For what `job` is going to put; without one, for the caller's own use.
     #[pyo3(signature = (len, job=None))]
-    fn allocate(&self, len: usize, job: Option<(String, String)>) -> PyResult<Segment> {
+    fn allocate(&self, py: Python<'_>, len: usize, job: Option<(String, String)>) -> PyResult<Segment> {
         let endpoint = self.get()?;
-        let segment = match job {
-            Some((job, demands)) => endpoint.allocate(len, &job.as_str().into(), &parse_demands(&demands)?),
+        let job =
+            job.map(|(job, demands)| parse_demands(&demands).map(|demands| (JobId::from(job), demands))).transpose()?;
+        let segment = detached(py, || match &job {
+            Some((job, demands)) => endpoint.allocate(len, job, demands),
             None => endpoint.pool.take(len, false),
-        };
+        })?;
         Ok(Segment::new(segment.map_err(PyOSError::new_err_of)?))
     }
 

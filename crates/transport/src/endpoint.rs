@@ -433,7 +433,16 @@ mod tests {
             len: 5,
             addresses: vec!["127.0.0.1:1".parse().unwrap()],
         }];
-        let ended = reader.fetch(request(parts, Demands::default()), || true).err().unwrap();
+        let reader = &reader;
+        let ended = std::thread::scope(|scope| {
+            // Whoever answers may wait for a thread that asks this process something.
+            let others_go_on = || {
+                let (done, told) = std::sync::mpsc::channel();
+                scope.spawn(move || done.send(reader.fetcher.transfers()));
+                told.recv_timeout(std::time::Duration::from_secs(2)).is_ok()
+            };
+            reader.fetch(request(parts, Demands::default()), others_go_on).err().unwrap()
+        });
         assert!(matches!(ended, FetchError::Cancelled(_)), "{ended}");
     }
 

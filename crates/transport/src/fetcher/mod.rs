@@ -178,7 +178,7 @@ impl Fetcher {
 
     /// Brings all parts that are asked for; blocks until they are there.
     ///
-    /// `interrupted` is asked every 100 ms while this thread waits.
+    /// `interrupted` is asked every 100 ms while this thread waits; no lock is held meanwhile.
     ///
     /// # Errors
     /// What stands in the way, by cause; no part of the memory is given away then.

@@ -134,12 +134,19 @@ impl Shared {
                 Some(run) => self.execute(state, run),
                 None => {
                     let (state, wait) = done.wait_timeout(state, INTERRUPT_EVERY).expect("no panic while held");
-                    let mut state = state;
-                    if wait.timed_out() && interrupted() {
-                        let error = FetchError::Cancelled("interrupted".into());
-                        self.handle(&mut state, Event::Abandon { fetch: id, error });
+                    if wait.timed_out() {
+                        // The answer may need a lock whose holder waits for this one: Python's.
+                        drop(state);
+                        let interrupted = interrupted();
+                        let mut state = self.lock();
+                        if interrupted {
+                            let error = FetchError::Cancelled("interrupted".into());
+                            self.handle(&mut state, Event::Abandon { fetch: id, error });
+                        }
+                        state
+                    } else {
+                        state
                     }
-                    state
                 }
             };
         }
