@@ -336,29 +336,31 @@ def fairness(records: list[dict[str, Any]]) -> dict[tuple[str, str, str], float]
 
 
 def parts_of_bytes(records: list[dict[str, Any]], jobs: Sequence[str]) -> dict[str, float]:
-    """Of each job its part of the bytes that crossed the network while all jobs had some under way; empty where they
-    never had."""
+    """Of each job its part of the bytes that crossed the network to receivers while all jobs had some under way there;
+    empty where they never had. Shares are made at each receiver, so each is looked at for itself."""
     now: dict[tuple[str, ...], int] = {}
-    points: dict[str, list[tuple[float, int]]] = {}
+    points: dict[str, dict[str, list[tuple[float, int]]]] = {}
     for record in records:
         if record["kind"] == "progress" and record["job"] in jobs:
-            now[(record["job"], record["worker"], record["from"], record["to"])] = (
-                record["served_bytes"] - record["own_bytes"]
-            )
-            total = sum(value for key, value in now.items() if key[0] == record["job"])
+            job, worker = record["job"], record["worker"]
+            now[(job, worker, record["from"], record["to"])] = record["served_bytes"] - record["own_bytes"]
+            total = sum(value for key, value in now.items() if key[:2] == (job, worker))
             if total:
-                points.setdefault(record["job"], []).append((record["time"], total))
-    if len(points) < len(jobs):
-        return {}
-    first = max(own[0][0] for own in points.values())
-    last = min(next(at for at, total in own if total == own[-1][1]) for own in points.values())
-
-    def until(own: list[tuple[float, int]], end: float) -> int:
-        return max((total for at, total in own if at <= end), default=0)
-
-    moved = {job: until(own, last) - until(own, first) for job, own in points.items()}
+                points.setdefault(worker, {}).setdefault(job, []).append((record["time"], total))
+    moved: dict[str, int] = dict.fromkeys(jobs, 0)
+    for own in points.values():
+        if len(own) == len(jobs):
+            first = max(path[0][0] for path in own.values())
+            last = min(next(at for at, total in path if total == path[-1][1]) for path in own.values())
+            for job, path in own.items():
+                moved[job] += until(path, last) - until(path, min(first, last))
     total = sum(moved.values())
-    return {job: own / total for job, own in moved.items()} if last > first and total else {}
+    return {job: own / total for job, own in moved.items()} if total else {}
+
+
+def until(path: list[tuple[float, int]], end: float) -> int:
+    """What had been moved by then."""
+    return max((total for at, total in path if at <= end), default=0)
 
 
 def transfer_summary(transfer: dict[str, Any]) -> dict[str, Any]:

@@ -163,6 +163,10 @@ class Workload(Part):
         "auto",
         description="map tasks of each job; auto: one a worker, and at least: sort one for 64 MiB, kmeans 8",
     )
+    placement: Literal["free", "even"] = Field(
+        "free",
+        description="sort: where reduce tasks run; free: where Dask likes; even: in turn, all hosts get as much",
+    )
     seed: int = Field(1, description="the same seed makes the same input")
 
 

@@ -47,6 +47,7 @@ class Sort:
         self.records = max(1, workload.size // RECORD)
         auto = max(workers, math.ceil(self.records * RECORD / PARTITION_BYTES))
         self.partitions = min(self.records, auto if workload.partitions == "auto" else workload.partitions)
+        self.even = workload.placement == "even"
         self.seed = workload.seed * 1000 + number
         self.inputs = [folder / f"input-{index:05}" for index in range(self.partitions)]
         self.outputs = [folder / f"output-{index:05}" for index in range(self.partitions)]
@@ -78,8 +79,19 @@ class Sort:
         say("maps, shuffles and reduces")
         run = uuid4().hex  # keys of two jobs must not meet
         parts = client.map(partial(map_file, splitters=splitters), self.inputs, key="sort-map", pure=False)
+        workers = sorted(client.scheduler_info(n_workers=-1)["workers"])
         done = [
-            client.submit(reduce_part, parts, index, path, key=(f"sort-reduce-{run}", index), pure=False)
+            client.submit(
+                reduce_part,
+                parts,
+                index,
+                path,
+                key=(f"sort-reduce-{run}", index),
+                pure=False,
+                # Elsewhere all the same where that worker is gone.
+                workers=[workers[index % len(workers)]] if self.even else None,
+                allow_other_workers=self.even,
+            )
             for index, path in enumerate(self.outputs)
         ]
         del parts  # what is reduced need not be kept
