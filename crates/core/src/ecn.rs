@@ -184,7 +184,7 @@ mod tests {
     fn probes_wait_for_their_time_unless_somebody_came() {
         let (mut prober, all) = (Prober::default(), workers(4));
         assert!(due(&mut prober, 0.0, &all[..2]).is_empty(), "two cannot congest a third");
-        let mut turn = |prober: &mut Prober, seconds: f64, workers: &[(WorkerId, HostId)]| {
+        let turn = |prober: &mut Prober, seconds: f64, workers: &[(WorkerId, HostId)]| {
             let mut probes = 0;
             while let [probe] = due(prober, seconds, workers).as_slice() {
                 prober.told(&probe.receiver);
