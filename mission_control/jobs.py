@@ -101,14 +101,15 @@ def job(
             client._send_to_scheduler({"op": "mission-control-leave", "job": spec["job"], "client": client.id})
 
 
-def install(client: Client, *, policy: str | Policy | None = None, flows_per_host: int | None = None) -> None:
+def install(client: Client, *, policy: str | Policy | None = None, flows_per_host: int | str | None = None) -> None:
     """Installs Mission Control on the client's cluster unless it is there; ``--preload`` does the same.
 
     Args:
         policy: how jobs share the network; see ``mission weights --help``; or a function that is given the active jobs
             and returns how much each counts, see :mod:`mission_control.dask.policy`. Given for a cluster that has
             Mission Control, it replaces the policy there.
-        flows_per_host: receiving slots of every host; only for a cluster that has no Mission Control yet.
+        flows_per_host: receiving slots of every host, ``all`` or ``auto`` (found by trial); only for a cluster that has
+            no Mission Control yet.
     """
     from distributed.protocol import pickle
 

@@ -47,6 +47,9 @@ Rate = Annotated[int, BeforeValidator(_rate)]
 Milliseconds = Annotated[int, BeforeValidator(_milliseconds)]
 
 
+Flows = Annotated[int, Field(ge=1)] | Literal["all", "auto"]
+
+
 class Missing(RuntimeError):
     """A program or privilege that this needs is not there; the text says how to get it."""
 
@@ -151,8 +154,10 @@ class Stack(Part):
 class Workload(Part):
     """What is computed."""
 
-    kind: Literal["sort", "kmeans"] = Field(
-        "sort", description="sort: records of 100 bytes with a 10-byte key, files to files; kmeans: centres of points"
+    kind: Literal["sort", "kmeans", "incast"] = Field(
+        "sort",
+        description="sort: records of 100 bytes with a 10-byte key, files to files; kmeans: centres of points; incast: "
+        "synchronized reads of one receiver from many senders, without an engine",
     )
     size: Bytes = Field("1 GiB", validate_default=True, description="sort: bytes of input of each job", ge=100)
     points: int = Field(2_000_000, ge=1, description="kmeans: points of each job")
@@ -167,6 +172,22 @@ class Workload(Part):
         "free",
         description="sort: where reduce tasks run; free: where Dask likes; even: in turn, all hosts get as much",
     )
+    senders: str = Field("1-47", description="incast: how many are asked at once, as in 1-47 or 1,2,4,8-16")
+    fragment: tuple[Bytes, ...] = Field(
+        ("64 kB",), validate_default=True, min_length=1, description="incast: bytes of each sender for a block"
+    )
+    total: Bytes | None = Field(None, ge=1, description="incast: in place of `fragment`, of all senders together")
+    blocks: int = Field(100, ge=1, description="incast: that count at each point of the grid")
+    warm_up: int = Field(10, ge=0, description="incast: blocks before them")
+    deadline: Milliseconds = Field(
+        "60 s", validate_default=True, ge=1, description="incast: a point ends after this, with what was measured"
+    )
+    jitter: Milliseconds = Field(
+        "0 ms", validate_default=True, ge=0, description="incast: requests are put off by a random time of up to this"
+    )
+    rto_spread: float = Field(
+        0.0, ge=0, le=10, description="incast: each socket's minimum RTO is longer by a random part of it, up to this"
+    )
     seed: int = Field(1, description="the same seed makes the same input")
 
 
@@ -174,7 +195,10 @@ class Control(Part):
     """How jobs share the network, and what carries their transfers."""
 
     policy: str = Field("performance-centric", description="see `mission weights --help`")
-    flows_per_host: int = Field(_native.FLOWS_PER_HOST, ge=1, description="receiving slots of a host")
+    flows_per_host: Flows = Field(
+        _native.FLOWS_PER_HOST,
+        description="receiving slots of a host; all: no limit; auto: as many as bring most, found by trial",
+    )
     priorities: tuple[float, ...] = Field((), description="of the jobs in order; the policy `priority` reads them")
     transport: str = Field("auto", description="auto, or one that every job demands: tcp, tls, ...")
     encrypt: bool | Literal["opportunistic"] = Field(
@@ -229,7 +253,9 @@ class Scenario(Part):
     """Units are written (`64 MiB`, `100 Mbit/s`); kB is 1,000 and KiB 1,024 bytes."""
 
     version: Literal[1] = Field(1, description="of this format")
-    world: Literal["local", "lab"] = Field("local", description="where it runs unless told otherwise")
+    world: Literal["local", "lab", "model"] = Field(
+        "local", description="where it runs unless told otherwise; model: incast only"
+    )
     topology: Topology = Topology()
     stack: Stack = Stack()
     workload: Workload = Workload()
@@ -374,6 +400,8 @@ def plain(scenario: Scenario) -> dict[str, Any]:
         for own in place if isinstance(place, tuple | list) else (place,):
             if isinstance(own.get(key), int):
                 own[key] = f"{own[key]} {unit}"
+            elif isinstance(own.get(key), tuple | list):
+                own[key] = [f"{value} {unit}" for value in own[key]]
     return plain_lists(values)
 
 
@@ -397,6 +425,10 @@ UNITS = {
     "topology.port.shared_buffer": "B",
     "stack.rto_min": "ms",
     "workload.size": "B",
+    "workload.fragment": "B",
+    "workload.total": "B",
+    "workload.deadline": "ms",
+    "workload.jitter": "ms",
 }
 """Of the values that have one."""
 

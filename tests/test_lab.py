@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -16,18 +15,13 @@ from distributed import Client
 import mission_control
 from mission_control import _native
 from mission_control.lab import Lab, Port, bonded, cgroup, namespaces, star, two_path, two_rack
-from mission_control.lab.check import check
 from mission_control.lab.congestion import AVAILABLE
 from mission_control.lab.lab import ALLOWED, PREFIX, STATE, up
 from mission_control.scenario import Scenario, load, with_settings
 from mission_control.worlds.lab import in_lab
-from tests.conftest import mission, status, until
+from tests.conftest import NEEDS_LAB, mission, status, until
 
-lacking = [f"{own.what}: {own.why}" for own in check() if own.needed and not own.there]
-pytestmark = [
-    pytest.mark.lab,
-    pytest.mark.skipif(bool(lacking), reason=f"no lab here: {'; '.join(lacking)} (mission lab check)"),
-]
+pytestmark = NEEDS_LAB
 
 SERVE = """
 import socket, sys
@@ -56,11 +50,6 @@ while time.monotonic() < until:
 got = own.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).split(b"\\0")[0].decode()
 print(got, sent)
 """
-
-
-@pytest.fixture
-def name(request) -> str:
-    return f"t{os.getpid()}"
 
 
 def python(lab: Lab, host: str, code: str, *words: str, **options) -> subprocess.Popen[str]:

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import typer
 
 from mission_control import interrupts
-from mission_control.cli import bench, exec, explain, jobs, lab, run, top, weights
+from mission_control.cli import bench, exec, explain, incast, jobs, lab, run, top, weights
 from mission_control.jobs import Refused
 from mission_control.scenario import BadInput, Missing
 
@@ -33,6 +33,7 @@ app.command("explain")(explain.explain)
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(bench.app, name="bench")
 app.add_typer(lab.app, name="lab")
+app.add_typer(incast.app, name="incast")
 
 
 def main() -> NoReturn:

@@ -11,7 +11,8 @@ import typer
 
 from mission_control import run as runner
 from mission_control import study
-from mission_control.cli.show import LiveTable, print_result, print_study
+from mission_control.cli.show import LiveTable, one_line, print_incast, print_result, print_study, quiet
+from mission_control.incast import run as incast
 from mission_control.scenario import BadInput, Scenario, with_changes, with_settings
 from mission_control.worlds import WORLDS
 
@@ -33,13 +34,18 @@ def run(
     transport: Annotated[str | None, Option(help="auto, tcp, tls, ...: every job demands it")] = None,
     encrypt: Annotated[bool, Option("--encrypt", help="authenticated TLS, or the job is refused")] = False,
     opportunistic: Annotated[bool, Option("--opportunistic", help="encrypted, without identities")] = False,
-    flows_per_host: Annotated[int | None, Option(help="receiving slots of a host")] = None,
+    flows_per_host: Annotated[
+        str | None, Option(help="receiving slots of a host: a number, all, or auto: found by trial")
+    ] = None,
     memory_limit: Annotated[str | None, Option(help="memory of each worker, as in 1GiB")] = None,
     partitions: Annotated[int | None, Option(help="map and reduce tasks of each job")] = None,
     seed: Annotated[int | None, Option(help="the same seed makes the same input")] = None,
     world: Annotated[
         str | None,
-        Option("--in", help="local, lab (a data centre made for it; needs root), cluster; else as the scenario says"),
+        Option(
+            "--in",
+            help="local, lab (a data centre made for it; needs root), cluster; incast: model, lab; else as it says",
+        ),
     ] = None,
     topology: Annotated[str | None, Option(help="lab: star, two-rack, two-path, bonded")] = None,
     hosts: Annotated[int | None, Option(help="lab: how many, with a worker on each")] = None,
@@ -89,13 +95,18 @@ def run(
             "priorities": ranks,
             "transport": transport,
             "encrypt": True if encrypt else "opportunistic" if opportunistic else None,
-            "flows_per_host": flows_per_host,
+            "flows_per_host": int(flows_per_host) if flows_per_host and flows_per_host.isdecimal() else flows_per_host,
         },
     }
     scenarios = study.scenarios_in(scenario)
     for name, own in scenarios.items():
         changed = with_changes(with_settings(own, settings or ()), changes)
         scenarios[name] = with_study(changed, compare, repeat)
+    incasts = [own for own in scenarios.values() if own.workload.kind == "incast"]
+    if len(incasts) == len(scenarios) == 1:
+        return incast_of(incasts[0], world, results, resume, as_json)
+    if incasts:
+        raise BadInput("one run is of incast or of jobs: run the scenarios one by one")
     worlds = {own.world for own in scenarios.values()}
     if world is None and scheduler is None and len(worlds) > 1:
         raise BadInput(f"the scenarios of {scenario} run in several worlds: choose one with --in")
@@ -163,11 +174,35 @@ def study_of(
     return 0 if told["ok"] else 1
 
 
+def incast_of(scenario: Scenario, worlds: str | None, results: Path, resume: Path | None, as_json: bool) -> int:
+    """Measures a grid of synchronized reads and says what came out."""
+    asked = [word.strip() for word in (worlds or scenario.world).split(",")]
+    progress = quiet if as_json or not sys.stderr.isatty() else one_line
+    result = incast.conduct(scenario, asked, results=results, folder=resume, say=progress)
+    progress("")
+    if as_json:
+        print(json.dumps(result))
+    else:
+        print_incast(result)
+    if result["interrupted"]:
+        print(f"go on with --resume {result['results']}", file=sys.stderr)
+        return 130
+    if not result["valid"]:
+        return 5
+    return 0 if result["ok"] else 1
+
+
 def report(folder: Annotated[Path, typer.Argument(help="of a run or a study: results/<id>")]) -> None:
     """Draws the report of a run or of a study again, from what it has left."""
     from mission_control import report, study_report
+    from mission_control.incast import report as incast_report
 
+    write = report.write
+    if (folder / study_report.STUDY).exists():
+        write = study_report.write
+    elif (folder / incast.POINTS).exists():
+        write = incast_report.write
     try:
-        print(study_report.write(folder) if (folder / study_report.STUDY).exists() else report.write(folder))
+        print(write(folder))
     except (OSError, ValueError) as error:
         raise BadInput(f"{folder} has no records to draw: name a folder results/<id> ({error})") from None

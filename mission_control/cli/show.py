@@ -203,3 +203,43 @@ def print_result(result: dict[str, Any]) -> None:
     for why in result.get("invalid_because", ()):
         print(f"INVALID: {why}")
     print(f"report: {result['results']}/report.html")
+
+
+def one_line(text: str) -> None:
+    """Progress that takes the place of what it said before."""
+    print(f"\r{text}\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def quiet(_: str) -> None:
+    """Nobody looks."""
+
+
+def print_incast(result: dict[str, Any]) -> None:
+    """Goodput of every point, the worlds side by side; onsets; how far the worlds are apart."""
+    points = result["points"]
+    worlds = list(dict.fromkeys(own["world"] for own in points))
+    places = list(dict.fromkeys((own["asked_bytes"], own["senders"]) for own in points))
+    found = {(own["world"], own["asked_bytes"], own["senders"]): own for own in points}
+    print("goodput in Mbit/s")
+    print(f"{'fragment':>10} {'senders':>7}" + "".join(f" {world:>24}" for world in worlds))
+    for asked, senders in places:
+        cells = (goodput(found.get((world, asked, senders))) for world in worlds)
+        print(f"{_native.format_bytes(asked):>10} {senders:7}" + "".join(f" {cell:>24}" for cell in cells))
+    for own in result["onset"]:
+        senders = own["senders"] or "none of these"
+        print(f"onset at {_native.format_bytes(own['asked_bytes'])}, {own['world']}: {senders}")
+    for why in result["invalid_because"]:
+        print(f"INVALID  {why}")
+    for name, held in result["checks"].items():
+        if not held:
+            print(f"FAILED   {name}")
+    print(f"report: {result['results']}/report.html")
+
+
+def goodput(own: dict[str, Any] | None) -> str:
+    if own is None or own["goodput_mbit"] is None:
+        return "-"
+    if "interval95" not in own:
+        return f"{own['goodput_mbit']:.1f}"
+    low, high = own["interval95"]
+    return f"{own['goodput_mbit']:.1f} ({low:.1f} to {high:.1f})"

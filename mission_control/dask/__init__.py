@@ -10,9 +10,11 @@ import click
 @click.command()
 @click.option("--mission-policy", default=None, help="How jobs share the network (scheduler only).")
 @click.option(
-    "--mission-flows-per-host", type=int, default=None, help="Receiving slots of every host (scheduler only)."
+    "--mission-flows-per-host",
+    default=None,
+    help="Receiving slots of every host: a number, all, or auto: found by trial (scheduler only).",
 )
-async def dask_setup(server: Any, mission_policy: str | None, mission_flows_per_host: int | None) -> None:
+async def dask_setup(server: Any, mission_policy: str | None, mission_flows_per_host: str | None) -> None:
     """Called by Dask's ``--preload`` on the scheduler and on each worker."""
     from distributed import Scheduler, Worker
 
@@ -22,7 +24,8 @@ async def dask_setup(server: Any, mission_policy: str | None, mission_flows_per_
     if isinstance(server, Scheduler):
         settings: dict[str, Any] = {"policy": mission_policy} if mission_policy else {}
         if mission_flows_per_host is not None:
-            settings["flows_per_host"] = mission_flows_per_host
+            number = mission_flows_per_host.isdecimal()
+            settings["flows_per_host"] = int(mission_flows_per_host) if number else mission_flows_per_host
         plugin = MissionControlScheduler(**settings)
         server.add_plugin(plugin, name=plugin.name)
         await plugin.start(server)

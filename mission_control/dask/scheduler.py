@@ -41,13 +41,16 @@ class MissionControlScheduler(SchedulerPlugin):
     Args:
         policy: how jobs share the network; see ``mission weights --help``; or a function, see
             :mod:`mission_control.dask.policy`.
-        flows_per_host: receiving slots of every host (paper 001, table 4.4: 10).
+        flows_per_host: receiving slots of every host (paper 001, table 4.4: 10); or ``all``, or ``auto``: each host
+            finds by trial how many bring most.
     """
 
     name = "mission-control"
     idempotent = True
 
-    def __init__(self, policy: str | Policy = "performance-centric", flows_per_host: int = _native.FLOWS_PER_HOST):
+    def __init__(
+        self, policy: str | Policy = "performance-centric", flows_per_host: int | str = _native.FLOWS_PER_HOST
+    ):
         self.policy = policy
         self.flows_per_host = flows_per_host
         _native.MissionController(name_of(policy), flows_per_host, "{}")  # refuses here, on the client, what is wrong

@@ -6,17 +6,20 @@
 //!
 //! Read in this order: [`nouns`], [`policy`], [`shares`], [`slots`], [`pattern`], [`graph`], [`flight`], then the two
 //! state machines that put them together: [`mission`] (one per cluster) and [`throttle`] (one per worker process); and
-//! [`swarm`], the books of a broadcast, and [`ecn`], the search for switches that mark.
+//! [`swarm`], the books of a broadcast, and [`ecn`], the search for switches that mark. [`incast`] is the model of what
+//! happens where many answer one.
 
+pub mod budget;
 pub mod defaults;
 pub mod ecn;
 pub mod flight;
 pub mod graph;
+pub mod incast;
 pub mod mission;
 pub mod nouns;
 pub mod pattern;
 pub mod policy;
-mod random;
+pub mod random;
 pub mod shares;
 pub mod slots;
 pub mod swarm;

@@ -11,7 +11,7 @@ use crate::pattern::{Asked, Evidence};
 use crate::policy::external::{self, External};
 use crate::policy::{self, JobView, Policy};
 use crate::shares;
-use crate::slots::Share;
+use crate::slots::{FlowsPerHost, Share};
 use crate::units::Time;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -81,7 +81,7 @@ pub enum Event {
 #[serde(tag = "command", rename_all = "kebab-case")]
 pub enum Command {
     /// To every worker.
-    Shares { flows_per_host: u32, shares: Vec<Share> },
+    Shares { flows_per_host: FlowsPerHost, shares: Vec<Share> },
     /// To every worker.
     Plan { job: JobId, plan: FlightPlan },
     /// To every worker: many receive the same parts in this transfer, and serve one another ([`crate::swarm`]).
@@ -100,7 +100,7 @@ pub struct MissionController {
     /// What the caller computes, where the policy is its; and what went wrong with it last.
     external: Option<External>,
     policy_error: Option<String>,
-    flows_per_host: u32,
+    flows_per_host: FlowsPerHost,
     arrivals: u64,
     jobs: BTreeMap<JobId, Job>,
     workers: BTreeMap<WorkerId, (HostId, Environment)>,
@@ -189,10 +189,12 @@ impl Job {
 impl MissionController {
     /// # Errors
     /// The policy is unknown: one line that names those there are; or the budget is 0.
-    pub fn new(policy_spec: &str, flows_per_host: u32, environment: Environment) -> Result<MissionController, String> {
-        if flows_per_host == 0 {
-            return Err("0 flows per host would move nothing: use 1 or more".into());
-        }
+    pub fn new(
+        policy_spec: &str,
+        flows_per_host: FlowsPerHost,
+        environment: Environment,
+    ) -> Result<MissionController, String> {
+        flows_per_host.check()?;
         Ok(MissionController {
             policy_spec: policy_spec.to_owned(),
             policy: policy::policy(policy_spec)?,
@@ -482,7 +484,7 @@ impl MissionController {
         let hosts = self.workers.values().map(|(host, _)| host).collect::<BTreeSet<_>>().len() as u32;
         let views: Vec<JobView> = active.iter().map(|job| view(job, hosts)).collect();
         let weights = policy::weights(self.policy.as_ref(), &views);
-        let flows = shares::split(self.flows_per_host, &weights);
+        let flows = shares::split(self.flows_per_host.usual(), &weights);
         let new: Vec<Share> = views
             .iter()
             .zip(weights.iter().zip(&flows))
@@ -529,7 +531,7 @@ mod tests {
 
     fn controller(policy: &str) -> MissionController {
         let environment = Environment { carriers: vec![Transport::Tcp, Transport::Tls], ..Environment::default() };
-        MissionController::new(policy, 10, environment).unwrap()
+        MissionController::new(policy, FlowsPerHost::Fixed(10), environment).unwrap()
     }
 
     fn transfer(job: &str) -> TransferId {

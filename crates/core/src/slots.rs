@@ -5,13 +5,52 @@
 //! within one chunk per job. The numbers of flows of [`crate::shares`] are upper limits on top of that while other jobs
 //! want their slots too; with fewer slots than twice the jobs they do not bind. No slot stays empty while work waits.
 
+use crate::budget::FLOWS_MAX;
+use crate::defaults::FLOWS_PER_HOST;
 use crate::nouns::JobId;
-use crate::shares::caps_bind;
+use crate::shares::{self, caps_bind};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 
 /// A process of the host that fetches.
 pub type ClientId = u64;
+
+/// How many chunks a host receives at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FlowsPerHost {
+    /// As many as bring most, found by trial ([`crate::budget`]).
+    Auto,
+    #[serde(untagged)]
+    Fixed(u32),
+}
+
+impl FlowsPerHost {
+    /// Most that there can be.
+    pub fn most(self) -> u32 {
+        match self {
+            FlowsPerHost::Auto => FLOWS_MAX,
+            FlowsPerHost::Fixed(flows) => flows,
+        }
+    }
+
+    /// By which weights become numbers of flows before a host has found its own.
+    pub fn usual(self) -> u32 {
+        match self {
+            FlowsPerHost::Auto => FLOWS_PER_HOST,
+            FlowsPerHost::Fixed(flows) => flows,
+        }
+    }
+
+    /// # Errors
+    /// A budget that moves nothing.
+    pub fn check(self) -> Result<(), String> {
+        if self == FlowsPerHost::Fixed(0) {
+            return Err("0 flows per host would move nothing: use 1 or more".into());
+        }
+        Ok(())
+    }
+}
 
 /// What a job may have on every host.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -60,6 +99,15 @@ impl Slots {
         // What an idle job has had too much is forgotten once the Mission Controller no longer names it.
         let shares = &self.shares;
         self.jobs.retain(|job, queue| queue.in_use > 0 || !queue.waiting.is_empty() || shares.contains_key(job));
+    }
+
+    /// Replaces the budget, and splits it anew by the weights.
+    pub fn set_budget(&mut self, budget: u32) {
+        self.budget = budget;
+        let weights: Vec<f64> = self.shares.values().map(|share| share.weight).collect();
+        for (share, flows) in self.shares.values_mut().zip(shares::split(budget, &weights)) {
+            share.flows = flows;
+        }
     }
 
     /// A client wants one slot for a chunk of `bytes`.
@@ -142,6 +190,10 @@ impl Slots {
         let one_client = clients.all(|client| Some(client) == first);
         let wanting = self.jobs.values().filter(|queue| queue.in_use > 0 || !queue.waiting.is_empty()).count();
         self.jobs.values().any(|queue| !queue.waiting.is_empty()) && (!one_client || wanting > 1)
+    }
+
+    pub fn waiting(&self) -> usize {
+        self.jobs.values().map(|queue| queue.waiting.len()).sum()
     }
 
     pub fn in_use(&self) -> u32 {

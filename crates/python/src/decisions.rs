@@ -1,12 +1,32 @@
 //! Decisions of `mission_core` for Python.
 
 use crate::{bad_input, guarded};
+use mission_core::budget::FLOWS_MAX;
 use mission_core::nouns::{Demands, JobId, JobSpec, Stage, Transport};
 use mission_core::policy::{self, JobView};
+use mission_core::slots::FlowsPerHost;
 use mission_core::units::Time;
 use mission_core::{defaults as core_defaults, flight, graph, mission, shares, units};
 use pyo3::prelude::*;
 use std::sync::Mutex;
+
+/// A number of flows, or by its name how it is found.
+#[derive(FromPyObject)]
+pub enum Flows {
+    Number(u32),
+    Name(String),
+}
+
+impl Flows {
+    pub fn get(self) -> PyResult<FlowsPerHost> {
+        match self {
+            Flows::Number(flows) => Ok(FlowsPerHost::Fixed(flows)),
+            Flows::Name(name) if name == "auto" => Ok(FlowsPerHost::Auto),
+            Flows::Name(name) if name == "all" => Ok(FlowsPerHost::Fixed(FLOWS_MAX)),
+            Flows::Name(name) => Err(bad_input(format!("{name} flows per host: use a number, all, or auto"))),
+        }
+    }
+}
 
 #[pyclass(frozen)]
 pub struct MissionController(Mutex<mission::MissionController>);
@@ -14,9 +34,10 @@ pub struct MissionController(Mutex<mission::MissionController>);
 #[pymethods]
 impl MissionController {
     #[new]
-    fn new(policy: &str, flows_per_host: u32, environment: &str) -> PyResult<Self> {
+    fn new(policy: &str, flows_per_host: Flows, environment: &str) -> PyResult<Self> {
         let environment = serde_json::from_str(environment).map_err(bad_input)?;
-        let controller = mission::MissionController::new(policy, flows_per_host, environment).map_err(bad_input)?;
+        let controller =
+            mission::MissionController::new(policy, flows_per_host.get()?, environment).map_err(bad_input)?;
         Ok(MissionController(Mutex::new(controller)))
     }
 
@@ -104,12 +125,11 @@ impl Graph {
 pub fn weights(
     spec: &str,
     jobs: Vec<(String, f64, u32, bool)>,
-    flows_per_host: u32,
+    flows_per_host: Flows,
 ) -> PyResult<Vec<(String, f64, u32)>> {
     let policy = policy::policy(spec).map_err(bad_input)?;
-    if flows_per_host == 0 {
-        return Err(bad_input("0 flows per host would move nothing: use 1 or more"));
-    }
+    let flows_per_host = flows_per_host.get()?;
+    flows_per_host.check().map_err(bad_input)?;
     let mut views = Vec::new();
     for (arrival, (name, priority, machines, broadcasts)) in jobs.iter().enumerate() {
         if !(priority.is_finite() && *priority > 0.0) {
@@ -125,7 +145,7 @@ pub fn weights(
         });
     }
     let weights = policy::weights(policy.as_ref(), &views);
-    let flows = shares::split(flows_per_host, &weights);
+    let flows = shares::split(flows_per_host.usual(), &weights);
     Ok(jobs
         .into_iter()
         .zip(weights.into_iter().zip(flows))

@@ -1,5 +1,6 @@
 //! The data plane of a process for Python.
 
+use crate::decisions::Flows;
 use crate::memory::{Part, Segment, buffer_of, bytes_of};
 use crate::{bad_input, detached};
 use mission_core::nouns::{Demands, JobId, TransferId};
@@ -37,7 +38,7 @@ impl Endpoint {
         token: Vec<u8>,
         memory_limit: u64,
         spool_folder: std::path::PathBuf,
-        flows_per_host: u32,
+        flows_per_host: Flows,
         send_limit: Option<u64>,
         ca: Option<Vec<u8>>,
         certificate: Option<Vec<u8>>,
@@ -49,8 +50,15 @@ impl Endpoint {
         };
         let host =
             host.parse().map_err(|_| bad_input(format!("{host:?} is no address: write one such as 127.0.0.1")))?;
-        let settings =
-            endpoint::Settings { host, token, identity, memory_limit, spool_folder, flows_per_host, send_limit };
+        let settings = endpoint::Settings {
+            host,
+            token,
+            identity,
+            memory_limit,
+            spool_folder,
+            flows_per_host: flows_per_host.get()?,
+            send_limit,
+        };
         let inner = endpoint::Endpoint::new(settings).map_err(PyOSError::new_err_of)?;
         Ok(Endpoint { inner: RwLock::new(Some(Arc::new(inner))) })
     }

@@ -5,6 +5,7 @@
 
 mod decisions;
 mod endpoint;
+mod incast;
 #[cfg(feature = "kernel")]
 mod kernel;
 mod memory;
@@ -25,6 +26,8 @@ mod _native {
     };
     #[pymodule_export]
     use super::endpoint::{Cancelled, Damaged, Denied, Endpoint, Lost, TransferError, Unreachable, carriers};
+    #[pymodule_export]
+    use super::incast::{IncastServer, incast_measure, incast_predict};
     #[cfg(feature = "kernel")]
     #[pymodule_export]
     use super::kernel::{Dctcp, Setter, Switch, bond_pairs, mptcp_preload};

@@ -9,8 +9,10 @@
 //! somebody waits, the arbiter says so to all, and from then on each chunk is asked for.
 
 use crate::host;
+use mission_core::budget::Budget;
 use mission_core::nouns::JobId;
-use mission_core::slots::{ClientId, Share, Slots};
+use mission_core::slots::{ClientId, FlowsPerHost, Share, Slots};
+use mission_core::units::Time;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io::{self, BufRead, BufReader, Write};
@@ -88,7 +90,7 @@ struct State {
     /// Of those held, the ones not in use now; only while nobody waits for them.
     spare: BTreeMap<JobId, u32>,
     contended: bool,
-    flows_per_host: u32,
+    flows_per_host: FlowsPerHost,
     shares: Vec<Share>,
     closing: bool,
 }
@@ -101,6 +103,9 @@ enum Role {
 
 struct Leader {
     slots: Slots,
+    /// Where the number of slots is found by trial.
+    budget: Option<Box<Budget>>,
+    started: Instant,
     clients: HashMap<ClientId, UnixStream>,
     /// Absent where another user holds the name: then this process arbitrates for itself alone.
     listener: Option<UnixListener>,
@@ -111,7 +116,7 @@ struct Leader {
 
 impl Arbiter {
     /// Joins the host's arbitration for the cluster, or begins it.
-    pub fn new(cluster: &str, flows_per_host: u32, on_grant: OnGrant) -> io::Result<Arbiter> {
+    pub fn new(cluster: &str, flows_per_host: FlowsPerHost, on_grant: OnGrant) -> io::Result<Arbiter> {
         let state = State {
             role: Role::Electing,
             wanted: BTreeMap::new(),
@@ -201,12 +206,12 @@ impl Arbiter {
     }
 
     /// New shares of the host; in force here if this process gives the slots out, or once it does.
-    pub fn set_shares(&self, flows_per_host: u32, shares: &[Share]) -> Vec<JobId> {
+    pub fn set_shares(&self, flows_per_host: FlowsPerHost, shares: &[Share]) -> Vec<JobId> {
         let mut state = self.shared.lock();
         state.flows_per_host = flows_per_host;
         state.shares = shares.to_vec();
         let Role::Leader(leader) = &mut state.role else { return Vec::new() };
-        leader.slots.set_shares(flows_per_host, shares);
+        leader.set_shares(flows_per_host, shares);
         state.give_out()
     }
 
@@ -288,7 +293,7 @@ impl State {
         let mut own = Vec::new();
         loop {
             let grants = leader.slots.grants();
-            if grants.is_empty() {
+            if grants.is_empty() && !leader.observe(0, 0) {
                 break;
             }
             for grant in grants {
@@ -360,18 +365,59 @@ impl State {
 }
 
 impl Leader {
+    fn new(flows_per_host: FlowsPerHost, shares: &[Share], listener: Option<UnixListener>, settling: bool) -> Leader {
+        let mut leader = Leader {
+            slots: Slots::new(flows_per_host.usual()),
+            budget: None,
+            started: Instant::now(),
+            clients: HashMap::new(),
+            listener,
+            settling,
+            contended: false,
+        };
+        leader.set_shares(flows_per_host, shares);
+        leader
+    }
+
+    fn set_shares(&mut self, flows_per_host: FlowsPerHost, shares: &[Share]) {
+        if let FlowsPerHost::Fixed(flows) = flows_per_host {
+            self.budget = None;
+            self.slots.set_shares(flows, shares);
+            return;
+        }
+        let limit = self.budget.get_or_insert_default().limit();
+        self.slots.set_shares(limit, shares);
+        self.slots.set_budget(limit);
+    }
+
+    /// What has arrived decides how many slots there are, where that is not given; true if it has changed.
+    fn observe(&mut self, bytes: u64, chunks: u32) -> bool {
+        let Some(budget) = &mut self.budget else { return false };
+        let (before, now) = (budget.limit(), Time::from_secs_f64(self.started.elapsed().as_secs_f64()));
+        budget.observe(now, bytes, chunks, self.slots.in_use(), self.slots.waiting() as u32);
+        let changed = budget.limit() != before;
+        if changed {
+            self.slots.set_budget(budget.limit());
+        }
+        changed
+    }
+
     fn take(&mut self, client: ClientId, message: Message) {
         match message {
             Message::Want { job, bytes, slots } => (0..slots).for_each(|_| self.slots.want(client, &job, bytes)),
             Message::Withdraw { job, slots } => (0..slots).for_each(|_| self.slots.withdraw(client, &job)),
-            Message::GiveBack { job, granted, moved } => self.slots.give_back(client, &job, granted, moved),
+            Message::GiveBack { job, granted, moved } => {
+                self.slots.give_back(client, &job, granted, moved);
+                self.observe(moved, u32::from(moved > 0));
+            }
             Message::Held { job, slots } => self.slots.adopt(client, &job, slots),
             Message::Grant { .. } | Message::Contended { .. } => {}
         }
     }
 
     fn tell_contention(&mut self) {
-        let contended = self.slots.contended();
+        // Where rates decide, every chunk is told.
+        let contended = self.budget.is_some() || self.slots.contended();
         if contended == self.contended {
             return;
         }
@@ -414,15 +460,14 @@ impl Shared {
     fn lead(&self, listener: Option<UnixListener>, settling: bool) {
         let mut state = self.lock();
         state.forget_spare();
-        let mut slots = Slots::new(state.flows_per_host);
-        slots.set_shares(state.flows_per_host, &state.shares);
+        let mut leader = Leader::new(state.flows_per_host, &state.shares, listener, settling);
         for (job, held) in &state.held {
-            slots.adopt(SELF, job, *held);
+            leader.slots.adopt(SELF, job, *held);
         }
         for (job, wanted) in &state.wanted {
-            wanted.iter().for_each(|bytes| slots.want(SELF, job, *bytes));
+            wanted.iter().for_each(|bytes| leader.slots.want(SELF, job, *bytes));
         }
-        state.role = Role::Leader(Leader { slots, clients: HashMap::new(), listener, settling, contended: false });
+        state.role = Role::Leader(leader);
         let grants = state.give_out();
         drop(state);
         grants.into_iter().for_each(|job| (self.on_grant)(job));
@@ -583,7 +628,7 @@ mod tests {
         let (sender, receiver) = channel();
         let sender = Mutex::new(sender);
         let on_grant = move |job| drop(sender.lock().unwrap().send(job));
-        (Arbiter::new(cluster, 2, Box::new(on_grant)).unwrap(), receiver)
+        (Arbiter::new(cluster, FlowsPerHost::Fixed(2), Box::new(on_grant)).unwrap(), receiver)
     }
 
     fn granted(receiver: &Receiver<JobId>) -> bool {

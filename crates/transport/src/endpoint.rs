@@ -15,6 +15,7 @@ use crate::tls::{Identity, TlsSettings};
 use mission_core::ecn::Seen;
 use mission_core::flight::Environment;
 use mission_core::nouns::{Demands, Encryption, JobId};
+use mission_core::slots::FlowsPerHost;
 use mission_core::throttle::{Fault, FetchError};
 use serde::Serialize;
 use std::io;
@@ -32,7 +33,7 @@ pub struct Settings {
     /// Bytes of own segments before objects go to the spool.
     pub memory_limit: u64,
     pub spool_folder: PathBuf,
-    pub flows_per_host: u32,
+    pub flows_per_host: FlowsPerHost,
     /// Bytes a second that this process sends at most, over all connections.
     pub send_limit: Option<u64>,
 }
@@ -174,7 +175,7 @@ mod tests {
             identity,
             memory_limit,
             spool_folder: std::env::temp_dir(),
-            flows_per_host: 4,
+            flows_per_host: FlowsPerHost::Fixed(4),
             send_limit: None,
         })
         .unwrap()

@@ -15,6 +15,7 @@ pub mod endpoint;
 pub mod facts;
 pub mod fetcher;
 pub mod host;
+pub mod incast;
 mod limit;
 pub mod object;
 pub mod parts;

@@ -45,6 +45,25 @@ pub fn set_rto_min_us(stream: &TcpStream, value: u32) -> io::Result<()> {
     if status == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// Most that the socket may send, in bits per second; TCP paces itself where the interface does not.
+///
+/// # Errors
+/// The kernel does not take it.
+pub fn set_pace(stream: &TcpStream, bits_per_second: u64) -> io::Result<()> {
+    let bytes: u64 = bits_per_second / 8;
+    // SAFETY: an open socket, and a value of the size that is given.
+    let status = unsafe {
+        libc::setsockopt(
+            stream.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_MAX_PACING_RATE,
+            (&raw const bytes).cast(),
+            size_of::<u64>() as libc::socklen_t,
+        )
+    };
+    if status == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
 /// What the kernel made of it: it rounds to its ticks. `None` where the option does not exist.
 pub fn rto_min_us(stream: &TcpStream) -> Option<u32> {
     let mut value: libc::c_int = 0;
@@ -84,7 +103,8 @@ pub struct TcpInfo {
     pub retransmits: u32,
     /// Retransmission timeouts since the start; 0 before Linux 6.7, where the kernel does not count them.
     pub timeouts: u32,
-    /// Segments that arrived marked, as the peer tells; 0 before Linux 4.18.
+    /// Segments that arrived, and of these the marked ones, as the peer tells; 0 before Linux 4.18.
+    pub delivered: u32,
     pub delivered_ce: u32,
 }
 
@@ -106,6 +126,7 @@ pub fn tcp_info(stream: &TcpStream) -> TcpInfo {
         rtt_us: u32_at(68),
         cwnd: u32_at(80),
         retransmits: u32_at(100),
+        delivered: if len >= 200 { u32_at(192) } else { 0 },
         delivered_ce: if len >= 200 { u32_at(196) } else { 0 },
         timeouts: if len >= 248 { u32::from(u16_at(240)) } else { 0 },
     }

@@ -20,6 +20,8 @@ use crate::store::Store;
 use mission_core::flight::{self, Environment, FlightPlan};
 use mission_core::mission;
 use mission_core::nouns::{Demands, JobId, TransferId, Transport};
+use mission_core::shares::caps_bind;
+use mission_core::slots::FlowsPerHost;
 use mission_core::throttle::{Event, FetchError, FetchId, Run, SourceId, Tally, ThrottleController};
 use mission_core::units::Time;
 use runs::Far;
@@ -63,7 +65,7 @@ struct State {
     sources: Vec<SocketAddr>,
     source_numbers: HashMap<SocketAddr, SourceId>,
     connections: Connections,
-    flows_per_host: u32,
+    flows_per_host: FlowsPerHost,
     plans: BTreeMap<JobId, Result<Arc<FlightPlan>, String>>,
     transfers: BTreeMap<TransferId, TransferRecord>,
     /// Those that many receive alike.
@@ -128,7 +130,7 @@ impl Fetcher {
         pool: Arc<Pool>,
         own_address: SocketAddr,
         cluster: &str,
-        flows_per_host: u32,
+        flows_per_host: FlowsPerHost,
     ) -> std::io::Result<Fetcher> {
         let state = State {
             throttle: ThrottleController::default(),
@@ -286,7 +288,8 @@ impl Fetcher {
         match command {
             mission::Command::Shares { flows_per_host, shares } => {
                 state.flows_per_host = flows_per_host;
-                let bind = mission_core::shares::caps_bind(flows_per_host, shares.len());
+                // A budget that is found by trial has no caps that could be told beforehand.
+                let bind = matches!(flows_per_host, FlowsPerHost::Fixed(flows) if caps_bind(flows, shares.len()));
                 let caps = shares.iter().filter(|_| bind).map(|share| (share.job.clone(), share.flows));
                 let closed = state.connections.set_caps(caps.collect());
                 let grants = shared.arbiter().set_shares(flows_per_host, &shares);

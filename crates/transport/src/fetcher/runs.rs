@@ -204,7 +204,7 @@ impl Shared {
         state.queue.push_back(run);
         if state.idle_helpers >= state.queue.len() {
             self.work.notify_one();
-        } else if state.helpers < state.flows_per_host.max(FLOWS_PER_HOST) as usize {
+        } else if state.helpers < state.flows_per_host.most().max(FLOWS_PER_HOST) as usize {
             state.helpers += 1;
             let own = self.own.upgrade().expect("called through an Arc");
             let helper = thread::Builder::new().name("mission-fetch".into()).stack_size(512 << 10);

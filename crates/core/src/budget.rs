@@ -1,0 +1,348 @@
+//! How many flows a receiver's link can stand at once: the budget `auto` (DESIGN 4.1), learned and not given.
+//!
+//! With fewer senders at once than the port before the receiver can hold, incast does not happen, on any TCP; with fewer
+//! than fill the link, it is wasted. Which number that is depends on rates, buffer and bytes per flow, which nobody tells
+//! and which may change. So it is found by trial, and by what is seen anywhere: the rate at which bytes arrive.
+//!
+//! A trial compares the rate of a round under another limit with that of the round before. More flows are kept where
+//! they bring clearly more, fewer where they bring as much: the smallest number that fills the link. A trial that fails
+//! may cost a timeout, so the next one waits, each time twice as long; a rate that changes under a limit that has not
+//! says that the network did, and all is learned anew.
+
+use crate::units::Time;
+use std::time::Duration;
+
+/// More flows stay if they bring this much more. Losses bring less, and a full link nothing: rates of rounds differ by
+/// some per cent.
+const GAIN: f64 = 1.05;
+/// Fewer flows stay if they bring at least this much.
+const AS_MUCH: f64 = 0.985;
+/// A rate that differs by more from what was learned is another network's.
+const CHANGED: f64 = 1.2;
+/// Chunks of a round, and its shortest time: a rate over less is mostly noise.
+const ROUND_CHUNKS: u32 = 8;
+const ROUND: Duration = Duration::from_millis(20);
+/// Of a trial that is given up before its round is over: its bytes would have taken so much longer than before.
+const STALLED: f64 = 2.0;
+const STALLED_PLUS: Duration = Duration::from_millis(50);
+/// Before the next trial of more, after one that failed: while there are numbers in between; then, doubled each time.
+const WAIT_SOON: Duration = Duration::from_secs(5);
+const WAIT_MIN: Duration = Duration::from_secs(60);
+const WAIT_MAX: Duration = Duration::from_secs(600);
+/// Most flows of a host, whatever they bring.
+pub const FLOWS_MAX: u32 = 256;
+
+/// What the flows of one receiver bring, and how many there may be.
+#[derive(Clone, Debug)]
+pub struct Budget {
+    limit: u32,
+    /// Bytes per second under `limit`, once known.
+    rate: Option<f64>,
+    /// The limit before a trial.
+    from: Option<u32>,
+    /// The largest limit below `limit` that was seen to bring less, and the smallest above that brought no more.
+    below: u32,
+    above: Option<u32>,
+    /// Fewer flows are to be tried, once a round has shown that all is as it was.
+    narrows: bool,
+    wait: Duration,
+    next_trial: Time,
+    /// This round: how long the limit was reached, and what arrived then.
+    busy: Duration,
+    bytes: u64,
+    chunks: u32,
+    /// Chunks that are to end before a round under a new limit begins: they began under the old one.
+    passing: u32,
+    /// Of one chunk, of late.
+    chunk_bytes: f64,
+    /// Most flows that were wanted in it.
+    wanted: u32,
+    /// Rounds in a row whose rate was another than the learned one.
+    strange: u32,
+    last: Time,
+    full: bool,
+}
+
+impl Default for Budget {
+    fn default() -> Budget {
+        Budget {
+            limit: 1,
+            rate: None,
+            from: None,
+            below: 0,
+            above: None,
+            narrows: false,
+            wait: WAIT_MIN,
+            next_trial: Time::default(),
+            busy: Duration::ZERO,
+            bytes: 0,
+            chunks: 0,
+            passing: 0,
+            chunk_bytes: 0.0,
+            wanted: 0,
+            strange: 0,
+            last: Time::default(),
+            full: false,
+        }
+    }
+}
+
+impl Budget {
+    /// Flows that may be under way now.
+    pub fn limit(&self) -> u32 {
+        self.limit
+    }
+
+    /// Notes what has happened until `now`, and decides: `bytes` arrived, `chunks` ended; from now on `in_use` flows are under
+    /// way and `waiting` more are wanted. Bytes may be told when their chunk has ended.
+    pub fn observe(&mut self, now: Time, bytes: u64, chunks: u32, in_use: u32, waiting: u32) {
+        if self.full {
+            self.busy += now.since(self.last);
+            self.bytes += bytes;
+            self.chunks += chunks;
+        }
+        self.last = now;
+        self.wanted = self.wanted.max(in_use.saturating_add(waiting));
+        self.decide(now);
+        self.full = in_use == self.limit;
+    }
+
+    fn decide(&mut self, now: Time) {
+        let trial = self.from.zip(self.rate);
+        let stalled = trial.is_some_and(|(_, before)| {
+            let under_way = f64::from(self.limit) * self.chunk_bytes;
+            let expected = Duration::from_secs_f64((self.bytes as f64 + under_way) / before);
+            self.busy > expected.mul_f64(STALLED) + STALLED_PLUS
+        });
+        if self.passing > 0 && !stalled {
+            if self.chunks >= self.passing {
+                self.count_anew();
+            }
+            return;
+        }
+        let over = self.chunks >= ROUND_CHUNKS.max(2 * self.limit) && self.busy >= ROUND;
+        if !over && !stalled {
+            return;
+        }
+        let seen = self.bytes as f64 / self.busy.as_secs_f64();
+        let Some((from, before)) = trial else {
+            self.settled(now, seen);
+            return;
+        };
+        let more = self.limit > from;
+        let wins = !stalled && seen >= before * if more { GAIN } else { AS_MUCH };
+        self.from = None;
+        self.narrows = true;
+        match (more, wins) {
+            (true, true) => {
+                (self.below, self.rate, self.wait) = (from, Some(seen), WAIT_MIN);
+                if self.above == Some(self.limit) {
+                    self.above = None;
+                }
+                if self.attempt_more() {
+                    return;
+                }
+            }
+            (true, false) => {
+                self.above = Some(self.limit);
+                let between = self.limit > from + 1;
+                self.next_trial = now + if between { WAIT_SOON } else { self.wait };
+                if !between {
+                    self.wait = (self.wait * 2).min(WAIT_MAX);
+                }
+                self.limit = from;
+            }
+            (false, true) => self.rate = Some(seen.max(before)),
+            (false, false) => (self.below, self.limit) = (self.limit, from),
+        }
+        self.begin();
+    }
+
+    /// A round under a limit that is not on trial.
+    fn settled(&mut self, now: Time, seen: f64) {
+        let known = *self.rate.get_or_insert(seen);
+        self.chunk_bytes = self.bytes as f64 / f64::from(self.chunks.max(1));
+        let other = seen > known * CHANGED || seen < known / CHANGED;
+        self.strange = if other { self.strange + 1 } else { 0 };
+        if self.strange >= 2 {
+            // Another network: what was learned of the old one does not hold. If it brings less, fewer flows may be due.
+            *self = Budget {
+                limit: self.limit,
+                rate: Some(seen),
+                narrows: seen < known,
+                wanted: self.wanted,
+                next_trial: if seen < known { now + WAIT_SOON } else { now },
+                last: self.last,
+                ..Budget::default()
+            };
+        } else if !other {
+            self.rate = Some(known + (seen - known) / 4.0);
+        }
+        // A round that is strange says only that another is needed.
+        let doubtful = other && self.strange > 0;
+        let tried = !doubtful && (self.attempt_fewer() || now >= self.next_trial && self.attempt_more());
+        if !tried {
+            self.begin();
+        }
+    }
+
+    /// Tries more: twice as many, or between this number and one that brought no more; as far as they are wanted.
+    fn attempt_more(&mut self) -> bool {
+        let more = self.above.map_or(2 * self.limit, |above| (self.limit + above) / 2).max(self.limit + 1);
+        let more = more.min(self.wanted).min(FLOWS_MAX);
+        let tried = more > self.limit;
+        if tried {
+            self.attempt(more);
+        }
+        tried
+    }
+
+    /// Tries a number between this one and the largest that is known to bring less.
+    fn attempt_fewer(&mut self) -> bool {
+        let fewer = (self.limit + self.below) / 2;
+        let tried = self.narrows && fewer > self.below && fewer < self.limit;
+        if tried {
+            self.attempt(fewer);
+        } else {
+            self.narrows = false;
+        }
+        tried
+    }
+
+    fn attempt(&mut self, limit: u32) {
+        self.from = Some(self.limit);
+        self.limit = limit;
+        self.begin();
+    }
+
+    /// A round of `limit` begins.
+    fn begin(&mut self) {
+        self.count_anew();
+        (self.passing, self.wanted, self.full) = (self.limit, 0, false);
+    }
+
+    fn count_anew(&mut self) {
+        (self.busy, self.bytes, self.chunks, self.passing) = (Duration::ZERO, 0, 0, 0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CHUNK: f64 = 64_000.0;
+    const TIMEOUT_S: f64 = 0.2;
+
+    /// A receiver with many senders, in steps of a millisecond.
+    struct Receiver {
+        /// Bytes per second of its link, and of each sender's.
+        link: f64,
+        sender: f64,
+        /// More flows than this lose packets: their link stands still for a timeout, a few times a second.
+        stands: u32,
+        senders: u32,
+        budget: Budget,
+        now: f64,
+        idle_until: f64,
+        moved: f64,
+        timeouts: u32,
+        /// Bytes are told when their chunk has ended.
+        late: bool,
+        told: f64,
+    }
+
+    impl Receiver {
+        fn new(link: f64, sender: f64, stands: u32, senders: u32) -> Receiver {
+            let budget = Budget::default();
+            Receiver {
+                link,
+                sender,
+                stands,
+                senders,
+                budget,
+                now: 0.0,
+                idle_until: 0.0,
+                moved: 0.0,
+                timeouts: 0,
+                late: false,
+                told: 0.0,
+            }
+        }
+
+        /// The part of the link, or of what all senders can do, that was used.
+        fn run(&mut self, seconds: f64) -> f64 {
+            let (moved, end) = (self.moved, self.now + seconds);
+            while self.now < end {
+                let flows = self.budget.limit().min(self.senders);
+                self.now += 1e-3;
+                let mut bytes = 0.0;
+                if self.now >= self.idle_until {
+                    bytes = (f64::from(flows) * self.sender).min(self.link) * 1e-3;
+                    if flows > self.stands && (self.moved / 400e3).floor() != ((self.moved + bytes) / 400e3).floor() {
+                        self.idle_until = self.now + TIMEOUT_S;
+                        self.timeouts += 1;
+                    }
+                }
+                let chunks = ((self.moved + bytes) / CHUNK).floor() - (self.moved / CHUNK).floor();
+                self.moved += bytes;
+                let waiting = self.senders - flows;
+                let told = if self.late { (self.moved / CHUNK).floor() * CHUNK } else { self.moved };
+                let new = (told - self.told) as u64;
+                self.told = told;
+                self.budget.observe(Time::from_secs_f64(self.now), new, chunks as u32, flows, waiting);
+            }
+            (self.moved - moved) / seconds / self.link.min(self.sender * f64::from(self.senders))
+        }
+    }
+
+    #[test]
+    fn one_flow_is_enough_where_a_sender_is_as_fast_as_the_receiver() {
+        for stands in [1, 2, 8] {
+            for senders in [1, 2, 16, 47] {
+                let mut receiver = Receiver::new(12.5e6, 12.5e6, stands, senders);
+                receiver.run(2.0);
+                assert!(receiver.run(100.0) > 0.98, "{stands} {senders}");
+                assert_eq!(receiver.budget.limit(), 1);
+                assert!(receiver.timeouts <= 3, "the first trial, and one after a minute: {}", receiver.timeouts);
+            }
+        }
+    }
+
+    #[test]
+    fn as_many_flows_as_fill_the_link_where_senders_are_slower() {
+        for (sender, filling, late) in [(1.25e6, 10, false), (4.2e6, 3, false), (0.5e6, 25, false), (1.25e6, 10, true)]
+        {
+            let mut receiver = Receiver { late, ..Receiver::new(12.5e6, sender, 40, 47) };
+            receiver.run(30.0);
+            assert!(receiver.run(60.0) > 0.97);
+            assert!((filling..=filling + 1).contains(&receiver.budget.limit()), "{}", receiver.budget.limit());
+        }
+        // All of them do not fill it.
+        let mut receiver = Receiver::new(12.5e6, 0.1e6, 64, 20);
+        receiver.run(60.0);
+        assert!(receiver.run(60.0) > 0.97 && receiver.budget.limit() == 20);
+    }
+
+    #[test]
+    fn never_more_than_the_port_stands_even_where_the_link_is_not_full() {
+        let mut receiver = Receiver::new(12.5e6, 1.25e6, 6, 47);
+        receiver.run(10.0);
+        let timeouts = receiver.timeouts;
+        assert!(receiver.run(100.0) > 0.55 && receiver.budget.limit() <= 6);
+        assert!(receiver.timeouts <= timeouts + 3);
+    }
+
+    #[test]
+    fn a_link_that_changes_is_learned_anew() {
+        let mut receiver = Receiver::new(12.5e6, 1.25e6, 40, 47);
+        receiver.run(30.0);
+        // Ten flows that filled it are three now.
+        receiver.link = 3.75e6;
+        receiver.run(20.0);
+        assert!(receiver.run(20.0) > 0.97 && receiver.budget.limit() <= 4, "{}", receiver.budget.limit());
+        // Senders become as fast as the receiver, and the port gets small.
+        (receiver.link, receiver.sender, receiver.stands) = (12.5e6, 12.5e6, 1);
+        receiver.run(20.0);
+        assert!(receiver.run(60.0) > 0.95 && receiver.budget.limit() == 1, "{}", receiver.budget.limit());
+    }
+}

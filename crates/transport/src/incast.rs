@@ -1,0 +1,598 @@
+//! Synchronized reads over real sockets: many senders answer one receiver at once (paper 000, figure 1).
+//!
+//! A [`Server`] sends bytes that mean nothing; [`measure`] asks many of them for a fragment each, and for the next block
+//! when the last fragment is there. Senders say what their kernel did. One line of JSON each way begins a connection:
+//!
+//! ```text
+//! receiver  {"nonce": ...}                               sender  {"nonce": ..., "proof": ...}
+//! receiver  {"proof": ..., "ask": Asked}                 sender  {"flow": Flow} or {"error": "..."}
+//! then      8 bytes, big endian: how many bytes          those bytes; for 0 {"flow": Flow}
+//! ```
+
+use crate::auth::{self, Nonce, Role, Token};
+use crate::object::{from_hex, to_hex};
+use crate::socket::{self, TcpInfo};
+use mission_core::budget::Budget;
+use mission_core::random::SplitMix;
+use mission_core::units::Time;
+use rustix::event::{PollFd, PollFlags, poll};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use std::collections::VecDeque;
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Longest line of the beginning.
+const LINE_MAX: usize = 4096;
+/// For connecting, and for the lines of the beginning.
+const HELLO_PATIENCE: Duration = Duration::from_secs(10);
+/// How often a measurement looks whether it was interrupted.
+const INTERRUPT_EVERY: Duration = Duration::from_millis(100);
+/// Read at once; larger than what a socket usually holds.
+const READ_BYTES: usize = 256 << 10;
+
+/// What the receiver asks of a sender's socket.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Asked {
+    pub congestion_control: Option<String>,
+    /// Minimum RTO of the socket, in microseconds.
+    pub rto_min_us: Option<u32>,
+    /// Bits per second that the socket may send.
+    pub pace_bits_per_sec: Option<u64>,
+}
+
+/// What the sender's kernel says of one connection, since it began.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Flow {
+    #[serde(default)]
+    pub sender: String,
+    pub congestion_control: String,
+    /// `None` where the kernel has no such option of a socket.
+    pub rto_min_us: Option<u32>,
+    pub rto_us: u32,
+    pub srtt_us: u32,
+    pub cwnd: u32,
+    pub retransmits: u32,
+    pub timeouts: u32,
+    pub delivered: u32,
+    pub marks: u32,
+    /// Of all connections of the sender's host: the kernel does not count them apart.
+    pub loss_probes_of_host: u64,
+    #[serde(default)]
+    pub bytes: u64,
+}
+
+impl Flow {
+    fn of(stream: &TcpStream) -> Flow {
+        let TcpInfo { rto_us, rtt_us, cwnd, retransmits, timeouts, delivered, delivered_ce } = socket::tcp_info(stream);
+        Flow {
+            sender: String::new(),
+            congestion_control: socket::congestion_control(stream),
+            rto_min_us: socket::rto_min_us(stream),
+            rto_us,
+            srtt_us: rtt_us,
+            cwnd,
+            retransmits,
+            timeouts,
+            delivered,
+            marks: delivered_ce,
+            loss_probes_of_host: loss_probes(),
+            bytes: 0,
+        }
+    }
+
+    /// What happened since an earlier moment; what is a state and not a count stays.
+    fn since(mut self, before: &Flow) -> Flow {
+        self.retransmits = self.retransmits.saturating_sub(before.retransmits);
+        self.timeouts = self.timeouts.saturating_sub(before.timeouts);
+        self.delivered = self.delivered.saturating_sub(before.delivered);
+        self.marks = self.marks.saturating_sub(before.marks);
+        self.loss_probes_of_host = self.loss_probes_of_host.saturating_sub(before.loss_probes_of_host);
+        self
+    }
+}
+
+/// `TCPLossProbes` of this thread's network namespace; 0 where the kernel does not tell.
+fn loss_probes() -> u64 {
+    let text = std::fs::read_to_string("/proc/thread-self/net/netstat").unwrap_or_default();
+    let mut lines = text.lines().filter_map(|line| line.strip_prefix("TcpExt: "));
+    let (Some(names), Some(values)) = (lines.next(), lines.next()) else { return 0 };
+    let place = names.split(' ').position(|name| name == "TCPLossProbes");
+    place.and_then(|place| values.split(' ').nth(place)?.parse().ok()).unwrap_or(0)
+}
+
+/// What a server allows.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    pub connections: usize,
+    /// Bytes of one answer.
+    pub bytes: u64,
+    /// Bits per second of each connection.
+    pub pace_bits_per_sec: Option<u64>,
+}
+
+/// Serves synthetic bytes until it is dropped.
+pub struct Server {
+    shared: Arc<Serving>,
+    accepting: Option<thread::JoinHandle<()>>,
+}
+
+struct Serving {
+    listener: TcpListener,
+    token: Token,
+    limits: Limits,
+    stop: AtomicBool,
+    streams: Mutex<Vec<(u64, TcpStream)>>,
+    next: AtomicU64,
+    served: AtomicU64,
+}
+
+impl Server {
+    /// Serves who connects to `listener`, in threads of this thread's network namespace.
+    ///
+    /// # Errors
+    /// No thread can be started.
+    pub fn start(listener: TcpListener, token: &[u8], limits: Limits) -> io::Result<Server> {
+        listener.set_nonblocking(false)?;
+        let shared = Arc::new(Serving {
+            listener,
+            token: Token::new(token),
+            limits,
+            stop: AtomicBool::new(false),
+            streams: Mutex::default(),
+            next: AtomicU64::new(0),
+            served: AtomicU64::new(0),
+        });
+        let own = shared.clone();
+        let accepting = thread::Builder::new().name("incast-accept".into()).spawn(move || own.accept())?;
+        Ok(Server { shared, accepting: Some(accepting) })
+    }
+
+    pub fn address(&self) -> io::Result<SocketAddr> {
+        self.shared.listener.local_addr()
+    }
+
+    /// Bytes sent, and connections that are open.
+    pub fn served(&self) -> (u64, usize) {
+        (self.shared.served.load(Ordering::Relaxed), self.shared.lock().len())
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        // Wakes the thread that accepts: Linux ends its call with an error.
+        let _ = rustix::net::shutdown(&self.shared.listener, rustix::net::Shutdown::Both);
+        self.shared.lock().iter().for_each(|(_, stream)| drop(stream.shutdown(Shutdown::Both)));
+        if let Some(accepting) = self.accepting.take() {
+            let _ = accepting.join();
+        }
+    }
+}
+
+impl Serving {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<(u64, TcpStream)>> {
+        self.streams.lock().expect("no panic while held")
+    }
+
+    fn accept(self: &Arc<Self>) {
+        while !self.stop.load(Ordering::Relaxed) {
+            let Ok((stream, _)) = self.listener.accept() else {
+                if !self.stop.load(Ordering::Relaxed) {
+                    // Out of descriptors, or a peer that was gone at once.
+                    thread::sleep(Duration::from_millis(10));
+                }
+                continue;
+            };
+            let Ok(clone) = stream.try_clone() else { continue };
+            let id = self.next.fetch_add(1, Ordering::Relaxed);
+            {
+                let mut streams = self.lock();
+                if streams.len() >= self.limits.connections || self.stop.load(Ordering::Relaxed) {
+                    let mut stream = stream;
+                    let text = format!("this sender serves {} connections at once", self.limits.connections);
+                    let _ = say(&mut stream, &json!({ "error": text }));
+                    continue;
+                }
+                streams.push((id, clone));
+            }
+            let own = self.clone();
+            let serve = move || {
+                let mut stream = stream;
+                let _ = own.serve(&mut stream);
+                let _ = stream.shutdown(Shutdown::Both);
+                own.lock().retain(|(other, _)| *other != id);
+            };
+            if thread::Builder::new().name("incast-serve".into()).spawn(serve).is_err() {
+                self.lock().retain(|(other, _)| *other != id);
+            }
+        }
+    }
+
+    fn serve(&self, stream: &mut TcpStream) -> io::Result<()> {
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(HELLO_PATIENCE))?;
+        stream.set_write_timeout(Some(HELLO_PATIENCE))?;
+        let hello = hear(stream)?;
+        let client: Nonce = nonce(&hello)?;
+        let server: Nonce = auth::random();
+        let proof = self.token.prove(Role::Server, &client, &server);
+        say(stream, &json!({ "nonce": to_hex(&server), "proof": proof }))?;
+        let hello = hear(stream)?;
+        let proof = hello["proof"].as_str().unwrap_or_default();
+        if !self.token.proves(Role::Client, &client, &server, proof) {
+            return say(stream, &json!({ "error": "the tokens differ" }));
+        }
+        let told = serde_json::from_value(hello["ask"].clone())
+            .map_err(|error| error.to_string())
+            .and_then(|ask| self.set(stream, &ask));
+        match told {
+            Err(text) => return say(stream, &json!({ "error": text })),
+            Ok(()) => say(stream, &json!({ "flow": Flow::of(stream) }))?,
+        }
+        stream.set_read_timeout(None)?;
+        stream.set_write_timeout(None)?;
+        let zeros = vec![0u8; READ_BYTES];
+        loop {
+            let mut wanted = [0; 8];
+            stream.read_exact(&mut wanted)?;
+            let mut left = u64::from_be_bytes(wanted);
+            if left == 0 {
+                say(stream, &json!({ "flow": Flow::of(stream) }))?;
+                continue;
+            }
+            if left > self.limits.bytes {
+                return Ok(());
+            }
+            while left > 0 {
+                let sent = stream.write(&zeros[..left.min(zeros.len() as u64) as usize])?;
+                left -= sent as u64;
+                self.served.fetch_add(sent as u64, Ordering::Relaxed);
+            }
+        }
+    }
+
+    fn set(&self, stream: &TcpStream, ask: &Asked) -> Result<(), String> {
+        if let Some(name) = &ask.congestion_control {
+            socket::set_congestion_control(stream, name).map_err(|error| {
+                format!(
+                    "congestion control {name}: {error}; load it, or allow it: sysctl net.ipv4.tcp_allowed_congestion_control"
+                )
+            })?;
+        }
+        if let Some(value) = ask.rto_min_us {
+            socket::set_rto_min_us(stream, value)
+                .map_err(|error| format!("a minimum RTO of {value} us: {error}; sockets have it since Linux 6.15"))?;
+        }
+        let paces = [ask.pace_bits_per_sec, self.limits.pace_bits_per_sec];
+        if let Some(pace) = paces.into_iter().flatten().min() {
+            socket::set_pace(stream, pace).map_err(|error| format!("a pace of {pace} bit/s: {error}"))?;
+        }
+        Ok(())
+    }
+}
+
+fn say(stream: &mut TcpStream, value: &Value) -> io::Result<()> {
+    let mut line = value.to_string();
+    line.push('\n');
+    stream.write_all(line.as_bytes())
+}
+
+/// One line, read byte by byte: what follows it is not JSON.
+fn hear(stream: &mut TcpStream) -> io::Result<Value> {
+    let (mut line, mut byte) = (Vec::new(), [0]);
+    while line.len() < LINE_MAX {
+        stream.read_exact(&mut byte)?;
+        if byte == *b"\n" {
+            return serde_json::from_slice(&line).map_err(|error| io::Error::new(ErrorKind::InvalidData, error));
+        }
+        line.extend(byte);
+    }
+    Err(io::Error::new(ErrorKind::InvalidData, "it is no sender of synchronized reads"))
+}
+
+fn nonce(hello: &Value) -> io::Result<Nonce> {
+    let bytes = hello["nonce"].as_str().and_then(from_hex).and_then(|bytes| bytes.try_into().ok());
+    bytes.ok_or_else(|| io::Error::new(ErrorKind::InvalidData, "it is no sender of synchronized reads"))
+}
+
+/// How many senders are asked at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Concurrent {
+    All,
+    /// As many as bring most ([`Budget`]).
+    Auto,
+    #[serde(untagged)]
+    Fixed(u32),
+}
+
+/// What is to be measured.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Reads {
+    pub senders: Vec<SocketAddr>,
+    /// Bytes of each sender for each block.
+    pub fragment: u64,
+    /// Blocks that count, and those before them that do not.
+    pub blocks: u32,
+    pub warm_up: u32,
+    /// Senders that are asked at once; the next one when one is done.
+    pub concurrent: Concurrent,
+    /// Requests are put off by a random time of up to this many microseconds.
+    #[serde(default)]
+    pub jitter_us: u32,
+    /// Each socket's minimum RTO is longer by a random part of it, up to this; 1 draws from once to twice. 0: all alike.
+    #[serde(default)]
+    pub rto_spread: f64,
+    pub seed: u64,
+    /// Everything ends after so many seconds, with what was measured.
+    pub deadline_s: f64,
+    #[serde(default)]
+    pub ask: Asked,
+}
+
+/// What was measured.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Measured {
+    /// Seconds of each block: from the first request to the last byte.
+    pub blocks: Vec<f64>,
+    /// Bytes of those blocks, and of one that did not end.
+    pub bytes: u64,
+    /// From the first block's begin to the end of the last, or of the measurement.
+    pub seconds: f64,
+    /// Since the warm-up.
+    pub flows: Vec<Flow>,
+    /// Where the number of senders is found: when, in seconds since the warm-up's begin, it became what.
+    pub limits: Vec<(f64, u32)>,
+    /// Why it ended before all blocks were read.
+    pub ended: Option<String>,
+}
+
+/// One connection of the receiver.
+struct Reader {
+    address: SocketAddr,
+    stream: TcpStream,
+    left: u64,
+    bytes: u64,
+    before: Flow,
+}
+
+/// What a measurement tells while it goes on: blocks read, the warm-up among them. True ends it.
+pub type Watch<'a> = &'a mut dyn FnMut(u32) -> bool;
+
+/// Reads blocks from all senders over connections that stay, and says how long each took.
+///
+/// # Errors
+/// A sender cannot be reached or does not want to: one line that names it. What happens later ends the measurement with
+/// what was measured.
+pub fn measure(reads: &Reads, token: &[u8], watch: Watch) -> Result<Measured, String> {
+    let token = Token::new(token);
+    let mut random = SplitMix(reads.seed);
+    let mut readers = Vec::new();
+    for address in &reads.senders {
+        let mut ask = reads.ask.clone();
+        if reads.rto_spread > 0.0 {
+            let part = random.unit() * reads.rto_spread;
+            ask.rto_min_us = ask.rto_min_us.map(|rto| rto + (f64::from(rto) * part) as u32);
+        }
+        readers.push(Reader::connect(*address, &token, &ask).map_err(|why| format!("sender {address}: {why}"))?);
+    }
+    let mut measured = Measured::default();
+    let mut began = Instant::now();
+    let mut run = Run {
+        reads,
+        random,
+        budget: Budget::default(),
+        limits: Vec::new(),
+        began,
+        deadline: began + Duration::from_secs_f64(reads.deadline_s),
+        watched: began,
+        scratch: vec![0; READ_BYTES],
+    };
+    let mut last = began;
+    for number in 0..reads.warm_up + reads.blocks {
+        if number == reads.warm_up {
+            if let Err(why) =
+                readers.iter_mut().try_for_each(|reader| reader.ask_flow().map(|flow| reader.before = flow))
+            {
+                measured.ended = Some(why);
+                break;
+            }
+            readers.iter_mut().for_each(|reader| reader.bytes = 0);
+            began = Instant::now();
+        }
+        let start = Instant::now();
+        let ended = run.block(&mut readers, number, watch);
+        last = Instant::now();
+        match ended {
+            Ok(()) if number >= reads.warm_up => measured.blocks.push(last.duration_since(start).as_secs_f64()),
+            Ok(()) => {}
+            Err(why) => {
+                measured.ended = Some(why);
+                break;
+            }
+        }
+    }
+    measured.limits = run.limits;
+    measured.seconds = last.duration_since(began).as_secs_f64();
+    measured.bytes = readers.iter().map(|reader| reader.bytes).sum();
+    measured.flows = readers.iter_mut().map(Reader::flow).collect();
+    Ok(measured)
+}
+
+/// What goes on from block to block.
+struct Run<'a> {
+    reads: &'a Reads,
+    random: SplitMix,
+    budget: Budget,
+    limits: Vec<(f64, u32)>,
+    began: Instant,
+    deadline: Instant,
+    /// When it was last asked whether it was interrupted.
+    watched: Instant,
+    scratch: Vec<u8>,
+}
+
+impl Run<'_> {
+    /// Senders that may be asked at once now.
+    fn limit(&self) -> usize {
+        match self.reads.concurrent {
+            Concurrent::All => usize::MAX,
+            Concurrent::Fixed(most) => most.max(1) as usize,
+            Concurrent::Auto => self.budget.limit() as usize,
+        }
+    }
+
+    fn observe(&mut self, bytes: u64, chunks: u32, in_use: usize, waiting: usize) {
+        if self.reads.concurrent != Concurrent::Auto {
+            return;
+        }
+        let passed = self.began.elapsed().as_secs_f64();
+        self.budget.observe(Time::from_secs_f64(passed), bytes, chunks, in_use as u32, waiting as u32);
+        let limit = self.budget.limit();
+        if self.limits.last().is_none_or(|(_, last)| *last != limit) {
+            self.limits.push((passed, limit));
+        }
+    }
+
+    /// Reads one block.
+    fn block(&mut self, readers: &mut [Reader], number: u32, watch: Watch) -> Result<(), String> {
+        let begin = Instant::now();
+        let jitter = f64::from(self.reads.jitter_us) / 1e6;
+        let mut waiting: VecDeque<(usize, Instant)> =
+            (0..readers.len()).map(|at| (at, begin + Duration::from_secs_f64(self.random.unit() * jitter))).collect();
+        waiting.make_contiguous().sort_by_key(|(_, due)| *due);
+        let mut asked: Vec<usize> = Vec::with_capacity(readers.len());
+        let (mut bytes, mut chunks) = (0, 0);
+        loop {
+            let now = Instant::now();
+            while asked.len() < self.limit()
+                && let Some((at, _)) = waiting.front().filter(|(_, due)| *due <= now)
+            {
+                readers[*at].ask(self.reads.fragment)?;
+                asked.push(*at);
+                waiting.pop_front();
+            }
+            self.observe(bytes, chunks, asked.len(), waiting.len());
+            (bytes, chunks) = (0, 0);
+            if asked.is_empty() && waiting.is_empty() {
+                return Ok(());
+            }
+            let mut until = (self.watched + INTERRUPT_EVERY).min(self.deadline);
+            if let Some((_, due)) = waiting.front().filter(|_| asked.len() < self.limit()) {
+                until = until.min(*due);
+            }
+            let ready = ready(&asked, readers, until.saturating_duration_since(now))?;
+            for at in ready {
+                let before = readers[at].left;
+                let left = readers[at].read(&mut self.scratch)?;
+                bytes += before - left;
+                if left == 0 {
+                    chunks += 1;
+                    asked.retain(|other| *other != at);
+                }
+            }
+            let now = Instant::now();
+            if now >= self.deadline {
+                let slow: Vec<_> = asked.iter().map(|at| readers[*at].address.to_string()).collect();
+                let (seconds, slow) = (self.reads.deadline_s, slow.join(", "));
+                return Err(format!("it was to end after {seconds} s; block {number} waited for {slow}"));
+            }
+            if now.duration_since(self.watched) >= INTERRUPT_EVERY {
+                self.watched = now;
+                if watch(number) {
+                    return Err("interrupted".into());
+                }
+            }
+        }
+    }
+}
+
+/// Those of the asked from which something has come, within `wait`.
+fn ready(asked: &[usize], readers: &[Reader], wait: Duration) -> Result<Vec<usize>, String> {
+    let mut polled: Vec<_> = asked.iter().map(|at| PollFd::new(&readers[*at].stream, PollFlags::IN)).collect();
+    let wait = wait.try_into().expect("a short time");
+    match poll(&mut polled, Some(&wait)) {
+        Ok(_) | Err(rustix::io::Errno::INTR) => {}
+        Err(error) => return Err(error.to_string()),
+    }
+    Ok(asked.iter().zip(&polled).filter(|(_, own)| !own.revents().is_empty()).map(|(at, _)| *at).collect())
+}
+
+impl Reader {
+    fn connect(address: SocketAddr, token: &Token, ask: &Asked) -> Result<Reader, String> {
+        let words = |error: io::Error| match error.kind() {
+            ErrorKind::WouldBlock | ErrorKind::TimedOut => "it does not answer".to_owned(),
+            ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset => "it ended the connection".to_owned(),
+            _ => error.to_string(),
+        };
+        let mut stream = TcpStream::connect_timeout(&address, HELLO_PATIENCE).map_err(words)?;
+        stream.set_nodelay(true).map_err(words)?;
+        stream.set_read_timeout(Some(HELLO_PATIENCE)).map_err(words)?;
+        let client: Nonce = auth::random();
+        say(&mut stream, &json!({ "nonce": to_hex(&client) })).map_err(words)?;
+        let hello = hear(&mut stream).map_err(words)?;
+        if let Some(error) = hello["error"].as_str() {
+            return Err(error.to_owned());
+        }
+        let server = nonce(&hello).map_err(words)?;
+        if !token.proves(Role::Server, &client, &server, hello["proof"].as_str().unwrap_or_default()) {
+            return Err("the tokens differ".into());
+        }
+        let proof = token.prove(Role::Client, &client, &server);
+        say(&mut stream, &json!({ "proof": proof, "ask": ask })).map_err(words)?;
+        let before = flow_of(hear(&mut stream).map_err(words)?)?;
+        Ok(Reader { address, stream, left: 0, bytes: 0, before })
+    }
+
+    fn failed(&self, error: &io::Error) -> String {
+        format!("sender {} is gone: {error}", self.address)
+    }
+
+    fn ask(&mut self, fragment: u64) -> Result<(), String> {
+        self.left = fragment;
+        self.stream.write_all(&fragment.to_be_bytes()).map_err(|error| self.failed(&error))
+    }
+
+    /// Takes what has come; gives how much is still to come.
+    fn read(&mut self, scratch: &mut [u8]) -> Result<u64, String> {
+        let room = self.left.min(scratch.len() as u64) as usize;
+        match self.stream.read(&mut scratch[..room]) {
+            Ok(0) => Err(format!("sender {} has ended the connection", self.address)),
+            Ok(bytes) => {
+                self.left -= bytes as u64;
+                self.bytes += bytes as u64;
+                Ok(self.left)
+            }
+            Err(error) if error.kind() == ErrorKind::Interrupted => Ok(self.left),
+            Err(error) => Err(self.failed(&error)),
+        }
+    }
+
+    /// What the sender's kernel says now.
+    fn ask_flow(&mut self) -> Result<Flow, String> {
+        let asked = self.stream.write_all(&0u64.to_be_bytes()).and_then(|()| hear(&mut self.stream));
+        asked.map_err(|error| self.failed(&error)).and_then(flow_of)
+    }
+
+    /// What has happened since the warm-up; of a sender that does not answer in the middle of a fragment, what it said
+    /// before.
+    fn flow(&mut self) -> Flow {
+        let now = if self.left == 0 { self.ask_flow().ok() } else { None };
+        let flow = now.map_or_else(Flow::default, |now| now.since(&self.before));
+        Flow { sender: self.address.to_string(), bytes: self.bytes, ..flow }
+    }
+}
+
+fn flow_of(mut told: Value) -> Result<Flow, String> {
+    match told["error"].as_str() {
+        Some(error) => Err(error.to_owned()),
+        None => serde_json::from_value(told["flow"].take()).map_err(|error| error.to_string()),
+    }
+}

@@ -1,0 +1,60 @@
+"""Synchronized reads in a lab: a star whose first host asks all the others."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+from mission_control.incast.reads import Reads, measure, serve
+from mission_control.incast.statistics import summary
+from mission_control.lab import Lab, namespaces
+from mission_control.lab.watch import Watch
+
+
+class ReadsInLab:
+    """Senders on all hosts of a lab but the first, which is the receiver."""
+
+    def __init__(self, lab: Lab, senders: list[str], token: bytes):
+        self.lab, self.senders, self._token = lab, senders, token
+
+    def measure(
+        self, senders: int, reads: Reads, repeat: int = 1, watch: Callable[[int], bool] = lambda _: False
+    ) -> dict[str, Any]:
+        """Reads from the first ``senders`` of them; as :func:`mission_control.incast.statistics.repeated`, and with
+        ``drops`` and ``marks`` of the receiver's port, ``queue_bytes_max`` and ``queue_bytes_p50`` of it, and the lab's
+        own ``valid`` and ``invalid_because``."""
+        receiver = self.lab.topology.hosts[0]
+        own = partial(measure, self.senders[:senders], reads, self._token, watch)
+        watching = Watch(self.lab)
+        watching.start()
+        runs: list[dict[str, Any]] = []
+        try:
+            for _ in range(repeat):
+                runs.append(namespaces.inside(self.lab.namespace(receiver), own))
+                if runs[-1]["ended"]:
+                    break
+        finally:
+            watching.stop()
+        told = watching.told()
+        port = next(own for own in told["ports"] if own["port"] == receiver)
+        kept = {name: port[name] for name in ("drops", "marks", "queue_bytes_p50", "queue_bytes_max")}
+        found = summary(runs, reads.fragment * senders)
+        return {**found, **kept, "valid": told["valid"], "invalid_because": told["invalid_because"]}
+
+
+@contextmanager
+def reads_in(lab: Lab) -> Iterator[ReadsInLab]:
+    """Serves on every host of a lab that is up but its first. Threads of this process do so: a process for each of 47
+    hosts would take longer to start than most measurements, and the kernel that is measured is the same."""
+    token = secrets.token_bytes(32)
+    with ExitStack() as stack:
+        addresses = []
+        for host in lab.topology.hosts[1:]:
+            address = lab.topology.address(host)
+            server, port = namespaces.inside(lab.namespace(host), partial(serve, address, 0, token))
+            stack.callback(server.close)
+            addresses.append(f"{address}:{port}")
+        yield ReadsInLab(lab, addresses, token)

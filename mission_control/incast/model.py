@@ -1,0 +1,68 @@
+"""The model of incast (`crates/core/src/incast.rs`), for Python."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from mission_control import _native
+from mission_control.scenario import BadInput
+
+MODELS = "paper: equations 1 to 4 of Chen et al. as printed"
+PAPER_003 = "paper-003"
+
+
+def path(
+    link: int, rtt_s: float, rto_s: float, buffer: int | str, mss: int = 1448, initial_window: int = 14480
+) -> dict[str, Any]:
+    """The path to one receiver, as the model is told.
+
+    Args:
+        link: bits per second of the receiver's link.
+        buffer: bytes of the port before the receiver, or ``paper-003``.
+        mss: bytes of a full segment's payload; ``initial_window``: bytes that a connection sends at first.
+    """
+    return {
+        "link_bits_per_sec": link,
+        "rtt_s": rtt_s,
+        "rto_s": rto_s,
+        "buffer": buffer if isinstance(buffer, str) else {"port": buffer},
+        "mss": mss,
+        "initial_window": initial_window,
+    }
+
+
+def predict(
+    path: dict[str, Any],
+    senders: Iterable[int],
+    fragments: Iterable[int] = (),
+    totals: Iterable[int] = (),
+    equations: str = "paper",
+    alpha: float = 1.0,
+    wait_s: float = 0.0,
+) -> dict[str, Any]:
+    """``rows`` (fragment_bytes, senders, goodput_mbit, regime) for each fragment and number of senders, and ``onset``
+    (bytes, value, low, high) for each fragment.
+
+    Args:
+        fragments: bytes of each sender for a block; ``totals``: of all together.
+        alpha: part of an RTO in which the link is idle in a block after the onset (equation 4).
+        wait_s: before each packet of a sender.
+
+    Raises:
+        BadInput: no such model, or a path that cannot be.
+    """
+    question = {
+        "path": path,
+        "forms": [{"fragment": own} for own in fragments] + [{"total": own} for own in totals],
+        "senders": list(senders),
+        "model": equations,
+        "alpha": alpha,
+        "wait_s": wait_s,
+    }
+    try:
+        answer: dict[str, Any] = json.loads(_native.incast_predict(json.dumps(question)))
+    except ValueError as error:
+        raise BadInput(str(error)) from None
+    return answer

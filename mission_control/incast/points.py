@@ -1,0 +1,61 @@
+"""The grid of an incast scenario: numbers of senders and fragments, in each of its worlds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from mission_control.incast import quantities
+from mission_control.incast.reads import Reads
+from mission_control.scenario import BadInput, Scenario
+
+
+@dataclass(frozen=True)
+class Point:
+    """So many senders with a fragment of so many bytes each."""
+
+    senders: int
+    fragment: int
+    """Bytes of each sender for a block."""
+    asked: int
+    """As the scenario has it: of each sender, or of all together."""
+
+
+def points(scenario: Scenario) -> Iterator[Point]:
+    """All points, fragment by fragment, from few senders to many."""
+    workload = scenario.workload
+    for asked in (workload.total,) if workload.total else workload.fragment:
+        for senders in quantities.senders(workload.senders):
+            fragment = -(-asked // senders) if workload.total else asked
+            yield Point(senders, fragment, asked)
+
+
+def most_senders(scenario: Scenario) -> int:
+    return quantities.senders(scenario.workload.senders)[-1]
+
+
+def reads(scenario: Scenario, point: Point) -> Reads:
+    """What is measured at a point."""
+    workload, control = scenario.workload, scenario.control
+    return Reads(
+        fragment=point.fragment,
+        blocks=workload.blocks,
+        warm_up=workload.warm_up,
+        concurrent=control.flows_per_host,
+        jitter_us=round(workload.jitter * 1000),
+        rto_spread=workload.rto_spread,
+        seed=workload.seed,
+        deadline_s=workload.deadline / 1e3,
+        congestion_control=None if control.transport in ("auto", "tcp") else control.transport,
+    )
+
+
+def check(scenario: Scenario) -> None:
+    """
+    Raises:
+        BadInput: the scenario describes no incast.
+    """
+    if scenario.topology.kind != "star":
+        raise BadInput(f"incast happens before one receiver: use a star, not {scenario.topology.kind}")
+    if scenario.control.transport not in ("auto", "tcp", "dctcp"):
+        raise BadInput(f"synchronized reads by {scenario.control.transport} are not built: use auto, tcp or dctcp")

@@ -1,0 +1,112 @@
+"""`report.html` of an incast run: goodput over senders, the worlds over each other, their differences as numbers."""
+
+from __future__ import annotations
+
+import json
+from html import escape
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from mission_control import _native
+from mission_control.report import COLOURS, document, figure, svg, table
+
+DASHES = {"model": "--", "lab": "-"}
+
+
+def write(folder: Path) -> Path:
+    """Draws the report of the run in ``folder``; gives its path.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    result = json.loads((folder / "result.json").read_text())
+    path = folder / "report.html"
+    path.write_text(document("Mission Control: incast", parts(result)))
+    return path
+
+
+def parts(result: dict[str, Any]) -> list[str]:
+    """The page, piece by piece."""
+    good = result["ok"] and result["valid"]
+    words = "interrupted: this is what was measured" if result["interrupted"] else verdict(result)
+    told = [f'<p><b class="{"good" if good else "bad"}">{escape(words)}</b></p>']
+    told += [f'<p class="bad">{escape(name)}</p>' for name, held in result["checks"].items() if not held]
+    told += [f'<p class="bad">not valid: {escape(why)}</p>' for why in result["invalid_because"]]
+    told += [
+        "<h2>Goodput</h2><p>Solid: measured, with 95 % intervals. Dashed: the model.</p>",
+        curves(result["points"]),
+    ]
+    told += [
+        "<h2>Onset</h2><p>From so many senders on the median block takes half an RTO longer than the ideal one.</p>"
+    ]
+    told.append(table(("fragment", "world", "senders"), [onset_row(own) for own in result["onset"]]))
+    if result["differences"]:
+        told += ["<h2>Model against lab</h2>", f"<p>{escape(differences_in_words(result))}</p>"]
+    told += ["<h2>All points</h2>", all_points(result["points"])]
+    shown = [(key, json.dumps(value)) for key, value in result["environment"].items()]
+    return [*told, "<h2>Environment</h2>", table(("what", "value"), shown)]
+
+
+def verdict(result: dict[str, Any]) -> str:
+    measured = len(result["points"])
+    return f"{measured} points" + ("" if result["valid"] else ", some of them not valid")
+
+
+def onset_row(own: dict[str, Any]) -> tuple[str, str, str]:
+    return _native.format_bytes(own["asked_bytes"]), own["world"], str(own["senders"] or "none of these")
+
+
+def differences_in_words(result: dict[str, Any]) -> str:
+    parts = sorted(abs(own["part"]) for own in result["differences"])
+    return f"The model is off by {median(parts):.1%} in the median, by {parts[-1]:.1%} at most, of {len(parts)} points."
+
+
+def curves(points: list[dict[str, Any]]) -> str:
+    """Goodput over senders: a colour for each fragment, a dash for each world."""
+    asked = sorted({own["asked_bytes"] for own in points})
+    drawn, axes = figure(4)
+    for colour, bytes_ in zip(COLOURS * len(asked), asked, strict=False):
+        for world in DASHES:
+            own = [one for one in points if (one["asked_bytes"], one["world"]) == (bytes_, world) and one["valid"]]
+            own = [one for one in own if one["goodput_mbit"] is not None]
+            if not own:
+                continue
+            senders = [one["senders"] for one in own]
+            axes.plot(
+                senders,
+                [one["goodput_mbit"] for one in own],
+                DASHES[world],
+                color=colour,
+                marker="." if world == "lab" else None,
+                label=f"{_native.format_bytes(bytes_)}, {world}",
+            )
+            if world == "lab":
+                low, high = zip(*(one["interval95"] for one in own), strict=True)
+                axes.fill_between(senders, low, high, color=colour, alpha=0.15, linewidth=0)
+    axes.set_xlabel("senders")
+    axes.set_ylabel("goodput, Mbit/s")
+    axes.set_ylim(bottom=0)
+    axes.legend(fontsize=8)
+    return svg(drawn)
+
+
+def all_points(points: list[dict[str, Any]]) -> str:
+    rows = []
+    for own in points:
+        flows = own.get("flows", [])
+        low, high = own.get("interval95", (0.0, 0.0))
+        rows.append(
+            (
+                own["world"],
+                _native.format_bytes(own["fragment_bytes"]),
+                str(own["senders"]),
+                "-" if own["goodput_mbit"] is None else f"{own['goodput_mbit']:.1f}",
+                f"{low:.1f} to {high:.1f}" if flows else "",
+                str(sum(flow["retransmits"] for flow in flows)) if flows else "",
+                str(sum(flow["timeouts"] for flow in flows)) if flows else "",
+                str(own.get("drops", "")),
+            )
+        )
+    heads = ("world", "fragment", "senders", "Mbit/s", "95 %", "sent again", "timeouts", "drops")
+    return table(heads, rows)

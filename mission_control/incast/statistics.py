@@ -1,0 +1,122 @@
+"""What synchronized reads come to: goodput with its interval, times of blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import psutil
+
+from mission_control import interrupts
+from mission_control.incast.reads import Reads, measure
+
+DRAWS = 2000
+"""Of the bootstrap (Efron and Tibshirani 1993, 13.3: 1,000 or more for an interval)."""
+BUSY = 0.95
+"""Of a processor: saturated."""
+BUSY_MAX = 0.2
+"""Of the looks at the processors, that may find one saturated."""
+
+
+def repeated(
+    senders: list[str],
+    reads: Reads,
+    token: bytes,
+    repeat: int = 1,
+    say: Callable[[str], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Synchronized reads, ``repeat`` times over new connections.
+
+    Gives ``goodput_mbit`` (bytes of all blocks over their time), ``interval95``, ``block_ms`` (median, p95), ``blocks``
+    (seconds of each), ``flows`` (of each sender, summed; cwnd, srtt and the like from the last time), ``ended`` (why it
+    ended early), ``interrupted``, ``valid``, ``invalid_because``.
+
+    Args:
+        say: is told how far it is.
+
+    Raises:
+        ConnectionError: a sender cannot be reached at all.
+    """
+    runs: list[dict[str, Any]] = []
+    looks: list[float] = []
+    psutil.cpu_percent(percpu=True)
+    stopped = False
+
+    def watch(blocks: int) -> bool:
+        nonlocal stopped
+        looks.append(max(psutil.cpu_percent(percpu=True)) / 100)
+        say(f"repetition {len(runs) + 1} of {repeat}: {blocks} of {reads.warm_up + reads.blocks} blocks")
+        try:
+            interrupts.check()
+        except KeyboardInterrupt:
+            stopped = True
+        return stopped
+
+    for _ in range(repeat):
+        runs.append(measure(senders, reads, token, watch))
+        if runs[-1]["ended"]:
+            break
+    say("")
+    busy = sum(look >= BUSY for look in looks) / len(looks) if looks else 0.0
+    because = [f"a processor of this host was saturated for {busy:.0%} of the time"] if busy > BUSY_MAX else []
+    return {
+        **summary(runs, reads.fragment * len(senders)),
+        "interrupted": stopped,
+        "valid": not because,
+        "invalid_because": because,
+    }
+
+
+def summary(runs: Sequence[dict[str, Any]], block_bytes: int) -> dict[str, Any]:
+    """What several measurements of the same say together; see :func:`repeated`."""
+    blocks = [run["blocks"] for run in runs if run["blocks"]]
+    pooled = [seconds for own in blocks for seconds in own]
+    low, high = interval(blocks, block_bytes)
+    # Where no block ended, what has come is all that is known.
+    seconds, moved = sum(pooled), len(pooled) * block_bytes
+    if not pooled:
+        seconds, moved = sum(run["seconds"] for run in runs), sum(run["bytes"] for run in runs)
+    told = {
+        "goodput_mbit": moved * 8 / seconds / 1e6 if seconds else None,
+        "interval95": [low, high],
+        "blocks": pooled,
+        "flows": flows(runs),
+        "ended": next((run["ended"] for run in runs if run["ended"]), None),
+    }
+    if pooled:
+        told["block_ms"] = {"median": float(np.median(pooled)) * 1e3, "p95": float(np.quantile(pooled, 0.95)) * 1e3}
+    return told
+
+
+def interval(blocks: Sequence[Sequence[float]], block_bytes: int) -> tuple[float, float]:
+    """95 % interval of goodput in Mbit/s by the bootstrap: measurements are drawn, and of each its blocks. Neighbours
+    among blocks are alike, and so are drawn in runs of their number's square root (Künsch 1989)."""
+    if not blocks:
+        return 0.0, 0.0
+    random = np.random.default_rng(1)
+    means = []
+    for _ in range(DRAWS):
+        total = count = 0.0
+        for at in random.integers(0, len(blocks), len(blocks)):
+            own = np.asarray(blocks[at])
+            length = max(1, int(len(own) ** 0.5))
+            starts = random.integers(0, len(own), -(-len(own) // length))
+            drawn = own[(starts[:, None] + np.arange(length)) % len(own)].ravel()[: len(own)]
+            total, count = total + drawn.sum(), count + len(drawn)
+        means.append(count * block_bytes * 8 / total / 1e6)
+    low, high = np.quantile(means, [0.025, 0.975])
+    return float(low), float(high)
+
+
+COUNTS = ("bytes", "retransmits", "timeouts", "delivered", "marks", "loss_probes_of_host")
+
+
+def flows(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of each sender what its kernel said, counts summed over the measurements."""
+    told: dict[str, dict[str, Any]] = {}
+    for run in runs:
+        for flow in run["flows"]:
+            before = told.get(flow["sender"], {})
+            told[flow["sender"]] = {**flow, **{name: flow[name] + before.get(name, 0) for name in COUNTS}}
+    return list(told.values())

@@ -1,0 +1,191 @@
+"""Incast: the model, and synchronized reads over loopback; what needs a lab is in test_incast_lab.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from mission_control import _native
+from mission_control.incast import quantities, statistics
+from mission_control.incast.reads import Reads, measure, serve
+from mission_control.scenario import BadInput
+from tests.conftest import TOKEN, mission, until
+
+EXAMPLE = ["--senders", "1-48", "--fragment", "16kB,32kB,64kB", "--link", "1Gbit", "--rtt", "1ms", "--buffer", "64KiB"]
+PAPER = [*EXAMPLE, "--rto", "200ms", "--initial-window", "1448B", "--model", "paper"]
+
+
+@contextmanager
+def senders(count: int, token: bytes = TOKEN) -> Iterator[list[str]]:
+    servers = [serve("127.0.0.1", 0, token) for _ in range(count)]
+    try:
+        yield [f"127.0.0.1:{port}" for _, port in servers]
+    finally:
+        for server, _ in servers:
+            server.close()
+
+
+def test_ranges_and_sizes_are_read_as_people_type_them():
+    assert quantities.senders("1-4,2,16, 8") == [1, 2, 3, 4, 8, 16]
+    assert quantities.sizes("16kB, 64KiB") == [16_000, 65_536]
+    for wrong in ("0", "4-2", "a", "", "1-", "1-99999999"):
+        with pytest.raises(BadInput, match="as in 1-48"):
+            quantities.senders(wrong)
+    with pytest.raises(BadInput, match="no unit"):
+        quantities.sizes("16")
+
+
+def test_the_command_predicts_what_the_papers_found():
+    done = mission("incast", "predict", *PAPER, "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert {typed: own["value"] for typed, own in told["onset"].items()} == {"16kB": 13, "32kB": 7, "64kB": 4}
+    assert all(own["low"] <= own["value"] <= own["high"] for own in told["onset"].values())
+    rows = {(row["fragment_bytes"], row["senders"]): row for row in told["rows"]}
+    assert len(rows) == 3 * 48 and set(rows[16_000, 1]) == {"fragment_bytes", "senders", "goodput_mbit", "regime"}
+    # Equation 2 by hand: 47 x 64,000 B in 201 ms and 24.064 ms.
+    assert rows[64_000, 47]["goodput_mbit"] == pytest.approx(47 * 64_000 * 8 / 0.225064 / 1e6)
+    assert (rows[64_000, 3]["regime"], rows[64_000, 4]["regime"]) == ("ideal", "collapsed")
+    shown = mission("incast", "predict", *PAPER)
+    assert "64kB: collapses from 4 senders on" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--senders", "0", "--fragment", "64kB"], "write numbers from 1"),
+        (["--fragment", "64kB", "--buffer", "1000B"], "holds no packet"),
+        (["--fragment", "64kB", "--total", "1MB"], "Use --fragment"),
+        (["--fragment", "64kB", "--link", "fast"], "as in"),
+        (["--fragment", "64kB", "--rto", "0ms"], "use more than 0"),
+        (["--fragment", "64kB", "--model", "oracle"], "paper"),
+    ],
+)
+def test_nonsense_is_one_line_that_names_the_mend(words, told):
+    done = mission("incast", "predict", *words)
+    assert done.returncode == 2 and told in done.stderr and done.stderr.count("\n") == 1, done.stderr
+
+
+def test_every_byte_of_every_block_is_read_and_every_sender_tells_of_its_kernel():
+    with senders(3) as addresses:
+        reads = Reads(fragment=50_000, blocks=20, warm_up=2, congestion_control="reno", rto_min_us=20_000)
+        told = measure(addresses, reads, TOKEN)
+    assert told["ended"] is None and len(told["blocks"]) == 20 and told["bytes"] == 20 * 3 * 50_000
+    assert all(seconds > 0 for seconds in told["blocks"])
+    assert [flow["sender"] for flow in told["flows"]] == addresses
+    for flow in told["flows"]:
+        assert flow["bytes"] == 20 * 50_000 and flow["congestion_control"] == "reno" and flow["cwnd"] > 0
+        assert flow["delivered"] > 0 and flow["srtt_us"] > 0
+        # 20 ms asked; the kernel rounds to its ticks.
+        assert flow["rto_min_us"] is None or 20_000 <= flow["rto_min_us"] < 30_000
+
+
+def test_no_more_senders_are_asked_at_once_than_allowed():
+    # Senders that are slow: one after the other they take as many times longer as there are.
+    with senders(4) as addresses:
+        alone = Reads(fragment=1_000_000, blocks=2, warm_up=1, pace=80_000_000, concurrent=1)
+        together = Reads(fragment=1_000_000, blocks=2, warm_up=1, pace=80_000_000)
+        one, all_ = (measure(addresses, own, TOKEN)["blocks"] for own in (alone, together))
+    assert min(one) > 2 * max(all_)
+
+
+def test_the_number_of_senders_is_found_where_they_are_slow():
+    with senders(6) as addresses:
+        # Large ones: a pace does not hold back what fits into one packet of loopback.
+        reads = Reads(fragment=1_000_000, blocks=40, warm_up=0, pace=400_000_000, concurrent="auto")
+        told = measure(addresses, reads, TOKEN)
+    assert told["ended"] is None and told["limits"][0][1] == 1
+    assert told["limits"][-1][1] >= 4, told["limits"]
+
+
+def test_a_sender_that_dies_is_named_and_what_was_measured_is_told():
+    with senders(2) as addresses:
+        server, port = serve("127.0.0.1", 0, TOKEN)
+        mortal = f"127.0.0.1:{port}"
+        threading.Timer(0.5, server.close).start()
+        reads = Reads(fragment=200_000, blocks=10_000, warm_up=0, pace=80_000_000, deadline_s=20)
+        told = measure([*addresses, mortal], reads, TOKEN)
+    assert mortal in told["ended"] and told["blocks"] and told["seconds"] < 15
+
+
+def test_a_sender_that_hangs_ends_it_at_its_time():
+    with senders(1) as addresses:
+        slow = Reads(fragment=100_000, blocks=1000, warm_up=0, pace=1_000_000, deadline_s=1)
+        told = measure(addresses, slow, TOKEN)
+    assert "after 1 s" in told["ended"] and addresses[0] in told["ended"] and told["bytes"] > 0
+
+
+def test_who_does_not_know_the_token_gets_nothing():
+    with senders(1) as addresses, pytest.raises(ConnectionError, match="tokens differ"):
+        measure(addresses, Reads(fragment=1000), b"another")
+
+
+def test_a_server_limits_connections_and_answers():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        server = _native.IncastServer(os.dup(listener.fileno()), TOKEN, 1, 10_000)
+    with pytest.raises(ConnectionError, match="1 connections at once"):
+        measure([f"127.0.0.1:{port}"] * 2, Reads(fragment=1000, blocks=1, warm_up=0), TOKEN)
+    until(lambda: server.served()[1] == 0, "the connection is over")
+    told = measure([f"127.0.0.1:{port}"], Reads(fragment=10_001, blocks=1, warm_up=0), TOKEN)
+    assert told["ended"] and not told["blocks"]
+    server.close()
+
+
+def test_goodput_is_bytes_over_the_time_of_all_blocks_and_has_an_interval():
+    run = {"blocks": [0.1] * 50 + [0.3] * 50, "flows": [], "ended": None, "bytes": 0, "seconds": 20.0}
+    told = statistics.summary([run], 1_000_000)
+    assert told["goodput_mbit"] == pytest.approx(100 * 8 / 20)
+    low, high = told["interval95"]
+    assert low < told["goodput_mbit"] < high and high - low > 5
+    even = statistics.summary([{**run, "blocks": [0.2] * 100}], 1_000_000)
+    assert even["interval95"] == pytest.approx([40, 40])
+    nothing = statistics.summary([{**run, "blocks": [], "bytes": 500_000, "seconds": 2.0}], 1_000_000)
+    assert nothing["goodput_mbit"] == pytest.approx(2)
+
+
+def test_the_commands_serve_and_measure():
+    words = [sys.executable, "-m", "mission_control", "incast", "serve", "--port", "0"]
+    serving = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+    assert serving.stderr is not None
+    address = serving.stderr.readline().split()[2].rstrip(";")
+    measured = ["incast", "measure", "--from", address, "--fragment", "100kB", "--blocks", "30", "--repeat", "2"]
+    done = mission(*measured, "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert len(told["blocks"]) == 60 and told["goodput_mbit"] > 0 and told["valid"]
+    assert told["interval95"][0] <= told["goodput_mbit"] <= told["interval95"][1]
+    assert "goodput" in mission(*measured).stdout
+    serving.send_signal(signal.SIGINT)
+    assert serving.wait(10) == 130
+    gone = mission(*measured)
+    assert gone.returncode == 3 and address in gone.stderr and "mission incast serve" in gone.stderr
+
+
+def test_beyond_this_host_both_ends_need_a_token(tmp_path):
+    done = mission("incast", "serve", "--bind", "0.0.0.0")
+    assert done.returncode == 2 and "--token-file" in done.stderr
+    done = mission("incast", "measure", "--from", "10.1.2.3:7001")
+    assert done.returncode == 2 and "--token-file" in done.stderr
+    empty = tmp_path / "token"
+    empty.write_text("\n")
+    done = mission("incast", "measure", "--from", "10.1.2.3:7001", "--token-file", str(empty))
+    assert done.returncode == 2 and "is empty" in done.stderr
+
+
+def test_a_measurement_ends_when_it_is_told_to():
+    with senders(1) as addresses:
+        began = time.monotonic()
+        reads = Reads(fragment=10_000, blocks=10_000_000, warm_up=0, pace=8_000_000)
+        told = measure(addresses, reads, TOKEN, lambda blocks: blocks > 20)
+    assert told["ended"] == "interrupted" and told["blocks"] and time.monotonic() - began < 10

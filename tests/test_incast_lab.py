@@ -1,0 +1,70 @@
+"""Incast in the lab: it happens, it is measured, and asking fewer senders at once cures it. Needs root."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mission_control.incast.lab import reads_in
+from mission_control.incast.reads import Reads
+from mission_control.lab import Lab, star
+from mission_control.lab.stack import PROFILES
+from tests.conftest import NEEDS_LAB, mission, until
+
+pytestmark = NEEDS_LAB
+SCENARIO = "scenarios/incast-64k.toml"
+
+
+@pytest.mark.parametrize("profile", ["2009", "modern"])
+def test_incast_happens_and_fewer_senders_cure_it(name, profile):
+    with Lab(star(hosts=17), name, PROFILES[profile]) as lab, reads_in(lab) as own:
+        alone = own.measure(1, Reads(fragment=4 << 20, blocks=4, warm_up=1))
+        all_ = own.measure(16, Reads(fragment=64_000, blocks=20, warm_up=2))
+        cured = own.measure(16, Reads(fragment=64_000, blocks=60, warm_up=10, concurrent="auto"))
+    assert alone["drops"] == 0 or profile == "modern"
+    assert all_["drops"] > 0 and sum(flow["retransmits"] for flow in all_["flows"]) > 0
+    assert all_["goodput_mbit"] < 0.75 * alone["goodput_mbit"], all_["goodput_mbit"]
+    assert cured["goodput_mbit"] > 0.9 * alone["goodput_mbit"], (cured["goodput_mbit"], cured["limits"])
+
+
+def test_a_grid_is_run_in_model_and_lab_and_drawn_over_each_other(tmp_path):
+    words = ["--set", "workload.senders=1,16", "--set", "workload.blocks=5", "--results", str(tmp_path)]
+    done = mission("run", SCENARIO, "--in", "model,lab", *words, "--json")
+    assert done.returncode in (0, 5), done.stderr
+    told = json.loads(done.stdout)
+    places = [(own["world"], own["senders"]) for own in told["points"]]
+    assert places == [("model", 1), ("model", 16), ("lab", 1), ("lab", 16)]
+    assert len(told["differences"]) == 2
+    onset = {own["world"]: own["senders"] for own in told["onset"]}
+    assert onset == {"model": 16, "lab": 16}
+    page = Path(told["results"], "report.html").read_text()
+    assert "<svg" in page and "The model is off by" in page
+
+
+def test_a_grid_that_was_interrupted_goes_on_where_it_was(tmp_path):
+    words = [
+        "run",
+        SCENARIO,
+        "--set",
+        "workload.senders=1-4",
+        "--set",
+        "workload.blocks=20",
+        "--results",
+        str(tmp_path),
+    ]
+    running = subprocess.Popen(
+        [sys.executable, "-m", "mission_control", *words, "--json"], stdout=subprocess.PIPE, text=True
+    )
+    until(lambda: any(path.read_text().count("\n") >= 2 for path in tmp_path.glob("*/points.jsonl")), "two points", 60)
+    running.send_signal(signal.SIGINT)
+    first = json.loads(running.communicate(timeout=60)[0])
+    assert running.returncode == 130 and first["interrupted"] and 2 <= len(first["points"]) < 4
+    done = mission(*words, "--resume", first["results"], "--json")
+    told = json.loads(done.stdout)
+    assert [own["senders"] for own in told["points"]] == [1, 2, 3, 4]
+    assert told["points"][:2] == first["points"][:2], "they are not measured again"
