@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mission_control import _native
+from mission_control.lab.watch import MOVING
 
 STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#1c2330}
@@ -235,12 +236,8 @@ def over_time(results: dict[str, dict[str, Any]]) -> str:
     return svg(drawn)
 
 
-IN_USE = 0.05
-"""Of a link's rate; less is control traffic."""
-
-
 def busy_mean(parts: list[float]) -> float:
-    busy = [part for part in parts if part > IN_USE]
+    busy = [part for part in parts if part > MOVING]
     return sum(busy) / len(busy) if busy else 0.0
 
 

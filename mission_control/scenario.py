@@ -177,6 +177,9 @@ class Workload(Part):
         ("64 kB",), validate_default=True, min_length=1, description="incast: bytes of each sender for a block"
     )
     total: Bytes | None = Field(None, ge=1, description="incast: in place of `fragment`, of all senders together")
+    sender_rate: tuple[Rate, ...] = Field(
+        (), description="incast in the lab: of the senders' links, in turn; absent: as the receiver's"
+    )
     blocks: int = Field(100, ge=1, description="incast: that count at each point of the grid")
     warm_up: int = Field(10, ge=0, description="incast: blocks before them")
     deadline: Milliseconds = Field(
@@ -211,6 +214,9 @@ class Expect(Part):
 
     refetches_max: int | None = Field(None, ge=0, description="ranges that may arrive damaged")
     recomputed_max: int | None = Field(None, ge=0, description="keys that may have to be computed again")
+    goodput_of_one_flow_min: float | None = Field(
+        None, gt=0, description="incast in the lab: part of what one long flow gets there, that every point must reach"
+    )
     condition: tuple[Literal["drops", "marks"], ...] = Field(
         (),
         description="lab: what must have happened at some port, or the run is invalid: it did not show what it is for",
@@ -425,6 +431,7 @@ UNITS = {
     "topology.port.shared_buffer": "B",
     "stack.rto_min": "ms",
     "workload.size": "B",
+    "workload.sender_rate": "bit/s",
     "workload.fragment": "B",
     "workload.total": "B",
     "workload.deadline": "ms",

@@ -104,8 +104,7 @@ def test_the_number_of_senders_is_found_where_they_are_slow():
         # Large ones: a pace does not hold back what fits into one packet of loopback.
         reads = Reads(fragment=1_000_000, blocks=40, warm_up=0, pace=400_000_000, concurrent="auto")
         told = measure(addresses, reads, TOKEN)
-    assert told["ended"] is None and told["limits"][0][1] == 1
-    assert told["limits"][-1][1] >= 4, told["limits"]
+    assert told["ended"] is None and told["limits"][-1][1] >= 4, told["limits"]
 
 
 def test_a_sender_that_dies_is_named_and_what_was_measured_is_told():
@@ -189,3 +188,76 @@ def test_a_measurement_ends_when_it_is_told_to():
         reads = Reads(fragment=10_000, blocks=10_000_000, warm_up=0, pace=8_000_000)
         told = measure(addresses, reads, TOKEN, lambda blocks: blocks > 20)
     assert told["ended"] == "interrupted" and told["blocks"] and time.monotonic() - began < 10
+
+
+def test_the_modern_model_tells_stacks_apart_and_its_terms():
+    def rows(*words: str) -> dict[int, float]:
+        done = mission(
+            "incast", "predict", "--senders", "8,40", "--fragment", "128kB", "--link", "100Mbit", *words, "--json"
+        )
+        assert done.returncode == 0, done.stderr
+        return {row["senders"]: row["goodput_mbit"] for row in json.loads(done.stdout)["rows"]}
+
+    # Measured: 95.6 and 64.8 (docs/measurements.md).
+    modern, plain = rows(), rows("--no-sack")
+    assert modern[8] == pytest.approx(95.6, rel=0.1) and modern[40] == pytest.approx(64.8, rel=0.15)
+    assert plain[8] < 0.7 * modern[8]
+    assert rows("--without", "overlap,backoff")[40] != modern[40]
+    done = mission("incast", "predict", "--fragment", "64kB", "--without", "luck")
+    assert done.returncode == 2 and "overlap" in done.stderr
+
+
+def test_advice_says_whether_it_bites_and_what_to_type():
+    words = ["--senders", "40", "--fragment", "64kB", "--link", "1Gbit", "--buffer", "64KiB"]
+    done = mission("incast", "advise", *words, "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["bites"] and told["onset"]["low"] <= told["onset"]["value"] <= told["onset"]["high"] < 40
+    assert {own["kind"] for own in told["remedies"]} == {"flows", "rto-min", "dctcp", "buffer", "window"}
+    for own in told["remedies"]:
+        low, high = own["interval"]
+        assert own["what"] and own["lines"] and low <= own["expected_goodput_mbit"] <= high
+    best = told["remedies"][0]["expected_goodput_mbit"]
+    assert best >= max(own["expected_goodput_mbit"] for own in told["remedies"]) and best > 2 * told["goodput_mbit"]
+    assert not json.loads(mission("incast", "advise", "--senders", "2", "--fragment", "16kB", "--json").stdout)["bites"]
+    shown = mission("incast", "advise", *words).stdout
+    assert "Incast bites" in shown and "ip route change" in shown and "spark.reducer" in shown
+    short = mission("incast", "advise", *words, "--rto", "1ms", "--json")
+    assert "10 ms in effect" in json.loads(short.stdout)["warnings"][0]
+
+
+def test_advice_needs_a_case(tmp_path):
+    done = mission("incast", "advise", "--senders", "4")
+    assert done.returncode == 2 and "--from-run" in done.stderr
+    done = mission("incast", "advise", "--from-run", str(tmp_path))
+    assert done.returncode == 2 and "results/<id>" in done.stderr
+
+
+@pytest.mark.parametrize("flows", ["auto", "all"])
+def test_a_job_runs_with_a_budget_that_is_not_given(tmp_path, flows):
+    words = ["--size", "8MiB", "--workers", "3", "--partitions", "6", "--transport", "tcp", "--results", str(tmp_path)]
+    done = mission("run", "sort", *words, "--flows-per-host", flows, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["ok"]
+    wrong = mission("run", "sort", "--flows-per-host", "many")
+    assert wrong.returncode == 2 and "flows_per_host" in wrong.stderr
+
+
+def test_a_scenario_that_is_no_incast_is_refused():
+    path = "scenarios/incast-64k.toml"
+    done = mission("run", path, "--in", "local")
+    assert done.returncode == 2 and "model or lab" in done.stderr
+    done = mission("run", path, "--in", "model", "--set", "topology.kind=two-rack")
+    assert done.returncode == 2 and "use a star" in done.stderr
+
+
+def test_a_folder_of_scenarios_is_one_report(tmp_path):
+    words = ["--in", "model", "--results", str(tmp_path), "--json"]
+    done = mission("run", "scenarios/incast-papers/", *words)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert len(told["studies"]) >= 6 and told["ok"]
+    page = (tmp_path / told["results"].rpartition("/")[2] / "report.html").read_text()
+    assert page.count("<svg") == len(told["studies"]) and "Figure 4 of paper 000" in page
+    sweep = told["studies"]["05-rto-sweep"]
+    assert {own["variant"] for own in sweep["points"]} == {"200 ms", "50 ms", "20 ms", "1 ms"}

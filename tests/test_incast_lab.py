@@ -44,6 +44,22 @@ def test_a_grid_is_run_in_model_and_lab_and_drawn_over_each_other(tmp_path):
     assert onset == {"model": 16, "lab": 16}
     page = Path(told["results"], "report.html").read_text()
     assert "<svg" in page and "The model is off by" in page
+    done = mission("incast", "fit", told["results"], "--json")
+    (curve,) = json.loads(done.stdout)["curves"]
+    assert [own["senders"] for own in curve["points"]] == [1, 16] and curve["onset"] == 16
+    assert curve["points"][0]["alpha"] == pytest.approx(0, abs=0.05) and curve["points"][1]["alpha"] > 0.2
+    done = mission("incast", "advise", "--from-run", told["results"], "--json")
+    assert json.loads(done.stdout)["bites"]
+
+
+def test_slow_senders_are_asked_together(name):
+    """A limit of one would leave nine tenths of the link idle."""
+    with Lab(star(hosts=17), name) as lab, reads_in(lab) as own:
+        for host in lab.topology.hosts[1:]:
+            lab.slow(host, 10_000_000)
+        told = own.measure(16, Reads(fragment=64_000, blocks=60, warm_up=20, concurrent="auto"))
+    assert told["limits"][-1][1] >= 6, told["limits"]
+    assert told["goodput_mbit"] > 60, told["limits"]
 
 
 def test_a_grid_that_was_interrupted_goes_on_where_it_was(tmp_path):

@@ -133,3 +133,20 @@ def print_ratios(result: dict[str, Any]) -> None:
     print("\nratios of medians:")
     for name, ratio in result["ratios"].items():
         print(f"{ratio:8.2f}  {name}")
+
+
+@app.command()
+def incast(
+    settings: Annotated[int, typer.Option(min=1, help="that chance draws")] = 10,
+    seed: Annotated[int, typer.Option(help="of what is drawn")] = 1,
+    as_json: Json = False,
+) -> None:
+    """The model's onset of incast against the lab's; needs root."""
+    from mission_control.bench.incast import bench, summary
+
+    told = bench(settings, seed, say)
+    if as_json:
+        print(json.dumps(told))
+        return
+    print("\n".join(summary(told)))
+    print(f"{told['inside']} of {settings} inside the model's interval; seed {seed}")

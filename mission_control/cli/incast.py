@@ -13,7 +13,8 @@ import typer
 from mission_control import _native, interrupts
 from mission_control.cli.jobs import Json
 from mission_control.cli.show import one_line, quiet
-from mission_control.incast import model, quantities, reads, statistics
+from mission_control.incast import advice, fitting, model, quantities, reads, statistics
+from mission_control.incast.report import curve_name
 from mission_control.scenario import BadInput, Missing
 
 app = typer.Typer(
@@ -39,7 +40,9 @@ def predict(
     rto: Annotated[str, Option(help="minimum retransmission timeout")] = "200ms",
     mss: Annotated[str, Option(help="payload of a full segment")] = "1448B",
     initial_window: Annotated[str | None, Option(help="what a connection sends at first; ten segments")] = None,
-    equations: Annotated[str, Option("--model", help=model.MODELS)] = "paper",
+    sack: Annotated[bool, Option(help="modern: selective acknowledgments and tail loss probes")] = True,
+    equations: Annotated[str, Option("--model", help=model.MODELS)] = "modern",
+    without: Annotated[str, Option(help=f"modern: terms that are left out, of {', '.join(model.TERMS)}")] = "",
     alpha: Annotated[float, Option(help="part of an RTO in which the link is idle in a block (equation 4)")] = 1.0,
     wait: Annotated[str, Option(help="before each packet of a sender (paper 003's inter-packet wait)")] = "0ms",
     as_json: Json = False,
@@ -57,6 +60,7 @@ def predict(
             buffer=buffer if buffer == model.PAPER_003 else quantities.quantity(_native.parse_bytes, buffer),
             mss=segment,
             initial_window=window,
+            sack=sack,
         ),
         fragments=quantities.sizes(fragment) if fragment else (),
         totals=quantities.sizes(total) if total else (),
@@ -64,6 +68,7 @@ def predict(
         equations=equations,
         alpha=alpha,
         wait_s=quantities.quantity(_native.parse_duration, wait),
+        without=[word.strip() for word in without.split(",") if word.strip()],
     )
     if as_json:
         typed = [word.strip() for word in (fragment or total or "").split(",")]
@@ -87,7 +92,93 @@ def print_prediction(answer: dict[str, Any], typed: list[str]) -> None:
         cells = (f"{row['goodput_mbit']:{width}.1f}{'*' if row['regime'] == 'collapsed' else ' '}" for row in rows)
         print(f"{rows[0]['senders']:7}" + "".join(cells))
     for word, own in zip(typed, answer["onset"], strict=True):
+        if own["value"] is None:
+            print(f"{word.strip()}: the median block is never late by half a timeout")
+            continue
         print(f"{word.strip()}: collapses from {own['value']} senders on (between {own['low']} and {own['high']})")
+
+
+@app.command()
+def advise(
+    senders: Annotated[int | None, Option(min=1, help="that answer at once")] = None,
+    fragment: Annotated[str | None, Option(help="bytes of each sender for a block")] = None,
+    total: Annotated[str | None, Option(help="or of all together")] = None,
+    link: Annotated[str, Option(help="rate of the receiver's link")] = "10Gbit",
+    rtt: Annotated[str, Option(help="round trip without queues")] = "100us",
+    buffer: Annotated[str, Option(help="of the port before the receiver; or paper-003")] = "512KiB",
+    rto: Annotated[str, Option(help="minimum retransmission timeout")] = "200ms",
+    mss: Annotated[str, Option(help="payload of a full segment")] = "1448B",
+    sack: Annotated[bool, Option(help="selective acknowledgments and tail loss probes")] = True,
+    from_run: Annotated[Path | None, Option(help="results/ID of a run: its hosts, links and shuffles")] = None,
+    as_json: Json = False,
+) -> None:
+    """Whether incast bites, from how many senders on, what each remedy gives, and the lines to type."""
+    if from_run is not None:
+        case = advice.of_run(from_run)
+    elif senders is None or (fragment is None) == (total is None):
+        raise BadInput(
+            "what is sent by how many? Use --senders 40 --fragment 256kB (or --total), or --from-run results/ID"
+        )
+    else:
+        (size,) = quantities.sizes(fragment or total or "")[:1]
+        case = advice.Case(
+            senders=senders,
+            bytes=size,
+            total=fragment is None,
+            path=model.path(
+                link=quantities.quantity(_native.parse_rate, link),
+                rtt_s=quantities.quantity(_native.parse_duration, rtt),
+                rto_s=quantities.quantity(_native.parse_duration, rto),
+                buffer=buffer if buffer == model.PAPER_003 else quantities.quantity(_native.parse_bytes, buffer),
+                mss=quantities.quantity(_native.parse_bytes, mss),
+                sack=sack,
+            ),
+        )
+    told = advice.advise(case)
+    if as_json:
+        print(json.dumps(told))
+    else:
+        print_advice(case, told)
+
+
+def print_advice(case: advice.Case, told: dict[str, Any]) -> None:
+    """First whether it bites; then each remedy with what it is worth; then what to type."""
+    goodput, ideal = told["goodput_mbit"], told["ideal_mbit"]
+    verdict = "Incast bites" if told["bites"] else "Incast does not bite"
+    size = _native.format_bytes(case.bytes)
+    print(f"{verdict}: {case.senders} senders of {size} get some {goodput:.0f} of {ideal:.0f} Mbit/s.")
+    onset = told["onset"]
+    if onset["value"] is not None:
+        print(f"It begins at {onset['value']} senders (between {onset['low']} and {onset['high']}).")
+    for warning in told["warnings"]:
+        print(f"Note: {warning}")
+    if not told["bites"]:
+        return
+    for own in told["remedies"]:
+        low, high = own["interval"]
+        print(f"\n{own['what']}: {own['expected_goodput_mbit']:.0f} Mbit/s ({low:.0f} to {high:.0f})")
+        for line in own["lines"]:
+            print(f"    {line}")
+
+
+@app.command()
+def fit(folder: Annotated[Path, typer.Argument(help="of an incast run: results/<id>")], as_json: Json = False) -> None:
+    """Of a run that was measured: alpha, RTO, round trip, onset; and where the model is not to be trusted."""
+    told = fitting.fit(folder)
+    if as_json:
+        print(json.dumps(told))
+        return
+    for own in told["curves"]:
+        rto = "-" if own["rto_s"] is None else f"{own['rto_s'] * 1e3:.0f} ms"
+        trip = f"round trip {own['rtt_s'] * 1e3:.2f} ms"
+        print(f"{curve_name(own)}: onset {own['onset'] or 'none of these'}, effective RTO {rto}, {trip}")
+        print(f"  {'senders':>7} {'alpha':>6} {'stalled':>8} {'model':>8} {'measured':>9} {'off':>6}  regime")
+        for point in own["points"]:
+            off = f"{point['residual']:+.0%}"
+            print(
+                f"  {point['senders']:7} {point['alpha']:6.2f} {point['stalled']:8.0%} {point['model_mbit']:8.1f} "
+                f"{point['goodput_mbit']:9.1f} {off:>6}  {point['regime']}"
+            )
 
 
 @app.command()

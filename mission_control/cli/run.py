@@ -103,10 +103,10 @@ def run(
         changed = with_changes(with_settings(own, settings or ()), changes)
         scenarios[name] = with_study(changed, compare, repeat)
     incasts = [own for own in scenarios.values() if own.workload.kind == "incast"]
-    if len(incasts) == len(scenarios) == 1:
-        return incast_of(incasts[0], world, results, resume, as_json)
+    if len(incasts) == len(scenarios):
+        return incast_of(scenarios, world, results, resume, as_json)
     if incasts:
-        raise BadInput("one run is of incast or of jobs: run the scenarios one by one")
+        raise BadInput(f"{scenario} has scenarios of incast and of jobs: run them apart")
     worlds = {own.world for own in scenarios.values()}
     if world is None and scheduler is None and len(worlds) > 1:
         raise BadInput(f"the scenarios of {scenario} run in several worlds: choose one with --in")
@@ -174,22 +174,34 @@ def study_of(
     return 0 if told["ok"] else 1
 
 
-def incast_of(scenario: Scenario, worlds: str | None, results: Path, resume: Path | None, as_json: bool) -> int:
-    """Measures a grid of synchronized reads and says what came out."""
-    asked = [word.strip() for word in (worlds or scenario.world).split(",")]
+def incast_of(
+    scenarios: dict[str, Scenario], worlds: str | None, results: Path, resume: Path | None, as_json: bool
+) -> int:
+    """Measures grids of synchronized reads and says what came out."""
+    asked = [word.strip() for word in worlds.split(",")] if worlds else None
     progress = quiet if as_json or not sys.stderr.isatty() else one_line
-    result = incast.conduct(scenario, asked, results=results, folder=resume, say=progress)
+    if len(scenarios) > 1:
+        told = incast.conduct_all(scenarios, asked, results=results, folder=resume, say=progress)
+        shown = list(told["studies"].values())
+    else:
+        (scenario,) = scenarios.values()
+        told = incast.conduct(
+            scenario, asked or incast.worlds_of(scenario), results=results, folder=resume, say=progress
+        )
+        shown = [told]
     progress("")
     if as_json:
-        print(json.dumps(result))
+        print(json.dumps(told))
     else:
-        print_incast(result)
-    if result["interrupted"]:
-        print(f"go on with --resume {result['results']}", file=sys.stderr)
+        for own in shown:
+            print_incast(own)
+        print(f"report: {told['results']}/report.html")
+    if told["interrupted"]:
+        print(f"go on with --resume {told['results']}", file=sys.stderr)
         return 130
-    if not result["valid"]:
+    if not told["valid"]:
         return 5
-    return 0 if result["ok"] else 1
+    return 0 if told["ok"] else 1
 
 
 def report(folder: Annotated[Path, typer.Argument(help="of a run or a study: results/<id>")]) -> None:

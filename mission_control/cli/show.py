@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mission_control import _native
+from mission_control.incast.report import curve_name
 from mission_control.lab import picture
 from mission_control.report import agreement
 from mission_control.run import Observer, Progress
@@ -218,22 +219,21 @@ def print_incast(result: dict[str, Any]) -> None:
     """Goodput of every point, the worlds side by side; onsets; how far the worlds are apart."""
     points = result["points"]
     worlds = list(dict.fromkeys(own["world"] for own in points))
-    places = list(dict.fromkeys((own["asked_bytes"], own["senders"]) for own in points))
-    found = {(own["world"], own["asked_bytes"], own["senders"]): own for own in points}
-    print("goodput in Mbit/s")
-    print(f"{'fragment':>10} {'senders':>7}" + "".join(f" {world:>24}" for world in worlds))
-    for asked, senders in places:
-        cells = (goodput(found.get((world, asked, senders))) for world in worlds)
-        print(f"{_native.format_bytes(asked):>10} {senders:7}" + "".join(f" {cell:>24}" for cell in cells))
+    places = list(dict.fromkeys((curve_name(own), own["senders"]) for own in points))
+    found = {(own["world"], curve_name(own), own["senders"]): own for own in points}
+    width = max([len("fragment"), *(len(name) for name, _ in places)])
+    print(result["study"]["title"] or "goodput", "in Mbit/s")
+    print(f"{'fragment':>{width}} {'senders':>7}" + "".join(f" {world:>24}" for world in worlds))
+    for name, senders in places:
+        cells = (goodput(found.get((world, name, senders))) for world in worlds)
+        print(f"{name:>{width}} {senders:7}" + "".join(f" {cell:>24}" for cell in cells))
     for own in result["onset"]:
-        senders = own["senders"] or "none of these"
-        print(f"onset at {_native.format_bytes(own['asked_bytes'])}, {own['world']}: {senders}")
+        print(f"onset of {curve_name(own)}, {own['world']}: {own['senders'] or 'none of these'}")
     for why in result["invalid_because"]:
         print(f"INVALID  {why}")
     for name, held in result["checks"].items():
         if not held:
             print(f"FAILED   {name}")
-    print(f"report: {result['results']}/report.html")
 
 
 def goodput(own: dict[str, Any] | None) -> str:

@@ -9,12 +9,20 @@ from typing import Any
 from mission_control import _native
 from mission_control.scenario import BadInput
 
-MODELS = "paper: equations 1 to 4 of Chen et al. as printed"
+MODELS = "modern: fitted to kernels of today; paper: equations 1 to 4 of Chen et al. as printed"
+TERMS = ("headers", "queue-in-rto", "recovery", "overlap", "backoff", "tail")
+"""Of the modern model, beyond the papers' (`crates/core/src/incast/modern.rs`)."""
 PAPER_003 = "paper-003"
 
 
 def path(
-    link: int, rtt_s: float, rto_s: float, buffer: int | str, mss: int = 1448, initial_window: int = 14480
+    link: int,
+    rtt_s: float,
+    rto_s: float,
+    buffer: int | str,
+    mss: int = 1448,
+    initial_window: int = 14480,
+    sack: bool = True,
 ) -> dict[str, Any]:
     """The path to one receiver, as the model is told.
 
@@ -22,6 +30,7 @@ def path(
         link: bits per second of the receiver's link.
         buffer: bytes of the port before the receiver, or ``paper-003``.
         mss: bytes of a full segment's payload; ``initial_window``: bytes that a connection sends at first.
+        sack: selective acknowledgments, and with them tail loss probes; read by the modern model.
     """
     return {
         "link_bits_per_sec": link,
@@ -30,6 +39,7 @@ def path(
         "buffer": buffer if isinstance(buffer, str) else {"port": buffer},
         "mss": mss,
         "initial_window": initial_window,
+        "sack": sack,
     }
 
 
@@ -38,9 +48,10 @@ def predict(
     senders: Iterable[int],
     fragments: Iterable[int] = (),
     totals: Iterable[int] = (),
-    equations: str = "paper",
+    equations: str = "modern",
     alpha: float = 1.0,
     wait_s: float = 0.0,
+    without: Iterable[str] = (),
 ) -> dict[str, Any]:
     """``rows`` (fragment_bytes, senders, goodput_mbit, regime) for each fragment and number of senders, and ``onset``
     (bytes, value, low, high) for each fragment.
@@ -49,6 +60,7 @@ def predict(
         fragments: bytes of each sender for a block; ``totals``: of all together.
         alpha: part of an RTO in which the link is idle in a block after the onset (equation 4).
         wait_s: before each packet of a sender.
+        without: terms of the modern model that are left out (:data:`TERMS`).
 
     Raises:
         BadInput: no such model, or a path that cannot be.
@@ -60,6 +72,7 @@ def predict(
         "model": equations,
         "alpha": alpha,
         "wait_s": wait_s,
+        "without": list(without),
     }
     try:
         answer: dict[str, Any] = json.loads(_native.incast_predict(json.dumps(question)))

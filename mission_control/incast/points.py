@@ -19,6 +19,12 @@ class Point:
     """Bytes of each sender for a block."""
     asked: int
     """As the scenario has it: of each sender, or of all together."""
+    blocks: int | None = None
+    """Where the scenario does not say how many."""
+
+
+ONE_FLOW = Point(senders=1, fragment=4 << 20, asked=4 << 20, blocks=6)
+"""What one long flow gets: some two seconds at 100 Mbit/s."""
 
 
 def points(scenario: Scenario) -> Iterator[Point]:
@@ -39,8 +45,8 @@ def reads(scenario: Scenario, point: Point) -> Reads:
     workload, control = scenario.workload, scenario.control
     return Reads(
         fragment=point.fragment,
-        blocks=workload.blocks,
-        warm_up=workload.warm_up,
+        blocks=point.blocks or workload.blocks,
+        warm_up=1 if point.blocks else workload.warm_up,
         concurrent=control.flows_per_host,
         jitter_us=round(workload.jitter * 1000),
         rto_spread=workload.rto_spread,
@@ -57,5 +63,7 @@ def check(scenario: Scenario) -> None:
     """
     if scenario.topology.kind != "star":
         raise BadInput(f"incast happens before one receiver: use a star, not {scenario.topology.kind}")
+    if scenario.topology.events:
+        raise BadInput("events in an incast scenario are not built: leave topology.events out")
     if scenario.control.transport not in ("auto", "tcp", "dctcp"):
         raise BadInput(f"synchronized reads by {scenario.control.transport} are not built: use auto, tcp or dctcp")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from html import escape
 from pathlib import Path
@@ -26,26 +27,36 @@ def write(folder: Path) -> Path:
     return path
 
 
+def write_all(folder: Path, results: list[dict[str, Any]]) -> Path:
+    """Draws one report of several scenarios; gives its path."""
+    path, drawn = folder / "report.html", [part for result in results for part in section(result)]
+    path.write_text(document("Mission Control: incast", drawn))
+    return path
+
+
 def parts(result: dict[str, Any]) -> list[str]:
     """The page, piece by piece."""
-    good = result["ok"] and result["valid"]
+    shown = [(key, json.dumps(value)) for key, value in result["environment"].items()]
+    return [*section(result), "<h2>Environment</h2>", table(("what", "value"), shown)]
+
+
+def section(result: dict[str, Any]) -> list[str]:
+    """One scenario: what was hoped, what was seen, and why."""
+    good, study = result["ok"] and result["valid"], result["study"]
     words = "interrupted: this is what was measured" if result["interrupted"] else verdict(result)
-    told = [f'<p><b class="{"good" if good else "bad"}">{escape(words)}</b></p>']
+    told = [f"<h2>{escape(study['title'])}</h2>"] if study["title"] else []
+    told.append(f'<p><b class="{"good" if good else "bad"}">{escape(words)}</b></p>')
+    for word, text in (("The paper", study["paper"]), ("We hope", study["hope"]), ("Because", study["because"])):
+        if text:
+            told.append(f"<p><b>{word}:</b> {escape(text)}</p>")
     told += [f'<p class="bad">{escape(name)}</p>' for name, held in result["checks"].items() if not held]
     told += [f'<p class="bad">not valid: {escape(why)}</p>' for why in result["invalid_because"]]
-    told += [
-        "<h2>Goodput</h2><p>Solid: measured, with 95 % intervals. Dashed: the model.</p>",
-        curves(result["points"]),
-    ]
-    told += [
-        "<h2>Onset</h2><p>From so many senders on the median block takes half an RTO longer than the ideal one.</p>"
-    ]
-    told.append(table(("fragment", "world", "senders"), [onset_row(own) for own in result["onset"]]))
+    told += ["<p>Solid: measured, with 95 % intervals. Dashed: the model.</p>", curves(result["points"])]
+    told.append(table(("onset", "world", "senders"), [onset_row(own) for own in result["onset"]]))
     if result["differences"]:
-        told += ["<h2>Model against lab</h2>", f"<p>{escape(differences_in_words(result))}</p>"]
-    told += ["<h2>All points</h2>", all_points(result["points"])]
-    shown = [(key, json.dumps(value)) for key, value in result["environment"].items()]
-    return [*told, "<h2>Environment</h2>", table(("what", "value"), shown)]
+        told.append(f"<p>{escape(differences_in_words(result))}</p>")
+    points = f"<details><summary>All points</summary>{all_points(result['points'])}</details>"
+    return [*told, points]
 
 
 def verdict(result: dict[str, Any]) -> str:
@@ -54,7 +65,11 @@ def verdict(result: dict[str, Any]) -> str:
 
 
 def onset_row(own: dict[str, Any]) -> tuple[str, str, str]:
-    return _native.format_bytes(own["asked_bytes"]), own["world"], str(own["senders"] or "none of these")
+    return curve_name(own), own["world"], str(own["senders"] or "none of these")
+
+
+def curve_name(own: dict[str, Any]) -> str:
+    return " ".join(filter(None, [own["variant"], _native.format_bytes(own["asked_bytes"])]))
 
 
 def differences_in_words(result: dict[str, Any]) -> str:
@@ -63,27 +78,22 @@ def differences_in_words(result: dict[str, Any]) -> str:
 
 
 def curves(points: list[dict[str, Any]]) -> str:
-    """Goodput over senders: a colour for each fragment, a dash for each world."""
-    asked = sorted({own["asked_bytes"] for own in points})
+    """Goodput over senders: a colour for each fragment and variant, a dash for each world."""
     drawn, axes = figure(4)
-    for colour, bytes_ in zip(COLOURS * len(asked), asked, strict=False):
-        for world in DASHES:
-            own = [one for one in points if (one["asked_bytes"], one["world"]) == (bytes_, world) and one["valid"]]
-            own = [one for one in own if one["goodput_mbit"] is not None]
-            if not own:
-                continue
-            senders = [one["senders"] for one in own]
-            axes.plot(
-                senders,
-                [one["goodput_mbit"] for one in own],
-                DASHES[world],
-                color=colour,
-                marker="." if world == "lab" else None,
-                label=f"{_native.format_bytes(bytes_)}, {world}",
-            )
-            if world == "lab":
-                low, high = zip(*(one["interval95"] for one in own), strict=True)
-                axes.fill_between(senders, low, high, color=colour, alpha=0.15, linewidth=0)
+    names = list(dict.fromkeys(curve_name(own) for own in points))
+    for number, (name, world) in enumerate(itertools.product(names, DASHES)):
+        own = [one for one in points if (curve_name(one), one["world"]) == (name, world) and one["valid"]]
+        own = [one for one in own if one["goodput_mbit"] is not None]
+        if not own:
+            continue
+        colour = COLOURS[number // len(DASHES) % len(COLOURS)]
+        senders = [one["senders"] for one in own]
+        marker = "." if world == "lab" else None
+        values = [one["goodput_mbit"] for one in own]
+        axes.plot(senders, values, DASHES[world], color=colour, marker=marker, label=f"{name}, {world}")
+        if world == "lab":
+            low, high = zip(*(one["interval95"] for one in own), strict=True)
+            axes.fill_between(senders, low, high, color=colour, alpha=0.15, linewidth=0)
     axes.set_xlabel("senders")
     axes.set_ylabel("goodput, Mbit/s")
     axes.set_ylim(bottom=0)
@@ -99,6 +109,7 @@ def all_points(points: list[dict[str, Any]]) -> str:
         rows.append(
             (
                 own["world"],
+                own["variant"],
                 _native.format_bytes(own["fragment_bytes"]),
                 str(own["senders"]),
                 "-" if own["goodput_mbit"] is None else f"{own['goodput_mbit']:.1f}",
@@ -108,5 +119,5 @@ def all_points(points: list[dict[str, Any]]) -> str:
                 str(own.get("drops", "")),
             )
         )
-    heads = ("world", "fragment", "senders", "Mbit/s", "95 %", "sent again", "timeouts", "drops")
+    heads = ("world", "variant", "fragment", "senders", "Mbit/s", "95 %", "sent again", "timeouts", "drops")
     return table(heads, rows)

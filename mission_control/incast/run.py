@@ -5,6 +5,7 @@ A run that was interrupted goes on in its folder: points that are there are not 
 
 from __future__ import annotations
 
+import itertools
 import json
 import secrets
 import time
@@ -18,13 +19,14 @@ from typing import Any
 
 import tomli_w
 
-from mission_control import interrupts
+from mission_control import _native, interrupts
 from mission_control.environment import describe
 from mission_control.incast import model, report
 from mission_control.incast.lab import reads_in
-from mission_control.incast.points import Point, check, most_senders, points, reads
+from mission_control.incast.points import ONE_FLOW, Point, check, most_senders, points, reads
 from mission_control.lab.described import lab_of, stack_of
 from mission_control.scenario import BadInput, Scenario, plain, with_values
+from mission_control.study import ONLY
 
 RTO_MIN_MS = 200
 """The kernel's own."""
@@ -32,8 +34,8 @@ BASE_RTT_S = 1e-4
 """Of two hosts of a lab without queues: some 60 to 150 us (docs/measurements.md)."""
 MSS = 1448
 """Of an MTU of 1,500 bytes with timestamps."""
-POINTS = "points.jsonl"
-"""In a run's folder: a point a line, as they are measured."""
+POINTS, RESULT = "points.jsonl", "result.json"
+"""In a run's folder: a point a line, as they are measured; and all of it, which its report is drawn from."""
 
 Measure = Callable[[Point, Callable[[str], None]], dict[str, Any]]
 """Measures a point, and says how far it is."""
@@ -43,11 +45,14 @@ Measure = Callable[[Point, Callable[[str], None]], dict[str, Any]]
 def in_model(scenario: Scenario) -> Iterator[Measure]:
     """The equations (`crates/core/src/incast.rs`); nothing is measured."""
     path = path_of(scenario)
+    # Figure 4 of paper 000 was measured with one segment at first.
+    paper = {**path, "initial_window": MSS}
 
     def measure(point: Point, say: Callable[[str], None]) -> dict[str, Any]:
-        answer = model.predict(path, [point.senders], [point.fragment])
-        (row,) = answer["rows"]
-        return {"goodput_mbit": row["goodput_mbit"], "regime": row["regime"], "valid": True, "invalid_because": []}
+        (row,) = model.predict(path, [point.senders], [point.fragment])["rows"]
+        (printed,) = model.predict(paper, [point.senders], [point.fragment], equations="paper")["rows"]
+        told = {"goodput_mbit": row["goodput_mbit"], "regime": row["regime"], "paper_mbit": printed["goodput_mbit"]}
+        return {**told, "valid": True, "invalid_because": []}
 
     yield measure
 
@@ -56,7 +61,10 @@ def in_model(scenario: Scenario) -> Iterator[Measure]:
 def in_lab(scenario: Scenario) -> Iterator[Measure]:
     """Synchronized reads over real sockets between namespaces."""
     size = with_values(scenario, {"topology.hosts": most_senders(scenario) + 1, **rate_of(scenario)})
+    slow, rates = scenario.topology.dilation, scenario.workload.sender_rate
     with lab_of(size) as lab, reads_in(lab) as own:
+        for host, rate in zip(lab.topology.hosts[1:], itertools.cycle(rates)):
+            lab.slow(host, rate // slow)
 
         def measure(point: Point, say: Callable[[str], None]) -> dict[str, Any]:
             asked = reads(scenario, point)
@@ -93,6 +101,7 @@ def path_of(scenario: Scenario) -> dict[str, Any]:
         buffer=model.PAPER_003 if topology.port.switch == model.PAPER_003 else topology.port.buffer,
         mss=MSS + topology.mtu - 1500,
         initial_window=(stack.initial_window or 10) * MSS,
+        sack=stack.sack,
     )
 
 
@@ -104,9 +113,9 @@ def conduct(
     folder: Path | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Measures all points in each world; gives ``points`` (world, senders, fragment_bytes, goodput_mbit, ideal_mbit and
-    more), ``onset`` of each world and fragment, ``differences`` of the worlds, and what every result has
-    (docs/results.md).
+    """Measures all points of each variant in each world; gives ``points`` (world, variant, senders, fragment_bytes,
+    goodput_mbit, ideal_mbit and more), ``onset`` of each curve, ``differences`` of the worlds, and what every result
+    has (docs/results.md).
 
     Args:
         folder: of a run that is to go on.
@@ -116,42 +125,103 @@ def conduct(
         BadInput: the scenario describes no incast, or there is no such world.
         Missing: what a world needs is not there.
     """
-    check(scenario)
+    variants = variants_of(scenario)
+    for own in variants.values():
+        check(own)
     if unknown := [world for world in worlds if world not in WORLDS]:
         raise BadInput(f"incast in {unknown[0]}: use {' or '.join(WORLDS)}, or both with a comma")
     folder = folder or results / f"{time.strftime('%Y%m%d-%H%M%S')}-incast-{secrets.token_hex(2)}"
     folder.mkdir(parents=True, exist_ok=True)
     begin(folder, scenario)
     found = list(known(folder))
-    done = {(own["world"], own["senders"], own["fragment_bytes"]) for own in found}
-    planned = [(world, point) for world in worlds for point in points(scenario)]
+    done = {key(own) for own in found}
+    count = len(worlds) * sum(len(list(points(own))) for own in variants.values())
     interrupted = False
     with open(folder / POINTS, "a") as file:
         try:
-            for world in worlds:
-                left = [point for point in points(scenario) if (world, point.senders, point.fragment) not in done]
+            for world, (variant, own) in itertools.product(worlds, variants.items()):
+                left = [at for at in points(own) if (world, variant, at.senders, at.fragment) not in done]
                 if not left:
                     continue
-                with WORLDS[world](scenario) as measure:
-                    for point in left:
+                with WORLDS[world](own) as measure:
+                    wanted = own.expect.goodput_of_one_flow_min if world == "lab" else None
+                    one_flow = measure(ONE_FLOW, say)["goodput_mbit"] if wanted else None
+                    for at in left:
                         interrupts.check()
-                        label = (
-                            f"[{len(found) + 1}/{len(planned)}] {world}: {point.senders} senders, {point.fragment} B"
-                        )
-                        told = measure(point, partial(labelled, say, label))
+                        place: dict[str, Any] = {"world": world, "variant": variant, "senders": at.senders}
+                        place |= {"fragment_bytes": at.fragment, "asked_bytes": at.asked}
+                        label = f"[{len(found) + 1}/{count}] {name_of(place)}"
+                        told = measure(at, partial(labelled, say, label))
                         interrupts.check()
-                        own = {"world": world, "senders": point.senders, "fragment_bytes": point.fragment}
-                        found.append({**own, "asked_bytes": point.asked, **told})
+                        if one_flow:
+                            told["one_flow_mbit"] = one_flow
+                        found.append({**place, **told})
                         file.write(json.dumps(found[-1]) + "\n")
                         file.flush()
         except KeyboardInterrupt:
             interrupted = True
-    result = summary(scenario, found, worlds)
+    result = summary(variants, found, worlds)
     result.update({"interrupted": interrupted, "results": str(folder), "environment": describe(scenario.workload.seed)})
+    result["study"] = scenario.study.model_dump()
     result["ok"] = not interrupted and all(result["checks"].values())
-    (folder / "result.json").write_text(json.dumps(result))
+    (folder / RESULT).write_text(json.dumps(result))
     report.write(folder)
     return result
+
+
+def conduct_all(
+    scenarios: dict[str, Scenario],
+    worlds: Sequence[str] | None,
+    *,
+    results: Path = Path("results"),
+    folder: Path | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Runs several scenarios into one report; gives the result of each under ``studies``, by name.
+
+    Args:
+        worlds: of all of them; ``None``: as each says.
+        folder: of a run that is to go on.
+
+    Raises:
+        BadInput, Missing: as :func:`conduct`.
+    """
+    folder = folder or results / f"{time.strftime('%Y%m%d-%H%M%S')}-incast-{secrets.token_hex(2)}"
+    told: dict[str, dict[str, Any]] = {}
+    for name, scenario in scenarios.items():
+        told[name] = conduct(
+            scenario, worlds or worlds_of(scenario), folder=folder / name, say=partial(labelled, say, name)
+        )
+        if told[name]["interrupted"]:
+            break
+    report.write_all(folder, list(told.values()))
+    every = list(told.values())
+    return {
+        "studies": told,
+        "results": str(folder),
+        "interrupted": any(own["interrupted"] for own in every),
+        "ok": all(own["ok"] for own in every),
+        "valid": all(own["valid"] for own in every),
+    }
+
+
+def worlds_of(scenario: Scenario) -> list[str]:
+    """Where it runs unless told otherwise; the model costs nothing and is always drawn."""
+    return ["model"] if scenario.world == "model" else ["model", "lab"]
+
+
+def variants_of(scenario: Scenario) -> dict[str, Scenario]:
+    """What is compared, by name; the scenario itself where nothing is.
+
+    Raises:
+        BadInput: a variant does not fit.
+    """
+    return {own.name: with_values(scenario.alone, own.set) for own in scenario.study.compare or (ONLY,)}
+
+
+def key(point: dict[str, Any]) -> tuple[str, str, int, int]:
+    """Of a point in its run."""
+    return point["world"], point["variant"], point["senders"], point["fragment_bytes"]
 
 
 def labelled(say: Callable[[str], None], label: str, text: str) -> None:
@@ -179,61 +249,66 @@ def known(folder: Path) -> Iterator[dict[str, Any]]:
             return
 
 
-def summary(scenario: Scenario, found: list[dict[str, Any]], worlds: Sequence[str]) -> dict[str, Any]:
+def summary(variants: dict[str, Scenario], found: list[dict[str, Any]], worlds: Sequence[str]) -> dict[str, Any]:
     """What the points say together."""
-    path = path_of(scenario)
-    rate_mbit = path["link_bits_per_sec"] / 1e6
-    for own in found:
-        bits = own["senders"] * own["fragment_bytes"] * 8
-        own["ideal_mbit"] = bits / (path["rtt_s"] + bits / rate_mbit / 1e6) / 1e6
     checks = {}
     for own in found:
+        path = path_of(variants[own["variant"]])
+        bits = own["senders"] * own["fragment_bytes"] * 8
+        own["rto_s"] = path["rto_s"]
+        own["ideal_mbit"] = bits / (path["rtt_s"] + bits / path["link_bits_per_sec"]) / 1e6
         if own.get("ended"):
-            checks[f"{own['world']}, {own['senders']} senders, {own['fragment_bytes']} B: {own['ended']}"] = False
+            checks[f"{name_of(own)}: {own['ended']}"] = False
+        wanted = variants[own["variant"]].expect.goodput_of_one_flow_min
+        if wanted and own.get("one_flow_mbit"):
+            part = (own["goodput_mbit"] or 0) / own["one_flow_mbit"]
+            checks[f"{name_of(own)}: {part:.1%} of one long flow's goodput, at least {wanted:.0%}"] = part >= wanted
     return {
         "world": ",".join(worlds),
         "points": found,
-        "onset": onsets(found, path["rto_s"]),
+        "onset": onsets(found),
         "differences": differences(found),
         "checks": {"every point was measured": bool(found), **checks},
         "valid": all(own["valid"] for own in found),
-        "invalid_because": [
-            f"{own['senders']} senders, {own['fragment_bytes']} B: {why}"
-            for own in found
-            for why in own["invalid_because"]
-        ],
+        "invalid_because": [f"{name_of(own)}: {why}" for own in found for why in own["invalid_because"]],
         "errors": {},
         "jobs": [],
     }
 
 
-def onsets(found: list[dict[str, Any]], rto_s: float) -> list[dict[str, Any]]:
-    """Of each world and fragment the smallest number of senders whose median block takes longer than the ideal one by
-    half an RTO; the model's is where it says so. ``None``: none of those measured."""
+def name_of(own: dict[str, Any]) -> str:
+    words = [own["world"], own["variant"], f"{own['senders']} senders", _native.format_bytes(own["fragment_bytes"])]
+    return ", ".join(filter(None, words))
+
+
+def onsets(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of each curve the smallest number of senders whose median block takes longer than the ideal one by half an RTO;
+    the model's is where it says so. ``None``: none of those measured."""
     told = []
-    for world, asked in sorted({(own["world"], own["asked_bytes"]) for own in found}):
-        series = [own for own in found if (own["world"], own["asked_bytes"]) == (world, asked)]
-        late = [own["senders"] for own in series if own["valid"] and collapsed(own, rto_s)]
-        told.append({"world": world, "asked_bytes": asked, "senders": min(late, default=None)})
+    for world, variant, asked in dict.fromkeys((own["world"], own["variant"], own["asked_bytes"]) for own in found):
+        curve = [own for own in found if (own["world"], own["variant"], own["asked_bytes"]) == (world, variant, asked)]
+        late = [own["senders"] for own in curve if own["valid"] and collapsed(own)]
+        told.append({"world": world, "variant": variant, "asked_bytes": asked, "senders": min(late, default=None)})
     return told
 
 
-def collapsed(own: dict[str, Any], rto_s: float) -> bool:
+def collapsed(own: dict[str, Any]) -> bool:
     if "regime" in own:
         return bool(own["regime"] == "collapsed")
     if not own.get("blocks"):
         return True  # not one block ended within the time
     ideal_s = own["senders"] * own["fragment_bytes"] * 8 / own["ideal_mbit"] / 1e6
-    return median(own["blocks"]) > ideal_s + rto_s / 2
+    return median(own["blocks"]) > ideal_s + own["rto_s"] / 2
 
 
 def differences(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Of each point the model's goodput against the lab's, as a part of the lab's."""
-    lab = {(own["senders"], own["fragment_bytes"]): own for own in found if own["world"] == "lab" and own["valid"]}
+    lab = {key(own)[1:]: own for own in found if own["world"] == "lab" and own["valid"]}
     told = []
     for own in found:
-        there = lab.get((own["senders"], own["fragment_bytes"]))
+        there = lab.get(key(own)[1:])
         if own["world"] == "model" and there and there["goodput_mbit"]:
             part = own["goodput_mbit"] / there["goodput_mbit"] - 1
-            told.append({"senders": own["senders"], "fragment_bytes": own["fragment_bytes"], "part": part})
+            place = {name: own[name] for name in ("variant", "senders", "fragment_bytes")}
+            told.append({**place, "part": part})
     return told

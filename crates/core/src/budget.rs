@@ -29,6 +29,9 @@ const STALLED_PLUS: Duration = Duration::from_millis(50);
 const WAIT_SOON: Duration = Duration::from_secs(5);
 const WAIT_MIN: Duration = Duration::from_secs(60);
 const WAIT_MAX: Duration = Duration::from_secs(600);
+/// Before anything is known. A port of 64 KiB holds what so few send on most stacks (FACTS: 92 to 95 % of the link), and
+/// senders that serve several receivers do not leave the link idle.
+const START: u32 = 4;
 /// Most flows of a host, whatever they bring.
 pub const FLOWS_MAX: u32 = 256;
 
@@ -66,12 +69,12 @@ pub struct Budget {
 impl Default for Budget {
     fn default() -> Budget {
         Budget {
-            limit: 1,
+            limit: START,
             rate: None,
             from: None,
             below: 0,
             above: None,
-            narrows: false,
+            narrows: true,
             wait: WAIT_MIN,
             next_trial: Time::default(),
             busy: Duration::ZERO,
@@ -104,13 +107,18 @@ impl Budget {
         self.last = now;
         self.wanted = self.wanted.max(in_use.saturating_add(waiting));
         self.decide(now);
-        self.full = in_use == self.limit;
+        self.full = in_use > 0 && in_use == self.reached();
+    }
+
+    /// Flows that there can be: the limit, as far as it is wanted.
+    fn reached(&self) -> u32 {
+        self.limit.min(self.wanted)
     }
 
     fn decide(&mut self, now: Time) {
         let trial = self.from.zip(self.rate);
         let stalled = trial.is_some_and(|(_, before)| {
-            let under_way = f64::from(self.limit) * self.chunk_bytes;
+            let under_way = f64::from(self.reached()) * self.chunk_bytes;
             let expected = Duration::from_secs_f64((self.bytes as f64 + under_way) / before);
             self.busy > expected.mul_f64(STALLED) + STALLED_PLUS
         });
@@ -120,7 +128,7 @@ impl Budget {
             }
             return;
         }
-        let over = self.chunks >= ROUND_CHUNKS.max(2 * self.limit) && self.busy >= ROUND;
+        let over = self.chunks >= ROUND_CHUNKS.max(2 * self.reached()) && self.busy >= ROUND;
         if !over && !stalled {
             return;
         }
@@ -199,8 +207,8 @@ impl Budget {
 
     /// Tries a number between this one and the largest that is known to bring less.
     fn attempt_fewer(&mut self) -> bool {
-        let fewer = (self.limit + self.below) / 2;
-        let tried = self.narrows && fewer > self.below && fewer < self.limit;
+        let fewer = (self.reached() + self.below) / 2;
+        let tried = self.narrows && fewer > self.below && fewer < self.reached();
         if tried {
             self.attempt(fewer);
         } else {
@@ -218,7 +226,7 @@ impl Budget {
     /// A round of `limit` begins.
     fn begin(&mut self) {
         self.count_anew();
-        (self.passing, self.wanted, self.full) = (self.limit, 0, false);
+        (self.passing, self.wanted, self.full) = (self.reached(), 0, false);
     }
 
     fn count_anew(&mut self) {
@@ -300,10 +308,11 @@ mod tests {
         for stands in [1, 2, 8] {
             for senders in [1, 2, 16, 47] {
                 let mut receiver = Receiver::new(12.5e6, 12.5e6, stands, senders);
-                receiver.run(2.0);
+                receiver.run(5.0);
+                let learning = receiver.timeouts;
                 assert!(receiver.run(100.0) > 0.98, "{stands} {senders}");
-                assert_eq!(receiver.budget.limit(), 1);
-                assert!(receiver.timeouts <= 3, "the first trial, and one after a minute: {}", receiver.timeouts);
+                assert_eq!(receiver.budget.limit().min(senders), 1);
+                assert!(receiver.timeouts <= learning + 1, "one trial after a minute: {}", receiver.timeouts);
             }
         }
     }

@@ -16,7 +16,12 @@
 //! equation gives 13, and so does figure 4. All three say that the equation gives 2 senders for 128 KB; it gives 3. Table 1
 //! counts 16 KB as 16,000 bytes and the buffer's 64 KB as 65,536: only so do table and onsets come out.
 
+pub mod advice;
+pub mod modern;
+
+use modern::Term;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 
 /// The path to one receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -33,6 +38,14 @@ pub struct Path {
     pub mss: u64,
     /// What a connection sends at first, in bytes. Linux has ten segments; Table 1 begins with one.
     pub initial_window: u64,
+    /// Selective acknowledgments, and with them recovery by time and tail loss probes (RFC 8985); read by [`modern`] only.
+    #[serde(default = "sack")]
+    pub sack: bool,
+}
+
+/// As every system of today.
+fn sack() -> bool {
+    true
 }
 
 /// What the port before the receiver may hold.
@@ -43,6 +56,7 @@ pub enum Buffer {
     Port(u64),
     /// The switch of paper 003, slide 13: 786,432 bytes shared by each group of 12 ports, each port at most a sixth. The
     /// other ports of the group are taken to be empty: there is one receiver.
+    #[serde(rename = "paper-003")]
     Paper003,
 }
 
@@ -131,7 +145,7 @@ impl Path {
             }
         };
         let high = (f64::from(value) * ONSET_LATE).round() as u32;
-        Onset { bytes, value, low: (value - 1).max(2), high }
+        Onset { bytes, value: Some(value), low: Some((value - 1).max(2)), high: Some(high) }
     }
 
     /// # Errors
@@ -179,6 +193,8 @@ pub fn overhead(default_s: f64, with_1ms_s: f64) -> f64 {
 pub enum Model {
     /// Equations 1 to 4 as printed.
     Paper,
+    /// Equation 4 with its alpha explained, fitted to kernels of today ([`modern`]).
+    Modern,
 }
 
 /// What is asked of the model.
@@ -193,6 +209,9 @@ pub struct Question {
     pub alpha: f64,
     /// Before each packet of a sender, in seconds; 0 but in the variant of paper 003.
     pub wait_s: f64,
+    /// Terms of the modern model that are left out, to see what each is worth.
+    #[serde(default)]
+    pub without: BTreeSet<Term>,
 }
 
 /// The answer, in the order of the question.
@@ -218,15 +237,15 @@ pub struct Row {
     pub regime: Regime,
 }
 
-/// From how many senders on goodput collapses.
+/// From how many senders on goodput collapses; absent where it never does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Onset {
     /// As asked: of each sender, or of all.
     pub bytes: u64,
-    pub value: u32,
+    pub value: Option<u32>,
     /// It is between these, both among them, in nine cases of ten.
-    pub low: u32,
-    pub high: u32,
+    pub low: Option<u32>,
+    pub high: Option<u32>,
 }
 
 /// Answers a question.
@@ -245,15 +264,18 @@ pub fn predict(question: &Question) -> Result<Answer, String> {
         if bytes == 0 {
             return Err("a fragment of 0 bytes: use 1 or more".into());
         }
-        let onset = path.onset_of(*form);
+        let onset = match question.model {
+            Model::Paper => path.onset_of(*form),
+            Model::Modern => modern::onset(path, *form, &question.without),
+        };
         answer.onset.push(onset);
         for &senders in &question.senders {
             let fragment = form.fragment(senders);
-            let collapsed = senders >= onset.value;
-            let goodput = if collapsed {
-                path.goodput_waiting(fragment, senders, question.alpha, question.wait_s)
-            } else {
-                path.goodput_before(fragment, senders)
+            let collapsed = onset.value.is_some_and(|value| senders >= value);
+            let goodput = match question.model {
+                Model::Modern => modern::goodput(path, fragment, senders, &question.without),
+                Model::Paper if collapsed => path.goodput_waiting(fragment, senders, question.alpha, question.wait_s),
+                Model::Paper => path.goodput_before(fragment, senders),
             };
             answer.rows.push(Row {
                 fragment_bytes: fragment,
@@ -279,6 +301,7 @@ mod tests {
             buffer: Buffer::Port(buffer),
             mss: 1448,
             initial_window: 1448,
+            sack: false,
         }
     }
 
@@ -338,15 +361,16 @@ mod tests {
             model: Model::Paper,
             alpha: 1.0,
             wait_s: 0.0,
+            without: BTreeSet::new(),
         };
         let answer = predict(&question).unwrap();
         assert_eq!(answer.rows.len(), 96);
         assert_eq!((answer.rows[2].regime, answer.rows[3].regime), (Regime::Ideal, Regime::Collapsed));
         assert_eq!(answer.rows[3].goodput_mbit, path(65_536).goodput_after(64_000, 4, 1.0) / 1e6);
         let onset = answer.onset[0];
-        assert_eq!((onset.bytes, onset.value, onset.low, onset.high), (64_000, 4, 3, 5));
+        assert_eq!((onset.bytes, onset.value, onset.low, onset.high), (64_000, Some(4), Some(3), Some(5)));
         // 250,000 B of each of four: windows up to 91,224 B, of which not two fit.
-        assert_eq!(answer.onset[1].value, 2);
+        assert_eq!(answer.onset[1].value, Some(2));
         assert_eq!(answer.rows[48 + 9].fragment_bytes, 100_000);
         let wrong = |senders, buffer| predict(&Question { senders, path: path(buffer), ..question.clone() });
         assert!(wrong(vec![0], 65_536).unwrap_err().contains("0 senders"));

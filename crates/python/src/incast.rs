@@ -1,7 +1,7 @@
 //! Synchronized reads, and the model of incast, for Python.
 
 use crate::{bad_input, detached};
-use mission_core::incast;
+use mission_core::incast::{self, Form, Path, advice};
 use mission_transport::incast::{Limits, Reads, Server, measure};
 use pyo3::exceptions::{PyConnectionError, PyOSError};
 use pyo3::prelude::*;
@@ -58,6 +58,14 @@ pub fn incast_measure(py: Python<'_>, reads: &str, token: &[u8], watch: Py<PyAny
         Some(error) => Err(error),
         None => serde_json::to_string(&measured.map_err(PyConnectionError::new_err)?).map_err(bad_input),
     }
+}
+
+/// Whether incast bites, and what each remedy would give; all but the number is JSON (`mission_core::incast::advice`).
+#[pyfunction]
+pub fn incast_advise(path: &str, form: &str, senders: u32) -> PyResult<String> {
+    let path: Path = serde_json::from_str(path).map_err(bad_input)?;
+    let form: Form = serde_json::from_str(form).map_err(bad_input)?;
+    serde_json::to_string(&advice::advise(&path, form, senders).map_err(bad_input)?).map_err(bad_input)
 }
 
 /// What the model says; `question` and the answer are JSON (`mission_core::incast`).

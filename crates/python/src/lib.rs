@@ -27,7 +27,7 @@ mod _native {
     #[pymodule_export]
     use super::endpoint::{Cancelled, Damaged, Denied, Endpoint, Lost, TransferError, Unreachable, carriers};
     #[pymodule_export]
-    use super::incast::{IncastServer, incast_measure, incast_predict};
+    use super::incast::{IncastServer, incast_advise, incast_measure, incast_predict};
     #[cfg(feature = "kernel")]
     #[pymodule_export]
     use super::kernel::{Dctcp, Setter, Switch, bond_pairs, mptcp_preload};

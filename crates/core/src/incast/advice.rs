@@ -1,0 +1,161 @@
+//! Whether incast bites, and what each remedy would give.
+
+use super::modern::{block, goodput, onset};
+use super::{Form, Onset, Path};
+use serde::Serialize;
+use std::collections::BTreeSet;
+
+/// Goodput below this part of the ideal is worth a remedy.
+const BITES: f64 = 0.9;
+/// Nine of ten measured points lie within this part of the model's (docs/measurements.md).
+const OFF: f64 = 0.18;
+/// What fits into the port is within this part of what one long flow gets.
+const OFF_IDEAL: f64 = 0.07;
+/// What is advised for the minimum RTO, in seconds: what Mission Control asks of its own sockets (FACTS: 10 ms in effect,
+/// as ticks are of 4 ms).
+const RTO_MIN_S: f64 = 0.005;
+/// Of DCTCP's threshold: a sixth of the port, 20 packets at 10 Gbit/s and less (RFC 8257, 3.5; Alizadeh et al. 2010, 3.4:
+/// more than a seventh of rate times round trip).
+const THRESHOLD_PART: f64 = 6.0;
+/// Segments that each flow has on the way at least.
+const WINDOW_LEAST: f64 = 2.0;
+/// Ports with more are not sold.
+const BUFFER_MOST: u64 = 1 << 30;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kind {
+    /// So many senders at once.
+    Flows,
+    /// A minimum RTO, in seconds.
+    RtoMin,
+    /// DCTCP, and packets marked that find so many bytes.
+    Dctcp,
+    /// A port with so many bytes.
+    Buffer,
+    /// A receiver's window of so many bytes.
+    Window,
+}
+
+/// One way to get rid of incast; expected is goodput in Mbit/s, between low and high in nine cases of ten.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Remedy {
+    pub kind: Kind,
+    pub value: f64,
+    pub expected_mbit: f64,
+    pub low_mbit: f64,
+    pub high_mbit: f64,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Advice {
+    pub bites: bool,
+    pub onset: Onset,
+    pub goodput_mbit: f64,
+    pub ideal_mbit: f64,
+    /// Best first.
+    pub remedies: Vec<Remedy>,
+}
+
+/// What happens to blocks of this form from so many senders, and what each remedy would change.
+///
+/// # Errors
+/// A path or a number of senders that cannot be: one line that names the mend.
+pub fn advise(path: &Path, form: Form, senders: u32) -> Result<Advice, String> {
+    path.check()?;
+    let fragment = form.fragment(senders);
+    if senders == 0 || fragment == 0 {
+        return Err("nothing is sent by 0 senders, or in 0 bytes: use 1 or more".into());
+    }
+    let all = BTreeSet::new();
+    let ideal = |path: &Path| {
+        let bits = fragment as f64 * 8.0 * f64::from(senders);
+        bits / block(path, fragment, senders, &all).ideal_s / 1e6
+    };
+    let (now, best) = (goodput(path, fragment, senders, &all) / 1e6, ideal(path));
+    let within =
+        |expected: f64, off: f64| (expected, expected * (1.0 - off), (expected * (1.0 + off)).min(best * 1.02));
+    let remedy =
+        |kind, value, (expected_mbit, low_mbit, high_mbit)| Remedy { kind, value, expected_mbit, low_mbit, high_mbit };
+    let modelled = |path: &Path| within(goodput(path, fragment, senders, &all) / 1e6, OFF);
+    let fits = within(best, OFF_IDEAL);
+    let (room, frames) = (path.buffer.bytes() as f64, path.mss as f64 + 66.0);
+
+    // As many as the port holds with all that they send; one always fits.
+    let flows = (room / (fragment as f64 * frames / path.mss as f64)).floor().max(1.0);
+    let mut remedies = vec![
+        remedy(Kind::Flows, flows.min(f64::from(senders)), fits),
+        remedy(Kind::RtoMin, RTO_MIN_S, modelled(&Path { rto_s: RTO_MIN_S, ..*path })),
+    ];
+    // However small their windows are made, two segments of each are on the way.
+    let least = WINDOW_LEAST * f64::from(senders) * frames;
+    let windows_fit = if least <= room { fits } else { modelled(path) };
+    remedies.push(remedy(Kind::Dctcp, room / THRESHOLD_PART, windows_fit));
+    let window = (room / f64::from(senders) / frames).floor().max(WINDOW_LEAST) * path.mss as f64;
+    remedies.push(remedy(Kind::Window, window, windows_fit));
+    let mut bytes = path.buffer.bytes();
+    while bytes < BUFFER_MOST {
+        bytes *= 2;
+        let larger = Path { buffer: super::Buffer::Port(bytes), ..*path };
+        if goodput(&larger, fragment, senders, &all) / 1e6 >= BITES * best {
+            remedies.push(remedy(Kind::Buffer, bytes as f64, modelled(&larger)));
+            break;
+        }
+    }
+    remedies.sort_by(|a, b| b.expected_mbit.total_cmp(&a.expected_mbit));
+    Ok(Advice {
+        bites: now < BITES * best,
+        onset: onset(path, form, &all),
+        goodput_mbit: now,
+        ideal_mbit: best,
+        remedies,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Buffer;
+    use super::*;
+
+    fn path(buffer: u64) -> Path {
+        Path {
+            link_bits_per_sec: 1e8,
+            rtt_s: 1e-4,
+            rto_s: 0.2,
+            buffer: Buffer::Port(buffer),
+            mss: 1448,
+            initial_window: 14_480,
+            sack: true,
+        }
+    }
+
+    #[test]
+    fn where_nothing_is_lost_nothing_is_to_be_mended() {
+        assert!(!advise(&path(1 << 20), Form::Fragment(16_000), 16).unwrap().bites);
+        assert!(!advise(&path(65_536), Form::Fragment(64_000), 1).unwrap().bites);
+    }
+
+    #[test]
+    fn fewer_flows_cure_it_always_and_small_windows_only_while_they_fit() {
+        let advice = |senders| advise(&path(65_536), Form::Fragment(64_000), senders).unwrap();
+        let of = |advice: &Advice, kind| *advice.remedies.iter().find(|own| own.kind == kind).unwrap();
+        for senders in [16, 47] {
+            let own = advice(senders);
+            assert!(own.bites && own.goodput_mbit < 0.75 * own.ideal_mbit);
+            let flows = of(&own, Kind::Flows);
+            assert_eq!((own.remedies[0].kind, flows.value), (Kind::Flows, 1.0));
+            assert!(flows.low_mbit > 0.9 * own.ideal_mbit && flows.low_mbit < flows.expected_mbit);
+            assert!(of(&own, Kind::RtoMin).expected_mbit > 1.5 * own.goodput_mbit);
+            assert!(of(&own, Kind::Buffer).value >= 131_072.0);
+        }
+        // FACTS: DCTCP 88 Mbit/s at 16 senders, and from 32 on it collapses too.
+        assert!(of(&advice(16), Kind::Dctcp).low_mbit < 90.0 && of(&advice(16), Kind::Dctcp).expected_mbit > 90.0);
+        assert_eq!(of(&advice(47), Kind::Dctcp).expected_mbit, advice(47).goodput_mbit);
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        assert!(advise(&path(65_536), Form::Fragment(64_000), 0).is_err());
+        assert!(advise(&path(100), Form::Fragment(64_000), 4).unwrap_err().contains("holds no packet"));
+    }
+}

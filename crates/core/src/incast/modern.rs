@@ -1,0 +1,255 @@
+//! Incast on kernels of today: equation 4 with its alpha explained.
+//!
+//! The papers fit alpha, the part of an RTO in which the link is idle, to each block size and range of senders. Measured
+//! block by block (docs/measurements.md, "incast, block by block"), it follows from four things:
+//!
+//! - **Not every block times out.** Losses are repaired without a timeout as long as a flow has some segments in the port.
+//!   That hangs on its fair share of the buffer, `w = buffer / (N segments)`: with selective acknowledgments timeouts
+//!   begin below some four segments, later where fragments are so short that a probe repairs their tails.
+//! - **Others fill the link.** A block in which a flow waits for its timeout takes as long as that wait, or as all bytes
+//!   take, whichever is longer: large blocks hide timeouts, and so alpha falls.
+//! - **Timeouts meet again.** Where those that timed out are so many that two segments of each exceed the buffer, or where
+//!   the others still fill the port when the timeout is over, the next one is twice as long: alpha jumps.
+//! - **After the last timeout** the flow begins with one segment, and waits for a delayed acknowledgment.
+//!
+//! Every constant here was fitted to 75 points: 2 to 47 senders, 16 to 256 kB, ports of 32 to 128 KiB, 100 Mbit/s, RTO
+//! 200 ms, Linux 6.18. Without selective acknowledgments no flow repairs more than one loss a round trip, timeouts follow
+//! one another, and the model is rougher.
+
+use super::{Form, Onset, Path, SENDERS_MAX};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+
+/// What is in this model and not in the papers'; each can be left out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Term {
+    /// Frames are longer than their payload, by headers.
+    Headers,
+    /// A timeout is counted from a round trip that has the queue in it.
+    QueueInRto,
+    /// Losses are repaired without a timeout where a flow has segments enough in the port.
+    Recovery,
+    /// Others fill the link while one waits.
+    Overlap,
+    /// Timeouts that meet again are twice as long.
+    Backoff,
+    /// The time after the last timeout.
+    Tail,
+}
+
+/// Bytes of a frame beside the payload: Ethernet 14, IP 20, TCP 20 and its timestamps 12.
+const HEADERS: f64 = 66.0;
+/// The kernel rounds timeouts up to its ticks (FACTS: 200 ms asked, 207 seen, of which the queue makes 5).
+const TICK_S: f64 = 0.004;
+
+/// Of stacks with selective acknowledgments: timeouts of a flow in a block where its share of the buffer is nothing; the
+/// share, in segments, from which on there are none, and how much less it is for a fragment of one segment; the power.
+const SACK_HAZARD: f64 = 0.67;
+const SACK_SHARE: f64 = 4.5;
+const SACK_SHORT: f64 = 34.0;
+const SACK_POWER: f64 = 1.54;
+/// Timeouts of a block come together: so many of them count as one.
+const SACK_TOGETHER: f64 = 0.70;
+const SACK_TAIL_S: f64 = 0.06;
+/// Part of the port that two segments of each that timed out exceed where timeouts meet again.
+const SACK_CROWDED: f64 = 0.93;
+
+/// The same for stacks without; a fragment of fewer segments than these times out more seldom; a block with any loss
+/// times out with that probability at least.
+const PLAIN_HAZARD: f64 = 1.28;
+const PLAIN_SHARE: f64 = 11.3;
+const PLAIN_POWER: f64 = 2.74;
+const PLAIN_SEGMENTS: f64 = 44.0;
+const PLAIN_SHORT_POWER: f64 = 0.35;
+const PLAIN_TOGETHER: f64 = 0.28;
+const PLAIN_LEAST: f64 = 0.11;
+const PLAIN_TAIL_S: f64 = 0.05;
+
+/// What happens to a block.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Block {
+    /// Seconds without a timeout, and with.
+    pub ideal_s: f64,
+    pub stalled_s: f64,
+    /// Part of the blocks in which a flow times out.
+    pub stalls: f64,
+    /// Timeouts of all flows in a block.
+    pub timeouts: f64,
+}
+
+impl Block {
+    /// In the mean.
+    pub fn seconds(&self) -> f64 {
+        self.stalls * self.stalled_s + (1.0 - self.stalls) * self.ideal_s
+    }
+}
+
+/// A block of `fragment` bytes from each of `senders`.
+pub fn block(path: &Path, fragment: u64, senders: u32, without: &BTreeSet<Term>) -> Block {
+    let with = |term| !without.contains(&term);
+    let frame = path.mss as f64 + if with(Term::Headers) { HEADERS } else { 0.0 };
+    let (buffer, count) = (path.buffer.bytes() as f64, f64::from(senders));
+    let wire = fragment as f64 * frame / path.mss as f64;
+    let ideal_s = path.rtt_s + wire * 8.0 * count / path.link_bits_per_sec;
+    let queue_s = if with(Term::QueueInRto) { buffer * 8.0 / path.link_bits_per_sec + TICK_S } else { 0.0 };
+    let rto_s = path.rto_s + queue_s;
+    // All answer at once, and while the last byte of each comes the port has passed on as much as one of them sends.
+    if (count - 1.0) * wire <= buffer {
+        return Block { ideal_s, stalled_s: ideal_s, stalls: 0.0, timeouts: 0.0 };
+    }
+    let segments = (fragment as f64 / path.mss as f64).max(1.0);
+    let (room, share) = (buffer / frame, buffer / frame / count);
+    let scarce = |limit: f64| (1.0 - share / limit.max(0.05)).max(0.0);
+    let (each, together, least, tail_s) = if path.sack {
+        let each = SACK_HAZARD * scarce(SACK_SHARE - SACK_SHORT / segments).powf(SACK_POWER);
+        (each.min(1.0), SACK_TOGETHER, 0.0, SACK_TAIL_S)
+    } else {
+        let short = (segments / PLAIN_SEGMENTS).min(1.0).powf(PLAIN_SHORT_POWER);
+        let each = PLAIN_HAZARD * scarce(PLAIN_SHARE).powf(PLAIN_POWER) * short;
+        (each, PLAIN_TOGETHER, PLAIN_LEAST, PLAIN_TAIL_S)
+    };
+    let timeouts = count * each;
+    let stalls = if with(Term::Recovery) { least + (1.0 - least) * (1.0 - (-together * timeouts).exp()) } else { 1.0 };
+    let waits = match (with(Term::Backoff), path.sack) {
+        (false, _) => 1.0,
+        // Each timeout repairs one loss, and some flows have several: they follow one another.
+        (true, false) => (2.0 * each).ceil().max(1.0),
+        (true, true) => {
+            let crowded = 2.0 * timeouts > SACK_CROWDED * room;
+            let rounds = match (crowded, ideal_s / rto_s) {
+                (true, times) if times > 4.0 => 3,
+                (crowded, times) if crowded || times > 2.0 => 2,
+                _ => 1,
+            };
+            f64::from((1 << rounds) - 1)
+        }
+    };
+    let wait_s = waits * rto_s;
+    let busy_s = if with(Term::Overlap) { ideal_s.max(wait_s) } else { ideal_s + wait_s };
+    // Where the timeout is shorter than a delayed acknowledgment, it does not wait for that.
+    let stalled_s = busy_s + if with(Term::Tail) { tail_s.min(path.rto_s) } else { 0.0 };
+    Block { ideal_s, stalled_s, stalls, timeouts }
+}
+
+/// Goodput in bits per second.
+pub fn goodput(path: &Path, fragment: u64, senders: u32, without: &BTreeSet<Term>) -> f64 {
+    fragment as f64 * 8.0 * f64::from(senders) / block(path, fragment, senders, without).seconds()
+}
+
+/// The smallest number of senders whose median block takes longer than the ideal one by half an RTO. The interval is that
+/// of the same for the first tenth and for the last tenth of the blocks, with a tail that is off by half.
+pub fn onset(path: &Path, form: Form, without: &BTreeSet<Term>) -> Onset {
+    let (Form::Fragment(bytes) | Form::Total(bytes)) = form;
+    let first = |stalls: f64, longer_s: f64| {
+        (2..=SENDERS_MAX).find(|&senders| {
+            let own = block(path, form.fragment(senders), senders, without);
+            own.stalls >= stalls && own.stalled_s + longer_s - own.ideal_s >= path.rto_s / 2.0
+        })
+    };
+    let tail_s = if path.sack { SACK_TAIL_S } else { PLAIN_TAIL_S } / 2.0;
+    let value = first(0.5, 0.0);
+    let (low, high) = (first(0.1, tail_s), first(0.9, -tail_s).or(value));
+    let Some(value) = value else { return Onset { bytes, value: None, low, high: None } };
+    // Wider than a factor of two says nothing.
+    let low = low.unwrap_or(value).max((f64::from(value) / WIDEST.sqrt()).ceil() as u32).min(value);
+    let high = high.unwrap_or(value).clamp(value, (f64::from(low) * WIDEST) as u32);
+    Onset { bytes, value: Some(value), low: Some(low), high: Some(high) }
+}
+
+/// Of an interval's ends.
+const WIDEST: f64 = 2.0;
+
+#[cfg(test)]
+mod tests {
+    use super::super::Buffer;
+    use super::*;
+
+    fn path(buffer: u64, sack: bool) -> Path {
+        Path {
+            link_bits_per_sec: 1e8,
+            rtt_s: 1e-4,
+            rto_s: 0.2,
+            buffer: Buffer::Port(buffer),
+            mss: 1448,
+            initial_window: 14_480,
+            sack,
+        }
+    }
+
+    /// As measured (docs/measurements.md): senders, kB, KiB of buffer, Mbit/s.
+    const MEASURED: [(u32, u64, u64, f64); 16] = [
+        (8, 64, 64, 95.3),
+        (24, 64, 64, 46.0),
+        (32, 64, 64, 56.6),
+        (24, 32, 64, 26.9),
+        (47, 32, 64, 42.3),
+        (47, 16, 64, 22.2),
+        (24, 128, 64, 80.9),
+        (40, 128, 64, 64.8),
+        (24, 256, 64, 75.9),
+        (40, 256, 64, 87.7),
+        (47, 256, 64, 71.2),
+        (16, 128, 128, 93.1),
+        (47, 32, 128, 42.7),
+        (47, 128, 128, 70.4),
+        (12, 64, 32, 25.5),
+        (32, 16, 32, 15.5),
+    ];
+
+    #[test]
+    fn goodput_is_what_was_measured_within_a_tenth_or_so() {
+        let off = MEASURED.map(|(senders, kilobytes, buffer, measured)| {
+            let own = goodput(&path(buffer << 10, true), kilobytes * 1000, senders, &BTreeSet::new()) / 1e6;
+            (own / measured - 1.0).abs()
+        });
+        assert!(off.iter().all(|off| *off < 0.2), "{off:?}");
+        assert!(off.iter().sum::<f64>() / off.len() as f64 <= 0.08, "{off:?}");
+    }
+
+    #[test]
+    fn what_fits_into_the_port_is_not_lost() {
+        for sack in [true, false] {
+            // Four times 16,000 B with their headers, less what the port passes on meanwhile.
+            let own = block(&path(65_536, sack), 16_000, 4, &BTreeSet::new());
+            assert_eq!((own.stalls, own.stalled_s), (0.0, own.ideal_s));
+            assert!(block(&path(65_536, sack), 16_000, 47, &BTreeSet::new()).stalls > 0.9);
+        }
+    }
+
+    #[test]
+    fn every_term_is_worth_something() {
+        let all = |without: &[Term]| goodput(&path(65_536, true), 128_000, 40, &without.iter().copied().collect());
+        for term in [Term::Headers, Term::QueueInRto, Term::Overlap, Term::Backoff, Term::Tail] {
+            assert_ne!(all(&[term]), all(&[]), "{term:?}");
+        }
+        assert!(all(&[Term::Overlap]) < 0.8 * all(&[]), "the link would be idle in every timeout");
+        let few = |without: &[Term]| goodput(&path(65_536, true), 64_000, 8, &without.iter().copied().collect());
+        assert!(few(&[Term::Recovery]) < 0.3 * few(&[]), "every loss would time out");
+        // With all of them left out it is equation 2.
+        let paper = Term::Headers;
+        let none = [paper, Term::QueueInRto, Term::Recovery, Term::Overlap, Term::Backoff, Term::Tail];
+        let own = path(65_536, true);
+        assert_eq!(all(&none), own.goodput_after(128_000, 40, 1.0));
+    }
+
+    #[test]
+    fn onsets_have_intervals_of_a_factor_of_two_at_most() {
+        for sack in [true, false] {
+            for buffer in [16, 64, 192] {
+                for fragment in [8, 16, 64, 256] {
+                    let own = onset(&path(buffer << 10, sack), Form::Fragment(fragment * 1000), &BTreeSet::new());
+                    if let Some(value) = own.value {
+                        let (low, high) = (own.low.unwrap(), own.high.unwrap());
+                        assert!(low <= value && value <= high && high <= 2 * low, "{own:?}");
+                    }
+                }
+            }
+        }
+        let value = |kilobytes: u64| {
+            onset(&path(65_536, true), Form::Fragment(kilobytes * 1000), &BTreeSet::new()).value.unwrap()
+        };
+        // Measured: between 32 and 40, between 16 and 24, at 16.
+        assert!((32..=40).contains(&value(16)) && (16..=24).contains(&value(32)) && (13..=18).contains(&value(64)));
+    }
+}

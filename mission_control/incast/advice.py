@@ -1,0 +1,126 @@
+"""Advice on incast: from parameters, or from a run; with the lines to type."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mission_control import _native
+from mission_control.scenario import BadInput
+
+RTO_FLOOR_S = 0.01
+"""What a kernel with 250 ticks a second makes of 5 ms and less (FACTS)."""
+WHAT = {
+    "flows": "Fewer senders at once: {0:.0f}",
+    "rto-min": "A shorter minimum RTO: {0:.0f} ms",
+    "dctcp": "DCTCP, with switches that mark from {1} on",
+    "buffer": "A switch with {1} for the port",
+    "window": "A receive window of {1} for each connection",
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """What the advice is about.
+
+    Args:
+        bytes: of each sender for a block, or of all together if ``total``.
+        path: as :func:`mission_control.incast.model.path` makes it.
+    """
+
+    senders: int
+    bytes: int
+    path: dict[str, Any]
+    total: bool = False
+
+
+def advise(case: Case) -> dict[str, Any]:
+    """``bites``, ``onset`` (value, low, high), ``goodput_mbit`` and ``ideal_mbit`` as it is; ``remedies``, best first:
+    ``what``, ``expected_goodput_mbit``, ``interval`` and ``lines`` to type; ``warnings``.
+
+    Raises:
+        BadInput: a path or a number of senders that cannot be.
+    """
+    form = json.dumps({"total" if case.total else "fragment": case.bytes})
+    try:
+        told: dict[str, Any] = json.loads(_native.incast_advise(json.dumps(case.path), form, case.senders))
+    except ValueError as error:
+        raise BadInput(str(error)) from None
+    told["remedies"] = [remedy(own) for own in told["remedies"]]
+    told["onset"].pop("bytes")
+    told["warnings"] = []
+    if case.path["rto_s"] < RTO_FLOOR_S:
+        asked, floor = case.path["rto_s"] * 1e3, RTO_FLOOR_S * 1e3
+        told["warnings"].append(f"a minimum RTO of {asked:g} ms is some {floor:g} ms in effect: kernels count in ticks")
+    return told
+
+
+def remedy(own: dict[str, Any]) -> dict[str, Any]:
+    kind, value = own["kind"], own["value"]
+    shown = value * 1e3 if kind == "rto-min" else value
+    return {
+        "what": WHAT[kind].format(shown, _native.format_bytes(round(value))),
+        "kind": kind,
+        "value": value,
+        "expected_goodput_mbit": own["expected_mbit"],
+        "interval": [own["low_mbit"], own["high_mbit"]],
+        "lines": lines(kind, value),
+    }
+
+
+def lines(kind: str, value: float) -> list[str]:
+    """What to type, on every receiver or sender of the cluster, or into a file of the engine's settings."""
+    if kind == "flows":
+        flows = max(1, round(value))
+        return [
+            "mission run ... --flows-per-host auto                  # Mission Control finds the number itself",
+            f"spark.reducer.maxReqsInFlight {flows}                        # Spark, spark-defaults.conf",
+            f"mapreduce.reduce.shuffle.parallelcopies={flows}               # Hadoop, mapred-site.xml",
+            f"distributed.worker.connections.outgoing: {flows}             # Dask, its configuration",
+        ]
+    if kind == "rto-min":
+        return [
+            f"ip route change 10.0.0.0/24 dev eth0 rto_min {value * 1e3:.0f}ms   # senders, the route to the receivers",
+            f"sysctl -w net.ipv4.tcp_rto_min_us={value * 1e6:.0f}                # or all of a host, since Linux 6.11",
+        ]
+    if kind == "dctcp":
+        return [
+            "sysctl -w net.ipv4.tcp_ecn=1                           # both ends",
+            "mission exec --transport dctcp -- CMD                  # senders, one program",
+            "sysctl -w net.ipv4.tcp_congestion_control=dctcp        # senders, all, where the kernel has it",
+            f"# switches: mark (ECN) packets that find {_native.format_bytes(round(value))} in their queue or more",
+        ]
+    if kind == "window":
+        return [f"ip route change 10.0.0.0/24 dev eth0 window {value:.0f}    # receivers, the route to the senders"]
+    return ["# nothing to type: another switch, or one shared buffer with a larger part for a port"]
+
+
+def of_run(folder: Path) -> Case:
+    """The case of a run: its largest incast. Of a job's shuffle: a receiver with all the other hosts.
+
+    Raises:
+        BadInput: it is no run, or nothing is known of its network.
+    """
+    try:
+        scenario = tomllib.loads((folder / "scenario.toml").read_text())
+        result = json.loads((folder / "result.json").read_text())
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{folder} is no run: name a folder results/<id> ({error})") from None
+    from mission_control.incast.run import path_of
+    from mission_control.scenario import validate
+
+    described = validate(scenario)
+    path = path_of(described)
+    if points := result.get("points"):
+        worst = max(points, key=lambda own: own["senders"] * own["fragment_bytes"])
+        return Case(worst["senders"], worst["fragment_bytes"], path)
+    if result.get("world") != "lab":
+        raise BadInput(f"{folder} ran in {result.get('world')}: nothing is known of its links; use a run in the lab")
+    shuffles = [own for job in result["jobs"] for own in job["transfers"] if own["pattern"] in ("shuffle", "gather")]
+    if not shuffles:
+        raise BadInput(f"{folder} has no shuffle and no gather: there is no incast in it")
+    hosts, largest = described.topology.hosts, max(own["bytes"] for own in shuffles)
+    return Case(hosts - 1, max(1, largest // hosts // (hosts - 1)), path)

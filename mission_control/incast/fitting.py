@@ -1,0 +1,78 @@
+"""What a measured run says of the model: alpha, effective RTO and round trip, onset; where it is not to be trusted."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import numpy as np
+
+from mission_control.incast import model
+from mission_control.incast.run import collapsed, path_of, variants_of
+from mission_control.scenario import BadInput, validate
+
+FEW, MOST = 0.1, 0.9
+"""Parts of the blocks: where fewer stall one effect dominates, where more do another; between them chance decides."""
+FIRST = 0.1
+"""Quantile of the stalled blocks' waits that is taken for one RTO: others waited for more than one, or for one that
+began later."""
+
+
+def fit(folder: Path) -> dict[str, Any]:
+    """``curves``: of each ``variant`` and ``asked_bytes`` the ``onset``, ``rto_s`` (``None`` where no block stalled),
+    ``rtt_s``, and ``points``: ``alpha`` (equation 4's, of this point), ``stalled`` (part of blocks), ``model_mbit``,
+    ``residual`` (of the model's goodput, as a part of the measured one), ``regime`` (ideal, mixed, timeouts).
+
+    Raises:
+        BadInput: it is no incast run, or nothing was measured in it.
+    """
+    try:
+        scenario = validate(tomllib.loads((folder / "scenario.toml").read_text()))
+        result = json.loads((folder / "result.json").read_text())
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{folder} is no run: name a folder results/<id> ({error})") from None
+    points = [own for own in result.get("points", []) if own["world"] == "lab" and own["valid"] and own.get("blocks")]
+    if not points:
+        raise BadInput(f"{folder} has no valid points that were measured: run an incast scenario --in lab")
+    variants, told = variants_of(scenario), []
+    for variant, asked in dict.fromkeys((own["variant"], own["asked_bytes"]) for own in points):
+        own = [point for point in points if (point["variant"], point["asked_bytes"]) == (variant, asked)]
+        told.append({"variant": variant, "asked_bytes": asked, **of_curve(own, path_of(variants[variant]))})
+    return {"curves": told}
+
+
+def of_curve(points: list[dict[str, Any]], path: dict[str, Any]) -> dict[str, Any]:
+    """See :func:`fit`."""
+    rto_s = path["rto_s"]
+    found, waits, trips = [], [], []
+    for own in points:
+        blocks, bits = own["blocks"], own["senders"] * own["fragment_bytes"] * 8
+        # As the bytes of all take on the wire, headers and all; what is more is a wait.
+        wire_s = bits * (1 + 66 / path["mss"]) / path["link_bits_per_sec"]
+        stalled = [seconds for seconds in blocks if seconds > wire_s + rto_s / 2]
+        rest = [seconds for seconds in blocks if seconds <= wire_s + rto_s / 2]
+        waits += [seconds for seconds in stalled if wire_s < rto_s]
+        trips += [seconds - wire_s for seconds in rest]
+        part = len(stalled) / len(blocks)
+        (row,) = model.predict(path, [own["senders"]], [own["fragment_bytes"]])["rows"]
+        found.append(
+            {
+                "senders": own["senders"],
+                "alpha": (fmean(blocks) - wire_s - path["rtt_s"]) / rto_s,
+                "stalled": part,
+                "goodput_mbit": own["goodput_mbit"],
+                "model_mbit": row["goodput_mbit"],
+                "residual": row["goodput_mbit"] / own["goodput_mbit"] - 1,
+                "regime": "ideal" if part < FEW else "timeouts" if part > MOST else "mixed: not to be trusted",
+            }
+        )
+    late = [own["senders"] for own in points if collapsed(own)]
+    return {
+        "onset": min(late, default=None),
+        "rto_s": float(np.quantile(waits, FIRST)) if waits else None,
+        "rtt_s": max(0.0, median(trips)) if trips else 0.0,
+        "points": found,
+    }
