@@ -173,7 +173,7 @@ class Workload(Part):
         description="sort: where reduce tasks run; free: where Dask likes; even: in turn, all hosts get as much",
     )
     senders: str = Field("1-47", description="incast: how many are asked at once, as in 1-47 or 1,2,4,8-16")
-    fragment: tuple[Bytes, ...] = Field(
+    fragment: tuple[Annotated[Bytes, Field(ge=1)], ...] = Field(
         ("64 kB",), validate_default=True, min_length=1, description="incast: bytes of each sender for a block"
     )
     total: Bytes | None = Field(None, ge=1, description="incast: in place of `fragment`, of all senders together")

@@ -66,6 +66,8 @@ def test_a_grid_that_was_interrupted_goes_on_where_it_was(tmp_path):
     words = [
         "run",
         SCENARIO,
+        "--in",
+        "lab",
         "--set",
         "workload.senders=1-4",
         "--set",

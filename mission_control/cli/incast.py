@@ -100,7 +100,7 @@ def print_prediction(answer: dict[str, Any], typed: list[str]) -> None:
 
 @app.command()
 def advise(
-    senders: Annotated[int | None, Option(min=1, help="that answer at once")] = None,
+    senders: Annotated[int | None, Option(min=1, max=quantities.SENDERS_MAX, help="that answer at once")] = None,
     fragment: Annotated[str | None, Option(help="bytes of each sender for a block")] = None,
     total: Annotated[str | None, Option(help="or of all together")] = None,
     link: Annotated[str, Option(help="rate of the receiver's link")] = "10Gbit",
@@ -208,8 +208,8 @@ def serve(
 def measure(
     senders: Annotated[str, Option("--from", help="where `mission incast serve` runs, as in h1:7001,h2:7001")],
     fragment: Annotated[str, Option(help="bytes of each sender for a block")] = "64kB",
-    blocks: Annotated[int, Option(min=1, help="that count")] = 100,
-    warm_up: Annotated[int, Option(min=0, help="blocks before them")] = 10,
+    blocks: Annotated[int, Option(min=1, max=10**6, help="that count")] = 100,
+    warm_up: Annotated[int, Option(min=0, max=10**6, help="blocks before them")] = 10,
     repeat: Annotated[int, Option(min=1, help="times, each over new connections")] = 1,
     concurrent: Annotated[
         str, Option(help="senders that are asked at once: a number, all, or auto: found by trial")
@@ -218,7 +218,7 @@ def measure(
     rto_min: Annotated[str | None, Option(help="of the senders' sockets, as in 5ms")] = None,
     jitter: Annotated[str, Option(help="requests are put off by a random time of up to this")] = "0ms",
     deadline: Annotated[str, Option(help="it ends after this, with what was measured")] = "60s",
-    seed: Annotated[int, Option(help="of what is random")] = 1,
+    seed: Annotated[int, Option(min=0, help="of what is random")] = 1,
     token_file: TokenFile = None,
     as_json: Json = False,
 ) -> int:

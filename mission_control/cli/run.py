@@ -214,6 +214,8 @@ def report(folder: Annotated[Path, typer.Argument(help="of a run or a study: res
         write = study_report.write
     elif (folder / incast.POINTS).exists():
         write = incast_report.write
+    elif any(folder.glob(f"*/{incast.POINTS}")):
+        write = incast_report.write_all
     try:
         print(write(folder))
     except (OSError, ValueError) as error:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mission_control import _native
-from mission_control.scenario import BadInput
+from mission_control.incast.run import path_of, variants_of
+from mission_control.scenario import BadInput, validate
 
 RTO_FLOOR_S = 0.01
 """What a kernel with 250 ticks a second makes of 5 ms and less (FACTS)."""
@@ -109,18 +111,21 @@ def of_run(folder: Path) -> Case:
         result = json.loads((folder / "result.json").read_text())
     except (OSError, ValueError) as error:
         raise BadInput(f"{folder} is no run: name a folder results/<id> ({error})") from None
-    from mission_control.incast.run import path_of
-    from mission_control.scenario import validate
-
     described = validate(scenario)
-    path = path_of(described)
     if points := result.get("points"):
         worst = max(points, key=lambda own: own["senders"] * own["fragment_bytes"])
+        path = path_of(variants_of(described)[worst["variant"]])
         return Case(worst["senders"], worst["fragment_bytes"], path)
     if result.get("world") != "lab":
         raise BadInput(f"{folder} ran in {result.get('world')}: nothing is known of its links; use a run in the lab")
     shuffles = [own for job in result["jobs"] for own in job["transfers"] if own["pattern"] in ("shuffle", "gather")]
     if not shuffles:
         raise BadInput(f"{folder} has no shuffle and no gather: there is no incast in it")
-    hosts, largest = described.topology.hosts, max(own["bytes"] for own in shuffles)
+    # The ports of hosts; the last host is the scheduler's.
+    rates = [own["settings"]["bytes_per_second"] for own in result["ports"] if not re.fullmatch(r"s\d+", own["port"])]
+    hosts = len(rates) - 1
+    if hosts < 2:
+        raise BadInput(f"{folder} ran on one host: nothing crossed its network")
+    largest = max(own["bytes"] for own in shuffles)
+    path = {**path_of(described), "link_bits_per_sec": min(rates) * 8}
     return Case(hosts - 1, max(1, largest // hosts // (hosts - 1)), path)

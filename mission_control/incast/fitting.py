@@ -8,23 +8,19 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-import numpy as np
-
 from mission_control.incast import model
-from mission_control.incast.run import collapsed, path_of, variants_of
+from mission_control.incast.run import HEADERS, collapsed, path_of, variants_of
 from mission_control.scenario import BadInput, validate
 
 FEW, MOST = 0.1, 0.9
 """Parts of the blocks: where fewer stall one effect dominates, where more do another; between them chance decides."""
-FIRST = 0.1
-"""Quantile of the stalled blocks' waits that is taken for one RTO: others waited for more than one, or for one that
-began later."""
 
 
 def fit(folder: Path) -> dict[str, Any]:
-    """``curves``: of each ``variant`` and ``asked_bytes`` the ``onset``, ``rto_s`` (``None`` where no block stalled),
-    ``rtt_s``, and ``points``: ``alpha`` (equation 4's, of this point), ``stalled`` (part of blocks), ``model_mbit``,
-    ``residual`` (of the model's goodput, as a part of the measured one), ``regime`` (ideal, mixed, timeouts).
+    """``curves``: of each ``variant`` and ``asked_bytes`` the ``onset``, ``rto_s`` (median of what the senders' kernels
+    said), ``rtt_s`` (median of what blocks that did not stall take beyond their bytes), and ``points``: ``alpha``
+    (equation 4's, of this point), ``stalled`` (part of the blocks), ``model_mbit``, ``residual`` (of the model's
+    goodput, as a part of the measured one), ``regime`` (ideal, mixed, timeouts).
 
     Raises:
         BadInput: it is no incast run, or nothing was measured in it.
@@ -47,14 +43,14 @@ def fit(folder: Path) -> dict[str, Any]:
 def of_curve(points: list[dict[str, Any]], path: dict[str, Any]) -> dict[str, Any]:
     """See :func:`fit`."""
     rto_s = path["rto_s"]
-    found, waits, trips = [], [], []
+    found, timeouts, trips = [], [], []
     for own in points:
         blocks, bits = own["blocks"], own["senders"] * own["fragment_bytes"] * 8
         # As the bytes of all take on the wire, headers and all; what is more is a wait.
-        wire_s = bits * (1 + 66 / path["mss"]) / path["link_bits_per_sec"]
+        wire_s = bits * (1 + HEADERS / path["mss"]) / path["link_bits_per_sec"]
         stalled = [seconds for seconds in blocks if seconds > wire_s + rto_s / 2]
         rest = [seconds for seconds in blocks if seconds <= wire_s + rto_s / 2]
-        waits += [seconds for seconds in stalled if wire_s < rto_s]
+        timeouts += [flow["rto_us"] / 1e6 for flow in own["flows"] if flow["asked"]]
         trips += [seconds - wire_s for seconds in rest]
         part = len(stalled) / len(blocks)
         (row,) = model.predict(path, [own["senders"]], [own["fragment_bytes"]])["rows"]
@@ -72,7 +68,7 @@ def of_curve(points: list[dict[str, Any]], path: dict[str, Any]) -> dict[str, An
     late = [own["senders"] for own in points if collapsed(own)]
     return {
         "onset": min(late, default=None),
-        "rto_s": float(np.quantile(waits, FIRST)) if waits else None,
+        "rto_s": median(timeouts) if timeouts else None,
         "rtt_s": max(0.0, median(trips)) if trips else 0.0,
         "points": found,
     }

@@ -7,7 +7,11 @@ from dataclasses import dataclass
 
 from mission_control.incast import quantities
 from mission_control.incast.reads import Reads
+from mission_control.lab.described import stack_of
 from mission_control.scenario import BadInput, Scenario
+
+RTO_MIN_US = 200_000
+"""The kernel's own; asked of each socket where it is to be longer by chance."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,7 @@ def reads(scenario: Scenario, point: Point) -> Reads:
         rto_spread=workload.rto_spread,
         seed=workload.seed,
         deadline_s=workload.deadline / 1e3,
+        rto_min_us=RTO_MIN_US if workload.rto_spread else None,
         congestion_control=None if control.transport in ("auto", "tcp") else control.transport,
     )
 
@@ -63,6 +68,8 @@ def check(scenario: Scenario) -> None:
     """
     if scenario.topology.kind != "star":
         raise BadInput(f"incast happens before one receiver: use a star, not {scenario.topology.kind}")
+    if scenario.workload.rto_spread and stack_of(scenario).rto_min_ms:
+        raise BadInput("a route's minimum RTO wins against each socket's own: leave stack.rto_min and profile 2009 out")
     if scenario.topology.events:
         raise BadInput("events in an incast scenario are not built: leave topology.events out")
     if scenario.control.transport not in ("auto", "tcp", "dctcp"):

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from mission_control import _native
+from mission_control.scenario import BadInput
 
 CONNECTIONS = 256
 """That one sender serves at once."""
@@ -79,6 +80,24 @@ def measure(
 
     Raises:
         ConnectionError: a sender cannot be reached, or does not want to; names it.
+        BadInput: a number that cannot be.
     """
-    told: dict[str, Any] = json.loads(_native.incast_measure(reads.told(senders), token, watch))
+    try:
+        found = _native.incast_measure(reads.told([resolved(sender) for sender in senders]), token, watch)
+    except ValueError as error:
+        raise BadInput(str(error)) from None
+    told: dict[str, Any] = json.loads(found)
     return told
+
+
+def resolved(sender: str) -> str:
+    """Address and port of HOST:PORT.
+
+    Raises:
+        ConnectionError: nobody knows the host.
+    """
+    host, _, port = sender.rpartition(":")
+    try:
+        return f"{socket.gethostbyname(host)}:{port}"
+    except OSError as error:
+        raise ConnectionError(f"sender {sender}: {error.strerror or error}") from None

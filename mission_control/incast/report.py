@@ -27,8 +27,9 @@ def write(folder: Path) -> Path:
     return path
 
 
-def write_all(folder: Path, results: list[dict[str, Any]]) -> Path:
-    """Draws one report of several scenarios; gives its path."""
+def write_all(folder: Path) -> Path:
+    """Draws one report of all runs in a folder; gives its path."""
+    results = [json.loads(path.read_text()) for path in sorted(folder.glob("*/result.json"))]
     path, drawn = folder / "report.html", [part for result in results for part in section(result)]
     path.write_text(document("Mission Control: incast", drawn))
     return path
@@ -51,7 +52,8 @@ def section(result: dict[str, Any]) -> list[str]:
             told.append(f"<p><b>{word}:</b> {escape(text)}</p>")
     told += [f'<p class="bad">{escape(name)}</p>' for name, held in result["checks"].items() if not held]
     told += [f'<p class="bad">not valid: {escape(why)}</p>' for why in result["invalid_because"]]
-    told += ["<p>Solid: measured, with 95 % intervals. Dashed: the model.</p>", curves(result["points"])]
+    legend = "Solid: measured, with 95 % intervals. Dashed: the model. Dotted: the papers' equations."
+    told += [f"<p>{escape(legend)}</p>", curves(result["points"])]
     told.append(table(("onset", "world", "senders"), [onset_row(own) for own in result["onset"]]))
     if result["differences"]:
         told.append(f"<p>{escape(differences_in_words(result))}</p>")
@@ -91,6 +93,9 @@ def curves(points: list[dict[str, Any]]) -> str:
         marker = "." if world == "lab" else None
         values = [one["goodput_mbit"] for one in own]
         axes.plot(senders, values, DASHES[world], color=colour, marker=marker, label=f"{name}, {world}")
+        if world == "model":
+            printed = [one["paper_mbit"] for one in own]
+            axes.plot(senders, printed, ":", color=colour, label=f"{name}, as printed")
         if world == "lab":
             low, high = zip(*(one["interval95"] for one in own), strict=True)
             axes.fill_between(senders, low, high, color=colour, alpha=0.15, linewidth=0)

@@ -25,15 +25,15 @@ from mission_control.incast import model, report
 from mission_control.incast.lab import reads_in
 from mission_control.incast.points import ONE_FLOW, Point, check, most_senders, points, reads
 from mission_control.lab.described import lab_of, stack_of
-from mission_control.scenario import BadInput, Scenario, plain, with_values
+from mission_control.scenario import BadInput, Missing, Scenario, plain, with_values
 from mission_control.study import ONLY
 
 RTO_MIN_MS = 200
 """The kernel's own."""
 BASE_RTT_S = 1e-4
 """Of two hosts of a lab without queues: some 60 to 150 us (docs/measurements.md)."""
-MSS = 1448
-"""Of an MTU of 1,500 bytes with timestamps."""
+MSS, HEADERS = 1448, 66
+"""Of a frame with an MTU of 1,500 bytes: payload, and Ethernet, IP, TCP with timestamps."""
 POINTS, RESULT = "points.jsonl", "result.json"
 """In a run's folder: a point a line, as they are measured; and all of it, which its report is drawn from."""
 
@@ -125,15 +125,14 @@ def conduct(
         BadInput: the scenario describes no incast, or there is no such world.
         Missing: what a world needs is not there.
     """
-    variants = variants_of(scenario)
-    for own in variants.values():
-        check(own)
+    variants = accepted(scenario)
     if unknown := [world for world in worlds if world not in WORLDS]:
         raise BadInput(f"incast in {unknown[0]}: use {' or '.join(WORLDS)}, or both with a comma")
     folder = folder or results / f"{time.strftime('%Y%m%d-%H%M%S')}-incast-{secrets.token_hex(2)}"
-    folder.mkdir(parents=True, exist_ok=True)
     begin(folder, scenario)
     found = list(known(folder))
+    # A line that was cut off is not gone on with.
+    (folder / POINTS).write_text("".join(json.dumps(own) + "\n" for own in found))
     done = {key(own) for own in found}
     count = len(worlds) * sum(len(list(points(own))) for own in variants.values())
     interrupted = False
@@ -145,7 +144,7 @@ def conduct(
                     continue
                 with WORLDS[world](own) as measure:
                     wanted = own.expect.goodput_of_one_flow_min if world == "lab" else None
-                    one_flow = measure(ONE_FLOW, say)["goodput_mbit"] if wanted else None
+                    one_flow = long_flow(measure, say) if wanted else None
                     for at in left:
                         interrupts.check()
                         place: dict[str, Any] = {"world": world, "variant": variant, "senders": at.senders}
@@ -186,15 +185,20 @@ def conduct_all(
     Raises:
         BadInput, Missing: as :func:`conduct`.
     """
+    if folder is not None and not folder.is_dir():
+        raise BadInput(f"{folder} is not there: name the folder of a run to go on with")
     folder = folder or results / f"{time.strftime('%Y%m%d-%H%M%S')}-incast-{secrets.token_hex(2)}"
     told: dict[str, dict[str, Any]] = {}
+    for scenario in scenarios.values():
+        accepted(scenario)
     for name, scenario in scenarios.items():
         told[name] = conduct(
             scenario, worlds or worlds_of(scenario), folder=folder / name, say=partial(labelled, say, name)
         )
+        # After each: whatever becomes of the next, these are drawn.
+        report.write_all(folder)
         if told[name]["interrupted"]:
             break
-    report.write_all(folder, list(told.values()))
     every = list(told.values())
     return {
         "studies": told,
@@ -208,6 +212,21 @@ def conduct_all(
 def worlds_of(scenario: Scenario) -> list[str]:
     """Where it runs unless told otherwise; the model costs nothing and is always drawn."""
     return ["model"] if scenario.world == "model" else ["model", "lab"]
+
+
+def accepted(scenario: Scenario) -> dict[str, Scenario]:
+    """Its variants.
+
+    Raises:
+        BadInput: the scenario describes no incast, or asks for what is not done.
+    """
+    study = scenario.study
+    if study.repeat > 1 or study.vary or any(own.ratio_min or own.ratio_max for own in study.compare):
+        raise BadInput("incast takes no study.repeat, study.vary and ratios: its grid is in [workload]")
+    variants = variants_of(scenario)
+    for own in variants.values():
+        check(own)
+    return variants
 
 
 def variants_of(scenario: Scenario) -> dict[str, Scenario]:
@@ -224,6 +243,19 @@ def key(point: dict[str, Any]) -> tuple[str, str, int, int]:
     return point["world"], point["variant"], point["senders"], point["fragment_bytes"]
 
 
+def long_flow(measure: Measure, say: Callable[[str], None]) -> float:
+    """Goodput of one long flow, in Mbit/s.
+
+    Raises:
+        Missing: it could not be measured, and nothing can be said of its part.
+    """
+    told = measure(ONE_FLOW, say)
+    if told["ended"] or not told["valid"] or not told["goodput_mbit"]:
+        why = told["ended"] or "; ".join(told["invalid_because"])
+        raise Missing(f"what one long flow gets could not be measured: {why}")
+    return float(told["goodput_mbit"])
+
+
 def labelled(say: Callable[[str], None], label: str, text: str) -> None:
     say(f"{label}: {text}")
 
@@ -231,9 +263,12 @@ def labelled(say: Callable[[str], None], label: str, text: str) -> None:
 def begin(folder: Path, scenario: Scenario) -> None:
     """
     Raises:
-        BadInput: the folder is that of another scenario.
+        BadInput: the folder is that of another scenario, or of something else.
     """
     path = folder / "scenario.toml"
+    if folder.exists() and not path.exists():
+        raise BadInput(f"{folder} has no scenario.toml: name the folder of a run to go on with")
+    folder.mkdir(parents=True, exist_ok=True)
     if path.exists() and tomllib.loads(path.read_text()) != plain(scenario):
         raise BadInput(f"{folder} was made from another scenario: go on with the one that began, or begin a new run")
     path.write_bytes(tomli_w.dumps(plain(scenario)).encode())
@@ -256,11 +291,12 @@ def summary(variants: dict[str, Scenario], found: list[dict[str, Any]], worlds: 
         path = path_of(variants[own["variant"]])
         bits = own["senders"] * own["fragment_bytes"] * 8
         own["rto_s"] = path["rto_s"]
-        own["ideal_mbit"] = bits / (path["rtt_s"] + bits / path["link_bits_per_sec"]) / 1e6
+        wire_s = bits * (1 + HEADERS / path["mss"]) / path["link_bits_per_sec"]
+        own["ideal_mbit"] = bits / (path["rtt_s"] + wire_s) / 1e6
         if own.get("ended"):
             checks[f"{name_of(own)}: {own['ended']}"] = False
         wanted = variants[own["variant"]].expect.goodput_of_one_flow_min
-        if wanted and own.get("one_flow_mbit"):
+        if wanted and own["world"] == "lab":
             part = (own["goodput_mbit"] or 0) / own["one_flow_mbit"]
             checks[f"{name_of(own)}: {part:.1%} of one long flow's goodput, at least {wanted:.0%}"] = part >= wanted
     return {

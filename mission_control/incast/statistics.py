@@ -55,6 +55,8 @@ def repeated(
 
     for _ in range(repeat):
         runs.append(measure(senders, reads, token, watch))
+        # An interrupt that came into the call to Python ends it too, with what was measured.
+        stopped = stopped or runs[-1]["ended"] == "interrupted"
         if runs[-1]["ended"]:
             break
     say("")
@@ -82,6 +84,7 @@ def summary(runs: Sequence[dict[str, Any]], block_bytes: int) -> dict[str, Any]:
         "interval95": [low, high],
         "blocks": pooled,
         "flows": flows(runs),
+        "limits": runs[-1].get("limits", []) if runs else [],
         "ended": next((run["ended"] for run in runs if run["ended"]), None),
     }
     if pooled:

@@ -3,7 +3,7 @@
 use crate::{bad_input, detached};
 use mission_core::incast::{self, Form, Path, advice};
 use mission_transport::incast::{Limits, Reads, Server, measure};
-use pyo3::exceptions::{PyConnectionError, PyOSError};
+use pyo3::exceptions::{PyConnectionError, PyKeyboardInterrupt, PyOSError};
 use pyo3::prelude::*;
 use std::net::TcpListener;
 use std::os::fd::FromRawFd;
@@ -55,8 +55,9 @@ pub fn incast_measure(py: Python<'_>, reads: &str, token: &[u8], watch: Py<PyAny
         measure(&reads, token, &mut watch)
     })?;
     match raised {
-        Some(error) => Err(error),
-        None => serde_json::to_string(&measured.map_err(PyConnectionError::new_err)?).map_err(bad_input),
+        // What was measured until an interrupt is told.
+        Some(error) if !Python::attach(|py| error.is_instance_of::<PyKeyboardInterrupt>(py)) => Err(error),
+        _ => serde_json::to_string(&measured.map_err(PyConnectionError::new_err)?).map_err(bad_input),
     }
 }
 

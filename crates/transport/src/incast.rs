@@ -18,6 +18,7 @@ use mission_core::units::Time;
 use rustix::event::{PollFd, PollFlags, poll};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use socket2::{SockRef, TcpKeepalive};
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -30,6 +31,10 @@ use std::time::{Duration, Instant};
 const LINE_MAX: usize = 4096;
 /// For connecting, and for the lines of the beginning.
 const HELLO_PATIENCE: Duration = Duration::from_secs(10);
+/// For all senders to say what their kernels did, once it is over.
+const LAST_PATIENCE: Duration = Duration::from_secs(2);
+/// A peer that is silent is asked after so long whether it is there still.
+const KEEPALIVE: Duration = Duration::from_secs(30);
 /// How often a measurement looks whether it was interrupted.
 const INTERRUPT_EVERY: Duration = Duration::from_millis(100);
 /// Read at once; larger than what a socket usually holds.
@@ -65,6 +70,9 @@ pub struct Flow {
     pub loss_probes_of_host: u64,
     #[serde(default)]
     pub bytes: u64,
+    /// The sender has said so itself at the end; else it was busy or gone, and nothing was counted.
+    #[serde(default)]
+    pub asked: bool,
 }
 
 impl Flow {
@@ -83,6 +91,7 @@ impl Flow {
             marks: delivered_ce,
             loss_probes_of_host: loss_probes(),
             bytes: 0,
+            asked: false,
         }
     }
 
@@ -216,14 +225,15 @@ impl Serving {
 
     fn serve(&self, stream: &mut TcpStream) -> io::Result<()> {
         stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(HELLO_PATIENCE))?;
+        SockRef::from(&*stream).set_tcp_keepalive(&TcpKeepalive::new().with_time(KEEPALIVE))?;
         stream.set_write_timeout(Some(HELLO_PATIENCE))?;
-        let hello = hear(stream)?;
+        let until = Instant::now() + HELLO_PATIENCE;
+        let hello = hear(stream, until)?;
         let client: Nonce = nonce(&hello)?;
         let server: Nonce = auth::random();
         let proof = self.token.prove(Role::Server, &client, &server);
         say(stream, &json!({ "nonce": to_hex(&server), "proof": proof }))?;
-        let hello = hear(stream)?;
+        let hello = hear(stream, until)?;
         let proof = hello["proof"].as_str().unwrap_or_default();
         if !self.token.proves(Role::Client, &client, &server, proof) {
             return say(stream, &json!({ "error": "the tokens differ" }));
@@ -283,10 +293,12 @@ fn say(stream: &mut TcpStream, value: &Value) -> io::Result<()> {
     stream.write_all(line.as_bytes())
 }
 
-/// One line, read byte by byte: what follows it is not JSON.
-fn hear(stream: &mut TcpStream) -> io::Result<Value> {
+/// One line until then, read byte by byte: what follows it is not JSON.
+fn hear(stream: &mut TcpStream, until: Instant) -> io::Result<Value> {
     let (mut line, mut byte) = (Vec::new(), [0]);
     while line.len() < LINE_MAX {
+        let left = until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        stream.set_read_timeout(Some(left))?;
         stream.read_exact(&mut byte)?;
         if byte == *b"\n" {
             return serde_json::from_slice(&line).map_err(|error| io::Error::new(ErrorKind::InvalidData, error));
@@ -379,7 +391,7 @@ pub fn measure(reads: &Reads, token: &[u8], watch: Watch) -> Result<Measured, St
         let mut ask = reads.ask.clone();
         if reads.rto_spread > 0.0 {
             let part = random.unit() * reads.rto_spread;
-            ask.rto_min_us = ask.rto_min_us.map(|rto| rto + (f64::from(rto) * part) as u32);
+            ask.rto_min_us = ask.rto_min_us.map(|rto| rto.saturating_add((f64::from(rto) * part) as u32));
         }
         readers.push(Reader::connect(*address, &token, &ask).map_err(|why| format!("sender {address}: {why}"))?);
     }
@@ -398,9 +410,10 @@ pub fn measure(reads: &Reads, token: &[u8], watch: Watch) -> Result<Measured, St
     let mut last = began;
     for number in 0..reads.warm_up + reads.blocks {
         if number == reads.warm_up {
-            if let Err(why) =
-                readers.iter_mut().try_for_each(|reader| reader.ask_flow().map(|flow| reader.before = flow))
-            {
+            if let Err(why) = readers.iter_mut().try_for_each(|reader| {
+                let until = Instant::now() + HELLO_PATIENCE;
+                reader.ask_flow(until).map(|flow| reader.before = flow)
+            }) {
                 measured.ended = Some(why);
                 break;
             }
@@ -422,7 +435,8 @@ pub fn measure(reads: &Reads, token: &[u8], watch: Watch) -> Result<Measured, St
     measured.limits = run.limits;
     measured.seconds = last.duration_since(began).as_secs_f64();
     measured.bytes = readers.iter().map(|reader| reader.bytes).sum();
-    measured.flows = readers.iter_mut().map(Reader::flow).collect();
+    let until = Instant::now() + LAST_PATIENCE;
+    measured.flows = readers.iter_mut().map(|reader| reader.flow(until)).collect();
     Ok(measured)
 }
 
@@ -534,10 +548,10 @@ impl Reader {
         };
         let mut stream = TcpStream::connect_timeout(&address, HELLO_PATIENCE).map_err(words)?;
         stream.set_nodelay(true).map_err(words)?;
-        stream.set_read_timeout(Some(HELLO_PATIENCE)).map_err(words)?;
+        let until = Instant::now() + HELLO_PATIENCE;
         let client: Nonce = auth::random();
         say(&mut stream, &json!({ "nonce": to_hex(&client) })).map_err(words)?;
-        let hello = hear(&mut stream).map_err(words)?;
+        let hello = hear(&mut stream, until).map_err(words)?;
         if let Some(error) = hello["error"].as_str() {
             return Err(error.to_owned());
         }
@@ -547,7 +561,7 @@ impl Reader {
         }
         let proof = token.prove(Role::Client, &client, &server);
         say(&mut stream, &json!({ "proof": proof, "ask": ask })).map_err(words)?;
-        let before = flow_of(hear(&mut stream).map_err(words)?)?;
+        let before = flow_of(hear(&mut stream, until).map_err(words)?)?;
         Ok(Reader { address, stream, left: 0, bytes: 0, before })
     }
 
@@ -576,17 +590,18 @@ impl Reader {
     }
 
     /// What the sender's kernel says now.
-    fn ask_flow(&mut self) -> Result<Flow, String> {
-        let asked = self.stream.write_all(&0u64.to_be_bytes()).and_then(|()| hear(&mut self.stream));
+    fn ask_flow(&mut self, until: Instant) -> Result<Flow, String> {
+        let asked = self.stream.write_all(&0u64.to_be_bytes()).and_then(|()| hear(&mut self.stream, until));
         asked.map_err(|error| self.failed(&error)).and_then(flow_of)
     }
 
-    /// What has happened since the warm-up; of a sender that does not answer in the middle of a fragment, what it said
-    /// before.
-    fn flow(&mut self) -> Flow {
-        let now = if self.left == 0 { self.ask_flow().ok() } else { None };
-        let flow = now.map_or_else(Flow::default, |now| now.since(&self.before));
-        Flow { sender: self.address.to_string(), bytes: self.bytes, ..flow }
+    /// What has happened since the warm-up. A sender that is in the middle of a fragment, or gone, is not `asked`: its
+    /// counts are 0.
+    fn flow(&mut self, until: Instant) -> Flow {
+        let now = if self.left == 0 { self.ask_flow(until).ok() } else { None };
+        let asked = now.is_some();
+        let flow = now.map_or_else(|| self.before.clone().since(&self.before), |now| now.since(&self.before));
+        Flow { sender: self.address.to_string(), bytes: self.bytes, asked, ..flow }
     }
 }
 
