@@ -14,15 +14,8 @@ from distributed import Client, LocalCluster
 
 import mission_control
 from mission_control import _native
-from mission_control.lab.check import check
 
 TOKEN = b"a token for tests"
-lacking = [f"{own.what}: {own.why}" for own in check() if own.needed and not own.there]
-NEEDS_LAB = [
-    pytest.mark.lab,
-    pytest.mark.skipif(bool(lacking), reason=f"no lab here: {'; '.join(lacking)} (mission lab check)"),
-]
-"""Marks of tests that build a lab."""
 
 
 @pytest.fixture

@@ -165,6 +165,8 @@ def test_the_commands_serve_and_measure():
     assert len(told["blocks"]) == 60 and told["goodput_mbit"] > 0 and told["valid"]
     assert told["interval95"][0] <= told["goodput_mbit"] <= told["interval95"][1]
     assert "goodput" in mission(*measured).stdout
+    split = ["incast", "measure", "--from", f"{address},{address}", "--total", "100kB", "--blocks", "4", "--json"]
+    assert [flow["bytes"] for flow in json.loads(mission(*split).stdout)["flows"]] == [4 * 50_000 * 2]
     serving.send_signal(signal.SIGINT)
     assert serving.wait(10) == 130
     gone = mission(*measured)

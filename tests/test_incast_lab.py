@@ -14,7 +14,8 @@ from mission_control.incast.lab import reads_in
 from mission_control.incast.reads import Reads
 from mission_control.lab import Lab, star
 from mission_control.lab.stack import PROFILES
-from tests.conftest import NEEDS_LAB, mission, until
+from tests.conftest import mission, until
+from tests.lab import NEEDS_LAB
 
 pytestmark = NEEDS_LAB
 SCENARIO = "scenarios/incast-64k.toml"

@@ -19,7 +19,8 @@ from mission_control.lab.congestion import AVAILABLE
 from mission_control.lab.lab import ALLOWED, PREFIX, STATE, up
 from mission_control.scenario import Scenario, load, with_settings
 from mission_control.worlds.lab import in_lab
-from tests.conftest import NEEDS_LAB, mission, status, until
+from tests.conftest import mission, status, until
+from tests.lab import NEEDS_LAB
 
 pytestmark = NEEDS_LAB
 

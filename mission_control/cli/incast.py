@@ -207,7 +207,8 @@ def serve(
 @app.command()
 def measure(
     senders: Annotated[str, Option("--from", help="where `mission incast serve` runs, as in h1:7001,h2:7001")],
-    fragment: Annotated[str, Option(help="bytes of each sender for a block")] = "64kB",
+    fragment: Annotated[str | None, Option(help="bytes of each sender for a block; 64kB")] = None,
+    total: Annotated[str | None, Option(help="or of all together, as in 1MB")] = None,
     blocks: Annotated[int, Option(min=1, max=10**6, help="that count")] = 100,
     warm_up: Annotated[int, Option(min=0, max=10**6, help="blocks before them")] = 10,
     repeat: Annotated[int, Option(min=1, help="times, each over new connections")] = 1,
@@ -228,9 +229,13 @@ def measure(
         host, _, port = address.rpartition(":")
         if not host or not port.isdecimal() or not 0 < int(port) < 65536:
             raise BadInput(f"{address!r} is no sender: write HOST:PORT, as in h1:{SERVED_PORT}")
-    (size, *more) = quantities.sizes(fragment)
-    if more or not addresses:
-        raise BadInput("use one --fragment, and at least one sender")
+    if not addresses or (fragment and total):
+        raise BadInput("use at least one sender, and --fragment or --total, not both")
+    (size, *more) = quantities.sizes(fragment or total or "64kB")
+    if more:
+        raise BadInput("one measurement is of one size: use one --fragment or --total")
+    if total:
+        size = -(-size // len(addresses))
     token = token_of(token_file, [address.rpartition(":")[0] for address in addresses])
     asked = reads.Reads(
         fragment=size,

@@ -15,6 +15,8 @@ from mission_control.scenario import BadInput, validate
 
 RTO_FLOOR_S = 0.01
 """What a kernel with 250 ticks a second makes of 5 ms and less (FACTS)."""
+FITTED_BITS_PER_SEC = 1_000_000_000
+"""Ten times the rate at which the model was fitted (docs/measurements.md); beyond it nothing was compared."""
 WHAT = {
     "flows": "Fewer senders at once: {0:.0f}",
     "rto-min": "A shorter minimum RTO: {0:.0f} ms",
@@ -57,6 +59,10 @@ def advise(case: Case) -> dict[str, Any]:
     if case.path["rto_s"] < RTO_FLOOR_S:
         asked, floor = case.path["rto_s"] * 1e3, RTO_FLOOR_S * 1e3
         told["warnings"].append(f"a minimum RTO of {asked:g} ms is some {floor:g} ms in effect: kernels count in ticks")
+    if case.path["link_bits_per_sec"] > FITTED_BITS_PER_SEC:
+        told["warnings"].append(
+            "the model was fitted at 100 Mbit/s: at this rate hold it against `mission incast measure`"
+        )
     return told
 
 

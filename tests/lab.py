@@ -1,0 +1,15 @@
+"""What tests that build a lab need. Apart from conftest: workers of tests import that, and looking at the kernel is not
+for them to do."""
+
+from __future__ import annotations
+
+import pytest
+
+from mission_control.lab.check import check
+
+lacking = [f"{own.what}: {own.why}" for own in check() if own.needed and not own.there]
+NEEDS_LAB = [
+    pytest.mark.lab,
+    pytest.mark.skipif(bool(lacking), reason=f"no lab here: {'; '.join(lacking)} (mission lab check)"),
+]
+"""Marks of tests that build a lab."""
