@@ -120,19 +120,11 @@ pub fn advise(path: &Path, form: Form, senders: u32) -> Result<Advice, String> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Buffer;
+    use super::super::modern;
     use super::*;
 
     fn path(buffer: u64) -> Path {
-        Path {
-            link_bits_per_sec: 1e8,
-            rtt_s: 1e-4,
-            rto_s: 0.2,
-            buffer: Buffer::Port(buffer),
-            mss: 1448,
-            initial_window: 14_480,
-            sack: true,
-        }
+        modern::tests::path(buffer, true)
     }
 
     #[test]

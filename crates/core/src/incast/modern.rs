@@ -161,11 +161,12 @@ pub fn onset(path: &Path, form: Form, without: &BTreeSet<Term>) -> Onset {
 const WIDEST: f64 = 2.0;
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::super::Buffer;
     use super::*;
 
-    fn path(buffer: u64, sack: bool) -> Path {
+    /// Of the lab's measurements.
+    pub fn path(buffer: u64, sack: bool) -> Path {
         Path {
             link_bits_per_sec: 1e8,
             rtt_s: 1e-4,
