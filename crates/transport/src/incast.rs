@@ -9,6 +9,10 @@
 //! then      8 bytes, big endian: how many bytes          those bytes; for 0 {"flow": Flow}
 //! ```
 
+mod server;
+
+pub use server::{Limits, Server};
+
 use crate::auth::{self, Nonce, Role, Token};
 use crate::object::{from_hex, to_hex};
 use crate::socket::{self, TcpInfo};
@@ -18,13 +22,9 @@ use mission_core::units::Time;
 use rustix::event::{PollFd, PollFlags, poll};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use socket2::{SockRef, TcpKeepalive};
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
-use std::thread;
+use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 /// Longest line of the beginning.
@@ -33,8 +33,6 @@ const LINE_MAX: usize = 4096;
 const HELLO_PATIENCE: Duration = Duration::from_secs(10);
 /// For all senders to say what their kernels did, once it is over.
 const LAST_PATIENCE: Duration = Duration::from_secs(2);
-/// A peer that is silent is asked after so long whether it is there still.
-const KEEPALIVE: Duration = Duration::from_secs(30);
 /// How often a measurement looks whether it was interrupted.
 const INTERRUPT_EVERY: Duration = Duration::from_millis(100);
 /// Read at once; larger than what a socket usually holds.
@@ -113,178 +111,6 @@ fn loss_probes() -> u64 {
     let (Some(names), Some(values)) = (lines.next(), lines.next()) else { return 0 };
     let place = names.split(' ').position(|name| name == "TCPLossProbes");
     place.and_then(|place| values.split(' ').nth(place)?.parse().ok()).unwrap_or(0)
-}
-
-/// What a server allows.
-#[derive(Clone, Copy, Debug)]
-pub struct Limits {
-    pub connections: usize,
-    /// Bytes of one answer.
-    pub bytes: u64,
-    /// Bits per second of each connection.
-    pub pace_bits_per_sec: Option<u64>,
-}
-
-/// Serves synthetic bytes until it is dropped.
-pub struct Server {
-    shared: Arc<Serving>,
-    accepting: Option<thread::JoinHandle<()>>,
-}
-
-struct Serving {
-    listener: TcpListener,
-    token: Token,
-    limits: Limits,
-    stop: AtomicBool,
-    streams: Mutex<Vec<(u64, TcpStream)>>,
-    next: AtomicU64,
-    served: AtomicU64,
-}
-
-impl Server {
-    /// Serves who connects to `listener`, in threads of this thread's network namespace.
-    ///
-    /// # Errors
-    /// No thread can be started.
-    pub fn start(listener: TcpListener, token: &[u8], limits: Limits) -> io::Result<Server> {
-        listener.set_nonblocking(false)?;
-        let shared = Arc::new(Serving {
-            listener,
-            token: Token::new(token),
-            limits,
-            stop: AtomicBool::new(false),
-            streams: Mutex::default(),
-            next: AtomicU64::new(0),
-            served: AtomicU64::new(0),
-        });
-        let own = shared.clone();
-        let accepting = thread::Builder::new().name("incast-accept".into()).spawn(move || own.accept())?;
-        Ok(Server { shared, accepting: Some(accepting) })
-    }
-
-    pub fn address(&self) -> io::Result<SocketAddr> {
-        self.shared.listener.local_addr()
-    }
-
-    /// Bytes sent, and connections that are open.
-    pub fn served(&self) -> (u64, usize) {
-        (self.shared.served.load(Ordering::Relaxed), self.shared.lock().len())
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        self.shared.stop.store(true, Ordering::Relaxed);
-        // Wakes the thread that accepts: Linux ends its call with an error.
-        let _ = rustix::net::shutdown(&self.shared.listener, rustix::net::Shutdown::Both);
-        self.shared.lock().iter().for_each(|(_, stream)| drop(stream.shutdown(Shutdown::Both)));
-        if let Some(accepting) = self.accepting.take() {
-            let _ = accepting.join();
-        }
-    }
-}
-
-impl Serving {
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<(u64, TcpStream)>> {
-        self.streams.lock().expect("no panic while held")
-    }
-
-    fn accept(self: &Arc<Self>) {
-        while !self.stop.load(Ordering::Relaxed) {
-            let Ok((stream, _)) = self.listener.accept() else {
-                if !self.stop.load(Ordering::Relaxed) {
-                    // Out of descriptors, or a peer that was gone at once.
-                    thread::sleep(Duration::from_millis(10));
-                }
-                continue;
-            };
-            let Ok(clone) = stream.try_clone() else { continue };
-            let id = self.next.fetch_add(1, Ordering::Relaxed);
-            {
-                let mut streams = self.lock();
-                if streams.len() >= self.limits.connections || self.stop.load(Ordering::Relaxed) {
-                    let mut stream = stream;
-                    let text = format!("this sender serves {} connections at once", self.limits.connections);
-                    let _ = say(&mut stream, &json!({ "error": text }));
-                    continue;
-                }
-                streams.push((id, clone));
-            }
-            let own = self.clone();
-            let serve = move || {
-                let mut stream = stream;
-                let _ = own.serve(&mut stream);
-                let _ = stream.shutdown(Shutdown::Both);
-                own.lock().retain(|(other, _)| *other != id);
-            };
-            if thread::Builder::new().name("incast-serve".into()).spawn(serve).is_err() {
-                self.lock().retain(|(other, _)| *other != id);
-            }
-        }
-    }
-
-    fn serve(&self, stream: &mut TcpStream) -> io::Result<()> {
-        stream.set_nodelay(true)?;
-        SockRef::from(&*stream).set_tcp_keepalive(&TcpKeepalive::new().with_time(KEEPALIVE))?;
-        stream.set_write_timeout(Some(HELLO_PATIENCE))?;
-        let until = Instant::now() + HELLO_PATIENCE;
-        let hello = hear(stream, until)?;
-        let client: Nonce = nonce(&hello)?;
-        let server: Nonce = auth::random();
-        let proof = self.token.prove(Role::Server, &client, &server);
-        say(stream, &json!({ "nonce": to_hex(&server), "proof": proof }))?;
-        let hello = hear(stream, until)?;
-        let proof = hello["proof"].as_str().unwrap_or_default();
-        if !self.token.proves(Role::Client, &client, &server, proof) {
-            return say(stream, &json!({ "error": "the tokens differ" }));
-        }
-        let told = serde_json::from_value(hello["ask"].clone())
-            .map_err(|error| error.to_string())
-            .and_then(|ask| self.set(stream, &ask));
-        match told {
-            Err(text) => return say(stream, &json!({ "error": text })),
-            Ok(()) => say(stream, &json!({ "flow": Flow::of(stream) }))?,
-        }
-        stream.set_read_timeout(None)?;
-        stream.set_write_timeout(None)?;
-        let zeros = vec![0u8; READ_BYTES];
-        loop {
-            let mut wanted = [0; 8];
-            stream.read_exact(&mut wanted)?;
-            let mut left = u64::from_be_bytes(wanted);
-            if left == 0 {
-                say(stream, &json!({ "flow": Flow::of(stream) }))?;
-                continue;
-            }
-            if left > self.limits.bytes {
-                return Ok(());
-            }
-            while left > 0 {
-                let sent = stream.write(&zeros[..left.min(zeros.len() as u64) as usize])?;
-                left -= sent as u64;
-                self.served.fetch_add(sent as u64, Ordering::Relaxed);
-            }
-        }
-    }
-
-    fn set(&self, stream: &TcpStream, ask: &Asked) -> Result<(), String> {
-        if let Some(name) = &ask.congestion_control {
-            socket::set_congestion_control(stream, name).map_err(|error| {
-                format!(
-                    "congestion control {name}: {error}; load it, or allow it: sysctl net.ipv4.tcp_allowed_congestion_control"
-                )
-            })?;
-        }
-        if let Some(value) = ask.rto_min_us {
-            socket::set_rto_min_us(stream, value)
-                .map_err(|error| format!("a minimum RTO of {value} us: {error}; sockets have it since Linux 6.15"))?;
-        }
-        let paces = [ask.pace_bits_per_sec, self.limits.pace_bits_per_sec];
-        if let Some(pace) = paces.into_iter().flatten().min() {
-            socket::set_pace(stream, pace).map_err(|error| format!("a pace of {pace} bit/s: {error}"))?;
-        }
-        Ok(())
-    }
 }
 
 fn say(stream: &mut TcpStream, value: &Value) -> io::Result<()> {
