@@ -82,6 +82,16 @@ def test_a_job_that_cannot_have_what_it_demands_is_refused_with_status_4(tmp_pat
     assert done.returncode == 4 and "dctcp" in done.stderr
 
 
+def test_ictcp_wants_the_rate_of_the_link(tmp_path, monkeypatch):
+    words = ["run", "sort", "--size", "4MiB", "--workers", "2", "--transport", "ictcp", "--results", str(tmp_path)]
+    monkeypatch.setenv("MISSION_LINK_RATE", "1 Gbit/s")
+    done = mission(*words)
+    assert done.returncode == 0 and "over ictcp: the job demands ictcp" in done.stdout, done.stderr
+    monkeypatch.setenv("MISSION_LINK_RATE", "fast")
+    done = mission(*words)
+    assert done.returncode == 2 and "MISSION_LINK_RATE" in done.stderr and done.stderr.count("\n") == 1, done.stderr
+
+
 @pytest.mark.parametrize(
     "options",
     [[], ["--transport", "tcp"], ["--encrypt"], ["--jobs", "2", "--policy", "priority", "--priorities", "1,2"]],

@@ -217,6 +217,9 @@ def measure(
     ] = "all",
     congestion_control: Annotated[str | None, Option(help="of the senders' sockets")] = None,
     rto_min: Annotated[str | None, Option(help="of the senders' sockets, as in 5ms")] = None,
+    ictcp: Annotated[
+        str | None, Option(help="rate of the receiver's link: its windows follow what is left of it (ICTCP)")
+    ] = None,
     jitter: Annotated[str, Option(help="requests are put off by a random time of up to this")] = "0ms",
     deadline: Annotated[str, Option(help="it ends after this, with what was measured")] = "60s",
     seed: Annotated[int, Option(min=0, help="of what is random")] = 1,
@@ -247,6 +250,7 @@ def measure(
         deadline_s=quantities.quantity(_native.parse_duration, deadline),
         congestion_control=congestion_control,
         rto_min_us=None if rto_min is None else round(quantities.quantity(_native.parse_duration, rto_min) * 1e6),
+        ictcp_link=None if ictcp is None else quantities.quantity(_native.parse_rate, ictcp),
     )
     try:
         told = statistics.repeated(addresses, asked, token, repeat, one_line if sys.stderr.isatty() else quiet)

@@ -58,7 +58,12 @@ class MissionControlScheduler(SchedulerPlugin):
     async def start(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
         self.engine_tls = scheduler.address.startswith("tls://")
-        environment = {"carriers": _native.carriers(), "interfaces": 1, "engine_tls": self.engine_tls}
+        environment = {
+            "carriers": _native.carriers(),
+            "interfaces": 1,
+            "link_bits_per_sec": _native.link_rate(),
+            "engine_tls": self.engine_tls,
+        }
         self.runner: Runner | None = self.runner_of(self.policy)
         self.mission = _native.MissionController(name_of(self.policy), self.flows_per_host, json.dumps(environment))
         self.policy_error: str | None = None

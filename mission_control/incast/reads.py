@@ -33,6 +33,8 @@ class Reads:
         deadline_s: everything ends after so many seconds, with what was measured.
         rto_min_us: minimum RTO of the senders' sockets, in microseconds; a route that locks it wins.
         pace: bits per second of each sender.
+        ictcp_link: bits per second of the receiver's link, where its windows follow what is left of it
+            (`crates/core/src/ictcp.rs`).
     """
 
     fragment: int
@@ -46,6 +48,7 @@ class Reads:
     congestion_control: str | None = None
     rto_min_us: int | None = None
     pace: int | None = None
+    ictcp_link: int | None = None
 
     def told(self, senders: list[str]) -> str:
         """As the receiver is told."""

@@ -10,14 +10,23 @@ from contextlib import contextmanager
 from distributed import Client, LocalCluster, Security
 
 import mission_control
-from mission_control.scenario import Scenario
+from mission_control import _native
+from mission_control.scenario import BadInput, Scenario
 from mission_control.worlds.site import Site
 
 
 @contextmanager
 def local(scenario: Scenario, scheduler: str | None = None) -> Iterator[Site]:
-    """Starts the cluster, with TLS certificates of its own where jobs demand encryption, and ends it."""
+    """Starts the cluster, with TLS certificates of its own where jobs demand encryption, and ends it.
+
+    Raises:
+        BadInput: the rate of the link was told wrongly.
+    """
     topology, control = scenario.topology, scenario.control
+    try:
+        _native.link_rate()
+    except ValueError as error:
+        raise BadInput(str(error)) from None  # workers would say so at length
     security = Security.temporary() if control.encrypt is True else None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a dashboard port in use is no concern of a run

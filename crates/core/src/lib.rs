@@ -7,13 +7,14 @@
 //! Read in this order: [`nouns`], [`policy`], [`shares`], [`slots`], [`pattern`], [`graph`], [`flight`], then the two
 //! state machines that put them together: [`mission`] (one per cluster) and [`throttle`] (one per worker process); and
 //! [`swarm`], the books of a broadcast, and [`ecn`], the search for switches that mark. [`incast`] is the model of what
-//! happens where many answer one.
+//! happens where many answer one; [`budget`] and [`ictcp`] are two cures.
 
 pub mod budget;
 pub mod defaults;
 pub mod ecn;
 pub mod flight;
 pub mod graph;
+pub mod ictcp;
 pub mod incast;
 pub mod mission;
 pub mod nouns;

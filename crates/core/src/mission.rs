@@ -424,6 +424,7 @@ impl MissionController {
         let mut common = all.fold(first.clone(), |common, own| Environment {
             carriers: intersect(&common.carriers, &own.carriers),
             interfaces: common.interfaces.min(own.interfaces),
+            link_bits_per_sec: common.link_bits_per_sec.zip(own.link_bits_per_sec).map(|(one, other)| one.min(other)),
             ecn: ecn::both(common.ecn, own.ecn.clone()),
             congestion_controls: intersect(&common.congestion_controls, &own.congestion_controls),
             engine_tls: common.engine_tls && own.engine_tls,

@@ -72,12 +72,13 @@ pub enum Transport {
     Mptcp,
     Dctcp,
     Tls,
+    Ictcp,
     Tcp,
 }
 
 impl Transport {
-    pub const ALL: [Transport; 5] =
-        [Transport::Shm, Transport::Mptcp, Transport::Dctcp, Transport::Tls, Transport::Tcp];
+    pub const ALL: [Transport; 6] =
+        [Transport::Shm, Transport::Mptcp, Transport::Dctcp, Transport::Tls, Transport::Ictcp, Transport::Tcp];
 
     pub fn name(self) -> &'static str {
         match self {
@@ -85,6 +86,7 @@ impl Transport {
             Transport::Mptcp => "mptcp",
             Transport::Dctcp => "dctcp",
             Transport::Tls => "tls",
+            Transport::Ictcp => "ictcp",
             Transport::Tcp => "tcp",
         }
     }

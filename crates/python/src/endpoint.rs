@@ -214,6 +214,12 @@ pub fn carriers() -> Vec<&'static str> {
     mission_transport::carrier::transports().into_iter().map(|transport| transport.name()).collect()
 }
 
+/// Bits per second of this host's link; `None`: nobody knows. A rate that was told wrongly is a ValueError.
+#[pyfunction]
+pub fn link_rate() -> PyResult<Option<u64>> {
+    mission_transport::host::link_rate().map_err(PyOSError::new_err_of)
+}
+
 impl Endpoint {
     fn get(&self) -> PyResult<Arc<endpoint::Endpoint>> {
         let inner = self.inner.read().expect("no panic while held").clone();

@@ -25,7 +25,9 @@ mod _native {
         policies, transports, weights,
     };
     #[pymodule_export]
-    use super::endpoint::{Cancelled, Damaged, Denied, Endpoint, Lost, TransferError, Unreachable, carriers};
+    use super::endpoint::{
+        Cancelled, Damaged, Denied, Endpoint, Lost, TransferError, Unreachable, carriers, link_rate,
+    };
     #[pymodule_export]
     use super::incast::{IncastServer, incast_advise, incast_measure, incast_predict};
     #[cfg(feature = "kernel")]

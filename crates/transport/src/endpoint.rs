@@ -12,6 +12,7 @@ use crate::segment::{Pool, Segment};
 use crate::server::Server;
 use crate::store::Store;
 use crate::tls::{Identity, TlsSettings};
+use crate::windows::Governor;
 use mission_core::ecn::Seen;
 use mission_core::flight::Environment;
 use mission_core::nouns::{Demands, Encryption, JobId};
@@ -74,8 +75,9 @@ impl Endpoint {
         let token = Token::new(&settings.token);
         let tls = TlsSettings::new(settings.identity.as_ref())
             .map_err(|why| io::Error::new(io::ErrorKind::InvalidInput, why))?;
-        let context = Context { token, tls };
-        let environment = environment(settings.identity.is_some());
+        let environment = environment(settings.identity.is_some())?;
+        let governor = environment.link_bits_per_sec.map(Governor::start).transpose()?.map(Arc::new);
+        let context = Context { token, tls, governor };
         // As much is kept for the next user as objects may take: a worker that was busy will be again.
         let pool = Pool::new(usize::try_from(settings.memory_limit).unwrap_or(usize::MAX));
         let store = Arc::new(Store::new(pool.clone(), settings.memory_limit, settings.spool_folder));
@@ -149,16 +151,20 @@ impl Endpoint {
 }
 
 /// What this process offers, as it finds it.
-pub fn environment(engine_tls: bool) -> Environment {
+///
+/// # Errors
+/// The link's rate that it was told is none.
+pub fn environment(engine_tls: bool) -> io::Result<Environment> {
     let allowed = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_allowed_congestion_control").unwrap_or_default();
-    Environment {
+    Ok(Environment {
         carriers: carrier::transports(),
-        interfaces: host::interfaces(),
+        interfaces: host::interfaces().len().max(1) as u32,
+        link_bits_per_sec: host::link_rate()?,
         // The Mission Controller has it measured.
         ecn: None,
         congestion_controls: allowed.split_whitespace().map(str::to_owned).collect(),
         engine_tls,
-    }
+    })
 }
 
 #[cfg(test)]

@@ -1,8 +1,13 @@
 //! What makes two processes of one host, one cluster and one user.
 
 use crate::object::to_hex;
+use mission_core::units::{BadQuantity, parse_rate_bits_per_sec};
+use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::AsRawFd;
+
+/// Names the rate of a host's link to its processes, where its drivers do not know.
+const LINK_RATE: &str = "MISSION_LINK_RATE";
 
 /// The host that this process is on: its network namespace, on this boot of this machine. All namespaces of a machine
 /// share its name and `/dev/shm`, so neither tells hosts apart (FACTS).
@@ -43,15 +48,15 @@ pub fn own_uid() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-/// Interfaces of this network namespace that carry IPv4 or IPv6 now, loopback not counted, and at least 1. Asked of the
-/// kernel: `/sys/class/net` shows the namespace in which it was mounted.
-pub fn interfaces() -> u32 {
+/// Interfaces of this network namespace that carry IPv4 or IPv6 now, loopback not counted. Asked of the kernel:
+/// `/sys/class/net` shows the namespace in which it was mounted.
+pub fn interfaces() -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
     let mut first = std::ptr::null_mut();
     // SAFETY: room for one pointer.
     if unsafe { libc::getifaddrs(&mut first) } != 0 {
-        return 1;
+        return names;
     }
-    let mut names = std::collections::BTreeSet::new();
     let mut next = first;
     while !next.is_null() {
         // SAFETY: an entry of the list, which is freed below.
@@ -62,11 +67,29 @@ pub fn interfaces() -> u32 {
         let family = unsafe { entry.ifa_addr.as_ref() }.map(|address| i32::from(address.sa_family));
         if carries && matches!(family, Some(libc::AF_INET | libc::AF_INET6)) {
             // SAFETY: every entry has a name that ends with a zero.
-            names.insert(unsafe { std::ffi::CStr::from_ptr(entry.ifa_name) }.to_owned());
+            let name = unsafe { std::ffi::CStr::from_ptr(entry.ifa_name) };
+            names.insert(name.to_string_lossy().into_owned());
         }
         next = entry.ifa_next;
     }
     // SAFETY: the list that getifaddrs made.
     unsafe { libc::freeifaddrs(first) };
-    (names.len() as u32).max(1)
+    names
+}
+
+/// Bits per second that this host's interfaces receive together: as `MISSION_LINK_RATE` tells (`10Gbit/s`), else as
+/// their drivers do. `None` where these do not know, as virtual ones.
+///
+/// # Errors
+/// What was told is no rate.
+pub fn link_rate() -> io::Result<Option<u64>> {
+    if let Ok(told) = std::env::var(LINK_RATE) {
+        let wrong = |error: BadQuantity| io::Error::new(io::ErrorKind::InvalidInput, format!("{LINK_RATE}: {error}"));
+        return parse_rate_bits_per_sec(&told).map(Some).map_err(wrong);
+    }
+    // A driver that does not know says -1.
+    let megabits =
+        |name: String| std::fs::read_to_string(format!("/sys/class/net/{name}/speed")).ok()?.trim().parse().ok();
+    let known: Option<Vec<u64>> = interfaces().into_iter().map(megabits).collect();
+    Ok(known.filter(|own| !own.is_empty()).map(|own| own.iter().sum::<u64>() * 1_000_000))
 }

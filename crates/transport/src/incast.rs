@@ -16,6 +16,7 @@ pub use server::{Limits, Server};
 use crate::auth::{self, Nonce, Role, Token};
 use crate::object::{from_hex, to_hex};
 use crate::socket::{self, TcpInfo};
+use crate::windows::{Governed, Governor};
 use mission_core::budget::Budget;
 use mission_core::random::SplitMix;
 use mission_core::units::Time;
@@ -75,7 +76,8 @@ pub struct Flow {
 
 impl Flow {
     fn of(stream: &TcpStream) -> Flow {
-        let TcpInfo { rto_us, rtt_us, cwnd, retransmits, timeouts, delivered, delivered_ce } = socket::tcp_info(stream);
+        let TcpInfo { rto_us, rtt_us, cwnd, retransmits, timeouts, delivered, delivered_ce, .. } =
+            socket::tcp_info(stream);
         Flow {
             sender: String::new(),
             congestion_control: socket::congestion_control(stream),
@@ -171,6 +173,9 @@ pub struct Reads {
     pub seed: u64,
     /// Everything ends after so many seconds, with what was measured.
     pub deadline_s: f64,
+    /// Rate of the receiver's link, in bits per second, where windows follow what is left of it ([`mission_core::ictcp`]).
+    #[serde(default)]
+    pub ictcp_link: Option<u64>,
     #[serde(default)]
     pub ask: Asked,
 }
@@ -199,6 +204,7 @@ struct Reader {
     left: u64,
     bytes: u64,
     before: Flow,
+    _governed: Option<Governed>,
 }
 
 /// What a measurement tells while it goes on: blocks read, the warm-up among them. True ends it.
@@ -212,6 +218,7 @@ pub type Watch<'a> = &'a mut dyn FnMut(u32) -> bool;
 pub fn measure(reads: &Reads, token: &[u8], watch: Watch) -> Result<Measured, String> {
     let token = Token::new(token);
     let mut random = SplitMix(reads.seed);
+    let governor = reads.ictcp_link.map(Governor::start).transpose().map_err(|error| error.to_string())?;
     let mut readers = Vec::new();
     for address in &reads.senders {
         let mut ask = reads.ask.clone();
@@ -219,7 +226,8 @@ pub fn measure(reads: &Reads, token: &[u8], watch: Watch) -> Result<Measured, St
             let part = random.unit() * reads.rto_spread;
             ask.rto_min_us = ask.rto_min_us.map(|rto| rto.saturating_add((f64::from(rto) * part) as u32));
         }
-        readers.push(Reader::connect(*address, &token, &ask).map_err(|why| format!("sender {address}: {why}"))?);
+        let reader = Reader::connect(*address, &token, &ask, governor.as_ref());
+        readers.push(reader.map_err(|why| format!("sender {address}: {why}"))?);
     }
     let mut measured = Measured::default();
     let mut began = Instant::now();
@@ -366,7 +374,7 @@ fn ready(asked: &[usize], readers: &[Reader], wait: Duration) -> Result<Vec<usiz
 }
 
 impl Reader {
-    fn connect(address: SocketAddr, token: &Token, ask: &Asked) -> Result<Reader, String> {
+    fn connect(address: SocketAddr, token: &Token, ask: &Asked, governor: Option<&Governor>) -> Result<Reader, String> {
         let words = |error: io::Error| match error.kind() {
             ErrorKind::WouldBlock | ErrorKind::TimedOut => "it does not answer".to_owned(),
             ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset => "it ended the connection".to_owned(),
@@ -374,6 +382,7 @@ impl Reader {
         };
         let mut stream = TcpStream::connect_timeout(&address, HELLO_PATIENCE).map_err(words)?;
         stream.set_nodelay(true).map_err(words)?;
+        let governed = governor.map(|own| own.govern(&stream)).transpose().map_err(words)?;
         let until = Instant::now() + HELLO_PATIENCE;
         let client: Nonce = auth::random();
         say(&mut stream, &json!({ "nonce": to_hex(&client) })).map_err(words)?;
@@ -388,7 +397,7 @@ impl Reader {
         let proof = token.prove(Role::Client, &client, &server);
         say(&mut stream, &json!({ "proof": proof, "ask": ask })).map_err(words)?;
         let before = flow_of(hear(&mut stream, until).map_err(words)?)?;
-        Ok(Reader { address, stream, left: 0, bytes: 0, before })
+        Ok(Reader { address, stream, left: 0, bytes: 0, before, _governed: governed })
     }
 
     fn failed(&self, error: &io::Error) -> String {

@@ -27,4 +27,5 @@ pub mod spool;
 pub mod store;
 pub mod tls;
 mod tracker;
+pub mod windows;
 pub mod wire;

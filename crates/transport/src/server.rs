@@ -104,7 +104,7 @@ impl Drop for Server {
 /// A listener for Multipath TCP where the kernel has it: clients that speak plain TCP get plain TCP from it. With several
 /// interfaces it is bound to all of them, else further subflows are refused without a word (FACTS).
 fn listen(host: IpAddr) -> io::Result<TcpListener> {
-    let several = crate::host::interfaces() > 1 && !host.is_loopback();
+    let several = crate::host::interfaces().len() > 1 && !host.is_loopback();
     let any = if host.is_ipv4() { IpAddr::from([0; 4]) } else { IpAddr::from([0u16; 8]) };
     let address = SocketAddr::new(if several { any } else { host }, 0);
     let domain = Domain::for_address(address);

@@ -64,14 +64,41 @@ pub fn set_pace(stream: &TcpStream, bits_per_second: u64) -> io::Result<()> {
     if status == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// Most that the peer may have under way, in bytes; the kernel takes nothing back that it has offered.
+///
+/// # Errors
+/// It is no TCP socket.
+pub fn set_receive_window(stream: &TcpStream, bytes: u32) -> io::Result<()> {
+    let value = bytes.min(i32::MAX as u32) as libc::c_int;
+    // SAFETY: an open socket, and a value of the size that is given.
+    let status = unsafe {
+        libc::setsockopt(
+            stream.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_WINDOW_CLAMP,
+            (&raw const value).cast(),
+            size_of::<libc::c_int>() as libc::socklen_t,
+        )
+    };
+    if status == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// What the kernel made of it: it has a least of its own. `None`: it is no TCP socket.
+pub fn receive_window(stream: &TcpStream) -> Option<u32> {
+    option_u32(stream, libc::TCP_WINDOW_CLAMP)
+}
+
 /// What the kernel made of it: it rounds to its ticks. `None` where the option does not exist.
 pub fn rto_min_us(stream: &TcpStream) -> Option<u32> {
+    option_u32(stream, TCP_RTO_MIN_US)
+}
+
+fn option_u32(stream: &TcpStream, option: libc::c_int) -> Option<u32> {
     let mut value: libc::c_int = 0;
     let mut len = size_of::<libc::c_int>() as libc::socklen_t;
     // SAFETY: an open socket, and room of the size that is given.
-    let status = unsafe {
-        libc::getsockopt(stream.as_raw_fd(), libc::IPPROTO_TCP, TCP_RTO_MIN_US, (&raw mut value).cast(), &mut len)
-    };
+    let status =
+        unsafe { libc::getsockopt(stream.as_raw_fd(), libc::IPPROTO_TCP, option, (&raw mut value).cast(), &mut len) };
     (status == 0).then_some(value as u32)
 }
 
@@ -98,6 +125,11 @@ pub struct TcpInfo {
     /// Retransmission timeout now, not the minimum.
     pub rto_us: u32,
     pub rtt_us: u32,
+    /// As the receiving side sees it; 0: not known yet.
+    pub receiver_rtt_us: u32,
+    /// Payload of a full segment that the peer sends.
+    pub mss: u32,
+    pub bytes_received: u64,
     pub cwnd: u32,
     /// Segments sent again since the start; includes loss probes.
     pub retransmits: u32,
@@ -121,8 +153,12 @@ pub fn tcp_info(stream: &TcpStream) -> TcpInfo {
     }
     let u32_at = |at: usize| u32::from_ne_bytes(raw[at..at + 4].try_into().expect("four bytes"));
     let u16_at = |at: usize| u16::from_ne_bytes(raw[at..at + 2].try_into().expect("two bytes"));
+    let u64_at = |at: usize| u64::from_ne_bytes(raw[at..at + 8].try_into().expect("eight bytes"));
     TcpInfo {
         rto_us: u32_at(8),
+        mss: u32_at(20),
+        receiver_rtt_us: u32_at(92),
+        bytes_received: u64_at(128),
         rtt_us: u32_at(68),
         cwnd: u32_at(80),
         retransmits: u32_at(100),

@@ -4,6 +4,7 @@
 //! transport is one file here, one line in [`FLIGHT_CONTROLLERS`], and its Carrier in `crates/transport`.
 
 mod dctcp;
+mod ictcp;
 mod mptcp;
 mod shm;
 mod tcp;
@@ -21,6 +22,8 @@ pub struct Environment {
     pub carriers: Vec<Transport>,
     /// Network interfaces that carry traffic: the fewest of any host.
     pub interfaces: u32,
+    /// Of the link of a host: the smallest; `None`: some host does not know its own.
+    pub link_bits_per_sec: Option<u64>,
     /// Whether ECN marks arrive end to end, and why that is believed ([`crate::ecn`]); `None`: not known.
     pub ecn: Option<(bool, String)>,
     /// Congestion controls that every host may use.
@@ -75,7 +78,7 @@ pub use dctcp::has_dctcp;
 
 /// In order of preference (DESIGN 4.3): same host, two paths, ECN; the rest only where demanded, or at last.
 pub const FLIGHT_CONTROLLERS: &[&dyn FlightController] =
-    &[&shm::Shm, &mptcp::Mptcp, &dctcp::Dctcp, &tls::Tls, &tcp::Tcp];
+    &[&shm::Shm, &mptcp::Mptcp, &dctcp::Dctcp, &tls::Tls, &ictcp::Ictcp, &tcp::Tcp];
 
 /// Chooses the transport of a job's transfers.
 ///
@@ -160,7 +163,17 @@ mod tests {
         assert_eq!(transports(&plan), ["shm", "tcp"]);
         assert_eq!(plan.legs[0].reach, Reach::SameHost);
         let refused: Vec<_> = plan.refused.iter().map(|(transport, _)| transport.name()).collect();
-        assert_eq!(refused, ["mptcp", "dctcp", "tls"]);
+        assert_eq!(refused, ["mptcp", "dctcp", "tls", "ictcp"]);
+    }
+
+    #[test]
+    fn ictcp_is_taken_where_it_is_demanded_and_every_host_knows_its_link() {
+        let mut environment = environment(&Transport::ALL);
+        let wanted = demands(Encryption::None, Some(Transport::Ictcp));
+        assert!(choose(&wanted, &environment).unwrap_err().contains("MISSION_LINK_RATE"));
+        environment.link_bits_per_sec = Some(1_000_000_000);
+        assert_eq!(transports(&choose(&wanted, &environment).unwrap()), ["ictcp"]);
+        assert_eq!(transports(&choose(&Demands::default(), &environment).unwrap()), ["shm", "tcp"]);
     }
 
     #[test]

@@ -5,6 +5,7 @@
 
 mod dctcp;
 pub mod http;
+mod ictcp;
 mod mptcp;
 pub mod shm;
 mod tcp;
@@ -14,6 +15,7 @@ use crate::auth::Token;
 use crate::facts::{Negotiated, Sender};
 use crate::object::ObjectId;
 use crate::tls::TlsSettings;
+use crate::windows::Governor;
 use crate::wire::{Told, Wants};
 use mission_core::flight::Leg;
 use mission_core::nouns::{Encryption, Transport};
@@ -22,12 +24,15 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsRawFd;
+use std::sync::Arc;
 
 /// What every connection of this process needs.
 #[derive(Clone)]
 pub struct Context {
     pub token: Token,
     pub tls: TlsSettings,
+    /// Where the rate of this host's link is known.
+    pub governor: Option<Arc<Governor>>,
 }
 
 /// A range of a part that is asked for.
@@ -90,7 +95,7 @@ pub trait Connection: Send {
 }
 
 /// All carriers there are that make connections; [`shm`] needs none.
-pub const CARRIERS: &[&dyn Carrier] = &[&tcp::Tcp, &dctcp::Dctcp, &tls::Tls, &mptcp::Mptcp];
+pub const CARRIERS: &[&dyn Carrier] = &[&tcp::Tcp, &dctcp::Dctcp, &tls::Tls, &mptcp::Mptcp, &ictcp::Ictcp];
 
 /// Transports that this process can carry.
 pub fn transports() -> Vec<Transport> {

@@ -1,0 +1,39 @@
+//! ICTCP: the tcp carrier, whose receiver gives each sender a window that its link has room for ([`crate::ictcp`]).
+//!
+//! For a transfer that demands it. Of itself Mission Control limits how many flows there are ([`crate::budget`]): that needs
+//! no link's rate, and holds where ports are smaller than two segments of every sender.
+
+use super::{Environment, FlightController, Leg, Reach, reason_of_choice, refuse_plain};
+use crate::defaults::RTO_MIN_US;
+use crate::nouns::{Demands, Encryption, Transport};
+
+pub struct Ictcp;
+
+impl FlightController for Ictcp {
+    fn transport(&self) -> Transport {
+        Transport::Ictcp
+    }
+
+    fn plan(&self, demands: &Demands, environment: &Environment) -> Result<Leg, String> {
+        refuse_plain(demands)?;
+        if demands.transport != Some(Transport::Ictcp) {
+            return Err(
+                "it is taken only where a job demands it: a budget of flows does more (--flows-per-host auto)".into()
+            );
+        }
+        if environment.link_bits_per_sec.is_none() {
+            return Err(
+                "some host does not know its link's rate: set MISSION_LINK_RATE=10Gbit/s for its workers".into()
+            );
+        }
+        Ok(Leg {
+            transport: Transport::Ictcp,
+            reach: Reach::Anywhere,
+            encryption: Encryption::None,
+            congestion_control: None,
+            rto_min_us: Some(RTO_MIN_US),
+            subflows: None,
+            reason: reason_of_choice(demands, Transport::Ictcp, ""),
+        })
+    }
+}

@@ -1,0 +1,64 @@
+//! ICTCP: the tcp carrier, whose receive windows this process governs.
+
+use super::http::{self, HttpConnection};
+use super::tcp::Plain;
+use super::{Carrier, Channel, Connection, Context};
+use crate::windows::Governed;
+use mission_core::flight::Leg;
+use mission_core::nouns::{Encryption, Transport};
+use mission_core::throttle::Fault;
+use socket2::Protocol;
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+
+pub struct Ictcp;
+
+impl Carrier for Ictcp {
+    fn transport(&self) -> Transport {
+        Transport::Ictcp
+    }
+
+    fn connect(&self, address: SocketAddr, leg: &Leg, context: &Context) -> Result<Box<dyn Connection>, Fault> {
+        let denied = || Fault::Denied("this host does not know its link's rate: set MISSION_LINK_RATE".into());
+        let governor = context.governor.as_ref().ok_or_else(denied)?;
+        let stream = http::connect(address, leg, Protocol::TCP)?;
+        let governed = governor.govern(&stream).map_err(|error| Fault::Connection(error.to_string()))?;
+        let channel = Channeled { plain: Plain(stream), _governed: governed };
+        Ok(Box::new(HttpConnection::new(channel, leg, context.token.clone())))
+    }
+}
+
+struct Channeled {
+    plain: Plain,
+    _governed: Governed,
+}
+
+impl Read for Channeled {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.plain.read(into)
+    }
+}
+
+impl Write for Channeled {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.plain.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.plain.flush()
+    }
+}
+
+impl Channel for Channeled {
+    fn socket(&self) -> &TcpStream {
+        self.plain.socket()
+    }
+
+    fn encryption(&self) -> Encryption {
+        self.plain.encryption()
+    }
+
+    fn tls(&self) -> Option<String> {
+        self.plain.tls()
+    }
+}
