@@ -86,23 +86,25 @@ class Event(Part):
     """World `lab`: what happens to the network while the jobs run."""
 
     after: Milliseconds = Field(ge=0, description="since the jobs began")
-    do: Literal["cut", "mend", "rate", "mark", "die"] = Field(
-        description="cut, mend: a host's link; rate: gives it another; mark: at every port, from another queue on; "
-        "die: a host's programs end and its links are cut"
+    do: Literal["cut", "mend", "rate", "buffer", "mark", "die"] = Field(
+        description="cut, mend: a host's link; rate: gives it another; buffer: gives every port another; mark: at "
+        "every port, from another queue on; die: a host's programs end and its links are cut"
     )
-    host: str = Field("", description="as in h3; not for mark")
+    host: str = Field("", description="as in h3; not for buffer and mark")
     path: int = Field(0, ge=0, le=7, description="of several links of a host")
     rate: Rate | None = Field(None, ge=10**6, description="for rate")
+    buffer: Bytes | None = Field(None, ge=1600, description="for buffer")
     ecn_threshold: Bytes | None = Field(None, description="for mark; absent: none is marked any more")
 
     @model_validator(mode="after")
     def _whole(self) -> Event:
-        if (self.do == "mark") == bool(self.host):
+        if (self.do in ("buffer", "mark")) == bool(self.host):
             raise ValueError(
                 f"{self.do}: " + ("concerns every port, leave the host out" if self.host else "which host?")
             )
-        if (self.do == "rate") != (self.rate is not None):
-            raise ValueError('a rate is given where something gets it: do = "rate", rate = "10 Mbit/s"')
+        for what, given, example in (("rate", self.rate, "10 Mbit/s"), ("buffer", self.buffer, "32 KiB")):
+            if (self.do == what) != (given is not None):
+                raise ValueError(f'a {what} is given where something gets it: do = "{what}", {what} = "{example}"')
         return self
 
 
@@ -425,6 +427,7 @@ UNITS = {
     "topology.links.rate": "bit/s",
     "topology.events.after": "ms",
     "topology.events.rate": "bit/s",
+    "topology.events.buffer": "B",
     "topology.events.ecn_threshold": "B",
     "topology.port.buffer": "B",
     "topology.port.ecn_threshold": "B",

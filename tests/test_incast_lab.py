@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -33,6 +34,17 @@ def test_incast_happens_and_fewer_senders_cure_it(name, profile):
     assert cured["goodput_mbit"] > 0.9 * alone["goodput_mbit"], (cured["goodput_mbit"], cured["limits"])
 
 
+def test_windows_that_follow_the_link_lose_less(name):
+    with Lab(star(hosts=9), name) as lab, reads_in(lab) as own:
+        free, governed = (
+            own.measure(8, Reads(fragment=256_000, blocks=10, warm_up=2, ictcp_link=link))
+            for link in (None, 100_000_000)
+        )
+    assert governed["ended"] is None
+    again = [sum(flow["retransmits"] for flow in told["flows"]) for told in (free, governed)]
+    assert again[1] < again[0] / 2, again
+
+
 def test_a_grid_is_run_in_model_and_lab_and_drawn_over_each_other(tmp_path):
     words = ["--set", "workload.senders=1,16", "--set", "workload.blocks=5", "--results", str(tmp_path)]
     done = mission("run", SCENARIO, "--in", "model,lab", *words, "--json")
@@ -51,6 +63,19 @@ def test_a_grid_is_run_in_model_and_lab_and_drawn_over_each_other(tmp_path):
     assert curve["points"][0]["alpha"] == pytest.approx(0, abs=0.05) and curve["points"][1]["alpha"] > 0.2
     done = mission("incast", "advise", "--from-run", told["results"], "--json")
     assert json.loads(done.stdout)["bites"]
+
+
+def test_a_link_that_slows_down_meanwhile_is_noticed_by_nobody_but_the_bytes(tmp_path):
+    slower = '{after="1 s", do="rate", host="h1", rate="30 Mbit/s"}, {after="1 s", do="buffer", buffer="16 KiB"}'
+    words = ["--flows-per-host", "auto", "--set", f"topology.events=[{slower}]", "--set", "stack.profile=modern"]
+    words += ["--set", "workload.senders=8,9", "--set", "workload.blocks=40"]
+    done = mission("run", SCENARIO, "--in", "lab", *words, "--results", str(tmp_path), "--json")
+    assert done.returncode in (0, 5), done.stderr
+    for own in json.loads(done.stdout)["points"]:
+        ideal_s = own["senders"] * 64_000 * 8 / 100e6
+        first, last = median(own["blocks"][:5]), median(own["blocks"][-10:])
+        # Each point begins with the links of the scenario, and ends with a third of their rate and no timeouts.
+        assert first < 1.5 * ideal_s and 3 * ideal_s < last < 4.5 * ideal_s, (ideal_s, first, last)
 
 
 def test_slow_senders_are_asked_together(name):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -11,14 +11,15 @@ from typing import Any
 from mission_control.incast.reads import Reads, measure, serve
 from mission_control.incast.statistics import summary
 from mission_control.lab import Lab, namespaces
-from mission_control.lab.watch import Watch
+from mission_control.lab.events import Watching
+from mission_control.scenario import Event
 
 
 class ReadsInLab:
     """Senders on all hosts of a lab but the first, which is the receiver."""
 
-    def __init__(self, lab: Lab, senders: list[str], token: bytes):
-        self.lab, self.senders, self._token = lab, senders, token
+    def __init__(self, lab: Lab, senders: list[str], token: bytes, events: Sequence[Event] = ()):
+        self.lab, self.senders, self._token, self.events = lab, senders, token, events
 
     def measure(
         self, senders: int, reads: Reads, repeat: int = 1, watch: Callable[[int], bool] = lambda _: False
@@ -28,8 +29,8 @@ class ReadsInLab:
         own ``valid`` and ``invalid_because``."""
         receiver = self.lab.topology.hosts[0]
         own = partial(measure, self.senders[:senders], reads, self._token, watch)
-        watching = Watch(self.lab)
-        watching.start()
+        watching = Watching(self.lab, self.events)
+        watching.begin()
         runs: list[dict[str, Any]] = []
         try:
             for _ in range(repeat):
@@ -37,7 +38,7 @@ class ReadsInLab:
                 if runs[-1]["ended"]:
                     break
         finally:
-            watching.stop()
+            watching.end()
         told = watching.told()
         port = next(own for own in told["ports"] if own["port"] == receiver)
         kept = {name: port[name] for name in ("drops", "marks", "queue_bytes_p50", "queue_bytes_max")}
@@ -46,7 +47,7 @@ class ReadsInLab:
 
 
 @contextmanager
-def reads_in(lab: Lab) -> Iterator[ReadsInLab]:
+def reads_in(lab: Lab, events: Sequence[Event] = ()) -> Iterator[ReadsInLab]:
     """Serves on every host of a lab that is up but its first. Threads of this process do so: a process for each of 47
     hosts would take longer to start than most measurements, and the kernel that is measured is the same."""
     token = secrets.token_bytes(32)
@@ -57,4 +58,4 @@ def reads_in(lab: Lab) -> Iterator[ReadsInLab]:
             server, port = namespaces.inside(lab.namespace(host), partial(serve, address, 0, token))
             stack.callback(server.close)
             addresses.append(f"{address}:{port}")
-        yield ReadsInLab(lab, addresses, token)
+        yield ReadsInLab(lab, addresses, token, events)

@@ -10,6 +10,12 @@ from mission_control.incast.reads import Reads
 from mission_control.lab.described import stack_of
 from mission_control.scenario import BadInput, Scenario
 
+TRANSPORTS = ("auto", "tcp", "dctcp", "ictcp")
+"""Of synchronized reads; auto is tcp here."""
+EVENTS = ("rate", "buffer", "mark")
+"""That can be undone for the next point."""
+LINK_RATE = 100_000_000
+"""Only one link is busy, so that it can have the lab's full rate, whatever the number of hosts."""
 RTO_MIN_US = 200_000
 """The kernel's own; asked of each socket where it is to be longer by chance."""
 
@@ -44,6 +50,12 @@ def most_senders(scenario: Scenario) -> int:
     return quantities.senders(scenario.workload.senders)[-1]
 
 
+def link_rate(scenario: Scenario) -> int:
+    """Of a host's link, in bits per second, before dilation."""
+    rate = scenario.topology.link_rate
+    return LINK_RATE if rate == "auto" else rate
+
+
 def reads(scenario: Scenario, point: Point) -> Reads:
     """What is measured at a point."""
     workload, control = scenario.workload, scenario.control
@@ -57,7 +69,8 @@ def reads(scenario: Scenario, point: Point) -> Reads:
         seed=workload.seed,
         deadline_s=workload.deadline / 1e3,
         rto_min_us=RTO_MIN_US if workload.rto_spread else None,
-        congestion_control=None if control.transport in ("auto", "tcp") else control.transport,
+        congestion_control="dctcp" if control.transport == "dctcp" else None,
+        ictcp_link=link_rate(scenario) // scenario.topology.dilation if control.transport == "ictcp" else None,
     )
 
 
@@ -70,7 +83,7 @@ def check(scenario: Scenario) -> None:
         raise BadInput(f"incast happens before one receiver: use a star, not {scenario.topology.kind}")
     if scenario.workload.rto_spread and stack_of(scenario).rto_min_ms:
         raise BadInput("a route's minimum RTO wins against each socket's own: leave stack.rto_min and profile 2009 out")
-    if scenario.topology.events:
-        raise BadInput("events in an incast scenario are not built: leave topology.events out")
-    if scenario.control.transport not in ("auto", "tcp", "dctcp"):
-        raise BadInput(f"synchronized reads by {scenario.control.transport} are not built: use auto, tcp or dctcp")
+    if other := {event.do for event in scenario.topology.events} - set(EVENTS):
+        raise BadInput(f"an incast scenario takes events of {', '.join(EVENTS)}: leave {min(other)} out")
+    if scenario.control.transport not in TRANSPORTS:
+        raise BadInput(f"synchronized reads by {scenario.control.transport} are not built: use {', '.join(TRANSPORTS)}")

@@ -23,8 +23,10 @@ from mission_control import _native, interrupts
 from mission_control.environment import describe
 from mission_control.incast import model, report
 from mission_control.incast.lab import reads_in
-from mission_control.incast.points import ONE_FLOW, Point, check, most_senders, points, reads
+from mission_control.incast.points import ONE_FLOW, Point, check, link_rate, most_senders, points, reads
+from mission_control.lab import Lab
 from mission_control.lab.described import lab_of, stack_of
+from mission_control.lab.events import dilated
 from mission_control.scenario import BadInput, Missing, Scenario, plain, with_values
 from mission_control.study import ONLY
 
@@ -34,6 +36,8 @@ BASE_RTT_S = 1e-4
 """Of two hosts of a lab without queues: some 60 to 150 us (docs/measurements.md)."""
 MSS, HEADERS = 1448, 66
 """Of a frame with an MTU of 1,500 bytes: payload, and Ethernet, IP, TCP with timestamps."""
+ATTEMPTS = 2
+"""At a point: one that was measured while the processors were full is measured again."""
 POINTS, RESULT = "points.jsonl", "result.json"
 """In a run's folder: a point a line, as they are measured; and all of it, which its report is drawn from."""
 
@@ -60,11 +64,14 @@ def in_model(scenario: Scenario) -> Iterator[Measure]:
 @contextmanager
 def in_lab(scenario: Scenario) -> Iterator[Measure]:
     """Synchronized reads over real sockets between namespaces."""
-    size = with_values(scenario, {"topology.hosts": most_senders(scenario) + 1, **rate_of(scenario)})
-    slow, rates = scenario.topology.dilation, scenario.workload.sender_rate
-    with lab_of(size) as lab, reads_in(lab) as own:
-        for host, rate in zip(lab.topology.hosts[1:], itertools.cycle(rates)):
-            lab.slow(host, rate // slow)
+    size = with_values(
+        scenario, {"topology.hosts": most_senders(scenario) + 1, "topology.link_rate": f"{link_rate(scenario)} bit/s"}
+    )
+    events = dilated(scenario.topology)
+    with lab_of(size) as lab, reads_in(lab, events) as own:
+        for event in events:
+            lab.link_of(event.host or lab.topology.hosts[0])  # refuses what is not there
+        set_up(lab, scenario)
 
         def measure(point: Point, say: Callable[[str], None]) -> dict[str, Any]:
             asked = reads(scenario, point)
@@ -77,25 +84,37 @@ def in_lab(scenario: Scenario) -> Iterator[Measure]:
                     return True
                 return False
 
-            return own.measure(point.senders, asked, watch=watch)
+            try:
+                return own.measure(point.senders, asked, watch=watch)
+            finally:
+                if events:
+                    set_up(lab, scenario)
 
         yield measure
+
+
+def set_up(lab: Lab, scenario: Scenario) -> None:
+    """Gives links and ports what the scenario says, whatever events have made of them."""
+    rates, slow = scenario.workload.sender_rate, scenario.topology.dilation
+    changed = {event.host for event in scenario.topology.events if event.do == "rate"}
+    for number, host in enumerate(lab.topology.hosts):
+        if number and rates:
+            lab.slow(host, rates[(number - 1) % len(rates)] // slow)
+        elif host in changed:
+            lab.slow(host, lab.link_of(host).bits_per_second)
+    if scenario.topology.events:
+        lab.resize(lab.topology.port.buffer_bytes)
+        lab.mark(lab.topology.port.ecn_bytes)
 
 
 WORLDS = {"model": in_model, "lab": in_lab}
 
 
-def rate_of(scenario: Scenario) -> dict[str, Any]:
-    """Only one link is busy, so that it can have the lab's full rate, whatever the number of hosts."""
-    return {"topology.link_rate": "100 Mbit/s"} if scenario.topology.link_rate == "auto" else {}
-
-
 def path_of(scenario: Scenario) -> dict[str, Any]:
     """What the model is told of the lab that the scenario describes."""
     topology, stack = scenario.topology, stack_of(scenario)
-    rate = 100_000_000 if topology.link_rate == "auto" else topology.link_rate
     return model.path(
-        link=rate // topology.dilation,
+        link=link_rate(scenario) // topology.dilation,
         rtt_s=BASE_RTT_S,
         rto_s=(stack.rto_min_ms or RTO_MIN_MS) / 1e3,
         buffer=model.PAPER_003 if topology.port.switch == model.PAPER_003 else topology.port.buffer,
@@ -130,8 +149,8 @@ def conduct(
         raise BadInput(f"incast in {unknown[0]}: use {' or '.join(WORLDS)}, or both with a comma")
     folder = folder or results / f"{time.strftime('%Y%m%d-%H%M%S')}-incast-{secrets.token_hex(2)}"
     begin(folder, scenario)
-    found = list(known(folder))
-    # A line that was cut off is not gone on with.
+    # A line that was cut off is not gone on with, nor what is not valid.
+    found = [own for own in known(folder) if own["valid"]]
     (folder / POINTS).write_text("".join(json.dumps(own) + "\n" for own in found))
     done = {key(own) for own in found}
     count = len(worlds) * sum(len(list(points(own))) for own in variants.values())
@@ -150,8 +169,7 @@ def conduct(
                         place: dict[str, Any] = {"world": world, "variant": variant, "senders": at.senders}
                         place |= {"fragment_bytes": at.fragment, "asked_bytes": at.asked}
                         label = f"[{len(found) + 1}/{count}] {name_of(place)}"
-                        told = measure(at, partial(labelled, say, label))
-                        interrupts.check()
+                        told = measured(measure, at, partial(labelled, say, label))
                         if one_flow:
                             told["one_flow_mbit"] = one_flow
                         found.append({**place, **told})
@@ -243,13 +261,25 @@ def key(point: dict[str, Any]) -> tuple[str, str, int, int]:
     return point["world"], point["variant"], point["senders"], point["fragment_bytes"]
 
 
+def measured(measure: Measure, point: Point, say: Callable[[str], None]) -> dict[str, Any]:
+    """A point, again where it is not valid; the last attempt is what there is."""
+    for attempt in range(ATTEMPTS):
+        told = measure(point, say)
+        interrupts.check()
+        if told["valid"]:
+            break
+        if attempt + 1 < ATTEMPTS:
+            say(f"is measured again: {'; '.join(told['invalid_because'])}")
+    return told
+
+
 def long_flow(measure: Measure, say: Callable[[str], None]) -> float:
     """Goodput of one long flow, in Mbit/s.
 
     Raises:
         Missing: it could not be measured, and nothing can be said of its part.
     """
-    told = measure(ONE_FLOW, say)
+    told = measured(measure, ONE_FLOW, say)
     if told["ended"] or not told["valid"] or not told["goodput_mbit"]:
         why = told["ended"] or "; ".join(told["invalid_because"])
         raise Missing(f"what one long flow gets could not be measured: {why}")

@@ -404,6 +404,11 @@ class Lab:
         for switch in self.topology.switches:
             self.set_ports(switch, lambda _, settings: {**settings, "ecn_bytes": ecn_bytes})
 
+    def resize(self, buffer_bytes: int) -> None:
+        """Changes what every port of every switch may hold."""
+        for switch in self.topology.switches:
+            self.set_ports(switch, lambda _, settings: {**settings, "limit_bytes": buffer_bytes})
+
     def set_ports(self, switch: str, change: Callable[[str, dict[str, int]], dict[str, int]]) -> None:
         """Changes the ports of a switch while it runs, each as ``change`` makes it of its name and settings."""
 

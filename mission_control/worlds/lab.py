@@ -6,13 +6,11 @@ import os
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import psutil
 from distributed import Client, Security
@@ -20,7 +18,7 @@ from distributed import Client, Security
 import mission_control
 from mission_control import lab
 from mission_control.lab import described, namespaces
-from mission_control.lab.watch import Watch
+from mission_control.lab.events import Watching, dilated
 from mission_control.scenario import BadInput, Event, Missing, Scenario, Topology
 from mission_control.worlds.site import Site
 
@@ -90,12 +88,6 @@ def check(built: lab.Lab, events: Sequence[Event], workers: Sequence[str]) -> No
             built.require_own_links()
 
 
-def dilated(topology: Topology) -> list[Event]:
-    """The events, with rates as the lab has them."""
-    slow = topology.dilation
-    return [event.model_copy(update={"rate": event.rate // slow}) if event.rate else event for event in topology.events]
-
-
 def certificates(security: Security, folder: Path) -> list[str]:
     """The options of Dask's processes that give them the cluster's certificates, in files that only we can read."""
     words = []
@@ -105,56 +97,6 @@ def certificates(security: Security, folder: Path) -> list[str]:
         path.write_text(getattr(security, content))
         words += [f"--tls-{option}", str(path)]
     return words
-
-
-class Watching:
-    """Of each run in a lab: what is sampled, and what happens to its links meanwhile."""
-
-    def __init__(self, built: lab.Lab, events: Sequence[Event]):
-        self.built, self.events = built, events
-        self.watch = Watch(built)
-        self.timers: list[threading.Timer] = []
-        self.missed: list[str] = []
-
-    def begin(self) -> None:
-        self.missed = []
-        self.watch = Watch(self.built)
-        self.watch.start()
-        self.timers = [threading.Timer(event.after / 1e3, self.happen, (event,)) for event in self.events]
-        for timer in self.timers:
-            timer.start()
-
-    def happen(self, event: Event) -> None:
-        try:
-            self.change(event)
-        except (namespaces.Failed, OSError, BadInput) as error:
-            self.missed.append(f"{event.do} {event.host} did not happen: {error}")
-
-    def change(self, event: Event) -> None:
-        if event.do == "cut":
-            self.built.cut(event.host, event.path)
-        elif event.do == "mend":
-            self.built.mend(event.host, event.path)
-        elif event.do == "die":
-            self.built.kill(event.host)
-        elif event.do == "rate":
-            self.built.slow(event.host, event.rate or 0, event.path)
-        else:
-            self.built.mark(event.ecn_threshold or 0)
-
-    def told(self) -> dict[str, Any]:
-        self.end()
-        told = self.watch.told()
-        because = [*told["invalid_because"], *self.missed]
-        return {**told, "valid": not because, "invalid_because": because}
-
-    def end(self) -> None:
-        for timer in self.timers:
-            timer.cancel()
-        for timer in self.timers:
-            timer.join()  # one that has begun is let finish
-        self.timers = []
-        self.watch.stop()
 
 
 def memory_limit(topology: Topology, workers: int) -> int:
@@ -181,7 +123,10 @@ def _start(built: lab.Lab, host: str, folder: Path, what: str, *words: str) -> s
     ]
     if what == "worker":
         command += ["--local-directory", str(folder / host)]
+    # Its interfaces do not know what the switch lets through.
+    rate = sum(link.bits_per_second for _, link in built.links_of(host))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "DASK_DISTRIBUTED__LOGGING__DISTRIBUTED": "warning"}
+    environment["MISSION_LINK_RATE"] = f"{rate} bit/s"
     with open(folder / f"{host}.log", "wb") as log:
         return built.host(host).popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment)
 
