@@ -145,8 +145,12 @@ class Stack(Part):
     )
     congestion_control: str | None = Field(None, description="of sockets that choose none")
     rto_min: Milliseconds | None = Field(
-        None, ge=1, description="shortest retransmission timeout; wins against what Mission Control asks of a socket"
+        None, ge=1, description="shortest retransmission timeout, by the route: wins against socket and sysctl"
     )
+    rto_min_socket: Milliseconds | None = Field(
+        None, ge=1, le=200, description="incast: the same, asked of each socket, which only ever shortens it"
+    )
+    rto_min_sysctl: Milliseconds | None = Field(None, ge=1, description="the same by `net.ipv4.tcp_rto_min_us`")
     initial_window: int | None = Field(None, ge=1, description="segments that a connection may send at first")
     sack: bool | None = Field(None, description="selective acknowledgments")
     tlp: bool | None = Field(None, description="tail loss probes")
@@ -174,7 +178,9 @@ class Workload(Part):
         "free",
         description="sort: where reduce tasks run; free: where Dask likes; even: in turn, all hosts get as much",
     )
-    senders: str = Field("1-47", description="incast: how many are asked at once, as in 1-47 or 1,2,4,8-16")
+    senders: Annotated[str, BeforeValidator(lambda value: str(value) if type(value) is int else value)] = Field(
+        "1-47", description="incast: how many are asked at once, as in 1-47 or 1,2,4,8-16"
+    )
     fragment: tuple[Annotated[Bytes, Field(ge=1)], ...] = Field(
         ("64 kB",), validate_default=True, min_length=1, description="incast: bytes of each sender for a block"
     )
@@ -191,8 +197,13 @@ class Workload(Part):
         "0 ms", validate_default=True, ge=0, description="incast: requests are put off by a random time of up to this"
     )
     rto_spread: float = Field(
-        0.0, ge=0, le=10, description="incast: each socket's minimum RTO is longer by a random part of it, up to this"
+        0.0,
+        ge=0,
+        lt=1,
+        description="incast: each socket's minimum RTO is shorter by a random part of it, up to this; sockets cannot "
+        "have a longer one than the kernel's",
     )
+    traced: int = Field(0, ge=0, le=8, description="incast: of how many senders the report shows what arrived when")
     seed: int = Field(1, description="the same seed makes the same input")
 
 
@@ -433,6 +444,8 @@ UNITS = {
     "topology.port.ecn_threshold": "B",
     "topology.port.shared_buffer": "B",
     "stack.rto_min": "ms",
+    "stack.rto_min_socket": "ms",
+    "stack.rto_min_sysctl": "ms",
     "workload.size": "B",
     "workload.sender_rate": "bit/s",
     "workload.fragment": "B",

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 import pytest
 
 from mission_control import _native
-from mission_control.incast import quantities, statistics
+from mission_control.incast import quantities, statistics, synchrony
 from mission_control.incast.reads import Reads, measure, serve
 from mission_control.scenario import BadInput
 from tests.conftest import TOKEN, mission, until
@@ -105,6 +105,21 @@ def test_the_number_of_senders_is_found_where_they_are_slow():
         reads = Reads(fragment=1_000_000, blocks=40, warm_up=0, pace=400_000_000, concurrent="auto")
         told = measure(addresses, reads, TOKEN)
     assert told["ended"] is None and told["limits"][-1][1] >= 4, told["limits"]
+
+
+def test_the_minimum_rto_that_is_seen_tells_who_gave_it():
+    flows = [{"rto_us": rto, "srtt_us": 4000, "asked": True} for rto in (56_000, 108_000)]
+    told = statistics.rto_min(flows, {"route": 200_000, "socket": 50_000, "sysctl": 20_000})
+    assert (told["won"], told["observed_us"]) == ("socket", 52_000)
+    assert statistics.rto_min([], {"route": 200_000})["won"] is None
+
+
+def test_senders_that_stand_still_together_are_told_from_those_that_wait_for_the_next_request():
+    trace = [(0.0, 0, 100), (0.0, 1, 100), (0.2, 0, 1000), (0.205, 1, 1000)]
+    assert synchrony.synchrony(trace, 1000, 0.2) == {"stalls": 2, "together": 2, "at_once": 2}
+    # One goes on later; after its fragment each waits for the other, and that is no stall.
+    trace = [(0.0, 0, 100), (0.0, 1, 100), (0.2, 0, 1000), (0.3, 1, 1000), (0.6, 0, 2000), (0.6, 1, 2000)]
+    assert synchrony.synchrony(trace, 1000, 0.2) == {"stalls": 2, "together": 2, "at_once": 0}
 
 
 def test_a_sender_that_dies_is_named_and_what_was_measured_is_told():

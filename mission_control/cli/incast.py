@@ -145,7 +145,7 @@ def print_advice(case: advice.Case, told: dict[str, Any]) -> None:
     """First whether it bites; then each remedy with what it is worth; then what to type."""
     goodput, ideal = told["goodput_mbit"], told["ideal_mbit"]
     verdict = "Incast bites" if told["bites"] else "Incast does not bite"
-    size = _native.format_bytes(case.bytes)
+    size = quantities.size(case.bytes)
     print(f"{verdict}: {case.senders} senders of {size} get some {goodput:.0f} of {ideal:.0f} Mbit/s.")
     onset = told["onset"]
     if onset["value"] is not None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mission_control import _native
+from mission_control.incast import quantities
 from mission_control.incast.run import path_of, variants_of
 from mission_control.scenario import BadInput, validate
 
@@ -70,7 +71,7 @@ def remedy(own: dict[str, Any]) -> dict[str, Any]:
     kind, value = own["kind"], own["value"]
     shown = value * 1e3 if kind == "rto-min" else value
     return {
-        "what": WHAT[kind].format(shown, _native.format_bytes(round(value))),
+        "what": WHAT[kind].format(shown, quantities.size(round(value))),
         "kind": kind,
         "value": value,
         "expected_goodput_mbit": own["expected_mbit"],
@@ -99,7 +100,7 @@ def lines(kind: str, value: float) -> list[str]:
             "sysctl -w net.ipv4.tcp_ecn=1                           # both ends",
             "mission exec --transport dctcp -- CMD                  # senders, one program",
             "sysctl -w net.ipv4.tcp_congestion_control=dctcp        # senders, all, where the kernel has it",
-            f"# switches: mark (ECN) packets that find {_native.format_bytes(round(value))} in their queue or more",
+            f"# switches: mark (ECN) packets that find {quantities.size(round(value))} in their queue or more",
         ]
     if kind == "window":
         return [f"ip route change 10.0.0.0/24 dev eth0 window {value:.0f}    # receivers, the route to the senders"]

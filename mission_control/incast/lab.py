@@ -12,7 +12,7 @@ from mission_control.incast.reads import Reads, measure, serve
 from mission_control.incast.statistics import summary
 from mission_control.lab import Lab, namespaces
 from mission_control.lab.events import Watching
-from mission_control.scenario import Event
+from mission_control.scenario import Event, Missing
 
 
 class ReadsInLab:
@@ -26,7 +26,11 @@ class ReadsInLab:
     ) -> dict[str, Any]:
         """Reads from the first ``senders`` of them; as :func:`mission_control.incast.statistics.repeated`, and with
         ``drops`` and ``marks`` of the receiver's port, ``queue_bytes_max`` and ``queue_bytes_p50`` of it, and the lab's
-        own ``valid`` and ``invalid_because``."""
+        own ``valid`` and ``invalid_because``.
+
+        Raises:
+            Missing: what is asked of the senders' sockets cannot be had.
+        """
         receiver = self.lab.topology.hosts[0]
         own = partial(measure, self.senders[:senders], reads, self._token, watch)
         watching = Watching(self.lab, self.events)
@@ -34,7 +38,10 @@ class ReadsInLab:
         runs: list[dict[str, Any]] = []
         try:
             for _ in range(repeat):
-                runs.append(namespaces.inside(self.lab.namespace(receiver), own))
+                try:
+                    runs.append(namespaces.inside(self.lab.namespace(receiver), own))
+                except ConnectionError as error:
+                    raise Missing(str(error)) from None
                 if runs[-1]["ended"]:
                     break
         finally:

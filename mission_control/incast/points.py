@@ -67,11 +67,40 @@ def reads(scenario: Scenario, point: Point) -> Reads:
         jitter_us=round(workload.jitter * 1000),
         rto_spread=workload.rto_spread,
         seed=workload.seed,
+        traced=workload.traced,
         deadline_s=workload.deadline / 1e3,
-        rto_min_us=RTO_MIN_US if workload.rto_spread else None,
+        rto_min_us=rto_min_of_socket(scenario),
         congestion_control="dctcp" if control.transport == "dctcp" else None,
         ictcp_link=link_rate(scenario) // scenario.topology.dilation if control.transport == "ictcp" else None,
     )
+
+
+def rto_min_of_socket(scenario: Scenario) -> int | None:
+    """Microseconds that are asked of each socket; ``None``: nothing is."""
+    asked = scenario.stack.rto_min_socket
+    if asked is not None:
+        return asked * 1000
+    return RTO_MIN_US if scenario.workload.rto_spread else None
+
+
+def rto_min_asked(scenario: Scenario) -> dict[str, int]:
+    """Minimum RTOs by who gives them, in microseconds."""
+    stack = stack_of(scenario)
+    asked = {
+        "route": stack.rto_min_ms and stack.rto_min_ms * 1000,
+        "socket": rto_min_of_socket(scenario),
+        "sysctl": stack.rto_min_sysctl_ms and stack.rto_min_sysctl_ms * 1000,
+        "kernel": RTO_MIN_US,
+    }
+    return {who: value for who, value in asked.items() if value is not None}
+
+
+def rto_min_us(scenario: Scenario) -> int:
+    """What is to be expected of them: a route's wins (the kernel's `tcp_rto_min`), and a socket that asks for more than
+    it had when it was made keeps that (docs/measurements.md)."""
+    asked = rto_min_asked(scenario)
+    made_with = asked.get("sysctl", asked["kernel"])
+    return asked.get("route", min(asked.get("socket", made_with), made_with))
 
 
 def check(scenario: Scenario) -> None:
@@ -82,7 +111,10 @@ def check(scenario: Scenario) -> None:
     if scenario.topology.kind != "star":
         raise BadInput(f"incast happens before one receiver: use a star, not {scenario.topology.kind}")
     if scenario.workload.rto_spread and stack_of(scenario).rto_min_ms:
-        raise BadInput("a route's minimum RTO wins against each socket's own: leave stack.rto_min and profile 2009 out")
+        raise BadInput(
+            "a route's minimum RTO wins against each socket's own: leave stack.rto_min, topology.dilation and profile "
+            "2009 out"
+        )
     if other := {event.do for event in scenario.topology.events} - set(EVENTS):
         raise BadInput(f"an incast scenario takes events of {', '.join(EVENTS)}: leave {min(other)} out")
     if scenario.control.transport not in TRANSPORTS:

@@ -51,3 +51,11 @@ def quantity(parse: Callable[[str], Value], text: str) -> Value:
         return parse(text)
     except ValueError as error:
         raise BadInput(str(error)) from None
+
+
+def size(count: int) -> str:
+    """Bytes as they are typed: `64 kB`, `64 KiB`; a number that is round in neither way as others are shown."""
+    for unit, step in (("MB", 10**6), ("kB", 10**3), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count and count % step == 0:
+            return f"{count // step} {unit}"
+    return _native.format_bytes(count)

@@ -29,12 +29,13 @@ class Reads:
         concurrent: senders that are asked at once, the next one when one is done; or ``all``, or ``auto``: as many as
             bring most (`crates/core/src/budget.rs`).
         jitter_us: requests are put off by a random time of up to so many microseconds.
-        rto_spread: each socket's minimum RTO is longer by a random part of it, up to this.
+        rto_spread: each socket's minimum RTO is shorter by a random part of it, up to this.
         deadline_s: everything ends after so many seconds, with what was measured.
         rto_min_us: minimum RTO of the senders' sockets, in microseconds; a route that locks it wins.
         pace: bits per second of each sender.
         ictcp_link: bits per second of the receiver's link, where its windows follow what is left of it
             (`crates/core/src/ictcp.rs`).
+        traced: of how many senders, from the first, ``trace`` tells what arrived when.
     """
 
     fragment: int
@@ -49,6 +50,7 @@ class Reads:
     rto_min_us: int | None = None
     pace: int | None = None
     ictcp_link: int | None = None
+    traced: int = 0
 
     def told(self, senders: list[str]) -> str:
         """As the receiver is told."""
@@ -76,7 +78,8 @@ def measure(
     senders: list[str], reads: Reads, token: bytes, watch: Callable[[int], bool] = lambda _: False
 ) -> dict[str, Any]:
     """Reads blocks from all senders (addresses with ports); gives ``blocks`` (seconds of each), ``bytes``, ``seconds``,
-    ``flows`` (what each sender's kernel says) and ``ended`` (why it ended early).
+    ``flows`` (what each sender's kernel says), ``ended`` (why it ended early), ``trace`` (seconds, number of a sender,
+    its bytes so far).
 
     Args:
         watch: is told how many blocks were read, ten times a second; ends it by a true answer.

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from mission_control import _native
+from mission_control.incast import quantities, synchrony
 from mission_control.report import COLOURS, document, figure, svg, table
 
 DASHES = {"model": "--", "lab": "-"}
@@ -53,7 +53,7 @@ def section(result: dict[str, Any]) -> list[str]:
     told += [f'<p class="bad">{escape(name)}</p>' for name, held in result["checks"].items() if not held]
     told += [f'<p class="bad">not valid: {escape(why)}</p>' for why in result["invalid_because"]]
     legend = "Solid: measured, with 95 % intervals. Dashed: the model. Dotted: the papers' equations."
-    told += [f"<p>{escape(legend)}</p>", curves(result["points"])]
+    told += [f"<p>{escape(legend)}</p>", curves(result["points"]), *traces(result["points"])]
     told.append(table(("onset", "world", "senders"), [onset_row(own) for own in result["onset"]]))
     if result["differences"]:
         told.append(f"<p>{escape(differences_in_words(result))}</p>")
@@ -71,7 +71,7 @@ def onset_row(own: dict[str, Any]) -> tuple[str, str, str]:
 
 
 def curve_name(own: dict[str, Any]) -> str:
-    return " ".join(filter(None, [own["variant"], _native.format_bytes(own["asked_bytes"])]))
+    return " ".join(filter(None, [own["variant"], quantities.size(own["asked_bytes"])]))
 
 
 def differences_in_words(result: dict[str, Any]) -> str:
@@ -82,6 +82,7 @@ def differences_in_words(result: dict[str, Any]) -> str:
 def curves(points: list[dict[str, Any]]) -> str:
     """Goodput over senders: a colour for each fragment and variant, a dash for each world."""
     drawn, axes = figure(4)
+    slow = any(one["dilation"] > 1 for one in points)
     names = list(dict.fromkeys(curve_name(own) for own in points))
     for number, (name, world) in enumerate(itertools.product(names, DASHES)):
         own = [one for one in points if (curve_name(one), one["world"]) == (name, world) and one["valid"]]
@@ -91,16 +92,16 @@ def curves(points: list[dict[str, Any]]) -> str:
         colour = COLOURS[number // len(DASHES) % len(COLOURS)]
         senders = [one["senders"] for one in own]
         marker = "." if world == "lab" else None
-        values = [one["goodput_mbit"] for one in own]
+        values = [one["goodput_mbit"] * one["dilation"] for one in own]
         axes.plot(senders, values, DASHES[world], color=colour, marker=marker, label=f"{name}, {world}")
         if world == "model":
-            printed = [one["paper_mbit"] for one in own]
+            printed = [one["paper_mbit"] * one["dilation"] for one in own]
             axes.plot(senders, printed, ":", color=colour, label=f"{name}, as printed")
         if world == "lab":
-            low, high = zip(*(one["interval95"] for one in own), strict=True)
+            low, high = zip(*([end * one["dilation"] for end in one["interval95"]] for one in own), strict=True)
             axes.fill_between(senders, low, high, color=colour, alpha=0.15, linewidth=0)
     axes.set_xlabel("senders")
-    axes.set_ylabel("goodput, Mbit/s")
+    axes.set_ylabel("goodput, Mbit/s" + (", slow motion undone" if slow else ""))
     axes.set_ylim(bottom=0)
     axes.legend(fontsize=8)
     return svg(drawn)
@@ -115,14 +116,64 @@ def all_points(points: list[dict[str, Any]]) -> str:
             (
                 own["world"],
                 own["variant"],
-                _native.format_bytes(own["fragment_bytes"]),
+                quantities.size(own["fragment_bytes"]),
                 str(own["senders"]),
                 "-" if own["goodput_mbit"] is None else f"{own['goodput_mbit']:.1f}",
                 f"{low:.1f} to {high:.1f}" if flows else "",
                 str(sum(flow["retransmits"] for flow in flows)) if flows else "",
                 str(sum(flow["timeouts"] for flow in flows)) if flows else "",
                 str(own.get("drops", "")),
+                rto_min_in_words(own.get("rto_min")),
             )
         )
-    heads = ("world", "variant", "fragment", "senders", "Mbit/s", "95 %", "sent again", "timeouts", "drops")
+    heads = (
+        "world",
+        "variant",
+        "fragment",
+        "senders",
+        "Mbit/s",
+        "95 %",
+        "sent again",
+        "timeouts",
+        "drops",
+        "minimum RTO",
+    )
     return table(heads, rows)
+
+
+def rto_min_in_words(told: dict[str, Any] | None) -> str:
+    """Who gave it, and what it came to."""
+    if not told or not told["won"]:
+        return ""
+    return f"{told['won']}: {told['observed_us'] / 1e3:.0f} ms, {told['asked'][told['won']] / 1e3:.0f} asked"
+
+
+TRACED_S = 3.0
+"""Of a trace that are drawn: some stalls, each still to be seen."""
+
+
+def traces(points: list[dict[str, Any]]) -> list[str]:
+    """What arrived when from each traced sender, for the points that have it."""
+    told = []
+    for own in points:
+        if not own.get("trace"):
+            continue
+        drawn, axes = figure(2.6)
+        for sender in sorted({int(row[1]) for row in own["trace"]}):
+            rows = [row for row in own["trace"] if row[1] == sender and row[0] <= TRACED_S]
+            colour = COLOURS[sender % len(COLOURS)]
+            axes.plot(
+                [row[0] for row in rows],
+                [row[2] / 1e6 for row in rows],
+                ".-",
+                color=colour,
+                label=f"sender {sender + 1}",
+            )
+        axes.set_xlabel("seconds")
+        axes.set_ylabel("MB from it")
+        axes.legend(fontsize=8)
+        seen = synchrony.synchrony(own["trace"], own["fragment_bytes"], own["rto_s"])
+        words = f"{curve_name(own)}, {own['senders']} senders: two of them stood still {seen['stalls']} times, "
+        words += f"{seen['together']} of these together, and went on at once in {seen['at_once']} of them."
+        told += [f"<p>{escape(words)}</p>", svg(drawn)]
+    return told

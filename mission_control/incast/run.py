@@ -19,19 +19,27 @@ from typing import Any
 
 import tomli_w
 
-from mission_control import _native, interrupts
+from mission_control import interrupts
 from mission_control.environment import describe
-from mission_control.incast import model, report
+from mission_control.incast import model, quantities, report, statistics
 from mission_control.incast.lab import reads_in
-from mission_control.incast.points import ONE_FLOW, Point, check, link_rate, most_senders, points, reads
+from mission_control.incast.points import (
+    ONE_FLOW,
+    Point,
+    check,
+    link_rate,
+    most_senders,
+    points,
+    reads,
+    rto_min_asked,
+    rto_min_us,
+)
 from mission_control.lab import Lab
 from mission_control.lab.described import lab_of, stack_of
 from mission_control.lab.events import dilated
 from mission_control.scenario import BadInput, Missing, Scenario, plain, with_values
 from mission_control.study import ONLY
 
-RTO_MIN_MS = 200
-"""The kernel's own."""
 BASE_RTT_S = 1e-4
 """Of two hosts of a lab without queues: some 60 to 150 us (docs/measurements.md)."""
 MSS, HEADERS = 1448, 66
@@ -85,7 +93,8 @@ def in_lab(scenario: Scenario) -> Iterator[Measure]:
                 return False
 
             try:
-                return own.measure(point.senders, asked, watch=watch)
+                told = own.measure(point.senders, asked, watch=watch)
+                return {**told, "rto_min": statistics.rto_min(told["flows"], rto_min_asked(scenario))}
             finally:
                 if events:
                     set_up(lab, scenario)
@@ -116,7 +125,7 @@ def path_of(scenario: Scenario) -> dict[str, Any]:
     return model.path(
         link=link_rate(scenario) // topology.dilation,
         rtt_s=BASE_RTT_S,
-        rto_s=(stack.rto_min_ms or RTO_MIN_MS) / 1e3,
+        rto_s=rto_min_us(scenario) / 1e6,
         buffer=model.PAPER_003 if topology.port.switch == model.PAPER_003 else topology.port.buffer,
         mss=MSS + topology.mtu - 1500,
         initial_window=(stack.initial_window or 10) * MSS,
@@ -321,6 +330,7 @@ def summary(variants: dict[str, Scenario], found: list[dict[str, Any]], worlds: 
         path = path_of(variants[own["variant"]])
         bits = own["senders"] * own["fragment_bytes"] * 8
         own["rto_s"] = path["rto_s"]
+        own["dilation"] = variants[own["variant"]].topology.dilation
         wire_s = bits * (1 + HEADERS / path["mss"]) / path["link_bits_per_sec"]
         own["ideal_mbit"] = bits / (path["rtt_s"] + wire_s) / 1e6
         if own.get("ended"):
@@ -343,7 +353,7 @@ def summary(variants: dict[str, Scenario], found: list[dict[str, Any]], worlds: 
 
 
 def name_of(own: dict[str, Any]) -> str:
-    words = [own["world"], own["variant"], f"{own['senders']} senders", _native.format_bytes(own["fragment_bytes"])]
+    words = [own["world"], own["variant"], f"{own['senders']} senders", quantities.size(own["fragment_bytes"])]
     return ", ".join(filter(None, words))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,7 +31,7 @@ def repeated(
 
     Gives ``goodput_mbit`` (bytes of all blocks over their time), ``interval95``, ``block_ms`` (median, p95), ``blocks``
     (seconds of each), ``flows`` (of each sender, summed; cwnd, srtt and the like from the last time), ``ended`` (why it
-    ended early), ``interrupted``, ``valid``, ``invalid_because``.
+    ended early), ``trace`` (of the last time), ``interrupted``, ``valid``, ``invalid_because``.
 
     Args:
         say: is told how far it is.
@@ -85,6 +86,7 @@ def summary(runs: Sequence[dict[str, Any]], block_bytes: int) -> dict[str, Any]:
         "blocks": pooled,
         "flows": flows(runs),
         "limits": runs[-1].get("limits", []) if runs else [],
+        "trace": runs[-1].get("trace", []) if runs else [],
         "ended": next((run["ended"] for run in runs if run["ended"]), None),
     }
     if pooled:
@@ -110,6 +112,16 @@ def interval(blocks: Sequence[Sequence[float]], block_bytes: int) -> tuple[float
         means.append(count * block_bytes * 8 / total / 1e6)
     low, high = np.quantile(means, [0.025, 0.975])
     return float(low), float(high)
+
+
+def rto_min(flows: Sequence[dict[str, Any]], asked: dict[str, int]) -> dict[str, Any]:
+    """Which minimum RTO counts: ``asked`` (microseconds, by who gives it, the strongest first), ``observed_us`` (the
+    least that a sender's RTO is above its round trip, RFC 6298, 2.3: without backing off), ``won``: who gave the value
+    that is nearest to that. ``None`` where no sender has said."""
+    seen = [flow["rto_us"] - flow["srtt_us"] for flow in flows if flow["asked"] and flow["rto_us"] > flow["srtt_us"]]
+    observed = min(seen, default=None)
+    won = observed and min(asked, key=lambda who: abs(math.log(asked[who] / observed)), default=None)
+    return {"asked": asked, "observed_us": observed, "won": won}
 
 
 COUNTS = ("bytes", "retransmits", "timeouts", "delivered", "marks", "loss_probes_of_host")

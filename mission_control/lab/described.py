@@ -92,6 +92,7 @@ def stack_of(described: scenario.Scenario) -> Stack:
     own: dict[str, Any] = {
         "congestion_control": stack.congestion_control,
         "rto_min_ms": stack.rto_min,
+        "rto_min_sysctl_ms": stack.rto_min_sysctl,
         "initial_window": stack.initial_window,
         "sack": stack.sack,
         "tlp": stack.tlp,
@@ -99,5 +100,8 @@ def stack_of(described: scenario.Scenario) -> Stack:
     }
     made = replace(PROFILES[stack.profile], **{key: value for key, value in own.items() if value is not None})
     if slow > 1:
-        made = replace(made, rto_min_ms=(made.rto_min_ms or RTO_MIN_MS) * slow)
+        # Where nothing says otherwise the route gets the kernel's own.
+        route = made.rto_min_ms or (None if made.rto_min_sysctl_ms else RTO_MIN_MS)
+        by_sysctl = made.rto_min_sysctl_ms
+        made = replace(made, rto_min_ms=route and route * slow, rto_min_sysctl_ms=by_sysctl and by_sysctl * slow)
     return made

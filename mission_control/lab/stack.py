@@ -12,6 +12,7 @@ class Stack:
     Args:
         congestion_control: what sockets have that choose none.
         rto_min_ms: shortest retransmission timeout. Given by the route, and so it wins against what a socket asks for.
+        rto_min_sysctl_ms: the same by ``tcp_rto_min_us``; what a socket asks for wins.
         initial_window: segments that a connection may send at first.
         sack: selective acknowledgments (RFC 2018).
         tlp: tail loss probes, and with them RACK's timer (RFC 8985).
@@ -20,6 +21,7 @@ class Stack:
 
     congestion_control: str = "cubic"
     rto_min_ms: int | None = None
+    rto_min_sysctl_ms: int | None = None
     initial_window: int | None = None
     sack: bool = True
     tlp: bool = True
@@ -32,6 +34,8 @@ class Stack:
             own["net/ipv4/tcp_sack"] = "0"
         if not self.tlp:
             own["net/ipv4/tcp_early_retrans"] = "0"
+        if self.rto_min_sysctl_ms is not None:
+            own["net/ipv4/tcp_rto_min_us"] = str(self.rto_min_sysctl_ms * 1000)
         return own
 
     def route(self) -> str:

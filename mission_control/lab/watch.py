@@ -44,6 +44,13 @@ class Sample:
     """Bytes that the first host has received and its programs have not taken yet."""
 
 
+def processors() -> tuple[float, ...]:
+    """Part of each processor that was busy since the last call. Programs that were made nice do not count: they give
+    way to whatever a lab needs."""
+    own = psutil.cpu_times_percent(percpu=True)
+    return tuple(max(0.0, 1 - (one.idle + one.iowait + one.nice) / 100) for one in own)
+
+
 class Watch:
     """Samples processors and switch ports until it is stopped."""
 
@@ -56,7 +63,7 @@ class Watch:
 
     def start(self) -> None:
         self.first = self.last = self.lab.ports()
-        psutil.cpu_percent(percpu=True)
+        processors()
         self._thread.start()
 
     def stop(self) -> None:
@@ -98,7 +105,7 @@ class Watch:
                 (new["bytes"] - old["bytes"]) / passed / new["settings"]["bytes_per_second"]
                 for new, old in zip(now, before, strict=True)
             )
-            busy = tuple(part / 100 for part in psutil.cpu_percent(percpu=True))
+            busy = processors()
             at_ns = time.monotonic_ns()
             queues = tuple(queued(own, at_ns) for own in now)
             receive = namespaces.inside(self.lab.namespace(self.lab.topology.hosts[0]), received)

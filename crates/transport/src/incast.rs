@@ -36,6 +36,8 @@ const HELLO_PATIENCE: Duration = Duration::from_secs(10);
 const LAST_PATIENCE: Duration = Duration::from_secs(2);
 /// How often a measurement looks whether it was interrupted.
 const INTERRUPT_EVERY: Duration = Duration::from_millis(100);
+/// Between two points of a trace.
+const TRACE_EVERY: Duration = Duration::from_millis(1);
 /// Read at once; larger than what a socket usually holds.
 const READ_BYTES: usize = 256 << 10;
 
@@ -167,7 +169,8 @@ pub struct Reads {
     /// Requests are put off by a random time of up to this many microseconds.
     #[serde(default)]
     pub jitter_us: u32,
-    /// Each socket's minimum RTO is longer by a random part of it, up to this; 1 draws from once to twice. 0: all alike.
+    /// Each socket's minimum RTO is shorter by a random part of it, up to this; 0: all alike. A longer one would have no
+    /// effect on a connection that has measured its round trip: its estimate of the deviation only falls.
     #[serde(default)]
     pub rto_spread: f64,
     pub seed: u64,
@@ -176,6 +179,9 @@ pub struct Reads {
     /// Rate of the receiver's link, in bits per second, where windows follow what is left of it ([`mission_core::ictcp`]).
     #[serde(default)]
     pub ictcp_link: Option<u64>,
+    /// Of how many senders, from the first, the arrival of bytes is told.
+    #[serde(default)]
+    pub traced: usize,
     #[serde(default)]
     pub ask: Asked,
 }
@@ -193,6 +199,8 @@ pub struct Measured {
     pub flows: Vec<Flow>,
     /// Where the number of senders is found: when, in seconds since the warm-up's begin, it became what.
     pub limits: Vec<(f64, u32)>,
+    /// Of traced senders, in the order of time: seconds since the first block, number of the sender, its bytes so far.
+    pub trace: Vec<(f64, usize, u64)>,
     /// Why it ended before all blocks were read.
     pub ended: Option<String>,
 }
@@ -224,7 +232,7 @@ pub fn measure(reads: &Reads, token: &[u8], watch: Watch) -> Result<Measured, St
         let mut ask = reads.ask.clone();
         if reads.rto_spread > 0.0 {
             let part = random.unit() * reads.rto_spread;
-            ask.rto_min_us = ask.rto_min_us.map(|rto| rto.saturating_add((f64::from(rto) * part) as u32));
+            ask.rto_min_us = ask.rto_min_us.map(|rto| rto - (f64::from(rto) * part.min(1.0)) as u32);
         }
         let reader = Reader::connect(*address, &token, &ask, governor.as_ref());
         readers.push(reader.map_err(|why| format!("sender {address}: {why}"))?);
@@ -236,7 +244,9 @@ pub fn measure(reads: &Reads, token: &[u8], watch: Watch) -> Result<Measured, St
         random,
         budget: Budget::default(),
         limits: Vec::new(),
+        trace: Vec::new(),
         began,
+        traced_since: None,
         deadline: began + Duration::from_secs_f64(reads.deadline_s),
         watched: began,
         scratch: vec![0; READ_BYTES],
@@ -253,6 +263,7 @@ pub fn measure(reads: &Reads, token: &[u8], watch: Watch) -> Result<Measured, St
             }
             readers.iter_mut().for_each(|reader| reader.bytes = 0);
             began = Instant::now();
+            run.traced_since = Some(began);
         }
         let start = Instant::now();
         let ended = run.block(&mut readers, number, watch);
@@ -266,7 +277,7 @@ pub fn measure(reads: &Reads, token: &[u8], watch: Watch) -> Result<Measured, St
             }
         }
     }
-    measured.limits = run.limits;
+    (measured.limits, measured.trace) = (run.limits, run.trace);
     measured.seconds = last.duration_since(began).as_secs_f64();
     measured.bytes = readers.iter().map(|reader| reader.bytes).sum();
     let until = Instant::now() + LAST_PATIENCE;
@@ -280,7 +291,10 @@ struct Run<'a> {
     random: SplitMix,
     budget: Budget,
     limits: Vec<(f64, u32)>,
+    trace: Vec<(f64, usize, u64)>,
     began: Instant,
+    /// The end of the warm-up.
+    traced_since: Option<Instant>,
     deadline: Instant,
     /// When it was last asked whether it was interrupted.
     watched: Instant,
@@ -306,6 +320,16 @@ impl Run<'_> {
         let limit = self.budget.limit();
         if self.limits.last().is_none_or(|(_, last)| *last != limit) {
             self.limits.push((passed, limit));
+        }
+    }
+
+    /// Notes what a traced sender has brought; once in [`TRACE_EVERY`], and the end of each fragment.
+    fn note(&mut self, at: usize, bytes: u64, left: u64) {
+        let Some(since) = self.traced_since.filter(|_| at < self.reads.traced) else { return };
+        let now = since.elapsed().as_secs_f64();
+        let last = self.trace.iter().rev().find(|(_, sender, _)| *sender == at);
+        if left == 0 || last.is_none_or(|(before, _, _)| now - before >= TRACE_EVERY.as_secs_f64()) {
+            self.trace.push((now, at, bytes));
         }
     }
 
@@ -341,6 +365,7 @@ impl Run<'_> {
                 let before = readers[at].left;
                 let left = readers[at].read(&mut self.scratch)?;
                 bytes += before - left;
+                self.note(at, readers[at].bytes, left);
                 if left == 0 {
                     chunks += 1;
                     asked.retain(|other| *other != at);
