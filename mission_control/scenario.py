@@ -152,6 +152,7 @@ class Stack(Part):
     )
     rto_min_sysctl: Milliseconds | None = Field(None, ge=1, description="the same by `net.ipv4.tcp_rto_min_us`")
     initial_window: int | None = Field(None, ge=1, description="segments that a connection may send at first")
+    receive_window: Bytes | None = Field(None, ge=1, description="that a receiver lets a sender have under way at most")
     sack: bool | None = Field(None, description="selective acknowledgments")
     tlp: bool | None = Field(None, description="tail loss probes")
     delayed_ack: bool | None = Field(None, description="false: every segment is acknowledged at once")
@@ -443,6 +444,7 @@ UNITS = {
     "topology.port.buffer": "B",
     "topology.port.ecn_threshold": "B",
     "topology.port.shared_buffer": "B",
+    "stack.receive_window": "B",
     "stack.rto_min": "ms",
     "stack.rto_min_socket": "ms",
     "stack.rto_min_sysctl": "ms",

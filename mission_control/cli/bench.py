@@ -150,3 +150,16 @@ def incast(
         return
     print("\n".join(summary(told)))
     print(f"{told['inside']} of {settings} inside the model's interval; seed {seed}")
+
+
+@app.command()
+def advice(
+    settings: Annotated[int, typer.Option(min=1, help="that chance draws, of those in which incast bites")] = 5,
+    seed: Annotated[int, typer.Option(help="of what is drawn")] = 1,
+    as_json: Json = False,
+) -> None:
+    """What `mission incast advise` promises of each remedy against what it does in the lab; needs root."""
+    from mission_control.bench.advice import bench, summary
+
+    told = bench(settings, seed, say)
+    print(json.dumps(told) if as_json else "\n".join(summary(told)))

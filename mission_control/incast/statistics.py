@@ -8,12 +8,15 @@ from typing import Any
 
 import numpy as np
 import psutil
+from numpy.typing import NDArray
 
 from mission_control import interrupts
 from mission_control.incast.reads import Reads, measure
 
 DRAWS = 2000
 """Of the bootstrap (Efron and Tibshirani 1993, 13.3: 1,000 or more for an interval)."""
+AT_ONCE = 1 << 22
+"""Numbers that are drawn at once: 32 MiB."""
 BUSY = 0.95
 """Of a processor: saturated."""
 BUSY_MAX = 0.2
@@ -100,16 +103,15 @@ def interval(blocks: Sequence[Sequence[float]], block_bytes: int) -> tuple[float
     if not blocks:
         return 0.0, 0.0
     random = np.random.default_rng(1)
-    means = []
-    for _ in range(DRAWS):
-        total = count = 0.0
-        for at in random.integers(0, len(blocks), len(blocks)):
-            own = np.asarray(blocks[at])
-            length = max(1, int(len(own) ** 0.5))
-            starts = random.integers(0, len(own), -(-len(own) // length))
-            drawn = own[(starts[:, None] + np.arange(length)) % len(own)].ravel()[: len(own)]
-            total, count = total + drawn.sum(), count + len(drawn)
-        means.append(count * block_bytes * 8 / total / 1e6)
+    total, count = np.zeros(DRAWS), np.zeros(DRAWS)
+    for _ in blocks:
+        drawn = random.integers(0, len(blocks), DRAWS)
+        for at, own in enumerate(blocks):
+            seconds = np.asarray(own)
+            for rows in np.array_split(np.flatnonzero(drawn == at), -(-DRAWS * len(own) // AT_ONCE)):
+                total[rows] += resampled(seconds, len(rows), random)
+            count[drawn == at] += len(own)
+    means = count * block_bytes * 8 / total / 1e6
     low, high = np.quantile(means, [0.025, 0.975])
     return float(low), float(high)
 
@@ -122,6 +124,15 @@ def rto_min(flows: Sequence[dict[str, Any]], asked: dict[str, int]) -> dict[str,
     observed = min(seen, default=None)
     won = observed and min(asked, key=lambda who: abs(math.log(asked[who] / observed)), default=None)
     return {"asked": asked, "observed_us": observed, "won": won}
+
+
+def resampled(seconds: NDArray[np.float64], times: int, random: np.random.Generator) -> NDArray[np.float64]:
+    """Sums of as many seconds as there are, drawn in runs, so many times."""
+    length = max(1, int(len(seconds) ** 0.5))
+    starts = random.integers(0, len(seconds), (times, -(-len(seconds) // length)))
+    places = (starts[:, :, None] + np.arange(length)) % len(seconds)
+    drawn: NDArray[np.float64] = seconds[places.reshape(times, -1)[:, : len(seconds)]].sum(axis=1)
+    return drawn
 
 
 COUNTS = ("bytes", "retransmits", "timeouts", "delivered", "marks", "loss_probes_of_host")

@@ -94,6 +94,7 @@ def stack_of(described: scenario.Scenario) -> Stack:
         "rto_min_ms": stack.rto_min,
         "rto_min_sysctl_ms": stack.rto_min_sysctl,
         "initial_window": stack.initial_window,
+        "window": stack.receive_window,
         "sack": stack.sack,
         "tlp": stack.tlp,
         "delayed_ack": stack.delayed_ack,

@@ -14,6 +14,7 @@ class Stack:
         rto_min_ms: shortest retransmission timeout. Given by the route, and so it wins against what a socket asks for.
         rto_min_sysctl_ms: the same by ``tcp_rto_min_us``; what a socket asks for wins.
         initial_window: segments that a connection may send at first.
+        window: bytes that a receiver lets a sender have under way at most.
         sack: selective acknowledgments (RFC 2018).
         tlp: tail loss probes, and with them RACK's timer (RFC 8985).
         delayed_ack: off: every segment is acknowledged at once.
@@ -23,6 +24,7 @@ class Stack:
     rto_min_ms: int | None = None
     rto_min_sysctl_ms: int | None = None
     initial_window: int | None = None
+    window: int | None = None
     sack: bool = True
     tlp: bool = True
     delayed_ack: bool = True
@@ -45,6 +47,8 @@ class Stack:
             words.append(f"rto_min {self.rto_min_ms}ms")
         if self.initial_window is not None:
             words.append(f"initcwnd {self.initial_window}")
+        if self.window is not None:
+            words.append(f"window {self.window}")
         if not self.delayed_ack:
             words.append("quickack 1")
         return " ".join(words)
