@@ -309,6 +309,14 @@ def test_exec_gives_an_unchanged_program_another_transport_and_leaves_nothing(tm
     assert mission("exec", "--transport", "nothing", "--", "true").returncode == 2
 
 
+def test_a_window_that_is_asked_for_is_kept_when_data_comes(tmp_path):
+    """The kernel takes another in its place with the first full segments, unless the buffer has no room for it."""
+    send = "import threading\nthreading.Thread(target=other.sendall, args=(bytes(1 << 20),)).start()\nleft = 1 << 20\n"
+    receive = "while left: left -= len(one.recv(left))\nprint(one.getsockopt(socket.IPPROTO_TCP, 10))"
+    done = mission("exec", "--window", "16kB", "--", sys.executable, "-c", f"{TALK}\n{send}{receive}")
+    assert done.returncode == 0 and int(done.stdout.split()[-1]) < 32_000, done.stdout + done.stderr
+
+
 def test_a_bonded_pair_carries_one_connection_over_both_links(name):
     with Lab(bonded(hosts=2, link_rate=20_000_000, port=Port(buffer_bytes=128 << 10)), name) as lab:
         _, _, _ = flows(lab, "cubic", 1, 3)

@@ -69,7 +69,7 @@ def applied(setting: Setting, remedy: dict[str, Any] | None) -> tuple[Stack, Por
         stack = replace(stack, rto_min_ms=round(value * 1e3))
     elif kind == "dctcp":
         port = replace(port, ecn_bytes=round(value))
-        reads = replace(reads, congestion_control="dctcp")
+        stack = replace(stack, congestion_control="dctcp")  # of both ends: ECN is agreed on by the first packets
     elif kind == "buffer":
         port = replace(port, buffer_bytes=round(value))
     elif kind == "window":

@@ -103,7 +103,10 @@ def lines(kind: str, value: float) -> list[str]:
             f"# switches: mark (ECN) packets that find {quantities.size(round(value))} in their queue or more",
         ]
     if kind == "window":
-        return [f"ip route change 10.0.0.0/24 dev eth0 window {value:.0f}    # receivers, the route to the senders"]
+        return [
+            f"mission exec --window {value:.0f}B -- CMD                   # receivers, one program",
+            f"sysctl -w net.ipv4.tcp_rmem='4096 {2 * value:.0f} {2 * value:.0f}'        # receivers, all: half is a window",
+        ]
     return ["# nothing to type: another switch, or one shared buffer with a larger part for a port"]
 
 

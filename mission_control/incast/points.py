@@ -70,7 +70,6 @@ def reads(scenario: Scenario, point: Point) -> Reads:
         traced=workload.traced,
         deadline_s=workload.deadline / 1e3,
         rto_min_us=rto_min_of_socket(scenario),
-        congestion_control="dctcp" if control.transport == "dctcp" else None,
         ictcp_link=link_rate(scenario) // scenario.topology.dilation if control.transport == "ictcp" else None,
     )
 

@@ -72,9 +72,11 @@ def in_model(scenario: Scenario) -> Iterator[Measure]:
 @contextmanager
 def in_lab(scenario: Scenario) -> Iterator[Measure]:
     """Synchronized reads over real sockets between namespaces."""
-    size = with_values(
-        scenario, {"topology.hosts": most_senders(scenario) + 1, "topology.link_rate": f"{link_rate(scenario)} bit/s"}
-    )
+    values = {"topology.hosts": most_senders(scenario) + 1, "topology.link_rate": f"{link_rate(scenario)} bit/s"}
+    if scenario.control.transport == "dctcp":
+        # Of both ends, and before they are connected: ECN is agreed on by the first packets.
+        values["stack.congestion_control"] = "dctcp"
+    size = with_values(scenario, values)
     events = dilated(scenario.topology)
     with lab_of(size) as lab, reads_in(lab, events) as own:
         for event in events:

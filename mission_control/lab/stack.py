@@ -14,7 +14,8 @@ class Stack:
         rto_min_ms: shortest retransmission timeout. Given by the route, and so it wins against what a socket asks for.
         rto_min_sysctl_ms: the same by ``tcp_rto_min_us``; what a socket asks for wins.
         initial_window: segments that a connection may send at first.
-        window: bytes that a receiver lets a sender have under way at most.
+        window: bytes that a receiver lets a sender have under way, by the buffer of its sockets: half is for data, and a
+            little more once the kernel has seen full segments. A route's window is forgotten with the first of them.
         sack: selective acknowledgments (RFC 2018).
         tlp: tail loss probes, and with them RACK's timer (RFC 8985).
         delayed_ack: off: every segment is acknowledged at once.
@@ -36,6 +37,8 @@ class Stack:
             own["net/ipv4/tcp_sack"] = "0"
         if not self.tlp:
             own["net/ipv4/tcp_early_retrans"] = "0"
+        if self.window is not None:
+            own["net/ipv4/tcp_rmem"] = f"4096 {2 * self.window} {2 * self.window}"
         if self.rto_min_sysctl_ms is not None:
             own["net/ipv4/tcp_rto_min_us"] = str(self.rto_min_sysctl_ms * 1000)
         return own
@@ -47,8 +50,6 @@ class Stack:
             words.append(f"rto_min {self.rto_min_ms}ms")
         if self.initial_window is not None:
             words.append(f"initcwnd {self.initial_window}")
-        if self.window is not None:
-            words.append(f"window {self.window}")
         if not self.delayed_ack:
             words.append("quickack 1")
         return " ".join(words)

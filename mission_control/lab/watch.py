@@ -99,7 +99,10 @@ class Watch:
         before, began = self.first, time.monotonic()
         last = began
         while not self._over.wait(max(0.0, last + EVERY_S - time.monotonic())):
-            now, at = self.lab.ports(), time.monotonic()
+            try:
+                now, at = self.lab.ports(), time.monotonic()
+            except FileNotFoundError:
+                return  # an interrupt has come, and the lab is gone
             passed, last = at - last, at
             used = tuple(
                 (new["bytes"] - old["bytes"]) / passed / new["settings"]["bytes_per_second"]

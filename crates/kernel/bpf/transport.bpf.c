@@ -5,6 +5,7 @@
 #include <bpf/bpf_helpers.h>
 
 #define SOL_SOCKET 1
+#define SO_RCVBUF 8
 #define SO_MAX_PACING_RATE 47
 #define IPPROTO_TCP 6
 #define TCP_WINDOW_CLAMP 10
@@ -66,8 +67,12 @@ static __always_inline void set(struct bpf_sock_ops *ops, struct wanted *own)
         bpf_setsockopt(ops, IPPROTO_TCP, TCP_CONGESTION, own->congestion_control, NAME_BYTES);
     if (own->rto_min_us)
         bpf_setsockopt(ops, IPPROTO_TCP, TCP_BPF_RTO_MIN, &own->rto_min_us, sizeof own->rto_min_us);
-    if (own->window_clamp_bytes)
+    if (own->window_clamp_bytes) {
         bpf_setsockopt(ops, IPPROTO_TCP, TCP_WINDOW_CLAMP, &own->window_clamp_bytes, sizeof own->window_clamp_bytes);
+        /* With the first full segment the kernel takes what the buffer has room for in place of the clamp: half of twice
+         * what is set here, and a little more. */
+        bpf_setsockopt(ops, SOL_SOCKET, SO_RCVBUF, &own->window_clamp_bytes, sizeof own->window_clamp_bytes);
+    }
     if (own->pacing_bytes_per_second)
         bpf_setsockopt(ops, SOL_SOCKET, SO_MAX_PACING_RATE, &own->pacing_bytes_per_second,
                        sizeof own->pacing_bytes_per_second);

@@ -2,17 +2,23 @@
 //! windows that [`mission_core::ictcp`] says.
 //!
 //! The kernel never takes back a window that it has offered: what a connection offers before it is governed, 64 KiB, can
-//! still come.
+//! still come. And it forgets the limit
+//! of a socket whose buffer it lets grow, or whose first full segments come: buffers are fixed, and limits set each time.
 
 use crate::socket;
 use mission_core::ictcp::{FlowId, Sample, Windows};
 use mission_core::units::Time;
+use socket2::SockRef;
 use std::collections::BTreeMap;
 use std::io;
 use std::net::TcpStream;
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::Instant;
+
+/// Of a governed socket; the kernel gives as much of it as `net.core.rmem_max` lets it. A window is at most half of it:
+/// enough for 10 Gbit/s over 800 us.
+const BUFFER_BYTES: usize = 2 << 20;
 
 /// Governs the receive windows of one network namespace: that of the thread that made it.
 pub struct Governor(Arc<Shared>);
@@ -51,6 +57,7 @@ impl Governor {
     /// # Errors
     /// The socket is no TCP connection.
     pub fn govern(&self, stream: &TcpStream) -> io::Result<Governed> {
+        SockRef::from(stream).set_recv_buffer_size(BUFFER_BYTES)?;
         socket::set_receive_window(stream, Windows::first(sample(stream).mss))?;
         let own = stream.try_clone()?;
         let mut state = self.0.state.lock().expect("no panic while held");
