@@ -105,7 +105,7 @@ def lines(kind: str, value: float) -> list[str]:
     if kind == "window":
         return [
             f"mission exec --window {value:.0f}B -- CMD                   # receivers, one program",
-            f"sysctl -w net.ipv4.tcp_rmem='4096 {2 * value:.0f} {2 * value:.0f}'        # receivers, all: half is a window",
+            f"sysctl -w net.ipv4.tcp_rmem='4096 {2 * value:.0f} {2 * value:.0f}'     # receivers, all: half is a window",
         ]
     return ["# nothing to type: another switch, or one shared buffer with a larger part for a port"]
 

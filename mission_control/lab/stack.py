@@ -14,8 +14,8 @@ class Stack:
         rto_min_ms: shortest retransmission timeout. Given by the route, and so it wins against what a socket asks for.
         rto_min_sysctl_ms: the same by ``tcp_rto_min_us``; what a socket asks for wins.
         initial_window: segments that a connection may send at first.
-        window: bytes that a receiver lets a sender have under way, by the buffer of its sockets: half is for data, and a
-            little more once the kernel has seen full segments. A route's window is forgotten with the first of them.
+        window: bytes that a receiver lets a sender have under way, by the buffer of its sockets: half is for data,
+            and a little more once the kernel has seen full segments. A route's window is forgotten with the first.
         sack: selective acknowledgments (RFC 2018).
         tlp: tail loss probes, and with them RACK's timer (RFC 8985).
         delayed_ack: off: every segment is acknowledged at once.

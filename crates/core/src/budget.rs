@@ -8,6 +8,9 @@
 //! they bring clearly more, fewer where they bring as much: the smallest number that fills the link. A trial that fails
 //! may cost a timeout, so the next one waits, each time twice as long; a rate that changes under a limit that has not
 //! says that the network did, and all is learned anew.
+//!
+//! Where work comes in blocks, one after the other, a round is whole blocks: their ends are slower than their beginnings, and
+//! senders differ.
 
 use crate::units::Time;
 use std::time::Duration;
@@ -22,10 +25,15 @@ const CHANGED: f64 = 1.2;
 /// Chunks of a round, and its shortest time: a rate over less is mostly noise.
 const ROUND_CHUNKS: u32 = 4;
 const ROUND: Duration = Duration::from_millis(20);
+/// Of a block, as long as whose rounds are made: a longer one is not waited for. And it may take so many times what the last
+/// one took before rounds end anywhere again.
+const BLOCK_MAX: Duration = Duration::from_secs(2);
+const BLOCK_LATE: u32 = 2;
 /// Of a trial that is given up before its round is over: its bytes would have taken so much longer than before.
 const STALLED: f64 = 2.0;
 const STALLED_PLUS: Duration = Duration::from_millis(50);
-/// Before the next trial of more, after one that failed: while there are numbers in between; then, doubled each time.
+/// Before the next trial of more, after one that failed: while there are numbers in between, and the failure cost a timeout;
+/// then, doubled each time.
 const WAIT_SOON: Duration = Duration::from_secs(5);
 const WAIT_MIN: Duration = Duration::from_secs(60);
 const WAIT_MAX: Duration = Duration::from_secs(600);
@@ -68,6 +76,13 @@ pub struct Budget {
     last: Time,
     /// What happens now counts.
     counts: bool,
+    /// When the block began that is under way; how long the last one took, once there was one.
+    block_began: Option<Time>,
+    block: Option<Duration>,
+    /// All work there was is done: a block has ended.
+    at_end: bool,
+    /// This round began with a block.
+    aligned: bool,
 }
 
 impl Default for Budget {
@@ -92,6 +107,10 @@ impl Default for Budget {
             peak: 0,
             last: Time::default(),
             counts: false,
+            block_began: None,
+            block: None,
+            at_end: true,
+            aligned: true,
         }
     }
 }
@@ -112,6 +131,12 @@ impl Budget {
         }
         self.last = now;
         self.wanted = self.wanted.max(in_use.saturating_add(waiting));
+        self.at_end = in_use == 0 && waiting == 0;
+        match self.block_began {
+            None if !self.at_end => self.block_began = Some(now),
+            Some(began) if self.at_end => (self.block, self.block_began) = (Some(now.since(began)), None),
+            _ => {}
+        }
         self.decide(now);
         // The end of a block counts, where fewer are under way: a timeout keeps the last of them, and nothing else.
         self.counts = in_use > 0 && in_use <= self.limit;
@@ -131,7 +156,12 @@ impl Budget {
             }
             return;
         }
-        let over = self.chunks >= ROUND_CHUNKS.max(2 * self.peak) && self.busy >= ROUND;
+        if self.at_end && !self.aligned {
+            self.count_anew();
+            return;
+        }
+        let whole = self.at_end || !self.in_blocks(now);
+        let over = self.chunks >= ROUND_CHUNKS.max(2 * self.peak) && self.busy >= ROUND && whole;
         if !over && !stalled {
             return;
         }
@@ -165,7 +195,11 @@ impl Budget {
             (true, false) => {
                 self.above = Some(self.limit);
                 let between = self.limit > from + 1;
-                self.next_trial = now + if between { WAIT_SOON } else { self.wait };
+                self.next_trial = match between {
+                    true if !stalled => now,
+                    true => now + WAIT_SOON,
+                    false => now + self.wait,
+                };
                 if !between {
                     self.wait = (self.wait * 2).min(WAIT_MAX);
                 }
@@ -178,6 +212,12 @@ impl Budget {
             (false, false) => (self.below, self.limit) = (self.limit, from),
         }
         self.begin();
+    }
+
+    /// Whether the end of the block that is under way can be waited for.
+    fn in_blocks(&self, now: Time) -> bool {
+        let passed = self.block_began.map_or(Duration::ZERO, |began| now.since(began));
+        self.block.is_some_and(|block| block <= BLOCK_MAX && passed <= BLOCK_LATE * block)
     }
 
     /// A round under a limit that is not on trial.
@@ -198,6 +238,10 @@ impl Budget {
                 chunk_bytes: self.chunk_bytes,
                 narrows: seen < known,
                 wanted: self.wanted,
+                block_began: self.block_began,
+                block: self.block,
+                at_end: self.at_end,
+                aligned: self.aligned,
                 next_trial: if seen < known { now + WAIT_SOON } else { now },
                 last: self.last,
                 ..Budget::default()
@@ -245,11 +289,13 @@ impl Budget {
     /// A round of `limit` begins.
     fn begin(&mut self) {
         self.count_anew();
-        (self.passing, self.wanted, self.counts) = (self.limit.min(self.wanted), 0, false);
+        let passing = if self.at_end { 0 } else { self.limit.min(self.wanted) };
+        (self.passing, self.wanted, self.counts) = (passing, 0, false);
     }
 
     fn count_anew(&mut self) {
         (self.busy, self.bytes, self.chunks, self.passing, self.peak) = (Duration::ZERO, 0, 0, 0, 0);
+        self.aligned = self.at_end;
     }
 }
 

@@ -7,7 +7,8 @@
 //! Read in this order: [`nouns`], [`policy`], [`shares`], [`slots`], [`pattern`], [`graph`], [`flight`], then the two
 //! state machines that put them together: [`mission`] (one per cluster) and [`throttle`] (one per worker process); and
 //! [`swarm`], the books of a broadcast, and [`ecn`], the search for switches that mark. [`incast`] is the model of what
-//! happens where many answer one; [`budget`] and [`ictcp`] are two cures.
+//! happens where many answer one; [`budget`] and [`ictcp`] are two cures, and [`turns`]
+//! goes with the first.
 
 pub mod budget;
 pub mod defaults;
@@ -25,4 +26,5 @@ pub mod shares;
 pub mod slots;
 pub mod swarm;
 pub mod throttle;
+pub mod turns;
 pub mod units;

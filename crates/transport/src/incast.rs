@@ -19,11 +19,11 @@ use crate::socket::{self, TcpInfo};
 use crate::windows::{Governed, Governor};
 use mission_core::budget::Budget;
 use mission_core::random::SplitMix;
+use mission_core::turns::Turns;
 use mission_core::units::Time;
 use rustix::event::{PollFd, PollFlags, poll};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
@@ -210,6 +210,8 @@ struct Reader {
     address: SocketAddr,
     stream: TcpStream,
     left: u64,
+    /// What it was asked for last, and when.
+    piece: (u64, Instant),
     bytes: u64,
     before: Flow,
     _governed: Option<Governed>,
@@ -243,6 +245,7 @@ pub fn measure(reads: &Reads, token: &[u8], watch: Watch) -> Result<Measured, St
         reads,
         random,
         budget: Budget::default(),
+        turns: Turns::new(reads.senders.len(), reads.concurrent == Concurrent::Auto),
         limits: Vec::new(),
         trace: Vec::new(),
         began,
@@ -290,6 +293,7 @@ struct Run<'a> {
     reads: &'a Reads,
     random: SplitMix,
     budget: Budget,
+    turns: Turns,
     limits: Vec<(f64, u32)>,
     trace: Vec<(f64, usize, u64)>,
     began: Instant,
@@ -303,11 +307,11 @@ struct Run<'a> {
 
 impl Run<'_> {
     /// Senders that may be asked at once now.
-    fn limit(&self) -> usize {
+    fn limit(&self) -> u32 {
         match self.reads.concurrent {
-            Concurrent::All => usize::MAX,
-            Concurrent::Fixed(most) => most.max(1) as usize,
-            Concurrent::Auto => self.budget.limit() as usize,
+            Concurrent::All => u32::MAX,
+            Concurrent::Fixed(most) => most.max(1),
+            Concurrent::Auto => self.budget.limit(),
         }
     }
 
@@ -337,28 +341,29 @@ impl Run<'_> {
     fn block(&mut self, readers: &mut [Reader], number: u32, watch: Watch) -> Result<(), String> {
         let begin = Instant::now();
         let jitter = f64::from(self.reads.jitter_us) / 1e6;
-        let mut waiting: VecDeque<(usize, Instant)> =
-            (0..readers.len()).map(|at| (at, begin + Duration::from_secs_f64(self.random.unit() * jitter))).collect();
-        waiting.make_contiguous().sort_by_key(|(_, due)| *due);
+        let due: Vec<Instant> =
+            readers.iter().map(|_| begin + Duration::from_secs_f64(self.random.unit() * jitter)).collect();
+        self.turns.begin(self.reads.fragment);
         let mut asked: Vec<usize> = Vec::with_capacity(readers.len());
         let (mut bytes, mut chunks) = (0, 0);
         loop {
             let now = Instant::now();
-            while asked.len() < self.limit()
-                && let Some((at, _)) = waiting.front().filter(|(_, due)| *due <= now)
+            let limit = self.limit();
+            while asked.len() < limit as usize
+                && let Some((at, piece)) = self.turns.next(limit, |at| due[at] <= now)
             {
-                readers[*at].ask(self.reads.fragment)?;
-                asked.push(*at);
-                waiting.pop_front();
+                readers[at].ask(piece)?;
+                asked.push(at);
             }
-            self.observe(bytes, chunks, asked.len(), waiting.len());
+            let waiting = self.turns.waiting();
+            self.observe(bytes, chunks, asked.len(), waiting);
             (bytes, chunks) = (0, 0);
-            if asked.is_empty() && waiting.is_empty() {
+            if asked.is_empty() && waiting == 0 {
                 return Ok(());
             }
             let mut until = (self.watched + INTERRUPT_EVERY).min(self.deadline);
-            if let Some((_, due)) = waiting.front().filter(|_| asked.len() < self.limit()) {
-                until = until.min(*due);
+            if let Some(next) = due.iter().filter(|due| **due > now && asked.len() < limit as usize).min() {
+                until = until.min(*next);
             }
             let ready = ready(&asked, readers, until.saturating_duration_since(now))?;
             for at in ready {
@@ -369,6 +374,8 @@ impl Run<'_> {
                 if left == 0 {
                     chunks += 1;
                     asked.retain(|other| *other != at);
+                    let (piece, since) = readers[at].piece;
+                    self.turns.arrived(at, piece, since.elapsed().as_secs_f64());
                 }
             }
             let now = Instant::now();
@@ -422,16 +429,17 @@ impl Reader {
         let proof = token.prove(Role::Client, &client, &server);
         say(&mut stream, &json!({ "proof": proof, "ask": ask })).map_err(words)?;
         let before = flow_of(hear(&mut stream, until).map_err(words)?)?;
-        Ok(Reader { address, stream, left: 0, bytes: 0, before, _governed: governed })
+        Ok(Reader { address, stream, left: 0, piece: (0, until), bytes: 0, before, _governed: governed })
     }
 
     fn failed(&self, error: &io::Error) -> String {
         format!("sender {} is gone: {error}", self.address)
     }
 
-    fn ask(&mut self, fragment: u64) -> Result<(), String> {
-        self.left = fragment;
-        self.stream.write_all(&fragment.to_be_bytes()).map_err(|error| self.failed(&error))
+    fn ask(&mut self, piece: u64) -> Result<(), String> {
+        self.left = piece;
+        self.piece = (piece, Instant::now());
+        self.stream.write_all(&piece.to_be_bytes()).map_err(|error| self.failed(&error))
     }
 
     /// Takes what has come; gives how much is still to come.
