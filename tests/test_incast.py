@@ -16,7 +16,7 @@ from contextlib import contextmanager
 import pytest
 
 from mission_control import _native
-from mission_control.incast import quantities, statistics, synchrony
+from mission_control.incast import lines, quantities, statistics, synchrony
 from mission_control.incast.reads import Reads, measure, serve
 from mission_control.scenario import BadInput
 from tests.conftest import TOKEN, mission, until
@@ -105,6 +105,15 @@ def test_the_number_of_senders_is_found_where_they_are_slow():
         reads = Reads(fragment=1_000_000, blocks=40, warm_up=0, pace=400_000_000, concurrent="auto")
         told = measure(addresses, reads, TOKEN)
     assert told["ended"] is None and told["limits"][-1][1] >= 4, told["limits"]
+
+
+def test_lines_that_this_kernel_does_not_take_are_told():
+    good, unknown = "sysctl -w net.ipv4.tcp_ecn=1  # both ends", "sysctl -w net.ipv4.no_such=1"
+    assert list(lines.refused([good, unknown, "# switches: mark", "mission exec -- CMD"])) == [unknown]
+    if os.geteuid() == 0:
+        wrong = "ip route change 10.0.0.0/24 dev eth0 rto_mim 5ms"
+        told = lines.refused([*lines.of("rto-min", 0.005), *lines.of("window", 2896), wrong])
+        assert list(told) == [wrong] and "rto_mim" in told[wrong]
 
 
 def test_the_minimum_rto_that_is_seen_tells_who_gave_it():

@@ -159,6 +159,8 @@ def print_advice(case: advice.Case, told: dict[str, Any]) -> None:
         print(f"\n{own['what']}: {own['expected_goodput_mbit']:.0f} Mbit/s ({low:.0f} to {high:.0f})")
         for line in own["lines"]:
             print(f"    {line}")
+            if line in own["refused_here"]:
+                print(f"      not on this machine: {own['refused_here'][line]}")
 
 
 @app.command()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mission_control import _native
-from mission_control.incast import quantities
+from mission_control.incast import lines, quantities
 from mission_control.incast.run import path_of, variants_of
 from mission_control.scenario import BadInput, validate
 
@@ -44,7 +44,8 @@ class Case:
 
 def advise(case: Case) -> dict[str, Any]:
     """``bites``, ``onset`` (value, low, high), ``goodput_mbit`` and ``ideal_mbit`` as it is; ``remedies``, best first:
-    ``what``, ``expected_goodput_mbit``, ``interval`` and ``lines`` to type; ``warnings``.
+    ``what``, ``expected_goodput_mbit``, ``interval``, ``lines`` to type and ``refused_here`` (those of them that this
+    machine's kernel does not take, and why); ``warnings``.
 
     Raises:
         BadInput: a path or a number of senders that cannot be.
@@ -62,7 +63,8 @@ def advise(case: Case) -> dict[str, Any]:
         told["warnings"].append(f"a minimum RTO of {asked:g} ms is some {floor:g} ms in effect: kernels count in ticks")
     if case.path["link_bits_per_sec"] > FITTED_BITS_PER_SEC:
         told["warnings"].append(
-            "the model was fitted at 100 Mbit/s: at this rate hold it against `mission incast measure`"
+            "the model was fitted at 100 Mbit/s, where long blocks hide a timeout now and then; at this rate one costs many "
+            "blocks: hold it against `mission incast measure`"
         )
     return told
 
@@ -70,44 +72,16 @@ def advise(case: Case) -> dict[str, Any]:
 def remedy(own: dict[str, Any]) -> dict[str, Any]:
     kind, value = own["kind"], own["value"]
     shown = value * 1e3 if kind == "rto-min" else value
+    own_lines = lines.of(kind, value)
     return {
         "what": WHAT[kind].format(shown, quantities.size(round(value))),
         "kind": kind,
         "value": value,
         "expected_goodput_mbit": own["expected_mbit"],
         "interval": [own["low_mbit"], own["high_mbit"]],
-        "lines": lines(kind, value),
+        "lines": own_lines,
+        "refused_here": lines.refused(own_lines),
     }
-
-
-def lines(kind: str, value: float) -> list[str]:
-    """What to type, on every receiver or sender of the cluster, or into a file of the engine's settings."""
-    if kind == "flows":
-        flows = max(1, round(value))
-        return [
-            "mission run ... --flows-per-host auto                  # Mission Control finds the number itself",
-            f"spark.reducer.maxReqsInFlight {flows}                        # Spark, spark-defaults.conf",
-            f"mapreduce.reduce.shuffle.parallelcopies={flows}               # Hadoop, mapred-site.xml",
-            f"distributed.worker.connections.outgoing: {flows}             # Dask, its configuration",
-        ]
-    if kind == "rto-min":
-        return [
-            f"ip route change 10.0.0.0/24 dev eth0 rto_min {value * 1e3:.0f}ms   # senders, the route to the receivers",
-            f"sysctl -w net.ipv4.tcp_rto_min_us={value * 1e6:.0f}                # or all of a host, since Linux 6.11",
-        ]
-    if kind == "dctcp":
-        return [
-            "sysctl -w net.ipv4.tcp_ecn=1                           # both ends",
-            "mission exec --transport dctcp -- CMD                  # senders, one program",
-            "sysctl -w net.ipv4.tcp_congestion_control=dctcp        # senders, all, where the kernel has it",
-            f"# switches: mark (ECN) packets that find {quantities.size(round(value))} in their queue or more",
-        ]
-    if kind == "window":
-        return [
-            f"mission exec --window {value:.0f}B -- CMD                   # receivers, one program",
-            f"sysctl -w net.ipv4.tcp_rmem='4096 {2 * value:.0f} {2 * value:.0f}'     # receivers, all: half is a window",
-        ]
-    return ["# nothing to type: another switch, or one shared buffer with a larger part for a port"]
 
 
 def of_run(folder: Path) -> Case:

@@ -1,0 +1,99 @@
+"""What to type for a remedy, and whether this machine's kernel takes it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from mission_control.incast import quantities
+from mission_control.lab import namespaces
+
+SYSCTLS = Path("/proc/sys")
+NETWORK = (
+    "link add eth0 type veth peer name eth1",
+    "link set eth1 up",
+    "addr add 10.0.0.1/24 dev eth0",
+    "link set eth0 up",
+)
+"""What the lines are about, in a namespace of its own."""
+
+
+def of(kind: str, value: float) -> list[str]:
+    """What to type, on every receiver or sender of the cluster, or into a file of the engine's settings."""
+    if kind == "flows":
+        flows = max(1, round(value))
+        return [
+            "mission run ... --flows-per-host auto                  # Mission Control finds the number itself",
+            f"spark.reducer.maxReqsInFlight {flows}                        # Spark, spark-defaults.conf",
+            f"mapreduce.reduce.shuffle.parallelcopies={flows}               # Hadoop, mapred-site.xml",
+            f"distributed.worker.connections.outgoing: {flows}             # Dask, its configuration",
+        ]
+    if kind == "rto-min":
+        return [
+            f"ip route change 10.0.0.0/24 dev eth0 rto_min {value * 1e3:.0f}ms   # senders, the route to the receivers",
+            f"sysctl -w net.ipv4.tcp_rto_min_us={value * 1e6:.0f}                # or all of a host, since Linux 6.11",
+        ]
+    if kind == "dctcp":
+        return [
+            "sysctl -w net.ipv4.tcp_ecn=1                           # both ends",
+            "mission exec --transport dctcp -- CMD                  # senders, one program",
+            "sysctl -w net.ipv4.tcp_congestion_control=dctcp        # senders, all, where the kernel has it",
+            f"# switches: mark (ECN) packets that find {quantities.size(round(value))} in their queue or more",
+        ]
+    if kind == "window":
+        return [
+            f"mission exec --window {value:.0f}B -- CMD                   # receivers, one program",
+            f"sysctl -w net.ipv4.tcp_rmem='4096 {2 * value:.0f} {2 * value:.0f}'     # receivers, all: half of it",
+        ]
+    return ["# nothing to type: another switch, or one shared buffer with a larger part for a port"]
+
+
+def refused(lines: Sequence[str]) -> dict[str, str]:
+    """Lines that this kernel does not take, with its reason. With root each is typed in a namespace made for it;
+    without, settings are only looked up. Lines for switches and engines are not looked at."""
+    own = {line: words for line in lines if (words := line.partition("#")[0].split())[:2] in KNOWN}
+    if not own:
+        return {}
+    namespace = f"mc-advice-{secrets.token_hex(2)}"
+    try:
+        namespaces.batch("ip", [f"netns add {namespace}"])
+    except (OSError, namespaces.Failed):
+        return {line: why for line, words in own.items() if (why := looked_up(words))}
+    try:
+        namespaces.batch("ip", NETWORK, namespace)
+        return {line: why for line, words in own.items() if (why := typed(words, namespace))}
+    finally:
+        namespaces.remove([namespace])
+
+
+KNOWN = (["sysctl", "-w"], ["ip", "route"])
+
+
+def looked_up(words: Sequence[str]) -> str:
+    """Why it cannot be; empty: nothing speaks against it."""
+    if words[0] != "sysctl" or setting(words)[0].exists():
+        return ""
+    return "this kernel has no such setting"
+
+
+def typed(words: Sequence[str], namespace: str) -> str:
+    """What the system says against it in a namespace; empty: it was done."""
+    if words[0] == "ip":
+        done = subprocess.run(["ip", "-n", namespace, *words[1:]], capture_output=True, text=True)
+        return done.stderr.strip()
+    path, value = setting(words)
+    try:
+        namespaces.inside(namespace, partial(path.write_text, value))
+    except OSError as error:
+        return os.strerror(error.errno or 0)
+    return ""
+
+
+def setting(words: Sequence[str]) -> tuple[Path, str]:
+    """File and value of ``sysctl -w NAME=VALUE``."""
+    name, _, value = " ".join(words[2:]).partition("=")
+    return SYSCTLS / name.replace(".", "/"), value.strip("'")
