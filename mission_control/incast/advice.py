@@ -63,8 +63,8 @@ def advise(case: Case) -> dict[str, Any]:
         told["warnings"].append(f"a minimum RTO of {asked:g} ms is some {floor:g} ms in effect: kernels count in ticks")
     if case.path["link_bits_per_sec"] > FITTED_BITS_PER_SEC:
         told["warnings"].append(
-            "the model was fitted at 100 Mbit/s, where long blocks hide a timeout now and then; at this rate one costs many "
-            "blocks: hold it against `mission incast measure`"
+            "the model was fitted at 100 Mbit/s, where long blocks hide a timeout now and then; at this rate one costs "
+            "many blocks: hold it against `mission incast measure`"
         )
     return told
 

@@ -18,8 +18,14 @@ use std::time::Duration;
 /// More flows stay if they bring this much more. Losses bring less, and a full link nothing: rates of rounds differ by
 /// some per cent.
 const GAIN: f64 = 1.05;
+/// A smaller gain than this is believed if it is still one against the limit before, seen once more: a round that was slow
+/// by chance makes the next one look fast.
+const CLEAR: f64 = 1.5;
 /// Fewer flows stay if they bring at least this much.
 const AS_MUCH: f64 = 0.985;
+/// A limit that brings less than this part of what another one did is left for it: past the onset still more flows may bring
+/// more, since they hide one another's timeouts, and rates jump about.
+const WORSE: f64 = 0.9;
 /// A rate that differs by more from what was learned is another network's.
 const CHANGED: f64 = 1.2;
 /// Chunks of a round, and its shortest time: a rate over less is mostly noise.
@@ -52,6 +58,10 @@ pub struct Budget {
     rate_of: u32,
     /// The limit before a trial.
     from: Option<u32>,
+    /// A limit that brought a little more than this one, and how much: this one is seen once more.
+    doubted: Option<(u32, f64)>,
+    /// The limit that brought most, and what.
+    best: Option<(u32, f64)>,
     /// The largest limit below `limit` that was seen to bring less, and the smallest above that brought no more.
     below: u32,
     above: Option<u32>,
@@ -92,6 +102,8 @@ impl Default for Budget {
             rate: None,
             rate_of: 0,
             from: None,
+            doubted: None,
+            best: None,
             below: 0,
             above: None,
             narrows: false,
@@ -178,17 +190,18 @@ impl Budget {
         let more = self.limit > from;
         let wins = !stalled && seen >= before * if more { GAIN } else { AS_MUCH };
         self.from = None;
+        if more && wins && seen < before * CLEAR {
+            (self.doubted, self.limit) = (Some((self.limit, seen)), from);
+            self.begin();
+            return;
+        }
         self.narrows = true;
         if wins {
             self.rate_of = self.limit;
         }
         match (more, wins) {
             (true, true) => {
-                (self.below, self.rate, self.wait) = (from, Some(seen), WAIT_MIN);
-                if self.above == Some(self.limit) {
-                    self.above = None;
-                }
-                if self.attempt_more() {
+                if self.believe(from, seen) {
                     return;
                 }
             }
@@ -220,12 +233,37 @@ impl Budget {
         self.block.is_some_and(|block| block <= BLOCK_MAX && passed <= BLOCK_LATE * block)
     }
 
+    /// More flows stay, that brought `seen`. True if still more are tried.
+    fn believe(&mut self, from: u32, seen: f64) -> bool {
+        (self.below, self.rate, self.rate_of, self.wait) = (from, Some(seen), self.limit, WAIT_MIN);
+        self.narrows = true;
+        if self.above == Some(self.limit) {
+            self.above = None;
+        }
+        self.attempt_more()
+    }
+
     /// A round under a limit that is not on trial.
     fn settled(&mut self, now: Time, seen: f64) {
+        if let Some((limit, brought)) = self.doubted.take() {
+            if brought >= seen * GAIN {
+                let from = std::mem::replace(&mut self.limit, limit);
+                if !self.believe(from, brought) {
+                    self.begin();
+                }
+                return;
+            }
+            // It was chance; the rate that made it look so is not kept.
+            let wait = if limit > self.limit + 1 { WAIT_SOON } else { self.wait };
+            (self.above, self.next_trial, self.rate) = (Some(limit), now + wait, Some(seen));
+        }
         if self.rate_of != self.peak {
             (self.rate, self.rate_of, self.strange) = (Some(seen), self.peak, 0);
         }
         let known = *self.rate.get_or_insert(seen);
+        if self.returns_to_best(now, known) {
+            return;
+        }
         self.chunk_bytes = self.bytes as f64 / f64::from(self.chunks.max(1));
         let other = seen > known * CHANGED || seen < known / CHANGED;
         self.strange = if other { self.strange + 1 } else { 0 };
@@ -252,9 +290,29 @@ impl Budget {
         // A round that is strange says only that another is needed.
         let doubtful = other && self.strange > 0;
         let tried = !doubtful && (self.attempt_fewer() || now >= self.next_trial && self.attempt_more());
+        if tried && self.wait > WAIT_MIN {
+            // What brought less a minute ago may not any more.
+            self.below = 0;
+        }
         if !tried {
             self.begin();
         }
+    }
+
+    /// Goes back to the limit that brought most, where this one brings much less; there all is seen anew.
+    fn returns_to_best(&mut self, now: Time, known: f64) -> bool {
+        match self.best {
+            Some((limit, rate)) if limit != self.limit && known < rate * WORSE => {
+                self.above = Some(self.limit).filter(|above| *above > limit);
+                (self.limit, self.below, self.next_trial) = (limit, 0, now + WAIT_SOON);
+                (self.best, self.rate, self.rate_of, self.strange) = (None, None, 0, 0);
+                self.begin();
+                return true;
+            }
+            Some((limit, rate)) if limit != self.limit && known <= rate => {}
+            _ => self.best = Some((self.limit, known)),
+        }
+        false
     }
 
     /// Tries more: twice as many, or between this number and one that brought no more; as far as they are wanted.
