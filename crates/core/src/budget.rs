@@ -497,4 +497,35 @@ mod tests {
         receiver.run(20.0);
         assert!(receiver.run(60.0) > 0.95 && receiver.budget.limit() == 1, "{}", receiver.budget.limit());
     }
+
+    /// Chunks that arrive one after the other at a rate in bytes per second, with as many under way as may be.
+    fn arrive(budget: &mut Budget, now: &mut f64, chunks: u32, rate: f64, more: u32) {
+        for left in (0..chunks).rev() {
+            budget.observe(Time::from_secs_f64(*now), 0, 0, budget.limit(), more);
+            *now += CHUNK / rate;
+            let (in_use, waiting) = if left == 0 && more == 0 { (0, 0) } else { (budget.limit(), more) };
+            budget.observe(Time::from_secs_f64(*now), CHUNK as u64, 1, in_use, waiting);
+        }
+    }
+
+    #[test]
+    fn a_gain_that_was_chance_is_not_kept() {
+        let (mut budget, mut now) = (Budget::default(), 0.0);
+        // The first rounds are slow by chance, until a trial begins.
+        while budget.limit() == 1 {
+            arrive(&mut budget, &mut now, 1, 8e6, 50);
+        }
+        arrive(&mut budget, &mut now, 400, 9.5e6, 50);
+        assert_eq!(budget.limit(), 1);
+    }
+
+    #[test]
+    fn blocks_whose_ends_are_faster_than_their_beginnings_are_compared_as_a_whole() {
+        let (mut budget, mut now) = (Budget::default(), 0.0);
+        for block in 0..200 {
+            arrive(&mut budget, &mut now, 8, 2e6, 20);
+            arrive(&mut budget, &mut now, 8, 20e6, 0);
+            assert!(block < 20 || budget.limit() <= 2, "{} in block {block}", budget.limit());
+        }
+    }
 }
