@@ -56,6 +56,10 @@ def advise(case: Case) -> dict[str, Any]:
     except ValueError as error:
         raise BadInput(str(error)) from None
     told["remedies"] = [remedy(own) for own in told["remedies"]]
+    typed = [line for own in told["remedies"] for line in own["lines"]] if told["bites"] else []
+    refused = lines.refused(typed)
+    for own in told["remedies"]:
+        own["refused_here"] = {line: why for line, why in refused.items() if line in own["lines"]}
     told["onset"].pop("bytes")
     told["warnings"] = []
     if case.path["rto_s"] < RTO_FLOOR_S:
@@ -80,7 +84,6 @@ def remedy(own: dict[str, Any]) -> dict[str, Any]:
         "expected_goodput_mbit": own["expected_mbit"],
         "interval": [own["low_mbit"], own["high_mbit"]],
         "lines": own_lines,
-        "refused_here": lines.refused(own_lines),
     }
 
 

@@ -18,22 +18,27 @@ from mission_control.scenario import Event, Missing
 class ReadsInLab:
     """Senders on all hosts of a lab but the first, which is the receiver."""
 
-    def __init__(self, lab: Lab, senders: list[str], token: bytes, events: Sequence[Event] = ()):
-        self.lab, self.senders, self._token, self.events = lab, senders, token, events
+    def __init__(self, lab: Lab, senders: list[str], token: bytes):
+        self.lab, self.senders, self._token = lab, senders, token
 
     def measure(
-        self, senders: int, reads: Reads, repeat: int = 1, watch: Callable[[int], bool] = lambda _: False
+        self,
+        senders: int,
+        reads: Reads,
+        repeat: int = 1,
+        watch: Callable[[int], bool] = lambda _: False,
+        events: Sequence[Event] = (),
     ) -> dict[str, Any]:
         """Reads from the first ``senders`` of them; as :func:`mission_control.incast.statistics.repeated`, and with
         ``drops`` and ``marks`` of the receiver's port, ``queue_bytes_max`` and ``queue_bytes_p50`` of it, and the lab's
-        own ``valid`` and ``invalid_because``.
+        own ``valid`` and ``invalid_because``. ``events`` happen meanwhile, and nobody undoes them.
 
         Raises:
             Missing: what is asked of the senders' sockets cannot be had.
         """
         receiver = self.lab.topology.hosts[0]
         own = partial(measure, self.senders[:senders], reads, self._token, watch)
-        watching = Watching(self.lab, self.events)
+        watching = Watching(self.lab, events)
         watching.begin()
         runs: list[dict[str, Any]] = []
         try:
@@ -54,7 +59,7 @@ class ReadsInLab:
 
 
 @contextmanager
-def reads_in(lab: Lab, events: Sequence[Event] = ()) -> Iterator[ReadsInLab]:
+def reads_in(lab: Lab) -> Iterator[ReadsInLab]:
     """Serves on every host of a lab that is up but its first. Threads of this process do so: a process for each of 47
     hosts would take longer to start than most measurements, and the kernel that is measured is the same."""
     token = secrets.token_bytes(32)
@@ -65,4 +70,4 @@ def reads_in(lab: Lab, events: Sequence[Event] = ()) -> Iterator[ReadsInLab]:
             server, port = namespaces.inside(lab.namespace(host), partial(serve, address, 0, token))
             stack.callback(server.close)
             addresses.append(f"{address}:{port}")
-        yield ReadsInLab(lab, addresses, token, events)
+        yield ReadsInLab(lab, addresses, token)

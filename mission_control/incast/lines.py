@@ -13,6 +13,7 @@ from mission_control.incast import quantities
 from mission_control.lab import namespaces
 
 SYSCTLS = Path("/proc/sys")
+CONGESTION_CONTROL = "tcp_congestion_control"
 NETWORK = (
     "link add eth0 type veth peer name eth1",
     "link set eth1 up",
@@ -58,7 +59,7 @@ def refused(lines: Sequence[str]) -> dict[str, str]:
     own = {line: words for line in lines if (words := line.partition("#")[0].split())[:2] in KNOWN}
     if not own:
         return {}
-    namespace = f"mc-advice-{secrets.token_hex(2)}"
+    namespace = f"mc.advice-{secrets.token_hex(2)}"
     try:
         namespaces.batch("ip", [f"netns add {namespace}"])
     except (OSError, namespaces.Failed):
@@ -66,6 +67,8 @@ def refused(lines: Sequence[str]) -> dict[str, str]:
     try:
         namespaces.batch("ip", NETWORK, namespace)
         return {line: why for line, words in own.items() if (why := typed(words, namespace))}
+    except namespaces.Failed:
+        return {line: why for line, words in own.items() if (why := looked_up(words))}
     finally:
         namespaces.remove([namespace])
 
@@ -86,6 +89,10 @@ def typed(words: Sequence[str], namespace: str) -> str:
         done = subprocess.run(["ip", "-n", namespace, *words[1:]], capture_output=True, text=True)
         return done.stderr.strip()
     path, value = setting(words)
+    if path.name == CONGESTION_CONTROL:
+        # Namespaces may only have what is allowed to everybody; where it is meant it need not be.
+        known = value in path.with_name("tcp_available_congestion_control").read_text().split()
+        return "" if known else "this kernel has no such congestion control"
     try:
         namespaces.inside(namespace, partial(path.write_text, value))
     except OSError as error:

@@ -82,23 +82,24 @@ def differences_in_words(result: dict[str, Any]) -> str:
 def curves(points: list[dict[str, Any]]) -> str:
     """Goodput over senders: a colour for each fragment and variant, a dash for each world."""
     drawn, axes = figure(4)
-    slow = any(one["dilation"] > 1 for one in points)
+    slow = any(one.get("dilation", 1) > 1 for one in points)
     names = list(dict.fromkeys(curve_name(own) for own in points))
     for number, (name, world) in enumerate(itertools.product(names, DASHES)):
         own = [one for one in points if (curve_name(one), one["world"]) == (name, world) and one["valid"]]
-        own = [one for one in own if one["goodput_mbit"] is not None]
+        # A run that went on has the points that it measured again at its end.
+        own = sorted((one for one in own if one["goodput_mbit"] is not None), key=lambda one: one["senders"])
         if not own:
             continue
         colour = COLOURS[number // len(DASHES) % len(COLOURS)]
         senders = [one["senders"] for one in own]
         marker = "." if world == "lab" else None
-        values = [one["goodput_mbit"] * one["dilation"] for one in own]
+        values = [one["goodput_mbit"] * one.get("dilation", 1) for one in own]
         axes.plot(senders, values, DASHES[world], color=colour, marker=marker, label=f"{name}, {world}")
         if world == "model":
-            printed = [one["paper_mbit"] * one["dilation"] for one in own]
+            printed = [one["paper_mbit"] * one.get("dilation", 1) for one in own]
             axes.plot(senders, printed, ":", color=colour, label=f"{name}, as printed")
         if world == "lab":
-            low, high = zip(*([end * one["dilation"] for end in one["interval95"]] for one in own), strict=True)
+            low, high = zip(*([end * one.get("dilation", 1) for end in one["interval95"]] for one in own), strict=True)
             axes.fill_between(senders, low, high, color=colour, alpha=0.15, linewidth=0)
     axes.set_xlabel("senders")
     axes.set_ylabel("goodput, Mbit/s" + (", slow motion undone" if slow else ""))
@@ -173,7 +174,7 @@ def traces(points: list[dict[str, Any]]) -> list[str]:
         axes.set_ylabel("MB from it")
         axes.legend(fontsize=8)
         seen = synchrony.synchrony(own["trace"], own["fragment_bytes"], own["rto_s"])
-        words = f"{curve_name(own)}, {own['senders']} senders: two of them stood still {seen['stalls']} times, "
+        words = f"{curve_name(own)}, {own['senders']} senders: the first two stood still {seen['stalls']} times, "
         words += f"{seen['together']} of these together, and went on at once in {seen['at_once']} of them."
         told += [f"<p>{escape(words)}</p>", svg(drawn)]
     return told

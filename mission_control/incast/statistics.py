@@ -131,7 +131,7 @@ def resampled(seconds: NDArray[np.float64], times: int, random: np.random.Genera
     length = max(1, int(len(seconds) ** 0.5))
     starts = random.integers(0, len(seconds), (times, -(-len(seconds) // length)))
     places = (starts[:, :, None] + np.arange(length)) % len(seconds)
-    drawn: NDArray[np.float64] = seconds[places.reshape(times, -1)[:, : len(seconds)]].sum(axis=1)
+    drawn: NDArray[np.float64] = seconds[places.reshape(times, starts.shape[1] * length)[:, : len(seconds)]].sum(axis=1)
     return drawn
 
 

@@ -537,9 +537,17 @@ def restore_allowed() -> None:
 
 
 def write_sysctls(values: dict[str, str]) -> None:
-    """In the namespace of the calling thread."""
+    """In the namespace of the calling thread.
+
+    Raises:
+        Missing: this kernel does not take one.
+    """
     for name, value in values.items():
-        write(Path("/proc/sys") / name, value)
+        try:
+            write(Path("/proc/sys") / name, value)
+        except OSError as error:
+            setting = name.replace("/", ".")
+            raise Missing(f"this kernel does not take {setting} = {value}: {error.strerror}") from None
 
 
 def write(path: Path, value: str) -> None:

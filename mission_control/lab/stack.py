@@ -12,7 +12,7 @@ class Stack:
     Args:
         congestion_control: what sockets have that choose none.
         rto_min_ms: shortest retransmission timeout. Given by the route, and so it wins against what a socket asks for.
-        rto_min_sysctl_ms: the same by ``tcp_rto_min_us``; what a socket asks for wins.
+        rto_min_sysctl_ms: the same by ``tcp_rto_min_us``; a socket that asks for a shorter one has that.
         initial_window: segments that a connection may send at first.
         window: bytes that a receiver lets a sender have under way, by the buffer of its sockets: half is for data,
             and a little more once the kernel has seen full segments. A route's window is forgotten with the first.

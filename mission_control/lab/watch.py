@@ -44,11 +44,24 @@ class Sample:
     """Bytes that the first host has received and its programs have not taken yet."""
 
 
-def processors() -> tuple[float, ...]:
-    """Part of each processor that was busy since the last call. Programs that were made nice do not count: they give
-    way to whatever a lab needs."""
-    own = psutil.cpu_times_percent(percpu=True)
-    return tuple(max(0.0, 1 - (one.idle + one.iowait + one.nice) / 100) for one in own)
+class Processors:
+    """Part of each processor that is busy. Programs that were made nice do not count: they give way to whatever a lab
+    needs."""
+
+    def __init__(self) -> None:
+        self.before = psutil.cpu_times(percpu=True)
+
+    def busy(self) -> tuple[float, ...]:
+        """Since the last call."""
+        now = psutil.cpu_times(percpu=True)
+        deltas = [[new - old for new, old in zip(*pair, strict=True)] for pair in zip(now, self.before, strict=True)]
+        self.before, told = now, []
+        for delta in deltas:
+            own = now[0]._make(delta)
+            # Time of guests is counted with that of users as well.
+            total = sum(delta) - own.guest - own.guest_nice
+            told.append(max(0.0, 1 - (own.idle + own.iowait + own.nice) / total) if total > 0 else 0.0)
+        return tuple(told)
 
 
 class Watch:
@@ -58,12 +71,13 @@ class Watch:
         self.lab = lab
         self.samples: list[Sample] = []
         self.first = self.last = lab.ports()
+        self._processors = Processors()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="lab-watch", daemon=True)
 
     def start(self) -> None:
         self.first = self.last = self.lab.ports()
-        processors()
+        self._processors = Processors()
         self._thread.start()
 
     def stop(self) -> None:
@@ -108,7 +122,7 @@ class Watch:
                 (new["bytes"] - old["bytes"]) / passed / new["settings"]["bytes_per_second"]
                 for new, old in zip(now, before, strict=True)
             )
-            busy = processors()
+            busy = self._processors.busy()
             at_ns = time.monotonic_ns()
             queues = tuple(queued(own, at_ns) for own in now)
             receive = namespaces.inside(self.lab.namespace(self.lab.topology.hosts[0]), received)

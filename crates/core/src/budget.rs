@@ -5,8 +5,9 @@
 //! and which may change. So it is found by trial, and by what is seen anywhere: the rate at which bytes arrive.
 //!
 //! A trial compares the rate of a round under another limit with that of the round before. More flows are kept where
-//! they bring clearly more, fewer where they bring as much: the smallest number that fills the link. A trial that fails
-//! may cost a timeout, so the next one waits, each time twice as long; a rate that changes under a limit that has not
+//! they bring clearly more (a small gain is seen twice), fewer where they bring as much: the smallest number that fills the
+//! link. A trial that fails may cost a timeout, so the next one waits, each time twice as long; where a number brings much
+//! less than another did, that other is gone back to; a rate that changes under a limit that has not
 //! says that the network did, and all is learned anew.
 //!
 //! Where work comes in blocks, one after the other, a round is whole blocks: their ends are slower than their beginnings, and
@@ -254,8 +255,12 @@ impl Budget {
                 return;
             }
             // It was chance; the rate that made it look so is not kept.
-            let wait = if limit > self.limit + 1 { WAIT_SOON } else { self.wait };
-            (self.above, self.next_trial, self.rate) = (Some(limit), now + wait, Some(seen));
+            let between = limit > self.limit + 1;
+            (self.above, self.rate) = (Some(limit), Some(seen));
+            self.next_trial = now + if between { WAIT_SOON } else { self.wait };
+            if !between {
+                self.wait = (self.wait * 2).min(WAIT_MAX);
+            }
         }
         if self.rate_of != self.peak {
             (self.rate, self.rate_of, self.strange) = (Some(seen), self.peak, 0);

@@ -119,13 +119,15 @@ impl Windows {
             self.second_half = !self.second_half;
         }
         for (id, sample) in samples {
-            self.flows.entry(*id).or_insert_with(|| Flow {
+            let flow = self.flows.entry(*id).or_insert_with(|| Flow {
                 window: Windows::first(sample.mss),
                 received: sample.received,
                 rate: 0.0,
                 doubles: true,
                 low: 0,
             });
+            // What a full segment is shows with the first.
+            flow.window = flow.window.max(Windows::first(sample.mss));
         }
         self.last = Some((now, arrived));
         self.flows.iter().map(|(id, flow)| (*id, flow.window)).collect()

@@ -78,7 +78,7 @@ pub fn interfaces() -> BTreeSet<String> {
 }
 
 /// Bits per second that this host's interfaces receive together: as `MISSION_LINK_RATE` tells (`10Gbit/s`), else as
-/// their drivers do. `None` where these do not know, as virtual ones.
+/// their drivers do, which only those of devices are believed: a veth says 10 Gbit/s whatever it is. `None`: nobody knows.
 ///
 /// # Errors
 /// What was told is no rate.
@@ -88,8 +88,12 @@ pub fn link_rate() -> io::Result<Option<u64>> {
         return parse_rate_bits_per_sec(&told).map(Some).map_err(wrong);
     }
     // A driver that does not know says -1.
-    let megabits =
-        |name: String| std::fs::read_to_string(format!("/sys/class/net/{name}/speed")).ok()?.trim().parse().ok();
+    let megabits = |name: String| {
+        let folder = std::path::Path::new("/sys/class/net").join(name);
+        let believed = folder.join("device").exists() || folder.join("bonding").exists();
+        let speed = std::fs::read_to_string(folder.join("speed")).ok().filter(|_| believed)?;
+        speed.trim().parse().ok()
+    };
     let known: Option<Vec<u64>> = interfaces().into_iter().map(megabits).collect();
     Ok(known.filter(|own| !own.is_empty()).map(|own| own.iter().sum::<u64>() * 1_000_000))
 }
