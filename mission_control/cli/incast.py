@@ -39,7 +39,7 @@ def predict(
     ] = "64KiB",
     rto: Annotated[str, Option(help="minimum retransmission timeout")] = "200ms",
     mss: Annotated[str, Option(help="payload of a full segment")] = "1448B",
-    initial_window: Annotated[str | None, Option(help="what a connection sends at first; ten segments")] = None,
+    initial_window: Annotated[str | None, Option(help="paper: what a connection sends at first; ten segments")] = None,
     sack: Annotated[bool, Option(help="modern: selective acknowledgments and tail loss probes")] = True,
     equations: Annotated[str, Option("--model", help=model.MODELS)] = "modern",
     without: Annotated[str, Option(help=f"modern: terms that are left out, of {', '.join(model.TERMS)}")] = "",

@@ -202,7 +202,9 @@ impl Budget {
         }
         match (more, wins) {
             (true, true) => {
-                if self.believe(from, seen) {
+                // As clear as that: it need not be tried again.
+                self.below = from;
+                if self.believe(seen) {
                     return;
                 }
             }
@@ -235,8 +237,8 @@ impl Budget {
     }
 
     /// More flows stay, that brought `seen`. True if still more are tried.
-    fn believe(&mut self, from: u32, seen: f64) -> bool {
-        (self.below, self.rate, self.rate_of, self.wait) = (from, Some(seen), self.limit, WAIT_MIN);
+    fn believe(&mut self, seen: f64) -> bool {
+        (self.rate, self.rate_of, self.wait) = (Some(seen), self.limit, WAIT_MIN);
         self.narrows = true;
         if self.above == Some(self.limit) {
             self.above = None;
@@ -248,8 +250,8 @@ impl Budget {
     fn settled(&mut self, now: Time, seen: f64) {
         if let Some((limit, brought)) = self.doubted.take() {
             if brought >= seen * GAIN {
-                let from = std::mem::replace(&mut self.limit, limit);
-                if !self.believe(from, brought) {
+                self.limit = limit;
+                if !self.believe(brought) {
                     self.begin();
                 }
                 return;
