@@ -16,6 +16,14 @@ pub fn set_congestion_control(stream: &TcpStream, name: &str) -> io::Result<()> 
     SockRef::from(stream).set_tcp_congestion(name.as_bytes())
 }
 
+/// For options that socket2 does not have.
+fn set_option<T>(stream: &TcpStream, level: libc::c_int, option: libc::c_int, value: T) -> io::Result<()> {
+    let len = size_of::<T>() as libc::socklen_t;
+    // SAFETY: an open socket, and a value of the size that is given.
+    let status = unsafe { libc::setsockopt(stream.as_raw_fd(), level, option, (&raw const value).cast(), len) };
+    if status == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
 /// What sockets of this host have unless they choose.
 pub fn default_congestion_control() -> String {
     let read = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control");
@@ -31,18 +39,7 @@ pub fn congestion_control(stream: &TcpStream) -> String {
 /// # Errors
 /// The kernel does not have the option (before 6.15).
 pub fn set_rto_min_us(stream: &TcpStream, value: u32) -> io::Result<()> {
-    let value = value as libc::c_int;
-    // SAFETY: an open socket, and a value of the size that is given.
-    let status = unsafe {
-        libc::setsockopt(
-            stream.as_raw_fd(),
-            libc::IPPROTO_TCP,
-            TCP_RTO_MIN_US,
-            (&raw const value).cast(),
-            size_of::<libc::c_int>() as libc::socklen_t,
-        )
-    };
-    if status == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    set_option(stream, libc::IPPROTO_TCP, TCP_RTO_MIN_US, value as libc::c_int)
 }
 
 /// Most that the socket may send, in bits per second; TCP paces itself where the interface does not.
@@ -50,18 +47,7 @@ pub fn set_rto_min_us(stream: &TcpStream, value: u32) -> io::Result<()> {
 /// # Errors
 /// The kernel does not take it.
 pub fn set_pace(stream: &TcpStream, bits_per_second: u64) -> io::Result<()> {
-    let bytes: u64 = bits_per_second / 8;
-    // SAFETY: an open socket, and a value of the size that is given.
-    let status = unsafe {
-        libc::setsockopt(
-            stream.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_MAX_PACING_RATE,
-            (&raw const bytes).cast(),
-            size_of::<u64>() as libc::socklen_t,
-        )
-    };
-    if status == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    set_option(stream, libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE, bits_per_second / 8)
 }
 
 /// Most that the peer may have under way, in bytes; the kernel takes nothing back that it has offered.
@@ -69,18 +55,7 @@ pub fn set_pace(stream: &TcpStream, bits_per_second: u64) -> io::Result<()> {
 /// # Errors
 /// It is no TCP socket.
 pub fn set_receive_window(stream: &TcpStream, bytes: u32) -> io::Result<()> {
-    let value = bytes.min(i32::MAX as u32) as libc::c_int;
-    // SAFETY: an open socket, and a value of the size that is given.
-    let status = unsafe {
-        libc::setsockopt(
-            stream.as_raw_fd(),
-            libc::IPPROTO_TCP,
-            libc::TCP_WINDOW_CLAMP,
-            (&raw const value).cast(),
-            size_of::<libc::c_int>() as libc::socklen_t,
-        )
-    };
-    if status == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    set_option(stream, libc::IPPROTO_TCP, libc::TCP_WINDOW_CLAMP, bytes.min(i32::MAX as u32) as libc::c_int)
 }
 
 /// What the kernel made of it: it has a least of its own. `None`: it is no TCP socket.

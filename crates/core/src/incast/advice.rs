@@ -13,7 +13,7 @@ const OFF_SACK: f64 = 0.25;
 const OFF_PLAIN: f64 = 0.45;
 /// What fits into the port is within this part of what one long flow gets.
 const OFF_IDEAL: f64 = 0.07;
-/// And where every sender's two segments fit DCTCP is between 73 and 95.5 of 95.5 Mbit/s: long fragments of few senders
+/// And where every sender's two segments fit DCTCP with SACK is between 73 and 95.5 of 95.5 Mbit/s (67 without): long fragments of few senders
 /// overshoot in slow start (docs/measurements.md, "what a kernel forgets").
 const OFF_DCTCP: f64 = 0.25;
 /// What is advised for the minimum RTO, in seconds: what Mission Control asks of its own sockets (FACTS: 10 ms in effect,
