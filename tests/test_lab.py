@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from mission_control import _native
 from mission_control.lab import Lab, Port, bonded, cgroup, namespaces, star, two_path, two_rack
 from mission_control.lab.congestion import AVAILABLE
 from mission_control.lab.lab import ALLOWED, PREFIX, STATE, up
-from mission_control.scenario import Scenario, load, with_settings
+from mission_control.scenario import BadInput, Scenario, load, with_settings
 from mission_control.worlds.lab import in_lab
 from tests.conftest import mission, status, until
 from tests.lab import NEEDS_LAB
@@ -213,6 +214,16 @@ def test_two_labs_do_not_touch_each_other(name):
         assert sleeper.poll() is None and other.processes() == {sleeper.pid: "h1"}
     assert sleeper.wait(10) == -signal.SIGKILL
     assert left(name) == left(f"{name}-b") == []
+
+
+def test_labs_that_are_made_at_once_get_names_of_their_own():
+    made = [Lab(star(hosts=2)) for _ in range(3)]
+    with ExitStack() as stack:
+        names = {stack.enter_context(lab).name for lab in made}
+        assert len(names) == 3
+        with pytest.raises(BadInput, match="is up"):
+            Lab(star(hosts=2), made[0].name).up()
+        assert len(namespaces.names(f"{PREFIX}{made[0].name}.")) == 3, "one that is refused takes nothing down"
 
 
 def test_nothing_is_left_of_a_lab_that_was_killed(name):

@@ -63,13 +63,7 @@ def up(
     scenario = with_changes(load(topology) if topology.endswith(".toml") else Scenario(), changes)
     began = time.monotonic()
     lab = lab_of(scenario, name=name)
-    try:
-        lab.up()
-    except BadInput:
-        raise
-    except BaseException:
-        lab.down()
-        raise
+    lab.up()
     print(picture.draw(lab.topology))
     print(f"\nlab {lab.name} is up after {time.monotonic() - began:.2f} s: mission lab exec h1 -- COMMAND")
 

@@ -66,6 +66,7 @@ class Lab:
         require()
         self.topology = topology
         self.stack = stack or Stack()
+        self._named = name is not None
         self.name = name or free_name(topology.kind)
         if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,30}", self.name):
             raise BadInput(f"{self.name!r} names no lab: use lower-case letters, digits and -")
@@ -88,11 +89,7 @@ class Lab:
         return Lab(Topology.from_dict(json.loads((STATE / f"{name}.json").read_text())["topology"]), name)
 
     def __enter__(self) -> Lab:
-        try:
-            self.up()
-        except BaseException:
-            self.down()
-            raise
+        self.up()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -115,18 +112,39 @@ class Lab:
     # --- up and down ------------------------------------------------------------------------------------------------
 
     def up(self) -> None:
-        """Makes it.
+        """Makes it, or leaves nothing.
+
+        Raises:
+            BadInput: one of this name is up.
+        """
+        self.claim()
+        try:
+            self.make()
+        except BaseException:
+            self.down()
+            raise
+
+    def claim(self) -> None:
+        """Takes its name, before anything is made, so that what a crash leaves can be found.
 
         Raises:
             BadInput: one of this name is up.
         """
         STATE.mkdir(parents=True, exist_ok=True)
-        # Before anything is made, so that what a crash leaves can be found.
-        try:
-            with open(self.state, "x") as file:
-                json.dump({"name": self.name, "topology": self.topology.as_dict(), "pid": os.getpid()}, file)
-        except FileExistsError:
-            raise BadInput(f"lab {self.name} is up: mission lab down {self.name}, or give another --name") from None
+        while True:
+            try:
+                with open(self.state, "x") as file:
+                    json.dump({"name": self.name, "topology": self.topology.as_dict(), "pid": os.getpid()}, file)
+                return
+            except FileExistsError:
+                if self._named:
+                    mend = f"mission lab down {self.name}, or give another --name"
+                    raise BadInput(f"lab {self.name} is up: {mend}") from None
+                # Another has taken it since.
+                self.name = free_name(self.topology.kind)
+
+    def make(self) -> None:
+        """Makes what it consists of."""
         self.hosts_file.write_text(self.hosts_text())
         with locked():
             congestion.provide()
