@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import signal
 import threading
+from multiprocessing.synchronize import Event
 from types import FrameType
 
-_asked = threading.Event()
+_asked: threading.Event | Event = threading.Event()
 
 
 def watch() -> None:
@@ -16,6 +17,15 @@ def watch() -> None:
     """
     signal.signal(signal.SIGINT, _raise)
     signal.signal(signal.SIGTERM, _raise)
+
+
+def obey(asked: Event) -> None:
+    """From now on who began this process says when it is interrupted: a terminal tells all that run in it, and what is
+    under way shall end once, in good order."""
+    global _asked
+    _asked = asked
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def check() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 from mission_control.incast.lab import reads_in
 from mission_control.incast.reads import Reads
 from mission_control.lab import Lab, star
+from mission_control.lab.lab import up
 from mission_control.lab.stack import PROFILES
 from tests.conftest import mission, until
 from tests.lab import NEEDS_LAB
@@ -88,6 +90,10 @@ def test_slow_senders_are_asked_together(name):
     assert told["goodput_mbit"] > 60, told["limits"]
 
 
+def started(*words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-m", "mission_control", *words], stdout=subprocess.PIPE, text=True)
+
+
 def test_a_grid_that_was_interrupted_goes_on_where_it_was(tmp_path):
     words = [
         "run",
@@ -101,9 +107,7 @@ def test_a_grid_that_was_interrupted_goes_on_where_it_was(tmp_path):
         "--results",
         str(tmp_path),
     ]
-    running = subprocess.Popen(
-        [sys.executable, "-m", "mission_control", *words, "--json"], stdout=subprocess.PIPE, text=True
-    )
+    running = started(*words, "--json")
     until(lambda: any(path.read_text().count("\n") >= 2 for path in tmp_path.glob("*/points.jsonl")), "two points", 60)
     running.send_signal(signal.SIGINT)
     first = json.loads(running.communicate(timeout=60)[0])
@@ -112,3 +116,29 @@ def test_a_grid_that_was_interrupted_goes_on_where_it_was(tmp_path):
     told = json.loads(done.stdout)
     assert [own["senders"] for own in told["points"]] == [1, 2, 3, 4]
     assert told["points"][:2] == first["points"][:2], "they are not measured again"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_the_scenarios_of_a_folder_run_side_by_side_and_end_together(tmp_path, number):
+    folder, results = tmp_path / "studies", tmp_path / "results"
+    folder.mkdir()
+    for name in ("one", "two"):
+        shutil.copy(SCENARIO, folder / f"{name}.toml")
+    words = ["run", str(folder), "--in", "lab", "--set", "workload.senders=1-3", "--set", "workload.blocks=60"]
+    before = up()
+    running = started(*words, "--results", str(results), "--json")
+    measured = {"one", "two"}
+    until(
+        lambda: {path.parent.name for path in results.glob("*/*/points.jsonl") if path.read_text()} == measured,
+        "both",
+        60,
+    )
+    running.send_signal(number)
+    told = running.communicate(timeout=60)[0]
+    until(lambda: up() == before, "no lab is left", 60)
+    if number == signal.SIGINT:
+        assert running.returncode == 130 and set(json.loads(told)["studies"]) == measured
+    (left,) = results.iterdir()
+    done = json.loads(mission(*words, "--resume", str(left), "--labs", "1", "--json").stdout)
+    assert [len(done["studies"][name]["points"]) for name in ("one", "two")] == [3, 3]
+    assert (left / "report.html").exists()

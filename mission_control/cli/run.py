@@ -12,6 +12,7 @@ import typer
 from mission_control import run as runner
 from mission_control import study
 from mission_control.cli.show import LiveTable, one_line, print_incast, print_result, print_study, quiet
+from mission_control.incast import folder as incast_folder
 from mission_control.incast import run as incast
 from mission_control.scenario import BadInput, Scenario, with_changes, with_settings
 from mission_control.worlds import WORLDS
@@ -62,6 +63,9 @@ def run(
     compare: Annotated[str | None, Option(help="run with each of these transports in turn, as in tcp,dctcp")] = None,
     repeat: Annotated[int | None, Option(min=1, help="times; gives medians and 95 % intervals")] = None,
     resume: Annotated[Path | None, Option(help="go on with a study that was interrupted: its folder")] = None,
+    labs: Annotated[
+        int, Option(min=1, help="incast: scenarios of a folder that run side by side")
+    ] = incast_folder.LABS,
     results: Annotated[Path, Option(help="folder for what runs leave")] = Path("results"),
     as_json: Annotated[bool, Option("--json", help="for programs")] = False,
 ) -> int:
@@ -104,7 +108,7 @@ def run(
         scenarios[name] = with_study(changed, compare, repeat)
     incasts = [own for own in scenarios.values() if own.workload.kind == "incast"]
     if len(incasts) == len(scenarios):
-        return incast_of(scenarios, world, results, resume, as_json)
+        return incast_of(scenarios, world, results, resume, labs, as_json)
     if incasts:
         raise BadInput(f"{scenario} has scenarios of incast and of jobs: run them apart")
     worlds = {own.world for own in scenarios.values()}
@@ -175,13 +179,13 @@ def study_of(
 
 
 def incast_of(
-    scenarios: dict[str, Scenario], worlds: str | None, results: Path, resume: Path | None, as_json: bool
+    scenarios: dict[str, Scenario], worlds: str | None, results: Path, resume: Path | None, labs: int, as_json: bool
 ) -> int:
     """Measures grids of synchronized reads and says what came out."""
     asked = [word.strip() for word in worlds.split(",")] if worlds else None
     progress = quiet if as_json or not sys.stderr.isatty() else one_line
     if len(scenarios) > 1:
-        told = incast.conduct_all(scenarios, asked, results=results, folder=resume, say=progress)
+        told = incast_folder.conduct_all(scenarios, asked, results=results, folder=resume, labs=labs, say=progress)
         shown = list(told["studies"].values())
     else:
         (scenario,) = scenarios.values()

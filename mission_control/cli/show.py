@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from types import TracebackType
@@ -208,7 +209,8 @@ def print_result(result: dict[str, Any]) -> None:
 
 def one_line(text: str) -> None:
     """Progress that takes the place of what it said before."""
-    print(f"\r{text}\x1b[K", end="", file=sys.stderr, flush=True)
+    # A line that is wider than the terminal would not be taken back.
+    print(f"\r{text[: shutil.get_terminal_size().columns - 1]}\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 def quiet(_: str) -> None:

@@ -198,47 +198,6 @@ def conduct(
     return result
 
 
-def conduct_all(
-    scenarios: dict[str, Scenario],
-    worlds: Sequence[str] | None,
-    *,
-    results: Path = Path("results"),
-    folder: Path | None = None,
-    say: Callable[[str], None] = lambda _: None,
-) -> dict[str, Any]:
-    """Runs several scenarios into one report; gives the result of each under ``studies``, by name.
-
-    Args:
-        worlds: of all of them; ``None``: as each says.
-        folder: of a run that is to go on.
-
-    Raises:
-        BadInput, Missing: as :func:`conduct`.
-    """
-    if folder is not None and not folder.is_dir():
-        raise BadInput(f"{folder} is not there: name the folder of a run to go on with")
-    folder = folder or results / f"{time.strftime('%Y%m%d-%H%M%S')}-incast-{secrets.token_hex(2)}"
-    told: dict[str, dict[str, Any]] = {}
-    for scenario in scenarios.values():
-        accepted(scenario)
-    for name, scenario in scenarios.items():
-        told[name] = conduct(
-            scenario, worlds or worlds_of(scenario), folder=folder / name, say=partial(labelled, say, name)
-        )
-        # After each: whatever becomes of the next, these are drawn.
-        report.write_all(folder)
-        if told[name]["interrupted"]:
-            break
-    every = list(told.values())
-    return {
-        "studies": told,
-        "results": str(folder),
-        "interrupted": any(own["interrupted"] for own in every),
-        "ok": all(own["ok"] for own in every),
-        "valid": all(own["valid"] for own in every),
-    }
-
-
 def worlds_of(scenario: Scenario) -> list[str]:
     """Where it runs unless told otherwise; the model costs nothing and is always drawn."""
     return ["model"] if scenario.world == "model" else ["model", "lab"]
