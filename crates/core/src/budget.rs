@@ -14,6 +14,7 @@
 //! senders differ.
 
 use crate::units::Time;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// More flows stay if they bring this much more. Losses bring less, and a full link nothing: rates of rounds differ by
@@ -24,9 +25,10 @@ const GAIN: f64 = 1.05;
 const CLEAR: f64 = 1.5;
 /// Fewer flows stay if they bring at least this much.
 const AS_MUCH: f64 = 0.985;
-/// A limit that brings less than this part of what another one did is left for it: past the onset still more flows may bring
-/// more, since they hide one another's timeouts, and rates jump about.
-const WORSE: f64 = 0.9;
+/// A limit that brings less than this part of what a larger one did is left for it, as one is that brings less than
+/// [`AS_MUCH`] of what a smaller one did: past the onset two rounds without a timeout look like a gain, and still more flows
+/// may bring more, since they hide one another's timeouts.
+const WORSE: f64 = 0.95;
 /// A rate that differs by more from what was learned is another network's.
 const CHANGED: f64 = 1.2;
 /// Chunks of a round, and its shortest time: a rate over less is mostly noise.
@@ -61,8 +63,8 @@ pub struct Budget {
     from: Option<u32>,
     /// A limit that brought a little more than this one, and how much: this one is seen once more.
     doubted: Option<(u32, f64)>,
-    /// The limit that brought most, and what.
-    best: Option<(u32, f64)>,
+    /// What each limit brought, over several rounds.
+    brought: BTreeMap<u32, Brought>,
     /// The largest limit below `limit` that was seen to bring less, and the smallest above that brought no more.
     below: u32,
     above: Option<u32>,
@@ -96,6 +98,23 @@ pub struct Budget {
     aligned: bool,
 }
 
+/// What came in the rounds under one limit, the older the less it counts. Rounds with a timeout are among them.
+#[derive(Clone, Copy, Debug, Default)]
+struct Brought {
+    bytes: f64,
+    seconds: f64,
+}
+
+impl Brought {
+    fn rate(&self) -> f64 {
+        self.bytes / self.seconds
+    }
+
+    fn add(&mut self, rate: f64) {
+        (self.bytes, self.seconds) = (self.bytes * 0.75 + 1.0, self.seconds * 0.75 + 1.0 / rate);
+    }
+}
+
 impl Default for Budget {
     fn default() -> Budget {
         Budget {
@@ -104,7 +123,7 @@ impl Default for Budget {
             rate_of: 0,
             from: None,
             doubted: None,
-            best: None,
+            brought: BTreeMap::new(),
             below: 0,
             above: None,
             narrows: false,
@@ -211,19 +230,15 @@ impl Budget {
             (true, false) => {
                 self.above = Some(self.limit);
                 let between = self.limit > from + 1;
-                self.next_trial = match between {
-                    true if !stalled => now,
-                    true => now + WAIT_SOON,
-                    false => now + self.wait,
-                };
-                if !between {
-                    self.wait = (self.wait * 2).min(WAIT_MAX);
+                self.waits(now, between);
+                if between && !stalled {
+                    self.next_trial = now;
                 }
                 self.limit = from;
             }
             (false, true) => {
                 // The link is full: more flows would bring nothing.
-                (self.rate, self.next_trial) = (Some(seen.max(before)), now + self.wait);
+                (self.rate, self.next_trial) = (Some(seen), now + self.wait);
             }
             (false, false) => (self.below, self.limit) = (self.limit, from),
         }
@@ -239,6 +254,7 @@ impl Budget {
     /// More flows stay, that brought `seen`. True if still more are tried.
     fn believe(&mut self, seen: f64) -> bool {
         (self.rate, self.rate_of, self.wait) = (Some(seen), self.limit, WAIT_MIN);
+        self.brought.entry(self.limit).or_default().add(seen);
         self.narrows = true;
         if self.above == Some(self.limit) {
             self.above = None;
@@ -257,19 +273,15 @@ impl Budget {
                 return;
             }
             // It was chance; the rate that made it look so is not kept.
-            let between = limit > self.limit + 1;
             (self.above, self.rate) = (Some(limit), Some(seen));
-            self.next_trial = now + if between { WAIT_SOON } else { self.wait };
-            if !between {
-                self.wait = (self.wait * 2).min(WAIT_MAX);
-            }
+            self.waits(now, limit > self.limit + 1);
         }
         if self.rate_of != self.peak {
             (self.rate, self.rate_of, self.strange) = (Some(seen), self.peak, 0);
         }
         let known = *self.rate.get_or_insert(seen);
-        if self.returns_to_best(now, known) {
-            return;
+        if self.peak == self.limit {
+            self.brought.entry(self.limit).or_default().add(seen);
         }
         self.chunk_bytes = self.bytes as f64 / f64::from(self.chunks.max(1));
         let other = seen > known * CHANGED || seen < known / CHANGED;
@@ -293,6 +305,9 @@ impl Budget {
             };
         } else if !other {
             self.rate = Some(known + (seen - known) / 4.0);
+            if self.returns_to_best(now) {
+                return;
+            }
         }
         // A round that is strange says only that another is needed.
         let doubtful = other && self.strange > 0;
@@ -306,20 +321,30 @@ impl Budget {
         }
     }
 
-    /// Goes back to the limit that brought most, where this one brings much less; there all is seen anew.
-    fn returns_to_best(&mut self, now: Time, known: f64) -> bool {
-        match self.best {
-            Some((limit, rate)) if limit != self.limit && known < rate * WORSE => {
-                self.above = Some(self.limit).filter(|above| *above > limit);
-                (self.limit, self.below, self.next_trial) = (limit, 0, now + WAIT_SOON);
-                (self.best, self.rate, self.rate_of, self.strange) = (None, None, 0, 0);
-                self.begin();
-                return true;
-            }
-            Some((limit, rate)) if limit != self.limit && known <= rate => {}
-            _ => self.best = Some((self.limit, known)),
+    /// Goes back to the limit that brought most, where this one brings less; there all is seen anew.
+    fn returns_to_best(&mut self, now: Time) -> bool {
+        let rates = || self.brought.iter().map(|(limit, own)| (*limit, own.rate()));
+        let known = rates().find(|(limit, _)| *limit == self.limit && self.peak == self.limit);
+        let best = rates().max_by(|(_, one), (_, other)| one.total_cmp(other));
+        let Some(((_, known), (limit, rate))) = known.zip(best) else { return false };
+        let fewer = limit < self.limit;
+        if limit == self.limit || known >= rate * if fewer { AS_MUCH } else { WORSE } {
+            return false;
         }
-        false
+        self.above = Some(self.limit).filter(|_| fewer);
+        self.waits(now, !fewer || self.limit > limit + 1);
+        (self.limit, self.below) = (limit, 0);
+        (self.rate, self.rate_of, self.strange) = (None, 0, 0);
+        self.begin();
+        true
+    }
+
+    /// Puts the next trial of more off: for long, and twice as long each time, where no number in between is left.
+    fn waits(&mut self, now: Time, between: bool) {
+        self.next_trial = now + if between { WAIT_SOON } else { self.wait };
+        if !between {
+            self.wait = (self.wait * 2).min(WAIT_MAX);
+        }
     }
 
     /// Tries more: twice as many, or between this number and one that brought no more; as far as they are wanted.
@@ -524,6 +549,25 @@ mod tests {
         }
         arrive(&mut budget, &mut now, 400, 9.5e6, 50);
         assert_eq!(budget.limit(), 1);
+    }
+
+    #[test]
+    fn a_gain_that_timeouts_eat_is_given_back() {
+        let (mut budget, mut now) = (Budget::default(), 0.0);
+        let (mut slow, mut late) = (0, 0);
+        for block in 0..400 {
+            // Beyond 16 flows every third block waits for a timeout, and those between are a little faster.
+            let rate = match budget.limit() {
+                17.. if block % 3 == 0 => 50e6,
+                17.. => 95e6,
+                flows => 88e6 * f64::from(flows) / 16.0,
+            };
+            slow += u32::from(rate == 50e6);
+            late += u32::from(rate == 50e6 && block >= 300);
+            arrive(&mut budget, &mut now, 40, rate, 47);
+            arrive(&mut budget, &mut now, 7, rate, 0);
+        }
+        assert!(budget.limit() <= 16 && slow <= 25 && late <= 4, "{} {slow} {late}", budget.limit());
     }
 
     #[test]
