@@ -11,7 +11,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Event
@@ -44,7 +44,7 @@ def conduct_all(
     Args:
         worlds: of all of them; ``None``: as each says.
         folder: of a run that is to go on.
-        labs: scenarios that run at a time.
+        labs: scenarios that run at a time; those that expect something of the goodput run alone.
         say: is told what is done.
 
     Raises:
@@ -53,28 +53,27 @@ def conduct_all(
     if folder is not None and not folder.is_dir():
         raise BadInput(f"{folder} is not there: name the folder of a run to go on with")
     folder = folder or results / f"{time.strftime('%Y%m%d-%H%M%S')}-incast-{secrets.token_hex(2)}"
-    for scenario in scenarios.values():
-        accepted(scenario)
+    # Who expects something of the goodput is measured alone: a lab beside it costs some per cent.
+    alone = {name for name, scenario in scenarios.items() if expects(scenario)}
     over = SPAWN.Event()
     progress = Progress(say)
-    with ThreadPoolExecutor(labs) as pool:
-        running = {
-            name: pool.submit(
-                in_process, name, scenario, worlds or worlds_of(scenario), folder / name, over, partial(progress, name)
-            )
-            for name, scenario in scenarios.items()
-        }
-        try:
-            for done in as_completed(running.values()):
-                if done.result():
-                    # After each: whatever becomes of the others, these are drawn.
-                    report.write_all(folder)
-        except KeyboardInterrupt:
-            over.set()
-        except BaseException:
-            over.set()
-            raise
-    told = {name: own for name, future in running.items() if (own := future.result()) is not None}
+    running: dict[str, Future[dict[str, Any] | None]] = {}
+    for count, names in ((labs, scenarios.keys() - alone), (1, alone)):
+        with ThreadPoolExecutor(count) as pool:
+            for name in sorted(names):
+                arguments = (scenarios[name], worlds or worlds_of(scenarios[name]), folder / name, over)
+                running[name] = pool.submit(in_process, name, *arguments, partial(progress, name))
+            try:
+                for done in as_completed([running[name] for name in names]):
+                    if done.result():
+                        # After each: whatever becomes of the others, these are drawn.
+                        report.write_all(folder)
+            except KeyboardInterrupt:
+                over.set()
+            except BaseException:
+                over.set()
+                raise
+    told = {name: own for name in scenarios if (own := running[name].result()) is not None}
     report.write_all(folder)
     every = list(told.values())
     return {
@@ -84,6 +83,14 @@ def conduct_all(
         "ok": all(own["ok"] for own in every),
         "valid": all(own["valid"] for own in every),
     }
+
+
+def expects(scenario: Scenario) -> bool:
+    """
+    Raises:
+        BadInput: it describes no incast.
+    """
+    return any(own.expect.goodput_of_one_flow_min for own in accepted(scenario).values())
 
 
 class Progress:
