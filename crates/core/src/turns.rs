@@ -1,14 +1,20 @@
 //! Whose turn it is where one receiver asks many senders, a few at once, and waits for the last of them.
 //!
-//! All are done soonest if whoever needs longest goes first, and may be interrupted for another who needs longer still
-//! (McNaughton 1959): so what is asked for are pieces, of the sender whose rest will take longest. Pieces only where
-//! several are under way: the request for the next one costs a round trip, in which others must fill the link.
+//! Whoever has most bytes left goes first, in pieces: so all end together, and at any time senders of every speed are under
+//! way. Of many slow ones at once the link would not be full; many fast ones at once would overflow the port. Whoever
+//! needs longest first (McNaughton 1959), which ends soonest where the link is no limit, asks just so: all slow ones, then
+//! all fast ones (docs/measurements.md). Pieces only where several are under way: the request for the next one costs a round
+//! trip, in which others must fill the link.
 
 /// Senders at once from which on they are asked for pieces.
 const PIECES_FROM: u32 = 4;
 /// Of a fragment; and the smallest piece: what a connection may send at first (RFC 6928), and a little more.
 const PIECES: u64 = 16;
 const PIECE_LEAST: u64 = 16_000;
+
+/// Multiples of the golden ratio spread over the unit interval (Knuth, The Art of Computer Programming 3, 6.4): neighbours,
+/// which are often alike, are asked far apart.
+const GOLDEN: f64 = 0.618_033_988_749_895;
 
 /// What is left of a block, and how fast each sender is.
 #[derive(Clone, Debug, Default)]
@@ -48,13 +54,15 @@ impl Turns {
 
     /// Whom to ask now, and for how many bytes, where `limit` may be asked at once; of those that `may` be.
     pub fn next(&mut self, limit: u32, may: impl Fn(usize) -> bool) -> Option<(usize, u64)> {
-        let rest = |sender: &Sender| sender.left as f64 * sender.seconds_per_byte;
-        let waiting = self.senders.iter().enumerate().filter(|(at, sender)| sender.waits() && may(*at));
-        // Of equals the first.
-        let (at, _) = waiting
-            .rev()
-            .max_by(|(_, one), (_, other)| rest(one).total_cmp(&rest(other)).then(one.left.cmp(&other.left)))?;
         let in_pieces = self.in_pieces && limit >= PIECES_FROM && (limit as usize) < self.senders.len();
+        let waiting = self.senders.iter().enumerate().filter(|(at, sender)| sender.waits() && may(*at));
+        // In whole, the slower first: its end is what all wait for.
+        let slowness = |sender: &Sender| if in_pieces { 0.0 } else { sender.seconds_per_byte };
+        let place = |at: usize| (at as f64 * GOLDEN).fract();
+        let (at, _) = waiting.max_by(|(at, one), (beside, other)| {
+            let bytes = one.left.cmp(&other.left);
+            bytes.then(slowness(one).total_cmp(&slowness(other))).then(place(*beside).total_cmp(&place(*at)))
+        })?;
         let piece = if in_pieces { PIECE_LEAST.max(self.fragment / PIECES) } else { u64::MAX };
         let sender = &mut self.senders[at];
         let mut bytes = sender.left.min(piece);
@@ -85,28 +93,69 @@ impl Sender {
 mod tests {
     use super::*;
 
-    /// Seconds until the last of the senders is done, each of which sends so many bytes a second.
-    fn makespan(rates: &[f64], fragment: u64, limit: u32) -> f64 {
+    /// Of senders that share a link, and bring so many bytes a second by themselves: seconds until the last is done, and
+    /// how many of the fastest were under way at most.
+    fn makespan(rates: &[f64], link: f64, fragment: u64, limit: u32) -> (f64, usize) {
+        let fastest = rates.iter().copied().fold(0.0, f64::max);
         let mut turns = Turns::new(rates.len(), true);
-        let mut last = 0.0;
+        let mut told = (0.0, 0);
         // The second block knows the rates.
         for _ in 0..2 {
             turns.begin(fragment);
-            let (mut now, mut under_way): (f64, Vec<(f64, usize, u64, f64)>) = (0.0, Vec::new());
+            let (mut now, mut fast) = (0.0, 0);
+            let mut under_way: Vec<Piece> = Vec::new();
             loop {
                 while under_way.len() < limit as usize
                     && let Some((at, bytes)) = turns.next(limit, |_| true)
                 {
-                    under_way.push((now + bytes as f64 / rates[at], at, bytes, now));
+                    under_way.push(Piece { at, bytes, left: bytes as f64, began: now });
                 }
-                under_way.sort_by(|one, other| other.0.total_cmp(&one.0));
-                let Some((ends, at, bytes, began)) = under_way.pop() else { break };
-                now = ends;
-                turns.arrived(at, bytes, ends - began);
+                if under_way.is_empty() {
+                    break;
+                }
+                fast = fast.max(under_way.iter().filter(|own| rates[own.at] == fastest).count());
+                // Each gets its part of the link, and what slower ones leave of theirs.
+                under_way.sort_by(|one, other| rates[one.at].total_cmp(&rates[other.at]));
+                let (mut rest, count) = (link, under_way.len());
+                let shares: Vec<f64> = (0..count)
+                    .map(|place| {
+                        let share = rates[under_way[place].at].min(rest / (count - place) as f64);
+                        rest -= share;
+                        share
+                    })
+                    .collect();
+                let step = under_way.iter().zip(&shares).map(|(own, share)| own.left / share).fold(f64::MAX, f64::min);
+                now += step;
+                for (own, share) in under_way.iter_mut().zip(&shares) {
+                    own.left -= share * step;
+                }
+                under_way.retain(|own| {
+                    let done = own.left < 1e-3;
+                    if done {
+                        turns.arrived(own.at, own.bytes, now - own.began);
+                    }
+                    !done
+                });
             }
-            last = now;
+            told = (now, fast);
         }
-        last
+        told
+    }
+
+    struct Piece {
+        at: usize,
+        bytes: u64,
+        left: f64,
+        began: f64,
+    }
+
+    /// Of a third each, in turn or apart.
+    fn differing(apart: bool) -> Vec<f64> {
+        let mut rates: Vec<f64> = [12.5e6, 3.75e6, 1.25e6].into_iter().cycle().take(47).collect();
+        if apart {
+            rates.sort_by(f64::total_cmp);
+        }
+        rates
     }
 
     #[test]
@@ -121,15 +170,25 @@ mod tests {
     fn where_the_last_round_would_be_nearly_empty_pieces_fill_it() {
         let rates = [1e6; 16];
         // In whole fragments: two rounds of ten and six.
-        assert!((makespan(&rates, 64_000, 10) - 16.0 * 0.064 / 10.0).abs() < 0.012);
-        assert_eq!(makespan(&rates, 64_000, 3), 6.0 * 0.064);
+        assert!((makespan(&rates, 1e9, 64_000, 10).0 - 16.0 * 0.064 / 10.0).abs() < 0.012);
+        assert!((makespan(&rates, 1e9, 64_000, 3).0 - 6.0 * 0.064).abs() < 1e-6);
     }
 
     #[test]
-    fn whoever_needs_longest_goes_first() {
-        let rates: Vec<f64> = [10e6, 3e6, 1e6].into_iter().cycle().take(16).collect();
-        // One slow sender alone needs 64 ms: nothing is faster.
-        assert!(makespan(&rates, 64_000, 8) < 0.075);
+    fn six_of_senders_that_differ_fill_the_link_and_few_of_them_are_fast() {
+        for apart in [false, true] {
+            let (seconds, fast) = makespan(&differing(apart), 12.5e6, 64_000, 6);
+            assert!(47.0 * 64_000.0 / 12.5e6 / seconds > 0.96 && fast <= 3, "{seconds} {fast}");
+        }
+    }
+
+    #[test]
+    fn one_that_is_far_slower_is_always_under_way() {
+        let rates: Vec<f64> = [12.5e6; 15].into_iter().chain([0.5e6]).collect();
+        for limit in [2, 4, 6] {
+            let (seconds, _) = makespan(&rates, 12.5e6, 256_000, limit);
+            assert!(256_000.0 / 0.5e6 / seconds > 0.96, "{limit} {seconds}");
+        }
     }
 
     #[test]
