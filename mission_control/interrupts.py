@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import signal
 import threading
-from multiprocessing.synchronize import Event
+from collections.abc import Callable
 from types import FrameType
 
-_asked: threading.Event | Event = threading.Event()
+_told = threading.Event()
+_asked: Callable[[], bool] = _told.is_set
+FROM_OUTSIDE = {signal.SIGINT, signal.SIGTERM}
 
 
 def watch() -> None:
@@ -19,13 +21,14 @@ def watch() -> None:
     signal.signal(signal.SIGTERM, _raise)
 
 
-def obey(asked: Event) -> None:
+def obey(asked: Callable[[], bool]) -> None:
     """From now on who began this process says when it is interrupted: a terminal tells all that run in it, and what is
-    under way shall end once, in good order."""
+    under way shall end once, in good order. Until now signals were to be blocked (:data:`FROM_OUTSIDE`)."""
     global _asked
     _asked = asked
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in FROM_OUTSIDE:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, FROM_OUTSIDE)
 
 
 def check() -> None:
@@ -33,10 +36,10 @@ def check() -> None:
     Raises:
         KeyboardInterrupt: there was one, whatever became of it.
     """
-    if _asked.is_set():
+    if _asked():
         raise KeyboardInterrupt
 
 
 def _raise(number: int, frame: FrameType | None) -> None:
-    _asked.set()
+    _told.set()
     raise KeyboardInterrupt

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from statistics import median
 
@@ -125,20 +126,32 @@ def test_the_scenarios_of_a_folder_run_side_by_side_and_end_together(tmp_path, n
     for name in ("one", "two"):
         shutil.copy(SCENARIO, folder / f"{name}.toml")
     words = ["run", str(folder), "--in", "lab", "--set", "workload.senders=1-3", "--set", "workload.blocks=60"]
-    before = up()
-    running = started(*words, "--results", str(results), "--json")
-    measured = {"one", "two"}
-    until(
-        lambda: {path.parent.name for path in results.glob("*/*/points.jsonl") if path.read_text()} == measured,
-        "both",
-        60,
-    )
+    before = set(up())
+    running = started(*words, "--labs", "2", "--results", str(results), "--json")
+    until(lambda: len(set(up()) - before) == 2, "two labs at once", 60)
+    until(lambda: any(path.read_text() for path in results.glob("*/*/points.jsonl")), "a point", 60)
     running.send_signal(number)
     told = running.communicate(timeout=60)[0]
-    until(lambda: up() == before, "no lab is left", 60)
+    until(lambda: set(up()) <= before, "no lab is left", 60)
     if number == signal.SIGINT:
-        assert running.returncode == 130 and set(json.loads(told)["studies"]) == measured
+        assert running.returncode == 130 and set(json.loads(told)["studies"]) == {"one", "two"}
     (left,) = results.iterdir()
     done = json.loads(mission(*words, "--resume", str(left), "--labs", "1", "--json").stdout)
     assert [len(done["studies"][name]["points"]) for name in ("one", "two")] == [3, 3]
+    assert [done["studies"][name]["environment"]["labs_at_once"] for name in ("one", "two")] == [1, 1]
     assert (left / "report.html").exists()
+
+
+def test_what_expects_something_of_the_goodput_is_measured_alone(tmp_path):
+    folder = tmp_path / "studies"
+    folder.mkdir()
+    for name in ("one", "two"):
+        shutil.copy(SCENARIO, folder / f"{name}.toml")
+    words = ["run", str(folder), "--in", "lab", "--labs", "2", "--results", str(tmp_path / "results"), "--json"]
+    words += ["--set", "workload.senders=1", "--set", "workload.blocks=60"]
+    before, most = set(up()), 0
+    running = started(*words, "--set", "expect.goodput_of_one_flow_min=0.5")
+    while running.poll() is None:
+        most = max(most, len(set(up()) - before))
+        time.sleep(0.01)
+    assert most == 1 and running.wait() == 0

@@ -64,7 +64,11 @@ def run(
     repeat: Annotated[int | None, Option(min=1, help="times; gives medians and 95 % intervals")] = None,
     resume: Annotated[Path | None, Option(help="go on with a study that was interrupted: its folder")] = None,
     labs: Annotated[
-        int, Option(min=1, help="incast: scenarios of a folder that run side by side")
+        int,
+        Option(
+            min=1,
+            help="incast: scenarios of a folder that run side by side; who expects something of the goodput runs alone",
+        ),
     ] = incast_folder.LABS,
     results: Annotated[Path, Option(help="folder for what runs leave")] = Path("results"),
     as_json: Annotated[bool, Option("--json", help="for programs")] = False,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+import os
 import sys
 import time
 from types import TracebackType
@@ -210,7 +210,8 @@ def print_result(result: dict[str, Any]) -> None:
 def one_line(text: str) -> None:
     """Progress that takes the place of what it said before."""
     # A line that is wider than the terminal would not be taken back.
-    print(f"\r{text[: shutil.get_terminal_size().columns - 1]}\x1b[K", end="", file=sys.stderr, flush=True)
+    columns = os.get_terminal_size(sys.stderr.fileno()).columns
+    print(f"\r{text[: columns - 1]}\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 def quiet(_: str) -> None:

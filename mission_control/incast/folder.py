@@ -9,24 +9,27 @@ from __future__ import annotations
 import multiprocessing
 import os
 import secrets
+import signal
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection
-from multiprocessing.synchronize import Event
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 from mission_control import interrupts
 from mission_control.incast import report
-from mission_control.incast.run import accepted, conduct, worlds_of
+from mission_control.incast.run import RESULT, accepted, conduct, worlds_of
 from mission_control.scenario import BadInput, Missing, Scenario
 
-LABS = min(2, os.cpu_count() or 1)
+LABS = min(2, len(os.sched_getaffinity(0)))
 """Side by side unless told otherwise. One at 100 Mbit/s takes half a processor (docs/measurements.md)."""
 
+LOOK_EVERY_S = 0.2
+"""Whether all is over."""
 SPAWN = multiprocessing.get_context("spawn")
 
 
@@ -48,36 +51,38 @@ def conduct_all(
         say: is told what is done.
 
     Raises:
-        BadInput, Missing: as :func:`mission_control.incast.run.conduct`.
+        BadInput, Missing: as :func:`mission_control.incast.run.conduct`, once the others have ended.
     """
     if folder is not None and not folder.is_dir():
         raise BadInput(f"{folder} is not there: name the folder of a run to go on with")
     folder = folder or results / f"{time.strftime('%Y%m%d-%H%M%S')}-incast-{secrets.token_hex(2)}"
     # Who expects something of the goodput is measured alone: a lab beside it costs some per cent.
     alone = {name for name, scenario in scenarios.items() if expects(scenario)}
-    over = SPAWN.Event()
-    progress = Progress(say)
+    over, progress = threading.Event(), Progress(say)
     running: dict[str, Future[dict[str, Any] | None]] = {}
     for count, names in ((labs, scenarios.keys() - alone), (1, alone)):
         with ThreadPoolExecutor(count) as pool:
-            for name in sorted(names):
-                arguments = (scenarios[name], worlds or worlds_of(scenarios[name]), folder / name, over)
-                running[name] = pool.submit(in_process, name, *arguments, partial(progress, name))
             try:
+                for name in sorted(names):
+                    work = partial(conduct, scenarios[name], worlds or worlds_of(scenarios[name]))
+                    work = partial(work, folder=folder / name, labs=min(count, len(names)))
+                    running[name] = pool.submit(in_process, work, over, partial(progress, name))
                 for done in as_completed([running[name] for name in names]):
-                    if done.result():
+                    interrupts.check()
+                    if done.exception() is None and done.result():
                         # After each: whatever becomes of the others, these are drawn.
                         report.write_all(folder)
             except KeyboardInterrupt:
                 over.set()
-            except BaseException:
-                over.set()
-                raise
-    told = {name: own for name in scenarios if (own := running[name].result()) is not None}
-    report.write_all(folder)
+    if any(folder.glob(f"*/{RESULT}")):
+        report.write_all(folder)
+    for name, future in running.items():
+        if error := future.exception():
+            raise type(error)(f"{name}: {error}; go on with --resume {folder}")
+    told = {name: own for name in running if (own := running[name].result()) is not None}
     every = list(told.values())
     return {
-        "studies": told,
+        "studies": {name: told[name] for name in scenarios if name in told},
         "results": str(folder),
         "interrupted": len(told) < len(scenarios) or any(own["interrupted"] for own in every),
         "ok": all(own["ok"] for own in every),
@@ -97,49 +102,61 @@ class Progress:
     """One line of what each scenario does that runs now."""
 
     def __init__(self, say: Callable[[str], None]):
-        self._say, self._lines, self._lock = say, dict[str, str](), Lock()
+        self._say, self._lines, self._lock = say, dict[str, str](), threading.Lock()
 
     def __call__(self, name: str, text: str) -> None:
         """``text``: empty once it has ended."""
         with self._lock:
-            self._lines[name] = text
-            if not text:
-                del self._lines[name]
+            self._lines.pop(name, None)
+            if text:
+                self._lines[name] = text
             self._say(" | ".join(f"{name}: {text}" for name, text in self._lines.items()))
 
 
 def in_process(
-    name: str, scenario: Scenario, worlds: Sequence[str], folder: Path, over: Event, say: Callable[[str], None]
+    work: Callable[..., dict[str, Any]], over: threading.Event, say: Callable[[str], None]
 ) -> dict[str, Any] | None:
-    """Its result; ``None`` where all was over before it began.
+    """What it gives, from a process of its own; ``None`` where all was over before it began.
 
     Raises:
-        BadInput, Missing: as ``conduct``; its process has ended without a result.
+        BadInput, Missing: as the work; its process has ended without a result.
     """
     if over.is_set():
         return None
-    here, there = SPAWN.Pipe(duplex=False)
-    process = SPAWN.Process(target=conducted, args=(there, over, scenario, worlds, folder), name=name)
+    here, there = SPAWN.Pipe()
+    process = SPAWN.Process(target=conducted, args=(there, work))
+    signal.pthread_sigmask(signal.SIG_BLOCK, interrupts.FROM_OUTSIDE)  # inherited: until it has learned to obey
     process.start()
     there.close()
     try:
-        while isinstance(told := here.recv(), str):
-            say(told)
-    except EOFError:
-        raise Missing(f"{name}: its process has ended; go on with --resume {folder.parent}") from None
+        told, last_word = None, False
+        while told is None:
+            if over.is_set() and not last_word:
+                here.send("over")
+                last_word = True
+            if here.poll(LOOK_EVERY_S):
+                word = here.recv()
+                if isinstance(word, str):
+                    say(word)
+                else:
+                    told = word
+    except (EOFError, OSError):
+        raise Missing("its process has ended") from None
     finally:
+        here.close()
         process.join()
         say("")
     if isinstance(told, Exception):
         raise told
-    return dict(told)
+    return told
 
 
-def conducted(connection: Connection, over: Event, scenario: Scenario, worlds: Sequence[str], folder: Path) -> None:
-    """In a process of its own: sends what is done, then the result, or what is wrong. Where nobody listens any more,
-    the next word fails, and all that was made is taken down."""
-    interrupts.obey(over)
-    try:
-        connection.send(conduct(scenario, worlds, folder=folder, say=connection.send))
-    except (BadInput, Missing) as error:
-        connection.send(error)
+def conducted(there: Connection, work: Callable[..., dict[str, Any]]) -> None:
+    """In a process of its own: sends what is done, then the result, or what is wrong. Ends early once something is said
+    to it, or nobody is there any more."""
+    interrupts.obey(there.poll)
+    with suppress(BrokenPipeError):
+        try:
+            there.send(work(say=there.send))
+        except (BadInput, Missing) as error:
+            there.send(error)

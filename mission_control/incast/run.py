@@ -142,6 +142,7 @@ def conduct(
     *,
     results: Path = Path("results"),
     folder: Path | None = None,
+    labs: int = 1,
     say: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Measures all points of each variant in each world; gives ``points`` (world, variant, senders, fragment_bytes,
@@ -150,6 +151,7 @@ def conduct(
 
     Args:
         folder: of a run that is to go on.
+        labs: that run at the same time, this one among them: for the record.
         say: is told what is done.
 
     Raises:
@@ -191,9 +193,12 @@ def conduct(
             interrupted = True
     result = summary(variants, found, worlds)
     result.update({"interrupted": interrupted, "results": str(folder), "environment": describe(scenario.workload.seed)})
+    result["environment"]["labs_at_once"] = labs
     result["study"] = scenario.study.model_dump()
     result["ok"] = not interrupted and all(result["checks"].values())
-    (folder / RESULT).write_text(json.dumps(result))
+    # At once: the report of a whole folder may be drawn meanwhile.
+    (folder / f"{RESULT}.new").write_text(json.dumps(result))
+    (folder / f"{RESULT}.new").replace(folder / RESULT)
     report.write(folder)
     return result
 

@@ -133,15 +133,20 @@ class Lab:
         STATE.mkdir(parents=True, exist_ok=True)
         while True:
             try:
-                with open(self.state, "x") as file:
-                    json.dump({"name": self.name, "topology": self.topology.as_dict(), "pid": os.getpid()}, file)
-                return
+                self.state.touch(exist_ok=False)
+                break
             except FileExistsError:
                 if self._named:
                     mend = f"mission lab down {self.name}, or give another --name"
                     raise BadInput(f"lab {self.name} is up: {mend}") from None
                 # Another has taken it since.
                 self.name = free_name(self.topology.kind)
+        told = {"name": self.name, "topology": self.topology.as_dict(), "pid": os.getpid()}
+        try:
+            self.state.write_text(json.dumps(told))
+        except BaseException:
+            self.state.unlink(missing_ok=True)
+            raise
 
     def make(self) -> None:
         """Makes what it consists of."""
