@@ -107,9 +107,10 @@ class Progress:
     def __call__(self, name: str, text: str) -> None:
         """``text``: empty once it has ended."""
         with self._lock:
-            self._lines.pop(name, None)
             if text:
                 self._lines[name] = text
+            else:
+                self._lines.pop(name, None)
             self._say(" | ".join(f"{name}: {text}" for name, text in self._lines.items()))
 
 
