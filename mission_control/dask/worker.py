@@ -30,6 +30,8 @@ RUNNING = ("executing", "long-running", "cancelled", "resumed")
 """States in which a task's code may still run."""
 RESCHEDULES_MAX = 5
 """Times that one task may find its object lost before that is an error."""
+RESCHEDULE_AFTER_S = 0.05
+"""At first, and twice as long each time: whoever recomputes the object may not have heard yet that it is lost."""
 
 
 class MissionControlWorker(WorkerPlugin):
@@ -156,6 +158,7 @@ class MissionControlWorker(WorkerPlugin):
         if self.lost & objects:
             self.rescheduled[key] += 1
             if self.rescheduled[key] <= RESCHEDULES_MAX:
+                time.sleep(RESCHEDULE_AFTER_S * 2 ** (self.rescheduled[key] - 1))
                 raise Reschedule() from error
 
     def transition(self, key: Any, start: str, finish: str, **kwargs: Any) -> None:
@@ -164,7 +167,8 @@ class MissionControlWorker(WorkerPlugin):
             return
         with self.lock:
             put = self.puts.pop(key, [])
-        self.rescheduled.pop(key, None)
+        if finish != "rescheduled":
+            self.rescheduled.pop(key, None)
         if not put and finish != "memory":
             return
         from mission_control.objects import Reference, references_in
