@@ -271,11 +271,11 @@ impl Budget {
 
     /// A round under a limit that is not on trial.
     fn settled(&mut self, now: Time, seen: f64) {
-        if let Some((limit, brought)) = self.doubted.take() {
+        if let Some((limit, gained)) = self.doubted.take() {
             // Nor is it believed of one that had timeouts before, and has none now.
-            if brought >= seen * GAIN && self.remember(limit, brought) >= seen {
+            if gained >= seen * GAIN && self.remember(limit, gained) >= seen {
                 self.limit = limit;
-                if !self.believe(brought) {
+                if !self.believe(gained) {
                     self.begin();
                 }
                 return;
