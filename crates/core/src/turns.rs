@@ -201,6 +201,14 @@ mod tests {
     }
 
     #[test]
+    fn where_the_link_is_no_limit_slow_senders_are_not_kept_waiting() {
+        let rates: Vec<f64> = [10e6, 3e6, 1e6].into_iter().cycle().take(16).collect();
+        // One slow sender alone needs 64 ms: nothing is faster.
+        let (seconds, _) = makespan(&rates, 1e9, 64_000, 8);
+        assert!(seconds < 0.075, "{seconds}");
+    }
+
+    #[test]
     fn no_crumbs_are_left() {
         let mut turns = Turns::new(8, true);
         turns.begin(20_000);
