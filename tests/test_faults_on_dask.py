@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from distributed import Client, LocalCluster, wait
+from distributed.worker_state_machine import UpdateDataEvent
 
 import mission_control
 from tests.conftest import resources, status, until
@@ -52,6 +53,30 @@ def test_a_killed_worker_is_recomputed_though_replicas_of_its_references_survive
     assert got == [[(index * PARTS + part) % 251 for index in range(9)] for part in range(PARTS)]
     (job,) = [own for own in status(client)["jobs"] if own["job"] == "survives"]
     assert job["recomputed"] >= 1
+
+
+def test_a_copy_that_came_too_late_does_not_stand_for_the_recomputed_result(own_cluster, tmp_path):
+    """A copy of a result may still be on its way when its key is recomputed: it carries what is lost."""
+    client, gate = own_cluster, tmp_path / "gate"
+    gate.touch()
+    reference = client.submit(produce, 1, pure=False)
+    late, pids = reference.result(), client.run(os.getpid)
+    os.kill(pids[late.worker], signal.SIGKILL)
+    until(
+        lambda: {*client.who_has(reference).get(reference.key, ())} - {late.worker}, "another worker has recomputed it"
+    )
+    (holder,) = client.who_has(reference)[reference.key]
+    other = next(own for own in pids if own not in (late.worker, holder))
+
+    def arrive(key: str, late: mission_control.Reference, dask_worker) -> None:
+        dask_worker.handle_stimulus(UpdateDataEvent(data={key: late}, stimulus_id="late"))
+        dask_worker.batched_stream.send({"op": "add-keys", "keys": [key], "stimulus_id": "late"})
+
+    client.amm.stop()  # may drop any of the copies at any time
+    client.run(arrive, reference.key, late, workers=[other])
+    until(lambda: other in client.who_has(reference)[reference.key], "the scheduler takes it for a copy")
+    got = client.submit(consume, [reference], 0, str(gate), workers=[other], pure=False).result(timeout=30)
+    assert got == [PARTS]
 
 
 def test_transfers_go_on_while_the_scheduler_stalls(own_cluster, tmp_path):

@@ -13,6 +13,7 @@ import logging
 import secrets
 import time
 from collections import defaultdict, deque
+from collections.abc import Iterable
 from typing import Any
 
 from dask.utils import key_split
@@ -75,6 +76,8 @@ class MissionControlScheduler(SchedulerPlugin):
         # Jobs that are over, and the workers whose last words on them are awaited.
         self.ending: dict[str, set[str]] = {}
         self.objects = Objects()
+        # Not told yet, by the worker that they went with.
+        self.lost: defaultdict[str, set[str]] = defaultdict(set)
         self.numbers: dict[Any, int] = {}
         self.next_number = itertools.count()
         self.submitted_by: dict[str, Any] = {}
@@ -91,6 +94,7 @@ class MissionControlScheduler(SchedulerPlugin):
         scheduler.handlers.update({f"mission_control_{name}": getattr(self, f"on_{name}") for name in handlers})
         scheduler.stream_handlers["mission-control-progress"] = self.on_progress
         scheduler.stream_handlers["mission-control-task"] = self.on_task
+        scheduler.stream_handlers["mission-control-stale"] = self.on_stale
         scheduler.stream_handlers["mission-control-leave"] = self.on_leave
         scheduler.stream_handlers["mission-control-probed"] = self.on_probed
         self._inherit_jobs(scheduler)
@@ -270,9 +274,20 @@ class MissionControlScheduler(SchedulerPlugin):
         """A task's result carries references; said before the scheduler hears that the task is done."""
         for name, owner in carries:
             self.objects.carry(key, name, owner)
+            if owner not in self.scheduler.workers:
+                self.lose(owner, [name])
         task = self.scheduler.tasks.get(key)
         if task is None or task.state in ("released", "forgotten", "erred"):
             self.free(self.objects.release(key))
+
+    def on_stale(self, worker: str, keys: list[Any]) -> None:
+        """A worker's copies of these results carry lost objects.
+
+        It says so in order with what it holds: a key that it holds no longer was recomputed after it spoke.
+        """
+        holder = self.scheduler.workers.get(worker)
+        held = holder.has_what if holder is not None else ()
+        self.recompute(key for key in keys if self.scheduler.tasks.get(key) in held)
 
     # --- what the scheduler does ------------------------------------------------------------------------------------
 
@@ -357,12 +372,8 @@ class MissionControlScheduler(SchedulerPlugin):
         self.record("worker-left", worker=worker)
         self.event({"event": "worker-left", "worker": worker})
         lost, keys = self.objects.lost_with(worker)
-        if not lost:
-            return
-        self.tell({"lost": lost, "why": f"worker {worker} left"})
-        stale = {key: "released" for key in keys if key in scheduler.tasks and scheduler.tasks[key].state == "memory"}
-        if stale:
-            scheduler.transitions(stale, stimulus_id=f"mission-control-lost-{time.time()}")
+        self.lose(worker, lost)
+        self.recompute(keys)
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
         """A client that is gone submits no more."""
@@ -406,7 +417,31 @@ class MissionControlScheduler(SchedulerPlugin):
 
     def free(self, names: dict[str, list[str]]) -> None:
         for worker, objects in names.items():
-            self.tell({"free": objects}, [worker])
+            if worker in self.scheduler.workers:
+                self.tell({"free": objects}, [worker])
+            else:
+                self.lose(worker, objects)
+
+    def lose(self, worker: str, objects: list[str]) -> None:
+        """Objects that went with their worker: a copy of a result that carries them may still be on its way."""
+        if not objects:
+            return
+        if not self.lost:
+            # Once for all of them: where the only copy of a result went, Dask says so result by result.
+            self.scheduler.loop.add_callback(self.tell_lost)
+        self.lost[worker].update(objects)
+
+    def tell_lost(self) -> None:
+        lost, self.lost = self.lost, defaultdict(set)
+        for worker, objects in lost.items():
+            self.tell({"lost": list(objects), "why": f"worker {worker} left"})
+
+    def recompute(self, keys: Iterable[Any]) -> None:
+        """Frees these results and all their copies; Dask computes again what is still needed of them."""
+        tasks = self.scheduler.tasks
+        stale = {key: "released" for key in keys if key in tasks and tasks[key].state == "memory"}
+        if stale:
+            self.scheduler.transitions(stale, stimulus_id=f"mission-control-lost-{time.time()}")
 
     def arrive(self, spec: dict[str, Any]) -> None:
         spec = {**spec, **self.changed.get(spec["job"], {})}

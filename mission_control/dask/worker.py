@@ -155,11 +155,27 @@ class MissionControlWorker(WorkerPlugin):
 
     def reschedule_if_lost(self, key: Any, objects: set[str], error: Exception) -> None:
         """Where an object went with its worker its key is being recomputed: this task has to wait for that."""
-        if self.lost & objects:
+        lost = self.lost & objects
+        if lost:
+            self.worker.loop.add_callback(self.tell_stale, key, lost)
             self.rescheduled[key] += 1
             if self.rescheduled[key] <= RESCHEDULES_MAX:
                 time.sleep(RESCHEDULE_AFTER_S * 2 ** (self.rescheduled[key] - 1))
                 raise Reschedule() from error
+
+    def tell_stale(self, key: Any, lost: set[str]) -> None:
+        """Tells which of a task's inputs, as they are here, carry lost objects.
+
+        Such a copy was on its way here, or made from one, when the worker of its objects left: the scheduler, that has
+        had its key recomputed meanwhile, takes it for a copy of the new result.
+        """
+        from mission_control.objects import references_in
+
+        task = self.worker.state.tasks.get(key)
+        inputs = [own.key for own in task.dependencies if own.key in self.worker.data] if task else []
+        stale = [own for own in inputs if any(held.object in lost for held in references_in(self.worker.data[own]))]
+        if stale:
+            self.send("mission-control-stale", keys=stale)
 
     def transition(self, key: Any, start: str, finish: str, **kwargs: Any) -> None:
         """A task is over: its objects live on only as far as its result carries them."""
