@@ -18,6 +18,7 @@ from mission_control import _native
 from mission_control.lab import Lab, Port, bonded, cgroup, namespaces, star, two_path, two_rack
 from mission_control.lab.congestion import AVAILABLE
 from mission_control.lab.lab import ALLOWED, PREFIX, STATE, up
+from mission_control.lab.watch import Sample, doubts
 from mission_control.scenario import BadInput, Scenario, load, with_settings
 from mission_control.worlds.lab import in_lab
 from tests.conftest import mission, status, until
@@ -451,6 +452,18 @@ def test_an_encrypted_cluster_is_built_in_the_lab(tmp_path):
     assert all(result["checks"].values()) and status in (0, 5)
     negotiated = [own for transfer in result["jobs"][0]["transfers"] for own in transfer["transport"]["negotiated"]]
     assert negotiated and all(own["tls"] and own["authenticated"] for own in negotiated)
+
+
+def test_a_run_whose_processors_were_lent_to_others_is_not_valid():
+    def moving(stolen: float) -> Sample:
+        return Sample(0.125, (0.3, 0.2), (0.9,), stolen)
+
+    assert doubts([moving(0.01)] * 8, []) == []
+    assert doubts([moving(0.0), moving(0.1)] * 4, []) == [
+        "the hypervisor gave 5% of the processors' time to others: measure again later"
+    ]
+    idle = Sample(0.125, (0.0, 0.0), (0.0,), 0.5)
+    assert doubts([moving(0.0), idle], []) == [], "nothing moved then"
 
 
 def test_a_run_that_does_not_show_what_it_is_about_is_not_valid(tmp_path):
