@@ -125,19 +125,10 @@ int port_egress(struct __sk_buff *skb)
     if (!port->bytes_per_second)
         port->drained_ns = now;
     if (shared->shared_bytes) {
-        __u64 used = 0;
         for (int i = 0; i < PORTS_PER_GROUP; i++) {
-            if (i < shared->ports) {
+            if (i < shared->ports)
                 drain(&group->port[i], now);
-                used += group->port[i].queue_bytes;
-            }
         }
-        __u64 free = used < shared->shared_bytes ? shared->shared_bytes - used : 0;
-        __u64 threshold = free * shared->alpha_256 / 256;
-        if (threshold < limit)
-            limit = threshold;
-        if (bytes > free)
-            limit = 0;
     } else {
         drain(port, now);
     }
@@ -149,6 +140,20 @@ int port_egress(struct __sk_buff *skb)
     if (gap > GAP_FRAMES * mtu) {
         port->lost_bytes += gap;
         port->queue_bytes = queue = backlog;
+    }
+    if (shared->shared_bytes) {
+        /* After that: what is really queued here is not free. */
+        __u64 used = 0;
+        for (int i = 0; i < PORTS_PER_GROUP; i++) {
+            if (i < shared->ports)
+                used += group->port[i].queue_bytes;
+        }
+        __u64 free = used < shared->shared_bytes ? shared->shared_bytes - used : 0;
+        __u64 threshold = free * shared->alpha_256 / 256;
+        if (threshold < limit)
+            limit = threshold;
+        if (bytes > free)
+            limit = 0;
     }
     if (queue + bytes > limit) {
         drop = 1;
