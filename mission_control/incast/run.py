@@ -191,6 +191,11 @@ def conduct(
                         file.flush()
         except KeyboardInterrupt:
             interrupted = True
+    # What was not valid when the run began was measured last.
+    order = [
+        (*of, at.senders, at.fragment) for of in itertools.product(WORLDS, variants) for at in points(variants[of[1]])
+    ]
+    found.sort(key=lambda own: order.index(key(own)))
     result = summary(variants, found, worlds)
     result.update({"interrupted": interrupted, "results": str(folder), "environment": describe(scenario.workload.seed)})
     result["environment"]["labs_at_once"] = labs
