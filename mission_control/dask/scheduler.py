@@ -24,7 +24,9 @@ from tornado.ioloop import PeriodicCallback
 
 from mission_control import _native
 from mission_control.dask import page
+from mission_control.dask.jobs_of_tasks import Jobs
 from mission_control.dask.metrics import Metrics
+from mission_control.dask.objects_of_keys import Objects
 from mission_control.dask.policy import PREFIX, Policy, Runner, load
 from mission_control.jobs import ANNOTATION, check
 
@@ -493,103 +495,6 @@ class MissionControlScheduler(SchedulerPlugin):
                 self.submitted_by.pop(stimulus_id, None)
 
         scheduler.stream_handlers["update-graph"] = with_parent
-
-
-class Jobs:
-    """Which task belongs to which job; a job ends with its last task, once no client submits for it any more."""
-
-    def __init__(self) -> None:
-        self.of: dict[Any, str] = {}
-        self.specs: dict[str, dict[str, Any]] = {}
-        self._tasks: defaultdict[str, int] = defaultdict(int)
-        self._owners: dict[str, str] = {}
-        self._holds: defaultdict[str, list[str]] = defaultdict(list)
-
-    def name(self, wanted: str, client: str) -> str:
-        """The name as wanted, unless a job of another client bears it."""
-        if self._owners.setdefault(wanted, client) == client:
-            return wanted
-        return f"{wanted}@{client.rpartition('-')[2][:8]}"
-
-    def add(self, key: Any, job: str) -> None:
-        self.of[key] = job
-        self._tasks[job] += 1
-
-    def remove(self, key: Any) -> str | None:
-        """The job that ends with this task, if one does."""
-        job = self.of.pop(key, None)
-        if job is None:
-            return None
-        self._tasks[job] -= 1
-        return job if self._over(job) else None
-
-    def hold(self, job: str, client: str) -> None:
-        """A client is going to submit for this job."""
-        self._holds[job].append(client)
-
-    def leave(self, job: str, client: str) -> bool:
-        """The client submits no more; whether the job is over with that."""
-        if client in self._holds[job]:
-            self._holds[job].remove(client)
-        return self._over(job)
-
-    def leave_all(self, client: str) -> list[str]:
-        """The jobs that are over because this client is gone."""
-        held = [job for job, clients in self._holds.items() if client in clients]
-        for job in held:
-            self._holds[job] = [own for own in self._holds[job] if own != client]
-        return [job for job in held if self._over(job)]
-
-    def _over(self, job: str) -> bool:
-        if self._tasks[job] or self._holds[job] or job not in self.specs:
-            return False
-        del self._tasks[job], self._holds[job], self.specs[job]
-        self._owners.pop(job, None)
-        return True
-
-
-class Objects:
-    """Which keys carry which objects, and who owns them."""
-
-    def __init__(self) -> None:
-        self._owner: dict[str, str] = {}
-        self._copies: dict[str, set[str]] = {}
-        self._keys: dict[str, set[Any]] = {}
-        self._carried: dict[Any, set[str]] = {}
-
-    def __len__(self) -> int:
-        return len(self._owner)
-
-    def carry(self, key: Any, name: str, owner: str) -> None:
-        self._owner[name] = owner
-        self._keys.setdefault(name, set()).add(key)
-        self._carried.setdefault(key, set()).add(name)
-
-    def copied(self, name: str, worker: str) -> bool:
-        """A worker keeps a copy; whether there is such an object still."""
-        if name in self._owner:
-            self._copies.setdefault(name, set()).add(worker)
-        return name in self._owner
-
-    def carried(self, key: Any) -> bool:
-        return key in self._carried
-
-    def release(self, key: Any) -> dict[str, list[str]]:
-        """The objects that nothing carries now that this key does not, by each worker that has them."""
-        free: defaultdict[str, list[str]] = defaultdict(list)
-        for name in self._carried.pop(key, ()):
-            keys = self._keys[name]
-            keys.discard(key)
-            if not keys:
-                del self._keys[name]
-                for worker in {self._owner.pop(name), *self._copies.pop(name, ())}:
-                    free[worker].append(name)
-        return free
-
-    def lost_with(self, worker: str) -> tuple[list[str], set[Any]]:
-        """The objects that this worker owned, and the keys that carry them."""
-        lost = [name for name, owner in self._owner.items() if owner == worker]
-        return lost, {key for name in lost for key in self._keys[name]}
 
 
 def name_of(policy: str | Policy) -> str:
