@@ -15,7 +15,7 @@ const OFF_PLAIN: f64 = 0.45;
 const OFF_IDEAL: f64 = 0.07;
 /// And where every sender's two segments fit DCTCP is between 73 and 95.5 of 95.5 Mbit/s: long fragments of few senders
 /// overshoot in slow start (docs/measurements.md, "what a kernel forgets"). Without selective acknowledgments what is lost then
-/// is a timeout, in no block or in every one: 95.3 and 16.1 Mbit/s were measured ("smaller pieces, and what is promised").
+/// is a timeout, in no block or in every one: 95.3 and 16.1 Mbit/s were measured ("what is promised").
 const OFF_DCTCP: f64 = 0.25;
 /// What is advised for the minimum RTO, in seconds: what Mission Control asks of its own sockets (FACTS: 10 ms in effect,
 /// as ticks are of 4 ms).
@@ -168,7 +168,7 @@ mod tests {
 
     #[test]
     fn without_selective_acknowledgments_dctcp_may_still_cost_each_block_a_timeout() {
-        // Measured: 16.1 Mbit/s (docs/measurements.md, "smaller pieces, and what is promised").
+        // Measured: 16.1 Mbit/s (docs/measurements.md, "what is promised").
         let own = advise(&modern::tests::path(65_536, false), Form::Fragment(32_000), 16).unwrap();
         let dctcp = own.remedies.iter().find(|own| own.kind == Kind::Dctcp).unwrap();
         assert!((15.0..16.1).contains(&dctcp.low_mbit) && dctcp.expected_mbit > 90.0, "{dctcp:?}");

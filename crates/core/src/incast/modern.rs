@@ -14,7 +14,7 @@
 //! - **After the last timeout** the flow begins with one segment, and waits for a delayed acknowledgment.
 //!
 //! Every constant here was fitted to what the lab gave at 100 Mbit/s and an RTO of 200 ms, Linux 6.18: with selective
-//! acknowledgments 165 points, 2 to 47 senders, 16 to 256 kB, ports of 32 to 384 KiB; without 35, ports of 64 KiB. There no
+//! acknowledgments 163 points, 2 to 47 senders, 16 to 256 kB, ports of 32 to 384 KiB; without 35, ports of 64 KiB. There no
 //! flow repairs more than one loss a round trip, timeouts follow one another, and the model is rougher.
 
 use super::{Form, Onset, Path, SENDERS_MAX};
