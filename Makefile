@@ -20,7 +20,7 @@ test: setup            ## the whole suite that needs no root
 	$(CARGO_TEST)
 	$(BIN)/pytest -m "not lab"
 
-test-lab: setup        ## the rest: namespaces, switch ports, congestion control; needs root, clang and libelf
+test-lab: setup        ## the rest: namespaces, switch ports, congestion control; needs root, clang, libelf and iperf3
 	$(BIN)/mission lab check
 	$(BIN)/pytest -m lab
 

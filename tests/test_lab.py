@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -473,6 +474,7 @@ def test_a_run_that_does_not_show_what_it_is_about_is_not_valid(tmp_path):
 
 
 def test_exec_gives_an_unchanged_program_two_paths(name):
+    assert shutil.which("iperf3"), "a program that nobody changed for this: install iperf3"
     with Lab(two_path(hosts=2), name) as lab:
         told = f"/tmp/{name}"
         own = [sys.executable, "-m", "mission_control", "exec", "--transport", "mptcp"]
