@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import dask
 import numpy as np
 import pytest
 from distributed import Client, LocalCluster
@@ -16,6 +17,10 @@ import mission_control
 from mission_control import _native
 
 TOKEN = b"a token for tests"
+# Before Python 3.11.9 a thread that looks at all others' frames, as Dask's profiler does a hundred times a second, and
+# one that starts a thread can wait for each other for ever (python/cpython issue 106883). The proxies of some tests
+# start hundreds.
+dask.config.set({"distributed.worker.profile.enabled": False})
 
 
 @pytest.fixture
