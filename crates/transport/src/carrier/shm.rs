@@ -4,10 +4,15 @@
 //! whoever can connect is on the owner's host, whatever else the two do not share (containers that have only the network
 //! in common, for instance). A message is a JSON object; with "lent" comes the descriptor of the memory.
 //!
+//! An answer repeats the object and the part that it is about, and a connection on which anything failed asks for nothing
+//! any more: the late answer of a process that was stopped is never taken for the answer to another question. The reader
+//! verifies the checksum of every block that it maps, once, before anybody sees it.
+//!
 //! What is lent cannot shrink (sealed), cannot be mapped for writing by anybody (sealed), and the owner's own mapping is
 //! read-only until every reader has given it back; only then is the memory used again. A reader that dies gives back
-//! by its closed connection. Shares do not apply, and nothing is copied or checked on the way: it is the same memory.
+//! by its closed connection. Shares do not apply, and nothing is copied: it is the same memory.
 
+use crate::checksum;
 use crate::facts::Negotiated;
 use crate::host;
 use crate::object::ObjectId;
@@ -32,15 +37,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 
-/// Longest message: a refusal in words.
-const MESSAGE_BYTES: usize = 1024;
+/// Longest message: the checksums of a part of some 4 GiB. Larger parts come another way.
+const MESSAGE_BYTES: usize = 384 << 10;
+/// Of a number in a list of JSON, with its comma.
+const DIGITS_OF_U64: usize = 21;
 
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Message {
     Borrow { object: ObjectId, part: u32 },
-    Lent { lease: u64, start: u64, len: u64, size: u64 },
-    Refused { reason: String },
+    Lent { object: ObjectId, part: u32, lease: u64, start: u64, len: u64, size: u64, blocks: Vec<u64> },
+    Refused { object: ObjectId, part: u32, reason: String },
     GiveBack { lease: u64 },
 }
 
@@ -105,6 +112,7 @@ impl Shared {
                 continue;
             }
             let Ok(kept) = reader.try_clone() else { continue };
+            let _ = reader.set_send_buffer_size(MESSAGE_BYTES);
             self.readers.lock().expect("no panic while held").insert(number, kept);
             let own = self.clone();
             let thread = thread::Builder::new().name("mission-lend".into()).stack_size(256 << 10).spawn(move || {
@@ -127,12 +135,15 @@ impl Shared {
                     leases += 1;
                     let answer = self.store.get(&object).ok_or_else(|| "no such object here".to_owned());
                     let sent = match answer.as_ref().map_err(Clone::clone).and_then(|object| lend(object, part)) {
-                        Ok((file, start, len, size)) => {
-                            let sent = send(reader, &Message::Lent { lease: leases, start, len, size }, Some(file));
+                        Ok((file, start, len, size, blocks)) => {
+                            let lease = leases;
+                            let blocks = blocks.to_vec();
+                            let message = Message::Lent { object, part, lease, start, len, size, blocks };
+                            let sent = send(reader, &message, Some(file));
                             lent.extend(answer.ok().map(|object| (leases, object.clone())));
                             sent
                         }
-                        Err(reason) => send(reader, &Message::Refused { reason }, None),
+                        Err(reason) => send(reader, &Message::Refused { object, part, reason }, None),
                     };
                     if sent.is_err() {
                         return;
@@ -145,8 +156,8 @@ impl Shared {
     }
 }
 
-/// Memory, start, length, and size of the memory.
-fn lend(object: &Object, part: u32) -> Result<(&File, u64, u64, u64), String> {
+/// Memory, start, length, size of the memory, and the checksums of the part's blocks.
+fn lend(object: &Object, part: u32) -> Result<(&File, u64, u64, u64, &[u64]), String> {
     if object.encryption != Encryption::None {
         return Err("this object may only leave encrypted".into());
     }
@@ -154,8 +165,12 @@ fn lend(object: &Object, part: u32) -> Result<(&File, u64, u64, u64), String> {
     if segment.len() < SHARED_MIN {
         return Err(format!("objects below {} are copied", mission_core::units::format_bytes(SHARED_MIN as u64)));
     }
+    let (_, blocks) = object.range(part, 0, len).ok_or("no such part")?;
+    if blocks.len() * DIGITS_OF_U64 > MESSAGE_BYTES - 1024 {
+        return Err(format!("the checksums of {} blocks do not fit into one message", blocks.len()));
+    }
     let file = segment.protect()?;
-    Ok((file, start, len, segment.size() as u64))
+    Ok((file, start, len, segment.size() as u64, blocks))
 }
 
 /// The reader's side: what other processes of this host lend.
@@ -168,6 +183,9 @@ struct Link {
     socket: Mutex<Socket>,
     /// To give back without waiting for an answer that another thread waits for.
     back: Socket,
+    /// Something failed on it: an answer may still come, and nobody must take it for the answer to a later question. The
+    /// connection stays open for what was mapped over it.
+    failed: AtomicBool,
 }
 
 /// Part of an object, in its owner's memory.
@@ -204,30 +222,27 @@ impl Borrower {
     /// It has to come another way; see [`NotLent`].
     pub fn borrow(&self, owner: SocketAddr, object: ObjectId, part: u32, len: u64) -> Result<Borrowed, NotLent> {
         let link = self.link(owner)?;
-        let answer = link.ask(&Message::Borrow { object, part });
-        let (message, file) = answer.map_err(|error| {
-            self.links.lock().expect("no panic while held").remove(&owner);
-            NotLent::Refused(format!("its owner does not answer: {error}"))
-        })?;
-        match (message, file) {
-            (Message::Lent { lease, start, len: given, size }, Some(file)) if given == len => {
-                map(&file, start, len, size)
-                    .map(|(mapping, mapped, start)| Borrowed {
-                        mapping,
-                        mapped,
-                        start,
-                        len: len as usize,
-                        lease,
-                        link: link.clone(),
-                    })
-                    .map_err(|why| {
-                        let _ = send(&link.back, &Message::GiveBack { lease }, None);
-                        NotLent::Refused(why)
-                    })
+        let (lease, start, size, blocks, file) = match link.ask(object, part, len) {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(reason)) => return Err(NotLent::Refused(reason)),
+            Err(error) => {
+                let mut links = self.links.lock().expect("no panic while held");
+                if links.get(&owner).is_some_and(|own| own.as_ref().is_ok_and(|own| Arc::ptr_eq(own, &link))) {
+                    links.remove(&owner);
+                }
+                return Err(NotLent::Refused(format!("its owner does not answer: {error}")));
             }
-            (Message::Refused { reason }, _) => Err(NotLent::Refused(reason)),
-            _ => Err(NotLent::Refused("its owner's answer does not fit".into())),
+        };
+        let give_back = || drop(send(&link.back, &Message::GiveBack { lease }, None));
+        let (mapping, mapped, start) = map(&file, start, len, size).map_err(|why| {
+            give_back();
+            NotLent::Refused(why)
+        })?;
+        let borrowed = Borrowed { mapping, mapped, start, len: len as usize, lease, link: link.clone() };
+        if checksum::of_blocks(borrowed.bytes()) != blocks {
+            return Err(NotLent::Refused("a block of its memory does not fit its checksum".into()));
         }
+        Ok(borrowed)
     }
 
     fn link(&self, owner: SocketAddr) -> Result<Arc<Link>, NotLent> {
@@ -244,11 +259,35 @@ impl Borrower {
     }
 }
 
+/// What an owner gives: lease, start, size of the memory, checksums of the part's blocks, and the memory.
+type Lent = (u64, u64, u64, Vec<u64>, OwnedFd);
+
 impl Link {
-    fn ask(&self, message: &Message) -> io::Result<(Message, Option<OwnedFd>)> {
+    /// Asks for a part; the owner's refusal is an answer too.
+    ///
+    /// # Errors
+    /// No answer, or one that is not to this question: the link asks for nothing any more.
+    fn ask(&self, object: ObjectId, part: u32, len: u64) -> io::Result<Result<Lent, String>> {
         let socket = self.socket.lock().expect("no panic while held");
-        send(&socket, message, None)?;
-        receive(&socket)?.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
+        if self.failed.load(Ordering::Relaxed) {
+            return Err(io::Error::other("an earlier answer is missing"));
+        }
+        let answer = Link::exchange(&socket, object, part, len);
+        self.failed.fetch_or(answer.is_err(), Ordering::Relaxed);
+        answer
+    }
+
+    fn exchange(socket: &Socket, object: ObjectId, part: u32, len: u64) -> io::Result<Result<Lent, String>> {
+        send(socket, &Message::Borrow { object, part }, None)?;
+        match receive(socket)?.ok_or(io::ErrorKind::UnexpectedEof)? {
+            (Message::Lent { object: o, part: p, lease, start, len: given, size, blocks }, Some(file))
+                if (o, p, given) == (object, part, len) =>
+            {
+                Ok(Ok((lease, start, size, blocks, file)))
+            }
+            (Message::Refused { object: o, part: p, reason }, _) if (o, p) == (object, part) => Ok(Err(reason)),
+            _ => Err(io::Error::new(io::ErrorKind::InvalidData, "the answer is not to this question")),
+        }
     }
 }
 
@@ -311,7 +350,7 @@ fn connect(cluster: &str, owner: SocketAddr) -> io::Result<Link> {
     socket.set_read_timeout(Some(STALL))?;
     socket.set_write_timeout(Some(STALL))?;
     let back = socket.try_clone()?;
-    Ok(Link { socket: Mutex::new(socket), back })
+    Ok(Link { socket: Mutex::new(socket), back, failed: AtomicBool::new(false) })
 }
 
 fn name(cluster: &str, address: SocketAddr) -> io::Result<SockAddr> {
@@ -332,7 +371,7 @@ fn send(socket: &Socket, message: &Message, file: Option<&File>) -> io::Result<(
 
 /// The next message, with a descriptor if one came; `None`: the peer is gone.
 fn receive(socket: &Socket) -> io::Result<Option<(Message, Option<OwnedFd>)>> {
-    let mut text = [0; MESSAGE_BYTES];
+    let mut text = vec![0; MESSAGE_BYTES];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::CMSG_CLOEXEC;

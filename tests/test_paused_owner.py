@@ -1,0 +1,70 @@
+"""A process that is stopped and goes on later answers late: no reader may take such an answer for another one."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.conftest import TOKEN, data
+
+PARTS, PART_BYTES, THREADS = 24, 512 << 10, 4
+PAUSE_S = 6  # longer than a reader waits for one answer (defaults: stall, 5 s)
+
+OWNER = """
+import json, sys
+import numpy as np
+from mission_control import _native
+own = _native.Endpoint("127.0.0.1", bytes.fromhex(sys.argv[1]), memory_limit=1 << 30, spool_folder="/tmp", flows_per_host=4)
+parts, size = json.loads(sys.stdin.readline())
+demands = '{"encrypt": "none", "transport": null}'
+content = [np.random.default_rng(seed).integers(0, 256, size, np.uint8) for seed in range(parts)]
+name, _ = own.put(content, "job", demands)
+print(json.dumps([own.address, name]), flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def owner(endpoint):
+    """A process with an object of equally long parts, and a reader on its host."""
+    command = [sys.executable, "-c", OWNER, TOKEN.hex()]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None and process.stdout is not None
+        # The owner joins the host first, so that it is not this process which decides for both.
+        process.stdin.write(" ")
+        reader = endpoint()
+        process.stdin.write(json.dumps([PARTS, PART_BYTES]) + "\n")
+        process.stdin.flush()
+        address, name = json.loads(process.stdout.readline())
+        yield process, reader, address, name
+        process.send_signal(signal.SIGCONT)
+        process.kill()
+
+
+def test_no_reader_gets_another_part_while_or_after_the_owner_is_stopped(owner):
+    process, reader, address, name = owner
+    expected = [data(PART_BYTES, seed).tobytes() for seed in range(PARTS)]
+
+    def fetch(part: int) -> list[int]:
+        """The part that came, as far as it is the one that was asked for."""
+        demands = json.dumps({"encrypt": "none", "transport": None})
+        parts, _, _ = reader.fetch("job", "map", "reduce", demands, [(name, part, PART_BYTES, [address])], False)
+        return [number for number, content in enumerate(expected) if bytes(parts[0]) == content]
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        before = list(pool.map(fetch, range(THREADS)))
+        process.send_signal(signal.SIGSTOP)
+        during = [pool.submit(fetch, part) for part in range(PARTS)]
+        time.sleep(PAUSE_S)
+        process.send_signal(signal.SIGCONT)
+        while_paused = [own.result(timeout=60) for own in during]
+        after = list(pool.map(fetch, range(PARTS)))
+    assert before == [[part] for part in range(THREADS)]
+    assert while_paused == [[part] for part in range(PARTS)]
+    assert after == [[part] for part in range(PARTS)]
