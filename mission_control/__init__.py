@@ -5,7 +5,7 @@ In the program that submits work: :func:`install` and :func:`job`. In any task: 
 """
 
 from mission_control._native import Cancelled, Damaged, Denied, Lost, TransferError, Unreachable
-from mission_control.jobs import Refused, install, job
+from mission_control.jobs import JobRejected, install, job
 from mission_control.objects import Fetched, Reference, allocate, fetch, put
 
 __all__ = [
@@ -13,9 +13,9 @@ __all__ = [
     "Damaged",
     "Denied",
     "Fetched",
+    "JobRejected",
     "Lost",
     "Reference",
-    "Refused",
     "TransferError",
     "Unreachable",
     "allocate",

@@ -21,7 +21,7 @@ ANNOTATION = "mission_control"
 """Name of the annotation that a job's tasks carry."""
 
 
-class Refused(RuntimeError):
+class JobRejected(RuntimeError):
     """The job may not run as demanded; no byte has moved. The text names what is missing."""
 
 
@@ -80,7 +80,7 @@ def job(
         client: the Dask client; by default the current one.
 
     Raises:
-        Refused: what is demanded cannot be had; said before anything is submitted.
+        JobRejected: what is demanded cannot be had; said before anything is submitted.
         ValueError: an argument is wrong; the text names the mend.
     """
     from distributed import get_client
@@ -90,7 +90,7 @@ def job(
     install(client)
     admitted = client.sync(client.scheduler.mission_control_admit, spec=spec, client=client.id)
     if admitted["refused"]:
-        raise Refused(f"job {name}: {admitted['refused']}")
+        raise JobRejected(f"job {name}: {admitted['refused']}")
     spec["job"] = admitted["job"]
     try:
         with dask.annotate(**{ANNOTATION: spec}):

@@ -169,7 +169,7 @@ def shares(series: Series) -> str:
     drawn, axes = figure()
     binned = {job: series.bins([(0.0, 0.0), *points], series.width) for job, points in series.jobs.items()}
     for index, (job, bins) in enumerate(binned.items()):
-        total = [sum(own[place][1] for own in binned.values()) for place in range(len(bins))]
+        total = [sum(entry[place][1] for entry in binned.values()) for place in range(len(bins))]
         part = [value / whole if whole else float("nan") for (_, value), whole in zip(bins, total, strict=True)]
         colour = COLOURS[index % len(COLOURS)]
         axes.plot([now for now, _ in bins], part, label=f"{job}: bytes", color=colour, marker=".")
@@ -197,19 +197,19 @@ def lab_parts(result: dict[str, Any]) -> list[str]:
     size = _native.format_bytes
     rows = [
         (
-            f"{own['switch']} to {own['port']}",
-            f"{own['settings']['bytes_per_second'] * 8 / 1e6:g} Mbit/s",
-            size(own["bytes"]),
-            own["drops"],
-            own["marks"],
-            *(size(own[f"queue_bytes_{name}"]) for name in ("p50", "p95", "max")),
+            f"{port['switch']} to {port['port']}",
+            f"{port['settings']['bytes_per_second'] * 8 / 1e6:g} Mbit/s",
+            size(port["bytes"]),
+            port["drops"],
+            port["marks"],
+            *(size(port[f"queue_bytes_{name}"]) for name in ("p50", "p95", "max")),
         )
-        for own in result["ports"]
-        if own["packets"]
+        for port in result["ports"]
+        if port["packets"]
     ]
-    doubts = "".join(f'<p class="bad">Not valid: {escape(why)}</p>' for why in result["invalid_because"])
+    invalid_reasons = "".join(f'<p class="bad">Not valid: {escape(why)}</p>' for why in result["invalid_because"])
     head = ("port", "rate", "bytes", "drops", "marks", "queue p50", "p95", "max")
-    return [doubts, table(head, rows), over_time({"": result}) if "samples" in result else ""]
+    return [invalid_reasons, table(head, rows), over_time({"": result}) if "samples" in result else ""]
 
 
 def over_time(results: dict[str, dict[str, Any]]) -> str:
@@ -218,10 +218,10 @@ def over_time(results: dict[str, dict[str, Any]]) -> str:
 
     drawn = Figure(figsize=(9, 7), layout="constrained")
     quantities: tuple[tuple[str, Callable[[dict[str, Any]], list[float]]], ...] = (
-        ("processors, cores busy", lambda own: own["processors"]),
-        ("links, mean of ports in use", lambda own: [busy_mean(row) for row in own["links"]]),
-        ("longest port queue, KiB", lambda own: [max(row, default=0) / 1024 for row in own["queues"]]),
-        ("receive queue of the first host, KiB", lambda own: [value / 1024 for value in own["receive"]]),
+        ("processors, cores busy", lambda entry: entry["processors"]),
+        ("links, mean of ports in use", lambda entry: [busy_mean(row) for row in entry["links"]]),
+        ("longest port queue, KiB", lambda entry: [max(row, default=0) / 1024 for row in entry["queues"]]),
+        ("receive queue of the first host, KiB", lambda entry: [value / 1024 for value in entry["receive"]]),
     )
     for axes, (label, values) in zip(drawn.subplots(len(quantities), sharex=True), quantities, strict=True):
         axes.spines[["top", "right"]].set_visible(False)
@@ -244,18 +244,18 @@ def busy_mean(parts: list[float]) -> float:
 def transfers(result: dict[str, Any]) -> str:
     rows = []
     for job in result.get("jobs", []):
-        for own in job["transfers"]:
-            facts = own["transport"] or {}
+        for transfer in job["transfers"]:
+            facts = transfer["transport"] or {}
             got = "; ".join(agreement(one) for one in facts.get("negotiated", [])) or "nothing left its worker"
             refused = "; ".join(facts.get("fallbacks", []))
             rows.append(
                 (
                     job["name"],
-                    f"{own['from']} → {own['to']}",
-                    own["pattern"],
+                    f"{transfer['from']} → {transfer['to']}",
+                    transfer["pattern"],
                     f"{job['weight']:.2f}" if job["weight"] is not None else "",
-                    own["flows_peak"],
-                    _native.format_bytes(own["bytes"]),
+                    transfer["flows_peak"],
+                    _native.format_bytes(transfer["bytes"]),
                     facts.get("chosen") or "none",
                     f"{facts.get('reason')}. Negotiated: {got}.{f' Fallbacks: {refused}.' if refused else ''}",
                 )
@@ -280,7 +280,9 @@ def decisions(records: list[dict[str, Any]]) -> str:
     rows = []
     for record in records:
         if record["kind"] == "decision" and record["command"] == "shares":
-            what = ", ".join(f"{own['job']} {own['weight']:.2f} ({own['flows']} flows)" for own in record["shares"])
+            what = ", ".join(
+                f"{share['job']} {share['weight']:.2f} ({share['flows']} flows)" for share in record["shares"]
+            )
             rows.append((time_of(record), "shares", what))
         elif record["kind"] == "decision" and record["command"] == "plan":
             legs = "; ".join(f"{leg['transport']}: {leg['reason']}" for leg in record["plan"]["legs"])
@@ -289,8 +291,8 @@ def decisions(records: list[dict[str, Any]]) -> str:
                 (time_of(record), f"plan of {record['job']}", f"{legs}. Not taken: {refused}" if refused else legs)
             )
         elif record["kind"] in ("refused", "recomputed", "worker-left"):
-            told = {key: value for key, value in record.items() if key not in ("number", "kind", "time")}
-            rows.append((time_of(record), record["kind"], json.dumps(told)))
+            result = {key: value for key, value in record.items() if key not in ("number", "kind", "time")}
+            rows.append((time_of(record), record["kind"], json.dumps(result)))
     return table(("time", "what", "to whom, and why"), rows[:500])
 
 

@@ -72,7 +72,7 @@ def run(
         sites: worlds that are kept from run to run; by default the run has its own.
 
     Raises:
-        Refused: a job demands what cannot be had; no byte has moved.
+        JobRejected: a job demands what cannot be had; no byte has moved.
         BadInput: one line that names the mend.
     """
     observer = observer or Observer()
@@ -105,7 +105,7 @@ def run(
                     watcher.look(progress)
                     jobs.close()
             result.update(summary(jobs, progress, records))
-            result.update(site.told())
+            result.update(site.stop_and_summarize())
             require(scenario, result)
             expect(scenario, result)
             result["ok"] = all(result["checks"].values()) and not result["errors"] and not progress.interrupted
@@ -172,7 +172,7 @@ class Jobs:
         self.seconds: dict[str, float] = {}
         self.checks: dict[str, bool] = {}
         self.errors: dict[str, str] = {}
-        self.refusal: mission_control.Refused | None = None
+        self.refusal: mission_control.JobRejected | None = None
         self.started: float | None = None
         self.ended: float | None = None
         self._barrier = threading.Barrier(workload.jobs, action=self._start)
@@ -235,7 +235,7 @@ class Jobs:
             prefix = f"{name}: " if len(self.names) > 1 else ""
             self.checks.update({prefix + check: held for check, held in checks.items()})
             say("done")
-        except mission_control.Refused as refusal:
+        except mission_control.JobRejected as refusal:
             self.refusal = refusal
             self._barrier.abort()
         except threading.BrokenBarrierError:
@@ -276,13 +276,17 @@ def summary(jobs: Jobs, progress: Progress, records: list[dict[str, Any]]) -> di
     known += progress.status.get("jobs", [])
     recomputed = [record["job"] for record in records if record["kind"] == "recomputed"]
     fair, crossed = fairness(records), parts_of_bytes(records, jobs.names)
-    told = []
+    result = []
     for name in jobs.names:
         share = shares.get(name, {})
         transfers = [
-            transfer for own in known if own["job"] == name for transfer in own["transfers"] if transfer["asked_bytes"]
+            transfer
+            for entry in known
+            if entry["job"] == name
+            for transfer in entry["transfers"]
+            if transfer["asked_bytes"]
         ]
-        told.append(
+        result.append(
             {
                 "name": name,
                 "weight": share.get("weight"),
@@ -291,14 +295,15 @@ def summary(jobs: Jobs, progress: Progress, records: list[dict[str, Any]]) -> di
                 "seconds": jobs.seconds.get(name),
                 "recomputed": recomputed.count(name),
                 "transfers": [
-                    {**transfer_summary(own), "fairness": fair.get((name, own["from"], own["to"]))} for own in transfers
+                    {**transfer_summary(entry), "fairness": fair.get((name, entry["from"], entry["to"]))}
+                    for entry in transfers
                 ],
             }
         )
     seconds = jobs.ended - jobs.started if jobs.ended and jobs.started else None
     return {
         "checks": jobs.checks,
-        "jobs": told,
+        "jobs": result,
         "seconds": seconds,
         "errors": jobs.errors,
         "interrupted": progress.interrupted,
@@ -328,7 +333,10 @@ def fairness(records: list[dict[str, Any]]) -> dict[tuple[str, str, str], float]
     found = {}
     for key, workers in last.items():
         # What never left its worker says nothing of the network.
-        took = [(own["served_bytes"] - own["own_bytes"], own["ended"], own["started"]) for own in workers.values()]
+        took = [
+            (worker["served_bytes"] - worker["local_bytes"], worker["ended"], worker["started"])
+            for worker in workers.values()
+        ]
         rates = [moved / (ended - started) for moved, ended, started in took if moved and ended and ended > started]
         if rates:
             found[key] = sum(rates) ** 2 / (len(rates) * sum(rate**2 for rate in rates))
@@ -343,19 +351,19 @@ def parts_of_bytes(records: list[dict[str, Any]], jobs: Sequence[str]) -> dict[s
     for record in records:
         if record["kind"] == "progress" and record["job"] in jobs:
             job, worker = record["job"], record["worker"]
-            now[(job, worker, record["from"], record["to"])] = record["served_bytes"] - record["own_bytes"]
+            now[(job, worker, record["from"], record["to"])] = record["served_bytes"] - record["local_bytes"]
             total = sum(value for key, value in now.items() if key[:2] == (job, worker))
             if total:
                 points.setdefault(worker, {}).setdefault(job, []).append((record["time"], total))
     moved: dict[str, int] = dict.fromkeys(jobs, 0)
-    for own in points.values():
-        if len(own) == len(jobs):
-            first = max(path[0][0] for path in own.values())
-            last = min(next(at for at, total in path if total == path[-1][1]) for path in own.values())
-            for job, path in own.items():
+    for point in points.values():
+        if len(point) == len(jobs):
+            first = max(path[0][0] for path in point.values())
+            last = min(next(at for at, total in path if total == path[-1][1]) for path in point.values())
+            for job, path in point.items():
                 moved[job] += until(path, last) - until(path, min(first, last))
     total = sum(moved.values())
-    return {job: own / total for job, own in moved.items()} if total else {}
+    return {job: entry / total for job, entry in moved.items()} if total else {}
 
 
 def until(path: list[tuple[float, int]], end: float) -> int:
@@ -370,7 +378,7 @@ def transfer_summary(transfer: dict[str, Any]) -> dict[str, Any]:
         "to": transfer["to"],
         "pattern": transfer["pattern"],
         "bytes": transfer["served_bytes"],
-        "own_bytes": transfer.get("own_bytes", 0),
+        "local_bytes": transfer.get("local_bytes", 0),
         "peer_bytes": transfer.get("peer_bytes", 0),
         "seconds": ended - begun if begun and ended else None,
         "started": begun,

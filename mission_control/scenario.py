@@ -50,8 +50,12 @@ Milliseconds = Annotated[int, BeforeValidator(_milliseconds)]
 Flows = Annotated[int, Field(ge=1)] | Literal["all", "auto"]
 
 
-class Missing(RuntimeError):
+class PrerequisiteMissing(RuntimeError):
     """A program or privilege that this needs is not there; the text says how to get it."""
+
+
+class EnvironmentFailed(RuntimeError):
+    """A scheduler or worker that was started for this ended, or did not answer; the text says which."""
 
 
 class Part(BaseModel):
@@ -74,7 +78,7 @@ class Port(Part):
 
 
 class Link(Part):
-    """World `lab`, kind `own`: one link."""
+    """World `lab`, kind `custom`: one link."""
 
     a: str = Field(description="a node: s and a number is a switch, all others are hosts")
     b: str = Field(description="the other")
@@ -112,8 +116,8 @@ class Topology(Part):
     """The hosts. World `local`: worker processes on this machine. World `lab`: hosts with links and switches. World
     `cluster`: not read, the workers are there."""
 
-    kind: Literal["star", "two-rack", "two-path", "bonded", "own"] = Field(
-        "star", description="lab: how hosts and switches are linked; own: as `links` says"
+    kind: Literal["star", "two-rack", "two-path", "bonded", "custom"] = Field(
+        "star", description="lab: how hosts and switches are linked; custom: as `links` says"
     )
     hosts: int = Field(4, ge=1, description="worker processes; in the lab each on a host of its own")
     links: tuple[Link, ...] = Field((), description="lab, own: of a, b, rate, path; its last host is the scheduler's")
@@ -368,13 +372,13 @@ def with_changes(scenario: Scenario, changes: dict[str, dict[str, Any]]) -> Scen
         ScenarioError: the first thing that does not fit.
     """
     values = plain(scenario)
-    for part, own in changes.items():
+    for part, change in changes.items():
         place = values
         for name in part.split("."):
             if not isinstance(place.get(name), dict):
                 raise BadInput(f"a scenario has no table {part!r}: docs/scenario.md lists them")
             place = place[name]
-        place.update({key: value for key, value in own.items() if value is not None})
+        place.update({key: value for key, value in change.items() if value is not None})
     return validate(values)
 
 
@@ -417,19 +421,19 @@ def plain(scenario: Scenario) -> dict[str, Any]:
         place: Any = values
         for part in parts:
             place = place[part]
-        for own in place if isinstance(place, tuple | list) else (place,):
-            if isinstance(own.get(key), int):
-                own[key] = f"{own[key]} {unit}"
-            elif isinstance(own.get(key), tuple | list):
-                own[key] = [f"{value} {unit}" for value in own[key]]
+        for entry in place if isinstance(place, tuple | list) else (place,):
+            if isinstance(entry.get(key), int):
+                entry[key] = f"{entry[key]} {unit}"
+            elif isinstance(entry.get(key), tuple | list):
+                entry[key] = [f"{value} {unit}" for value in entry[key]]
     return plain_lists(values)
 
 
 def plain_lists(value: Any) -> Any:
     """Lists in place of tuples, all the way down."""
     if isinstance(value, dict):
-        return {key: plain_lists(own) for key, own in value.items()}
-    return [plain_lists(own) for own in value] if isinstance(value, tuple | list) else value
+        return {key: plain_lists(entry) for key, entry in value.items()}
+    return [plain_lists(entry) for entry in value] if isinstance(value, tuple | list) else value
 
 
 UNITS = {

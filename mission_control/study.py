@@ -21,9 +21,19 @@ from pathlib import Path
 from typing import Any
 
 from mission_control import interrupts, study_report
-from mission_control.jobs import Refused
+from mission_control.jobs import JobRejected
 from mission_control.run import Observer, Sites, run
-from mission_control.scenario import BadInput, Missing, Scenario, Variant, built_in, load, plain, with_values
+from mission_control.scenario import (
+    BadInput,
+    EnvironmentFailed,
+    PrerequisiteMissing,
+    Scenario,
+    Variant,
+    built_in,
+    load,
+    plain,
+    with_values,
+)
 
 INVALID_AGAIN = 2
 """Times that a run is made anew that the machine, and not the network, has set the pace of."""
@@ -105,7 +115,7 @@ def conduct(
 
     Raises:
         BadInput: a variant does not fit, or the folder to go on in is not there.
-        Missing: what the world needs is not there.
+        PrerequisiteMissing: what the world needs is not there.
     """
     planned = [one for name, scenario in scenarios.items() for one in runs_of(name, scenario)]
     twice = [key for key, count in Counter(one.key for one in planned).items() if count > 1]
@@ -140,15 +150,15 @@ def conduct(
         if current is not None:
             # It is made anew when the study goes on.
             shutil.rmtree(folder / "runs" / current.key, ignore_errors=True)
-    told: dict[str, Any] = {"results": made, **compared(scenarios, made)}
-    held = all(own["held"] is not False for own in told["ratios"])
-    told["ok"] = held and not interrupted and all(own["ok"] for own in made)
-    told.update({"interrupted": interrupted, "folder": str(folder)})
-    told["valid"] = all(own.get("valid", True) for own in made)
-    told["studies"] = {name: scenario.study.model_dump() for name, scenario in scenarios.items()}
-    (folder / study_report.STUDY).write_text(json.dumps(told, indent=1))
+    summary: dict[str, Any] = {"results": made, **compared(scenarios, made)}
+    held = all(ratio["held"] is not False for ratio in summary["ratios"])
+    summary["ok"] = held and not interrupted and all(entry["ok"] for entry in made)
+    summary.update({"interrupted": interrupted, "folder": str(folder)})
+    summary["valid"] = all(entry.get("valid", True) for entry in made)
+    summary["studies"] = {name: scenario.study.model_dump() for name, scenario in scenarios.items()}
+    (folder / study_report.STUDY).write_text(json.dumps(summary, indent=1))
     study_report.write(folder)
-    return told
+    return summary
 
 
 class Progress:
@@ -208,14 +218,18 @@ def valid_run(
         try:
             result = run(one.scenario, world=world, scheduler=scheduler, folder=own, observer=observer, sites=sites)
         except Exception as error:
-            if attempt == 0 and isinstance(error, Missing | BadInput) and progress.timed == 1:
+            if (
+                attempt == 0
+                and isinstance(error, EnvironmentFailed | PrerequisiteMissing | BadInput)
+                and progress.timed == 1
+            ):
                 raise  # the first of all: the others would fail like it
             # One run that fails is told at the end, and made anew when the study goes on; the others go on now.
             progress.say(f"    failed: {error}")
             sites.close()
             shutil.rmtree(own, ignore_errors=True)
-            told = str(error) if isinstance(error, Refused) else f"{type(error).__name__}: {error}"
-            return {"ok": False, "errors": {"run": told}, "valid": True, "jobs": [], "seconds": None}
+            summary = str(error) if isinstance(error, JobRejected) else f"{type(error).__name__}: {error}"
+            return {"ok": False, "errors": {"run": summary}, "valid": True, "jobs": [], "seconds": None}
         if result["errors"]:
             sites.close()  # what failed may be broken
         if result.get("valid", True) or result.get("interrupted") or attempt == INVALID_AGAIN:
@@ -236,11 +250,11 @@ def measured(result: dict[str, Any], measure: str) -> float | None:
     of_jobs = [shuffle_seconds(job) for job in result["jobs"]]
     if measure == "first_shuffle_seconds":
         return of_jobs[0] if of_jobs else None
-    shuffles = [own for job in result["jobs"] for own in job["transfers"] if own["pattern"] == "shuffle"]
+    shuffles = [transfer for job in result["jobs"] for transfer in job["transfers"] if transfer["pattern"] == "shuffle"]
     if measure == "fairness":
-        values = [own["fairness"] for own in shuffles if own["fairness"] is not None]
+        values = [shuffle["fairness"] for shuffle in shuffles if shuffle["fairness"] is not None]
         return statistics.fmean(values) if values else None
-    return max((own for own in of_jobs if own is not None), default=None)
+    return max((of_job for of_job in of_jobs if of_job is not None), default=None)
 
 
 def shuffle_seconds(job: dict[str, Any]) -> float | None:
@@ -270,8 +284,10 @@ def compared(scenarios: dict[str, Scenario], made: Sequence[dict[str, Any]]) -> 
                 # What is expected is expected of what is measured first.
                 judged = variant if measure == study.measure[0] else ONLY
                 if pairs or expected(judged):
-                    told = {**labels, "variant": variant.name, "to": first, **interval(pairs)}
-                    ratios.append({**told, "expected": expected(judged), "held": as_expected(judged, told["median"])})
+                    summary = {**labels, "variant": variant.name, "to": first, **interval(pairs)}
+                    ratios.append(
+                        {**summary, "expected": expected(judged), "held": as_expected(judged, summary["median"])}
+                    )
     return {"medians": medians, "ratios": ratios}
 
 
@@ -299,8 +315,8 @@ def interval(values: Sequence[float]) -> dict[str, Any]:
         if 2 * below > 0.05:
             break
         low, coverage = rank, 1 - 2 * below
-    told = {"median": statistics.median(ordered), "low": ordered[low], "high": ordered[count - 1 - low]}
-    return {**told, "coverage": coverage, "runs": count}
+    result = {"median": statistics.median(ordered), "low": ordered[low], "high": ordered[count - 1 - low]}
+    return {**result, "coverage": coverage, "runs": count}
 
 
 def expected(variant: Variant) -> str:

@@ -29,57 +29,57 @@ def write(folder: Path) -> Path:
     Raises:
         FileNotFoundError: there is none.
     """
-    told = json.loads((folder / STUDY).read_text())
-    parts = [verdict(told), summary(told)]
-    for name, study in told["studies"].items():
-        parts += section(name, study, told)
+    result = json.loads((folder / STUDY).read_text())
+    parts = [verdict(result), summary(result)]
+    for name, study in result["studies"].items():
+        parts += section(name, study, result)
     path = folder / "report.html"
     path.write_text(document("Mission Control: study", parts))
     return path
 
 
-def verdict(told: dict[str, Any]) -> str:
-    made, bad = told["results"], [own for own in told["results"] if doubts(own)]
+def verdict(result: dict[str, Any]) -> str:
+    made, bad = result["results"], [entry for entry in result["results"] if invalid_reasons(entry)]
     words = [f"{len(made)} runs", f"{len(bad)} of them not right or not valid" if bad else "all right and valid"]
-    missed = [own for own in told["ratios"] if own["held"] is False]
+    missed = [ratio for ratio in result["ratios"] if ratio["held"] is False]
     words.append(f"{len(missed)} expectations missed" if missed else "every expectation held")
-    if told["interrupted"]:
+    if result["interrupted"]:
         words.append("interrupted: this is what was done")
-    return f'<p><b class="{"good" if told["ok"] else "bad"}">{escape(", ".join(words))}</b></p>'
+    return f'<p><b class="{"good" if result["ok"] else "bad"}">{escape(", ".join(words))}</b></p>'
 
 
-def summary(told: dict[str, Any]) -> str:
+def summary(result: dict[str, Any]) -> str:
     """Paper and lab side by side."""
     rows = []
-    for name, study in told["studies"].items():
-        seen = [ratio_in_words(own) for own in told["ratios"] if own["study"] == name]
+    for name, study in result["studies"].items():
+        seen = [ratio_in_words(ratio) for ratio in result["ratios"] if ratio["study"] == name]
         if not study["compare"]:
-            seen = [median_in_words(own) for own in told["medians"] if own["study"] == name]
+            seen = [median_in_words(median) for median in result["medians"] if median["study"] == name]
         rows.append((study["title"] or name, study["paper"], "; ".join(seen) or "nothing"))
     return table(("what", "the paper", "here"), rows)
 
 
-def section(name: str, study: dict[str, Any], told: dict[str, Any]) -> list[str]:
+def section(name: str, study: dict[str, Any], result: dict[str, Any]) -> list[str]:
     """One scenario."""
-    results = [own for own in told["results"] if own["study"] == name]
-    medians = [own for own in told["medians"] if own["study"] == name]
+    results = [entry for entry in result["results"] if entry["study"] == name]
+    medians = [median for median in result["medians"] if median["study"] == name]
     parts = [f"<h2>{escape(study['title'] or name)}</h2>"]
     for word, text in (("The paper", study["paper"]), ("We hope", study["hope"]), ("Because", study["because"])):
         if text:
             parts.append(f"<p><b>{word}:</b> {escape(text)}</p>")
     for measure in study["measure"]:
-        parts += comparison(measure, [own for own in medians if own["measure"] == measure], told["ratios"])
+        parts += comparison(measure, [median for median in medians if median["measure"] == measure], result["ratios"])
     shown = shown_runs(results)
     if shown:
         parts.append("<p>Over time, of one run each:</p>" + over_time(shown))
-    for own in results:
-        if why := doubts(own):
-            label = f"{at_in_words(own['at'])} {own['variant']} {own['repetition'] + 1}"
+    for entry in results:
+        if why := invalid_reasons(entry):
+            label = f"{at_in_words(entry['at'])} {entry['variant']} {entry['repetition'] + 1}"
             parts.append(f'<p class="bad">{escape(label)}: {escape(why)}</p>')
     links = [
-        f'<a href="runs/{Path(own["results"]).name}/report.html">{escape(Path(own["results"]).name)}</a>'
-        for own in results
-        if "results" in own
+        f'<a href="runs/{Path(entry["results"]).name}/report.html">{escape(Path(entry["results"]).name)}</a>'
+        for entry in results
+        if "results" in entry
     ]
     parts.append(f"<details><summary>{len(links)} runs</summary><p>{', '.join(links)}</p></details>")
     return parts
@@ -88,14 +88,18 @@ def section(name: str, study: dict[str, Any], told: dict[str, Any]) -> list[str]
 def comparison(measure: str, medians: Sequence[dict[str, Any]], ratios: Sequence[dict[str, Any]]) -> list[str]:
     """One quantity: its medians, ratios, and a drawing."""
     rows: list[tuple[Any, ...]] = []
-    for own in medians:
-        rows.append((at_in_words(own["at"]), own["variant"], number(own["median"]), spread(own), own["runs"]))
+    for median in medians:
+        rows.append(
+            (at_in_words(median["at"]), median["variant"], number(median["median"]), spread(median), median["runs"])
+        )
     parts = ["<p><b>We see:</b></p>", table(("at", "variant", UNITS[measure], "interval", "runs"), rows)]
     rows = []
-    for own in ratios:
-        if medians and own["study"] == medians[0]["study"] and own["measure"] == measure:
-            what, came = f"{own['variant']} to {own['to']}", {True: "yes", False: "NO", None: ""}[own["held"]]
-            rows.append((at_in_words(own["at"]), what, number(own["median"]), spread(own), own["expected"], came))
+    for ratio in ratios:
+        if medians and ratio["study"] == medians[0]["study"] and ratio["measure"] == measure:
+            what, came = f"{ratio['variant']} to {ratio['to']}", {True: "yes", False: "NO", None: ""}[ratio["held"]]
+            rows.append(
+                (at_in_words(ratio["at"]), what, number(ratio["median"]), spread(ratio), ratio["expected"], came)
+            )
     if rows:
         parts.append(table(("at", "ratio", "median", "interval", "expected", "held"), rows))
     if medians:
@@ -106,8 +110,8 @@ def comparison(measure: str, medians: Sequence[dict[str, Any]], ratios: Sequence
 def drawing(medians: Sequence[dict[str, Any]], unit: str) -> str:
     """Medians and intervals: a group for each place, a point for each variant."""
     drawn, axes = figure()
-    places = list(dict.fromkeys(at_in_words(own["at"]) for own in medians))
-    variants = list(dict.fromkeys(own["variant"] for own in medians))
+    places = list(dict.fromkeys(at_in_words(entry["at"]) for entry in medians))
+    variants = list(dict.fromkeys(entry["variant"] for entry in medians))
     for index, variant in enumerate(variants):
         own = [median for median in medians if median["variant"] == variant]
         shift = (index - (len(variants) - 1) / 2) * 0.12
@@ -135,15 +139,15 @@ def drawing(medians: Sequence[dict[str, Any]], unit: str) -> str:
 def shown_runs(results: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Of each variant one run to look at: the first valid one at the last place."""
     shown: dict[str, dict[str, Any]] = {}
-    for own in results:
-        if not doubts(own) and own.get("samples", {}).get("seconds"):
-            name = own["variant"] or at_in_words(own["at"])
-            if name not in shown or shown[name]["at"] != own["at"]:
-                shown[name] = own
+    for result in results:
+        if not invalid_reasons(result) and result.get("samples", {}).get("seconds"):
+            name = result["variant"] or at_in_words(result["at"])
+            if name not in shown or shown[name]["at"] != result["at"]:
+                shown[name] = result
     return shown
 
 
-def doubts(result: dict[str, Any]) -> str:
+def invalid_reasons(result: dict[str, Any]) -> str:
     """Why a run counts for nothing; empty where it does."""
     why = [*result.get("errors", {}).values(), *result.get("invalid_because", ())]
     why += [check for check, held in result.get("checks", {}).items() if not held]

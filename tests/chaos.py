@@ -154,7 +154,7 @@ class Broadcast:
 
     def check(self, client: Client, say: Any) -> dict[str, bool]:
         expected = [hashlib.sha256(data(BROADCAST_BYTES, self.seed + number)).hexdigest() for number in range(3)]
-        return {"every task got every object right": self.digests == [{own} for own in expected]}
+        return {"every task got every object right": self.digests == [{entry} for entry in expected]}
 
 
 def produce(seed: int) -> mission_control.Reference:
@@ -200,7 +200,7 @@ def one(cluster: LocalCluster, client: Client, seed: int, folder: Path) -> tuple
             name = f"{kind}-{seed}-{number}"
             jobs.append(pool.submit(job, cluster, name, kind, seed * 10 + number, transport, folder))
         try:
-            ends = [own.result(timeout=ROUND_S) for own in jobs]
+            ends = [entry.result(timeout=ROUND_S) for entry in jobs]
         finally:
             over.set()
         bad.result(timeout=ROUND_S)

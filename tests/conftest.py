@@ -43,8 +43,8 @@ def endpoint(tmp_path) -> Iterator[Callable[..., _native.Endpoint]]:
         return own
 
     yield make
-    for own in made:
-        own.close()
+    for entry in made:
+        entry.close()
 
 
 @pytest.fixture(scope="module")

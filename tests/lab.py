@@ -7,7 +7,7 @@ import pytest
 
 from mission_control.lab.check import check
 
-lacking = [f"{own.what}: {own.why}" for own in check() if own.needed and not own.there]
+lacking = [f"{entry.what}: {entry.why}" for entry in check() if entry.needed and not entry.there]
 NEEDS_LAB = [
     pytest.mark.lab,
     pytest.mark.skipif(bool(lacking), reason=f"no lab here: {'; '.join(lacking)} (mission lab check)"),

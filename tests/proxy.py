@@ -58,10 +58,10 @@ class Proxy:
 
     def __exit__(self, *_: object) -> None:
         self.listener.close()
-        for own in self.sockets:
+        for entry in self.sockets:
             with suppress(OSError):
-                own.shutdown(socket.SHUT_RDWR)
-            own.close()
+                entry.shutdown(socket.SHUT_RDWR)
+            entry.close()
 
     def _accept(self) -> None:
         with suppress(OSError):
@@ -94,9 +94,9 @@ class Proxy:
                     limit.wait(len(piece))
                 sink.sendall(piece)
                 self.passed += len(piece)
-        for own in (source, sink):
+        for entry in (source, sink):
             with suppress(OSError):
-                own.shutdown(socket.SHUT_RDWR)
+                entry.shutdown(socket.SHUT_RDWR)
 
 
 def reset(connection: socket.socket) -> None:

@@ -29,13 +29,13 @@ def broadcast(client, workers, reference, seed: int) -> None:
 
 
 def transfer_of(client, job: str) -> dict:
-    (found,) = [own for own in status(client)["jobs"] if own["job"] == job]
-    asked = [own for own in found["transfers"] if own["asked_bytes"]]
+    (found,) = [entry for entry in status(client)["jobs"] if entry["job"] == job]
+    asked = [transfer for transfer in found["transfers"] if transfer["asked_bytes"]]
     return asked[0] if asked else {"pattern": "unknown", "peer_bytes": 0}
 
 
 def moved(client) -> int:
-    return sum(own["sent_bytes"] for own in resources(client).values())
+    return sum(resource["sent_bytes"] for resource in resources(client).values())
 
 
 def test_an_object_that_all_workers_fetch_moves_once_to_each_and_stays_until_it_is_freed(client):
@@ -49,11 +49,16 @@ def test_an_object_that_all_workers_fetch_moves_once_to_each_and_stays_until_it_
         until(lambda: transfer_of(client, "broadcast")["pattern"] == "broadcast", "it is seen as one")
         broadcast(client, readers, reference, 1)
         assert moved(client) - before == len(readers) * BYTES, "the next iteration finds it where it is"
-        copies = {worker: own["copies"] for worker, own in resources(client).items()}
+        copies = {worker: resource["copies"] for worker, resource in resources(client).items()}
         assert copies == {owner: 0, **dict.fromkeys(readers, 1)}
         del reference
-        until(lambda: not any(own["copies"] for own in resources(client).values()), "copies go with their object")
-    until(lambda: not any(own["live_bytes"] for own in resources(client).values()), "all memory is given back")
+        until(
+            lambda: not any(resource["copies"] for resource in resources(client).values()),
+            "copies go with their object",
+        )
+    until(
+        lambda: not any(resource["live_bytes"] for resource in resources(client).values()), "all memory is given back"
+    )
 
 
 def test_receivers_serve_one_another(client):
@@ -67,7 +72,7 @@ def test_receivers_serve_one_another(client):
 
 def gather(references: list[mission_control.Reference], part: int) -> int:
     assert Event("go").wait(30)
-    return sum(int(np.frombuffer(own, np.uint8)[0]) for own in mission_control.fetch(references, part=part))
+    return sum(int(np.frombuffer(entry, np.uint8)[0]) for entry in mission_control.fetch(references, part=part))
 
 
 def split(seed: int) -> mission_control.Reference:
@@ -81,4 +86,4 @@ def test_a_shuffle_whose_graph_looks_like_a_broadcast_is_none(client):
         tasks = [client.submit(gather, references, part, pure=False) for part in range(3)]
         Event("go").set()
         assert client.gather(tasks) == [3, 6, 9]
-        assert not any(own["copies"] for own in resources(client).values())
+        assert not any(resource["copies"] for resource in resources(client).values())

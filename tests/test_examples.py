@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 def test_examples_run(path):
     done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "[16000, 16000, 16000, 16000]"
+    assert done.stdout.strip() == "8000"
 
 
 def test_the_readme_program_runs(tmp_path):
@@ -24,4 +24,4 @@ def test_the_readme_program_runs(tmp_path):
     (tmp_path / "program.py").write_text(program)
     done = subprocess.run([sys.executable, str(tmp_path / "program.py")], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert "16000" in done.stdout
+    assert done.stdout.strip() == "8000"

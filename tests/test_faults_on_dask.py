@@ -25,7 +25,9 @@ def produce(index: int) -> mission_control.Reference:
 def consume(references: list[mission_control.Reference], part: int, gate: str) -> list[int]:
     while not os.path.exists(gate):  # the test says when the shuffle is to begin
         time.sleep(0.02)
-    return [int(np.frombuffer(own, np.uint8).sum()) // BYTES for own in mission_control.fetch(references, part=part)]
+    return [
+        int(np.frombuffer(entry, np.uint8).sum()) // BYTES for entry in mission_control.fetch(references, part=part)
+    ]
 
 
 @pytest.fixture
@@ -46,12 +48,12 @@ def test_a_killed_worker_is_recomputed_though_replicas_of_its_references_survive
         futures = [client.submit(consume, references, part, str(gate), pure=False) for part in range(PARTS)]
         until(lambda: sum(map(len, client.processing().values())) >= 3, "consumers run on every worker")
         pids = client.run(os.getpid)
-        victim = next(worker for worker, own in resources(client).items() if own["objects"])
+        victim = next(worker for worker, resource in resources(client).items() if resource["objects"])
         os.kill(pids[victim], signal.SIGKILL)
         gate.touch()
         got = client.gather(futures)
     assert got == [[(index * PARTS + part) % 251 for index in range(9)] for part in range(PARTS)]
-    (job,) = [own for own in status(client)["jobs"] if own["job"] == "survives"]
+    (job,) = [entry for entry in status(client)["jobs"] if entry["job"] == "survives"]
     assert job["recomputed"] >= 1
 
 
@@ -66,7 +68,7 @@ def test_a_copy_that_came_too_late_does_not_stand_for_the_recomputed_result(own_
         lambda: {*client.who_has(reference).get(reference.key, ())} - {late.worker}, "another worker has recomputed it"
     )
     (holder,) = client.who_has(reference)[reference.key]
-    other = next(own for own in pids if own not in (late.worker, holder))
+    other = next(pid for pid in pids if pid not in (late.worker, holder))
 
     def arrive(key: str, late: mission_control.Reference, dask_worker) -> None:
         dask_worker.handle_stimulus(UpdateDataEvent(data={key: late}, stimulus_id="late"))

@@ -48,10 +48,10 @@ def test_ranges_and_sizes_are_read_as_people_type_them():
 def test_the_command_predicts_what_the_papers_found():
     done = mission("incast", "predict", *PAPER, "--json")
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert {typed: own["value"] for typed, own in told["onset"].items()} == {"16kB": 13, "32kB": 7, "64kB": 4}
-    assert all(own["low"] <= own["value"] <= own["high"] for own in told["onset"].values())
-    rows = {(row["fragment_bytes"], row["senders"]): row for row in told["rows"]}
+    result = json.loads(done.stdout)
+    assert {typed: entry["value"] for typed, entry in result["onset"].items()} == {"16kB": 13, "32kB": 7, "64kB": 4}
+    assert all(entry["low"] <= entry["value"] <= entry["high"] for entry in result["onset"].values())
+    rows = {(row["fragment_bytes"], row["senders"]): row for row in result["rows"]}
     assert len(rows) == 3 * 48 and set(rows[16_000, 1]) == {"fragment_bytes", "senders", "goodput_mbit", "regime"}
     # Equation 2 by hand: 47 x 64,000 B in 201 ms and 24.064 ms.
     assert rows[64_000, 47]["goodput_mbit"] == pytest.approx(47 * 64_000 * 8 / 0.225064 / 1e6)
@@ -61,7 +61,7 @@ def test_the_command_predicts_what_the_papers_found():
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "result"),
     [
         (["--senders", "0", "--fragment", "64kB"], "write numbers from 1"),
         (["--fragment", "64kB", "--buffer", "1000B"], "holds no packet"),
@@ -71,19 +71,19 @@ def test_the_command_predicts_what_the_papers_found():
         (["--fragment", "64kB", "--model", "oracle"], "paper"),
     ],
 )
-def test_nonsense_is_one_line_that_names_the_mend(words, told):
+def test_nonsense_is_one_line_that_names_the_mend(words, result):
     done = mission("incast", "predict", *words)
-    assert done.returncode == 2 and told in done.stderr and done.stderr.count("\n") == 1, done.stderr
+    assert done.returncode == 2 and result in done.stderr and done.stderr.count("\n") == 1, done.stderr
 
 
 def test_every_byte_of_every_block_is_read_and_every_sender_tells_of_its_kernel():
     with senders(3) as addresses:
         reads = Reads(fragment=50_000, blocks=20, warm_up=2, congestion_control="reno", rto_min_us=20_000)
-        told = measure(addresses, reads, TOKEN)
-    assert told["ended"] is None and len(told["blocks"]) == 20 and told["bytes"] == 20 * 3 * 50_000
-    assert all(seconds > 0 for seconds in told["blocks"])
-    assert [flow["sender"] for flow in told["flows"]] == addresses
-    for flow in told["flows"]:
+        result = measure(addresses, reads, TOKEN)
+    assert result["ended"] is None and len(result["blocks"]) == 20 and result["bytes"] == 20 * 3 * 50_000
+    assert all(seconds > 0 for seconds in result["blocks"])
+    assert [flow["sender"] for flow in result["flows"]] == addresses
+    for flow in result["flows"]:
         assert flow["bytes"] == 20 * 50_000 and flow["congestion_control"] == "reno" and flow["cwnd"] > 0
         assert flow["delivered"] > 0 and flow["srtt_us"] > 0
         # 20 ms asked; the kernel rounds to its ticks.
@@ -95,7 +95,7 @@ def test_no_more_senders_are_asked_at_once_than_allowed():
     with senders(4) as addresses:
         alone = Reads(fragment=1_000_000, blocks=2, warm_up=1, pace=80_000_000, concurrent=1)
         together = Reads(fragment=1_000_000, blocks=2, warm_up=1, pace=80_000_000)
-        one, all_ = (measure(addresses, own, TOKEN)["blocks"] for own in (alone, together))
+        one, all_ = (measure(addresses, entry, TOKEN)["blocks"] for entry in (alone, together))
     assert min(one) > 2 * max(all_)
 
 
@@ -103,8 +103,8 @@ def test_the_number_of_senders_is_found_where_they_are_slow():
     with senders(6) as addresses:
         # Large ones: a pace does not hold back what fits into one packet of loopback.
         reads = Reads(fragment=1_000_000, blocks=40, warm_up=0, pace=400_000_000, concurrent="auto")
-        told = measure(addresses, reads, TOKEN)
-    assert told["ended"] is None and told["limits"][-1][1] >= 4, told["limits"]
+        result = measure(addresses, reads, TOKEN)
+    assert result["ended"] is None and result["limits"][-1][1] >= 4, result["limits"]
 
 
 def test_lines_that_this_kernel_does_not_take_are_told():
@@ -112,14 +112,14 @@ def test_lines_that_this_kernel_does_not_take_are_told():
     assert list(lines.refused([good, unknown, "# switches: mark", "mission exec -- CMD"])) == [unknown]
     if os.geteuid() == 0:
         wrong = "ip route change 10.0.0.0/24 dev eth0 rto_mim 5ms"
-        told = lines.refused([*lines.of("rto-min", 0.005), *lines.of("window", 2896), wrong])
-        assert list(told) == [wrong] and "rto_mim" in told[wrong]
+        result = lines.refused([*lines.of("rto-min", 0.005), *lines.of("window", 2896), wrong])
+        assert list(result) == [wrong] and "rto_mim" in result[wrong]
 
 
 def test_the_minimum_rto_that_is_seen_tells_who_gave_it():
     flows = [{"rto_us": rto, "srtt_us": 4000, "asked": True} for rto in (56_000, 108_000)]
-    told = statistics.rto_min(flows, {"route": 200_000, "socket": 50_000, "sysctl": 20_000})
-    assert (told["won"], told["observed_us"]) == ("socket", 52_000)
+    result = statistics.rto_min(flows, {"route": 200_000, "socket": 50_000, "sysctl": 20_000})
+    assert (result["won"], result["observed_us"]) == ("socket", 52_000)
     assert statistics.rto_min([], {"route": 200_000})["won"] is None
 
 
@@ -137,15 +137,15 @@ def test_a_sender_that_dies_is_named_and_what_was_measured_is_told():
         mortal = f"127.0.0.1:{port}"
         threading.Timer(0.5, server.close).start()
         reads = Reads(fragment=200_000, blocks=10_000, warm_up=0, pace=80_000_000, deadline_s=20)
-        told = measure([*addresses, mortal], reads, TOKEN)
-    assert mortal in told["ended"] and told["blocks"] and told["seconds"] < 15
+        result = measure([*addresses, mortal], reads, TOKEN)
+    assert mortal in result["ended"] and result["blocks"] and result["seconds"] < 15
 
 
 def test_a_sender_that_hangs_ends_it_at_its_time():
     with senders(1) as addresses:
         slow = Reads(fragment=100_000, blocks=1000, warm_up=0, pace=1_000_000, deadline_s=1)
-        told = measure(addresses, slow, TOKEN)
-    assert "after 1 s" in told["ended"] and addresses[0] in told["ended"] and told["bytes"] > 0
+        result = measure(addresses, slow, TOKEN)
+    assert "after 1 s" in result["ended"] and addresses[0] in result["ended"] and result["bytes"] > 0
 
 
 def test_who_does_not_know_the_token_gets_nothing():
@@ -160,17 +160,17 @@ def test_a_server_limits_connections_and_answers():
     with pytest.raises(ConnectionError, match="1 connections at once"):
         measure([f"127.0.0.1:{port}"] * 2, Reads(fragment=1000, blocks=1, warm_up=0), TOKEN)
     until(lambda: server.served()[1] == 0, "the connection is over")
-    told = measure([f"127.0.0.1:{port}"], Reads(fragment=10_001, blocks=1, warm_up=0), TOKEN)
-    assert told["ended"] and not told["blocks"]
+    result = measure([f"127.0.0.1:{port}"], Reads(fragment=10_001, blocks=1, warm_up=0), TOKEN)
+    assert result["ended"] and not result["blocks"]
     server.close()
 
 
 def test_goodput_is_bytes_over_the_time_of_all_blocks_and_has_an_interval():
     run = {"blocks": [0.1] * 50 + [0.3] * 50, "flows": [], "ended": None, "bytes": 0, "seconds": 20.0}
-    told = statistics.summary([run], 1_000_000)
-    assert told["goodput_mbit"] == pytest.approx(100 * 8 / 20)
-    low, high = told["interval95"]
-    assert low < told["goodput_mbit"] < high and high - low > 5
+    result = statistics.summary([run], 1_000_000)
+    assert result["goodput_mbit"] == pytest.approx(100 * 8 / 20)
+    low, high = result["interval95"]
+    assert low < result["goodput_mbit"] < high and high - low > 5
     even = statistics.summary([{**run, "blocks": [0.2] * 100}], 1_000_000)
     assert even["interval95"] == pytest.approx([40, 40])
     nothing = statistics.summary([{**run, "blocks": [], "bytes": 500_000, "seconds": 2.0}], 1_000_000)
@@ -185,9 +185,9 @@ def test_the_commands_serve_and_measure():
     measured = ["incast", "measure", "--from", address, "--fragment", "100kB", "--blocks", "30", "--repeat", "2"]
     done = mission(*measured, "--json")
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert len(told["blocks"]) == 60 and told["goodput_mbit"] > 0 and told["valid"]
-    assert told["interval95"][0] <= told["goodput_mbit"] <= told["interval95"][1]
+    result = json.loads(done.stdout)
+    assert len(result["blocks"]) == 60 and result["goodput_mbit"] > 0 and result["valid"]
+    assert result["interval95"][0] <= result["goodput_mbit"] <= result["interval95"][1]
     assert "goodput" in mission(*measured).stdout
     split = ["incast", "measure", "--from", f"{address},{address}", "--total", "100kB", "--blocks", "4", "--json"]
     assert [flow["bytes"] for flow in json.loads(mission(*split).stdout)["flows"]] == [4 * 50_000 * 2]
@@ -212,8 +212,8 @@ def test_a_measurement_ends_when_it_is_told_to():
     with senders(1) as addresses:
         began = time.monotonic()
         reads = Reads(fragment=10_000, blocks=10_000_000, warm_up=0, pace=8_000_000)
-        told = measure(addresses, reads, TOKEN, lambda blocks: blocks > 20)
-    assert told["ended"] == "interrupted" and told["blocks"] and time.monotonic() - began < 10
+        result = measure(addresses, reads, TOKEN, lambda blocks: blocks > 20)
+    assert result["ended"] == "interrupted" and result["blocks"] and time.monotonic() - began < 10
 
 
 def test_the_modern_model_tells_stacks_apart_and_its_terms():
@@ -237,14 +237,17 @@ def test_advice_says_whether_it_bites_and_what_to_type():
     words = ["--senders", "40", "--fragment", "64kB", "--link", "1Gbit", "--buffer", "64KiB"]
     done = mission("incast", "advise", *words, "--json")
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert told["bites"] and told["onset"]["low"] <= told["onset"]["value"] <= told["onset"]["high"] < 40
-    assert {own["kind"] for own in told["remedies"]} == {"flows", "rto-min", "dctcp", "buffer", "window"}
-    for own in told["remedies"]:
-        low, high = own["interval"]
-        assert own["what"] and own["lines"] and low <= own["expected_goodput_mbit"] <= high
-    best = told["remedies"][0]["expected_goodput_mbit"]
-    assert best >= max(own["expected_goodput_mbit"] for own in told["remedies"]) and best > 2 * told["goodput_mbit"]
+    result = json.loads(done.stdout)
+    assert result["bites"] and result["onset"]["low"] <= result["onset"]["value"] <= result["onset"]["high"] < 40
+    assert {remedy["kind"] for remedy in result["remedies"]} == {"flows", "rto-min", "dctcp", "buffer", "window"}
+    for remedy in result["remedies"]:
+        low, high = remedy["interval"]
+        assert remedy["what"] and remedy["lines"] and low <= remedy["expected_goodput_mbit"] <= high
+    best = result["remedies"][0]["expected_goodput_mbit"]
+    assert (
+        best >= max(remedy["expected_goodput_mbit"] for remedy in result["remedies"])
+        and best > 2 * result["goodput_mbit"]
+    )
     assert not json.loads(mission("incast", "advise", "--senders", "2", "--fragment", "16kB", "--json").stdout)["bites"]
     shown = mission("incast", "advise", *words).stdout
     assert "Incast bites" in shown and "ip route change" in shown and "spark.reducer" in shown
@@ -281,9 +284,9 @@ def test_a_folder_of_scenarios_is_one_report(tmp_path):
     words = ["--in", "model", "--results", str(tmp_path), "--json"]
     done = mission("run", "scenarios/incast-papers/", *words)
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert len(told["studies"]) >= 6 and told["ok"]
-    page = (tmp_path / told["results"].rpartition("/")[2] / "report.html").read_text()
-    assert page.count("<svg") == len(told["studies"]) and "Figure 4 of paper 000" in page
-    sweep = told["studies"]["05-rto-sweep"]
-    assert {own["variant"] for own in sweep["points"]} == {"200 ms", "50 ms", "20 ms", "1 ms"}
+    result = json.loads(done.stdout)
+    assert len(result["studies"]) >= 6 and result["ok"]
+    page = (tmp_path / result["results"].rpartition("/")[2] / "report.html").read_text()
+    assert page.count("<svg") == len(result["studies"]) and "Figure 4 of paper 000" in page
+    sweep = result["studies"]["05-rto-sweep"]
+    assert {point["variant"] for point in sweep["points"]} == {"200 ms", "50 ms", "20 ms", "1 ms"}

@@ -44,7 +44,7 @@ def test_windows_that_follow_the_link_lose_less(name):
             for link in (None, 100_000_000)
         )
     assert governed["ended"] is None
-    again = [sum(flow["retransmits"] for flow in told["flows"]) for told in (free, governed)]
+    again = [sum(flow["retransmits"] for flow in result["flows"]) for result in (free, governed)]
     assert again[1] < again[0] / 2, again
 
 
@@ -52,19 +52,19 @@ def test_a_grid_is_run_in_model_and_lab_and_drawn_over_each_other(tmp_path):
     words = ["--set", "workload.senders=1,16", "--set", "workload.blocks=5", "--results", str(tmp_path)]
     done = mission("run", SCENARIO, "--in", "model,lab", *words, "--json")
     assert done.returncode in (0, 5), done.stderr
-    told = json.loads(done.stdout)
-    places = [(own["world"], own["senders"]) for own in told["points"]]
+    result = json.loads(done.stdout)
+    places = [(point["world"], point["senders"]) for point in result["points"]]
     assert places == [("model", 1), ("model", 16), ("lab", 1), ("lab", 16)]
-    assert len(told["differences"]) == 2
-    onset = {own["world"]: own["senders"] for own in told["onset"]}
+    assert len(result["differences"]) == 2
+    onset = {entry["world"]: entry["senders"] for entry in result["onset"]}
     assert onset == {"model": 16, "lab": 16}
-    page = Path(told["results"], "report.html").read_text()
+    page = Path(result["results"], "report.html").read_text()
     assert "<svg" in page and "The model is off by" in page
-    done = mission("incast", "fit", told["results"], "--json")
+    done = mission("incast", "fit", result["results"], "--json")
     (curve,) = json.loads(done.stdout)["curves"]
-    assert [own["senders"] for own in curve["points"]] == [1, 16] and curve["onset"] == 16
+    assert [point["senders"] for point in curve["points"]] == [1, 16] and curve["onset"] == 16
     assert curve["points"][0]["alpha"] == pytest.approx(0, abs=0.05) and curve["points"][1]["alpha"] > 0.2
-    done = mission("incast", "advise", "--from-run", told["results"], "--json")
+    done = mission("incast", "advise", "--from-run", result["results"], "--json")
     assert json.loads(done.stdout)["bites"]
 
 
@@ -74,9 +74,9 @@ def test_a_link_that_slows_down_meanwhile_is_noticed_by_nobody_but_the_bytes(tmp
     words += ["--set", "workload.senders=8,9", "--set", "workload.blocks=40"]
     done = mission("run", SCENARIO, "--in", "lab", *words, "--results", str(tmp_path), "--json")
     assert done.returncode in (0, 5), done.stderr
-    for own in json.loads(done.stdout)["points"]:
-        ideal_s = own["senders"] * 64_000 * 8 / 100e6
-        first, last = median(own["blocks"][:5]), median(own["blocks"][-10:])
+    for point in json.loads(done.stdout)["points"]:
+        ideal_s = point["senders"] * 64_000 * 8 / 100e6
+        first, last = median(point["blocks"][:5]), median(point["blocks"][-10:])
         # Each point begins with the links of the scenario, and ends with a third of their rate and no timeouts.
         assert first < 1.5 * ideal_s and 3 * ideal_s < last < 4.5 * ideal_s, (ideal_s, first, last)
 
@@ -86,9 +86,9 @@ def test_slow_senders_are_asked_together(name):
     with Lab(star(hosts=17), name) as lab, reads_in(lab) as own:
         for host in lab.topology.hosts[1:]:
             lab.slow(host, 10_000_000)
-        told = own.measure(16, Reads(fragment=64_000, blocks=60, warm_up=20, concurrent="auto"))
-    assert told["limits"][-1][1] >= 6, told["limits"]
-    assert told["goodput_mbit"] > 60, told["limits"]
+        result = own.measure(16, Reads(fragment=64_000, blocks=60, warm_up=20, concurrent="auto"))
+    assert result["limits"][-1][1] >= 6, result["limits"]
+    assert result["goodput_mbit"] > 60, result["limits"]
 
 
 def started(*words: str) -> subprocess.Popen[str]:
@@ -117,12 +117,12 @@ def test_a_grid_that_was_interrupted_goes_on_where_it_was(tmp_path):
     doubted, kept, *_ = first["points"]
     doubted.update(valid=False, invalid_because=["the test says so"])
     kept.update(valid=True, invalid_because=[])
-    (Path(first["results"]) / "points.jsonl").write_text("".join(json.dumps(own) + "\n" for own in (doubted, kept)))
+    (Path(first["results"]) / "points.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in (doubted, kept)))
     done = mission(*words, "--resume", first["results"], "--json")
-    told = json.loads(done.stdout)
-    assert [own["senders"] for own in told["points"]] == [1, 2, 3, 4]
-    assert told["points"][1] == kept, "what was valid is not measured again"
-    assert told["points"][0]["invalid_because"] != doubted["invalid_because"], "what was not is"
+    result = json.loads(done.stdout)
+    assert [point["senders"] for point in result["points"]] == [1, 2, 3, 4]
+    assert result["points"][1] == kept, "what was valid is not measured again"
+    assert result["points"][0]["invalid_because"] != doubted["invalid_because"], "what was not is"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
@@ -137,10 +137,10 @@ def test_the_scenarios_of_a_folder_run_side_by_side_and_end_together(tmp_path, n
     until(lambda: len(set(up()) - before) == 2, "two labs at once", 60)
     until(lambda: any(path.read_text() for path in results.glob("*/*/points.jsonl")), "a point", 60)
     running.send_signal(number)
-    told = running.communicate(timeout=60)[0]
+    result = running.communicate(timeout=60)[0]
     until(lambda: set(up()) <= before, "no lab is left", 60)
     if number == signal.SIGINT:
-        assert running.returncode == 130 and set(json.loads(told)["studies"]) == {"one", "two"}
+        assert running.returncode == 130 and set(json.loads(result)["studies"]) == {"one", "two"}
     (left,) = results.iterdir()
     done = json.loads(mission(*words, "--resume", str(left), "--labs", "1", "--json").stdout)
     assert [len(done["studies"][name]["points"]) for name in ("one", "two")] == [3, 3]

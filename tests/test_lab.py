@@ -19,7 +19,7 @@ from mission_control import _native
 from mission_control.lab import Lab, Port, bonded, cgroup, namespaces, star, two_path, two_rack
 from mission_control.lab.congestion import AVAILABLE
 from mission_control.lab.lab import ALLOWED, PREFIX, STATE, up
-from mission_control.lab.watch import Sample, doubts
+from mission_control.lab.watch import Sample, invalid_reasons
 from mission_control.scenario import BadInput, Scenario, load, with_settings
 from mission_control.worlds.lab import in_lab
 from tests.conftest import mission, status, until
@@ -67,10 +67,10 @@ def flows(lab: Lab, congestion_control: str, senders: int, seconds: float) -> tu
     assert server.stdout is not None and server.stdout.readline() == "listens\n"
     hosts = [f"h{number + 2}" for number in range(senders)]
     sending = [python(lab, host, SEND, congestion_control, "h1", str(seconds)) for host in hosts]
-    ends = [own.communicate()[0].split() for own in sending]
+    ends = [entry.communicate()[0].split() for entry in sending]
     server.kill()
-    (port,) = [own for own in lab.ports() if own["port"] == "h1"]
-    return [own[0] for own in ends], sum(int(own[1]) for own in ends), port
+    (port,) = [entry for entry in lab.ports() if entry["port"] == "h1"]
+    return [end[0] for end in ends], sum(int(end[1]) for end in ends), port
 
 
 def left(name: str) -> list[str]:
@@ -160,7 +160,7 @@ def test_links_are_cut_mended_and_slowed_while_the_lab_runs(name):
         assert server.stdout is not None and server.stdout.readline() == "listens\n"
         assert mission("lab", "link", "h1", "rate", "5mbit", "--name", name).returncode == 0
         _, sent = python(lab, "h2", SEND, "cubic", "h1", "1").communicate()[0].split()
-        (port,) = [own for own in lab.ports() if own["port"] == "h1"]
+        (port,) = [entry for entry in lab.ports() if entry["port"] == "h1"]
         assert port["settings"]["bytes_per_second"] == 625_000 and port["drops"] > 0, sent
         lab.cut("h1")
         sender = python(lab, "h2", SEND, "cubic", "h1", "0.1")
@@ -169,7 +169,7 @@ def test_links_are_cut_mended_and_slowed_while_the_lab_runs(name):
         lab.mend("h1")
         assert sender.communicate(timeout=30)[0].startswith("cubic"), "it goes on where it was"
         lab.mark(30 << 10)
-        assert all(own["settings"]["ecn_bytes"] == 30 << 10 for own in lab.ports())
+        assert all(entry["settings"]["ecn_bytes"] == 30 << 10 for entry in lab.ports())
     assert mission("lab", "link", "h1", "sideways").returncode == 2
 
 
@@ -200,9 +200,9 @@ def test_multipath_uses_both_paths(name):
         address, named, interfaces = json.loads(owner.stdout.readline())
         assert interfaces == 2, "those of the host, not of the machine"
         facts = json.loads(python(lab, "h2", READER, lab.host("h2").address, address, named).communicate()[0])
-        assert max(own["subflows"] for own in facts["negotiated"]) == 2, facts
+        assert max(entry["subflows"] for entry in facts["negotiated"]) == 2, facts
         owner.communicate("")
-        carried = [own["bytes"] for own in lab.ports() if own["port"] == "h2"]
+        carried = [port["bytes"] for port in lab.ports() if port["port"] == "h2"]
         assert len(carried) == 2 and min(carried) > 0.3 * sum(carried), carried
 
 
@@ -259,9 +259,9 @@ def test_the_command_builds_shows_and_removes_a_lab(name):
         assert inside.returncode == 7 and "10.77.0.6 h6" in inside.stdout
         assert mission("lab", "exec", "h9", "--name", name, "--", "true").returncode == 2
         shown = json.loads(mission("lab", "show", "--name", name, "--json").stdout)
-        assert {own["port"] for own in shown["ports"]} == {"h1", "h2", "h3", "h4", "h5", "h6", "s1", "s2"}
-        assert all(own["settings"]["ecn_bytes"] == 30 << 10 for own in shown["ports"])
-        assert all(own["settings"]["limit_bytes"] == 131_072 for own in shown["ports"])
+        assert {port["port"] for port in shown["ports"]} == {"h1", "h2", "h3", "h4", "h5", "h6", "s1", "s2"}
+        assert all(port["settings"]["ecn_bytes"] == 30 << 10 for port in shown["ports"])
+        assert all(port["settings"]["limit_bytes"] == 131_072 for port in shown["ports"])
         assert "768 KiB shared by 12 ports, at most 128 KiB for each" in done.stdout.replace(".0", "")
     finally:
         done = mission("lab", "down", name)
@@ -280,12 +280,12 @@ def test_a_job_runs_in_the_lab_and_its_ports_tell_what_it_moved(tmp_path):
     assert result["world"] == "lab" and all(result["checks"].values()) and not result["errors"], result
     assert status == (0 if result["valid"] else 5), result["invalid_because"]
     (job,) = result["jobs"]
-    (shuffle,) = [own for own in job["transfers"] if own["pattern"] == "shuffle"]
-    moved = shuffle["bytes"] - shuffle["own_bytes"]
-    into_hosts = sum(own["bytes"] for own in result["ports"] if own["port"].startswith("h"))
+    (shuffle,) = [transfer for transfer in job["transfers"] if transfer["pattern"] == "shuffle"]
+    moved = shuffle["bytes"] - shuffle["local_bytes"]
+    into_hosts = sum(port["bytes"] for port in result["ports"] if port["port"].startswith("h"))
     assert 1.0 < into_hosts / moved < 1.2, "headers, requests and control beside the bytes"
     assert {"queue_bytes_p50", "queue_bytes_p95", "queue_bytes_max", "drops", "marks"} <= set(result["ports"][0])
-    assert all(own["oversized"] == 0 for own in result["ports"])
+    assert all(port["oversized"] == 0 for port in result["ports"])
 
 
 def test_a_run_on_links_that_the_machine_cannot_fill_is_not_valid(tmp_path):
@@ -307,11 +307,11 @@ print(name(one), name(other))
 
 def test_exec_gives_an_unchanged_program_another_transport_and_leaves_nothing(tmp_path):
     available = AVAILABLE.read_text()
-    told = tmp_path / "told.json"
-    words = ["--transport", "dctcp", "--rto-min", "20ms", "--pace", "50mbit", "--report", str(told)]
+    result = tmp_path / "told.json"
+    words = ["--transport", "dctcp", "--rto-min", "20ms", "--pace", "50mbit", "--report", str(result)]
     done = mission("exec", *words, "--", sys.executable, "-c", f"{TALK}\nraise SystemExit(7)")
     assert done.returncode == 7 and done.stdout == "dctcp dctcp\n", done.stdout + done.stderr
-    (agreed,) = json.loads(told.read_text())["agreed"]
+    (agreed,) = json.loads(result.read_text())["agreed"]
     assert (agreed["congestion_control"], agreed["connections"]) == ("dctcp", 2)
     assert agreed["pacing_bytes_per_second"] == 6_250_000
     assert agreed["rto_min_us"] == 20_000
@@ -333,7 +333,7 @@ def test_a_window_that_is_asked_for_is_kept_when_data_comes(tmp_path):
 def test_a_bonded_pair_carries_one_connection_over_both_links(name):
     with Lab(bonded(hosts=2, link_rate=20_000_000, port=Port(buffer_bytes=128 << 10)), name) as lab:
         _, _, _ = flows(lab, "cubic", 1, 3)
-        carried = {own["port"]: own["bytes"] for own in lab.ports()}
+        carried = {port["port"]: port["bytes"] for port in lab.ports()}
         one_link = 3 * 20e6 / 8
         assert carried["h1"] + carried["h1-2"] > 1.7 * one_link, carried
         assert 0.9 < carried["h1"] / carried["h1-2"] < 1.1, "packets take the links in turn"
@@ -342,15 +342,15 @@ def test_a_bonded_pair_carries_one_connection_over_both_links(name):
 def test_links_of_ones_own_come_from_a_scenarios_file(name, tmp_path):
     path = tmp_path / "own.toml"
     links = '{a="h1", b="s1", rate="50 Mbit/s"}, {a="s1", b="s2", rate="20 Mbit/s"}, {a="s2", b="h2"}, {a="s2", b="h3"}'
-    path.write_text(f'version = 1\n[topology]\nkind = "own"\nlinks = [{links}]\n[stack]\nprofile = "2009"\n')
+    path.write_text(f'version = 1\n[topology]\nkind = "custom"\nlinks = [{links}]\n[stack]\nprofile = "2009"\n')
     done = mission("lab", "up", str(path), "--name", name)
     try:
         assert done.returncode == 0 and "[s1] ══ s2 (20 Mbit/s)" in done.stdout, done.stdout + done.stderr
         lab = Lab.open(name)
-        told = lab.host("h3").run(
+        result = lab.host("h3").run(
             ["sh", "-c", "ip route; cat /proc/sys/net/ipv4/tcp_sack"], capture_output=True, text=True
         )
-        assert "initcwnd 2 rto_min lock 200ms" in told.stdout and told.stdout.endswith("\n0\n")
+        assert "initcwnd 2 rto_min lock 200ms" in result.stdout and result.stdout.endswith("\n0\n")
         server = python(lab, "h3", SERVE, "reno")
         assert server.stdout is not None and server.stdout.readline() == "listens\n"
         assert python(lab, "h1", SEND, "reno", "h3", "0.2").communicate()[0].startswith("reno")
@@ -364,7 +364,7 @@ def test_links_of_ones_own_come_from_a_scenarios_file(name, tmp_path):
         ('{a="h1", b="s1", path=1}, {a="h2", b="s1"}', "no link on path 0"),
         ('{a="h1", b="s1"}', "use 2 to"),
     ):
-        path.write_text(f'version = 1\n[topology]\nkind = "own"\nlinks = [{wrong}]\n')
+        path.write_text(f'version = 1\n[topology]\nkind = "custom"\nlinks = [{wrong}]\n')
         refused = mission("lab", "up", str(path), "--name", name)
         assert refused.returncode == 2 and says in refused.stderr, refused.stderr
     assert left(name) == []
@@ -391,7 +391,7 @@ def scenario(*settings: str) -> Scenario:
 
 def chosen(client: Client, job: str) -> str:
     """The first leg of a job's plan, and why DCTCP is not in it."""
-    (own,) = [own for own in status(client)["jobs"] if own["job"] == job]
+    (own,) = [entry for entry in status(client)["jobs"] if entry["job"] == job]
     refused = dict(map(tuple, own["plan"]["refused"]))
     return own["plan"]["legs"][0]["transport"] + ": " + refused.get("dctcp", "")
 
@@ -399,7 +399,7 @@ def chosen(client: Client, job: str) -> str:
 def test_dctcp_is_chosen_when_switches_mark_and_left_when_they_stop():
     """Paper 001, 5.4: turning ECN on in all switches prompts the Mission Controller to switch."""
     with in_lab(scenario()) as site, site.connect() as client, mission_control.job("waits", client=client):
-        lab = Lab.open(next(own for own in up() if own.startswith("star")))
+        lab = Lab.open(next(entry for entry in up() if entry.startswith("star")))
         until(lambda: "lost and none was marked" in chosen(client, "waits"), "it is known that nobody marks")
         assert chosen(client, "waits").startswith("tcp")
         lab.mark(20 << 10)
@@ -451,20 +451,20 @@ def test_an_encrypted_cluster_is_built_in_the_lab(tmp_path):
     words = ["--hosts", "3", "--size", "8MiB", "--partitions", "3", "--link-rate", "20Mbit/s", "--encrypt"]
     status, result = run_in_lab(tmp_path, *words)
     assert all(result["checks"].values()) and status in (0, 5)
-    negotiated = [own for transfer in result["jobs"][0]["transfers"] for own in transfer["transport"]["negotiated"]]
-    assert negotiated and all(own["tls"] and own["authenticated"] for own in negotiated)
+    negotiated = [entry for transfer in result["jobs"][0]["transfers"] for entry in transfer["transport"]["negotiated"]]
+    assert negotiated and all(entry["tls"] and entry["authenticated"] for entry in negotiated)
 
 
 def test_a_run_whose_processors_were_lent_to_others_is_not_valid():
     def moving(stolen: float) -> Sample:
         return Sample(0.125, (0.3, 0.2), (0.9,), stolen)
 
-    assert doubts([moving(0.01)] * 8, []) == []
-    assert doubts([moving(0.0), moving(0.1)] * 4, []) == [
+    assert invalid_reasons([moving(0.01)] * 8, []) == []
+    assert invalid_reasons([moving(0.0), moving(0.1)] * 4, []) == [
         "the hypervisor gave 5% of the processors' time to others: measure again later"
     ]
     idle = Sample(0.125, (0.0, 0.0), (0.0,), 0.5)
-    assert doubts([moving(0.0), idle], []) == [], "nothing moved then"
+    assert invalid_reasons([moving(0.0), idle], []) == [], "nothing moved then"
 
 
 def test_a_run_that_does_not_show_what_it_is_about_is_not_valid(tmp_path):
@@ -476,15 +476,15 @@ def test_a_run_that_does_not_show_what_it_is_about_is_not_valid(tmp_path):
 def test_exec_gives_an_unchanged_program_two_paths(name):
     assert shutil.which("iperf3"), "a program that nobody changed for this: install iperf3"
     with Lab(two_path(hosts=2), name) as lab:
-        told = f"/tmp/{name}"
+        result = f"/tmp/{name}"
         own = [sys.executable, "-m", "mission_control", "exec", "--transport", "mptcp"]
         server = lab.host("h1").popen([*own, "--", "iperf3", "-s", "-1"], stdout=subprocess.PIPE, text=True)
         until(lambda: b"5201" in lab.host("h1").run(["ss", "-tlnH"], capture_output=True).stdout, "iperf3 listens")
-        words = [*own, "--report", told, "--", "iperf3", "-c", "h1", "-t", "2"]
+        words = [*own, "--report", result, "--", "iperf3", "-c", "h1", "-t", "2"]
         done = lab.host("h2").run(words, capture_output=True, text=True)
         server.wait(20)
-        agreed = json.loads(Path(told).read_text())
-        Path(told).unlink()
+        agreed = json.loads(Path(result).read_text())
+        Path(result).unlink()
         assert done.returncode == 0 and set(agreed["subflows"]) == {"2"}, done.stderr
         assert "had mptcp with 2 subflows" in done.stderr
         carried = [port["bytes"] for port in lab.ports() if port["port"] == "h1"]

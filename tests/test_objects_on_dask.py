@@ -20,11 +20,11 @@ def produce(index: int, parts: int = 3, nbytes: int = 1000) -> mission_control.R
 
 
 def consume(references: Any, part: int) -> list[int]:
-    return [int(np.frombuffer(own, np.uint8)[0]) for own in mission_control.fetch(references, part=part)]
+    return [int(np.frombuffer(entry, np.uint8)[0]) for entry in mission_control.fetch(references, part=part)]
 
 
 def objects(client) -> int:
-    return sum(own["objects"] for own in resources(client).values())
+    return sum(resource["objects"] for resource in resources(client).values())
 
 
 def test_every_receiver_gets_its_part_of_each_object(client):
@@ -40,8 +40,8 @@ def test_every_receiver_gets_its_part_of_each_object(client):
 
 def seen(client, job: str) -> list[dict[str, Any]]:
     """The job, once a fetch of it was reported."""
-    asked = [own for own in status(client)["jobs"] if any(one["asked_bytes"] for one in own["transfers"])]
-    return [own for own in asked if own["job"] == job]
+    asked = [entry for entry in status(client)["jobs"] if any(one["asked_bytes"] for one in entry["transfers"])]
+    return [entry for entry in asked if entry["job"] == job]
 
 
 def test_a_bug_in_the_native_half_is_an_error_that_reaches_the_client(client):
@@ -55,7 +55,7 @@ def test_parts_of_any_type_and_of_no_length_are_put(client):
         return mission_control.put([np.empty((0, 3)), np.arange(6.0).reshape(2, 3), b"", pa.array([1, 2]).buffers()[1]])
 
     def look(reference: mission_control.Reference) -> list[int]:
-        return [len(own) for own in mission_control.fetch(reference)]
+        return [len(entry) for entry in mission_control.fetch(reference)]
 
     reference = client.submit(mixed, pure=False)
     assert client.submit(look, reference, pure=False).result() == [0, 48, 0, 16]
@@ -120,7 +120,7 @@ def test_losing_the_owners_copy_of_the_reference_does_not_lose_the_object(client
     # What Dask's active memory manager does to the copy of the worker that owns the object.
     def drop(dask_scheduler) -> None:
         task = dask_scheduler.tasks[reference.key]
-        keep = [own for own in task.who_has if own.address != owner]
+        keep = [holder for holder in task.who_has if holder.address != owner]
         dask_scheduler.request_remove_replicas(owner, [reference.key], stimulus_id="test") if keep else None
 
     client.run_on_scheduler(drop)
@@ -157,22 +157,22 @@ def test_jobs_of_several_clients_are_kept_apart(cluster, client):
 
     with Client(cluster, set_as_default=False) as other:
         futures = []
-        for own in (client, other):
-            with mission_control.job("shared name", client=own):
-                references = own.map(produce, range(2), pure=False)
-                futures.append(own.submit(consume, references, 0, pure=False))
+        for entry in (client, other):
+            with mission_control.job("shared name", client=entry):
+                references = entry.map(produce, range(2), pure=False)
+                futures.append(entry.submit(consume, references, 0, pure=False))
         assert [future.result() for future in futures] == [[0, 10]] * 2
         named = until(lambda: two(client), "both jobs are seen")
         assert len({job["job"] for job in named}) == 2
 
 
 def two(client) -> list[dict[str, Any]] | None:
-    named = [own for own in status(client)["jobs"] if own["job"].startswith("shared name") and own["transfers"]]
+    named = [job for job in status(client)["jobs"] if job["job"].startswith("shared name") and job["transfers"]]
     return named if len(named) == 2 else None
 
 
 def test_encryption_over_an_engine_that_is_not_encrypted_is_refused_before_anything_runs(client):
-    with pytest.raises(mission_control.Refused, match="TLS"), mission_control.job("secret", encrypt=True):
+    with pytest.raises(mission_control.JobRejected, match="TLS"), mission_control.job("secret", encrypt=True):
         client.submit(produce, 1, pure=False)
 
 
@@ -191,7 +191,9 @@ def test_opportunistic_encryption_is_had_and_proved(client):
 def test_the_graph_tells_the_patterns_of_dasks_own_edges(client):
     with mission_control.job("stages"):
         parts = [client.submit(np.arange, 3, key=("load", index), pure=False) for index in range(4)]
-        total = client.submit(lambda own: sum(map(len, own)), parts, key="total", pure=False)
+        total = client.submit(lambda entry: sum(map(len, entry)), parts, key="total", pure=False)
         assert total.result() == 12
-        (job,) = [own for own in status(client)["jobs"] if own["job"] == "stages"]
-    assert [(own["from"], own["to"], own["pattern"]) for own in job["transfers"]] == [("load", "total", "gather")]
+        (job,) = [entry for entry in status(client)["jobs"] if entry["job"] == "stages"]
+    assert [(transfer["from"], transfer["to"], transfer["pattern"]) for transfer in job["transfers"]] == [
+        ("load", "total", "gather")
+    ]

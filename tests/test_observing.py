@@ -39,7 +39,8 @@ def server(client) -> str:
     port = client.scheduler_info()["services"]["dashboard"]
     address = f"http://127.0.0.1:{port}"
     until(
-        lambda: any(own["asked_bytes"] for job in status(client)["jobs"] for own in job["transfers"]), "it is told of"
+        lambda: any(transfer["asked_bytes"] for job in status(client)["jobs"] for transfer in job["transfers"]),
+        "it is told of",
     )
     yield address
     Event("looked", client=client).set()
@@ -55,8 +56,8 @@ def get(address: str) -> str:
 
 def test_prometheus_finds_jobs_and_transfers_on_dasks_own_page(server):
     def line() -> list[str]:
-        told = get(f"{server}/metrics").splitlines()
-        return [own for own in told if own.startswith("mission_control_transfer_carried_bytes_total")]
+        result = get(f"{server}/metrics").splitlines()
+        return [entry for entry in result if entry.startswith("mission_control_transfer_carried_bytes_total")]
 
     (own,) = until(line, "the transfer is told of")
     assert 'job="<observed>"' in own and 'transport="tcp"' in own and float(own.split()[-1]) == 2 * BYTES
@@ -67,8 +68,8 @@ def test_the_page_draws_what_the_scheduler_knows_in_a_browser(server, tmp_path):
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
         pytest.skip("no Chromium here")
-    told = json.loads(get(f"{server}/mission-control/status.json"))
-    assert [job["job"] for job in told["jobs"] if job["transfers"]] == ["<observed>"]
+    result = json.loads(get(f"{server}/mission-control/status.json"))
+    assert [job["job"] for job in result["jobs"] if job["transfers"]] == ["<observed>"]
     options = [
         "--headless",
         "--no-sandbox",
@@ -80,9 +81,9 @@ def test_the_page_draws_what_the_scheduler_knows_in_a_browser(server, tmp_path):
         [browser, *options, "--dump-dom", f"{server}/mission-control"], capture_output=True, text=True, timeout=120
     )
     line, rows = (
-        re.search(own, done.stdout, re.S) for own in ('<p id="line">(.*?)</p>', '<tbody id="rows">(.*?)</tbody>')
+        re.search(entry, done.stdout, re.S) for entry in ('<p id="line">(.*?)</p>', '<tbody id="rows">(.*?)</tbody>')
     )
     assert line is not None and rows is not None, done.stdout[-1000:] + done.stderr[-1000:]
     assert "3 workers" in line[1]
-    for word in ("&lt;observed&gt;", "put → fetch", "2.0 MiB", "the job demands tcp"):
+    for word in ("&lt;observed&gt;", "put → fetch", "2.0 MiB", "required by the job"):
         assert word in rows[1], rows[1]

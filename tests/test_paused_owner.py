@@ -20,7 +20,8 @@ OWNER = """
 import json, sys
 import numpy as np
 from mission_control import _native
-own = _native.Endpoint("127.0.0.1", bytes.fromhex(sys.argv[1]), memory_limit=1 << 30, spool_folder="/tmp", flows_per_host=4)
+token = bytes.fromhex(sys.argv[1])
+own = _native.Endpoint("127.0.0.1", token, memory_limit=1 << 30, spool_folder="/tmp", flows_per_host=4)
 parts, size = json.loads(sys.stdin.readline())
 demands = '{"encrypt": "none", "transport": null}'
 content = [np.random.default_rng(seed).integers(0, 256, size, np.uint8) for seed in range(parts)]
@@ -63,7 +64,7 @@ def test_no_reader_gets_another_part_while_or_after_the_owner_is_stopped(owner):
         during = [pool.submit(fetch, part) for part in range(PARTS)]
         time.sleep(PAUSE_S)
         process.send_signal(signal.SIGCONT)
-        while_paused = [own.result(timeout=60) for own in during]
+        while_paused = [entry.result(timeout=60) for entry in during]
         after = list(pool.map(fetch, range(PARTS)))
     assert before == [[part] for part in range(THREADS)]
     assert while_paused == [[part] for part in range(PARTS)]

@@ -25,8 +25,8 @@ def consume(references: list[mission_control.Reference]) -> str:
     for part in range(PARTS):
         if part == PARTS // 2:
             assert Event("changed").wait(60)
-        for own in mission_control.fetch(references, part=part):
-            digest.update(own)
+        for entry in mission_control.fetch(references, part=part):
+            digest.update(entry)
     return digest.hexdigest()
 
 
@@ -36,8 +36,11 @@ def scheduler(client) -> str:
 
 
 def carried(client, job: str) -> dict[str, int]:
-    found = [own for own in status(client)["jobs"] if own["job"] == job]
-    return next((own["transport"]["bytes"] for one in found for own in one["transfers"] if own["asked_bytes"]), {})
+    found = [entry for entry in status(client)["jobs"] if entry["job"] == job]
+    return next(
+        (transfer["transport"]["bytes"] for one in found for transfer in one["transfers"] if transfer["asked_bytes"]),
+        {},
+    )
 
 
 def test_another_transport_takes_over_in_the_middle_of_a_job(client, scheduler):
@@ -52,7 +55,9 @@ def test_another_transport_takes_over_in_the_middle_of_a_job(client, scheduler):
         assert json.loads(done.stdout)["plan"]["legs"][0]["transport"] == "tls"
         Event("changed").set()
         explained = mission("explain", "moved", "--scheduler", scheduler)
-        assert "the job demands tls" in explained.stdout and "consume" in explained.stdout, explained.stdout
+        assert "tls (anywhere): required by the job" in explained.stdout and "consume" in explained.stdout, (
+            explained.stdout
+        )
         expected = hashlib.sha256()
         for part in range(PARTS):
             for seed in range(2):

@@ -80,17 +80,19 @@ def test_tasks_of_one_host_share_memory_without_asking_for_it(client):
         return mission_control.put(segment, sizes=[1 << 20] * 4)
 
     def consume(references: list[mission_control.Reference], part: int) -> int:
-        return sum(int(np.frombuffer(own, np.uint8).sum()) for own in mission_control.fetch(references, part=part))
+        return sum(int(np.frombuffer(entry, np.uint8).sum()) for entry in mission_control.fetch(references, part=part))
 
     with mission_control.job("neighbours"):
         references = client.map(produce, range(6), pure=False)
         done = client.gather([client.submit(consume, references, part, pure=False) for part in range(4)])
         assert done == [sum(range(6)) << 20] * 4
 
-        def told():
+        def result():
             jobs = [job for job in status(client)["jobs"] if job["job"] == "neighbours"]
-            found = [own["transport"] for job in jobs for own in job["transfers"] if own["transport"]["bytes"]]
+            found = [
+                transfer["transport"] for job in jobs for transfer in job["transfers"] if transfer["transport"]["bytes"]
+            ]
             return found[0] if found else None
 
-        facts = until(told, "the transfer is reported")
+        facts = until(result, "the transfer is reported")
     assert facts["chosen"] == "shm" and set(facts["bytes"]) == {"shm"} and not facts["fallbacks"]

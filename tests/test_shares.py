@@ -78,7 +78,7 @@ class Receiver:
 
 def parts(before: dict[str, int], after: dict[str, int]) -> dict[str, float]:
     moved = {job: after[job] - before[job] for job in before}
-    return {job: own / sum(moved.values()) for job, own in moved.items()}
+    return {job: entry / sum(moved.values()) for job, entry in moved.items()}
 
 
 def test_backlogged_jobs_hold_exactly_their_caps_and_one_alone_takes_all(endpoint):

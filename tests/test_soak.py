@@ -23,7 +23,7 @@ def put(seed: int) -> mission_control.Reference:
 
 
 def fetch(references: list[mission_control.Reference], part: int) -> int:
-    return sum(len(own) for own in mission_control.fetch(references, part=part))
+    return sum(len(entry) for entry in mission_control.fetch(references, part=part))
 
 
 def one(client: Client, number: int) -> None:
@@ -52,11 +52,11 @@ def held(client: Client) -> dict[str, Any]:
 def quiet(client: Client) -> bool:
     """Nothing runs, nothing is kept, and kept connections and helpers have ended."""
     idle = all(
-        own["objects"] == 0
-        and own["live_bytes"] == 0
-        and own["kept_connections"] == 0
-        and own["serving_connections"] == 0
-        for own in resources(client).values()
+        resource["objects"] == 0
+        and resource["live_bytes"] == 0
+        and resource["kept_connections"] == 0
+        and resource["serving_connections"] == 0
+        for resource in resources(client).values()
     )
     return idle and not status(client)["jobs"]
 
@@ -79,7 +79,7 @@ def test_a_thousand_small_jobs_leave_nothing_behind():
 
 
 def fewer_or_equal(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any] | None:
-    pairs = {name: (own, after[name]) for name, own in before.items()}
+    pairs = {name: (entry, after[name]) for name, entry in before.items()}
     if any(now[0] > then[0] or now[1] > then[1] for then, now in pairs.values()):
         return None
     return {"grown": {name: now[2] - then[2] for name, (then, now) in pairs.items()}}

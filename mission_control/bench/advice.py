@@ -50,9 +50,9 @@ def drawn(count: int, seed: int) -> Iterator[tuple[Setting, dict[str, Any]]]:
             buffer=chance.choice([16, 32, 64, 96, 128]) << 10,
             fragment=chance.choice([16, 32, 64, 128, 256]) * 1000,
         )
-        told = advice.advise(setting.case())
-        if told["bites"]:
-            yield setting, told
+        result = advice.advise(setting.case())
+        if result["bites"]:
+            yield setting, result
             count -= 1
         if count == 0:
             return
@@ -85,43 +85,43 @@ def measured(setting: Setting, remedy: dict[str, Any] | None) -> float | None:
         reads_in(lab) as own,
     ):
         for _ in range(ATTEMPTS):
-            told = own.measure(setting.senders, reads, watch=asked_to_end)
+            result = own.measure(setting.senders, reads, watch=asked_to_end)
             interrupts.check()
-            if told["valid"]:
-                return float(told["goodput_mbit"])
+            if result["valid"]:
+                return float(result["goodput_mbit"])
     return None
 
 
 def bench(count: int, seed: int, say: Callable[[str], None]) -> dict[str, Any]:
     """Of each setting its goodput as the model has it and as it is, and each remedy's interval and goodput."""
     rows = []
-    for number, (setting, told) in enumerate(drawn(count, seed)):
+    for number, (setting, result) in enumerate(drawn(count, seed)):
         place = {"setting": number + 1, **asdict(setting)}
-        low = high = told["goodput_mbit"]
+        low = high = result["goodput_mbit"]
         as_it_is = {"kind": "as it is", "expected_goodput_mbit": low, "interval": [low, high]}
-        for own in (as_it_is, *told["remedies"]):
-            remedy = own if "value" in own else None
+        for entry in (as_it_is, *result["remedies"]):
+            remedy = entry if "value" in entry else None
             found = measured(setting, remedy)
-            within = found is not None and own["interval"][0] <= found <= own["interval"][1]
-            kept = {name: own[name] for name in ("kind", "expected_goodput_mbit", "interval")}
-            rows.append({**place, **kept, "value": own.get("value"), "measured_mbit": found, "inside": within})
-            say(f"{number + 1} of {count}, {own['kind']}: {'not valid' if found is None else f'{found:.1f} Mbit/s'}")
+            within = found is not None and entry["interval"][0] <= found <= entry["interval"][1]
+            kept = {name: entry[name] for name in ("kind", "expected_goodput_mbit", "interval")}
+            rows.append({**place, **kept, "value": entry.get("value"), "measured_mbit": found, "inside": within})
+            say(f"{number + 1} of {count}, {entry['kind']}: {'not valid' if found is None else f'{found:.1f} Mbit/s'}")
     remedies = [row for row in rows if row["value"] is not None and row["measured_mbit"] is not None]
     inside = {kind: [row["inside"] for row in remedies if row["kind"] == kind] for kind in advice.WHAT}
     return {
         "seed": seed,
         "rows": rows,
-        "inside": {kind: [sum(own), len(own)] for kind, own in inside.items()},
+        "inside": {kind: [sum(entry), len(entry)] for kind, entry in inside.items()},
         "off": median(abs(row["expected_goodput_mbit"] / row["measured_mbit"] - 1) for row in remedies)
         if remedies
         else None,
     }
 
 
-def summary(told: dict[str, Any]) -> Sequence[str]:
+def summary(result: dict[str, Any]) -> Sequence[str]:
     """In lines."""
     lines = []
-    for row in told["rows"]:
+    for row in result["rows"]:
         if row["value"] is None:
             place = (
                 f"{row['senders']} senders of {quantities.size(row['fragment'])} at {quantities.size(row['buffer'])}"
@@ -132,6 +132,6 @@ def summary(told: dict[str, Any]) -> Sequence[str]:
         promised = f"{row['expected_goodput_mbit']:6.1f} ({low:.1f} to {high:.1f})"
         outside = "  outside" if row["value"] is not None and not row["inside"] else ""
         lines.append(f"  {row['kind']:<9} {promised:<24} {found:>9}{outside}")
-    for kind, (inside, count) in told["inside"].items():
+    for kind, (inside, count) in result["inside"].items():
         lines.append(f"{kind}: {inside} of {count} inside its interval")
     return lines

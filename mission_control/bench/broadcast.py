@@ -76,10 +76,10 @@ def measure(
         {
             "what": what,
             "receivers": 1 if what == ONE else receivers,
-            "seconds": statistics.median(own[0] for own in taken),
-            "spread": [min(own[0] for own in taken), max(own[0] for own in taken)],
-            "cpu_s_per_gib": statistics.median(own[1] for own in taken),
-            "owner_copies": statistics.median(own[2] for own in taken),
+            "seconds": statistics.median(entry[0] for entry in taken),
+            "spread": [min(entry[0] for entry in taken), max(entry[0] for entry in taken)],
+            "cpu_s_per_gib": statistics.median(entry[1] for entry in taken),
+            "owner_copies": statistics.median(entry[2] for entry in taken),
         }
         for what, taken in samples.items()
     ]

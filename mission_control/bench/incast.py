@@ -58,8 +58,8 @@ def predicted(setting: Setting) -> dict[str, Any]:
     stack = PROFILES[setting.profile]
     window = (stack.initial_window or 10) * MSS
     path = model.path(LINK, BASE_RTT_S, setting.rto_ms / 1e3, setting.buffer, MSS, window, stack.sack)
-    told: dict[str, Any] = model.predict(path, [1], [setting.fragment])["onset"][0]
-    return told
+    result: dict[str, Any] = model.predict(path, [1], [setting.fragment])["onset"][0]
+    return result
 
 
 def measured(setting: Setting, say: Callable[[str], None] = lambda _: None) -> int | None:
@@ -91,12 +91,12 @@ def measured(setting: Setting, say: Callable[[str], None] = lambda _: None) -> i
 def is_late(own: ReadsInLab, setting: Setting, senders: int) -> bool:
     reads = Reads(fragment=setting.fragment, blocks=BLOCKS, warm_up=WARM_UP, deadline_s=DEADLINE_S)
     for _ in range(ATTEMPTS):
-        told = own.measure(senders, reads, watch=asked_to_end)
+        result = own.measure(senders, reads, watch=asked_to_end)
         interrupts.check()
-        if told["valid"]:
+        if result["valid"]:
             break
     ideal_s = BASE_RTT_S + senders * setting.fragment * 8 * (1 + HEADERS / MSS) / LINK
-    return not told["blocks"] or median(told["blocks"]) > ideal_s + setting.rto_ms / 2e3
+    return not result["blocks"] or median(result["blocks"]) > ideal_s + setting.rto_ms / 2e3
 
 
 def asked_to_end(_: int) -> bool:
@@ -112,22 +112,22 @@ def bench(count: int, seed: int, say: Callable[[str], None]) -> dict[str, Any]:
     """Of each setting the model's interval and the lab's onset."""
     rows = []
     for setting in drawn(count, seed):
-        told, found = predicted(setting), measured(setting, say)
-        rows.append({**asdict(setting), **told, "measured": found, "inside": agrees(told, found)})
+        result, found = predicted(setting), measured(setting, say)
+        rows.append({**asdict(setting), **result, "measured": found, "inside": agrees(result, found)})
     return {"seed": seed, "rows": rows, "inside": sum(row["inside"] for row in rows)}
 
 
-def agrees(told: dict[str, Any], found: int | None) -> bool:
+def agrees(result: dict[str, Any], found: int | None) -> bool:
     """Whether the onset lies in the model's interval; "none up to 47" does where the interval ends beyond."""
-    if told["value"] is None or found is None:
-        return found is None and (told["high"] or SENDERS_MAX + 1) > SENDERS_MAX
-    return bool(told["low"] <= found <= told["high"])
+    if result["value"] is None or found is None:
+        return found is None and (result["high"] or SENDERS_MAX + 1) > SENDERS_MAX
+    return bool(result["low"] <= found <= result["high"])
 
 
-def summary(told: dict[str, Any]) -> Sequence[str]:
+def summary(result: dict[str, Any]) -> Sequence[str]:
     """In lines."""
     lines = [f"{'stack':<7} {'buffer':>8} {'fragment':>8} {'RTO':>6}  {'model':>5} {'interval':>9} {'lab':>4}"]
-    for row in told["rows"]:
+    for row in result["rows"]:
         interval = "never" if row["value"] is None else f"{row['low']} to {row['high']}"
         lines.append(
             f"{row['profile']:<7} {row['buffer'] >> 10:4} KiB {row['fragment'] // 1000:5} kB {row['rto_ms']:3} ms  "

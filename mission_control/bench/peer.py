@@ -34,16 +34,16 @@ def main() -> None:
     )
     process.start()
     if kind == "dask":
-        told = connection.recv()
+        result = connection.recv()
         print(json.dumps([os.getpid(), process.pid]), flush=True)
-        asyncio.run(_dask_fetch(told, congestion))
+        asyncio.run(_dask_fetch(result, congestion))
         return
     connection.recv()
     endpoint = _endpoint(transport, int(flows))
     connection.send("there is a neighbour")
-    told = connection.recv()
+    result = connection.recv()
     print(json.dumps([os.getpid(), process.pid]), flush=True)
-    _loop(_mission_fetcher(endpoint, told, transport, congestion, int(flows), kind == "touch"))
+    _loop(_mission_fetcher(endpoint, result, transport, congestion, int(flows), kind == "touch"))
 
 
 def _loop(fetch: Callable[[int], None]) -> None:
@@ -74,10 +74,10 @@ def _send_mission(connection: Any, transport: str, congestion: str, flows: int) 
 
 
 def _mission_fetcher(
-    endpoint: _native.Endpoint, told: Any, transport: str, congestion: str, flows: int, touch: bool
+    endpoint: _native.Endpoint, result: Any, transport: str, congestion: str, flows: int, touch: bool
 ) -> Callable[[int], None]:
     """Objects are cut into as many chunks as there are flows, or more."""
-    address, objects = told
+    address, objects = result
     leg = {
         "transport": transport,
         "reach": "same-host" if transport == "shm" else "anywhere",
@@ -136,19 +136,19 @@ async def _dask_serve(connection: Any, transport: str, congestion: str) -> None:
 
     options = security.get_listen_args("worker") if security else {}
     async with listen(f"{transport}://127.0.0.1:0", handle, **options) as listener:
-        told = [getattr(security, name) for name in _PEM] if security else []
-        connection.send((listener.contact_address, told))
+        result = [getattr(security, name) for name in _PEM] if security else []
+        connection.send((listener.contact_address, result))
         await asyncio.Event().wait()
 
 
 _PEM = ("tls_ca_file", "tls_worker_cert", "tls_worker_key")
 
 
-async def _dask_fetch(told: Any, congestion: str) -> None:
+async def _dask_fetch(result: Any, congestion: str) -> None:
     from distributed import Security
     from distributed.comm import connect
 
-    address, pem = told
+    address, pem = result
     options = {}
     if pem:
         ca, cert, key = pem

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from mission_control import job
 from mission_control.environment import describe
-from mission_control.scenario import Missing, Workload, validate
+from mission_control.scenario import PrerequisiteMissing, Workload, validate
 from mission_control.workloads.sort import KEY, RECORD, Sort
 from mission_control.worlds.local import local
 
@@ -39,13 +39,15 @@ def measure(
         ``rows``: what, seconds (median), mib_per_s, cpu_s_per_gib (all workers), spread in seconds; ``ratios``.
 
     Raises:
-        Missing: the comparison needs ``dask[dataframe]`` and pyarrow.
+        PrerequisiteMissing: the comparison needs ``dask[dataframe]`` and pyarrow.
     """
     try:
         import dask.dataframe  # noqa: F401
         import pyarrow  # noqa: F401
     except ImportError as error:
-        raise Missing(f"{error.name} is needed to compare with Dask: pip install 'mission-control[bench]'") from None
+        raise PrerequisiteMissing(
+            f"{error.name} is needed to compare with Dask: pip install 'mission-control[bench]'"
+        ) from None
     scenario = validate({"workload": {"size": f"{nbytes} B"}, "topology": {"hosts": workers}})
     samples: dict[str, list[tuple[float, float]]] = {DASK: [], STOCK: [], OURS: []}
     data.mkdir(parents=True, exist_ok=True)
@@ -71,8 +73,8 @@ def measure(
                         path.unlink()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    rows = [row(what, own, nbytes) for what, own in samples.items()]
-    seconds = {own["what"]: own["seconds"] for own in rows}
+    rows = [row(what, sample, nbytes) for what, sample in samples.items()]
+    seconds = {entry["what"]: entry["seconds"] for entry in rows}
     return {
         "rows": rows,
         "ratios": {
@@ -103,7 +105,7 @@ def timed(client: Client, way: Callable[[], None]) -> tuple[float, float]:
 
 
 def row(what: str, samples: list[tuple[float, float]], nbytes: int) -> dict[str, Any]:
-    seconds = [own for own, _ in samples]
+    seconds = [sample for sample, _ in samples]
     return {
         "what": what,
         "seconds": statistics.median(seconds),
@@ -145,7 +147,7 @@ def sort_by_dask(client: Client, work: Sort, partitions: int) -> None:
         written = ordered.map_partitions(
             write_piece, folder, partition_info=None, meta=pd.Series(dtype="int64"), enforce_metadata=False
         )
-        numbers = [int(own) for own in dask.compute(written, scheduler=client)[0]]
+        numbers = [int(entry) for entry in dask.compute(written, scheduler=client)[0]]
         if sum(numbers) != work.records:
             raise RuntimeError(f"Dask wrote {sum(numbers)} of {work.records} records")
         gather_outputs(Path(folder), work.outputs, last)

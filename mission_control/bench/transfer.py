@@ -25,7 +25,7 @@ from typing import Any
 
 from mission_control import _native
 from mission_control.environment import describe
-from mission_control.scenario import Missing
+from mission_control.scenario import PrerequisiteMissing
 
 OBJECTS = (64 << 10, 1 << 20, 16 << 20, 64 << 20, 256 << 20)
 FLOWS = (1, 4)
@@ -78,7 +78,7 @@ def measure(
         (smallest and largest rate); ``ratios``: by name; ``environment``, ``congestion_control``, ``iperf3``.
 
     Raises:
-        Missing: there is no C compiler.
+        PrerequisiteMissing: there is no C compiler.
     """
     congestion = "cubic" if "cubic" in _allowed() or os.geteuid() == 0 else "reno"
     contenders = []
@@ -90,11 +90,11 @@ def measure(
             for number in range(rounds):
                 say(f"round {number + 1} of {rounds}")
                 for size in objects:
-                    for own in own_group:
-                        if size in own.sizes:
-                            own.sample(size)
+                    for entry in own_group:
+                        if size in entry.sizes:
+                            entry.sample(size)
             contenders += own_group
-    rows = [_row(own, size) for own in contenders for size in own.sizes]
+    rows = [_row(contender, size) for contender in contenders for size in contender.sizes]
     return {
         "rows": rows,
         "ratios": ratios(rows),
@@ -285,7 +285,9 @@ def _compile(folder: Path) -> str:
     try:
         subprocess.run([compiler, "-O2", "-pthread", "-o", str(program), str(source)], check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError) as error:
-        raise Missing(f"the C receiver cannot be built with {compiler}: install gcc, or set CC ({error})") from None
+        raise PrerequisiteMissing(
+            f"the C receiver cannot be built with {compiler}: install gcc, or set CC ({error})"
+        ) from None
     return str(program)
 
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any, NoReturn
+from importlib.metadata import version
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from mission_control import interrupts
 from mission_control.cli import bench, exec, explain, incast, jobs, lab, run, top, weights
-from mission_control.jobs import Refused
-from mission_control.scenario import BadInput, Missing
+from mission_control.jobs import JobRejected
+from mission_control.scenario import BadInput, EnvironmentFailed, PrerequisiteMissing
 
 UsageError: Any = typer.BadParameter.__mro__[1]
 """Base of what a wrong command line raises; typer exports only its children."""
@@ -24,6 +25,23 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Decides per transfer how big a share of the network it gets and which transport carries it, and says why.",
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"mission {version('mission-control')}")
+        raise typer.Exit()
+
+
+@app.callback()
+def options(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version")
+    ] = False,
+) -> None:
+    """Take the options that stand before the command; each does its work when it is read."""
+
+
 app.command("run")(run.run)
 app.command("exec", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(exec.exec)
 app.command("weights")(weights.weights)
@@ -47,9 +65,9 @@ def main() -> NoReturn:
         end(2, text)
     except typer.Exit as error:
         end(error.exit_code)
-    except Refused as error:
+    except JobRejected as error:
         end(4, f"refused: {error}")
-    except Missing as error:
+    except (EnvironmentFailed, PrerequisiteMissing) as error:
         end(3, str(error))
     except (KeyboardInterrupt, typer.Abort):
         end(130, "interrupted")

@@ -144,12 +144,12 @@ def incast(
     """The model's onset of incast against the lab's; needs root."""
     from mission_control.bench.incast import bench, summary
 
-    told = bench(settings, seed, say)
+    result = bench(settings, seed, say)
     if as_json:
-        print(json.dumps(told))
+        print(json.dumps(result))
         return
-    print("\n".join(summary(told)))
-    print(f"{told['inside']} of {settings} inside the model's interval; seed {seed}")
+    print("\n".join(summary(result)))
+    print(f"{result['inside']} of {settings} inside the model's interval; seed {seed}")
 
 
 @app.command()
@@ -161,5 +161,5 @@ def advice(
     """What `mission incast advise` promises of each remedy against what it does in the lab; needs root."""
     from mission_control.bench.advice import bench, summary
 
-    told = bench(settings, seed, say)
-    print(json.dumps(told) if as_json else "\n".join(summary(told)))
+    result = bench(settings, seed, say)
+    print(json.dumps(result) if as_json else "\n".join(summary(result)))

@@ -18,7 +18,7 @@ from mission_control import _native
 from mission_control.lab import cgroup
 from mission_control.lab.congestion import AVAILABLE
 from mission_control.lab.lab import require
-from mission_control.scenario import BadInput, Missing
+from mission_control.scenario import BadInput, PrerequisiteMissing
 
 Option = typer.Option
 MPTCP_ENABLED = Path("/proc/sys/net/mptcp/enabled")
@@ -69,8 +69,8 @@ def exec(
         paths = Counter(map(int, subflows.read_text().split())) if subflows else Counter()
     if report is not None:
         report.write_text(json.dumps({"wanted": wanted, "agreed": agreed, "subflows": paths}))
-    for own in agreed:
-        print(f"mission: {describe(own, wanted)}", file=sys.stderr)
+    for entry in agreed:
+        print(f"mission: {describe(entry, wanted)}", file=sys.stderr)
     for count, connections in sorted(paths.items()):
         what = f"mptcp with {count} subflow{'' if count == 1 else 's'}" if count else "plain tcp: its peer has no mptcp"
         print(f"mission: {connections} connection{'' if connections == 1 else 's'} had {what}", file=sys.stderr)
@@ -83,18 +83,20 @@ def multipath(folder: Path, environment: dict[str, str]) -> Path:
     """Has programs with this environment ask for Multipath TCP; gives the file in which they tell the number of
     subflows of each connection that they close (0: it fell back to plain TCP)."""
     if not MPTCP_ENABLED.exists() or MPTCP_ENABLED.read_text().strip() != "1":
-        raise Missing("this kernel gives no Multipath TCP: sysctl net.mptcp.enabled=1, or a kernel that has it")
-    library, told = folder / "mptcp.so", folder / "subflows"
+        raise PrerequisiteMissing(
+            "this kernel gives no Multipath TCP: sysctl net.mptcp.enabled=1, or a kernel that has it"
+        )
+    library, result = folder / "mptcp.so", folder / "subflows"
     library.write_bytes(_native.mptcp_preload())
-    told.touch()
+    result.touch()
     # A program may give up root.
     folder.chmod(0o711)
     library.chmod(0o644)
-    told.chmod(0o666)
+    result.chmod(0o666)
     before = environment.get("LD_PRELOAD")
     environment["LD_PRELOAD"] = f"{library} {before}" if before else str(library)
-    environment["MISSION_EXEC_REPORT"] = str(told)
-    return told
+    environment["MISSION_EXEC_REPORT"] = str(result)
+    return result
 
 
 def describe(agreed: dict[str, Any], wanted: dict[str, Any]) -> str:

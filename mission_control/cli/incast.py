@@ -15,7 +15,7 @@ from mission_control.cli.jobs import Json
 from mission_control.cli.show import one_line, quiet
 from mission_control.incast import advice, fitting, model, quantities, reads, statistics
 from mission_control.incast.report import curve_name
-from mission_control.scenario import BadInput, Missing
+from mission_control.scenario import BadInput, PrerequisiteMissing
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -72,11 +72,11 @@ def predict(
     )
     if as_json:
         typed = [word.strip() for word in (fragment or total or "").split(",")]
-        told = {
-            word: {key: own[key] for key in ("value", "low", "high")}
-            for word, own in zip(typed, answer["onset"], strict=True)
+        result = {
+            word: {key: entry[key] for key in ("value", "low", "high")}
+            for word, entry in zip(typed, answer["onset"], strict=True)
         }
-        print(json.dumps({"rows": answer["rows"], "onset": told}))
+        print(json.dumps({"rows": answer["rows"], "onset": result}))
         return
     print_prediction(answer, (fragment or total or "").split(","))
 
@@ -91,11 +91,13 @@ def print_prediction(answer: dict[str, Any], typed: list[str]) -> None:
     for rows in zip(*columns, strict=True):
         cells = (f"{row['goodput_mbit']:{width}.1f}{'*' if row['regime'] == 'collapsed' else ' '}" for row in rows)
         print(f"{rows[0]['senders']:7}" + "".join(cells))
-    for word, own in zip(typed, answer["onset"], strict=True):
-        if own["value"] is None:
+    for word, entry in zip(typed, answer["onset"], strict=True):
+        if entry["value"] is None:
             print(f"{word.strip()}: the median block is never late by half a timeout")
             continue
-        print(f"{word.strip()}: collapses from {own['value']} senders on (between {own['low']} and {own['high']})")
+        print(
+            f"{word.strip()}: collapses from {entry['value']} senders on (between {entry['low']} and {entry['high']})"
+        )
 
 
 @app.command()
@@ -134,48 +136,48 @@ def advise(
                 sack=sack,
             ),
         )
-    told = advice.advise(case)
+    result = advice.advise(case)
     if as_json:
-        print(json.dumps(told))
+        print(json.dumps(result))
     else:
-        print_advice(case, told)
+        print_advice(case, result)
 
 
-def print_advice(case: advice.Case, told: dict[str, Any]) -> None:
+def print_advice(case: advice.Case, result: dict[str, Any]) -> None:
     """First whether it bites; then each remedy with what it is worth; then what to type."""
-    goodput, ideal = told["goodput_mbit"], told["ideal_mbit"]
-    verdict = "Incast bites" if told["bites"] else "Incast does not bite"
+    goodput, ideal = result["goodput_mbit"], result["ideal_mbit"]
+    verdict = "Incast bites" if result["bites"] else "Incast does not bite"
     size = quantities.size(case.bytes)
     print(f"{verdict}: {case.senders} senders of {size} get some {goodput:.0f} of {ideal:.0f} Mbit/s.")
-    onset = told["onset"]
+    onset = result["onset"]
     if onset["value"] is not None:
         print(f"It begins at {onset['value']} senders (between {onset['low']} and {onset['high']}).")
-    for warning in told["warnings"]:
+    for warning in result["warnings"]:
         print(f"Note: {warning}")
-    if not told["bites"]:
+    if not result["bites"]:
         return
-    for own in told["remedies"]:
-        low, high = own["interval"]
-        print(f"\n{own['what']}: {own['expected_goodput_mbit']:.0f} Mbit/s ({low:.0f} to {high:.0f})")
-        for line in own["lines"]:
+    for remedy in result["remedies"]:
+        low, high = remedy["interval"]
+        print(f"\n{remedy['what']}: {remedy['expected_goodput_mbit']:.0f} Mbit/s ({low:.0f} to {high:.0f})")
+        for line in remedy["lines"]:
             print(f"    {line}")
-            if line in own["refused_here"]:
-                print(f"      not on this machine: {own['refused_here'][line]}")
+            if line in remedy["refused_here"]:
+                print(f"      not on this machine: {remedy['refused_here'][line]}")
 
 
 @app.command()
 def fit(folder: Annotated[Path, typer.Argument(help="of an incast run: results/<id>")], as_json: Json = False) -> None:
     """Of a run that was measured: alpha, RTO, round trip, onset; and where the model is not to be trusted."""
-    told = fitting.fit(folder)
+    result = fitting.fit(folder)
     if as_json:
-        print(json.dumps(told))
+        print(json.dumps(result))
         return
-    for own in told["curves"]:
-        rto = "-" if own["rto_s"] is None else f"{own['rto_s'] * 1e3:.0f} ms"
-        trip = f"round trip {own['rtt_s'] * 1e3:.2f} ms"
-        print(f"{curve_name(own)}: onset {own['onset'] or 'none of these'}, effective RTO {rto}, {trip}")
+    for curve in result["curves"]:
+        rto = "-" if curve["rto_s"] is None else f"{curve['rto_s'] * 1e3:.0f} ms"
+        trip = f"round trip {curve['rtt_s'] * 1e3:.2f} ms"
+        print(f"{curve_name(curve)}: onset {curve['onset'] or 'none of these'}, effective RTO {rto}, {trip}")
         print(f"  {'senders':>7} {'alpha':>6} {'stalled':>8} {'model':>8} {'measured':>9} {'off':>6}  regime")
-        for point in own["points"]:
+        for point in curve["points"]:
             off = f"{point['residual']:+.0%}"
             print(
                 f"  {point['senders']:7} {point['alpha']:6.2f} {point['stalled']:8.0%} {point['model_mbit']:8.1f} "
@@ -255,16 +257,16 @@ def measure(
         ictcp_link=None if ictcp is None else quantities.quantity(_native.parse_rate, ictcp),
     )
     try:
-        told = statistics.repeated(addresses, asked, token, repeat, one_line if sys.stderr.isatty() else quiet)
+        result = statistics.repeated(addresses, asked, token, repeat, one_line if sys.stderr.isatty() else quiet)
     except ConnectionError as error:
-        raise Missing(f"{error}: is `mission incast serve` running there?") from None
+        raise PrerequisiteMissing(f"{error}: is `mission incast serve` running there?") from None
     if as_json:
-        print(json.dumps(told))
+        print(json.dumps(result))
     else:
-        print_measured(told, asked)
-    if told["interrupted"]:
+        print_measured(result, asked)
+    if result["interrupted"]:
         return 130
-    return 0 if told["ended"] is None and told["valid"] else 5 if told["ended"] is None else 1
+    return 0 if result["ended"] is None and result["valid"] else 5 if result["ended"] is None else 1
 
 
 def concurrent_of(text: str) -> int | Any:
@@ -279,27 +281,27 @@ def concurrent_of(text: str) -> int | Any:
     return int(text)
 
 
-def print_measured(told: dict[str, Any], asked: reads.Reads) -> None:
+def print_measured(result: dict[str, Any], asked: reads.Reads) -> None:
     """What a person wants to know first: the rate, how far it can be trusted, and what the senders' kernels did."""
-    low, high = told["interval95"]
-    if told["goodput_mbit"] is None:
+    low, high = result["interval95"]
+    if result["goodput_mbit"] is None:
         print("nothing was measured")
     else:
-        print(f"goodput  {told['goodput_mbit']:.1f} Mbit/s ({low:.1f} to {high:.1f}), {len(told['blocks'])} blocks")
-    if times := told.get("block_ms"):
+        print(f"goodput  {result['goodput_mbit']:.1f} Mbit/s ({low:.1f} to {high:.1f}), {len(result['blocks'])} blocks")
+    if times := result.get("block_ms"):
         print(f"block    median {times['median']:.2f} ms, 95 % within {times['p95']:.2f} ms")
     heads = f"{'sender':<22} {'bytes':>10} {'sent again':>10} {'timeouts':>8} {'marks':>6} {'cwnd':>5} {'srtt':>9}"
     print(f"{heads}  congestion control")
-    for flow in told["flows"]:
+    for flow in result["flows"]:
         size, rtt = _native.format_bytes(flow["bytes"]), f"{flow['srtt_us'] / 1e3:.2f} ms"
         counts = f"{flow['retransmits']:10} {flow['timeouts']:8} {flow['marks']:6} {flow['cwnd']:5}"
         print(f"{flow['sender']:<22} {size:>10} {counts} {rtt:>9}  {flow['congestion_control']}")
-    if asked.rto_min_us and told["flows"] and told["flows"][0]["rto_min_us"] != asked.rto_min_us:
-        print(f"minimum RTO: {asked.rto_min_us} us asked, {told['flows'][0]['rto_min_us']} us given")
-    for why in told["invalid_because"]:
+    if asked.rto_min_us and result["flows"] and result["flows"][0]["rto_min_us"] != asked.rto_min_us:
+        print(f"minimum RTO: {asked.rto_min_us} us asked, {result['flows'][0]['rto_min_us']} us given")
+    for why in result["invalid_because"]:
         print(f"INVALID  {why}")
-    if told["ended"]:
-        print(f"ended early: {told['ended']}")
+    if result["ended"]:
+        print(f"ended early: {result['ended']}")
 
 
 def token_of(file: Path | None, hosts: list[str]) -> bytes:

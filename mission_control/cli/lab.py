@@ -17,7 +17,7 @@ from mission_control.lab.check import check as findings
 from mission_control.lab.described import lab_of
 from mission_control.lab.lab import Lab, down_all
 from mission_control.lab.topology import KINDS
-from mission_control.scenario import BadInput, Missing, Scenario, load, with_changes
+from mission_control.scenario import BadInput, PrerequisiteMissing, Scenario, load, with_changes
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -128,7 +128,7 @@ def show(name: Name = None, as_json: Json = False) -> None:
         return
     print(f"lab {lab.name}, {picture.draw(lab.topology)}\n")
     print(picture.table(ports))
-    for pid, node in sorted(running.items(), key=lambda own: own[1]):
+    for pid, node in sorted(running.items(), key=lambda entry: entry[1]):
         print(f"{node}: {pid} {command_of(pid)}")
 
 
@@ -150,9 +150,9 @@ def trace(
     """Prints how long the queue of every port was while packets came, at most once in 100 us, as CSV."""
     lab = Lab.open(name)
     print("seconds,switch,port,queue_bytes,backlog_bytes")
-    for at, switch, own, queue, backlog in lab.trace(seconds):
-        if port is None or own == port:
-            print(f"{at:.6f},{switch},{own},{queue},{backlog}")
+    for at, switch, entry, queue, backlog in lab.trace(seconds):
+        if port is None or entry == port:
+            print(f"{at:.6f},{switch},{entry},{queue},{backlog}")
 
 
 @app.command()
@@ -160,12 +160,12 @@ def check(as_json: Json = False) -> None:
     """Says what this machine offers to the lab, what falls back to what, and how to get what is missing."""
     found = findings()
     if as_json:
-        print(json.dumps([own.as_dict() for own in found]))
+        print(json.dumps([entry.as_dict() for entry in found]))
     else:
-        for own in found:
-            mark = "ok" if own.there else "MISSING" if own.needed else "no"
-            print(f"{mark:>8}  {own.what:<20}{own.used}{f' ({own.why})' if own.why else ''}")
-    lacking = [f"{own.what}: {own.why or 'not there'}" for own in found if own.needed and not own.there]
+        for entry in found:
+            mark = "ok" if entry.there else "MISSING" if entry.needed else "no"
+            print(f"{mark:>8}  {entry.what:<20}{entry.used}{f' ({entry.why})' if entry.why else ''}")
+    lacking = [f"{entry.what}: {entry.why or 'not there'}" for entry in found if entry.needed and not entry.there]
     sys.stdout.flush()
     if lacking:
-        raise Missing("no lab here: " + "; ".join(lacking))
+        raise PrerequisiteMissing("no lab here: " + "; ".join(lacking))

@@ -22,58 +22,72 @@ Option = typer.Option
 
 def run(
     scenario: Annotated[
-        str, typer.Argument(help="a built-in scenario (sort, kmeans), a file that ends in .toml, or a folder of them")
+        str, typer.Argument(metavar="SCENARIO", help="sort, kmeans, a file that ends in .toml, or a folder of them")
     ],
-    size: Annotated[str | None, Option(help="sort: input of each job, as in 1GiB")] = None,
-    points: Annotated[int | None, Option(help="kmeans: points of each job")] = None,
-    k: Annotated[int | None, Option("--k", help="kmeans: centres")] = None,
-    dimensions: Annotated[int | None, Option(help="kmeans: of each point")] = None,
-    workers: Annotated[int | None, Option(help="worker processes to start")] = None,
-    jobs: Annotated[int | None, Option(help="jobs at once")] = None,
-    policy: Annotated[str | None, Option(help="see mission weights --help")] = None,
-    priorities: Annotated[str | None, Option(help="of the jobs in order, as in 1,2")] = None,
-    transport: Annotated[str | None, Option(help="auto, tcp, tls, ...: every job demands it")] = None,
-    encrypt: Annotated[bool, Option("--encrypt", help="authenticated TLS, or the job is refused")] = False,
-    opportunistic: Annotated[bool, Option("--opportunistic", help="encrypted, without identities")] = False,
-    flows_per_host: Annotated[
-        str | None, Option(help="receiving slots of a host: a number, all, or auto: found by trial")
-    ] = None,
-    memory_limit: Annotated[str | None, Option(help="memory of each worker, as in 1GiB")] = None,
-    partitions: Annotated[int | None, Option(help="map and reduce tasks of each job")] = None,
-    seed: Annotated[int | None, Option(help="the same seed makes the same input")] = None,
+    size: Annotated[str | None, Option(metavar="SIZE", help="Input per job (sort) [1GiB]")] = None,
+    points: Annotated[int | None, Option(metavar="N", help="Points per job (kmeans) [2000000]")] = None,
+    k: Annotated[int | None, Option("--k", metavar="N", help="Clusters (kmeans) [100]")] = None,
+    dimensions: Annotated[int | None, Option(metavar="N", help="Coordinates per point (kmeans) [8]")] = None,
+    jobs: Annotated[int | None, Option(metavar="N", help="Concurrent jobs [1]")] = None,
+    partitions: Annotated[int | None, Option(metavar="N", help="Map tasks per job (sort: and reduce) [auto]")] = None,
+    seed: Annotated[int | None, Option(metavar="N", help="Input seed [1]")] = None,
+    data: Annotated[Path | None, Option(metavar="DIR", help="Shared data folder [run folder]")] = None,
+    keep_data: Annotated[bool, Option("--keep-data", help="Do not delete data [off]")] = False,
     world: Annotated[
         str | None,
+        Option("--in", metavar="WORLD", help="local, lab (root), cluster; incast: model, lab [from file]"),
+    ] = None,
+    scheduler: Annotated[str | None, Option(metavar="URL", help="Running cluster, e.g. tcp://HOST:8786")] = None,
+    workers: Annotated[int | None, Option(metavar="N", help="Worker processes [4]")] = None,
+    hosts: Annotated[int | None, Option(metavar="N", help="Lab: alias of --workers [4]")] = None,
+    memory_limit: Annotated[str | None, Option(metavar="SIZE", help="Per worker, e.g. 1GiB [auto]")] = None,
+    policy: Annotated[
+        str | None,
         Option(
-            "--in",
-            help="local, lab (a data centre made for it; needs root), cluster; incast: model, lab; else as it says",
+            metavar="NAME",
+            help="performance-centric, fair, fifo, priority or python:MODULE:FUNCTION [performance-centric]",
         ),
     ] = None,
-    topology: Annotated[str | None, Option(help="lab: star, two-rack, two-path, bonded")] = None,
-    hosts: Annotated[int | None, Option(help="lab: how many, with a worker on each")] = None,
-    link_rate: Annotated[str | None, Option(help="lab: of every host's link, as in 100Mbit/s")] = None,
-    buffer: Annotated[str | None, Option(help="lab: of a switch port, as in 64KiB")] = None,
-    ecn_threshold: Annotated[str | None, Option(help="lab: packets that find more in a port are marked")] = None,
-    mtu: Annotated[int | None, Option(help="lab: bytes of a packet")] = None,
+    priorities: Annotated[
+        str | None, Option(metavar="LIST", help="One number > 0 per job (policy priority), e.g. 1,2")
+    ] = None,
+    transport: Annotated[
+        str | None, Option(metavar="NAME", help="Require shm, tcp, tls, mptcp, dctcp, ictcp [auto]")
+    ] = None,
+    encrypt: Annotated[bool, Option("--encrypt", help="Require mutually authenticated TLS [off]")] = False,
+    opportunistic: Annotated[bool, Option("--opportunistic", help="Encrypt without authentication [off]")] = False,
+    flows_per_host: Annotated[
+        str | None, Option(metavar="N", help="Concurrent chunks received: N, all, auto [10]")
+    ] = None,
+    topology: Annotated[str | None, Option(metavar="NAME", help="Lab: star, two-rack, two-path, bonded [star]")] = None,
+    link_rate: Annotated[str | None, Option(metavar="RATE", help="Lab: per host [auto: at most 100Mbit/s]")] = None,
+    buffer: Annotated[str | None, Option(metavar="SIZE", help="Lab: per switch port [64KiB]")] = None,
+    ecn_threshold: Annotated[
+        str | None,
+        Option(metavar="SIZE", help="Lab: queue length that triggers ECN marks, e.g. 30KiB [off; 30kB for dctcp]"),
+    ] = None,
+    mtu: Annotated[int | None, Option(metavar="BYTES", help="Lab: 576 to 9000 [1500]")] = None,
     settings: Annotated[
-        list[str] | None, Option("--set", help="any key of the scenario, as in stack.rto_min=200ms; may be repeated")
+        list[str] | None,
+        Option("--set", metavar="KEY=VALUE", help="Any key, e.g. stack.rto_min=200ms; repeatable"),
     ] = None,
-    scheduler: Annotated[str | None, Option(help="of a Dask cluster that is running, as in tcp://HOST:8786")] = None,
-    data: Annotated[Path | None, Option(help="folder for input and output, seen by all workers")] = None,
-    keep_data: Annotated[bool, Option("--keep-data", help="leave input and output there")] = False,
-    compare: Annotated[str | None, Option(help="run with each of these transports in turn, as in tcp,dctcp")] = None,
-    repeat: Annotated[int | None, Option(min=1, help="times; gives medians and 95 % intervals")] = None,
-    resume: Annotated[Path | None, Option(help="go on with a study that was interrupted: its folder")] = None,
+    compare: Annotated[str | None, Option(metavar="LIST", help="Compare transports, e.g. tcp,auto")] = None,
+    repeat: Annotated[
+        int | None, Option(metavar="N", min=1, help="Runs per variant; prints median, 95 % interval [1]")
+    ] = None,
+    resume: Annotated[Path | None, Option(metavar="DIR", help="Continue an interrupted study")] = None,
     labs: Annotated[
-        int,
-        Option(
-            min=1,
-            help="incast: scenarios of a folder that run side by side; who expects something of the goodput runs alone",
-        ),
+        int, Option(metavar="N", min=1, show_default=False, help="Incast scenarios run in parallel [2]")
     ] = incast_folder.LABS,
-    results: Annotated[Path, Option(help="folder for what runs leave")] = Path("results"),
-    as_json: Annotated[bool, Option("--json", help="for programs")] = False,
+    results: Annotated[Path, Option(metavar="DIR", show_default=False, help="Output folder [results]")] = Path(
+        "results"
+    ),
+    as_json: Annotated[bool, Option("--json", help="Print JSON")] = False,
 ) -> int:
-    """Runs a scenario; shows what each transfer gets and why; leaves results/<id>/ with a report."""
+    """Run a scenario, print what each transfer got and why, and write results/<id>/report.html.
+
+    [x] is the default. Options override the file.
+    """
     try:
         ranks = tuple(float(word) for word in priorities.split(",")) if priorities else None
     except ValueError:
@@ -107,21 +121,21 @@ def run(
         },
     }
     scenarios = study.scenarios_in(scenario)
-    for name, own in scenarios.items():
-        changed = with_changes(with_settings(own, settings or ()), changes)
+    for name, entry in scenarios.items():
+        changed = with_changes(with_settings(entry, settings or ()), changes)
         scenarios[name] = with_study(changed, compare, repeat)
-    incasts = [own for own in scenarios.values() if own.workload.kind == "incast"]
+    incasts = [entry for entry in scenarios.values() if entry.workload.kind == "incast"]
     if len(incasts) == len(scenarios):
         return incast_of(scenarios, world, results, resume, labs, as_json)
     if incasts:
         raise BadInput(f"{scenario} has scenarios of incast and of jobs: run them apart")
-    worlds = {own.world for own in scenarios.values()}
+    worlds = {entry.world for entry in scenarios.values()}
     if world is None and scheduler is None and len(worlds) > 1:
         raise BadInput(f"the scenarios of {scenario} run in several worlds: choose one with --in")
     world = world or ("cluster" if scheduler else min(worlds))
     if world not in WORLDS or (world == "cluster") != (scheduler is not None):
-        raise BadInput(f"--in {world}: use local or lab, or give --scheduler")
-    if len(scenarios) > 1 or resume or any(len(study.runs_of(name, own)) > 1 for name, own in scenarios.items()):
+        raise BadInput(f"--in {world}: unknown world. Use local, lab or --scheduler ADDRESS.")
+    if len(scenarios) > 1 or resume or any(len(study.runs_of(name, entry)) > 1 for name, entry in scenarios.items()):
         if data or keep_data:
             raise BadInput("--data and --keep-data are for one run: leave them out of a study")
         return study_of(scenarios, world, scheduler, results, resume, as_json)
@@ -152,7 +166,7 @@ def with_study(scenario: Scenario, compare: str | None, repeat: int | None) -> S
     changes: dict[str, Any] = {"repeat": repeat}
     if compare is not None:
         transports = [word.strip() for word in compare.split(",")]
-        changes["compare"] = [{"name": own, "set": {"control.transport": own}} for own in transports]
+        changes["compare"] = [{"name": transport, "set": {"control.transport": transport}} for transport in transports]
     return with_changes(scenario, {"study": changes})
 
 
@@ -169,17 +183,17 @@ def study_of(
     def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
-    told = study.conduct(scenarios, world=world, scheduler=scheduler, results=results, resume=resume, say=say)
+    result = study.conduct(scenarios, world=world, scheduler=scheduler, results=results, resume=resume, say=say)
     if as_json:
-        print(json.dumps(told))
+        print(json.dumps(result))
     else:
-        print_study(told)
-    if told["interrupted"]:
-        say(f"go on with --resume {told['folder']}")
+        print_study(result)
+    if result["interrupted"]:
+        say(f"go on with --resume {result['folder']}")
         return 130
-    if not told["valid"]:
+    if not result["valid"]:
         return 5
-    return 0 if told["ok"] else 1
+    return 0 if result["ok"] else 1
 
 
 def incast_of(
@@ -189,27 +203,27 @@ def incast_of(
     asked = [word.strip() for word in worlds.split(",")] if worlds else None
     progress = quiet if as_json or not sys.stderr.isatty() else one_line
     if len(scenarios) > 1:
-        told = incast_folder.conduct_all(scenarios, asked, results=results, folder=resume, labs=labs, say=progress)
-        shown = list(told["studies"].values())
+        result = incast_folder.conduct_all(scenarios, asked, results=results, folder=resume, labs=labs, say=progress)
+        shown = list(result["studies"].values())
     else:
         (scenario,) = scenarios.values()
-        told = incast.conduct(
+        result = incast.conduct(
             scenario, asked or incast.worlds_of(scenario), results=results, folder=resume, say=progress
         )
-        shown = [told]
+        shown = [result]
     progress("")
     if as_json:
-        print(json.dumps(told))
+        print(json.dumps(result))
     else:
-        for own in shown:
-            print_incast(own)
-        print(f"report: {told['results']}/report.html")
-    if told["interrupted"]:
-        print(f"go on with --resume {told['results']}", file=sys.stderr)
+        for entry in shown:
+            print_incast(entry)
+        print(f"report: {result['results']}/report.html")
+    if result["interrupted"]:
+        print(f"go on with --resume {result['results']}", file=sys.stderr)
         return 130
-    if not told["valid"]:
+    if not result["valid"]:
         return 5
-    return 0 if told["ok"] else 1
+    return 0 if result["ok"] else 1
 
 
 def report(folder: Annotated[Path, typer.Argument(help="of a run or a study: results/<id>")]) -> None:

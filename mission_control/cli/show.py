@@ -18,7 +18,7 @@ from mission_control.incast.report import curve_name
 from mission_control.lab import picture
 from mission_control.report import agreement
 from mission_control.run import Observer, Progress
-from mission_control.study_report import UNITS, at_in_words, doubts, number, ratio_in_words, spread
+from mission_control.study_report import UNITS, at_in_words, invalid_reasons, number, ratio_in_words, spread
 
 LINE_EVERY_S = 5
 """Where there is no terminal, a line is enough, and seldom."""
@@ -61,22 +61,20 @@ class LiveTable(Observer):
         if time.monotonic() - self.said_at >= LINE_EVERY_S:
             self.said_at = time.monotonic()
             for job in progress.status.get("jobs", []):
-                for own in job["transfers"]:
-                    part = own["served_bytes"] / own["asked_bytes"] if own["asked_bytes"] else 0
-                    moved = _native.format_bytes(own["served_bytes"])
-                    print(
-                        f"{job['job']}: {own['from']} -> {own['to']} {moved}, {part:.0%} of what was asked for",
-                        file=sys.stderr,
-                    )
+                for transfer in job["transfers"]:
+                    part = transfer["served_bytes"] / transfer["asked_bytes"] if transfer["asked_bytes"] else 0
+                    moved = _native.format_bytes(transfer["served_bytes"])
+                    stages = f"{transfer['from']} -> {transfer['to']}"
+                    print(f"{job['job']}: {stages} {moved}, {part:.0%} of what was asked for", file=sys.stderr)
 
     def draw(self, progress: Progress) -> Group:
         table = Table(box=None, header_style="bold")
         for name in ("job", "transfer", "pattern", "weight", "flows", "transport", "bytes", "rate", "progress"):
             table.add_column(name, justify="right" if name in ("weight", "flows", "bytes", "rate") else "left")
         for job in progress.status.get("jobs", []):
-            for own in job["transfers"]:
-                if own["asked_bytes"]:
-                    table.add_row(*self.row(progress.status["time"], job, own))
+            for transfer in job["transfers"]:
+                if transfer["asked_bytes"]:
+                    table.add_row(*self.row(progress.status["time"], job, transfer))
         if progress.status.get("hidden"):
             table.add_row(Text(f"and {progress.status['hidden']} more", style="dim"))
         steps = [Text(f"{job}: {step}", style="dim") for job, step in progress.steps.items()]
@@ -111,9 +109,9 @@ def print_jobs(status: dict[str, Any]) -> None:
         demands = job["demands"]["transport"] or "auto"
         state = job["refused"] or ("active" if job["active"] else "idle")
         print(f"{job['job']}: priority {job['priority']:g}, transport {demands}, {state}{share_of(job)}")
-        for own in job["transfers"]:
-            if own["asked_bytes"]:
-                print(f"  {own['from']} -> {own['to']}: {progress_of(own)}")
+        for transfer in job["transfers"]:
+            if transfer["asked_bytes"]:
+                print(f"  {transfer['from']} -> {transfer['to']}: {progress_of(transfer)}")
 
 
 def print_explanation(job: dict[str, Any], policy: str) -> None:
@@ -127,14 +125,13 @@ def print_explanation(job: dict[str, Any], policy: str) -> None:
         print(f"  {'first' if place == 0 else 'else'} {leg['transport']} ({where}): {leg['reason']}")
     for transport, why in job["plan"]["refused"]:
         print(f"  not {transport}: {why}")
-    for own in job["transfers"]:
-        facts = own["transport"]
-        print(f"  {own['from']} -> {own['to']}: {progress_of(own)}, {own['flows']} flows now")
-        if not own["asked_bytes"]:
+    for transfer in job["transfers"]:
+        facts = transfer["transport"]
+        print(f"  {transfer['from']} -> {transfer['to']}: {progress_of(transfer)}, {transfer['flows']} flows now")
+        if not transfer["asked_bytes"]:
             continue
-        print(f"    over {facts['chosen'] or 'nothing'}: {facts['reason']}")
         print_facts(facts)
-        print_peers(own)
+        print_peers(transfer)
 
 
 def share_of(job: dict[str, Any]) -> str:
@@ -147,11 +144,12 @@ def progress_of(own: dict[str, Any]) -> str:
 
 
 def print_facts(facts: dict[str, Any]) -> None:
-    """What was negotiated, what each transport carried where it was more than one, and the fallbacks."""
-    for one in facts["negotiated"]:
-        print(f"    negotiated: {agreement(one)}")
+    """Print the transport and its reason, what was negotiated, what each transport carried, and the fallbacks."""
+    agreed = "; ".join(agreement(one).removeprefix(f"{facts['chosen']}, ") for one in facts["negotiated"])
+    print(f"    transport: {facts['chosen'] or 'none'} ({facts['reason']})" + (f"; {agreed}" if agreed else ""))
     if len(facts["bytes"]) > 1:
-        print("    carried: " + ", ".join(f"{_native.format_bytes(n)} by {own}" for own, n in facts["bytes"].items()))
+        carried = (f"{_native.format_bytes(count)} by {transport}" for transport, count in facts["bytes"].items())
+        print("    carried: " + ", ".join(carried))
     for fallback in facts["fallbacks"]:
         print(f"    fallback: {fallback}")
 
@@ -161,45 +159,50 @@ def print_peers(transfer: dict[str, Any]) -> None:
         print(f"    {_native.format_bytes(transfer['peer_bytes'])} of it served by other receivers, not by the owner")
 
 
-def print_study(told: dict[str, Any]) -> None:
+def print_study(result: dict[str, Any]) -> None:
     """Medians, ratios and whether they were expected, and where the report lies."""
-    for own in told["medians"]:
-        labels = ", ".join(filter(None, [own["study"], at_in_words(own["at"]), own["variant"]]))
-        print(f"{labels}: {UNITS[own['measure']]} {number(own['median'])}, {spread(own)}, {own['runs']} runs")
-    for own in told["ratios"]:
-        mark = {True: "ok", False: "FAILED", None: ""}[own["held"]]
-        wanted = f", expected {own['expected']}" if own["expected"] else ""
-        print(f"{mark:>6}  {own['study']}, {ratio_in_words(own)}, {spread(own)}{wanted}")
-    for own in told["results"]:
-        if why := doubts(own):
-            labels = ", ".join(filter(None, [own["study"], at_in_words(own["at"]), own["variant"]]))
-            print(f"{labels}, repetition {own['repetition'] + 1}: {why[:300]}")
-    print(f"report: {told['folder']}/report.html")
+    for median in result["medians"]:
+        labels = ", ".join(filter(None, [median["study"], at_in_words(median["at"]), median["variant"]]))
+        print(
+            f"{labels}: {UNITS[median['measure']]} {number(median['median'])}, {spread(median)}, {median['runs']} runs"
+        )
+    for ratio in result["ratios"]:
+        mark = {True: "ok", False: "FAILED", None: ""}[ratio["held"]]
+        wanted = f", expected {ratio['expected']}" if ratio["expected"] else ""
+        print(f"{mark:>6}  {ratio['study']}, {ratio_in_words(ratio)}, {spread(ratio)}{wanted}")
+    for entry in result["results"]:
+        if why := invalid_reasons(entry):
+            labels = ", ".join(filter(None, [entry["study"], at_in_words(entry["at"]), entry["variant"]]))
+            print(f"{labels}, repetition {entry['repetition'] + 1}: {why[:300]}")
+    print(f"report: {result['folder']}/report.html")
 
 
 def print_result(result: dict[str, Any]) -> None:
     """What each transfer got and why, the checks, and where the report lies."""
     for job in result["jobs"]:
         took = f"{job['seconds']:.2f} s" if job["seconds"] is not None else "not finished"
-        share = f", weight {job['weight']:.2f}, at most {job['flows']} flows" if job["weight"] is not None else ""
+        share = (
+            f", weight {job['weight']:.2f}, at most {job['flows']} flows per host" if job["weight"] is not None else ""
+        )
         again = f", {job['recomputed']} recomputed" if job["recomputed"] else ""
         print(f"{job['name']}: {took}{share}{again}")
-        for own in job["transfers"]:
-            facts = own["transport"]
-            moved, stayed = _native.format_bytes(own["bytes"]), _native.format_bytes(own["own_bytes"])
-            moved = f"{moved}, {stayed} of it on its own worker"
-            print(
-                f"  {own['from']} -> {own['to']}: {own['pattern']}, {moved}, up to {own['flows_peak']} flows a worker"
-            )
-            print(f"    over {facts['chosen'] or 'nothing'}: {facts['reason']}")
+        for transfer in job["transfers"]:
+            facts = transfer["transport"]
+            moved, stayed = _native.format_bytes(transfer["bytes"]), _native.format_bytes(transfer["local_bytes"])
+            stages = f"{transfer['from']} -> {transfer['to']}"
+            print(f"  {stages}: {transfer['pattern']}, {moved} ({stayed} stayed local)")
             print_facts(facts)
-            print_peers(own)
-            if own["refetches"] or own["resumed"]:
-                print(f"    {own['refetches']} ranges fetched again, {own['resumed']} resumed")
+            print_peers(transfer)
+            if transfer["refetches"] or transfer["resumed"]:
+                print(f"    {transfer['refetches']} ranges fetched again, {transfer['resumed']} resumed")
     for job, error in result["errors"].items():
         print(f"{job} failed: {error}")
+    passed = [check for check, held in result["checks"].items() if held]
+    if passed:
+        print(f"ok  {', '.join(passed)}")
     for check, held in result["checks"].items():
-        print(f"{'ok' if held else 'FAILED':>6}  {check}")
+        if not held:
+            print(f"FAILED  {check}")
     if result.get("ports"):
         print(picture.table(result["ports"]))
     for why in result.get("invalid_because", ()):
@@ -221,17 +224,17 @@ def quiet(_: str) -> None:
 def print_incast(result: dict[str, Any]) -> None:
     """Goodput of every point, the worlds side by side; onsets; how far the worlds are apart."""
     points = result["points"]
-    worlds = list(dict.fromkeys(own["world"] for own in points))
-    places = list(dict.fromkeys((curve_name(own), own["senders"]) for own in points))
-    found = {(own["world"], curve_name(own), own["senders"]): own for own in points}
+    worlds = list(dict.fromkeys(point["world"] for point in points))
+    places = list(dict.fromkeys((curve_name(point), point["senders"]) for point in points))
+    found = {(point["world"], curve_name(point), point["senders"]): point for point in points}
     width = max([len("fragment"), *(len(name) for name, _ in places)])
     print(result["study"]["title"] or "goodput", "in Mbit/s")
     print(f"{'fragment':>{width}} {'senders':>7}" + "".join(f" {world:>24}" for world in worlds))
     for name, senders in places:
         cells = (goodput(found.get((world, name, senders))) for world in worlds)
         print(f"{name:>{width}} {senders:7}" + "".join(f" {cell:>24}" for cell in cells))
-    for own in result["onset"]:
-        print(f"onset of {curve_name(own)}, {own['world']}: {own['senders'] or 'none of these'}")
+    for entry in result["onset"]:
+        print(f"onset of {curve_name(entry)}, {entry['world']}: {entry['senders'] or 'none of these'}")
     for why in result["invalid_because"]:
         print(f"INVALID  {why}")
     for name, held in result["checks"].items():

@@ -48,7 +48,7 @@ class Jobs:
         """The jobs that are over because this client is gone."""
         held = [job for job, clients in self._holds.items() if client in clients]
         for job in held:
-            self._holds[job] = [own for own in self._holds[job] if own != client]
+            self._holds[job] = [entry for entry in self._holds[job] if entry != client]
         return [job for job in held if self._over(job)]
 
     def _over(self, job: str) -> bool:

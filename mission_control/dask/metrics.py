@@ -51,15 +51,15 @@ class Metrics(Collector):
             weight.add_metric([job["job"]], job["weight"] or 0)
             flows.add_metric([job["job"]], job["flows"] or 0)
             recomputed.add_metric([job["job"]], job["recomputed"])
-            for own in job["transfers"]:
-                values = [job["job"], own["from"], own["to"], own["pattern"]]
-                asked.add_metric(values, own["asked_bytes"])
-                served.add_metric(values, own["served_bytes"])
-                now.add_metric(values, own["flows"])
-                for transport, count in own["transport"]["bytes"].items():
+            for transfer in job["transfers"]:
+                values = [job["job"], transfer["from"], transfer["to"], transfer["pattern"]]
+                asked.add_metric(values, transfer["asked_bytes"])
+                served.add_metric(values, transfer["served_bytes"])
+                now.add_metric(values, transfer["flows"])
+                for transport, count in transfer["transport"]["bytes"].items():
                     carried.add_metric([*values, transport], count)
                 for reason in ("refetches", "resumed", "busy"):
-                    again.add_metric([*values, reason], own[reason])
+                    again.add_metric([*values, reason], transfer[reason])
         yield from (weight, flows, recomputed, asked, served, carried, again, now)
 
     def register(self) -> None:

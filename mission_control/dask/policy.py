@@ -26,7 +26,7 @@ def load(name: str) -> Policy:
     Raises:
         ValueError: there is none; one line that names the mend.
     """
-    found = {own.name: own for own in entry_points(group=ENTRY_POINTS)}
+    found = {entry_point.name: entry_point for entry_point in entry_points(group=ENTRY_POINTS)}
     if name in found:
         return found[name].load()
     module, _, function = name.partition(":")

@@ -206,13 +206,15 @@ class MissionControlScheduler(SchedulerPlugin):
         jobs = [job for job in json.loads(self.mission.status()) if only in (None, job["job"])]
         hidden = 0
         if most is not None:
-            keys = [(job["job"], own["from"], own["to"]) for job in jobs for own in job["transfers"]]
+            keys = [(job["job"], entry["from"], entry["to"]) for job in jobs for entry in job["transfers"]]
             shown = set(heapq.nlargest(most, keys, key=lambda key: self.moved.get(key, 0)))
             hidden = len(keys) - len(shown)
         for job in jobs:
             job["recomputed"] = self.recomputed.get(job["job"], 0)
             if hidden:
-                job["transfers"] = [own for own in job["transfers"] if (job["job"], own["from"], own["to"]) in shown]
+                job["transfers"] = [
+                    entry for entry in job["transfers"] if (job["job"], entry["from"], entry["to"]) in shown
+                ]
             for transfer in job["transfers"]:
                 key = (job["job"], transfer["from"], transfer["to"])
                 if key not in self.merged:
@@ -257,7 +259,7 @@ class MissionControlScheduler(SchedulerPlugin):
             self.event(
                 {"event": "progress", "worker": worker, "transfer": transfer, **totals, "moved": record["moved"]}
             )
-            more = {name: record[name] for name in ("own_bytes", "flows", "started", "ended")}
+            more = {name: record[name] for name in ("local_bytes", "flows", "started", "ended")}
             self.record("progress", worker=worker, cpu=cpu, **transfer, **totals, **more)
         if last_of in self.ending:
             self.ending[last_of].discard(worker)
@@ -324,14 +326,20 @@ class MissionControlScheduler(SchedulerPlugin):
             if task.key in self.numbers:
                 pending.pop()
                 continue
-            before = [own for own in task.dependencies if own.key in wanted and own.key not in self.numbers]
+            before = [
+                dependency
+                for dependency in task.dependencies
+                if dependency.key in wanted and dependency.key not in self.numbers
+            ]
             if before:
                 pending.extend(before)
                 continue
             pending.pop()
             number = self.numbers[task.key] = next(self.next_number)
             job, stage, kind = self.jobs.of.get(task.key, ""), key_split(task.key), kind_of(task.key)
-            inputs = [self.numbers[own.key] for own in task.dependencies if own.key in self.numbers]
+            inputs = [
+                self.numbers[dependency.key] for dependency in task.dependencies if dependency.key in self.numbers
+            ]
             self.graph.add(number, f"{job}\0{stage}", kind, inputs)
             if inputs and kind == "work":
                 edges.add(job)
@@ -397,7 +405,7 @@ class MissionControlScheduler(SchedulerPlugin):
             if command["command"] == "weigh" and self.runner is not None:
                 self.runner.ask(command["jobs"])
             elif command["command"] == "probe-ecn":
-                senders = [self.workers[own]["address"] for own in command["senders"] if own in self.workers]
+                senders = [self.workers[sender]["address"] for sender in command["senders"] if sender in self.workers]
                 self.tell({"probe_ecn": senders}, [command["worker"]])
         commands = [command for command in commands if command["command"] not in ("weigh", "probe-ecn")]
         for command in commands:
@@ -515,7 +523,7 @@ def kind_of(key: Any) -> str:
 def merge(records: list[dict[str, Any]]) -> dict[str, Any]:
     """What all workers say of one transfer, as one."""
     merged: dict[str, Any] = {}
-    for name in ("own_bytes", "peer_bytes", "fetches", "flows", "refetches", "resumed", "busy"):
+    for name in ("local_bytes", "peer_bytes", "fetches", "flows", "refetches", "resumed", "busy"):
         merged[name] = sum(record[name] for record in records)
     merged["flows_peak"] = max((record["flows_peak"] for record in records), default=0)
     merged["started"] = min((record["started"] for record in records), default=None)
@@ -529,7 +537,7 @@ def merge(records: list[dict[str, Any]]) -> dict[str, Any]:
     main = max(carried, key=lambda name: carried[name], default=None)
     nothing = {"chosen": None, "reason": "nothing had to leave its worker", "planned": None}
     first = next((fact for fact in facts if main is not None and fact["chosen"] == main), nothing)
-    agreements = {json.dumps(own, sort_keys=True) for fact in facts for own in fact["negotiated"]}
+    agreements = {json.dumps(entry, sort_keys=True) for fact in facts for entry in fact["negotiated"]}
     observed: dict[str, int] = {}
     for fact in facts:
         for name, value in fact["observed"].items():
@@ -539,8 +547,8 @@ def merge(records: list[dict[str, Any]]) -> dict[str, Any]:
         "chosen": first["chosen"],
         "reason": first["reason"],
         "planned": first["planned"],
-        "negotiated": [json.loads(own) for own in sorted(agreements)],
+        "negotiated": [json.loads(agreement) for agreement in sorted(agreements)],
         "observed": observed,
-        "fallbacks": sorted({own for fact in facts for own in fact["fallbacks"]}),
+        "fallbacks": sorted({fallback for fact in facts for fallback in fact["fallbacks"]}),
     }
     return merged

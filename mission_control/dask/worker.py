@@ -172,8 +172,12 @@ class MissionControlWorker(WorkerPlugin):
         from mission_control.objects import references_in
 
         task = self.worker.state.tasks.get(key)
-        inputs = [own.key for own in task.dependencies if own.key in self.worker.data] if task else []
-        stale = [own for own in inputs if any(held.object in lost for held in references_in(self.worker.data[own]))]
+        inputs = (
+            [dependency.key for dependency in task.dependencies if dependency.key in self.worker.data] if task else []
+        )
+        stale = [
+            entry for entry in inputs if any(held.object in lost for held in references_in(self.worker.data[entry]))
+        ]
         if stale:
             self.send("mission-control-stale", keys=stale)
 
@@ -194,8 +198,8 @@ class MissionControlWorker(WorkerPlugin):
             carried = references_in(self.worker.data[key])
             if carried:
                 # Ahead of the message that the task is done: both take the same ordered stream.
-                self.send("mission-control-task", key=key, carries=[(own.object, own.worker) for own in carried])
-        for name in set(put) - {own.object for own in carried}:
+                self.send("mission-control-task", key=key, carries=[(entry.object, entry.worker) for entry in carried])
+        for name in set(put) - {entry.object for entry in carried}:
             assert self.endpoint is not None
             self.endpoint.free(name)
 

@@ -52,25 +52,27 @@ def advise(case: Case) -> dict[str, Any]:
     """
     form = json.dumps({"total" if case.total else "fragment": case.bytes})
     try:
-        told: dict[str, Any] = json.loads(_native.incast_advise(json.dumps(case.path), form, case.senders))
+        result: dict[str, Any] = json.loads(_native.incast_advise(json.dumps(case.path), form, case.senders))
     except ValueError as error:
         raise BadInput(str(error)) from None
-    told["remedies"] = [remedy(own) for own in told["remedies"]]
-    typed = [line for own in told["remedies"] for line in own["lines"]] if told["bites"] else []
+    result["remedies"] = [remedy(entry) for entry in result["remedies"]]
+    typed = [line for entry in result["remedies"] for line in entry["lines"]] if result["bites"] else []
     refused = lines.refused(typed)
-    for own in told["remedies"]:
-        own["refused_here"] = {line: why for line, why in refused.items() if line in own["lines"]}
-    told["onset"].pop("bytes")
-    told["warnings"] = []
+    for entry in result["remedies"]:
+        entry["refused_here"] = {line: why for line, why in refused.items() if line in entry["lines"]}
+    result["onset"].pop("bytes")
+    result["warnings"] = []
     if case.path["rto_s"] < RTO_FLOOR_S:
         asked, floor = case.path["rto_s"] * 1e3, RTO_FLOOR_S * 1e3
-        told["warnings"].append(f"a minimum RTO of {asked:g} ms is some {floor:g} ms in effect: kernels count in ticks")
+        result["warnings"].append(
+            f"a minimum RTO of {asked:g} ms is some {floor:g} ms in effect: kernels count in ticks"
+        )
     if case.path["link_bits_per_sec"] > FITTED_BITS_PER_SEC:
-        told["warnings"].append(
+        result["warnings"].append(
             "the model was fitted at 100 Mbit/s, where long blocks hide a timeout now and then; at this rate one costs "
             "many blocks: hold it against `mission incast measure`"
         )
-    return told
+    return result
 
 
 def remedy(own: dict[str, Any]) -> dict[str, Any]:
@@ -100,19 +102,26 @@ def of_run(folder: Path) -> Case:
         raise BadInput(f"{folder} is no run: name a folder results/<id> ({error})") from None
     described = validate(scenario)
     if points := result.get("points"):
-        worst = max(points, key=lambda own: own["senders"] * own["fragment_bytes"])
+        worst = max(points, key=lambda entry: entry["senders"] * entry["fragment_bytes"])
         path = path_of(variants_of(described)[worst["variant"]])
         return Case(worst["senders"], worst["fragment_bytes"], path)
     if result.get("world") != "lab":
         raise BadInput(f"{folder} ran in {result.get('world')}: nothing is known of its links; use a run in the lab")
-    shuffles = [own for job in result["jobs"] for own in job["transfers"] if own["pattern"] in ("shuffle", "gather")]
+    shuffles = [
+        transfer
+        for job in result["jobs"]
+        for transfer in job["transfers"]
+        if transfer["pattern"] in ("shuffle", "gather")
+    ]
     if not shuffles:
         raise BadInput(f"{folder} has no shuffle and no gather: there is no incast in it")
     # The ports of hosts; the last host is the scheduler's.
-    rates = [own["settings"]["bytes_per_second"] for own in result["ports"] if not re.fullmatch(r"s\d+", own["port"])]
+    rates = [
+        port["settings"]["bytes_per_second"] for port in result["ports"] if not re.fullmatch(r"s\d+", port["port"])
+    ]
     hosts = len(rates) - 1
     if hosts < 2:
         raise BadInput(f"{folder} ran on one host: nothing crossed its network")
-    largest = max(own["bytes"] for own in shuffles)
+    largest = max(shuffle["bytes"] for shuffle in shuffles)
     path = {**path_of(described), "link_bits_per_sec": min(rates) * 8}
     return Case(hosts - 1, max(1, largest // hosts // (hosts - 1)), path)

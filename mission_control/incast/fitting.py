@@ -30,42 +30,46 @@ def fit(folder: Path) -> dict[str, Any]:
         result = json.loads((folder / "result.json").read_text())
     except (OSError, ValueError) as error:
         raise BadInput(f"{folder} is no run: name a folder results/<id> ({error})") from None
-    points = [own for own in result.get("points", []) if own["world"] == "lab" and own["valid"] and own.get("blocks")]
+    points = [
+        entry
+        for entry in result.get("points", [])
+        if entry["world"] == "lab" and entry["valid"] and entry.get("blocks")
+    ]
     if not points:
         raise BadInput(f"{folder} has no valid points that were measured: run an incast scenario --in lab")
-    variants, told = variants_of(scenario), []
-    for variant, asked in dict.fromkeys((own["variant"], own["asked_bytes"]) for own in points):
+    variants, summary = variants_of(scenario), []
+    for variant, asked in dict.fromkeys((entry["variant"], entry["asked_bytes"]) for entry in points):
         own = [point for point in points if (point["variant"], point["asked_bytes"]) == (variant, asked)]
-        told.append({"variant": variant, "asked_bytes": asked, **of_curve(own, path_of(variants[variant]))})
-    return {"curves": told}
+        summary.append({"variant": variant, "asked_bytes": asked, **of_curve(own, path_of(variants[variant]))})
+    return {"curves": summary}
 
 
 def of_curve(points: list[dict[str, Any]], path: dict[str, Any]) -> dict[str, Any]:
     """See :func:`fit`."""
     rto_s = path["rto_s"]
     found, timeouts, trips = [], [], []
-    for own in points:
-        blocks, bits = own["blocks"], own["senders"] * own["fragment_bytes"] * 8
+    for point in points:
+        blocks, bits = point["blocks"], point["senders"] * point["fragment_bytes"] * 8
         # As the bytes of all take on the wire, headers and all; what is more is a wait.
         wire_s = bits * (1 + HEADERS / path["mss"]) / path["link_bits_per_sec"]
         stalled = [seconds for seconds in blocks if seconds > wire_s + rto_s / 2]
         rest = [seconds for seconds in blocks if seconds <= wire_s + rto_s / 2]
-        timeouts += [flow["rto_us"] / 1e6 for flow in own["flows"] if flow["asked"]]
+        timeouts += [flow["rto_us"] / 1e6 for flow in point["flows"] if flow["asked"]]
         trips += [seconds - wire_s for seconds in rest]
         part = len(stalled) / len(blocks)
-        (row,) = model.predict(path, [own["senders"]], [own["fragment_bytes"]])["rows"]
+        (row,) = model.predict(path, [point["senders"]], [point["fragment_bytes"]])["rows"]
         found.append(
             {
-                "senders": own["senders"],
+                "senders": point["senders"],
                 "alpha": (fmean(blocks) - wire_s - path["rtt_s"]) / rto_s,
                 "stalled": part,
-                "goodput_mbit": own["goodput_mbit"],
+                "goodput_mbit": point["goodput_mbit"],
                 "model_mbit": row["goodput_mbit"],
-                "residual": row["goodput_mbit"] / own["goodput_mbit"] - 1,
+                "residual": row["goodput_mbit"] / point["goodput_mbit"] - 1,
                 "regime": "ideal" if part < FEW else "timeouts" if part > MOST else "mixed: not to be trusted",
             }
         )
-    late = [own["senders"] for own in points if collapsed(own)]
+    late = [point["senders"] for point in points if collapsed(point)]
     return {
         "onset": min(late, default=None),
         "rto_s": median(timeouts) if timeouts else None,

@@ -23,7 +23,7 @@ from typing import Any
 from mission_control import interrupts
 from mission_control.incast import report
 from mission_control.incast.run import RESULT, accepted, conduct, worlds_of
-from mission_control.scenario import BadInput, Missing, Scenario
+from mission_control.scenario import BadInput, EnvironmentFailed, PrerequisiteMissing, Scenario
 
 LABS = min(2, len(os.sched_getaffinity(0)))
 """Side by side unless told otherwise. One at 100 Mbit/s takes half a processor (docs/measurements.md)."""
@@ -51,7 +51,7 @@ def conduct_all(
         say: is told what is done.
 
     Raises:
-        BadInput, Missing: as :func:`mission_control.incast.run.conduct`, once the others have ended.
+        BadInput, PrerequisiteMissing: as :func:`mission_control.incast.run.conduct`, once the others have ended.
     """
     if folder is not None and not folder.is_dir():
         raise BadInput(f"{folder} is not there: name the folder of a run to go on with")
@@ -79,14 +79,14 @@ def conduct_all(
     for name, future in running.items():
         if error := future.exception():
             raise type(error)(f"{name}: {error}; go on with --resume {folder}")
-    told = {name: own for name in running if (own := running[name].result()) is not None}
-    every = list(told.values())
+    result = {name: own for name in running if (own := running[name].result()) is not None}
+    every = list(result.values())
     return {
-        "studies": {name: told[name] for name in scenarios if name in told},
+        "studies": {name: result[name] for name in scenarios if name in result},
         "results": str(folder),
-        "interrupted": len(told) < len(scenarios) or any(own["interrupted"] for own in every),
-        "ok": all(own["ok"] for own in every),
-        "valid": all(own["valid"] for own in every),
+        "interrupted": len(result) < len(scenarios) or any(entry["interrupted"] for entry in every),
+        "ok": all(entry["ok"] for entry in every),
+        "valid": all(entry["valid"] for entry in every),
     }
 
 
@@ -95,7 +95,7 @@ def expects(scenario: Scenario) -> bool:
     Raises:
         BadInput: it describes no incast.
     """
-    return any(own.expect.goodput_of_one_flow_min for own in accepted(scenario).values())
+    return any(entry.expect.goodput_of_one_flow_min for entry in accepted(scenario).values())
 
 
 class Progress:
@@ -120,7 +120,7 @@ def in_process(
     """What it gives, from a process of its own; ``None`` where all was over before it began.
 
     Raises:
-        BadInput, Missing: as the work; its process has ended without a result.
+        BadInput, PrerequisiteMissing: as the work; its process has ended without a result.
     """
     if over.is_set():
         return None
@@ -130,8 +130,8 @@ def in_process(
     process.start()
     there.close()
     try:
-        told, last_word = None, False
-        while told is None:
+        result, last_word = None, False
+        while result is None:
             if over.is_set() and not last_word:
                 here.send("over")
                 last_word = True
@@ -140,16 +140,16 @@ def in_process(
                 if isinstance(word, str):
                     say(word)
                 else:
-                    told = word
+                    result = word
     except (EOFError, OSError):
-        raise Missing("its process has ended") from None
+        raise EnvironmentFailed("its process has ended") from None
     finally:
         here.close()
         process.join()
         say("")
-    if isinstance(told, Exception):
-        raise told
-    return told
+    if isinstance(result, Exception):
+        raise result
+    return result
 
 
 def conducted(there: Connection, work: Callable[..., dict[str, Any]]) -> None:
@@ -159,5 +159,5 @@ def conducted(there: Connection, work: Callable[..., dict[str, Any]]) -> None:
     with suppress(BrokenPipeError):
         try:
             there.send(work(say=there.send))
-        except (BadInput, Missing) as error:
+        except (BadInput, EnvironmentFailed, PrerequisiteMissing) as error:
             there.send(error)

@@ -12,7 +12,7 @@ from mission_control.incast.reads import Reads, measure, serve
 from mission_control.incast.statistics import summary
 from mission_control.lab import Lab, namespaces
 from mission_control.lab.events import Watching
-from mission_control.scenario import Event, Missing
+from mission_control.scenario import Event, PrerequisiteMissing
 
 
 class ReadsInLab:
@@ -34,7 +34,7 @@ class ReadsInLab:
         own ``valid`` and ``invalid_because``. ``events`` happen meanwhile, and nobody undoes them.
 
         Raises:
-            Missing: what is asked of the senders' sockets cannot be had.
+            PrerequisiteMissing: what is asked of the senders' sockets cannot be had.
         """
         receiver = self.lab.topology.hosts[0]
         own = partial(measure, self.senders[:senders], reads, self._token, watch)
@@ -46,16 +46,16 @@ class ReadsInLab:
                 try:
                     runs.append(namespaces.inside(self.lab.namespace(receiver), own))
                 except ConnectionError as error:
-                    raise Missing(str(error)) from None
+                    raise PrerequisiteMissing(str(error)) from None
                 if runs[-1]["ended"]:
                     break
         finally:
             watching.end()
-        told = watching.told()
-        port = next(own for own in told["ports"] if own["port"] == receiver)
+        result = watching.stop_and_summarize()
+        port = next(entry for entry in result["ports"] if entry["port"] == receiver)
         kept = {name: port[name] for name in ("drops", "marks", "queue_bytes_p50", "queue_bytes_max")}
         found = summary(runs, reads.fragment * senders)
-        return {**found, **kept, "valid": told["valid"], "invalid_because": told["invalid_because"]}
+        return {**found, **kept, "valid": result["valid"], "invalid_because": result["invalid_because"]}
 
 
 @contextmanager

@@ -67,7 +67,7 @@ def predict(
     """
     question = {
         "path": path,
-        "forms": [{"fragment": own} for own in fragments] + [{"total": own} for own in totals],
+        "forms": [{"fragment": fragment} for fragment in fragments] + [{"total": total} for total in totals],
         "senders": list(senders),
         "model": equations,
         "alpha": alpha,

@@ -52,7 +52,7 @@ class Reads:
     ictcp_link: int | None = None
     traced: int = 0
 
-    def told(self, senders: list[str]) -> str:
+    def as_json(self, senders: list[str]) -> str:
         """As the receiver is told."""
         own = asdict(self)
         ask = {
@@ -89,11 +89,11 @@ def measure(
         BadInput: a number that cannot be.
     """
     try:
-        found = _native.incast_measure(reads.told([resolved(sender) for sender in senders]), token, watch)
+        found = _native.incast_measure(reads.as_json([resolved(sender) for sender in senders]), token, watch)
     except ValueError as error:
         raise BadInput(str(error)) from None
-    told: dict[str, Any] = json.loads(found)
-    return told
+    result: dict[str, Any] = json.loads(found)
+    return result
 
 
 def resolved(sender: str) -> str:

@@ -45,20 +45,20 @@ def section(result: dict[str, Any]) -> list[str]:
     """One scenario: what was hoped, what was seen, and why."""
     good, study = result["ok"] and result["valid"], result["study"]
     words = "interrupted: this is what was measured" if result["interrupted"] else verdict(result)
-    told = [f"<h2>{escape(study['title'])}</h2>"] if study["title"] else []
-    told.append(f'<p><b class="{"good" if good else "bad"}">{escape(words)}</b></p>')
+    summary = [f"<h2>{escape(study['title'])}</h2>"] if study["title"] else []
+    summary.append(f'<p><b class="{"good" if good else "bad"}">{escape(words)}</b></p>')
     for word, text in (("The paper", study["paper"]), ("We hope", study["hope"]), ("Because", study["because"])):
         if text:
-            told.append(f"<p><b>{word}:</b> {escape(text)}</p>")
-    told += [f'<p class="bad">{escape(name)}</p>' for name, held in result["checks"].items() if not held]
-    told += [f'<p class="bad">not valid: {escape(why)}</p>' for why in result["invalid_because"]]
+            summary.append(f"<p><b>{word}:</b> {escape(text)}</p>")
+    summary += [f'<p class="bad">{escape(name)}</p>' for name, held in result["checks"].items() if not held]
+    summary += [f'<p class="bad">not valid: {escape(why)}</p>' for why in result["invalid_because"]]
     legend = "Solid: measured, with 95 % intervals. Dashed: the model. Dotted: the papers' equations."
-    told += [f"<p>{escape(legend)}</p>", curves(result["points"]), *traces(result["points"])]
-    told.append(table(("onset", "world", "senders"), [onset_row(own) for own in result["onset"]]))
+    summary += [f"<p>{escape(legend)}</p>", curves(result["points"]), *traces(result["points"])]
+    summary.append(table(("onset", "world", "senders"), [onset_row(entry) for entry in result["onset"]]))
     if result["differences"]:
-        told.append(f"<p>{escape(differences_in_words(result))}</p>")
+        summary.append(f"<p>{escape(differences_in_words(result))}</p>")
     points = f"<details><summary>All points</summary>{all_points(result['points'])}</details>"
-    return [*told, points]
+    return [*summary, points]
 
 
 def verdict(result: dict[str, Any]) -> str:
@@ -75,7 +75,7 @@ def curve_name(own: dict[str, Any]) -> str:
 
 
 def differences_in_words(result: dict[str, Any]) -> str:
-    parts = sorted(abs(own["part"]) for own in result["differences"])
+    parts = sorted(abs(difference["part"]) for difference in result["differences"])
     return f"The model is off by {median(parts):.1%} in the median, by {parts[-1]:.1%} at most, of {len(parts)} points."
 
 
@@ -83,7 +83,7 @@ def curves(points: list[dict[str, Any]]) -> str:
     """Goodput over senders: a colour for each fragment and variant, a dash for each world."""
     drawn, axes = figure(4)
     slow = any(one.get("dilation", 1) > 1 for one in points)
-    names = list(dict.fromkeys(curve_name(own) for own in points))
+    names = list(dict.fromkeys(curve_name(point) for point in points))
     for number, (name, world) in enumerate(itertools.product(names, DASHES)):
         own = [one for one in points if (curve_name(one), one["world"]) == (name, world) and one["valid"]]
         # A run that went on has the points that it measured again at its end.
@@ -110,21 +110,21 @@ def curves(points: list[dict[str, Any]]) -> str:
 
 def all_points(points: list[dict[str, Any]]) -> str:
     rows = []
-    for own in points:
-        flows = own.get("flows", [])
-        low, high = own.get("interval95", (0.0, 0.0))
+    for point in points:
+        flows = point.get("flows", [])
+        low, high = point.get("interval95", (0.0, 0.0))
         rows.append(
             (
-                own["world"],
-                own["variant"],
-                quantities.size(own["fragment_bytes"]),
-                str(own["senders"]),
-                "-" if own["goodput_mbit"] is None else f"{own['goodput_mbit']:.1f}",
+                point["world"],
+                point["variant"],
+                quantities.size(point["fragment_bytes"]),
+                str(point["senders"]),
+                "-" if point["goodput_mbit"] is None else f"{point['goodput_mbit']:.1f}",
                 f"{low:.1f} to {high:.1f}" if flows else "",
                 str(sum(flow["retransmits"] for flow in flows)) if flows else "",
                 str(sum(flow["timeouts"] for flow in flows)) if flows else "",
-                str(own.get("drops", "")),
-                rto_min_in_words(own.get("rto_min")),
+                str(point.get("drops", "")),
+                rto_min_in_words(point.get("rto_min")),
             )
         )
     heads = (
@@ -142,11 +142,11 @@ def all_points(points: list[dict[str, Any]]) -> str:
     return table(heads, rows)
 
 
-def rto_min_in_words(told: dict[str, Any] | None) -> str:
+def rto_min_in_words(result: dict[str, Any] | None) -> str:
     """Who gave it, and what it came to."""
-    if not told or not told["won"]:
+    if not result or not result["won"]:
         return ""
-    return f"{told['won']}: {told['observed_us'] / 1e3:.0f} ms, {told['asked'][told['won']] / 1e3:.0f} asked"
+    return f"{result['won']}: {result['observed_us'] / 1e3:.0f} ms, {result['asked'][result['won']] / 1e3:.0f} asked"
 
 
 TRACED_S = 3.0
@@ -155,13 +155,13 @@ TRACED_S = 3.0
 
 def traces(points: list[dict[str, Any]]) -> list[str]:
     """What arrived when from each traced sender, for the points that have it."""
-    told = []
-    for own in points:
-        if not own.get("trace"):
+    result = []
+    for point in points:
+        if not point.get("trace"):
             continue
         drawn, axes = figure(2.6)
-        for sender in sorted({int(row[1]) for row in own["trace"]}):
-            rows = [row for row in own["trace"] if row[1] == sender and row[0] <= TRACED_S]
+        for sender in sorted({int(row[1]) for row in point["trace"]}):
+            rows = [row for row in point["trace"] if row[1] == sender and row[0] <= TRACED_S]
             colour = COLOURS[sender % len(COLOURS)]
             axes.plot(
                 [row[0] for row in rows],
@@ -173,8 +173,8 @@ def traces(points: list[dict[str, Any]]) -> list[str]:
         axes.set_xlabel("seconds")
         axes.set_ylabel("MB from it")
         axes.legend(fontsize=8)
-        seen = synchrony.synchrony(own["trace"], own["fragment_bytes"], own["rto_s"])
-        words = f"{curve_name(own)}, {own['senders']} senders: the first two stood still {seen['stalls']} times, "
+        seen = synchrony.synchrony(point["trace"], point["fragment_bytes"], point["rto_s"])
+        words = f"{curve_name(point)}, {point['senders']} senders: the first two stood still {seen['stalls']} times, "
         words += f"{seen['together']} of these together, and went on at once in {seen['at_once']} of them."
-        told += [f"<p>{escape(words)}</p>", svg(drawn)]
-    return told
+        result += [f"<p>{escape(words)}</p>", svg(drawn)]
+    return result

@@ -37,7 +37,7 @@ from mission_control.incast.points import (
 from mission_control.lab import Lab
 from mission_control.lab.described import lab_of, stack_of
 from mission_control.lab.events import dilated
-from mission_control.scenario import BadInput, Missing, Scenario, plain, with_values
+from mission_control.scenario import BadInput, PrerequisiteMissing, Scenario, plain, with_values
 from mission_control.study import ONLY
 
 BASE_RTT_S = 1e-4
@@ -63,8 +63,8 @@ def in_model(scenario: Scenario) -> Iterator[Measure]:
     def measure(point: Point, say: Callable[[str], None]) -> dict[str, Any]:
         (row,) = model.predict(path, [point.senders], [point.fragment])["rows"]
         (printed,) = model.predict(paper, [point.senders], [point.fragment], equations="paper")["rows"]
-        told = {"goodput_mbit": row["goodput_mbit"], "regime": row["regime"], "paper_mbit": printed["goodput_mbit"]}
-        return {**told, "valid": True, "invalid_because": []}
+        result = {"goodput_mbit": row["goodput_mbit"], "regime": row["regime"], "paper_mbit": printed["goodput_mbit"]}
+        return {**result, "valid": True, "invalid_because": []}
 
     yield measure
 
@@ -96,8 +96,8 @@ def in_lab(scenario: Scenario) -> Iterator[Measure]:
 
             try:
                 calm = point == ONE_FLOW
-                told = own.measure(point.senders, asked, watch=watch, events=() if calm else events)
-                return {**told, "rto_min": statistics.rto_min(told["flows"], rto_min_asked(scenario))}
+                result = own.measure(point.senders, asked, watch=watch, events=() if calm else events)
+                return {**result, "rto_min": statistics.rto_min(result["flows"], rto_min_asked(scenario))}
             finally:
                 if events:
                     set_up(lab, scenario)
@@ -156,7 +156,7 @@ def conduct(
 
     Raises:
         BadInput: the scenario describes no incast, or there is no such world.
-        Missing: what a world needs is not there.
+        PrerequisiteMissing: what a world needs is not there.
     """
     variants = accepted(scenario)
     if unknown := [world for world in worlds if world not in WORLDS]:
@@ -164,29 +164,29 @@ def conduct(
     folder = folder or results / f"{time.strftime('%Y%m%d-%H%M%S')}-incast-{secrets.token_hex(2)}"
     begin(folder, scenario)
     # A line that was cut off is not gone on with, nor what is not valid.
-    found = [own for own in known(folder) if own["valid"]]
-    (folder / POINTS).write_text("".join(json.dumps(own) + "\n" for own in found))
-    done = {key(own) for own in found}
-    count = len(worlds) * sum(len(list(points(own))) for own in variants.values())
+    found = [entry for entry in known(folder) if entry["valid"]]
+    (folder / POINTS).write_text("".join(json.dumps(entry) + "\n" for entry in found))
+    done = {key(entry) for entry in found}
+    count = len(worlds) * sum(len(list(points(entry))) for entry in variants.values())
     interrupted = False
     with open(folder / POINTS, "a") as file:
         try:
-            for world, (variant, own) in itertools.product(worlds, variants.items()):
-                left = [at for at in points(own) if (world, variant, at.senders, at.fragment) not in done]
+            for world, (variant, entry) in itertools.product(worlds, variants.items()):
+                left = [at for at in points(entry) if (world, variant, at.senders, at.fragment) not in done]
                 if not left:
                     continue
-                with WORLDS[world](own) as measure:
-                    wanted = own.expect.goodput_of_one_flow_min if world == "lab" else None
+                with WORLDS[world](entry) as measure:
+                    wanted = entry.expect.goodput_of_one_flow_min if world == "lab" else None
                     one_flow = long_flow(measure, say) if wanted else None
                     for at in left:
                         interrupts.check()
                         place: dict[str, Any] = {"world": world, "variant": variant, "senders": at.senders}
                         place |= {"fragment_bytes": at.fragment, "asked_bytes": at.asked}
                         label = f"[{len(found) + 1}/{count}] {name_of(place)}"
-                        told = measured(measure, at, partial(labelled, say, label))
+                        outcome = measured(measure, at, partial(labelled, say, label))
                         if one_flow:
-                            told["one_flow_mbit"] = one_flow
-                        found.append({**place, **told})
+                            outcome["one_flow_mbit"] = one_flow
+                        found.append({**place, **outcome})
                         file.write(json.dumps(found[-1]) + "\n")
                         file.flush()
         except KeyboardInterrupt:
@@ -195,7 +195,7 @@ def conduct(
     order = [
         (*of, at.senders, at.fragment) for of in itertools.product(WORLDS, variants) for at in points(variants[of[1]])
     ]
-    found.sort(key=lambda own: order.index(key(own)))
+    found.sort(key=lambda entry: order.index(key(entry)))
     result = summary(variants, found, worlds)
     result.update({"interrupted": interrupted, "results": str(folder), "environment": describe(scenario.workload.seed)})
     result["environment"]["labs_at_once"] = labs
@@ -220,11 +220,11 @@ def accepted(scenario: Scenario) -> dict[str, Scenario]:
         BadInput: the scenario describes no incast, or asks for what is not done.
     """
     study = scenario.study
-    if study.repeat > 1 or study.vary or any(own.ratio_min or own.ratio_max for own in study.compare):
+    if study.repeat > 1 or study.vary or any(entry.ratio_min or entry.ratio_max for entry in study.compare):
         raise BadInput("incast takes no study.repeat, study.vary and ratios: its grid is in [workload]")
     variants = variants_of(scenario)
-    for own in variants.values():
-        check(own)
+    for variant in variants.values():
+        check(variant)
     return variants
 
 
@@ -234,7 +234,7 @@ def variants_of(scenario: Scenario) -> dict[str, Scenario]:
     Raises:
         BadInput: a variant does not fit.
     """
-    return {own.name: with_values(scenario.alone, own.set) for own in scenario.study.compare or (ONLY,)}
+    return {entry.name: with_values(scenario.alone, entry.set) for entry in scenario.study.compare or (ONLY,)}
 
 
 def key(point: dict[str, Any]) -> tuple[str, str, int, int]:
@@ -245,26 +245,26 @@ def key(point: dict[str, Any]) -> tuple[str, str, int, int]:
 def measured(measure: Measure, point: Point, say: Callable[[str], None]) -> dict[str, Any]:
     """A point, again where it is not valid; the last attempt is what there is."""
     for attempt in range(ATTEMPTS):
-        told = measure(point, say)
+        result = measure(point, say)
         interrupts.check()
-        if told["valid"]:
+        if result["valid"]:
             break
         if attempt + 1 < ATTEMPTS:
-            say(f"is measured again: {'; '.join(told['invalid_because'])}")
-    return told
+            say(f"is measured again: {'; '.join(result['invalid_because'])}")
+    return result
 
 
 def long_flow(measure: Measure, say: Callable[[str], None]) -> float:
     """Goodput of one long flow, in Mbit/s.
 
     Raises:
-        Missing: it could not be measured, and nothing can be said of its part.
+        PrerequisiteMissing: it could not be measured, and nothing can be said of its part.
     """
-    told = measured(measure, ONE_FLOW, say)
-    if told["ended"] or not told["valid"] or not told["goodput_mbit"]:
-        why = told["ended"] or "; ".join(told["invalid_because"])
-        raise Missing(f"what one long flow gets could not be measured: {why}")
-    return float(told["goodput_mbit"])
+    result = measured(measure, ONE_FLOW, say)
+    if result["ended"] or not result["valid"] or not result["goodput_mbit"]:
+        why = result["ended"] or "; ".join(result["invalid_because"])
+        raise PrerequisiteMissing(f"what one long flow gets could not be measured: {why}")
+    return float(result["goodput_mbit"])
 
 
 def labelled(say: Callable[[str], None], label: str, text: str) -> None:
@@ -298,27 +298,27 @@ def known(folder: Path) -> Iterator[dict[str, Any]]:
 def summary(variants: dict[str, Scenario], found: list[dict[str, Any]], worlds: Sequence[str]) -> dict[str, Any]:
     """What the points say together."""
     checks = {}
-    for own in found:
-        path = path_of(variants[own["variant"]])
-        bits = own["senders"] * own["fragment_bytes"] * 8
-        own["rto_s"] = path["rto_s"]
-        own["dilation"] = variants[own["variant"]].topology.dilation
+    for entry in found:
+        path = path_of(variants[entry["variant"]])
+        bits = entry["senders"] * entry["fragment_bytes"] * 8
+        entry["rto_s"] = path["rto_s"]
+        entry["dilation"] = variants[entry["variant"]].topology.dilation
         wire_s = bits * (1 + HEADERS / path["mss"]) / path["link_bits_per_sec"]
-        own["ideal_mbit"] = bits / (path["rtt_s"] + wire_s) / 1e6
-        if own.get("ended"):
-            checks[f"{name_of(own)}: {own['ended']}"] = False
-        wanted = variants[own["variant"]].expect.goodput_of_one_flow_min
-        if wanted and own["world"] == "lab":
-            part = (own["goodput_mbit"] or 0) / own["one_flow_mbit"]
-            checks[f"{name_of(own)}: {part:.1%} of one long flow's goodput, at least {wanted:.0%}"] = part >= wanted
+        entry["ideal_mbit"] = bits / (path["rtt_s"] + wire_s) / 1e6
+        if entry.get("ended"):
+            checks[f"{name_of(entry)}: {entry['ended']}"] = False
+        wanted = variants[entry["variant"]].expect.goodput_of_one_flow_min
+        if wanted and entry["world"] == "lab":
+            part = (entry["goodput_mbit"] or 0) / entry["one_flow_mbit"]
+            checks[f"{name_of(entry)}: {part:.1%} of one long flow's goodput, at least {wanted:.0%}"] = part >= wanted
     return {
         "world": ",".join(worlds),
         "points": found,
         "onset": onsets(found),
         "differences": differences(found),
         "checks": {"every point was measured": bool(found), **checks},
-        "valid": all(own["valid"] for own in found),
-        "invalid_because": [f"{name_of(own)}: {why}" for own in found for why in own["invalid_because"]],
+        "valid": all(entry["valid"] for entry in found),
+        "invalid_because": [f"{name_of(entry)}: {why}" for entry in found for why in entry["invalid_because"]],
         "errors": {},
         "jobs": [],
     }
@@ -332,12 +332,18 @@ def name_of(own: dict[str, Any]) -> str:
 def onsets(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Of each curve the smallest number of senders whose median block takes longer than the ideal one by half an RTO;
     the model's is where it says so. ``None``: none of those measured."""
-    told = []
-    for world, variant, asked in dict.fromkeys((own["world"], own["variant"], own["asked_bytes"]) for own in found):
-        curve = [own for own in found if (own["world"], own["variant"], own["asked_bytes"]) == (world, variant, asked)]
-        late = [own["senders"] for own in curve if own["valid"] and collapsed(own)]
-        told.append({"world": world, "variant": variant, "asked_bytes": asked, "senders": min(late, default=None)})
-    return told
+    result = []
+    for world, variant, asked in dict.fromkeys(
+        (entry["world"], entry["variant"], entry["asked_bytes"]) for entry in found
+    ):
+        curve = [
+            entry
+            for entry in found
+            if (entry["world"], entry["variant"], entry["asked_bytes"]) == (world, variant, asked)
+        ]
+        late = [entry["senders"] for entry in curve if entry["valid"] and collapsed(entry)]
+        result.append({"world": world, "variant": variant, "asked_bytes": asked, "senders": min(late, default=None)})
+    return result
 
 
 def collapsed(own: dict[str, Any]) -> bool:
@@ -351,12 +357,12 @@ def collapsed(own: dict[str, Any]) -> bool:
 
 def differences(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Of each point the model's goodput against the lab's, as a part of the lab's."""
-    lab = {key(own)[1:]: own for own in found if own["world"] == "lab" and own["valid"]}
-    told = []
-    for own in found:
-        there = lab.get(key(own)[1:])
-        if own["world"] == "model" and there and there["goodput_mbit"]:
-            part = own["goodput_mbit"] / there["goodput_mbit"] - 1
-            place = {name: own[name] for name in ("variant", "senders", "fragment_bytes")}
-            told.append({**place, "part": part})
-    return told
+    lab = {key(entry)[1:]: entry for entry in found if entry["world"] == "lab" and entry["valid"]}
+    result = []
+    for entry in found:
+        there = lab.get(key(entry)[1:])
+        if entry["world"] == "model" and there and there["goodput_mbit"]:
+            part = entry["goodput_mbit"] / there["goodput_mbit"] - 1
+            place = {name: entry[name] for name in ("variant", "senders", "fragment_bytes")}
+            result.append({**place, "part": part})
+    return result

@@ -77,13 +77,13 @@ def repeated(
 def summary(runs: Sequence[dict[str, Any]], block_bytes: int) -> dict[str, Any]:
     """What several measurements of the same say together; see :func:`repeated`."""
     blocks = [run["blocks"] for run in runs if run["blocks"]]
-    pooled = [seconds for own in blocks for seconds in own]
+    pooled = [seconds for block in blocks for seconds in block]
     low, high = interval(blocks, block_bytes)
     # Where no block ended, what has come is all that is known.
     seconds, moved = sum(pooled), len(pooled) * block_bytes
     if not pooled:
         seconds, moved = sum(run["seconds"] for run in runs), sum(run["bytes"] for run in runs)
-    told = {
+    result = {
         "goodput_mbit": moved * 8 / seconds / 1e6 if seconds else None,
         "interval95": [low, high],
         "blocks": pooled,
@@ -93,8 +93,8 @@ def summary(runs: Sequence[dict[str, Any]], block_bytes: int) -> dict[str, Any]:
         "ended": next((run["ended"] for run in runs if run["ended"]), None),
     }
     if pooled:
-        told["block_ms"] = {"median": float(np.median(pooled)) * 1e3, "p95": float(np.quantile(pooled, 0.95)) * 1e3}
-    return told
+        result["block_ms"] = {"median": float(np.median(pooled)) * 1e3, "p95": float(np.quantile(pooled, 0.95)) * 1e3}
+    return result
 
 
 def interval(blocks: Sequence[Sequence[float]], block_bytes: int) -> tuple[float, float]:
@@ -106,11 +106,11 @@ def interval(blocks: Sequence[Sequence[float]], block_bytes: int) -> tuple[float
     total, count = np.zeros(DRAWS), np.zeros(DRAWS)
     for _ in blocks:
         drawn = random.integers(0, len(blocks), DRAWS)
-        for at, own in enumerate(blocks):
-            seconds = np.asarray(own)
-            for rows in np.array_split(np.flatnonzero(drawn == at), -(-DRAWS * len(own) // AT_ONCE)):
+        for at, block in enumerate(blocks):
+            seconds = np.asarray(block)
+            for rows in np.array_split(np.flatnonzero(drawn == at), -(-DRAWS * len(block) // AT_ONCE)):
                 total[rows] += resampled(seconds, len(rows), random)
-            count[drawn == at] += len(own)
+            count[drawn == at] += len(block)
     means = count * block_bytes * 8 / total / 1e6
     low, high = np.quantile(means, [0.025, 0.975])
     return float(low), float(high)
@@ -140,9 +140,9 @@ COUNTS = ("bytes", "retransmits", "timeouts", "delivered", "marks", "loss_probes
 
 def flows(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Of each sender what its kernel said, counts summed over the measurements."""
-    told: dict[str, dict[str, Any]] = {}
+    result: dict[str, dict[str, Any]] = {}
     for run in runs:
         for flow in run["flows"]:
-            before = told.get(flow["sender"], {})
-            told[flow["sender"]] = {**flow, **{name: flow[name] + before.get(name, 0) for name in COUNTS}}
-    return list(told.values())
+            before = result.get(flow["sender"], {})
+            result[flow["sender"]] = {**flow, **{name: flow[name] + before.get(name, 0) for name in COUNTS}}
+    return list(result.values())

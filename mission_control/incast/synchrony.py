@@ -17,7 +17,7 @@ Trace = Sequence[Sequence[float]]
 def stalls(trace: Trace, sender: int, fragment: int, rto_s: float) -> list[tuple[float, float]]:
     """When a sender stood still for more than half an RTO in the middle of a fragment, and went on. Not counted: one
     that lost all it sent first looks as one that waits for the next request."""
-    rows = [(seconds, count) for seconds, own, count in trace if own == sender]
+    rows = [(seconds, count) for seconds, entry, count in trace if entry == sender]
     return [
         (begin, end)
         for (begin, count), (end, _) in itertools.pairwise(rows)

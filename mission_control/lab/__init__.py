@@ -5,7 +5,7 @@
 
 from mission_control.lab.lab import Host, Lab
 from mission_control.lab.stack import PROFILES, Stack
-from mission_control.lab.topology import KINDS, Link, Port, Topology, bonded, own, star, two_path, two_rack
+from mission_control.lab.topology import KINDS, Link, Port, Topology, bonded, custom, star, two_path, two_rack
 
 __all__ = [
     "KINDS",
@@ -17,7 +17,7 @@ __all__ = [
     "Stack",
     "Topology",
     "bonded",
-    "own",
+    "custom",
     "star",
     "two_path",
     "two_rack",

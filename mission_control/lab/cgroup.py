@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from mission_control.lab import namespaces
-from mission_control.scenario import Missing
+from mission_control.scenario import PrerequisiteMissing
 
 PREFIX = "mission-control."
 
@@ -18,13 +18,13 @@ def root() -> Path:
     """Where the kernel's groups are.
 
     Raises:
-        Missing: no such file system is mounted.
+        PrerequisiteMissing: no such file system is mounted.
     """
     for line in Path("/proc/mounts").read_text().splitlines():
         _, folder, kind, *_ = line.split()
         if kind == "cgroup2":
             return Path(folder)
-    raise Missing("no cgroup2 file system is mounted: mount -t cgroup2 none /sys/fs/cgroup/unified")
+    raise PrerequisiteMissing("no cgroup2 file system is mounted: mount -t cgroup2 none /sys/fs/cgroup/unified")
 
 
 @contextmanager

@@ -53,7 +53,7 @@ def check() -> list[Finding]:
     )
     multipath = "mptcp" in _native.carriers()
     found.append(Finding("Multipath TCP", multipath, "mptcp on two paths" if multipath else "tcp on one path"))
-    if all(own.there for own in found if own.needed):
+    if all(entry.there for entry in found if entry.needed):
         found += trials()
     return found
 

@@ -30,7 +30,7 @@ def lab_of(described: scenario.Scenario, *, name: str | None = None, spare: int 
 
     Raises:
         BadInput: links that make no network.
-        Missing: what a lab cannot do without is not there.
+        PrerequisiteMissing: what a lab cannot do without is not there.
     """
     marks = ECN_BYTES if described.control.transport == "dctcp" else 0
     return Lab(topology_of(described.topology, spare, marks), name, stack_of(described))
@@ -56,9 +56,9 @@ def topology_of(described: scenario.Topology, spare: int = 0, marks: int = 0) ->
     options: dict[str, Any] = {"port": port, "mtu": described.mtu}
     slow = described.dilation
     try:
-        if described.kind == "own":
-            links = [topology.Link(own.a, own.b, own.rate // slow, own.path) for own in described.links]
-            return checked(topology.own(links, **options))
+        if described.kind == "custom":
+            links = [topology.Link(link.a, link.b, link.rate // slow, link.path) for link in described.links]
+            return checked(topology.custom(links, **options))
         if described.kind == "two-rack" and described.trunk_rate is not None:
             options["trunk_rate"] = described.trunk_rate // slow
         hosts = described.hosts + spare

@@ -61,11 +61,11 @@ class Watching:
         else:
             self.built.mark(event.ecn_threshold or 0)
 
-    def told(self) -> dict[str, Any]:
+    def stop_and_summarize(self) -> dict[str, Any]:
         self.end()
-        told = self.watch.told()
-        because = [*told["invalid_because"], *self.missed]
-        return {**told, "valid": not because, "invalid_because": because}
+        result = self.watch.stop_and_summarize()
+        because = [*result["invalid_because"], *self.missed]
+        return {**result, "valid": not because, "invalid_because": because}
 
     def end(self) -> None:
         self._over.set()

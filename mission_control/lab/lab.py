@@ -22,7 +22,7 @@ from mission_control import _native
 from mission_control.lab import congestion, namespaces
 from mission_control.lab.stack import Stack
 from mission_control.lab.topology import Link, Topology
-from mission_control.scenario import BadInput, Missing
+from mission_control.scenario import BadInput, PrerequisiteMissing
 
 STATE = Path("/run/mission-control/labs")
 PREFIX = "mc."
@@ -59,7 +59,7 @@ class Lab:
         stack: what the hosts' kernels do with TCP.
 
     Raises:
-        Missing: not root, or something that it needs is not there.
+        PrerequisiteMissing: not root, or something that it needs is not there.
     """
 
     def __init__(self, topology: Topology, name: str | None = None, stack: Stack | None = None):
@@ -141,9 +141,9 @@ class Lab:
                     raise BadInput(f"lab {self.name} is up: {mend}") from None
                 # Another has taken it since.
                 self.name = free_name(self.topology.kind)
-        told = {"name": self.name, "topology": self.topology.as_dict(), "pid": os.getpid()}
+        result = {"name": self.name, "topology": self.topology.as_dict(), "pid": os.getpid()}
         try:
-            self.state.write_text(json.dumps(told))
+            self.state.write_text(json.dumps(result))
         except BaseException:
             self.state.unlink(missing_ok=True)
             raise
@@ -361,13 +361,13 @@ class Lab:
             while not over:
                 time.sleep(TRACE_FETCH_S)
                 over = time.monotonic_ns() - began > seconds * 1e9
-                for switch, own, names in opened:
-                    for at, interface, queue, backlog in own.samples():
+                for switch, entry, names in opened:
+                    for at, interface, queue, backlog in entry.samples():
                         if began <= at <= began + seconds * 1e9:
                             yield (at - began) / 1e9, switch, names[interface], queue, backlog
         finally:
-            for _, own, _ in opened:
-                own.trace(False)
+            for _, entry, _ in opened:
+                entry.trace(False)
 
     def link_of(self, host: str, path: int = 0) -> Link:
         """
@@ -499,12 +499,12 @@ def free_name(kind: str) -> str:
 def require() -> None:
     """
     Raises:
-        Missing: what a lab, and `mission exec`, cannot do without, and how to get it.
+        PrerequisiteMissing: what a lab, and `mission exec`, cannot do without, and how to get it.
     """
     if os.geteuid() != 0:
-        raise Missing("this needs root: run it with sudo")
+        raise PrerequisiteMissing("this needs root: run it with sudo")
     if not hasattr(_native, "Switch"):
-        raise Missing("built without eBPF: apt install clang libelf-dev pkg-config, then make setup")
+        raise PrerequisiteMissing("built without eBPF: apt install clang libelf-dev pkg-config, then make setup")
 
 
 def quantiles(port: dict[str, Any]) -> dict[str, int]:
@@ -514,7 +514,7 @@ def quantiles(port: dict[str, Any]) -> dict[str, int]:
     step, found = port["settings"]["limit_bytes"] / (len(spent) - 1), {}
     for name, part in (("queue_bytes_p50", 0.5), ("queue_bytes_p95", 0.95)):
         passed = itertools.accumulate(spent)
-        bucket = next((n for n, own in enumerate(passed) if own >= part * sum(spent)), 0) if sum(spent) else 0
+        bucket = next((n for n, entry in enumerate(passed) if entry >= part * sum(spent)), 0) if sum(spent) else 0
         found[name] = int(bucket * step)
     return found
 
@@ -563,14 +563,14 @@ def write_sysctls(values: dict[str, str]) -> None:
     """In the namespace of the calling thread.
 
     Raises:
-        Missing: this kernel does not take one.
+        PrerequisiteMissing: this kernel does not take one.
     """
     for name, value in values.items():
         try:
             write(Path("/proc/sys") / name, value)
         except OSError as error:
             setting = name.replace("/", ".")
-            raise Missing(f"this kernel does not take {setting} = {value}: {error.strerror}") from None
+            raise PrerequisiteMissing(f"this kernel does not take {setting} = {value}: {error.strerror}") from None
 
 
 def write(path: Path, value: str) -> None:

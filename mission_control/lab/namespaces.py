@@ -73,11 +73,11 @@ def enter_file(namespace: IO[str]) -> None:
 
 def interfaces_down(namespace: str) -> list[str]:
     """Interfaces that do not carry traffic yet; loopback does not count."""
-    told = subprocess.run(
+    result = subprocess.run(
         ["ip", "-n", namespace, "-j", "-d", "link", "show"], capture_output=True, text=True, check=True
     )
     down = []
-    for link in json.loads(told.stdout):
+    for link in json.loads(result.stdout):
         port = link.get("linkinfo", {}).get("info_slave_data", {}).get("state", "forwarding")
         if link["ifname"] != "lo" and (link["operstate"] != "UP" or port != "forwarding"):
             down.append(link["ifname"])

@@ -55,11 +55,11 @@ def table(ports: list[dict[str, Any]]) -> str:
     head += "".join(f"{name:>12}" for name in ("queue p50", "p95", "max"))
     size = _native.format_bytes
     lines = [head]
-    for own in ports:
-        if own["packets"]:
+    for port in ports:
+        if port["packets"]:
             lines.append(
-                f"{own['switch']:<8}{own['port']:<8}{rate(own['settings']['bytes_per_second'] * 8):>12}"
-                f"{size(own['bytes']):>12}{own['drops']:>8}{own['marks']:>8}"
-                f"{size(own['queue_bytes_p50']):>12}{size(own['queue_bytes_p95']):>12}{size(own['queue_bytes_max']):>12}"
+                f"{port['switch']:<8}{port['port']:<8}{rate(port['settings']['bytes_per_second'] * 8):>12}"
+                f"{size(port['bytes']):>12}{port['drops']:>8}{port['marks']:>8}"
+                f"{size(port['queue_bytes_p50']):>12}{size(port['queue_bytes_p95']):>12}{size(port['queue_bytes_max']):>12}"
             )
     return "\n".join(lines)

@@ -123,7 +123,7 @@ KINDS: dict[str, Callable[..., Topology]] = {
 }
 
 
-def own(links: Sequence[Link], port: Port | None = None, mtu: int = 1500) -> Topology:
+def custom(links: Sequence[Link], port: Port | None = None, mtu: int = 1500) -> Topology:
     """Links of one's own: nodes called s and a number are switches, all others hosts.
 
     Raises:
@@ -155,7 +155,7 @@ def own(links: Sequence[Link], port: Port | None = None, mtu: int = 1500) -> Top
     _require_no_loop(trunks)
     for path in {link.path for link in turned}:
         _require_whole([link for link in turned if link.path == path or link in trunks], path)
-    return Topology("own", hosts, switches, turned, port or Port(), mtu)
+    return Topology("custom", hosts, switches, turned, port or Port(), mtu)
 
 
 def _require_no_loop(trunks: Sequence[Link]) -> None:

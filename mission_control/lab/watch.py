@@ -94,26 +94,28 @@ class Watch:
             self._thread.join()
         self.last = self.lab.ports()
 
-    def told(self) -> dict[str, Any]:
+    def stop_and_summarize(self) -> dict[str, Any]:
         """For the result of a run: ``ports`` (what each has counted since then), ``valid``, ``invalid_because``,
         ``processor_seconds`` (of the whole machine), ``samples`` (one list for each quantity, every 125 ms)."""
         self.stop()
         ports = [since(new, old) for new, old in zip(self.last, self.first, strict=True)]
-        because = doubts(self.samples, ports)
+        because = invalid_reasons(self.samples, ports)
         return {
             "ports": ports,
             "valid": not because,
             "invalid_because": because,
             "processor_seconds": sum(
-                sum(own.processors) * (own.seconds - before)
-                for own, before in zip(self.samples, [0.0, *(own.seconds for own in self.samples)], strict=False)
+                sum(sample.processors) * (sample.seconds - before)
+                for sample, before in zip(
+                    self.samples, [0.0, *(sample.seconds for sample in self.samples)], strict=False
+                )
             ),
             "samples": {
-                "seconds": [own.seconds for own in self.samples],
-                "processors": [round(sum(own.processors), 3) for own in self.samples],
-                "links": [[round(part, 3) for part in own.links] for own in self.samples],
-                "queues": [own.queues for own in self.samples],
-                "receive": [own.receive for own in self.samples],
+                "seconds": [sample.seconds for sample in self.samples],
+                "processors": [round(sum(sample.processors), 3) for sample in self.samples],
+                "links": [[round(part, 3) for part in sample.links] for sample in self.samples],
+                "queues": [sample.queues for sample in self.samples],
+                "receive": [sample.receive for sample in self.samples],
             },
         }
 
@@ -132,7 +134,7 @@ class Watch:
             )
             busy, stolen = self._processors.since_last()
             at_ns = time.monotonic_ns()
-            queues = tuple(queued(own, at_ns) for own in now)
+            queues = tuple(queued(entry, at_ns) for entry in now)
             receive = namespaces.inside(self.lab.namespace(self.lab.topology.hosts[0]), received)
             self.samples.append(Sample(at - began, busy, used, stolen, queues, receive))
             before = now
@@ -168,7 +170,7 @@ def since(new: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
 COUNTERS = ("packets", "bytes", "drops", "dropped_bytes", "marks", "oversized", "lost_bytes", "busy_ns")
 
 
-def doubts(samples: Sequence[Sample], ports: Sequence[dict[str, Any]]) -> list[str]:
+def invalid_reasons(samples: Sequence[Sample], ports: Sequence[dict[str, Any]]) -> list[str]:
     """Why what was measured is not what such a network would have done; empty where nothing speaks against it."""
     because = []
     for port in ports:
@@ -179,12 +181,12 @@ def doubts(samples: Sequence[Sample], ports: Sequence[dict[str, Any]]) -> list[s
         part = port["lost_bytes"] / max(port["bytes"], rate * LITTLE_S)
         if part > LOST_MAX:
             because.append(f"the machine took {part:.1%} of the rate of {name}: use slower links")
-    moving = [own for own in samples if max(own.links, default=0) > MOVING]
-    starved = [own for own in moving if max(own.processors) >= BUSY and max(own.links) < FULL]
+    moving = [sample for sample in samples if max(sample.links, default=0) > MOVING]
+    starved = [entry for entry in moving if max(entry.processors) >= BUSY and max(entry.links) < FULL]
     if len(starved) > STARVED_MAX * len(moving):
         part = len(starved) / len(moving)
         because.append(f"a processor was saturated while no link was, for {part:.0%} of the time: use slower links")
-    stolen = sum(own.stolen for own in moving) / len(moving) if moving else 0.0
+    stolen = sum(entry.stolen for entry in moving) / len(moving) if moving else 0.0
     if stolen > STOLEN_MAX:
         because.append(f"the hypervisor gave {stolen:.0%} of the processors' time to others: measure again later")
     return because

@@ -74,9 +74,9 @@ class KMeans:
         make = partial(make_points, shape=shape)
         self.data = client.map(make, sizes, range(len(sizes)), key="kmeans-make", pure=False)
         moments = partial(moments_of, columns=self.dimensions)
-        told = client.gather(client.map(moments, self.data, key="kmeans-moments", pure=False))
-        mean = sum(own[0] for own in told) / self.points
-        self.tolerance = float(np.mean(sum(own[1] for own in told) / self.points - mean**2)) * TOLERANCE
+        result = client.gather(client.map(moments, self.data, key="kmeans-moments", pure=False))
+        mean = sum(entry[0] for entry in result) / self.points
+        self.tolerance = float(np.mean(sum(entry[1] for entry in result) / self.points - mean**2)) * TOLERANCE
         head = partial(copy_of, columns=self.dimensions, rows=self.k)
         self.start = np.concatenate(client.gather(client.map(head, self.data, key="kmeans-head", pure=False)))[: self.k]
 
@@ -203,9 +203,11 @@ def assign(points: mission_control.Reference, centres: mission_control.Reference
 def update(parts: list[Sums], before: mission_control.Reference, columns: int) -> Step:
     """The new centres. One that lost all its points goes to the point that is farthest from its own centre, which loses
     it (as scikit-learn does)."""
-    fetched = [np.frombuffer(memoryview(own), np.float64) for own in mission_control.fetch([own.sums for own in parts])]
-    total = np.sum([own.reshape(-1, columns + 1) for own in fetched[::2]], axis=0)
-    far = np.concatenate([own.reshape(-1, columns + 2) for own in fetched[1::2]])
+    fetched = [
+        np.frombuffer(memoryview(entry), np.float64) for entry in mission_control.fetch([entry.sums for entry in parts])
+    ]
+    total = np.sum([entry.reshape(-1, columns + 1) for entry in fetched[::2]], axis=0)
+    far = np.concatenate([entry.reshape(-1, columns + 2) for entry in fetched[1::2]])
     empty = np.flatnonzero(total[:, columns] == 0)
     for centre, point in zip(empty, far[far[:, 0].argsort()[::-1]], strict=False):
         if point[0] > 0:

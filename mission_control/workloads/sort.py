@@ -59,8 +59,8 @@ class Sort:
         bounds = np.linspace(0, self.records, self.partitions + 1).astype(int)
         ranges = [(int(first), int(last)) for first, last in itertools.pairwise(bounds)]
         futures = [
-            client.submit(make_file, path, self.seed, *own, key=f"sort-make-{self.seed}-{path}", pure=False)
-            for path, own in zip(self.inputs, ranges, strict=True)
+            client.submit(make_file, path, self.seed, *entry, key=f"sort-make-{self.seed}-{path}", pure=False)
+            for path, entry in zip(self.inputs, ranges, strict=True)
         ]
         self.made = client.gather(futures)
 
@@ -115,13 +115,13 @@ class Sort:
     def check(self, client: Client, say: Callable[[str], None]) -> dict[str, bool]:
         say("checks order, number and checksum of all records")
         checked = client.gather(client.map(check_file, self.outputs, key="sort-check", pure=False))
-        full = [own for own in checked if own[0]]
+        full = [entry for entry in checked if entry[0]]
         edges = list(itertools.pairwise(full))
         return {
-            "ordered within outputs": all(ordered for _, ordered, _, _, _ in checked),
-            "ordered across outputs": all(before[3] <= after[2] for before, after in edges),
-            "number of records": sum(own[0] for own in checked) == sum(count for count, _ in self.made),
-            "checksum of records": _sum(own[4] for own in checked) == _sum(checksum for _, checksum in self.made),
+            "order": all(ordered for _, ordered, _, _, _ in checked)
+            and all(before[3] <= after[2] for before, after in edges),
+            "record count": sum(entry[0] for entry in checked) == sum(count for count, _ in self.made),
+            "checksum": _sum(entry[4] for entry in checked) == _sum(checksum for _, checksum in self.made),
         }
 
 

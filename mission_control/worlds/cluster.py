@@ -77,7 +77,7 @@ class Cluster:
 
         Raises:
             BadInput: there is no such job, or a value is wrong.
-            Refused: what is demanded cannot be had; nothing changed.
+            JobRejected: what is demanded cannot be had; nothing changed.
         """
         self.job(job)
         reply = self._client.sync(
@@ -86,5 +86,5 @@ class Cluster:
         if reply["error"]:
             raise BadInput(reply["error"])
         if reply["refused"]:
-            raise mission_control.Refused(f"job {job}: {reply['refused']}")
+            raise mission_control.JobRejected(f"job {job}: {reply['refused']}")
         return self.job(job)

@@ -19,7 +19,7 @@ import mission_control
 from mission_control import lab
 from mission_control.lab import described, namespaces
 from mission_control.lab.events import Watching, dilated
-from mission_control.scenario import BadInput, Event, Missing, Scenario, Topology
+from mission_control.scenario import BadInput, EnvironmentFailed, Event, Scenario, Topology
 from mission_control.worlds.site import Site
 
 PORT = 8786
@@ -35,7 +35,8 @@ def in_lab(scenario: Scenario, scheduler: str | None = None) -> Iterator[Site]:
     others.
 
     Raises:
-        Missing: no root, or what the lab needs is not there.
+        PrerequisiteMissing: no root, or what the lab needs is not there.
+        EnvironmentFailed: its scheduler or its workers did not come up.
         BadInput: links that make no network.
     """
     control = scenario.control
@@ -69,7 +70,7 @@ def in_lab(scenario: Scenario, scheduler: str | None = None) -> Iterator[Site]:
             mission_control.install(client, policy=control.policy, flows_per_host=control.flows_per_host)
             watching = Watching(built, dilated(scenario.topology))
             try:
-                yield Site(connect, watching.begin, watching.told)
+                yield Site(connect, watching.begin, watching.stop_and_summarize)
             finally:
                 watching.end()
 
@@ -150,7 +151,7 @@ def _connect(connect: Callable[..., Client], started: list[subprocess.Popen[byte
         except (OSError, ValueError) as error:
             _all_run(started, folder)
             if time.monotonic() > deadline:
-                raise Missing(f"the scheduler does not answer: {error}") from None
+                raise EnvironmentFailed(f"the scheduler does not answer: {error}") from None
 
 
 def _wait(client: Client, workers: int, started: list[subprocess.Popen[bytes]], folder: Path) -> None:
@@ -158,14 +159,14 @@ def _wait(client: Client, workers: int, started: list[subprocess.Popen[bytes]], 
     while (there := len(client.scheduler_info(n_workers=-1)["workers"])) < workers:
         _all_run(started, folder)
         if time.monotonic() > deadline:
-            raise Missing(f"only {there} of {workers} workers are up after {START_S} s: use fewer hosts")
+            raise EnvironmentFailed(f"only {there} of {workers} workers are up after {START_S} s: use fewer hosts")
         time.sleep(0.1)
 
 
 def _all_run(started: list[subprocess.Popen[bytes]], folder: Path) -> None:
     """
     Raises:
-        Missing: a part of Dask has ended; its last words.
+        EnvironmentFailed: a part of Dask has ended; its last words.
     """
     for process in started:
         if process.poll() is not None:
@@ -173,4 +174,4 @@ def _all_run(started: list[subprocess.Popen[bytes]], folder: Path) -> None:
             for log in sorted(folder.glob("*.log")):
                 with suppress(OSError):
                     said = log.read_text(errors="replace").strip() or said
-            raise Missing(f"a process of the lab ended with status {process.returncode}: {said[-400:]}")
+            raise EnvironmentFailed(f"a process of the lab ended with status {process.returncode}: {said[-400:]}")

@@ -18,7 +18,7 @@ class Site:
     """A new client of it."""
     begin: Callable[[], None] = lambda: None
     """Called when the jobs begin."""
-    told: Callable[[], dict[str, Any]] = dict
+    stop_and_summarize: Callable[[], dict[str, Any]] = dict
     """Called when they have ended: what the world adds to the result."""
     seen: int = 0
     """Records of its Mission Controller that earlier runs have taken."""

@@ -64,7 +64,7 @@ pub struct Budget {
     /// A limit that brought a little more than this one, and how much: this one is seen once more.
     doubted: Option<(u32, f64)>,
     /// What each limit brought, over several rounds.
-    brought: BTreeMap<u32, Brought>,
+    brought: BTreeMap<u32, GoodputEstimate>,
     /// The largest limit below `limit` that was seen to bring less, and the smallest above that brought no more.
     below: u32,
     above: Option<u32>,
@@ -102,12 +102,12 @@ pub struct Budget {
 
 /// What came in the rounds under one limit, the older of them the less it counts. Rounds with a timeout are among them.
 #[derive(Clone, Copy, Debug, Default)]
-struct Brought {
+struct GoodputEstimate {
     bytes: f64,
     seconds: f64,
 }
 
-impl Brought {
+impl GoodputEstimate {
     fn rate(&self) -> f64 {
         self.bytes / self.seconds
     }

@@ -19,14 +19,14 @@ pub const STALL: Duration = Duration::from_secs(5);
 pub const CONNECT: Duration = Duration::from_secs(3);
 /// A fetch that made no progress at all for this long fails, naming the cause. Longer than the time in which Dask
 /// notices a dead worker and recomputes what it held.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const PROGRESS_TIMEOUT: Duration = Duration::from_secs(60);
 /// First wait before a source that failed is tried again; doubles up to [`RETRY_MAX`].
 pub const RETRY_FIRST: Duration = Duration::from_millis(50);
 pub const RETRY_MAX: Duration = Duration::from_secs(2);
 /// Attempts at one chunk that arrive damaged before the fetch fails: by then it is the memory, not the wire.
 pub const CORRUPT_MAX: u32 = 8;
 /// A kept connection that carries nothing is closed after this time.
-pub const LINGER: Duration = Duration::from_secs(2);
+pub const IDLE_TIMEOUT: Duration = Duration::from_secs(2);
 /// A server closes a connection that asked nothing for this long.
 pub const SERVER_IDLE: Duration = Duration::from_secs(30);
 /// Connections that one server serves at once; above it the answer is "busy, retry after".
@@ -78,7 +78,11 @@ pub fn table() -> Vec<(&'static str, String, &'static str)> {
         ),
         ("stall", seconds(STALL), "a peer silent for this long is left and its range resumed"),
         ("connect", seconds(CONNECT), "time for a connection to be made"),
-        ("patience", seconds(PATIENCE), "a fetch without any progress for this long fails with its cause"),
+        (
+            "progress timeout",
+            seconds(PROGRESS_TIMEOUT),
+            "a fetch without any progress for this long fails with its cause",
+        ),
         ("retry, first", seconds(RETRY_FIRST), "wait before a failed source is tried again; doubles each time"),
         ("retry, longest", seconds(RETRY_MAX), "upper end of that wait"),
         (
@@ -86,7 +90,7 @@ pub fn table() -> Vec<(&'static str, String, &'static str)> {
             CORRUPT_MAX.to_string(),
             "attempts at one chunk that arrive damaged before the fetch fails",
         ),
-        ("linger", seconds(LINGER), "a kept connection that carries nothing is closed after this time"),
+        ("idle timeout", seconds(IDLE_TIMEOUT), "a kept connection that carries nothing is closed after this time"),
         ("server idle", seconds(SERVER_IDLE), "a server closes a connection that asked nothing for this long"),
         (
             "server connections",

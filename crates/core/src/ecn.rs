@@ -9,7 +9,7 @@
 
 use crate::defaults::{ECN_PROBE_AGAIN, ECN_PROBE_EVERY, ECN_PROBE_LOST_MIN, ECN_PROBE_ROUND};
 use crate::mission::WorkerId;
-use crate::nouns::HostId;
+use crate::types::HostId;
 use crate::units::Time;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -80,7 +80,7 @@ impl Prober {
     }
 
     /// A receiver has said what it saw, be it nothing.
-    pub fn told(&mut self, receiver: &WorkerId) {
+    pub fn reported(&mut self, receiver: &WorkerId) {
         self.asked.remove(receiver);
     }
 
@@ -171,7 +171,7 @@ mod tests {
                             assert!(busy.insert(sender.clone()), "nor does a sender");
                             met.insert((probe.receiver.clone(), sender));
                         }
-                        prober.told(&probe.receiver);
+                        prober.reported(&probe.receiver);
                     }
                 }
                 assert!(due(&mut prober, 100.0 * turn as f64, &workers).is_empty(), "the turn is over");
@@ -187,7 +187,7 @@ mod tests {
         let turn = |prober: &mut Prober, seconds: f64, workers: &[(WorkerId, HostId)]| {
             let mut probes = 0;
             while let [probe] = due(prober, seconds, workers).as_slice() {
-                prober.told(&probe.receiver);
+                prober.reported(&probe.receiver);
                 probes += 1;
             }
             probes

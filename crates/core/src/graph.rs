@@ -3,7 +3,7 @@
 //! Tasks are numbers and stages are names. Each task is added once, after its inputs; each edge costs constant work, so
 //! a graph that grows while it runs is never walked twice.
 
-use crate::nouns::{Pattern, Stage};
+use crate::types::{Pattern, Stage};
 use std::collections::BTreeMap;
 use std::hash::{BuildHasherDefault, Hasher};
 

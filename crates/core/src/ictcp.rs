@@ -25,7 +25,7 @@ const ALPHA: f64 = 0.9;
 const GAMMA_1: f64 = 0.1;
 const GAMMA_2: f64 = 0.5;
 /// Round trips in a row before it shrinks.
-const PATIENCE: u32 = 3;
+const LOW_ROUNDS_MAX: u32 = 3;
 /// Part of the link: with less to give away, large windows make room for small ones.
 const SCARCE: f64 = 0.2;
 const WINDOW_MIN: u32 = 2;
@@ -169,7 +169,7 @@ impl Windows {
                 }
             } else if missing > GAMMA_2 {
                 flow.low += 1;
-                if flow.low >= PATIENCE {
+                if flow.low >= LOW_ROUNDS_MAX {
                     flow.low = 0;
                     flow.shrink(sample.mss);
                 }

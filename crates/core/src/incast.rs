@@ -319,7 +319,7 @@ mod tests {
 
     #[test]
     fn the_onsets_are_those_of_the_papers() {
-        assert_eq!([16_000, 32_000, 64_000].map(|own| path(65_536).onset(own)), [13, 7, 4]);
+        assert_eq!([16_000, 32_000, 64_000].map(|fragment| path(65_536).onset(fragment)), [13, 7, 4]);
         assert_eq!(path(65_536).onset(128_000), 3, "the papers say 2");
         assert_eq!(path(4096).onset(256_000), 2);
     }

@@ -4,7 +4,7 @@
 //! same code runs beside Dask's scheduler, in a worker's data plane, in a simulator and in a unit test. The
 //! `clippy.toml` of this crate keeps it so.
 //!
-//! Read in this order: [`nouns`], [`policy`], [`shares`], [`slots`], [`pattern`], [`graph`], [`flight`], then the two
+//! Read in this order: [`types`], [`policy`], [`shares`], [`slots`], [`pattern`], [`graph`], [`flight`], then the two
 //! state machines that put them together: [`mission`] (one per cluster) and [`throttle`] (one per worker process); and
 //! [`swarm`], the books of a broadcast, and [`ecn`], the search for switches that mark. [`incast`] is the model of what
 //! happens where many answer one; [`budget`] and [`ictcp`] are two cures, and [`turns`]
@@ -18,7 +18,6 @@ pub mod graph;
 pub mod ictcp;
 pub mod incast;
 pub mod mission;
-pub mod nouns;
 pub mod pattern;
 pub mod policy;
 pub mod random;
@@ -27,4 +26,5 @@ pub mod slots;
 pub mod swarm;
 pub mod throttle;
 pub mod turns;
+pub mod types;
 pub mod units;

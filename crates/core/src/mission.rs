@@ -6,12 +6,12 @@
 use crate::defaults;
 use crate::ecn::{self, Prober};
 use crate::flight::{self, Environment, FlightPlan};
-use crate::nouns::{Demands, Encryption, HostId, JobId, JobSpec, Pattern, TransferId, Transport};
 use crate::pattern::{Asked, Evidence};
 use crate::policy::external::{self, External};
 use crate::policy::{self, JobView, Policy};
 use crate::shares;
 use crate::slots::{FlowsPerHost, Share};
+use crate::types::{Demands, Encryption, HostId, JobId, JobSpec, Pattern, TransferId, Transport};
 use crate::units::Time;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -291,7 +291,7 @@ impl MissionController {
             }
             Event::Weighed { asked, counts } => self.weighed(&asked, counts),
             Event::EcnProbed { worker, seen } => {
-                self.prober.told(&worker);
+                self.prober.reported(&worker);
                 if self.probed(&worker, seen) {
                     self.plan_all(&mut commands);
                 }
@@ -466,7 +466,7 @@ impl MissionController {
     /// Takes what an external policy says; true if weights may change by it.
     fn weighed(&mut self, asked: &[JobView], counts: Result<BTreeMap<JobId, f64>, String>) -> bool {
         let Some(external) = &mut self.external else { return false };
-        match counts.and_then(|counts| external.told(asked, counts)) {
+        match counts.and_then(|counts| external.replied(asked, counts)) {
             Ok(()) => {
                 self.policy = Box::new(external.clone());
                 self.policy_error = None;
@@ -512,7 +512,10 @@ fn view(job: &Job, hosts: u32) -> JobView {
         arrival: job.arrival,
         priority: job.spec.priority,
         machines: if job.spec.machines == 0 { hosts } else { job.spec.machines },
-        broadcasts: job.transfers.values().any(|own| own.active() && own.pattern() == Pattern::Broadcast),
+        broadcasts: job
+            .transfers
+            .values()
+            .any(|transfer| transfer.active() && transfer.pattern() == Pattern::Broadcast),
     }
 }
 
@@ -528,7 +531,7 @@ fn intersect<T: Clone + PartialEq>(a: &[T], b: &[T]) -> Vec<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::nouns::{Demands, Encryption};
+    use crate::types::{Demands, Encryption};
 
     fn controller(policy: &str) -> MissionController {
         let environment = Environment { carriers: vec![Transport::Tcp, Transport::Tls], ..Environment::default() };
@@ -616,7 +619,7 @@ mod tests {
         for job in ["a", "b"] {
             mission.handle(Time(0), progress(job, 10, 0)).unwrap();
         }
-        let weights = |mission: &MissionController| mission.shares.iter().map(|own| own.weight).collect::<Vec<_>>();
+        let weights = |mission: &MissionController| mission.shares.iter().map(|share| share.weight).collect::<Vec<_>>();
         let commands = mission.handle(Time(2_000_000_000), Event::Tick).unwrap();
         let Some(Command::Weigh { jobs }) = commands.last().cloned() else { panic!("{commands:?}") };
         assert_eq!(weights(&mission), [0.5, 0.5], "until it has answered");

@@ -1,6 +1,6 @@
 //! The pattern of a delegated transfer, from what is fetched (DESIGN 4.2).
 
-use crate::nouns::Pattern;
+use crate::types::Pattern;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -7,8 +7,8 @@
 
 use crate::budget::FLOWS_MAX;
 use crate::defaults::FLOWS_PER_HOST;
-use crate::nouns::JobId;
 use crate::shares::{self, caps_bind};
+use crate::types::JobId;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 

@@ -122,12 +122,12 @@ impl Swarm {
                     missed.misses += 1;
                 }
                 self.learn(peer, has);
-                self.waiting.retain(|own| *own != lane);
+                self.waiting.retain(|waiting| *waiting != lane);
                 self.waiting.push_back(lane);
             }
             Event::Closed { lane } => {
                 self.over(lane);
-                self.waiting.retain(|own| *own != lane);
+                self.waiting.retain(|waiting| *waiting != lane);
                 if let Some(Lane { peer, .. }) = self.lanes.remove(&lane) {
                     let own = self.peers.get_mut(&peer).expect("lanes have peers");
                     own.lanes -= 1;
@@ -176,7 +176,7 @@ impl Swarm {
         if wanted.is_empty() {
             return Some(Answer::Done);
         }
-        if self.owner_uploads >= UPLOADS_PER_PEER && self.peers.values().all(|own| own.uploads >= UPLOADS_PER_PEER) {
+        if self.owner_uploads >= UPLOADS_PER_PEER && self.peers.values().all(|peer| peer.uploads >= UPLOADS_PER_PEER) {
             return None;
         }
         wanted.sort_by_key(|&piece| self.pieces[piece].holders.len() as u32 + self.pieces[piece].coming);
@@ -212,7 +212,7 @@ impl Swarm {
     fn uploads(&mut self, source: Option<PeerId>) -> Option<&mut u32> {
         match source {
             None => Some(&mut self.owner_uploads),
-            Some(peer) => self.peers.get_mut(&peer).map(|own| &mut own.uploads),
+            Some(peer) => self.peers.get_mut(&peer).map(|peer| &mut peer.uploads),
         }
     }
 
@@ -251,7 +251,7 @@ mod tests {
         let mut over = BTreeSet::new();
         let (mut now, mut from_owner) = (0.0, 0);
         let mut events: VecDeque<Event> = (0..lanes)
-            .flat_map(|own| (0..receivers).map(move |peer| (u64::from(peer) * lanes + own, peer)))
+            .flat_map(|lane| (0..receivers).map(move |peer| (u64::from(peer) * lanes + lane, peer)))
             .map(|(lane, peer)| Event::Asks { lane, peer, has: vec![false; pieces], missed: None })
             .collect();
         let mut dead = None;
@@ -295,7 +295,7 @@ mod tests {
                 dead = Some(peer);
                 flows.retain(|flow| (flow.lane / lanes) as PeerId != peer);
                 events.retain(|event| !matches!(event, Event::Asks { peer: own, .. } if *own == peer));
-                events.extend((0..lanes).map(|own| Event::Closed { lane: u64::from(peer) * lanes + own }));
+                events.extend((0..lanes).map(|entry| Event::Closed { lane: u64::from(peer) * lanes + entry }));
                 // Who was getting something from it says so, and asks anew.
                 let (missing, rest): (Vec<Flow>, Vec<Flow>) =
                     flows.into_iter().partition(|flow| flow.source == Some(peer));

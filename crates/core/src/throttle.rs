@@ -5,8 +5,8 @@
 //! from the same source or another. Events in, commands out; sockets and threads are the caller's.
 
 use crate::defaults;
-use crate::nouns::JobId;
 use crate::random::SplitMix;
+use crate::types::JobId;
 use crate::units::Time;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -235,7 +235,7 @@ impl Tally {
 }
 
 impl ThrottleController {
-    /// With another patience than [`defaults::PATIENCE`].
+    /// With another patience than [`defaults::PROGRESS_TIMEOUT`].
     pub fn with_patience(patience: Duration) -> ThrottleController {
         ThrottleController { patience: Some(patience), ..ThrottleController::default() }
     }
@@ -254,7 +254,7 @@ impl ThrottleController {
             }
             Event::Abandon { fetch, error } => self.fail(now, fetch, error, &mut commands),
             Event::Tick => {
-                self.lose_patience(now, &mut commands);
+                self.check_progress(now, &mut commands);
                 let jobs: Vec<JobId> = self.jobs.keys().cloned().collect();
                 jobs.iter().for_each(|job| self.adjust(now, job, &mut commands));
             }
@@ -397,7 +397,7 @@ impl ThrottleController {
             Some(fault) => {
                 // Next in turn, so that a fetch in order stays nearly in order.
                 fetch.waiting.push_front(run.chunk);
-                suffer(now, fetch, run, source, fault)
+                handle_fault(now, fetch, run, source, fault)
             }
         };
         match error.or(fetch.failed.clone()) {
@@ -407,8 +407,8 @@ impl ThrottleController {
         }
     }
 
-    fn lose_patience(&mut self, now: Time, commands: &mut Vec<Command>) {
-        let patience = self.patience.unwrap_or(defaults::PATIENCE);
+    fn check_progress(&mut self, now: Time, commands: &mut Vec<Command>) {
+        let patience = self.patience.unwrap_or(defaults::PROGRESS_TIMEOUT);
         let tired: Vec<_> = self
             .fetches
             .iter()
@@ -560,7 +560,7 @@ fn pick(
 }
 
 /// What a fault means for the chunk, its source and the fetch; an error where there is no way on.
-fn suffer(now: Time, fetch: &mut Fetch, run: &Run, source: &mut Source, fault: Fault) -> Option<FetchError> {
+fn handle_fault(now: Time, fetch: &mut Fetch, run: &Run, source: &mut Source, fault: Fault) -> Option<FetchError> {
     let mut back_off = |why: String| {
         let wait = defaults::RETRY_FIRST.saturating_mul(1 << source.failures.min(10)).min(defaults::RETRY_MAX);
         source.failures += 1;

@@ -123,7 +123,7 @@ mod tests {
                 if under_way.is_empty() {
                     break;
                 }
-                fast = fast.max(under_way.iter().filter(|own| rates[own.at] == fastest).count());
+                fast = fast.max(under_way.iter().filter(|under_way| rates[under_way.at] == fastest).count());
                 // Each gets its part of the link, and what slower ones leave of theirs.
                 under_way.sort_by(|one, other| rates[one.at].total_cmp(&rates[other.at]));
                 let (mut rest, count) = (link, under_way.len());
@@ -139,10 +139,10 @@ mod tests {
                 for (own, share) in under_way.iter_mut().zip(&shares) {
                     own.left -= share * step;
                 }
-                under_way.retain(|own| {
-                    let done = own.left < 1e-3;
+                under_way.retain(|under_way| {
+                    let done = under_way.left < 1e-3;
                     if done {
-                        turns.arrived(own.at, own.bytes, now - own.began);
+                        turns.arrived(under_way.at, under_way.bytes, now - under_way.began);
                     }
                     !done
                 });

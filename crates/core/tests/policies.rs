@@ -1,9 +1,9 @@
 //! One property suite over every policy there is: registering a policy puts it under all of these.
 
-use mission_core::nouns::JobId;
 use mission_core::policy::{self, JobView, POLICIES};
 use mission_core::shares::split;
 use mission_core::slots::{Share, Slots};
+use mission_core::types::JobId;
 use proptest::prelude::*;
 use std::collections::{BTreeMap, VecDeque};
 

@@ -2,9 +2,9 @@
 
 use crate::{bad_input, guarded};
 use mission_core::budget::FLOWS_MAX;
-use mission_core::nouns::{Demands, JobId, JobSpec, Stage, Transport};
 use mission_core::policy::{self, JobView};
 use mission_core::slots::FlowsPerHost;
+use mission_core::types::{Demands, JobId, JobSpec, Stage, Transport};
 use mission_core::units::Time;
 use mission_core::{defaults as core_defaults, flight, graph, mission, shares, units};
 use pyo3::prelude::*;

@@ -3,8 +3,8 @@
 use crate::decisions::Flows;
 use crate::memory::{Part, Segment, buffer_of, bytes_of};
 use crate::{bad_input, detached};
-use mission_core::nouns::{Demands, JobId, TransferId};
 use mission_core::throttle::FetchError;
+use mission_core::types::{Demands, JobId, TransferId};
 use mission_transport::endpoint;
 use mission_transport::object::ObjectId;
 use mission_transport::parts::{FetchRequest, Wanted};

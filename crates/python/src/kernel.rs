@@ -13,11 +13,11 @@ pub struct Dctcp(Option<dctcp::Registration>);
 impl Dctcp {
     #[new]
     fn new() -> PyResult<Dctcp> {
-        dctcp::Registration::new().map(|own| Dctcp(Some(own))).map_err(failed)
+        dctcp::Registration::new().map(|registration| Dctcp(Some(registration))).map_err(failed)
     }
 
     fn pin(&mut self, path: std::path::PathBuf) -> PyResult<()> {
-        self.0.take().map_or(Ok(()), |own| own.pin(&path)).map_err(failed)
+        self.0.take().map_or(Ok(()), |registration| registration.pin(&path)).map_err(failed)
     }
 
     fn close(&mut self) {

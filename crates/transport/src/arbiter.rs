@@ -10,8 +10,8 @@
 
 use crate::host;
 use mission_core::budget::Budget;
-use mission_core::nouns::JobId;
 use mission_core::slots::{ClientId, FlowsPerHost, Share, Slots};
+use mission_core::types::JobId;
 use mission_core::units::Time;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -335,7 +335,7 @@ impl State {
     }
 
     /// The arbiter says whether somebody waits in vain.
-    fn heed(&mut self, contended: bool) {
+    fn on_contention_changed(&mut self, contended: bool) {
         self.contended = contended;
         if !contended {
             return;
@@ -604,7 +604,7 @@ impl Shared {
                     self.lock().granted(&job);
                     (self.on_grant)(job);
                 }
-                Ok(Message::Contended { contended }) => self.lock().heed(contended),
+                Ok(Message::Contended { contended }) => self.lock().on_contention_changed(contended),
                 _ => {}
             }
         }

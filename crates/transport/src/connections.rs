@@ -1,10 +1,10 @@
 //! The data connections of a process: how many each job uses, and those that are kept for its next range.
 
 use crate::carrier::Connection;
-use mission_core::defaults::LINGER;
+use mission_core::defaults::IDLE_TIMEOUT;
 use mission_core::flight::Leg;
-use mission_core::nouns::JobId;
 use mission_core::throttle::SourceId;
+use mission_core::types::JobId;
 use std::collections::BTreeMap;
 use std::time::Instant;
 
@@ -63,9 +63,9 @@ impl Connections {
         self.trim()
     }
 
-    /// Those that have carried nothing for [`LINGER`].
+    /// Those that have carried nothing for [`IDLE_TIMEOUT`].
     pub fn expire(&mut self) -> Closed {
-        self.take(|idle| idle.since.elapsed() >= LINGER)
+        self.take(|idle| idle.since.elapsed() >= IDLE_TIMEOUT)
     }
 
     pub fn forget_job(&mut self, job: &JobId) -> Closed {

@@ -6,7 +6,7 @@
 use crate::object::ObjectId;
 use crate::segment::Segment;
 use mission_core::defaults::BLOCK_BYTES;
-use mission_core::nouns::{Encryption, JobId};
+use mission_core::types::{Encryption, JobId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;

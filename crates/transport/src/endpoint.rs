@@ -15,9 +15,9 @@ use crate::tls::{Identity, TlsSettings};
 use crate::windows::Governor;
 use mission_core::ecn::Seen;
 use mission_core::flight::Environment;
-use mission_core::nouns::{Demands, Encryption, JobId};
 use mission_core::slots::FlowsPerHost;
 use mission_core::throttle::{Fault, FetchError};
+use mission_core::types::{Demands, Encryption, JobId};
 use serde::Serialize;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -172,7 +172,7 @@ mod tests {
     use super::*;
     use crate::parts::Wanted;
     use mission_core::flight::FlightPlan;
-    use mission_core::nouns::{TransferId, Transport};
+    use mission_core::types::{TransferId, Transport};
 
     fn endpoint(token: &[u8], memory_limit: u64, identity: Option<Identity>) -> Endpoint {
         Endpoint::new(Settings {
@@ -237,10 +237,10 @@ mod tests {
                 (Transport::Tls, Encryption::Authenticated),
             ] {
                 let identities = (encrypt == Encryption::Authenticated).then(identity);
-                let again = identities.as_ref().map(|own| Identity {
-                    ca: own.ca.clone(),
-                    certificate: own.certificate.clone(),
-                    key: own.key.clone(),
+                let again = identities.as_ref().map(|identity| Identity {
+                    ca: identity.ca.clone(),
+                    certificate: identity.certificate.clone(),
+                    key: identity.key.clone(),
                 });
                 let token = crate::auth::random::<16>();
                 let owner = endpoint(&token, memory_limit, identities);
@@ -278,7 +278,10 @@ mod tests {
         let facts = reader.fetcher.transfers().remove(0).transport;
         assert_eq!(facts.bytes[&Transport::Mptcp], data.len() as u64);
         assert!(facts.fallbacks.is_empty(), "{facts:?}");
-        assert!(facts.negotiated.iter().all(|own| own.transport == "mptcp" && own.subflows == Some(1)), "{facts:?}");
+        assert!(
+            facts.negotiated.iter().all(|negotiated| negotiated.transport == "mptcp" && negotiated.subflows == Some(1)),
+            "{facts:?}"
+        );
     }
 
     /// Tells a reader that what it is going to fetch is a broadcast.
@@ -503,7 +506,7 @@ mod tests {
             assert!(fetched.parts[0].bytes() == content);
             let record = reader.fetcher.transfers().remove(0);
             assert_eq!(record.transport.chosen, Some(Transport::Tcp));
-            assert!(record.transport.fallbacks.iter().any(|own| own.contains(why)), "{record:?}");
+            assert!(record.transport.fallbacks.iter().any(|fallback| fallback.contains(why)), "{record:?}");
             let parts = vec![wanted(owner, id, 0, len as u64)];
             let demands = Demands { transport: Some(Transport::Shm), ..Demands::default() };
             let other = endpoint(&token, u64::MAX, None);
@@ -531,7 +534,7 @@ mod tests {
         let fetched = owner.fetch(own, || false).unwrap();
         assert_ne!(fetched.parts[0].bytes().as_ptr(), segment.as_ptr().cast_const());
         let facts = fetch();
-        assert!(facts.fallbacks.iter().any(|own| own.contains("still holds")), "{facts:?}");
+        assert!(facts.fallbacks.iter().any(|fallback| fallback.contains("still holds")), "{facts:?}");
         segment.writer_gone();
         assert_eq!(fetch().bytes[&Transport::Shm], 1 << 20);
     }
@@ -561,7 +564,7 @@ mod tests {
         reader.fetcher.command(plan(Transport::Tcp, Encryption::None));
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                while reader.fetcher.transfers().first().is_none_or(|own| own.served_bytes < 24 << 20) {
+                while reader.fetcher.transfers().first().is_none_or(|first| first.served_bytes < 24 << 20) {
                     std::hint::spin_loop();
                 }
                 reader.fetcher.command(plan(Transport::Tls, Encryption::Opportunistic));

@@ -1,7 +1,7 @@
 //! What was planned, what was negotiated, and what was observed of a connection: three things, recorded apart.
 
 use mission_core::flight::Leg;
-use mission_core::nouns::{Encryption, Transport};
+use mission_core::types::{Encryption, Transport};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 

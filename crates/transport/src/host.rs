@@ -95,5 +95,5 @@ pub fn link_rate() -> io::Result<Option<u64>> {
         speed.trim().parse().ok()
     };
     let known: Option<Vec<u64>> = interfaces().into_iter().map(megabits).collect();
-    Ok(known.filter(|own| !own.is_empty()).map(|own| own.iter().sum::<u64>() * 1_000_000))
+    Ok(known.filter(|known| !known.is_empty()).map(|is_empty| is_empty.iter().sum::<u64>() * 1_000_000))
 }

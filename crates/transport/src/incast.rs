@@ -414,7 +414,7 @@ impl Reader {
         };
         let mut stream = TcpStream::connect_timeout(&address, HELLO_PATIENCE).map_err(words)?;
         stream.set_nodelay(true).map_err(words)?;
-        let governed = governor.map(|own| own.govern(&stream)).transpose().map_err(words)?;
+        let governed = governor.map(|governor| governor.govern(&stream)).transpose().map_err(words)?;
         let until = Instant::now() + HELLO_PATIENCE;
         let client: Nonce = auth::random();
         say(&mut stream, &json!({ "nonce": to_hex(&client) })).map_err(words)?;

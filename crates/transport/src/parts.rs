@@ -3,8 +3,8 @@
 use crate::carrier::shm::Borrowed;
 use crate::object::ObjectId;
 use crate::segment::Segment;
-use mission_core::nouns::{Demands, TransferId};
 use mission_core::throttle::Tally;
+use mission_core::types::{Demands, TransferId};
 use std::net::SocketAddr;
 use std::sync::Arc;
 

@@ -11,7 +11,7 @@ use crate::store::{Holding, Source, Store};
 use crate::tracker::{Asking, Lane, Tracker};
 use crate::wire::{HeadReader, Request, Response, Wants};
 use mission_core::defaults::{BUSY_RETRY_MS, SERVER_CONNECTIONS, SERVER_IDLE, STALL};
-use mission_core::nouns::Encryption;
+use mission_core::types::Encryption;
 use socket2::{Domain, Protocol, Socket, Type};
 use std::collections::HashMap;
 use std::io;
@@ -246,7 +246,7 @@ fn answer(
             };
             let asking = Asking { serves: *serves, has: has.clone(), missed: *missed };
             let told = shared.tracker.next(&mut client.lane, (request.object, part), len, asking);
-            let response = Response { encryption: object.encryption, ..Response::told(told, seen) };
+            let response = Response { encryption: object.encryption, ..Response::piece(told, seen) };
             channel.send(&response.write(), b"")
         }
     }

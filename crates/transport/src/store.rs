@@ -7,7 +7,7 @@ use crate::probe;
 use crate::segment::{Pool, Segment};
 use crate::spool::{Spool, SpoolRange};
 use mission_core::defaults::BLOCK_BYTES;
-use mission_core::nouns::Encryption;
+use mission_core::types::Encryption;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
@@ -203,7 +203,7 @@ impl Holding {
 
 impl Object {
     pub fn part_len(&self, part: u32) -> Option<u64> {
-        self.parts.get(part as usize).map(|own| own.len)
+        self.parts.get(part as usize).map(|usize| usize.len)
     }
 
     /// Where a part lies in memory: start and length in a segment; `None` where it does not.

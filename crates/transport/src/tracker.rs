@@ -3,7 +3,7 @@
 
 use crate::copies::PartKey;
 use crate::object::ObjectId;
-use crate::wire::{Next, Told};
+use crate::wire::{Next, PieceReply};
 use mission_core::swarm::{self, Answer, Event, LaneId, PeerId, Swarm};
 use mission_core::units::Time;
 use std::collections::HashMap;
@@ -56,7 +56,7 @@ pub struct Asking {
 
 impl Tracker {
     /// Answers a receiver of a part of `len` bytes, as soon as there is something to answer. `lane` is its connection's.
-    pub fn next(&self, lane: &mut Option<Lane>, key: PartKey, len: u64, asking: Asking) -> Told {
+    pub fn next(&self, lane: &mut Option<Lane>, key: PartKey, len: u64, asking: Asking) -> PieceReply {
         let fits = |lane: &Lane| lane.key == key && lane.serves == asking.serves;
         if !lane.as_ref().is_some_and(fits) {
             let book = {
@@ -115,7 +115,7 @@ impl State {
 }
 
 impl Lane {
-    fn ask(&self, asking: Asking) -> Told {
+    fn ask(&self, asking: Asking) -> PieceReply {
         let (sender, answer) = channel();
         let mut state = self.book.lock();
         let peer = state.number(asking.serves);
@@ -128,10 +128,10 @@ impl Lane {
                 let source = source.map(|peer| self.book.lock().peers[peer as usize]);
                 let start = piece as u64 * swarm::piece_bytes(self.book.len);
                 let len = swarm::piece_bytes(self.book.len).min(self.book.len - start);
-                Told::Fetch(Next { start, len, source })
+                PieceReply::Fetch(Next { start, len, source })
             }
-            Ok(Answer::Done) => Told::Done,
-            Err(_) => Told::Later,
+            Ok(Answer::Done) => PieceReply::Done,
+            Err(_) => PieceReply::Later,
         }
     }
 }
@@ -162,7 +162,7 @@ mod tests {
         let (tracker, key) = (Tracker::default(), (ObjectId([1; 16]), 0));
         let mut lane = None;
         for (serves, has) in [(1, &[][..]), (2, &[true; 100]), (1, &[false])] {
-            assert_ne!(tracker.next(&mut lane, key, LEN, asking(serves, has)), Told::Later);
+            assert_ne!(tracker.next(&mut lane, key, LEN, asking(serves, has)), PieceReply::Later);
         }
         drop(lane);
         tracker.forget(&key.0);
@@ -173,9 +173,9 @@ mod tests {
     fn the_second_receiver_is_sent_to_the_first() {
         let (tracker, key) = (Tracker::default(), (ObjectId([1; 16]), 0));
         let (mut first, mut second) = (None, None);
-        assert_eq!(tracker.next(&mut first, key, LEN, asking(1, &[true, true])), Told::Done);
+        assert_eq!(tracker.next(&mut first, key, LEN, asking(1, &[true, true])), PieceReply::Done);
         let told = tracker.next(&mut second, key, LEN, asking(2, &[true, false]));
         let source = Some(SocketAddr::from(([127, 0, 0, 1], 1)));
-        assert_eq!(told, Told::Fetch(Next { start: BLOCK_BYTES, len: BLOCK_BYTES, source }));
+        assert_eq!(told, PieceReply::Fetch(Next { start: BLOCK_BYTES, len: BLOCK_BYTES, source }));
     }
 }

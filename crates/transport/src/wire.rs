@@ -9,7 +9,7 @@ use crate::checksum;
 use crate::facts::Sender;
 use crate::object::{ObjectId, from_hex, to_hex};
 use mission_core::defaults::HEAD_BYTES_MAX;
-use mission_core::nouns::Encryption;
+use mission_core::types::Encryption;
 use std::fmt::Write;
 use std::io::{self, Read};
 use std::net::SocketAddr;
@@ -70,7 +70,7 @@ pub struct Next {
 
 /// What an owner says to a receiver of a broadcast that asks for its next piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Told {
+pub enum PieceReply {
     Fetch(Next),
     /// It has all, or is getting it.
     Done,
@@ -215,11 +215,11 @@ impl Response {
         }
     }
 
-    pub fn told(told: Told, request_checksum: u64) -> Response {
-        let (status, next) = match told {
-            Told::Fetch(next) => (200, Some(next)),
-            Told::Later => (202, None),
-            Told::Done => (204, None),
+    pub fn piece(reply: PieceReply, request_checksum: u64) -> Response {
+        let (status, next) = match reply {
+            PieceReply::Fetch(next) => (200, Some(next)),
+            PieceReply::Later => (202, None),
+            PieceReply::Done => (204, None),
         };
         Response { next, ..Response::refusal(status, "", request_checksum) }
     }

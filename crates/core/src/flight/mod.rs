@@ -11,7 +11,7 @@ mod tcp;
 mod tls;
 
 use crate::defaults;
-use crate::nouns::{Demands, Encryption, Transport};
+use crate::types::{Demands, Encryption, Transport};
 use serde::{Deserialize, Serialize};
 
 /// What the hosts of a cluster have in common, as measured and never as configured.
@@ -136,7 +136,7 @@ fn refuse_plain(demands: &Demands) -> Result<(), String> {
 
 fn reason_of_choice(demands: &Demands, own: Transport, otherwise: &str) -> String {
     match demands.transport {
-        Some(transport) if transport == own => format!("the job demands {}", own.name()),
+        Some(transport) if transport == own => "required by the job".into(),
         _ => otherwise.into(),
     }
 }

@@ -2,7 +2,7 @@
 //! other transports are subflows of one connection here (paper 001, 4.1.2).
 
 use super::{Environment, FlightController, Leg, Reach, reason_of_choice, refuse_plain};
-use crate::nouns::{Demands, Encryption, Transport};
+use crate::types::{Demands, Encryption, Transport};
 
 pub struct Mptcp;
 

@@ -1,7 +1,7 @@
 //! Shared memory between processes of one host: one network namespace. Shares do not apply to it.
 
 use super::{Environment, FlightController, Leg, Reach, reason_of_choice, refuse_plain};
-use crate::nouns::{Demands, Encryption, Transport};
+use crate::types::{Demands, Encryption, Transport};
 
 pub struct Shm;
 

@@ -2,7 +2,7 @@
 
 use super::{Environment, FlightController, Leg, Reach, reason_of_choice, refuse_plain};
 use crate::defaults::RTO_MIN_US;
-use crate::nouns::{Demands, Encryption, Transport};
+use crate::types::{Demands, Encryption, Transport};
 
 pub struct Tcp;
 

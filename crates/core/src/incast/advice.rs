@@ -150,7 +150,7 @@ mod tests {
     #[test]
     fn fewer_flows_cure_it_always_and_small_windows_only_while_they_fit() {
         let advice = |senders| advise(&path(65_536), Form::Fragment(64_000), senders).unwrap();
-        let of = |advice: &Advice, kind| *advice.remedies.iter().find(|own| own.kind == kind).unwrap();
+        let of = |advice: &Advice, kind| *advice.remedies.iter().find(|remedy| remedy.kind == kind).unwrap();
         for senders in [16, 47] {
             let own = advice(senders);
             assert!(own.bites && own.goodput_mbit < 0.75 * own.ideal_mbit);
@@ -170,7 +170,7 @@ mod tests {
     fn without_selective_acknowledgments_dctcp_may_still_cost_each_block_a_timeout() {
         // Measured: 16.1 Mbit/s (docs/measurements.md, "what is promised").
         let own = advise(&modern::tests::path(65_536, false), Form::Fragment(32_000), 16).unwrap();
-        let dctcp = own.remedies.iter().find(|own| own.kind == Kind::Dctcp).unwrap();
+        let dctcp = own.remedies.iter().find(|remedy| remedy.kind == Kind::Dctcp).unwrap();
         assert!((15.0..16.1).contains(&dctcp.low_mbit) && dctcp.expected_mbit > 90.0, "{dctcp:?}");
     }
 
@@ -181,14 +181,14 @@ mod tests {
         {
             let (own, form) = (path(kibibytes << 10), Form::Fragment(kilobytes * 1000));
             let told = advise(&own, form, senders).unwrap();
-            let port = told.remedies.iter().find(|own| own.kind == Kind::Buffer).unwrap();
+            let port = told.remedies.iter().find(|remedy| remedy.kind == Kind::Buffer).unwrap();
             let larger = Path { buffer: super::super::Buffer::Port(port.value as u64), ..own };
             let low = onset(&larger, form, &BTreeSet::new()).low;
             assert!(low.is_none_or(|low| low > senders), "{senders} of {kilobytes} kB: {} bytes, {low:?}", port.value);
         }
         // Twice this port, 96 Mbit/s as it was promised, gave 60.6 (docs/measurements.md, "larger ports").
         let own = advise(&path(131_072), Form::Fragment(32_000), 47).unwrap();
-        assert_eq!(own.remedies.iter().find(|own| own.kind == Kind::Buffer).unwrap().value, 524_288.0);
+        assert_eq!(own.remedies.iter().find(|remedy| remedy.kind == Kind::Buffer).unwrap().value, 524_288.0);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! A policy that somebody else computes: a function of the user's, in Python. What it says is checked here.
 
 use super::{JobView, Policy};
-use crate::nouns::JobId;
+use crate::types::JobId;
 use std::collections::BTreeMap;
 
 /// What specifications of external policies begin with.
@@ -23,7 +23,7 @@ impl External {
     ///
     /// # Errors
     /// It makes no sense, in words; what was told before stays.
-    pub fn told(&mut self, asked: &[JobView], counts: BTreeMap<JobId, f64>) -> Result<(), String> {
+    pub fn replied(&mut self, asked: &[JobView], counts: BTreeMap<JobId, f64>) -> Result<(), String> {
         for view in asked {
             match counts.get(&view.job) {
                 None => return Err(format!("it says nothing of job {}", view.job)),

@@ -9,7 +9,7 @@ mod fifo;
 mod performance;
 mod priority;
 
-use crate::nouns::JobId;
+use crate::types::JobId;
 use serde::{Deserialize, Serialize};
 
 /// What a policy may look at.

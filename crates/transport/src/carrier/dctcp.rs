@@ -3,8 +3,8 @@
 use super::tcp::Tcp;
 use super::{Carrier, Connection, Context};
 use mission_core::flight::Leg;
-use mission_core::nouns::Transport;
 use mission_core::throttle::Fault;
+use mission_core::types::Transport;
 use std::net::SocketAddr;
 
 pub struct Dctcp;

@@ -6,11 +6,11 @@ use crate::checksum;
 use crate::facts::{Negotiated, Sender};
 use crate::object::ObjectId;
 use crate::socket;
-use crate::wire::{HeadReader, Request, Response, Told, Wants};
+use crate::wire::{HeadReader, PieceReply, Request, Response, Wants};
 use mission_core::defaults::{BLOCK_BYTES, BUSY_RETRY_MS, CONNECT, STALL};
 use mission_core::flight::Leg;
-use mission_core::nouns::{Encryption, Transport};
 use mission_core::throttle::Fault;
+use mission_core::types::{Encryption, Transport};
 use socket2::{Domain, Protocol, Socket, Type};
 use std::collections::VecDeque;
 use std::io;
@@ -187,13 +187,13 @@ impl<C: Channel> Connection for HttpConnection<C> {
         (&self.checksums, self.object_encryption)
     }
 
-    fn next(&mut self, object: ObjectId, part: u32, wants: Wants) -> Result<Told, Fault> {
+    fn next(&mut self, object: ObjectId, part: u32, wants: Wants) -> Result<PieceReply, Fault> {
         self.request(Request { object, part, wants, nonce: None, proof: None })?;
         let response = self.response()?;
         match (response.status, response.next) {
-            (200, Some(next)) => Ok(Told::Fetch(next)),
-            (202, _) => Ok(Told::Later),
-            (204, _) => Ok(Told::Done),
+            (200, Some(next)) => Ok(PieceReply::Fetch(next)),
+            (202, _) => Ok(PieceReply::Later),
+            (204, _) => Ok(PieceReply::Done),
             _ => Err(refusal(&response)),
         }
     }

@@ -16,10 +16,10 @@ use crate::facts::{Negotiated, Sender};
 use crate::object::ObjectId;
 use crate::tls::TlsSettings;
 use crate::windows::Governor;
-use crate::wire::{Told, Wants};
+use crate::wire::{PieceReply, Wants};
 use mission_core::flight::Leg;
-use mission_core::nouns::{Encryption, Transport};
 use mission_core::throttle::Fault;
+use mission_core::types::{Encryption, Transport};
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -83,7 +83,7 @@ pub trait Connection: Send {
     ///
     /// # Errors
     /// The peer keeps no books of this part, or cannot be asked.
-    fn next(&mut self, object: ObjectId, part: u32, wants: Wants) -> Result<Told, Fault>;
+    fn next(&mut self, object: ObjectId, part: u32, wants: Wants) -> Result<PieceReply, Fault>;
 
     /// Whether more can be asked for, or is still to be received.
     fn usable(&self) -> bool;

@@ -19,7 +19,7 @@ use crate::object::ObjectId;
 use crate::segment::{SEALS, SHARED_MIN};
 use crate::store::{Object, Store};
 use mission_core::defaults::STALL;
-use mission_core::nouns::{Encryption, Transport};
+use mission_core::types::{Encryption, Transport};
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
@@ -176,7 +176,7 @@ fn lend(object: &Object, part: u32) -> Result<(&File, u64, u64, u64, &[u64]), St
 /// The reader's side: what other processes of this host lend.
 pub struct Borrower {
     cluster: String,
-    links: Mutex<HashMap<SocketAddr, Result<Arc<Link>, NotLent>>>,
+    links: Mutex<HashMap<SocketAddr, Result<Arc<Link>, LeaseDenied>>>,
 }
 
 struct Link {
@@ -206,7 +206,7 @@ unsafe impl Sync for Borrowed {}
 
 /// Why a part was not lent.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum NotLent {
+pub enum LeaseDenied {
     /// Its owner is on another host.
     Elsewhere,
     /// The owner refuses, or what it gave is not what was promised.
@@ -219,41 +219,41 @@ impl Borrower {
     }
 
     /// # Errors
-    /// It has to come another way; see [`NotLent`].
-    pub fn borrow(&self, owner: SocketAddr, object: ObjectId, part: u32, len: u64) -> Result<Borrowed, NotLent> {
+    /// It has to come another way; see [`LeaseDenied`].
+    pub fn borrow(&self, owner: SocketAddr, object: ObjectId, part: u32, len: u64) -> Result<Borrowed, LeaseDenied> {
         let link = self.link(owner)?;
         let (lease, start, size, blocks, file) = match link.ask(object, part, len) {
             Ok(Ok(answer)) => answer,
-            Ok(Err(reason)) => return Err(NotLent::Refused(reason)),
+            Ok(Err(reason)) => return Err(LeaseDenied::Refused(reason)),
             Err(error) => {
                 let mut links = self.links.lock().expect("no panic while held");
                 if links.get(&owner).is_some_and(|own| own.as_ref().is_ok_and(|own| Arc::ptr_eq(own, &link))) {
                     links.remove(&owner);
                 }
-                return Err(NotLent::Refused(format!("its owner does not answer: {error}")));
+                return Err(LeaseDenied::Refused(format!("its owner does not answer: {error}")));
             }
         };
         let give_back = || drop(send(&link.back, &Message::GiveBack { lease }, None));
         let (mapping, mapped, start) = map(&file, start, len, size).map_err(|why| {
             give_back();
-            NotLent::Refused(why)
+            LeaseDenied::Refused(why)
         })?;
         let borrowed = Borrowed { mapping, mapped, start, len: len as usize, lease, link: link.clone() };
         if checksum::of_blocks(borrowed.bytes()) != blocks {
-            return Err(NotLent::Refused("a block of its memory does not fit its checksum".into()));
+            return Err(LeaseDenied::Refused("a block of its memory does not fit its checksum".into()));
         }
         Ok(borrowed)
     }
 
-    fn link(&self, owner: SocketAddr) -> Result<Arc<Link>, NotLent> {
+    fn link(&self, owner: SocketAddr) -> Result<Arc<Link>, LeaseDenied> {
         let mut links = self.links.lock().expect("no panic while held");
         let connected = || match connect(&self.cluster, owner) {
             Ok(link) => Ok(Arc::new(link)),
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                Err(NotLent::Refused("its owner is another user".into()))
+                Err(LeaseDenied::Refused("its owner is another user".into()))
             }
             // No such name in this network namespace.
-            Err(_) => Err(NotLent::Elsewhere),
+            Err(_) => Err(LeaseDenied::Elsewhere),
         };
         links.entry(owner).or_insert_with(connected).clone()
     }

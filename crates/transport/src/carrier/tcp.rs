@@ -3,8 +3,8 @@
 use super::http::{self, HttpConnection};
 use super::{Carrier, Channel, Connection, Context};
 use mission_core::flight::Leg;
-use mission_core::nouns::{Encryption, Transport};
 use mission_core::throttle::Fault;
+use mission_core::types::{Encryption, Transport};
 use socket2::{Protocol, SockRef};
 use std::fs::File;
 use std::io::{self, IoSlice, Read, Write};

@@ -6,12 +6,12 @@ use crate::carrier::{self, Connection};
 use crate::copies::Receiving;
 use crate::parts::{FetchRequest, Part, Wanted};
 use crate::segment::Segment;
-use crate::wire::{Next, Told, Wants};
+use crate::wire::{Next, PieceReply, Wants};
 use mission_core::defaults::{LANES, SWARM_MIN};
 use mission_core::flight::FlightPlan;
-use mission_core::nouns::TransferId;
 use mission_core::swarm;
 use mission_core::throttle::{Fault, FetchError, Tally};
+use mission_core::types::TransferId;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -130,9 +130,9 @@ impl Shared {
             let wants = Wants::Source { serves: self.own_address, has, missed: missed.take() };
             let next = match owner.next(wanted.object, wanted.part, wants) {
                 // What is left after all lanes have ended is asked of the owner.
-                Ok(Told::Fetch(next)) if is_piece(&next, wanted.len) && receiving.claim(next.start) => next,
-                Ok(Told::Later) => continue,
-                Ok(Told::Fetch(_) | Told::Done) | Err(_) => break,
+                Ok(PieceReply::Fetch(next)) if is_piece(&next, wanted.len) && receiving.claim(next.start) => next,
+                Ok(PieceReply::Later) => continue,
+                Ok(PieceReply::Fetch(_) | PieceReply::Done) | Err(_) => break,
             };
             let far = piece(wanted, receiving, next.start, next.len, next.source);
             let (ended, took) = self.carry(transfer, plan, vec![far], segment, &mut || stop.load(Ordering::Relaxed));

@@ -1,13 +1,13 @@
 //! The parts that this host has in memory already: in this process, or in one that lends them.
 
 use super::Shared;
-use crate::carrier::shm::{Borrowed, NotLent};
+use crate::carrier::shm::{Borrowed, LeaseDenied};
 use crate::copies::PartKey;
 use crate::parts::{FetchRequest, Home, Part, Wanted};
 use crate::store::Object;
 use mission_core::flight::{FlightPlan, Leg, Reach};
-use mission_core::nouns::Transport;
 use mission_core::throttle::FetchError;
+use mission_core::types::Transport;
 use std::sync::Arc;
 
 impl Shared {
@@ -61,8 +61,8 @@ impl Shared {
                     let (start, len) = (0, wanted.len as usize);
                     return Ok(Part { home: Home::Borrowed(Arc::new(borrowed)), start, len });
                 }
-                Err(NotLent::Elsewhere) => {}
-                Err(NotLent::Refused(why)) => {
+                Err(LeaseDenied::Elsewhere) => {}
+                Err(LeaseDenied::Refused(why)) => {
                     let mut state = self.lock();
                     state.record(&request.transfer).transport.fallbacks.insert(format!("shm: {why}"));
                     reason = why;

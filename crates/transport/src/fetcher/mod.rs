@@ -19,10 +19,10 @@ use crate::segment::{Pool, Segment};
 use crate::store::Store;
 use mission_core::flight::{self, Environment, FlightPlan};
 use mission_core::mission;
-use mission_core::nouns::{Demands, JobId, TransferId, Transport};
 use mission_core::shares::caps_bind;
 use mission_core::slots::FlowsPerHost;
 use mission_core::throttle::{Event, FetchError, FetchId, Run, SourceId, Tally, ThrottleController};
+use mission_core::types::{Demands, JobId, TransferId, Transport};
 use mission_core::units::Time;
 use runs::Far;
 use serde::Serialize;
@@ -98,7 +98,7 @@ pub struct TransferRecord {
     pub asked_bytes: u64,
     pub served_bytes: u64,
     /// Of those, bytes that never left this process.
-    pub own_bytes: u64,
+    pub local_bytes: u64,
     /// And bytes that another receiver served, not their owner.
     pub peer_bytes: u64,
     pub fetches: u64,
@@ -151,8 +151,8 @@ impl Fetcher {
             changed: false,
             closing: false,
         };
-        let shared = Arc::new_cyclic(|own| Shared {
-            own: own.clone(),
+        let shared = Arc::new_cyclic(|new_cyclic| Shared {
+            own: new_cyclic.clone(),
             state: Mutex::new(state),
             work: Condvar::new(),
             tick: Condvar::new(),
@@ -192,7 +192,7 @@ impl Fetcher {
         let (places, len) = places(&request, elsewhere);
         let segment = shared.take(len)?;
         let mut far = Vec::new();
-        let (mut far_bytes, mut here_bytes, mut own_bytes) = (0, 0, 0);
+        let (mut far_bytes, mut here_bytes, mut local_bytes) = (0, 0, 0);
         for (number, (wanted, &(start, len))) in request.parts.iter().zip(&places).enumerate() {
             // SAFETY: nobody else knows of this segment yet, and the places in it do not overlap.
             let into = unsafe { std::slice::from_raw_parts_mut(segment.as_ptr().add(start), len) };
@@ -209,14 +209,14 @@ impl Fetcher {
                 }
             }
             here_bytes += wanted.len;
-            own_bytes += if shared.owns(wanted) { wanted.len } else { 0 };
+            local_bytes += if shared.owns(wanted) { wanted.len } else { 0 };
         }
         {
             let mut state = shared.lock();
             let record = state.record(&request.transfer);
             record.asked_bytes += far_bytes + here_bytes;
             record.served_bytes += here_bytes;
-            record.own_bytes += own_bytes;
+            record.local_bytes += local_bytes;
             record.fetches += 1;
             record.ended = now();
         }

@@ -10,10 +10,10 @@ use crate::facts::TransportFacts;
 use crate::object::ObjectId;
 use crate::parts::Wanted;
 use crate::segment::Segment;
-use mission_core::defaults::{FLOWS_PER_HOST, LINGER};
+use mission_core::defaults::{FLOWS_PER_HOST, IDLE_TIMEOUT};
 use mission_core::flight::{FlightPlan, Leg, Reach};
-use mission_core::nouns::TransferId;
 use mission_core::throttle::{Command, Event, Fault, FetchError, Outcome, Piece, Run, Tally};
+use mission_core::types::TransferId;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::{Arc, Condvar, MutexGuard};
@@ -303,7 +303,9 @@ impl Shared {
         }
         if next.is_none() && !self.arbiter().contended() {
             let mut state = self.lock();
-            let newest = |own: &Result<Arc<FlightPlan>, String>| own.as_ref().is_ok_and(|own| Arc::ptr_eq(own, plan));
+            let newest = |string: &Result<Arc<FlightPlan>, String>| {
+                string.as_ref().is_ok_and(|string| Arc::ptr_eq(string, plan))
+            };
             if state.plans.get(&run.job).is_none_or(newest) {
                 *next = state.throttle.ahead(self.time(), run);
             }
@@ -362,7 +364,7 @@ impl Shared {
         let mut state = self.lock();
         while !state.closing {
             let now = self.time();
-            let at = state.wake.unwrap_or(now + LINGER / 2).min(now + LINGER / 2);
+            let at = state.wake.unwrap_or(now + IDLE_TIMEOUT / 2).min(now + IDLE_TIMEOUT / 2);
             (state, _) = self
                 .tick
                 .wait_timeout(state, at.since(now).max(Duration::from_millis(1)))

@@ -60,7 +60,7 @@ impl Encryption {
     }
 
     pub fn named(name: &str) -> Option<Encryption> {
-        Encryption::ALL.into_iter().find(|own| own.name() == name)
+        Encryption::ALL.into_iter().find(|encryption| encryption.name() == name)
     }
 }
 
