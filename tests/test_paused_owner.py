@@ -1,4 +1,4 @@
-"""A process that is stopped and goes on later answers late: no reader may take such an answer for another one."""
+"""A process that is stopped and goes on later: nobody takes its late answers for others, or waits for it for ever."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
 
@@ -22,6 +24,7 @@ import numpy as np
 from mission_control import _native
 token = bytes.fromhex(sys.argv[1])
 own = _native.Endpoint("127.0.0.1", token, memory_limit=1 << 30, spool_folder="/tmp", flows_per_host=4)
+print("ready", flush=True)
 parts, size = json.loads(sys.stdin.readline())
 demands = '{"encrypt": "none", "transport": null}'
 content = [np.random.default_rng(seed).integers(0, 256, size, np.uint8) for seed in range(parts)]
@@ -31,21 +34,32 @@ sys.stdin.readline()
 """
 
 
-@pytest.fixture
-def owner(endpoint):
-    """A process with an object of equally long parts, and a reader on its host."""
+@contextmanager
+def another() -> Iterator[subprocess.Popen[str]]:
+    """A process that puts an object of equally long parts once it is asked to."""
     command = [sys.executable, "-c", OWNER, TOKEN.hex()]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdin is not None and process.stdout is not None
-        # The owner joins the host first, so that it is not this process which decides for both.
-        process.stdin.write(" ")
-        reader = endpoint()
-        process.stdin.write(json.dumps([PARTS, PART_BYTES]) + "\n")
-        process.stdin.flush()
-        address, name = json.loads(process.stdout.readline())
-        yield process, reader, address, name
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        yield process
         process.send_signal(signal.SIGCONT)
         process.kill()
+
+
+def ask_to_put(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """Address of the owner, and name of the object."""
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write(json.dumps([PARTS, PART_BYTES]) + "\n")
+    process.stdin.flush()
+    address, name = json.loads(process.stdout.readline())
+    return address, name
+
+
+@pytest.fixture
+def owner(endpoint):
+    """A process with an object, which gives out the host's slots too, and a reader."""
+    with another() as process:
+        reader = endpoint()
+        yield process, reader, *ask_to_put(process)
 
 
 def test_no_reader_gets_another_part_while_or_after_the_owner_is_stopped(owner):
@@ -69,3 +83,30 @@ def test_no_reader_gets_another_part_while_or_after_the_owner_is_stopped(owner):
     assert before == [[part] for part in range(THREADS)]
     assert while_paused == [[part] for part in range(PARTS)]
     assert after == [[part] for part in range(PARTS)]
+
+
+def test_a_stopped_arbiter_is_replaced_and_follows_its_successor_when_it_goes_on(endpoint):
+    with another() as first, another() as second:
+        reader = endpoint()
+        address, name = ask_to_put(second)
+        expected = [data(PART_BYTES, seed).tobytes() for seed in range(PARTS)]
+
+        def fetch() -> None:
+            demands = json.dumps({"encrypt": "none", "transport": "tcp"})
+            wanted = [(name, part, PART_BYTES, [address]) for part in range(PARTS)]
+            parts, _, _ = reader.fetch("job", "map", "reduce", demands, wanted, False)
+            assert [bytes(part) for part in parts] == expected
+
+        fetch()
+        assert json.loads(reader.resources())["has_neighbours"]
+        first.send_signal(signal.SIGSTOP)
+        for _ in range(8):
+            fetch()
+            time.sleep(0.7)
+        # The owner or this process gives the slots out now; the first one joins it.
+        first.send_signal(signal.SIGCONT)
+        for _ in range(8):
+            fetch()
+            time.sleep(0.3)
+        address, name = ask_to_put(first)
+        fetch()

@@ -20,6 +20,11 @@ pub const CONNECT: Duration = Duration::from_secs(3);
 /// A fetch that made no progress at all for this long fails, naming the cause. Longer than the time in which Dask
 /// notices a dead worker and recomputes what it held.
 pub const PROGRESS_TIMEOUT: Duration = Duration::from_secs(60);
+/// A range of which less than [`TRICKLE_BYTES`] comes in this time is cut, and resumed from another source where there is one.
+/// Twice the stall, so that a server which is silent is told from one that is slow.
+pub const TRICKLE: Duration = Duration::from_secs(10);
+/// 13 kbit/s: forty flows that share a link of 1 Mbit/s are faster.
+pub const TRICKLE_BYTES: u64 = 16 << 10;
 /// First wait before a source that failed is tried again; doubles up to [`RETRY_MAX`].
 pub const RETRY_FIRST: Duration = Duration::from_millis(50);
 pub const RETRY_MAX: Duration = Duration::from_secs(2);
@@ -31,6 +36,11 @@ pub const IDLE_TIMEOUT: Duration = Duration::from_secs(2);
 pub const SERVER_IDLE: Duration = Duration::from_secs(30);
 /// Connections that one server serves at once; above it the answer is "busy, retry after".
 pub const SERVER_CONNECTIONS: usize = 256;
+/// Connections that have not proved the token yet, held at once; one more ends the oldest. Each costs a thread and a
+/// descriptor.
+pub const UNADMITTED_CONNECTIONS: usize = 64;
+/// From a connection's first packet to its proof; then it is closed.
+pub const ADMISSION: Duration = Duration::from_secs(5);
 /// What a busy server asks for, in milliseconds.
 pub const BUSY_RETRY_MS: u64 = 20;
 /// Parts from this size on are broadcast by their receivers too; smaller ones are gone before the books are kept.
@@ -83,6 +93,7 @@ pub fn table() -> Vec<(&'static str, String, &'static str)> {
             seconds(PROGRESS_TIMEOUT),
             "a fetch without any progress for this long fails with its cause",
         ),
+        ("trickle", seconds(TRICKLE), "a range of which less than 16.0 KiB comes in this time is resumed elsewhere"),
         ("retry, first", seconds(RETRY_FIRST), "wait before a failed source is tried again; doubles each time"),
         ("retry, longest", seconds(RETRY_MAX), "upper end of that wait"),
         (
@@ -97,6 +108,12 @@ pub fn table() -> Vec<(&'static str, String, &'static str)> {
             SERVER_CONNECTIONS.to_string(),
             "served at once; above it the answer is \"busy, retry after\"",
         ),
+        (
+            "unadmitted connections",
+            UNADMITTED_CONNECTIONS.to_string(),
+            "held at once without a proof of the token; one more ends the oldest",
+        ),
+        ("admission", seconds(ADMISSION), "time to prove the token; then the connection is closed"),
         ("busy retry", format!("{BUSY_RETRY_MS} ms"), "what a busy server asks for"),
         ("broadcast", bytes(SWARM_MIN), "from this size on, receivers of a broadcast serve one another"),
         ("uploads", UPLOADS_PER_PEER.to_string(), "pieces of a broadcast that one process sends at once"),

@@ -4,8 +4,8 @@
 //! same code runs beside Dask's scheduler, in a worker's data plane, in a simulator and in a unit test. The
 //! `clippy.toml` of this crate keeps it so.
 //!
-//! Read in this order: [`types`], [`policy`], [`shares`], [`slots`], [`pattern`], [`graph`], [`flight`], then the two
-//! state machines that put them together: [`mission`] (one per cluster) and [`throttle`] (one per worker process); and
+//! Read in this order: [`types`], [`policy`], [`shares`], [`pattern`], [`graph`], [`flight`], then the state machines
+//! that put them together: [`mission`] (one per cluster) and [`host`] (slots and fetches of each host's processes); and
 //! [`swarm`], the books of a broadcast, and [`ecn`], the search for switches that mark. [`incast`] is the model of what
 //! happens where many answer one; [`budget`] and [`ictcp`] are two cures, and [`turns`]
 //! goes with the first.
@@ -15,6 +15,7 @@ pub mod defaults;
 pub mod ecn;
 pub mod flight;
 pub mod graph;
+pub mod host;
 pub mod ictcp;
 pub mod incast;
 pub mod mission;
@@ -22,9 +23,8 @@ pub mod pattern;
 pub mod policy;
 pub mod random;
 pub mod shares;
-pub mod slots;
 pub mod swarm;
-pub mod throttle;
 pub mod turns;
 pub mod types;
 pub mod units;
+pub mod versions;

@@ -10,7 +10,7 @@ use crate::pattern::{Asked, Evidence};
 use crate::policy::external::{self, External};
 use crate::policy::{self, JobView, Policy};
 use crate::shares;
-use crate::slots::{FlowsPerHost, Share};
+use crate::shares::{FlowsPerHost, Share};
 use crate::types::{Demands, Encryption, HostId, JobId, JobSpec, Pattern, TransferId, Transport};
 use crate::units::Time;
 use serde::{Deserialize, Serialize};
@@ -90,6 +90,8 @@ pub enum Command {
     Refuse { job: JobId, reason: String },
     /// To this worker: have the others send to it at once ([`crate::ecn`]), and say so by [`Event::EcnProbed`].
     ProbeEcn { worker: WorkerId, senders: Vec<WorkerId> },
+    /// To the caller itself: the event was wrong, in one line that says what to do; nothing has changed.
+    Invalid { why: String },
     /// To the caller itself: have the external policy compute what these jobs count, and say so by [`Event::Weighed`].
     Weigh { jobs: Vec<JobView> },
 }
@@ -211,12 +213,15 @@ impl MissionController {
         })
     }
 
-    /// Takes an event at `now`; returns what is to be told to whom.
-    ///
-    /// # Errors
-    /// Only [`Event::Policy`] and [`Event::JobArrived`] can be wrong: one line that names the mend; nothing changed.
-    pub fn handle(&mut self, now: Time, event: Event) -> Result<Vec<Command>, String> {
-        let mut commands = Vec::new();
+    /// Takes an event at `now`; adds what is to be said to whom. Only [`Event::Policy`] and [`Event::JobArrived`] can be
+    /// wrong; the answer is [`Command::Invalid`] then, and nothing has changed.
+    pub fn handle(&mut self, now: Time, event: Event, commands: &mut Vec<Command>) {
+        if let Err(why) = self.take(now, event, commands) {
+            commands.push(Command::Invalid { why });
+        }
+    }
+
+    fn take(&mut self, now: Time, event: Event, commands: &mut Vec<Command>) -> Result<(), String> {
         // An answer is not answered by the same question.
         let asks = !matches!(event, Event::Weighed { .. });
         // Only these can make a probe due; most events are reports, and there are many.
@@ -237,7 +242,7 @@ impl MissionController {
                 }
                 self.workers.insert(worker, (host, environment));
                 self.prober.changed();
-                self.plan_all(&mut commands);
+                self.plan_all(commands);
                 true
             }
             Event::WorkerLeft { worker } => {
@@ -246,14 +251,14 @@ impl MissionController {
                 for transfer in self.jobs.values_mut().flat_map(|job| job.transfers.values_mut()) {
                     transfer.left += transfer.progress.remove(&worker).map_or(0, |(_, served, _)| served);
                 }
-                self.plan_all(&mut commands);
+                self.plan_all(commands);
                 true
             }
             Event::JobArrived { spec } => {
                 if !(spec.priority.is_finite() && spec.priority > 0.0) {
                     return Err(format!("priority {} of job {}: use a number above 0", spec.priority, spec.job));
                 }
-                self.arrive(spec, &mut commands);
+                self.arrive(spec, commands);
                 false
             }
             Event::JobEnded { job } => self.jobs.remove(&job).is_some(),
@@ -262,13 +267,13 @@ impl MissionController {
                 let before = transfer.pattern();
                 transfer.evidence.add(&asked);
                 let changed = before != transfer.pattern();
-                transfer.announce(id, &mut commands);
+                transfer.announce(id, commands);
                 changed
             }
             Event::Classified { transfer: id, pattern } => {
                 let transfer = self.transfer(&id);
                 transfer.classified = Some(pattern);
-                transfer.announce(id, &mut commands);
+                transfer.announce(id, commands);
                 false
             }
             Event::Progress { worker, transfer, asked_bytes, served_bytes, moved } => {
@@ -293,7 +298,7 @@ impl MissionController {
             Event::EcnProbed { worker, seen } => {
                 self.prober.reported(&worker);
                 if self.probed(&worker, seen) {
-                    self.plan_all(&mut commands);
+                    self.plan_all(commands);
                 }
                 false
             }
@@ -301,12 +306,12 @@ impl MissionController {
         };
         if reweigh || self.weighed_at.is_none_or(|at| now.since(at) >= defaults::WEIGHTS_EVERY) {
             self.weighed_at = Some(now);
-            self.weigh(asks, &mut commands);
+            self.weigh(asks, commands);
         }
         if may_probe && self.prober.is_due(now) {
-            self.probe(now, &mut commands);
+            self.probe(now, commands);
         }
-        Ok(commands)
+        Ok(())
     }
 
     /// All that a worker that has just joined must be told.
@@ -531,6 +536,12 @@ fn intersect<T: Clone + PartialEq>(a: &[T], b: &[T]) -> Vec<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn handled(mission: &mut MissionController, now: Time, event: Event) -> Vec<Command> {
+        let mut commands = Vec::new();
+        mission.handle(now, event, &mut commands);
+        commands
+    }
     use crate::types::{Demands, Encryption};
 
     fn controller(policy: &str) -> MissionController {
@@ -554,7 +565,7 @@ mod tests {
     #[test]
     fn shares_follow_the_jobs_that_are_active() {
         let mut mission = controller("fifo");
-        let mut at = |event| mission.handle(Time(0), event).unwrap();
+        let mut at = |event| handled(&mut mission, Time(0), event);
         assert_eq!(flows(&at(progress("one", 100, 0))), [("one".into(), 10)]);
         assert_eq!(flows(&at(progress("two", 100, 0))), [("one".into(), 7), ("two".into(), 3)]);
         assert!(at(progress("two", 100, 50)).is_empty(), "nothing changed");
@@ -564,9 +575,9 @@ mod tests {
     #[test]
     fn a_worker_that_left_keeps_no_job_active() {
         let mut mission = controller("fair");
-        mission.handle(Time(0), progress("one", 100, 40)).unwrap();
-        mission.handle(Time(0), progress("two", 100, 0)).unwrap();
-        mission.handle(Time(0), Event::WorkerLeft { worker: "w".into() }).unwrap();
+        handled(&mut mission, Time(0), progress("one", 100, 40));
+        handled(&mut mission, Time(0), progress("two", 100, 0));
+        handled(&mut mission, Time(0), Event::WorkerLeft { worker: "w".into() });
         assert!(mission.status().iter().all(|job| !job.active));
         assert_eq!(mission.status()[0].transfers[0].served_bytes, 40);
     }
@@ -574,13 +585,13 @@ mod tests {
     #[test]
     fn a_broadcast_doubles_the_weight_of_its_job_while_it_is_active() {
         let mut mission = controller("performance-centric");
-        mission.handle(Time(0), progress("shuffles", 1, 0)).unwrap();
-        mission.handle(Time(0), progress("broadcasts", 1, 0)).unwrap();
+        handled(&mut mission, Time(0), progress("shuffles", 1, 0));
+        handled(&mut mission, Time(0), progress("broadcasts", 1, 0));
         let mut commands = Vec::new();
         for receiver in ["r0", "r1"] {
             let asked =
                 Asked { receiver: receiver.into(), objects: 1, object: "o".into(), part: 0, parts: 1, whole: true };
-            commands = mission.handle(Time(0), Event::Asked { transfer: transfer("broadcasts"), asked }).unwrap();
+            commands = handled(&mut mission, Time(0), Event::Asked { transfer: transfer("broadcasts"), asked });
         }
         assert_eq!(flows(&commands), [("shuffles".into(), 3), ("broadcasts".into(), 7)]);
     }
@@ -590,26 +601,27 @@ mod tests {
         let mut mission = controller("fair");
         let demands = Demands { encrypt: Encryption::Authenticated, transport: None };
         let spec = JobSpec { job: "secret".into(), priority: 1.0, demands, machines: 0 };
-        let commands = mission.handle(Time(0), Event::JobArrived { spec }).unwrap();
+        let commands = handled(&mut mission, Time(0), Event::JobArrived { spec });
         assert!(matches!(&commands[0], Command::Refuse { reason, .. } if reason.contains("TLS")));
     }
 
     #[test]
     fn priority_0_is_bad_input() {
         let spec = JobSpec { job: "j".into(), priority: 0.0, demands: Demands::default(), machines: 0 };
-        assert!(controller("priority").handle(Time(0), Event::JobArrived { spec }).unwrap_err().contains("above 0"));
+        let said = handled(&mut controller("priority"), Time(0), Event::JobArrived { spec });
+        assert!(matches!(&said[..], [Command::Invalid { why }] if why.contains("above 0")), "{said:?}");
     }
 
     #[test]
     fn plans_are_sent_once_and_again_when_the_environment_changes() {
         let mut mission = controller("fair");
         let spec = JobSpec { job: "j".into(), priority: 1.0, demands: Demands::default(), machines: 0 };
-        assert_eq!(mission.handle(Time(0), Event::JobArrived { spec: spec.clone() }).unwrap().len(), 1);
-        assert!(mission.handle(Time(0), Event::JobArrived { spec }).unwrap().is_empty());
+        assert_eq!(handled(&mut mission, Time(0), Event::JobArrived { spec: spec.clone() }).len(), 1);
+        assert!(handled(&mut mission, Time(0), Event::JobArrived { spec }).is_empty());
         let environment =
             Environment { carriers: vec![Transport::Tcp, Transport::Mptcp], interfaces: 2, ..Environment::default() };
         let joined = Event::WorkerJoined { worker: "w".into(), host: "h".into(), environment };
-        let commands = mission.handle(Time(0), joined).unwrap();
+        let commands = handled(&mut mission, Time(0), joined);
         assert!(matches!(&commands[0], Command::Plan { plan, .. } if plan.legs[0].transport == Transport::Mptcp));
     }
 
@@ -617,17 +629,17 @@ mod tests {
     fn an_external_policy_is_asked_and_what_makes_no_sense_leaves_the_last_weights() {
         let mut mission = controller("python:mine");
         for job in ["a", "b"] {
-            mission.handle(Time(0), progress(job, 10, 0)).unwrap();
+            handled(&mut mission, Time(0), progress(job, 10, 0));
         }
         let weights = |mission: &MissionController| mission.shares.iter().map(|share| share.weight).collect::<Vec<_>>();
-        let commands = mission.handle(Time(2_000_000_000), Event::Tick).unwrap();
+        let commands = handled(&mut mission, Time(2_000_000_000), Event::Tick);
         let Some(Command::Weigh { jobs }) = commands.last().cloned() else { panic!("{commands:?}") };
         assert_eq!(weights(&mission), [0.5, 0.5], "until it has answered");
         let said = |counts: &[(&str, f64)]| {
             let counts = counts.iter().map(|(job, count)| (JobId::from(*job), *count)).collect();
             Event::Weighed { asked: jobs.clone(), counts: Ok(counts) }
         };
-        let commands = mission.handle(Time(2_000_000_000), said(&[("a", 3.0), ("b", 1.0)])).unwrap();
+        let commands = handled(&mut mission, Time(2_000_000_000), said(&[("a", 3.0), ("b", 1.0)]));
         assert!(matches!(&commands[..], [Command::Shares { .. }]), "{commands:?}");
         assert_eq!(weights(&mission), [0.75, 0.25]);
         for nonsense in [
@@ -636,7 +648,7 @@ mod tests {
             said(&[("a", 0.0), ("b", 1.0)]),
             Event::Weighed { asked: jobs.clone(), counts: Err("it raised KeyError".into()) },
         ] {
-            mission.handle(Time(2_000_000_000), nonsense).unwrap();
+            handled(&mut mission, Time(2_000_000_000), nonsense);
             assert!(mission.policy_error().is_some_and(|why| why.contains("python:mine")));
             assert_eq!(weights(&mission), [0.75, 0.25]);
         }

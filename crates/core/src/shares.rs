@@ -1,4 +1,56 @@
-//! From weights to whole flows: the split of a host's flow budget.
+//! Shares of a host: weights, and their whole flows out of the host's budget.
+
+use crate::budget::FLOWS_MAX;
+use crate::defaults::FLOWS_PER_HOST;
+use crate::types::JobId;
+use serde::{Deserialize, Serialize};
+
+/// How many chunks a host receives at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FlowsPerHost {
+    /// As many as bring most, found by trial ([`crate::budget`]).
+    Auto,
+    #[serde(untagged)]
+    Fixed(u32),
+}
+
+impl FlowsPerHost {
+    /// Most that there can be.
+    pub fn most(self) -> u32 {
+        match self {
+            FlowsPerHost::Auto => FLOWS_MAX,
+            FlowsPerHost::Fixed(flows) => flows,
+        }
+    }
+
+    /// By which weights become numbers of flows before a host has found its own.
+    pub fn usual(self) -> u32 {
+        match self {
+            FlowsPerHost::Auto => FLOWS_PER_HOST,
+            FlowsPerHost::Fixed(flows) => flows,
+        }
+    }
+
+    /// # Errors
+    /// A budget that moves nothing.
+    pub fn check(self) -> Result<(), String> {
+        if self == FlowsPerHost::Fixed(0) {
+            return Err("0 flows per host would move nothing: use 1 or more".into());
+        }
+        Ok(())
+    }
+}
+
+/// What a job may have on every host.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Share {
+    pub job: JobId,
+    /// Part of the bytes; the weights of the active jobs add up to 1.
+    pub weight: f64,
+    /// Part of the slots of a host.
+    pub flows: u32,
+}
 
 /// Splits `budget` flows by `weights` (which add up to 1): largest remainder, ties to the earlier job, and at least 1
 /// each while the budget is at least twice the number of jobs. The flows add up to the budget.
@@ -12,7 +64,7 @@ pub fn split(budget: u32, weights: &[f64]) -> Vec<u32> {
         flows[index] += 1;
     }
     if caps_bind(budget, weights.len()) {
-        while let Some(poor) = flows.iter().position(|&own| own == 0) {
+        while let Some(poor) = flows.iter().position(|&flow| flow == 0) {
             // Who is farthest above the quota pays; with a budget of twice the jobs there is always one above 1.
             let Some(rich) = (0..flows.len()).filter(|&index| flows[index] > 1).max_by(|&a, &b| {
                 let above = |index: usize| f64::from(flows[index]) - quotas[index];

@@ -107,7 +107,7 @@ impl Swarm {
     }
 
     /// Answers to lanes, the asking one among them or not: who is not answered yet waits.
-    pub fn handle(&mut self, now: Time, event: Event) -> Vec<(LaneId, Answer)> {
+    pub fn handle(&mut self, now: Time, event: Event, answers: &mut Vec<(LaneId, Answer)>) {
         let late = |lane: &Lane| lane.told.is_some() && now.since(lane.told_at) >= STALL * STALLS;
         let silent: Vec<LaneId> = self.lanes.iter().filter(|(_, lane)| late(lane)).map(|(id, _)| *id).collect();
         silent.into_iter().for_each(|lane| self.over(lane));
@@ -139,7 +139,7 @@ impl Swarm {
                 }
             }
         }
-        self.answer_waiting(now)
+        self.answer_waiting(now, answers);
     }
 
     #[cfg(test)]
@@ -147,8 +147,7 @@ impl Swarm {
         self.lanes.is_empty()
     }
 
-    fn answer_waiting(&mut self, now: Time) -> Vec<(LaneId, Answer)> {
-        let mut answers = Vec::new();
+    fn answer_waiting(&mut self, now: Time, answers: &mut Vec<(LaneId, Answer)>) {
         let mut still = VecDeque::new();
         while let Some(lane) = self.waiting.pop_front() {
             match self.answer(now, lane) {
@@ -157,7 +156,6 @@ impl Swarm {
             }
         }
         self.waiting = still;
-        answers
     }
 
     fn answer(&mut self, now: Time, lane: LaneId) -> Option<Answer> {
@@ -234,6 +232,12 @@ impl Swarm {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn said(swarm: &mut Swarm, now: Time, event: Event) -> Vec<(LaneId, Answer)> {
+        let mut answers = Vec::new();
+        swarm.handle(now, event, &mut answers);
+        answers
+    }
     use std::collections::BTreeSet;
 
     /// Every sender sends at the same rate, shared evenly by what it sends; receiving is not limited. Gives the time until
@@ -257,7 +261,7 @@ mod tests {
         let mut dead = None;
         loop {
             while let Some(event) = events.pop_front() {
-                for (lane, answer) in swarm.handle(Time(0), event) {
+                for (lane, answer) in said(&mut swarm, Time(0), event) {
                     match answer {
                         Answer::Fetch { piece, source } => {
                             assert!(
@@ -344,44 +348,44 @@ mod tests {
     #[test]
     fn a_receiver_is_never_told_to_fetch_what_it_has_or_is_fetching() {
         let mut swarm = Swarm::new(3, 1);
-        swarm.handle(Time(0), asks(1, 1, &[true, true, false], None));
+        said(&mut swarm, Time(0), asks(1, 1, &[true, true, false], None));
         // Another says that it got nothing from the first: it has its pieces all the same.
-        swarm.handle(Time(0), asks(2, 2, &[false; 3], Some(1)));
-        assert_eq!(swarm.handle(Time(0), asks(3, 1, &[true, true, false], None)), [(3, Answer::Done)]);
+        said(&mut swarm, Time(0), asks(2, 2, &[false; 3], Some(1)));
+        assert_eq!(said(&mut swarm, Time(0), asks(3, 1, &[true, true, false], None)), [(3, Answer::Done)]);
     }
 
     #[test]
     fn what_a_receiver_has_lost_is_not_asked_of_it() {
         let mut swarm = Swarm::new(1, 1);
-        swarm.handle(Time(0), asks(1, 1, &[true], None));
-        assert_eq!(swarm.handle(Time(0), asks(2, 2, &[false], None)), [(2, fetch(0, Some(1)))]);
-        assert_eq!(swarm.handle(Time(0), asks(1, 1, &[false], None)), [(1, fetch(0, None))]);
-        assert_eq!(swarm.handle(Time(0), asks(3, 3, &[false], None)), [(3, fetch(0, None))]);
+        said(&mut swarm, Time(0), asks(1, 1, &[true], None));
+        assert_eq!(said(&mut swarm, Time(0), asks(2, 2, &[false], None)), [(2, fetch(0, Some(1)))]);
+        assert_eq!(said(&mut swarm, Time(0), asks(1, 1, &[false], None)), [(1, fetch(0, None))]);
+        assert_eq!(said(&mut swarm, Time(0), asks(3, 3, &[false], None)), [(3, fetch(0, None))]);
     }
 
     #[test]
     fn a_source_that_gives_nothing_again_and_again_is_left_until_it_shows_that_it_lives() {
         let mut swarm = Swarm::new(1, 1);
-        swarm.handle(Time(0), asks(1, 1, &[true], None));
+        said(&mut swarm, Time(0), asks(1, 1, &[true], None));
         let mut missed = None;
         for _ in 0..MISSES_MAX {
-            assert_eq!(swarm.handle(Time(0), asks(2, 2, &[false], missed)), [(2, fetch(0, Some(1)))]);
+            assert_eq!(said(&mut swarm, Time(0), asks(2, 2, &[false], missed)), [(2, fetch(0, Some(1)))]);
             missed = Some(1);
         }
-        assert_eq!(swarm.handle(Time(0), asks(2, 2, &[false], missed)), [(2, fetch(0, None))]);
-        swarm.handle(Time(0), asks(1, 1, &[true], None));
-        assert_eq!(swarm.handle(Time(0), asks(2, 2, &[false], None)), [(2, fetch(0, Some(1)))]);
+        assert_eq!(said(&mut swarm, Time(0), asks(2, 2, &[false], missed)), [(2, fetch(0, None))]);
+        said(&mut swarm, Time(0), asks(1, 1, &[true], None));
+        assert_eq!(said(&mut swarm, Time(0), asks(2, 2, &[false], None)), [(2, fetch(0, Some(1)))]);
     }
 
     #[test]
     fn receivers_that_fall_silent_hold_no_places_for_ever() {
         let mut swarm = Swarm::new(4, 1);
         for lane in 0..u64::from(UPLOADS_PER_PEER) {
-            assert_eq!(swarm.handle(Time(0), asks(lane, lane as PeerId, &[false; 4], None)).len(), 1);
+            assert_eq!(said(&mut swarm, Time(0), asks(lane, lane as PeerId, &[false; 4], None)).len(), 1);
         }
-        assert_eq!(swarm.handle(Time(0), asks(9, 9, &[false; 4], None)), [], "the owner is busy");
+        assert_eq!(said(&mut swarm, Time(0), asks(9, 9, &[false; 4], None)), [], "the owner is busy");
         let later = Time(0) + STALL * STALLS;
-        assert!(matches!(swarm.handle(later, asks(9, 9, &[false; 4], None))[..], [(9, Answer::Fetch { .. })]));
+        assert!(matches!(said(&mut swarm, later, asks(9, 9, &[false; 4], None))[..], [(9, Answer::Fetch { .. })]));
     }
 
     #[test]

@@ -1,8 +1,10 @@
 //! One property suite over every policy there is: registering a policy puts it under all of these.
 
+use mission_core::host::GroupId;
+use mission_core::host::fair::{FairQueue, GroupShare, Request, Turn};
 use mission_core::policy::{self, JobView, POLICIES};
+use mission_core::shares::Share;
 use mission_core::shares::split;
-use mission_core::slots::{Share, Slots};
 use mission_core::types::JobId;
 use proptest::prelude::*;
 use std::collections::{BTreeMap, VecDeque};
@@ -34,6 +36,15 @@ fn shares(spec: &str, jobs: &[JobView], budget: u32) -> Vec<Share> {
     let share =
         |(index, job): (usize, &JobView)| Share { job: job.job.clone(), weight: weights[index], flows: flows[index] };
     jobs.iter().enumerate().map(share).collect()
+}
+
+fn group(job: &JobId) -> GroupId {
+    job.trim_start_matches("job").parse().unwrap()
+}
+
+fn group_shares(shares: &[Share]) -> Vec<GroupShare> {
+    let share = |share: &Share| GroupShare { group: group(&share.job), weight: share.weight, cap: share.flows };
+    shares.iter().map(share).collect()
 }
 
 proptest! {
@@ -70,26 +81,26 @@ proptest! {
         spec in specs(), jobs in jobs(8), budget in 1u32..20,
         steps in prop::collection::vec((any::<prop::sample::Index>(), 1u64..5 << 20, any::<bool>()), 1..200),
     ) {
-        let mut slots = Slots::new(budget);
-        slots.set_shares(budget, &shares(&spec, &jobs, budget));
-        let mut running: VecDeque<(JobId, u64)> = VecDeque::new();
-        let mut waiting: BTreeMap<JobId, VecDeque<u64>> = BTreeMap::new();
+        let mut queue = FairQueue::default();
+        queue.set_shares(&group_shares(&shares(&spec, &jobs, budget)));
+        let mut running = VecDeque::new();
+        let mut ticket = 0;
         for (job, bytes, ends) in steps {
-            let job = job.get(&jobs).job.clone();
             if ends && !running.is_empty() {
-                let (job, bytes) = running.pop_front().unwrap();
-                slots.give_back(0, &job, bytes, bytes);
+                let turn: Turn = running.pop_front().unwrap();
+                queue.done(turn.group, turn.member, turn.request.bytes, turn.request.bytes);
             } else {
-                slots.want(0, &job, bytes);
-                waiting.entry(job).or_default().push_back(bytes);
+                ticket += 1;
+                let group = group(&job.get(&jobs).job);
+                queue.push(group, group, Request { client: 0, ticket, bytes });
             }
-            for grant in slots.grants() {
-                let bytes = waiting.get_mut(&grant.job).unwrap().pop_front().unwrap();
-                running.push_back((grant.job, bytes));
+            while queue.in_use() < budget {
+                let Some(turn) = queue.pop(budget) else { break };
+                running.push_back(turn);
             }
-            prop_assert!(running.len() <= budget as usize);
+            prop_assert_eq!(running.len(), queue.in_use() as usize);
             let idle = running.len() < budget as usize;
-            prop_assert!(!idle || waiting.values().all(VecDeque::is_empty), "a slot is empty and work waits");
+            prop_assert!(!idle || queue.waiting() == 0, "a slot is empty and work waits");
         }
     }
 
@@ -100,25 +111,22 @@ proptest! {
     ) {
         const MOST: f64 = (4 << 20) as f64;
         let all = shares(&spec, &jobs, 1);
-        let mut slots = Slots::new(1);
-        slots.set_shares(1, &all);
-        let mut next: BTreeMap<JobId, VecDeque<u64>> = BTreeMap::new();
+        let mut queue = FairQueue::default();
+        queue.set_shares(&group_shares(&all));
         for (index, share) in all.iter().enumerate() {
             for offset in 0..2 {
-                let bytes = sizes[(7 * index + offset) % sizes.len()];
-                slots.want(0, &share.job, bytes);
-                next.entry(share.job.clone()).or_default().push_back(bytes);
+                let (group, bytes) = (group(&share.job), sizes[(7 * index + offset) % sizes.len()]);
+                queue.push(group, group, Request { client: 0, ticket: 0, bytes });
             }
         }
         let mut served: BTreeMap<JobId, f64> = all.iter().map(|share| (share.job.clone(), 0.0)).collect();
         for bytes in &sizes {
-            let grant = slots.grants().remove(0);
-            let own = next.get_mut(&grant.job).unwrap();
-            let moved = own.pop_front().unwrap();
-            *served.get_mut(&grant.job).unwrap() += moved as f64;
-            slots.give_back(0, &grant.job, moved, moved);
-            slots.want(0, &grant.job, *bytes);
-            own.push_back(*bytes);
+            let turn = queue.pop(1).unwrap();
+            let moved = turn.request.bytes;
+            let job = &all.iter().find(|share| group(&share.job) == turn.group).unwrap().job;
+            *served.get_mut(job).unwrap() += moved as f64;
+            queue.push(turn.group, turn.member, Request { bytes: *bytes, ..turn.request });
+            queue.done(turn.group, turn.member, moved, moved);
             for a in &all {
                 for b in &all {
                     // Goyal, Vin and Cheng 1996, theorem 1.

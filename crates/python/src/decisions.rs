@@ -3,7 +3,7 @@
 use crate::{bad_input, guarded};
 use mission_core::budget::FLOWS_MAX;
 use mission_core::policy::{self, JobView};
-use mission_core::slots::FlowsPerHost;
+use mission_core::shares::FlowsPerHost;
 use mission_core::types::{Demands, JobId, JobSpec, Stage, Transport};
 use mission_core::units::Time;
 use mission_core::{defaults as core_defaults, flight, graph, mission, shares, units};
@@ -43,8 +43,14 @@ impl MissionController {
 
     fn handle(&self, now: f64, event: &str) -> PyResult<String> {
         let event = serde_json::from_str(event).map_err(bad_input)?;
-        let handled = guarded(|| self.lock().handle(Time::from_secs_f64(now), event))?;
-        let commands = handled.map_err(bad_input)?;
+        let commands = guarded(|| {
+            let mut commands = Vec::new();
+            self.lock().handle(Time::from_secs_f64(now), event, &mut commands);
+            commands
+        })?;
+        if let Some(mission::Command::Invalid { why }) = commands.first() {
+            return Err(bad_input(why));
+        }
         serde_json::to_string(&commands).map_err(bad_input)
     }
 

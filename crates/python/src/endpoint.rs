@@ -3,7 +3,7 @@
 use crate::decisions::Flows;
 use crate::memory::{Part, Segment, buffer_of, bytes_of};
 use crate::{bad_input, detached};
-use mission_core::throttle::FetchError;
+use mission_core::host::fetches::FetchError;
 use mission_core::types::{Demands, JobId, TransferId};
 use mission_transport::endpoint;
 use mission_transport::object::ObjectId;
@@ -202,9 +202,16 @@ impl Endpoint {
         serde_json::to_string(&detached(py, || endpoint.resources())?).map_err(bad_input)
     }
 
+    /// Ends every fetch, whose caller gets `Cancelled`, and then everything else.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let inner = self.inner.write().expect("no panic while held").take();
-        detached(py, || drop(inner))
+        detached(py, || {
+            // Fetches that run hold it too: they are abandoned first.
+            if let Some(endpoint) = &inner {
+                endpoint.fetcher.close();
+            }
+            drop(inner);
+        })
     }
 }
 

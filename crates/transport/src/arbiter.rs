@@ -1,218 +1,215 @@
-//! The slots of a host, shared by all its worker processes.
+//! Which process of a host gives its slots out, and how the others talk to it.
 //!
-//! One process gives them out: whoever binds the abstract Unix socket of the cluster in this network namespace. The
-//! others ask it over that socket, a JSON object per line. A lost connection returns its slots; a lost arbiter is
-//! replaced by the next to bind, to whom each process says what it still holds.
-//!
-//! While nobody waits in vain a process keeps the slots that it was granted and uses them again without asking: a question
-//! for each chunk would cost two context switches, as much as the chunk itself where chunks are small. As soon as
-//! somebody waits, the arbiter says so to all, and from then on each chunk is asked for.
+//! All decisions are in [`mission_core::host`]; here are the sockets, the threads and the election. The arbiter is whoever
+//! binds an abstract Unix socket whose name carries a generation. Where it falls silent, because its process was stopped,
+//! the others bind the next generation. An arbiter that wakes up and finds a higher one steps down; what it granted
+//! meanwhile reaches nobody, since the others have left its connection.
 
-use crate::host;
-use mission_core::budget::Budget;
-use mission_core::slots::{ClientId, FlowsPerHost, Share, Slots};
-use mission_core::types::JobId;
+use crate::auth::{Purpose, Token};
+use crate::checksum;
+use crate::local::{self, Incoming, Outgoing};
+use mission_core::host::fair::GroupShare;
+use mission_core::host::slots::{Command, Event, SELF, Slots};
+use mission_core::host::{ClientId, FromArbiter, GroupId, HEARTBEAT, MemberId, SILENT, ToArbiter};
+use mission_core::shares::{FlowsPerHost, Share};
+use mission_core::types::{JobId, TransferId};
 use mission_core::units::Time;
-use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::io::{self, BufRead, BufReader, Write};
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::io::{self, Write};
 use std::net::Shutdown;
 use std::os::fd::AsRawFd;
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Called for every slot that was not granted at once. Must not call back into the arbiter while it holds a lock that
-/// is also held around calls to the arbiter.
-pub type OnGrant = Box<dyn Fn(JobId) + Send + Sync>;
+/// Called when [`Arbiter::next`] has something, by a thread that holds no lock of this module.
+pub type Wake = Box<dyn Fn() + Send + Sync>;
 
-/// This process's own number where it gives the slots out itself.
-const SELF: ClientId = 0;
-/// Longest time in which a process that starts finds an arbiter, or becomes it.
+/// Longest time in which a process that starts finds an arbiter or becomes it; then it arbitrates for itself alone.
 const ELECTION: Duration = Duration::from_secs(5);
-/// Wait before another try to bind or connect after the arbiter was lost.
+/// Wait before another try to bind or connect.
 const ELECTION_PAUSE: Duration = Duration::from_millis(5);
-/// Before a successor gives slots out, the others have this long to say what they still hold.
-const SETTLE: Duration = Duration::from_millis(50);
 /// A process that does not read its grants for this long has lost its slots.
 const SLOW_CLIENT: Duration = Duration::from_millis(200);
+/// Longest message: a ticket, two ids and a number.
+const MESSAGE_BYTES: usize = 512;
+/// Connections that have not proved anything yet; more are closed at once.
+const UNADMITTED_MAX: usize = 64;
+/// How many names of arbiters are tried in one election: a stranger may have taken some.
+const NAMES_MAX: usize = 8;
+/// Numbers from here on are a stranger's: no arbiter is replaced that often.
+const GENERATIONS: u64 = 1 << 40;
+/// How often an arbiter looks whether another process of its host took its place without its noticing.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
 
-#[derive(Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum Message {
-    Want {
-        job: JobId,
-        bytes: u64,
-        slots: u32,
+/// What happens to this process's slots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Said {
+    Message(FromArbiter),
+    /// An arbiter was found or begun.
+    Joined {
+        remote: bool,
     },
-    Withdraw {
-        job: JobId,
-        slots: u32,
-    },
-    GiveBack {
-        job: JobId,
-        granted: u64,
-        moved: u64,
-    },
-    Held {
-        job: JobId,
-        slots: u32,
-    },
-    Grant {
-        job: JobId,
-    },
-    /// Somebody waits: slots that are not in use come back, and each chunk is asked for.
-    Contended {
-        contended: bool,
-    },
+    Lost,
 }
 
+/// This process's part in the arbitration of its host.
 pub struct Arbiter {
     shared: Arc<Shared>,
 }
 
 struct Shared {
-    name: String,
+    key: String,
+    token: Token,
+    started: Instant,
     state: Mutex<State>,
-    on_grant: OnGrant,
+    /// Wakes the thread that ticks when the arbiter closes.
+    tick: Condvar,
+    wake: Wake,
+    unadmitted: AtomicUsize,
 }
 
 struct State {
     role: Role,
-    /// What this process waits for and holds; told to the next arbiter if this one is lost.
-    wanted: BTreeMap<JobId, VecDeque<u64>>,
-    /// How much of that the arbiter has been told, where it is another process. It may be told of less later: while
-    /// nobody else waits, a message for each chunk would only wake it.
-    told: BTreeMap<JobId, usize>,
-    held: BTreeMap<JobId, u32>,
-    /// Of those held, the ones not in use now; only while nobody waits for them.
-    spare: BTreeMap<JobId, u32>,
-    contended: bool,
+    /// Counts the roles: what a thread of an earlier one has to say does not count.
+    epoch: u64,
+    /// The highest generation that was seen to be an arbiter's of this cluster.
+    generation: u64,
     flows_per_host: FlowsPerHost,
-    shares: Vec<Share>,
+    shares: Vec<GroupShare>,
+    /// For this process, in order.
+    inbox: VecDeque<Said>,
+    /// Why slots are not shared with the host's other processes.
+    alone: Option<String>,
     closing: bool,
 }
 
 enum Role {
     Electing,
-    Leader(Leader),
-    Follower(UnixStream),
+    Leader(Box<Leader>),
+    Follower(Peer),
 }
 
 struct Leader {
     slots: Slots,
-    /// Where the number of slots is found by trial.
-    budget: Option<Box<Budget>>,
-    started: Instant,
-    clients: HashMap<ClientId, UnixStream>,
-    /// Absent where another user holds the name: then this process arbitrates for itself alone.
+    clients: HashMap<ClientId, Peer>,
+    next_client: ClientId,
+    /// Absent where no name could be had: then this process arbitrates for itself alone.
     listener: Option<UnixListener>,
-    settling: bool,
-    /// As last told to the clients.
-    contended: bool,
+    /// It has to be made sure that no other took its place.
+    unsure: bool,
+    looked_at: Instant,
+    commands: Vec<Command>,
+}
+
+/// The other end of a connection.
+struct Peer {
+    stream: UnixStream,
+    sent: Outgoing,
+}
+
+/// The group of a job: the same in every process, so that nothing has to be agreed.
+pub fn group_of(job: &JobId) -> GroupId {
+    checksum::of(job.as_bytes())
+}
+
+/// The member of a transfer.
+pub fn member_of(transfer: &TransferId) -> MemberId {
+    checksum::of([&transfer.job, "\0", &transfer.from, "\0", &transfer.to].concat().as_bytes())
+}
+
+fn name(key: &str, generation: u64) -> String {
+    format!("{}{generation}", prefix(key))
+}
+
+fn prefix(key: &str) -> String {
+    format!("{}-slots-", crate::host::socket_name(key))
+}
+
+/// Generations whose names are taken, highest first.
+fn generations(key: &str) -> Vec<u64> {
+    let prefix = format!("@{}", prefix(key));
+    let text = std::fs::read_to_string("/proc/thread-self/net/unix").unwrap_or_default();
+    let names = text.lines().filter_map(|line| line.split_whitespace().last()?.strip_prefix(&prefix)?.parse().ok());
+    let taken: BTreeSet<u64> = names.filter(|generation| *generation < GENERATIONS).collect();
+    taken.into_iter().rev().collect()
 }
 
 impl Arbiter {
-    /// Joins the host's arbitration for the cluster, or begins it.
-    pub fn new(cluster: &str, flows_per_host: FlowsPerHost, on_grant: OnGrant) -> io::Result<Arbiter> {
+    /// Joins the host's arbitration, or begins it. `key` names those who share the slots, and `token` is what they prove
+    /// to each other.
+    ///
+    /// # Errors
+    /// No thread can be had.
+    pub fn new(key: &str, token: Token, flows_per_host: FlowsPerHost, wake: Wake) -> io::Result<Arbiter> {
         let state = State {
             role: Role::Electing,
-            wanted: BTreeMap::new(),
-            told: BTreeMap::new(),
-            held: BTreeMap::new(),
-            spare: BTreeMap::new(),
-            contended: false,
+            epoch: 0,
+            generation: 0,
             flows_per_host,
             shares: Vec::new(),
+            inbox: VecDeque::new(),
+            alone: None,
             closing: false,
         };
-        let name = host::socket_name(cluster);
-        let shared = Arc::new(Shared { name, state: Mutex::new(state), on_grant });
-        // A predecessor that is just closing still holds the name, and answers nobody.
+        let shared = Arc::new(Shared {
+            key: key.to_owned(),
+            token,
+            started: Instant::now(),
+            state: Mutex::new(state),
+            tick: Condvar::new(),
+            wake,
+            unadmitted: AtomicUsize::new(0),
+        });
         let deadline = Instant::now() + ELECTION;
         while let Err(error) = shared.elect(false) {
             if Instant::now() >= deadline {
-                return Err(error);
+                shared.lead(None, false, Some(format!("no arbiter of this host could be found or begun: {error}")));
+                break;
             }
             thread::sleep(ELECTION_PAUSE);
         }
-        thread::Builder::new().name("mission-arbiter".into()).spawn({
-            let shared = shared.clone();
-            move || shared.run()
-        })?;
+        let roles = shared.clone();
+        thread::Builder::new().name("mission-arbiter".into()).stack_size(256 << 10).spawn(move || roles.run())?;
+        let ticks = shared.clone();
+        thread::Builder::new().name("mission-beat".into()).stack_size(256 << 10).spawn(move || ticks.beat())?;
         Ok(Arbiter { shared })
     }
 
-    /// Wants slots, each for about so many bytes; returns a job for each that was granted at once.
-    pub fn want(&self, job: &JobId, bytes: u64, slots: u32) -> Vec<JobId> {
+    /// Says something to whoever gives the slots out. What this process is to hear comes by [`Arbiter::next`].
+    pub fn send(&self, message: ToArbiter) {
         let mut state = self.shared.lock();
-        let spare = state.spare.get_mut(job).map_or(0, |spare| {
-            let used = slots.min(*spare);
-            *spare -= used;
-            used
-        });
-        let mut granted = vec![job.clone(); spare as usize];
-        let missing = slots - spare;
-        if missing > 0 {
-            state.wanted.entry(job.clone()).or_default().extend((0..missing).map(|_| bytes));
-            if let Role::Follower(_) = state.role {
-                state.update(job);
-            } else {
-                granted.extend(state.tell(Message::Want { job: job.clone(), bytes, slots: missing }));
-            }
-        }
-        granted
-    }
-
-    /// Waits for so many slots less.
-    pub fn withdraw(&self, job: &JobId, slots: u32) -> Vec<JobId> {
-        let mut state = self.shared.lock();
-        if let Some(own) = state.wanted.get_mut(job) {
-            own.truncate(own.len().saturating_sub(slots as usize));
-        }
-        if let Role::Follower(_) = state.role {
-            state.update(job);
-            return Vec::new();
-        }
-        state.tell(Message::Withdraw { job: job.clone(), slots })
-    }
-
-    /// Whether somebody waits for a slot in vain, as far as this process knows.
-    pub fn contended(&self) -> bool {
-        let state = self.shared.lock();
-        match &state.role {
-            Role::Leader(leader) => leader.settling || leader.contended,
-            Role::Follower(_) => state.contended,
-            Role::Electing => true,
+        match &mut state.role {
+            Role::Leader(_) => self.shared.lead_by(&mut state, Event::Message { client: SELF, message }),
+            // A lost arbiter shows in the thread that reads from it; the next one hears everything again.
+            Role::Follower(peer) => drop(peer.send(&message)),
+            Role::Electing => {}
         }
     }
 
-    /// Gives a slot back that was charged `granted` bytes and moved `moved`.
-    pub fn give_back(&self, job: &JobId, granted: u64, moved: u64) -> Vec<JobId> {
-        let mut state = self.shared.lock();
-        if matches!(state.role, Role::Follower(_)) && !state.contended {
-            // The chunk that waits longest takes the slot over.
-            if state.wanted.get_mut(job).and_then(VecDeque::pop_front).is_some() {
-                state.update(job);
-                return vec![job.clone()];
-            }
-            *state.spare.entry(job.clone()).or_default() += 1;
-            return Vec::new();
-        }
-        state.let_go(job);
-        state.tell(Message::GiveBack { job: job.clone(), granted, moved })
+    /// What happened to this process's slots, in order.
+    pub fn next(&self) -> Option<Said> {
+        self.shared.lock().inbox.pop_front()
     }
 
     /// New shares of the host; in force here if this process gives the slots out, or once it does.
-    pub fn set_shares(&self, flows_per_host: FlowsPerHost, shares: &[Share]) -> Vec<JobId> {
+    pub fn set_shares(&self, flows_per_host: FlowsPerHost, shares: &[Share]) {
+        let share = |share: &Share| GroupShare { group: group_of(&share.job), weight: share.weight, cap: share.flows };
+        let shares: Vec<GroupShare> = shares.iter().map(share).collect();
         let mut state = self.shared.lock();
-        state.flows_per_host = flows_per_host;
-        state.shares = shares.to_vec();
-        let Role::Leader(leader) = &mut state.role else { return Vec::new() };
-        leader.set_shares(flows_per_host, shares);
-        state.give_out()
+        (state.flows_per_host, state.shares) = (flows_per_host, shares.clone());
+        if let Role::Leader(_) = state.role {
+            self.shared.lead_by(&mut state, Event::Shares { flows_per_host, shares });
+        }
+    }
+
+    /// Leaves an arbiter that is silent; another is elected.
+    pub fn replace(&self) {
+        if let Role::Follower(peer) = &self.shared.lock().role {
+            let _ = peer.stream.shutdown(Shutdown::Both);
+        }
     }
 
     /// Whether there are other processes of the cluster on this host.
@@ -227,6 +224,11 @@ impl Arbiter {
     pub fn gives_out(&self) -> bool {
         matches!(self.shared.lock().role, Role::Leader(_))
     }
+
+    /// Why this process does not share the slots of its host, if it does not.
+    pub fn alone(&self) -> Option<String> {
+        self.shared.lock().alone.clone()
+    }
 }
 
 impl Drop for Arbiter {
@@ -235,198 +237,27 @@ impl Drop for Arbiter {
         state.closing = true;
         // The listener goes with the role, so that the name is free for a successor.
         match std::mem::replace(&mut state.role, Role::Electing) {
-            Role::Leader(leader) => {
-                leader.clients.values().for_each(|client| drop(client.shutdown(Shutdown::Both)));
-                if let Some(listener) = &leader.listener {
-                    // SAFETY: an open socket; this wakes the thread that accepts on it.
-                    unsafe { libc::shutdown(listener.as_raw_fd(), libc::SHUT_RDWR) };
-                }
-            }
-            Role::Follower(stream) => drop(stream.shutdown(Shutdown::Both)),
+            Role::Leader(leader) => leader.close(),
+            Role::Follower(peer) => drop(peer.stream.shutdown(Shutdown::Both)),
             Role::Electing => {}
         }
+        self.shared.tick.notify_all();
     }
 }
 
-impl State {
-    /// Hands a message to whoever gives the slots out; returns the jobs of this process that were granted one at once.
-    fn tell(&mut self, message: Message) -> Vec<JobId> {
-        match &mut self.role {
-            Role::Leader(leader) => {
-                leader.take(SELF, message);
-                self.give_out()
-            }
-            Role::Follower(stream) => {
-                // A lost arbiter shows in the thread that reads from it; the next one is told everything again.
-                let _ = send(stream, &message);
-                Vec::new()
-            }
-            Role::Electing => Vec::new(),
-        }
-    }
-
-    /// Tells the arbiter, another process, what has changed in the slots that this one waits for, as far as it matters.
-    fn update(&mut self, job: &JobId) {
-        let wanted = self.wanted.get(job).map_or(0, VecDeque::len);
-        let told = self.told.get(job).copied().unwrap_or(0);
-        if wanted > told {
-            let bytes = self.wanted[job].back().copied().unwrap_or(0);
-            self.tell(Message::Want { job: job.clone(), bytes, slots: (wanted - told) as u32 });
-        } else if wanted < told && (wanted == 0 || self.contended) {
-            self.tell(Message::Withdraw { job: job.clone(), slots: (told - wanted) as u32 });
-        } else {
-            return;
-        }
-        self.told.insert(job.clone(), wanted);
-        if wanted == 0 {
-            self.wanted.remove(job);
-            self.told.remove(job);
-        }
-    }
-
-    /// Gives out the free slots; returns those of this process.
-    fn give_out(&mut self) -> Vec<JobId> {
-        let Role::Leader(leader) = &mut self.role else { return Vec::new() };
-        if leader.settling {
-            return Vec::new();
-        }
-        let mut own = Vec::new();
-        loop {
-            let grants = leader.slots.grants();
-            if grants.is_empty() && !leader.observe(0, 0) {
-                break;
-            }
-            for grant in grants {
-                if grant.client == SELF {
-                    own.push(grant.job);
-                    continue;
-                }
-                let told = leader
-                    .clients
-                    .get(&grant.client)
-                    .is_some_and(|mut stream| send(&mut stream, &Message::Grant { job: grant.job.clone() }).is_ok());
-                if !told {
-                    leader.clients.remove(&grant.client).map(|stream| stream.shutdown(Shutdown::Both));
-                    leader.slots.drop_client(grant.client);
-                }
-            }
-        }
-        leader.tell_contention();
-        own.iter().for_each(|job| self.granted(job));
-        own
-    }
-
-    /// Spare slots were the last arbiter's to lend.
-    fn forget_spare(&mut self) {
-        self.contended = false;
-        self.told.clear();
-        for (job, spare) in std::mem::take(&mut self.spare) {
-            (0..spare).for_each(|_| self.let_go(&job));
-        }
-    }
-
-    fn let_go(&mut self, job: &JobId) {
-        if let Some(held) = self.held.get_mut(job) {
-            *held = held.saturating_sub(1);
-            if *held == 0 {
-                self.held.remove(job);
-            }
-        }
-    }
-
-    /// The arbiter says whether somebody waits in vain.
-    fn on_contention_changed(&mut self, contended: bool) {
-        self.contended = contended;
-        if !contended {
-            return;
-        }
-        let told: Vec<JobId> = self.told.keys().cloned().collect();
-        told.iter().for_each(|job| self.update(job));
-        for (job, spare) in std::mem::take(&mut self.spare) {
-            for _ in 0..spare {
-                self.let_go(&job);
-                self.tell(Message::GiveBack { job: job.clone(), granted: 0, moved: 0 });
-            }
-        }
-    }
-
-    fn granted(&mut self, job: &JobId) {
-        if let Some(told) = self.told.get_mut(job) {
-            *told = told.saturating_sub(1);
-        }
-        if let Some(own) = self.wanted.get_mut(job) {
-            own.pop_front();
-            if own.is_empty() {
-                self.wanted.remove(job);
-            }
-        }
-        *self.held.entry(job.clone()).or_default() += 1;
+impl Peer {
+    fn send<T: serde::Serialize>(&mut self, message: &T) -> io::Result<()> {
+        let frame = self.sent.frame(message);
+        self.stream.write_all(&frame)
     }
 }
 
 impl Leader {
-    fn new(flows_per_host: FlowsPerHost, shares: &[Share], listener: Option<UnixListener>, settling: bool) -> Leader {
-        let mut leader = Leader {
-            slots: Slots::new(flows_per_host.usual()),
-            budget: None,
-            started: Instant::now(),
-            clients: HashMap::new(),
-            listener,
-            settling,
-            contended: false,
-        };
-        leader.set_shares(flows_per_host, shares);
-        leader
-    }
-
-    fn set_shares(&mut self, flows_per_host: FlowsPerHost, shares: &[Share]) {
-        if let FlowsPerHost::Fixed(flows) = flows_per_host {
-            self.budget = None;
-            self.slots.set_shares(flows, shares);
-            return;
-        }
-        let limit = self.budget.get_or_insert_default().limit();
-        self.slots.set_shares(limit, shares);
-        self.slots.set_budget(limit);
-    }
-
-    /// What has arrived decides how many slots there are, where that is not given; true if it has changed.
-    fn observe(&mut self, bytes: u64, chunks: u32) -> bool {
-        let Some(budget) = &mut self.budget else { return false };
-        let (before, now) = (budget.limit(), Time::from_secs_f64(self.started.elapsed().as_secs_f64()));
-        budget.observe(now, bytes, chunks, self.slots.in_use(), self.slots.waiting() as u32);
-        let changed = budget.limit() != before;
-        if changed {
-            self.slots.set_budget(budget.limit());
-        }
-        changed
-    }
-
-    fn take(&mut self, client: ClientId, message: Message) {
-        match message {
-            Message::Want { job, bytes, slots } => (0..slots).for_each(|_| self.slots.want(client, &job, bytes)),
-            Message::Withdraw { job, slots } => (0..slots).for_each(|_| self.slots.withdraw(client, &job)),
-            Message::GiveBack { job, granted, moved } => {
-                self.slots.give_back(client, &job, granted, moved);
-                self.observe(moved, u32::from(moved > 0));
-            }
-            Message::Held { job, slots } => self.slots.adopt(client, &job, slots),
-            Message::Grant { .. } | Message::Contended { .. } => {}
-        }
-    }
-
-    fn tell_contention(&mut self) {
-        // Where rates decide, every chunk is told.
-        let contended = self.budget.is_some() || self.slots.contended();
-        if contended == self.contended {
-            return;
-        }
-        self.contended = contended;
-        for mut stream in self.clients.values() {
-            // Who does not hear it is lost, as with a grant; the thread that reads from it sees that.
-            if send(&mut stream, &Message::Contended { contended }).is_err() {
-                let _ = stream.shutdown(Shutdown::Both);
-            }
+    fn close(self) {
+        self.clients.values().for_each(|client| drop(client.stream.shutdown(Shutdown::Both)));
+        if let Some(listener) = &self.listener {
+            // SAFETY: an open socket; this wakes the thread that accepts on it.
+            unsafe { libc::shutdown(listener.as_raw_fd(), libc::SHUT_RDWR) };
         }
     }
 }
@@ -436,55 +267,117 @@ impl Shared {
         self.state.lock().expect("no panic while held")
     }
 
-    /// Becomes the one that gives out, or connects to it; one try. A successor takes over what others still hold.
+    fn now(&self) -> Time {
+        Time(self.started.elapsed().as_nanos() as u64)
+    }
+
+    /// Lets the arbiter's machine decide, and carries out what it says.
+    fn lead_by(&self, state: &mut State, event: Event) {
+        let now = self.now();
+        let Role::Leader(leader) = &mut state.role else { return };
+        leader.slots.handle(now, event, &mut leader.commands);
+        let mut commands = std::mem::take(&mut leader.commands);
+        let mut gone = Vec::new();
+        for command in commands.drain(..) {
+            match command {
+                Command::Send { client: SELF, message } => state.inbox.push_back(Said::Message(message)),
+                Command::Send { client, message } => {
+                    let sent = leader.clients.get_mut(&client).is_some_and(|peer| peer.send(&message).is_ok());
+                    if !sent {
+                        gone.push(client);
+                    }
+                }
+                Command::Expel { client } => gone.push(client),
+                Command::Confirm => leader.unsure = true,
+                // The thread that ticks does so often enough.
+                Command::WakeAt(_) => {}
+            }
+        }
+        leader.commands = commands;
+        for client in gone {
+            // The thread that reads from it sees that, and says that it has left.
+            if let Some(peer) = leader.clients.remove(&client) {
+                let _ = peer.stream.shutdown(Shutdown::Both);
+            }
+        }
+    }
+
+    /// Finds the arbiter of this host or becomes it; one try. A successor waits for what others still hold.
     fn elect(&self, succeeds: bool) -> io::Result<()> {
-        let address = SocketAddr::from_abstract_name(&self.name)?;
-        let listener = match UnixListener::bind_addr(&address) {
-            Ok(listener) => Some(listener),
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse => match UnixStream::connect_addr(&address) {
-                Ok(stream) if host::uid_of_peer(&stream) == Some(host::own_uid()) => {
-                    self.follow(stream);
+        let mut highest = self.lock().generation;
+        for generation in generations(&self.key).into_iter().take(NAMES_MAX) {
+            match local::connect(&name(&self.key, generation), &self.token, Purpose::Arbiter) {
+                Ok(stream) => {
+                    self.follow(stream, generation);
                     return Ok(());
                 }
-                // Another user has taken the name: slots cannot be shared with a stranger.
-                Ok(_) => None,
-                Err(error) => return Err(error),
-            },
-            Err(error) => return Err(error),
-        };
-        let settling = succeeds && listener.is_some();
-        self.lead(listener, settling);
+                // A stranger's name counts for nothing.
+                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
+                // Stopped or just gone: the next generation takes its place.
+                Err(_) => highest = highest.max(generation),
+            }
+        }
+        // Names that a stranger has taken are passed over.
+        let mut result = Err(io::ErrorKind::AddrInUse.into());
+        for generation in (highest + 1..).take(NAMES_MAX) {
+            result = local::bind(&name(&self.key, generation));
+            match &result {
+                Ok(_) => {
+                    self.lock().generation = generation;
+                    break;
+                }
+                // It may be another process of this cluster that was faster: it is asked again.
+                Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+                    if let Ok(stream) = local::connect(&name(&self.key, generation), &self.token, Purpose::Arbiter) {
+                        self.follow(stream, generation);
+                        return Ok(());
+                    }
+                }
+                Err(_) => break,
+            }
+        }
+        self.lead(Some(result?), succeeds, None);
         Ok(())
     }
 
-    fn lead(&self, listener: Option<UnixListener>, settling: bool) {
+    fn lead(&self, listener: Option<UnixListener>, succeeds: bool, alone: Option<String>) {
         let mut state = self.lock();
-        state.forget_spare();
-        let mut leader = Leader::new(state.flows_per_host, &state.shares, listener, settling);
-        for (job, held) in &state.held {
-            leader.slots.adopt(SELF, job, *held);
+        if state.closing {
+            return;
         }
-        for (job, wanted) in &state.wanted {
-            wanted.iter().for_each(|bytes| leader.slots.want(SELF, job, *bytes));
-        }
-        state.role = Role::Leader(leader);
-        let grants = state.give_out();
+        let leader = Leader {
+            slots: Slots::new(self.now(), state.flows_per_host, succeeds && listener.is_some()),
+            clients: HashMap::new(),
+            next_client: SELF + 1,
+            listener,
+            unsure: false,
+            looked_at: Instant::now(),
+            commands: Vec::new(),
+        };
+        state.epoch += 1;
+        state.alone = alone;
+        state.role = Role::Leader(Box::new(leader));
+        state.inbox.push_back(Said::Joined { remote: false });
+        let event = Event::Shares { flows_per_host: state.flows_per_host, shares: state.shares.clone() };
+        self.lead_by(&mut state, event);
         drop(state);
-        grants.into_iter().for_each(|job| (self.on_grant)(job));
+        (self.wake)();
     }
 
-    fn follow(&self, mut stream: UnixStream) {
+    fn follow(&self, stream: UnixStream, generation: u64) {
         let mut state = self.lock();
-        state.forget_spare();
-        let held = state.held.iter().map(|(job, slots)| Message::Held { job: job.clone(), slots: *slots });
-        let wanted = state.wanted.iter().flat_map(|(job, wanted)| {
-            wanted.iter().map(move |bytes| Message::Want { job: job.clone(), bytes: *bytes, slots: 1 })
-        });
-        for message in held.chain(wanted) {
-            let _ = send(&mut stream, &message);
+        if state.closing {
+            return;
         }
-        state.told = state.wanted.iter().map(|(job, wanted)| (job.clone(), wanted.len())).collect();
-        state.role = Role::Follower(stream);
+        // Who has left an arbiter that was stopped does not go back to it.
+        let _ = stream.set_write_timeout(Some(SILENT));
+        state.generation = generation;
+        state.epoch += 1;
+        state.alone = None;
+        state.role = Role::Follower(Peer { stream, sent: Outgoing::default() });
+        state.inbox.push_back(Said::Joined { remote: true });
+        drop(state);
+        (self.wake)();
     }
 
     /// Lives as long as the arbiter: leads or follows, and takes part in the next election when the arbiter is lost.
@@ -496,197 +389,285 @@ impl Shared {
             Elect,
         }
         loop {
-            let now = {
+            let (now, epoch) = {
                 let state = self.lock();
                 if state.closing {
                     return;
                 }
-                match &state.role {
-                    Role::Leader(Leader { listener: Some(listener), .. }) => listener.try_clone().map(Now::Accept),
-                    Role::Leader(_) => Ok(Now::Alone),
-                    Role::Follower(stream) => stream.try_clone().map(Now::Read),
+                let now = match &state.role {
+                    Role::Leader(leader) => match &leader.listener {
+                        Some(listener) => listener.try_clone().map(Now::Accept),
+                        None => Ok(Now::Alone),
+                    },
+                    Role::Follower(peer) => peer.stream.try_clone().map(Now::Read),
                     Role::Electing => Ok(Now::Elect),
-                }
+                };
+                (now, state.epoch)
             };
             match now {
-                Ok(Now::Accept(listener)) => self.accept(&listener),
-                Ok(Now::Read(stream)) => self.read_grants(stream),
+                Ok(Now::Accept(listener)) => self.accept(&listener, epoch),
+                Ok(Now::Read(stream)) => self.read(stream, epoch),
                 Ok(Now::Alone) => return,
-                Ok(Now::Elect) => match self.elect(true) {
-                    Ok(()) => self.settle_later(),
-                    Err(_) => thread::sleep(ELECTION_PAUSE),
-                },
+                Ok(Now::Elect) => {
+                    if self.elect(true).is_err() {
+                        thread::sleep(ELECTION_PAUSE);
+                    }
+                }
                 Err(_) => thread::sleep(ELECTION_PAUSE),
             }
         }
     }
 
-    /// Begins to give out once the others had their time; the accepting thread hears them meanwhile.
-    fn settle_later(self: &Arc<Shared>) {
-        let own = self.clone();
-        let settle = move || {
-            thread::sleep(SETTLE);
-            let grants = {
-                let mut state = own.lock();
-                if let Role::Leader(leader) = &mut state.role {
-                    leader.settling = false;
-                }
-                state.give_out()
-            };
-            grants.into_iter().for_each(|job| (own.on_grant)(job));
-        };
-        if matches!(self.lock().role, Role::Leader(_)) {
-            thread::spawn(settle);
+    /// Ticks the arbiter's machine, and looks whether another took its place.
+    fn beat(&self) {
+        let mut state = self.lock();
+        while !state.closing {
+            state = self.tick.wait_timeout(state, HEARTBEAT).expect("no panic while held").0;
+            if state.closing {
+                return;
+            }
+            let Role::Leader(leader) = &mut state.role else { continue };
+            // A successor's time for the others is shorter than a heartbeat, so the first tick ends it.
+            let look = leader.unsure || leader.looked_at.elapsed() >= LOOK_EVERY;
+            self.lead_by(&mut state, Event::Tick);
+            let (generation, epoch) = (state.generation, state.epoch);
+            drop(state);
+            (self.wake)();
+            if look {
+                self.look(generation, epoch);
+            }
+            state = self.lock();
         }
     }
 
-    fn accept(self: &Arc<Shared>, listener: &UnixListener) {
-        for client in SELF + 1.. {
+    /// Steps down where an arbiter of a higher generation answers.
+    fn look(&self, generation: u64, epoch: u64) {
+        let higher = generations(&self.key).into_iter().take_while(|other| *other > generation).take(NAMES_MAX);
+        let found = higher.into_iter().find_map(|other| {
+            let stream = local::connect(&name(&self.key, other), &self.token, Purpose::Arbiter).ok()?;
+            Some((stream, other))
+        });
+        let mut state = self.lock();
+        if state.epoch != epoch || state.closing {
+            return;
+        }
+        let Some((stream, other)) = found else {
+            if let Role::Leader(leader) = &mut state.role {
+                (leader.unsure, leader.looked_at) = (false, Instant::now());
+            }
+            self.lead_by(&mut state, Event::Confirmed);
+            drop(state);
+            (self.wake)();
+            return;
+        };
+        if let Role::Leader(leader) = std::mem::replace(&mut state.role, Role::Electing) {
+            leader.close();
+        }
+        state.inbox.push_back(Said::Lost);
+        drop(state);
+        self.follow(stream, other);
+    }
+
+    fn accept(self: &Arc<Shared>, listener: &UnixListener, epoch: u64) {
+        loop {
             let accepted = listener.accept();
-            if self.lock().closing {
+            let state = self.lock();
+            if state.closing || state.epoch != epoch {
                 return;
             }
+            drop(state);
             let Ok((stream, _)) = accepted else {
+                // Out of descriptors, most likely: the next try may find one.
                 thread::sleep(ELECTION_PAUSE);
                 continue;
             };
-            if host::uid_of_peer(&stream) != Some(host::own_uid())
-                || stream.set_write_timeout(Some(SLOW_CLIENT)).is_err()
-            {
+            if self.unadmitted.load(Ordering::Relaxed) >= UNADMITTED_MAX {
                 continue;
             }
-            let Ok(reader) = stream.try_clone() else { continue };
-            if let Role::Leader(leader) = &mut self.lock().role {
-                if leader.contended {
-                    let _ = send(&mut &stream, &Message::Contended { contended: true });
-                }
-                leader.clients.insert(client, stream);
-            }
+            self.unadmitted.fetch_add(1, Ordering::Relaxed);
             let own = self.clone();
-            let name = "mission-slots".to_owned();
-            let started =
-                thread::Builder::new().name(name).stack_size(128 << 10).spawn(move || own.serve(client, reader));
-            if started.is_err() {
-                self.lose(client);
-            }
-        }
-    }
-
-    fn serve(&self, client: ClientId, stream: UnixStream) {
-        for line in BufReader::new(stream).lines().map_while(Result::ok) {
-            let Ok(message) = serde_json::from_str(&line) else { break };
-            let grants = {
-                let mut state = self.lock();
-                let Role::Leader(leader) = &mut state.role else { return };
-                leader.take(client, message);
-                state.give_out()
-            };
-            grants.into_iter().for_each(|job| (self.on_grant)(job));
-        }
-        self.lose(client);
-    }
-
-    fn lose(&self, client: ClientId) {
-        let grants = {
-            let mut state = self.lock();
-            let Role::Leader(leader) = &mut state.role else { return };
-            leader.clients.remove(&client);
-            leader.slots.drop_client(client);
-            state.give_out()
-        };
-        grants.into_iter().for_each(|job| (self.on_grant)(job));
-    }
-
-    fn read_grants(&self, stream: UnixStream) {
-        for line in BufReader::new(stream).lines().map_while(Result::ok) {
-            match serde_json::from_str(&line) {
-                Ok(Message::Grant { job }) => {
-                    self.lock().granted(&job);
-                    (self.on_grant)(job);
+            let serve = move || {
+                let admitted = local::admit(&stream, &own.token, Purpose::Arbiter);
+                own.unadmitted.fetch_sub(1, Ordering::Relaxed);
+                if admitted.is_ok() {
+                    own.serve(stream, epoch);
                 }
-                Ok(Message::Contended { contended }) => self.lock().on_contention_changed(contended),
-                _ => {}
+            };
+            let started = thread::Builder::new().name("mission-slots".into()).stack_size(128 << 10).spawn(serve);
+            if started.is_err() {
+                self.unadmitted.fetch_sub(1, Ordering::Relaxed);
             }
         }
-        self.lock().role = Role::Electing;
     }
-}
 
-fn send(stream: &mut (impl Write + ?Sized), message: &Message) -> io::Result<()> {
-    let mut line = serde_json::to_vec(message).expect("messages are plain data");
-    line.push(b'\n');
-    stream.write_all(&line)
+    /// Hears one client until it leaves.
+    fn serve(&self, stream: UnixStream, epoch: u64) {
+        if stream.set_write_timeout(Some(SLOW_CLIENT)).is_err() {
+            return;
+        }
+        let Ok(mut reader) = stream.try_clone() else { return };
+        let client = {
+            let mut state = self.lock();
+            if state.epoch != epoch {
+                return;
+            }
+            let Role::Leader(leader) = &mut state.role else { return };
+            let client = leader.next_client;
+            leader.next_client += 1;
+            leader.clients.insert(client, Peer { stream, sent: Outgoing::default() });
+            self.lead_by(&mut state, Event::Joined { client });
+            client
+        };
+        let mut messages = Incoming::new(MESSAGE_BYTES);
+        let hear = |event: Event| {
+            let mut state = self.lock();
+            let hears = state.epoch == epoch
+                && matches!(&state.role, Role::Leader(leader) if leader.clients.contains_key(&client));
+            if hears || event == (Event::Left { client }) && state.epoch == epoch {
+                self.lead_by(&mut state, event);
+            }
+            drop(state);
+            (self.wake)();
+            hears
+        };
+        while let Ok(Some(message)) = messages.read(&mut reader) {
+            if !hear(Event::Message { client, message }) {
+                break;
+            }
+        }
+        hear(Event::Left { client });
+        let mut state = self.lock();
+        if state.epoch == epoch
+            && let Role::Leader(leader) = &mut state.role
+            && let Some(peer) = leader.clients.remove(&client)
+        {
+            let _ = peer.stream.shutdown(Shutdown::Both);
+        }
+    }
+
+    fn read(&self, mut stream: UnixStream, epoch: u64) {
+        let mut messages = Incoming::new(MESSAGE_BYTES);
+        while let Ok(Some(message)) = messages.read(&mut stream) {
+            let mut state = self.lock();
+            if state.epoch != epoch {
+                return;
+            }
+            state.inbox.push_back(Said::Message(message));
+            drop(state);
+            (self.wake)();
+        }
+        let mut state = self.lock();
+        if state.epoch == epoch {
+            state.epoch += 1;
+            state.role = Role::Electing;
+            state.inbox.push_back(Said::Lost);
+        }
+        drop(state);
+        (self.wake)();
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::host::cluster_name;
-    use std::sync::mpsc::{Receiver, channel};
+    use mission_core::host::Ticket;
 
-    fn arbiter(cluster: &str) -> (Arbiter, Receiver<JobId>) {
-        let (sender, receiver) = channel();
-        let sender = Mutex::new(sender);
-        let on_grant = move |job| drop(sender.lock().unwrap().send(job));
-        (Arbiter::new(cluster, FlowsPerHost::Fixed(2), Box::new(on_grant)).unwrap(), receiver)
+    fn arbiter(key: &str) -> Arbiter {
+        Arbiter::new(key, Token::new(b"secret"), FlowsPerHost::Fixed(2), Box::new(|| ())).unwrap()
     }
 
-    fn granted(receiver: &Receiver<JobId>) -> bool {
-        receiver.recv_timeout(Duration::from_secs(5)).is_ok()
+    fn cluster() -> String {
+        cluster_name(&crate::auth::random::<16>())
     }
 
-    fn nothing(receiver: &Receiver<JobId>) -> bool {
-        receiver.recv_timeout(Duration::from_millis(50)).is_err()
+    fn want(arbiter: &Arbiter, ticket: Ticket) {
+        arbiter.send(ToArbiter::Want { ticket, group: 1, member: 1, bytes: 1 });
     }
+
+    /// Whether it is granted within some seconds; answers pings meanwhile.
+    fn granted(arbiter: &Arbiter, ticket: Ticket, within: Duration) -> bool {
+        let end = Instant::now() + within;
+        while Instant::now() < end {
+            match arbiter.next() {
+                Some(Said::Message(FromArbiter::Grant { ticket: own })) if own == ticket => return true,
+                Some(Said::Message(FromArbiter::Ping { .. })) => arbiter.send(ToArbiter::Pong),
+                Some(_) => {}
+                None => thread::sleep(Duration::from_millis(1)),
+            }
+        }
+        false
+    }
+
+    fn joined(arbiter: &Arbiter, remote: bool) {
+        let end = Instant::now() + Duration::from_secs(10);
+        while arbiter.next() != Some(Said::Joined { remote }) {
+            assert!(Instant::now() < end);
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    const SOON: Duration = Duration::from_secs(5);
+    const NOT: Duration = Duration::from_millis(100);
 
     #[test]
     fn processes_of_a_host_share_its_slots() {
-        let cluster = cluster_name(&crate::auth::random::<16>());
-        let (first, _grants) = arbiter(&cluster);
-        let (second, grants) = arbiter(&cluster);
+        let key = cluster();
+        let (first, second) = (arbiter(&key), arbiter(&key));
         assert!(first.gives_out() && !second.gives_out());
-        let job = JobId::from("job");
-        assert_eq!(first.want(&job, 1, 1).len() + first.want(&job, 1, 1).len(), 2);
-        assert!(second.want(&job, 1, 1).is_empty());
-        assert!(nothing(&grants));
-        first.give_back(&job, 1, 1);
-        assert!(granted(&grants));
-    }
-
-    #[test]
-    fn a_slot_that_nobody_waits_for_is_used_again_and_comes_back_when_somebody_does() {
-        let cluster = cluster_name(&crate::auth::random::<16>());
-        let (first, first_grants) = arbiter(&cluster);
-        let (second, grants) = arbiter(&cluster);
-        let job = JobId::from("job");
-        assert!(second.want(&job, 1, 1).is_empty() && second.want(&job, 1, 1).is_empty());
-        assert!(granted(&grants) && granted(&grants));
-        second.give_back(&job, 1, 1);
-        assert_eq!(second.want(&job, 1, 1).len(), 1, "without asking");
-        second.give_back(&job, 1, 1);
-        // Both slots are the second's, one of them spare: it comes back, the other does when its chunk ends.
-        assert!(first.want(&job, 1, 1).is_empty() && first.want(&job, 1, 1).is_empty());
-        assert!(granted(&first_grants) && nothing(&first_grants));
-        second.give_back(&job, 1, 1);
-        assert!(granted(&first_grants));
+        want(&first, 1);
+        want(&first, 2);
+        assert!(granted(&first, 1, SOON) && granted(&first, 2, SOON));
+        want(&second, 1);
+        assert!(!granted(&second, 1, NOT));
+        first.send(ToArbiter::Done { ticket: 1, moved: 1 });
+        assert!(granted(&second, 1, SOON));
     }
 
     #[test]
     fn a_lost_connection_returns_its_slots_and_a_lost_arbiter_is_replaced() {
-        let cluster = cluster_name(&crate::auth::random::<16>());
-        let (first, _) = arbiter(&cluster);
-        let (second, second_grants) = arbiter(&cluster);
-        let (third, third_grants) = arbiter(&cluster);
-        let job = JobId::from("job");
-        second.want(&job, 1, 1);
-        second.want(&job, 1, 1);
-        assert!(granted(&second_grants) && granted(&second_grants));
-        third.want(&job, 1, 1);
-        assert!(nothing(&third_grants));
-        // The arbiter goes; its successor knows that the second still holds both slots.
+        let key = cluster();
+        let (first, second, third) = (arbiter(&key), arbiter(&key), arbiter(&key));
+        want(&second, 1);
+        want(&second, 2);
+        assert!(granted(&second, 1, SOON) && granted(&second, 2, SOON));
+        want(&third, 1);
+        assert!(!granted(&third, 1, NOT));
+        joined(&third, true);
+        // The arbiter goes; its successor hears from the second that it still holds both slots.
         drop(first);
-        assert!(nothing(&third_grants));
+        while !second.gives_out() && !third.gives_out() {
+            thread::sleep(Duration::from_millis(1));
+        }
+        for ticket in [11, 12] {
+            second.send(ToArbiter::Held { ticket, group: 1, member: 1 });
+        }
+        want(&third, 2);
+        assert!(!granted(&third, 2, NOT));
         drop(second);
-        assert!(granted(&third_grants));
+        // If the second was the arbiter, the third says it all again to itself.
+        if !granted(&third, 2, NOT) {
+            want(&third, 3);
+            assert!(granted(&third, 3, SOON));
+        }
+    }
+
+    #[test]
+    fn another_token_has_slots_of_its_own() {
+        let key = cluster();
+        let first = arbiter(&key);
+        let stranger = Arbiter::new(&key, Token::new(b"other"), FlowsPerHost::Fixed(2), Box::new(|| ())).unwrap();
+        assert!(first.gives_out() && stranger.gives_out());
+        assert!(!first.has_neighbours());
+    }
+
+    #[test]
+    fn a_name_that_somebody_has_taken_and_does_not_answer_is_passed_over() {
+        let key = cluster();
+        let _taken = local::bind(&name(&key, 1)).unwrap();
+        let (first, second) = (arbiter(&key), arbiter(&key));
+        assert!(first.gives_out() && !second.gives_out() && first.alone().is_none());
+        want(&second, 1);
+        assert!(granted(&second, 1, SOON));
     }
 }

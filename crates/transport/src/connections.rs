@@ -3,7 +3,7 @@
 use crate::carrier::Connection;
 use mission_core::defaults::IDLE_TIMEOUT;
 use mission_core::flight::Leg;
-use mission_core::throttle::SourceId;
+use mission_core::host::fetches::SourceId;
 use mission_core::types::JobId;
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -30,9 +30,15 @@ struct Idle {
 pub type Closed = Vec<Box<dyn Connection>>;
 
 impl Connections {
-    /// Begins to use one: a kept one where there is one.
-    pub fn begin(&mut self, job: &JobId, source: SourceId, leg: &Leg) -> (Option<Box<dyn Connection>>, Closed) {
-        let fits = |idle: &Idle| idle.job == *job && idle.source == source && idle.leg == *leg;
+    /// Begins to use one: a kept one where there is one, unless it is to be `fresh`.
+    pub fn begin(
+        &mut self,
+        job: &JobId,
+        source: SourceId,
+        leg: &Leg,
+        fresh: bool,
+    ) -> (Option<Box<dyn Connection>>, Closed) {
+        let fits = |idle: &Idle| !fresh && idle.job == *job && idle.source == source && idle.leg == *leg;
         let kept = self.idle.iter().rposition(fits).map(|at| self.idle.remove(at).connection);
         *self.busy.entry(job.clone()).or_default() += 1;
         (kept, self.trim())

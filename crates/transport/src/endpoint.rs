@@ -15,8 +15,8 @@ use crate::tls::{Identity, TlsSettings};
 use crate::windows::Governor;
 use mission_core::ecn::Seen;
 use mission_core::flight::Environment;
-use mission_core::slots::FlowsPerHost;
-use mission_core::throttle::{Fault, FetchError};
+use mission_core::host::fetches::{Fault, FetchError};
+use mission_core::shares::FlowsPerHost;
 use mission_core::types::{Demands, Encryption, JobId};
 use serde::Serialize;
 use std::io;
@@ -324,19 +324,21 @@ mod tests {
     }
 
     #[test]
-    fn a_server_with_too_many_connections_goes_on_with_those_that_came_first() {
+    fn strangers_that_say_nothing_keep_nobody_out() {
         let token = crate::auth::random::<16>();
         let (owner, reader) = (endpoint(&token, u64::MAX, None), endpoint(&token, u64::MAX, None));
         let demands = demand(Transport::Tcp, Encryption::None);
         let id = owner.put(&[&data()], &"job".into(), &demands).unwrap();
         let fetch = || reader.fetch(request(vec![wanted(&owner, id, 0, 9 << 20)], demands), || false).unwrap().tally;
         fetch();
-        let more = mission_core::defaults::SERVER_CONNECTIONS + 10;
-        let _idle: Vec<_> = (0..more).map(|_| std::net::TcpStream::connect(owner.address()).unwrap()).collect();
-        while owner.resources().serving_connections < more {
+        // Strangers that say nothing take nobody's place, and only so many are held.
+        let most = mission_core::defaults::UNADMITTED_CONNECTIONS;
+        let _idle: Vec<_> = (0..4 * most).map(|_| std::net::TcpStream::connect(owner.address()).unwrap()).collect();
+        while owner.resources().serving_connections < most {
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
         assert_eq!(fetch().busy, 0);
+        assert!(owner.resources().serving_connections <= most + 8, "{}", owner.resources().serving_connections);
     }
 
     #[test]

@@ -13,7 +13,7 @@ mod server;
 
 pub use server::{Limits, Server};
 
-use crate::auth::{self, Nonce, Role, Token};
+use crate::auth::{self, Nonce, Purpose, Role, Token};
 use crate::object::{from_hex, to_hex};
 use crate::socket::{self, TcpInfo};
 use crate::windows::{Governed, Governor};
@@ -26,6 +26,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Longest line of the beginning.
@@ -136,6 +137,11 @@ fn hear(stream: &mut TcpStream, until: Instant) -> io::Result<Value> {
         line.extend(byte);
     }
     Err(io::Error::new(ErrorKind::InvalidData, "it is no sender of synchronized reads"))
+}
+
+fn proves(token: &Token, role: Role, client: &Nonce, server: &Nonce, said: &Value) -> bool {
+    let proof = said["proof"].as_str().and_then(from_hex).unwrap_or_default();
+    token.proves(role, client, server, Purpose::Ranges(&[]), &proof)
 }
 
 fn nonce(hello: &Value) -> io::Result<Nonce> {
@@ -414,7 +420,8 @@ impl Reader {
         };
         let mut stream = TcpStream::connect_timeout(&address, HELLO_PATIENCE).map_err(words)?;
         stream.set_nodelay(true).map_err(words)?;
-        let governed = governor.map(|governor| governor.govern(&stream)).transpose().map_err(words)?;
+        let govern = |governor: &Governor| governor.govern(Arc::new(stream.try_clone()?));
+        let governed = governor.map(govern).transpose().map_err(words)?;
         let until = Instant::now() + HELLO_PATIENCE;
         let client: Nonce = auth::random();
         say(&mut stream, &json!({ "nonce": to_hex(&client) })).map_err(words)?;
@@ -423,12 +430,14 @@ impl Reader {
             return Err(error.to_owned());
         }
         let server = nonce(&hello).map_err(words)?;
-        if !token.proves(Role::Server, &client, &server, hello["proof"].as_str().unwrap_or_default()) {
+        // This side proves first: a sender that proved anything to strangers would let them guess a weak token at leisure.
+        let proof = to_hex(&token.prove(Role::Client, &client, &server, Purpose::Ranges(&[])));
+        say(&mut stream, &json!({ "proof": proof, "ask": ask })).map_err(words)?;
+        let answer = hear(&mut stream, until).map_err(words)?;
+        if answer["error"].is_null() && !proves(token, Role::Server, &client, &server, &answer) {
             return Err("the tokens differ".into());
         }
-        let proof = token.prove(Role::Client, &client, &server);
-        say(&mut stream, &json!({ "proof": proof, "ask": ask })).map_err(words)?;
-        let before = flow_of(hear(&mut stream, until).map_err(words)?)?;
+        let before = flow_of(answer)?;
         Ok(Reader { address, stream, left: 0, piece: (0, until), bytes: 0, before, _governed: governed })
     }
 

@@ -17,6 +17,7 @@ pub mod fetcher;
 pub mod host;
 pub mod incast;
 mod limit;
+mod local;
 pub mod object;
 pub mod parts;
 mod probe;

@@ -3,7 +3,7 @@
 use crate::carrier::shm::Borrowed;
 use crate::object::ObjectId;
 use crate::segment::Segment;
-use mission_core::throttle::Tally;
+use mission_core::host::fetches::Tally;
 use mission_core::types::{Demands, TransferId};
 use std::net::SocketAddr;
 use std::sync::Arc;

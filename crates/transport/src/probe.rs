@@ -6,7 +6,7 @@ use crate::object::ObjectId;
 use mission_core::defaults::{ECN_PROBE_BYTES, RTO_MIN_US};
 use mission_core::ecn::Seen;
 use mission_core::flight::{Leg, Reach};
-use mission_core::throttle::Fault;
+use mission_core::host::fetches::Fault;
 use mission_core::types::{Encryption, Transport};
 use std::net::SocketAddr;
 use std::sync::LazyLock;

@@ -1,27 +1,32 @@
 //! Gives parts of a store's objects to those who may have them.
 
-use crate::auth::{self, Nonce, Role};
+use crate::auth::{self, Nonce, Purpose, Role};
 use crate::carrier::{self, Channel, Context};
 use crate::checksum;
 use crate::facts::Sender;
 use crate::limit::{self, Limit};
-use crate::object::ObjectId;
+use crate::object::{ObjectId, from_hex, to_hex};
 use crate::socket;
 use crate::store::{Holding, Source, Store};
 use crate::tracker::{Asking, Lane, Tracker};
-use crate::wire::{HeadReader, Request, Response, Wants};
-use mission_core::defaults::{BUSY_RETRY_MS, SERVER_CONNECTIONS, SERVER_IDLE, STALL};
-use mission_core::types::Encryption;
+use crate::wire::{HeadReader, PieceReply, Request, Response, Wants};
+use mission_core::defaults::{
+    ADMISSION, BUSY_RETRY_MS, SERVER_CONNECTIONS, SERVER_IDLE, STALL, UNADMITTED_CONNECTIONS,
+};
+use rustix::event::{PollFd, PollFlags, poll};
 use socket2::{Domain, Protocol, Socket, Type};
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
 /// The congestion control that needs ECN; not every kernel has it.
 const ECN_CONGESTION_CONTROL: &str = "dctcp";
+/// How long the acceptor waits before it looks whether the server closes, and who has had the time to prove himself.
+const ACCEPT_WAIT: Duration = Duration::from_millis(100);
 /// Connections that wait to be accepted: all receivers of a shuffle may come at once.
 const BACKLOG: i32 = 1024;
 
@@ -32,6 +37,8 @@ pub struct Server {
 }
 
 struct Shared {
+    /// The only one of this host that is served.
+    address: IpAddr,
     store: Arc<Store>,
     context: Context,
     limit: Option<Limit>,
@@ -39,9 +46,43 @@ struct Shared {
     /// Of this host, for clients that ask for none.
     congestion_control: String,
     closing: AtomicBool,
-    /// Kept so that closing the server ends what they wait for.
-    connections: Mutex<HashMap<u64, TcpStream>>,
+    connections: Mutex<Connections>,
     sent_bytes: AtomicU64,
+}
+
+/// The connections that are open. Kept so that another thread can end what they wait for.
+#[derive(Default)]
+struct Connections {
+    all: HashMap<u64, Arc<TcpStream>>,
+    /// Those that have proved nothing yet, oldest first, and since when.
+    unadmitted: VecDeque<(u64, Instant)>,
+}
+
+impl Connections {
+    fn admitted(&self) -> usize {
+        self.all.len() - self.unadmitted.len()
+    }
+
+    /// Ends those that have had their time, and the oldest until so many are left.
+    fn drop_unadmitted(&mut self, most: usize) {
+        while let Some((number, since)) = self.unadmitted.front().copied()
+            && (self.unadmitted.len() > most || since.elapsed() >= ADMISSION)
+        {
+            self.unadmitted.pop_front();
+            if let Some(stream) = self.all.remove(&number) {
+                let _ = stream.shutdown(Shutdown::Both);
+            }
+        }
+    }
+
+    fn admit(&mut self, number: u64) {
+        self.unadmitted.retain(|(own, _)| *own != number);
+    }
+
+    fn remove(&mut self, number: u64) {
+        self.admit(number);
+        self.all.remove(&number);
+    }
 }
 
 impl Server {
@@ -53,6 +94,7 @@ impl Server {
         let listener = listen(host)?;
         let address = SocketAddr::new(host, listener.local_addr()?.port());
         let shared = Arc::new(Shared {
+            address: host,
             store,
             context,
             limit: limit.map(Limit::new),
@@ -74,7 +116,7 @@ impl Server {
     }
 
     pub fn connections(&self) -> usize {
-        self.shared.connections.lock().expect("no panic while held").len()
+        self.shared.connections().all.len()
     }
 
     /// An object is freed: nobody is told any more where its parts are.
@@ -89,57 +131,84 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
+        // The acceptor looks at it each time it has waited for a connection, and it waits for a bounded time.
         self.shared.closing.store(true, Ordering::SeqCst);
-        // Wakes the acceptor, which then sees that it is over.
-        let _ = TcpStream::connect_timeout(&self.address, std::time::Duration::from_secs(1));
         if let Some(acceptor) = self.acceptor.take() {
             let _ = acceptor.join();
         }
-        for stream in self.shared.connections.lock().expect("no panic while held").values() {
+        for stream in self.shared.connections().all.values() {
             let _ = stream.shutdown(Shutdown::Both);
         }
     }
 }
 
 /// A listener for Multipath TCP where the kernel has it: clients that speak plain TCP get plain TCP from it. With several
-/// interfaces it is bound to all of them, else further subflows are refused without a word (FACTS).
+/// interfaces it is bound to all of them, else further subflows are refused without a word (FACTS); connections to
+/// another address than `host` are closed as soon as they are accepted.
 fn listen(host: IpAddr) -> io::Result<TcpListener> {
-    let several = crate::host::interfaces().len() > 1 && !host.is_loopback();
+    let multipath = Socket::new(Domain::for_address(SocketAddr::new(host, 0)), Type::STREAM, Some(Protocol::MPTCP));
+    let several = multipath.is_ok() && crate::host::interfaces().len() > 1 && !host.is_loopback();
     let any = if host.is_ipv4() { IpAddr::from([0; 4]) } else { IpAddr::from([0u16; 8]) };
     let address = SocketAddr::new(if several { any } else { host }, 0);
     let domain = Domain::for_address(address);
-    let socket = Socket::new(domain, Type::STREAM, Some(Protocol::MPTCP))
-        .or_else(|_| Socket::new(domain, Type::STREAM, Some(Protocol::TCP)))?;
+    let socket = multipath.or_else(|_| Socket::new(domain, Type::STREAM, Some(Protocol::TCP)))?;
     // A listener whose congestion control needs no ECN refuses it to a client whose does. Every connection gets, with its
     // first request, what that asks for.
     let _ = socket.set_tcp_congestion(ECN_CONGESTION_CONTROL.as_bytes());
     socket.bind(&address.into())?;
     socket.listen(BACKLOG)?;
+    socket.set_nonblocking(true)?;
     Ok(socket.into())
 }
 
 fn accept_all(listener: &TcpListener, shared: &Arc<Shared>) {
     for number in 0.. {
-        let accepted = listener.accept();
-        if shared.closing.load(Ordering::SeqCst) {
-            return;
-        }
+        let accepted = loop {
+            if shared.closing.load(Ordering::SeqCst) {
+                return;
+            }
+            shared.connections().drop_unadmitted(UNADMITTED_CONNECTIONS);
+            match listener.accept() {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    let mut waits = [PollFd::new(listener, PollFlags::IN)];
+                    let _ = poll(&mut waits, Some(&ACCEPT_WAIT.try_into().expect("a short time")));
+                }
+                accepted => break accepted,
+            }
+        };
         let Ok((stream, _)) = accepted else {
             // Out of descriptors, most likely: the next try may find one.
-            thread::sleep(std::time::Duration::from_millis(10));
+            thread::sleep(Duration::from_millis(10));
             continue;
         };
-        let Ok(kept) = stream.try_clone() else { continue };
-        shared.connections.lock().expect("no panic while held").insert(number, kept);
+        // The listener may have to be bound to every address; served is only the given one.
+        if stream.local_addr().map(|own| own.ip()).ok() != Some(shared.address)
+            || stream.set_nonblocking(false).is_err()
+        {
+            continue;
+        }
+        let stream = Arc::new(stream);
+        {
+            let mut connections = shared.connections();
+            connections.all.insert(number, stream.clone());
+            connections.unadmitted.push_back((number, Instant::now()));
+            connections.drop_unadmitted(UNADMITTED_CONNECTIONS);
+        }
         let own = shared.clone();
         let thread = thread::Builder::new().name("mission-serve".into()).stack_size(256 << 10).spawn(move || {
-            let _registered = Registered { number, shared: &own };
+            let registered = Registered { number, shared: &own };
             // A client that breaks off or speaks another protocol is its own affair.
-            let _ = serve(stream, &own);
+            let _ = serve(stream, &registered);
         });
         if thread.is_err() {
-            shared.connections.lock().expect("no panic while held").remove(&number);
+            shared.connections().remove(number);
         }
+    }
+}
+
+impl Shared {
+    fn connections(&self) -> MutexGuard<'_, Connections> {
+        self.connections.lock().expect("no panic while held")
     }
 }
 
@@ -152,19 +221,23 @@ struct Registered<'a> {
 impl Drop for Registered<'_> {
     fn drop(&mut self) {
         if let Ok(mut connections) = self.shared.connections.lock() {
-            connections.remove(&self.number);
+            connections.remove(self.number);
         }
     }
 }
 
-fn serve(stream: TcpStream, shared: &Shared) -> io::Result<()> {
+fn serve(stream: Arc<TcpStream>, registered: &Registered<'_>) -> io::Result<()> {
+    let shared = registered.shared;
     stream.set_nodelay(true)?;
     stream.set_read_timeout(Some(SERVER_IDLE))?;
     // A receiver that takes nothing for this long has given this connection up.
     stream.set_write_timeout(Some(2 * STALL))?;
     let mut channel = carrier::accept(stream, &shared.context)?;
     let mut client = Client {
-        admitted: channel.encryption() == Encryption::Authenticated,
+        peer: channel.socket().peer_addr()?.ip(),
+        binding: channel.binding()?,
+        admitted: false,
+        challenged: false,
         too_many: true,
         challenge: None,
         asked: (None, None),
@@ -175,7 +248,16 @@ fn serve(stream: TcpStream, shared: &Shared) -> io::Result<()> {
     while let Some(head) = heads.read(&mut channel)? {
         let seen = checksum::of(&head);
         match Request::parse(&head) {
-            Ok(request) => answer(channel.as_mut(), &mut client, &request, seen, shared)?,
+            Ok(request) => {
+                if !client.admitted {
+                    match admit(channel.as_mut(), &mut client, &request, seen, shared)? {
+                        Admission::Proved => shared.connections().admit(registered.number),
+                        Admission::Asked => continue,
+                        Admission::Refused => return Ok(()),
+                    }
+                }
+                answer(channel.as_mut(), &mut client, &request, seen, shared)?;
+            }
             Err(bad) => {
                 // What follows a head that was not understood is not understood either.
                 channel.send(&Response::refusal(bad.status, &bad.reason, seen).write(), b"")?;
@@ -188,7 +270,12 @@ fn serve(stream: TcpStream, shared: &Shared) -> io::Result<()> {
 
 /// What a server knows of one connection.
 struct Client {
+    peer: IpAddr,
+    /// What only the two ends of a TLS session know; empty without one.
+    binding: Vec<u8>,
     admitted: bool,
+    /// It was asked for its proof: once is enough.
+    challenged: bool,
     /// It came when there were too many already: those that were there first go on.
     too_many: bool,
     challenge: Option<(Nonce, Nonce)>,
@@ -209,10 +296,7 @@ fn answer(
     let refuse = |channel: &mut dyn Channel, status, reason: &str| {
         channel.send(&Response::refusal(status, reason, seen).write(), b"")
     };
-    if !client.admitted && !admit(channel, client, request, seen, shared)? {
-        return Ok(());
-    }
-    client.too_many &= shared.connections.lock().expect("no panic while held").len() > SERVER_CONNECTIONS;
+    client.too_many &= shared.connections().admitted() > SERVER_CONNECTIONS;
     if client.too_many {
         let mut busy = Response::refusal(503, "too many connections", seen);
         busy.retry_after_ms = Some(BUSY_RETRY_MS);
@@ -244,9 +328,17 @@ fn answer(
             let Some(len) = object.part_len(part).filter(|len| *len > 0) else {
                 return refuse(channel, 416, "no such part");
             };
+            if serves.ip() != client.peer {
+                return refuse(channel, 403, "a receiver serves from the address that it asks from");
+            }
             let asking = Asking { serves: *serves, has: has.clone(), missed: *missed };
-            let told = shared.tracker.next(&mut client.lane, (request.object, part), len, asking);
-            let response = Response { encryption: object.encryption, ..Response::piece(told, seen) };
+            let reply = shared.tracker.next(&mut client.lane, (request.object, part), len, asking);
+            let blocks = match reply {
+                PieceReply::Fetch(next) => object.range(part, next.start, next.len).map(|(_, blocks)| blocks.to_vec()),
+                _ => None,
+            };
+            let blocks = blocks.unwrap_or_default();
+            let response = Response { encryption: object.encryption, blocks, ..Response::piece(reply, seen) };
             channel.send(&response.write(), b"")
         }
     }
@@ -297,29 +389,42 @@ fn send(
     Ok(())
 }
 
-/// Whether the client has proved, now or before, that it knows the token; if not, it was answered.
+/// What came of a client's first requests.
+enum Admission {
+    Proved,
+    /// It was answered, and has one more try.
+    Asked,
+    Refused,
+}
+
+/// Asks a client to prove that it knows the token, once; whoever has a certificate too.
 fn admit(
     channel: &mut dyn Channel,
     client: &mut Client,
     request: &Request,
     seen: u64,
     shared: &Shared,
-) -> io::Result<bool> {
+) -> io::Result<Admission> {
+    let token = &shared.context.token;
     if let (Some((theirs, ours)), Some(proof)) = (client.challenge.take(), &request.proof) {
-        if shared.context.token.proves(Role::Client, &theirs, &ours, proof) {
+        let proof = from_hex(proof).unwrap_or_default();
+        if token.proves(Role::Client, &theirs, &ours, Purpose::Ranges(&client.binding), &proof) {
             client.admitted = true;
-            return Ok(true);
+            return Ok(Admission::Proved);
         }
+    }
+    if std::mem::replace(&mut client.challenged, true) {
         let refused = Response::refusal(401, "the proof does not fit this cluster's token", seen);
-        return channel.send(&refused.write(), b"").map(|()| false);
+        return channel.send(&refused.write(), b"").map(|()| Admission::Refused);
     }
     let mut response = Response::refusal(401, "prove that you know this cluster's token", seen);
     if let Some(theirs) = request.nonce {
         let ours = auth::random();
         client.challenge = Some((theirs, ours));
-        response.challenge = Some((ours, shared.context.token.prove(Role::Server, &theirs, &ours)));
+        let proof = token.prove(Role::Server, &theirs, &ours, Purpose::Ranges(&client.binding));
+        response.challenge = Some((ours, to_hex(&proof)));
     }
-    channel.send(&response.write(), b"").map(|()| false)
+    channel.send(&response.write(), b"").map(|()| Admission::Asked)
 }
 
 /// Asks of the socket what the flight plan says, and reads back what came of it.

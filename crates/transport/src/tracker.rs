@@ -105,7 +105,9 @@ impl State {
     }
 
     fn handle(&mut self, now: Time, event: Event) {
-        for (lane, answer) in self.swarm.handle(now, event) {
+        let mut answers = Vec::new();
+        self.swarm.handle(now, event, &mut answers);
+        for (lane, answer) in answers {
             if let Some(waiting) = self.waiting.remove(&lane) {
                 // Who waits no longer asks again, and that ends what it was told.
                 let _ = waiting.send(answer);

@@ -30,7 +30,7 @@ struct Shared {
 }
 
 struct State {
-    flows: BTreeMap<FlowId, TcpStream>,
+    flows: BTreeMap<FlowId, Arc<TcpStream>>,
     next: FlowId,
     closing: bool,
 }
@@ -57,14 +57,13 @@ impl Governor {
 
     /// # Errors
     /// The socket is no TCP connection.
-    pub fn govern(&self, stream: &TcpStream) -> io::Result<Governed> {
-        SockRef::from(stream).set_recv_buffer_size(BUFFER_BYTES)?;
-        socket::set_receive_window(stream, Windows::first(sample(stream).mss))?;
-        let own = stream.try_clone()?;
+    pub fn govern(&self, stream: Arc<TcpStream>) -> io::Result<Governed> {
+        SockRef::from(&*stream).set_recv_buffer_size(BUFFER_BYTES)?;
+        socket::set_receive_window(&stream, Windows::first(sample(&stream).mss))?;
         let mut state = self.0.state.lock().expect("no panic while held");
         let id = state.next;
         state.next += 1;
-        state.flows.insert(id, own);
+        state.flows.insert(id, stream);
         self.0.changed.notify_all();
         Ok(Governed { id, shared: self.0.clone() })
     }
@@ -143,7 +142,7 @@ mod tests {
         let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (mut server, _) = listener.accept().unwrap();
         let governor = Governor::start(1 << 40).unwrap();
-        let governed = governor.govern(&client).unwrap();
+        let governed = governor.govern(Arc::new(client.try_clone().unwrap())).unwrap();
         let first = socket::receive_window(&client).unwrap();
         // A link that is never full: a window that is used grows.
         let sender = thread::spawn(move || while server.write_all(&[0; 64 << 10]).is_ok() {});

@@ -3,7 +3,7 @@
 use super::tcp::Tcp;
 use super::{Carrier, Connection, Context};
 use mission_core::flight::Leg;
-use mission_core::throttle::Fault;
+use mission_core::host::fetches::Fault;
 use mission_core::types::Transport;
 use std::net::SocketAddr;
 

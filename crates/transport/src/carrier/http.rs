@@ -1,20 +1,22 @@
 //! The client's side of the wire, over any byte stream.
 
 use super::{Ask, Broken, Channel, Connection};
-use crate::auth::{self, Nonce, Role, Token};
+use crate::auth::{self, Nonce, Purpose, Role, Token};
 use crate::checksum;
 use crate::facts::{Negotiated, Sender};
-use crate::object::ObjectId;
+use crate::object::{ObjectId, from_hex, to_hex};
 use crate::socket;
 use crate::wire::{HeadReader, PieceReply, Request, Response, Wants};
 use mission_core::defaults::{BLOCK_BYTES, BUSY_RETRY_MS, CONNECT, STALL};
 use mission_core::flight::Leg;
-use mission_core::throttle::Fault;
+use mission_core::host::fetches::Fault;
 use mission_core::types::{Encryption, Transport};
 use socket2::{Domain, Protocol, Socket, Type};
 use std::collections::VecDeque;
 use std::io;
 use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Makes a connection by TCP, or by what is like it, with what the leg asks of this side's socket.
@@ -48,6 +50,8 @@ pub struct HttpConnection<C> {
     token: Token,
     admitted: bool,
     usable: bool,
+    /// Of the range that is being received, for other threads.
+    received: Arc<AtomicU64>,
     /// Checksums of the requests that were not answered yet.
     asked: VecDeque<u64>,
     sender: Sender,
@@ -58,16 +62,15 @@ pub struct HttpConnection<C> {
 
 impl<C: Channel> HttpConnection<C> {
     pub fn new(channel: C, leg: &Leg, token: Token) -> HttpConnection<C> {
-        // A certificate of the cluster is admission enough.
-        let admitted = channel.encryption() == Encryption::Authenticated;
         let head = HeadReader::default();
         HttpConnection {
             channel,
             head,
             leg: leg.clone(),
             token,
-            admitted,
+            admitted: false,
             usable: true,
+            received: Arc::default(),
             asked: VecDeque::new(),
             sender: Sender::default(),
             checksums: Vec::new(),
@@ -112,10 +115,13 @@ impl<C: Channel> HttpConnection<C> {
                 response.status, response.reason
             )));
         };
-        if !self.token.proves(Role::Server, &own, &nonce, &proof) {
+        let binding = self.channel.binding().map_err(broken)?;
+        let purpose = Purpose::Ranges(&binding);
+        let proof = from_hex(&proof).unwrap_or_default();
+        if !self.token.proves(Role::Server, &own, &nonce, purpose, &proof) {
             return Err(Fault::Denied("the server does not know this cluster's token".into()));
         }
-        request.proof = Some(self.token.prove(Role::Client, &own, &nonce));
+        request.proof = Some(to_hex(&self.token.prove(Role::Client, &own, &nonce, purpose)));
         self.send(&request)
     }
 
@@ -126,6 +132,7 @@ impl<C: Channel> HttpConnection<C> {
         }
         let mut verified = 0;
         let mut filled = self.head.take_rest(into);
+        self.received.store(filled as u64, Ordering::Relaxed);
         for expected in &response.blocks {
             let end = (verified + BLOCK_BYTES as usize).min(into.len());
             while filled < end {
@@ -135,7 +142,10 @@ impl<C: Channel> HttpConnection<C> {
                             Fault::Connection("the server closed the connection in the middle of a range".into());
                         return Err(Broken { verified: verified as u64, fault });
                     }
-                    Ok(count) => filled += count,
+                    Ok(count) => {
+                        filled += count;
+                        self.received.store(filled as u64, Ordering::Relaxed);
+                    }
                     Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                     Err(error) => return Err(Broken { verified: verified as u64, fault: broken(error) }),
                 }
@@ -187,19 +197,23 @@ impl<C: Channel> Connection for HttpConnection<C> {
         (&self.checksums, self.object_encryption)
     }
 
-    fn next(&mut self, object: ObjectId, part: u32, wants: Wants) -> Result<PieceReply, Fault> {
+    fn next(&mut self, object: ObjectId, part: u32, wants: Wants) -> Result<(PieceReply, Vec<u64>), Fault> {
         self.request(Request { object, part, wants, nonce: None, proof: None })?;
         let response = self.response()?;
         match (response.status, response.next) {
-            (200, Some(next)) => Ok(PieceReply::Fetch(next)),
-            (202, _) => Ok(PieceReply::Later),
-            (204, _) => Ok(PieceReply::Done),
+            (200, Some(next)) => Ok((PieceReply::Fetch(next), response.blocks)),
+            (202, _) => Ok((PieceReply::Later, Vec::new())),
+            (204, _) => Ok((PieceReply::Done, Vec::new())),
             _ => Err(refusal(&response)),
         }
     }
 
     fn usable(&self) -> bool {
         self.usable
+    }
+
+    fn watch(&self) -> (Arc<TcpStream>, Arc<AtomicU64>) {
+        (self.channel.socket().clone(), self.received.clone())
     }
 
     fn negotiated(&self) -> Negotiated {
@@ -227,10 +241,9 @@ impl<C: Channel> Connection for HttpConnection<C> {
 fn refusal(response: &Response) -> Fault {
     let reason = response.reason.clone();
     match response.status {
-        404 | 410 => Fault::Gone(reason),
+        404 => Fault::Gone(reason),
         503 => Fault::Busy { retry_after: Duration::from_millis(response.retry_after_ms.unwrap_or(BUSY_RETRY_MS)) },
         401 => Fault::Denied("the server refuses this cluster's token".into()),
-        500 => Fault::Damaged(reason),
         _ => Fault::Denied(reason),
     }
 }

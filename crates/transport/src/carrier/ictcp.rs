@@ -5,11 +5,12 @@ use super::tcp::Plain;
 use super::{Carrier, Channel, Connection, Context};
 use crate::windows::Governed;
 use mission_core::flight::Leg;
-use mission_core::throttle::Fault;
+use mission_core::host::fetches::Fault;
 use mission_core::types::{Encryption, Transport};
 use socket2::Protocol;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
 
 pub struct Ictcp;
 
@@ -21,8 +22,8 @@ impl Carrier for Ictcp {
     fn connect(&self, address: SocketAddr, leg: &Leg, context: &Context) -> Result<Box<dyn Connection>, Fault> {
         let denied = || Fault::Denied("this host does not know its link's rate: set MISSION_LINK_RATE".into());
         let governor = context.governor.as_ref().ok_or_else(denied)?;
-        let stream = http::connect(address, leg, Protocol::TCP)?;
-        let governed = governor.govern(&stream).map_err(|error| Fault::Connection(error.to_string()))?;
+        let stream = Arc::new(http::connect(address, leg, Protocol::TCP)?);
+        let governed = governor.govern(stream.clone()).map_err(|error| Fault::Connection(error.to_string()))?;
         let channel = Channeled { plain: Plain(stream), _governed: governed };
         Ok(Box::new(HttpConnection::new(channel, leg, context.token.clone())))
     }
@@ -50,7 +51,7 @@ impl Write for Channeled {
 }
 
 impl Channel for Channeled {
-    fn socket(&self) -> &TcpStream {
+    fn socket(&self) -> &Arc<TcpStream> {
         self.plain.socket()
     }
 

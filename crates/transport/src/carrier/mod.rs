@@ -18,13 +18,14 @@ use crate::tls::TlsSettings;
 use crate::windows::Governor;
 use crate::wire::{PieceReply, Wants};
 use mission_core::flight::Leg;
-use mission_core::throttle::Fault;
+use mission_core::host::fetches::Fault;
 use mission_core::types::{Encryption, Transport};
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 /// What every connection of this process needs.
 #[derive(Clone)]
@@ -79,14 +80,18 @@ pub trait Connection: Send {
     /// Checksums of the blocks that the last range brought, as far as they were verified; and how its object may be passed on.
     fn brought(&self) -> (&[u64], Encryption);
 
-    /// Asks for the next piece of a broadcast, and whom to get it from; waits for the answer.
+    /// Asks for the next piece of a broadcast, and whom to get it from; waits for the answer. With a piece come the
+    /// checksums of its blocks: receivers serve one another, and only the owner says what is right.
     ///
     /// # Errors
     /// The peer keeps no books of this part, or cannot be asked.
-    fn next(&mut self, object: ObjectId, part: u32, wants: Wants) -> Result<PieceReply, Fault>;
+    fn next(&mut self, object: ObjectId, part: u32, wants: Wants) -> Result<(PieceReply, Vec<u64>), Fault>;
 
     /// Whether more can be asked for, or is still to be received.
     fn usable(&self) -> bool;
+
+    /// For another thread: the socket, to shut it down, and how much of the range has arrived that is being received.
+    fn watch(&self) -> (Arc<TcpStream>, Arc<AtomicU64>);
 
     fn negotiated(&self) -> Negotiated;
 
@@ -109,7 +114,15 @@ pub fn carrier(transport: Transport) -> Option<&'static dyn Carrier> {
 
 /// A byte stream over which [`http`] speaks, on either side.
 pub trait Channel: Read + Write + Send {
-    fn socket(&self) -> &TcpStream;
+    fn socket(&self) -> &Arc<TcpStream>;
+
+    /// What only the two ends of the session know (RFC 9266); empty without a session.
+    ///
+    /// # Errors
+    /// The session is not up.
+    fn binding(&self) -> io::Result<Vec<u8>> {
+        Ok(Vec::new())
+    }
 
     /// How the peer is known and the bytes are hidden.
     fn encryption(&self) -> Encryption;
@@ -149,7 +162,7 @@ pub trait Channel: Read + Write + Send {
 ///
 /// # Errors
 /// The client went away, or its handshake failed.
-pub fn accept(stream: TcpStream, context: &Context) -> io::Result<Box<dyn Channel>> {
+pub fn accept(stream: Arc<TcpStream>, context: &Context) -> io::Result<Box<dyn Channel>> {
     const TLS_HANDSHAKE: u8 = 22;
     let mut first = [0];
     if stream.peek(&mut first)? == 0 {

@@ -7,11 +7,11 @@ use super::http::{self, HttpConnection};
 use super::tcp::Plain;
 use super::{Carrier, Connection, Context};
 use mission_core::flight::Leg;
-use mission_core::throttle::Fault;
+use mission_core::host::fetches::Fault;
 use mission_core::types::Transport;
 use socket2::{Domain, Protocol, Socket, Type};
 use std::net::SocketAddr;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 pub struct Mptcp;
 
@@ -28,6 +28,6 @@ impl Carrier for Mptcp {
 
     fn connect(&self, address: SocketAddr, leg: &Leg, context: &Context) -> Result<Box<dyn Connection>, Fault> {
         let stream = http::connect(address, leg, Protocol::MPTCP)?;
-        Ok(Box::new(HttpConnection::new(Plain(stream), leg, context.token.clone())))
+        Ok(Box::new(HttpConnection::new(Plain(Arc::new(stream)), leg, context.token.clone())))
     }
 }

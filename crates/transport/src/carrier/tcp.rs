@@ -3,12 +3,13 @@
 use super::http::{self, HttpConnection};
 use super::{Carrier, Channel, Connection, Context};
 use mission_core::flight::Leg;
-use mission_core::throttle::Fault;
+use mission_core::host::fetches::Fault;
 use mission_core::types::{Encryption, Transport};
 use socket2::{Protocol, SockRef};
 use std::fs::File;
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
 
 /// Below it a copy is as fast (docs/measurements.md).
 const SENDFILE_MIN: usize = 1 << 20;
@@ -22,21 +23,22 @@ impl Carrier for Tcp {
 
     fn connect(&self, address: SocketAddr, leg: &Leg, context: &Context) -> Result<Box<dyn Connection>, Fault> {
         let stream = http::connect(address, leg, Protocol::TCP)?;
-        Ok(Box::new(HttpConnection::new(Plain(stream), leg, context.token.clone())))
+        Ok(Box::new(HttpConnection::new(Plain(Arc::new(stream)), leg, context.token.clone())))
     }
 }
 
-pub struct Plain(pub TcpStream);
+/// A socket that another thread can shut down.
+pub struct Plain(pub Arc<TcpStream>);
 
 impl Read for Plain {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        self.0.read(into)
+        (&*self.0).read(into)
     }
 }
 
 impl Write for Plain {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.write(bytes)
+        (&*self.0).write(bytes)
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -45,7 +47,7 @@ impl Write for Plain {
 }
 
 impl Channel for Plain {
-    fn socket(&self) -> &TcpStream {
+    fn socket(&self) -> &Arc<TcpStream> {
         &self.0
     }
 
@@ -61,7 +63,7 @@ impl Channel for Plain {
         let mut slices = [IoSlice::new(head), IoSlice::new(body)];
         let mut slices = &mut slices[..];
         while !slices.is_empty() {
-            match self.0.write_vectored(slices) {
+            match (&*self.0).write_vectored(slices) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(count) => IoSlice::advance_slices(&mut slices, count),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -77,13 +79,13 @@ impl Channel for Plain {
         if body.len() < SENDFILE_MIN {
             return self.send(head, body);
         }
-        let sent = SockRef::from(&self.0).send_with_flags(head, libc::MSG_MORE | libc::MSG_NOSIGNAL)?;
-        self.0.write_all(&head[sent..])?;
+        let sent = SockRef::from(&*self.0).send_with_flags(head, libc::MSG_MORE | libc::MSG_NOSIGNAL)?;
+        (&*self.0).write_all(&head[sent..])?;
         super::sendfile(&self.0, file, offset, body.len() as u64)
     }
 
     fn send_file(&mut self, head: &[u8], file: &File, offset: u64, len: u64) -> io::Result<()> {
-        self.0.write_all(head)?;
+        (&*self.0).write_all(head)?;
         super::sendfile(&self.0, file, offset, len)
     }
 }

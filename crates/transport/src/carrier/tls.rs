@@ -1,10 +1,11 @@
 //! TLS 1.3 over TCP.
 
 use super::http::{self, HttpConnection};
+use super::tcp::Plain;
 use super::{Carrier, Channel, Connection, Context};
 use crate::tls::{AUTHENTICATED, OPPORTUNISTIC, TlsSettings};
 use mission_core::flight::Leg;
-use mission_core::throttle::Fault;
+use mission_core::host::fetches::Fault;
 use mission_core::types::{Encryption, Transport};
 use rustls::pki_types::ServerName;
 use rustls::server::Acceptor;
@@ -12,6 +13,10 @@ use rustls::{ClientConnection, ServerConnection, StreamOwned};
 use socket2::Protocol;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+
+/// RFC 9266, section 2.
+const EXPORTER: &[u8] = b"EXPORTER-Channel-Binding";
 
 pub struct Tls;
 
@@ -28,7 +33,7 @@ impl Carrier for Tls {
             }
             _ => (&context.tls.opportunistic, OPPORTUNISTIC),
         };
-        let mut stream = http::connect(address, leg, Protocol::TCP)?;
+        let mut stream = Plain(Arc::new(http::connect(address, leg, Protocol::TCP)?));
         let fault = |error: &dyn std::fmt::Display| Fault::Connection(format!("TLS with {address}: {error}"));
         let name = ServerName::try_from(name).expect("a constant that is a name");
         let mut session = ClientConnection::new(ends.client.clone(), name).map_err(|error| fault(&error))?;
@@ -52,7 +57,8 @@ impl Carrier for Tls {
 }
 
 /// The server's half of the handshake; the client's hello says which kind of encryption it wants.
-pub fn accept(mut stream: TcpStream, settings: &TlsSettings) -> io::Result<Box<dyn Channel>> {
+pub fn accept(stream: Arc<TcpStream>, settings: &TlsSettings) -> io::Result<Box<dyn Channel>> {
+    let mut stream = Plain(stream);
     let invalid = |error: &dyn std::fmt::Display| io::Error::new(io::ErrorKind::InvalidData, error.to_string());
     let mut acceptor = Acceptor::default();
     let accepted = loop {
@@ -91,15 +97,21 @@ struct Encrypted<S> {
 
 /// Both ends of a session, as far as they are alike.
 trait Session: Read + Write + Send {
-    fn socket(&self) -> &TcpStream;
+    fn socket(&self) -> &Arc<TcpStream>;
+    fn binding(&self) -> io::Result<Vec<u8>>;
     fn agreed(&self) -> String;
 }
 
 macro_rules! session {
     ($connection:ty) => {
-        impl Session for StreamOwned<$connection, TcpStream> {
-            fn socket(&self) -> &TcpStream {
-                &self.sock
+        impl Session for StreamOwned<$connection, Plain> {
+            fn socket(&self) -> &Arc<TcpStream> {
+                self.sock.socket()
+            }
+
+            fn binding(&self) -> io::Result<Vec<u8>> {
+                let binding = self.conn.export_keying_material([0; 32], EXPORTER, None);
+                binding.map(Vec::from).map_err(|error| io::Error::other(format!("TLS: {error}")))
             }
 
             fn agreed(&self) -> String {
@@ -130,8 +142,12 @@ impl<S: Session> Write for Encrypted<S> {
 }
 
 impl<S: Session> Channel for Encrypted<S> {
-    fn socket(&self) -> &TcpStream {
+    fn socket(&self) -> &Arc<TcpStream> {
         self.stream.socket()
+    }
+
+    fn binding(&self) -> io::Result<Vec<u8>> {
+        self.stream.binding()
     }
 
     fn encryption(&self) -> Encryption {

@@ -1,16 +1,16 @@
 //! The receiver's side of a broadcast: asks the owner for its next piece and whom to get it from, and serves what it has.
 
-use super::runs::{Far, carried};
-use super::{INTERRUPT_EVERY, Shared};
+use super::runs::Far;
+use super::{INTERRUPT_EVERY, Planned, Shared};
 use crate::carrier::{self, Connection};
 use crate::copies::Receiving;
 use crate::parts::{FetchRequest, Part, Wanted};
 use crate::segment::Segment;
 use crate::wire::{Next, PieceReply, Wants};
-use mission_core::defaults::{LANES, SWARM_MIN};
+use mission_core::defaults::{BLOCK_BYTES, LANES, SWARM_MIN};
 use mission_core::flight::FlightPlan;
+use mission_core::host::fetches::{Fault, FetchError, Tally};
 use mission_core::swarm;
-use mission_core::throttle::{Fault, FetchError, Tally};
 use mission_core::types::TransferId;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -66,7 +66,7 @@ impl Shared {
     pub(super) fn receive_broadcast(
         &self,
         transfer: &TransferId,
-        plan: &Arc<FlightPlan>,
+        planned: &Arc<Planned>,
         wanted: &Wanted,
         receiving: &Receiving<'_>,
         segment: &Arc<Segment>,
@@ -82,7 +82,7 @@ impl Shared {
                 let lane = thread::Builder::new().name("mission-lane".into()).stack_size(512 << 10);
                 // Where no thread can be had, fewer lanes do.
                 let _ = lane.spawn_scoped(scope, move || {
-                    let _ = ended.send(self.lane(transfer, plan, wanted, receiving, segment, stop));
+                    let _ = ended.send(self.lane(transfer, planned, wanted, receiving, segment, stop));
                 });
             }
             drop(ended);
@@ -107,7 +107,7 @@ impl Shared {
         if let Some(error) = first_error {
             return (Err(error), tally);
         }
-        let (ended, took) = self.carry(transfer, plan, rest(wanted, receiving), segment, interrupted);
+        let (ended, took) = self.carry(transfer, planned, rest(wanted, receiving), segment, interrupted);
         tally.add(&took);
         (ended, tally)
     }
@@ -116,26 +116,31 @@ impl Shared {
     fn lane(
         &self,
         transfer: &TransferId,
-        plan: &Arc<FlightPlan>,
+        planned: &Arc<Planned>,
         wanted: &Wanted,
         receiving: &Receiving<'_>,
         segment: &Arc<Segment>,
         stop: &AtomicBool,
     ) -> (Result<(), FetchError>, Tally) {
         let mut tally = Tally::default();
-        let Some(mut owner) = self.ask_owner(plan, wanted) else { return (Ok(()), tally) };
+        let Some(mut owner) = self.ask_owner(planned, wanted) else { return (Ok(()), tally) };
         let mut missed = None;
         while !stop.load(Ordering::Relaxed) {
             let has = receiving.copy.has(swarm::piece_bytes(wanted.len));
             let wants = Wants::Source { serves: self.own_address, has, missed: missed.take() };
-            let next = match owner.next(wanted.object, wanted.part, wants) {
+            let (next, blocks) = match owner.next(wanted.object, wanted.part, wants) {
                 // What is left after all lanes have ended is asked of the owner.
-                Ok(PieceReply::Fetch(next)) if is_piece(&next, wanted.len) && receiving.claim(next.start) => next,
-                Ok(PieceReply::Later) => continue,
-                Ok(PieceReply::Fetch(_) | PieceReply::Done) | Err(_) => break,
+                Ok((PieceReply::Fetch(next), blocks))
+                    if is_piece(&next, &blocks, wanted.len) && receiving.claim(next.start) =>
+                {
+                    (next, blocks)
+                }
+                Ok((PieceReply::Later, _)) => continue,
+                Ok((PieceReply::Fetch(_) | PieceReply::Done, _)) | Err(_) => break,
             };
-            let far = piece(wanted, receiving, next.start, next.len, next.source);
-            let (ended, took) = self.carry(transfer, plan, vec![far], segment, &mut || stop.load(Ordering::Relaxed));
+            let mut far = piece(wanted, receiving, next.start, next.len, next.source);
+            far.expected = Some(blocks.into());
+            let (ended, took) = self.carry(transfer, planned, vec![far], segment, &mut || stop.load(Ordering::Relaxed));
             missed = next.source.filter(|source| {
                 let state = self.lock();
                 !state.source_numbers.get(source).is_some_and(|number| took.used.contains(number))
@@ -148,8 +153,8 @@ impl Shared {
         (Ok(()), tally)
     }
 
-    fn ask_owner(&self, plan: &FlightPlan, wanted: &Wanted) -> Option<Box<dyn Connection>> {
-        let leg = carried(plan)?;
+    fn ask_owner(&self, planned: &Planned, wanted: &Wanted) -> Option<Box<dyn Connection>> {
+        let leg = planned.legs.first()?;
         let connect = |address: &SocketAddr| -> Result<Box<dyn Connection>, Fault> {
             carrier::carrier(leg.transport).expect("it is carried").connect(*address, leg, &self.context)
         };
@@ -157,9 +162,12 @@ impl Shared {
     }
 }
 
-fn is_piece(next: &Next, len: u64) -> bool {
+fn is_piece(next: &Next, blocks: &[u64], len: u64) -> bool {
     let bytes = swarm::piece_bytes(len);
-    next.start.is_multiple_of(bytes) && next.start < len && next.len == bytes.min(len - next.start)
+    blocks.len() as u64 == next.len.div_ceil(BLOCK_BYTES)
+        && next.start.is_multiple_of(bytes)
+        && next.start < len
+        && next.len == bytes.min(len - next.start)
 }
 
 /// A piece of a part, from a receiver if one is named, or else and at last from the owner.

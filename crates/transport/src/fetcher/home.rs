@@ -6,7 +6,7 @@ use crate::copies::PartKey;
 use crate::parts::{FetchRequest, Home, Part, Wanted};
 use crate::store::Object;
 use mission_core::flight::{FlightPlan, Leg, Reach};
-use mission_core::throttle::FetchError;
+use mission_core::host::fetches::FetchError;
 use mission_core::types::Transport;
 use std::sync::Arc;
 

@@ -1,6 +1,6 @@
 //! Brings parts of objects: from this host's memory, from their owners, and in broadcasts from other receivers.
 //!
-//! All decisions are in [`mission_core::throttle`] and [`mission_core::swarm`]; here are the clock, the threads and the
+//! All decisions are in [`mission_core::host::process`] and [`mission_core::swarm`]; here are the clock, the threads and the
 //! connections. [`home`] looks what need not be moved, [`broadcast`] asks for the pieces of what many receive, and [`runs`]
 //! moves ranges.
 
@@ -8,7 +8,7 @@ mod broadcast;
 mod home;
 mod runs;
 
-use crate::arbiter::Arbiter;
+use crate::arbiter::{self, Arbiter, Said};
 use crate::carrier::Context;
 use crate::carrier::shm::Borrower;
 use crate::connections::Connections;
@@ -17,14 +17,16 @@ use crate::object::ObjectId;
 use crate::parts::{FetchRequest, Fetched, Home, Part, places};
 use crate::segment::{Pool, Segment};
 use crate::store::Store;
-use mission_core::flight::{self, Environment, FlightPlan};
+use mission_core::flight::{self, Environment, FlightPlan, Leg};
+use mission_core::host::fetches::{FetchError, FetchId, SourceId, Tally};
+use mission_core::host::process::{Command, Event, Process};
+use mission_core::host::{GroupId, Ticket};
 use mission_core::mission;
+use mission_core::shares::FlowsPerHost;
 use mission_core::shares::caps_bind;
-use mission_core::slots::FlowsPerHost;
-use mission_core::throttle::{Event, FetchError, FetchId, Run, SourceId, Tally, ThrottleController};
 use mission_core::types::{Demands, JobId, TransferId, Transport};
 use mission_core::units::Time;
-use runs::Far;
+use runs::{Assigned, Far, Running};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -43,6 +45,8 @@ struct Shared {
     /// Helpers wait here for runs, the ticker for its next tick.
     work: Condvar,
     tick: Condvar,
+    /// Some fetch has ended.
+    ended: Condvar,
     arbiter: OnceLock<Arbiter>,
     borrower: Borrower,
     context: Context,
@@ -54,11 +58,15 @@ struct Shared {
 }
 
 struct State {
-    throttle: ThrottleController,
+    process: Process,
     fetches: HashMap<FetchId, Active>,
     next_fetch: FetchId,
+    /// Ranges under way, by their tickets.
+    running: HashMap<Ticket, Running>,
     /// Runs for helpers.
-    queue: VecDeque<Run>,
+    queue: VecDeque<Assigned>,
+    /// Kept between events.
+    commands: Vec<Command>,
     helpers: usize,
     idle_helpers: usize,
     wake: Option<Time>,
@@ -66,7 +74,8 @@ struct State {
     source_numbers: HashMap<SocketAddr, SourceId>,
     connections: Connections,
     flows_per_host: FlowsPerHost,
-    plans: BTreeMap<JobId, Result<Arc<FlightPlan>, String>>,
+    plans: BTreeMap<JobId, Result<Arc<Planned>, String>>,
+    groups: HashMap<GroupId, JobId>,
     transfers: BTreeMap<TransferId, TransferRecord>,
     /// Those that many receive alike.
     broadcasts: BTreeSet<TransferId>,
@@ -76,14 +85,27 @@ struct State {
     closing: bool,
 }
 
+/// A flight plan, and those of its legs that lead to other hosts and that this process has a carrier for.
+struct Planned {
+    plan: FlightPlan,
+    legs: Vec<Leg>,
+}
+
+impl Planned {
+    fn new(plan: FlightPlan) -> Arc<Planned> {
+        let legs = plan.legs.iter().filter(|leg| runs::is_carried(leg)).cloned().collect();
+        Arc::new(Planned { plan, legs })
+    }
+}
+
 /// A fetch that somebody waits for.
 struct Active {
     transfer: TransferId,
-    plan: Arc<FlightPlan>,
+    planned: Arc<Planned>,
     far: Vec<Far>,
     segment: Arc<Segment>,
     /// Runs for the caller's own thread, and whether it has none now.
-    mine: VecDeque<Run>,
+    mine: VecDeque<Assigned>,
     caller_waits: bool,
     done: Arc<Condvar>,
     result: Option<(Result<(), FetchError>, Tally)>,
@@ -119,6 +141,9 @@ pub struct TransferRecord {
 
 /// Lost objects that are remembered, for fetches that are just between two steps.
 const LOST_MAX: usize = 10_000;
+/// How long closing waits for fetches to end: each of their threads sees it at the next byte, or after a stall.
+const CLOSE_WITHIN: Duration = Duration::from_secs(10);
+const CLOSES: &str = "this worker closes";
 /// How often a waiting caller looks whether it was interrupted.
 const INTERRUPT_EVERY: Duration = Duration::from_millis(100);
 
@@ -133,10 +158,12 @@ impl Fetcher {
         flows_per_host: FlowsPerHost,
     ) -> std::io::Result<Fetcher> {
         let state = State {
-            throttle: ThrottleController::default(),
+            process: Process::default(),
             fetches: HashMap::new(),
             next_fetch: 1,
+            running: HashMap::new(),
             queue: VecDeque::new(),
+            commands: Vec::new(),
             helpers: 0,
             idle_helpers: 0,
             wake: None,
@@ -145,6 +172,7 @@ impl Fetcher {
             connections: Connections::default(),
             flows_per_host,
             plans: BTreeMap::new(),
+            groups: HashMap::new(),
             transfers: BTreeMap::new(),
             broadcasts: BTreeSet::new(),
             lost: BTreeMap::new(),
@@ -156,6 +184,7 @@ impl Fetcher {
             state: Mutex::new(state),
             work: Condvar::new(),
             tick: Condvar::new(),
+            ended: Condvar::new(),
             arbiter: OnceLock::new(),
             borrower: Borrower::new(cluster),
             context,
@@ -166,13 +195,14 @@ impl Fetcher {
             started: Instant::now(),
         });
         let weak = Arc::downgrade(&shared);
-        let on_grant = move |job| {
+        let wake = move || {
             if let Some(shared) = weak.upgrade() {
-                shared.event(Event::Granted { job });
+                shared.hear_arbiter();
             }
         };
-        let arbiter = Arbiter::new(cluster, flows_per_host, Box::new(on_grant))?;
+        let arbiter = Arbiter::new(cluster, shared.context.token.clone(), flows_per_host, Box::new(wake))?;
         shared.arbiter.set(arbiter).ok().expect("set once");
+        shared.hear_arbiter();
         let ticker = shared.clone();
         thread::Builder::new().name("mission-tick".into()).stack_size(256 << 10).spawn(move || ticker.run_ticks())?;
         Ok(Fetcher { shared })
@@ -186,8 +216,8 @@ impl Fetcher {
     /// What stands in the way, by cause; no part of the memory is given away then.
     pub fn fetch(&self, request: FetchRequest, mut interrupted: impl FnMut() -> bool) -> Result<Fetched, FetchError> {
         let shared = &self.shared;
-        let plan = shared.lock().plan(&request.transfer.job, &request.demands, &shared.environment)?;
-        let (mut homes, receiving) = shared.begin(&request, &plan, &mut interrupted)?;
+        let planned = shared.plan(&request.transfer.job, &request.demands)?;
+        let (mut homes, receiving) = shared.begin(&request, &planned.plan, &mut interrupted)?;
         let elsewhere = |number: usize| homes[number].is_some() || receiving.contains_key(&number);
         let (places, len) = places(&request, elsewhere);
         let segment = shared.take(len)?;
@@ -232,14 +262,14 @@ impl Fetcher {
                 };
                 receiving.copy.lies_in(own.clone(), start);
                 let (ended, took) =
-                    shared.receive_broadcast(&request.transfer, &plan, wanted, &receiving, &own, &mut interrupted);
+                    shared.receive_broadcast(&request.transfer, &planned, wanted, &receiving, &own, &mut interrupted);
                 tally.add(&took);
                 ended?;
                 receiving.keep();
                 let home = Part { home: Home::Own(own), start, len: wanted.len as usize };
                 homes[number] = Some(home).filter(|_| !request.packed);
             }
-            let (ended, took) = shared.carry(&request.transfer, &plan, far, &segment, &mut interrupted);
+            let (ended, took) = shared.carry(&request.transfer, &planned, far, &segment, &mut interrupted);
             tally.add(&took);
             ended
         };
@@ -261,8 +291,8 @@ impl Fetcher {
 
     /// Whether others of this host may want to map what the job puts.
     pub fn shares_memory(&self, job: &JobId, demands: &Demands) -> bool {
-        let plan = self.shared.lock().plan(job, demands, &self.shared.environment);
-        let planned = plan.is_ok_and(|plan| plan.legs.iter().any(|leg| leg.transport == Transport::Shm));
+        let planned = self.shared.plan(job, demands);
+        let planned = planned.is_ok_and(|planned| planned.plan.legs.iter().any(|leg| leg.transport == Transport::Shm));
         planned && self.has_neighbours()
     }
 
@@ -292,15 +322,14 @@ impl Fetcher {
                 let bind = matches!(flows_per_host, FlowsPerHost::Fixed(flows) if caps_bind(flows, shares.len()));
                 let caps = shares.iter().filter(|_| bind).map(|share| (share.job.clone(), share.flows));
                 let closed = state.connections.set_caps(caps.collect());
-                let grants = shared.arbiter().set_shares(flows_per_host, &shares);
-                for job in grants {
-                    shared.handle(&mut state, Event::Granted { job });
-                }
+                shared.arbiter().set_shares(flows_per_host, &shares);
+                shared.drain_arbiter(&mut state);
                 drop(state);
                 drop(closed);
             }
             mission::Command::Plan { job, plan } => {
-                state.plans.insert(job, Ok(Arc::new(plan)));
+                let planned = Planned::new(plan);
+                shared.planned(&mut state, &job, planned);
             }
             mission::Command::Refuse { job, reason } => {
                 state.plans.insert(job, Err(reason));
@@ -309,7 +338,7 @@ impl Fetcher {
                 state.broadcasts.insert(transfer);
             }
             // For whoever stands beside the Mission Controller: it runs the policy, and has probes made.
-            mission::Command::Weigh { .. } | mission::Command::ProbeEcn { .. } => {}
+            mission::Command::Weigh { .. } | mission::Command::ProbeEcn { .. } | mission::Command::Invalid { .. } => {}
         }
     }
 
@@ -317,6 +346,9 @@ impl Fetcher {
     pub fn forget_job(&self, job: &JobId) {
         let mut state = self.shared.lock();
         state.plans.remove(job);
+        let group = arbiter::group_of(job);
+        state.groups.remove(&group);
+        self.shared.handle(&mut state, Event::Forget { group });
         state.transfers.retain(|id, _| id.job != *job);
         state.broadcasts.retain(|id| id.job != *job);
         let closed = state.connections.forget_job(job);
@@ -357,20 +389,35 @@ impl Fetcher {
     pub fn gives_out_slots(&self) -> bool {
         self.shared.arbiter().gives_out()
     }
+
+    /// Why this process does not share the slots of its host, if it does not.
+    pub fn arbitrates_alone(&self) -> Option<String> {
+        self.shared.arbiter().alone()
+    }
+
+    /// Abandons every fetch, cuts what is under way, and lets none begin; waits until all have ended, but not for ever.
+    pub fn close(&self) {
+        let shared = &self.shared;
+        let mut state = shared.lock();
+        state.closing = true;
+        shared.abandon_all(&mut state);
+        let end = Instant::now() + CLOSE_WITHIN;
+        while !state.fetches.is_empty() && Instant::now() < end {
+            state = shared.ended.wait_timeout(state, INTERRUPT_EVERY).expect("no panic while held").0;
+        }
+    }
 }
 
 impl Drop for Fetcher {
     fn drop(&mut self) {
         let mut state = self.shared.lock();
         state.closing = true;
-        drop(state.connections.close_all());
-        let waiting: Vec<_> = state.fetches.keys().copied().collect();
-        for fetch in waiting {
-            let error = FetchError::Cancelled("this worker closes".into());
-            self.shared.handle(&mut state, Event::Abandon { fetch, error });
-        }
+        let closed = state.connections.close_all();
+        self.shared.abandon_all(&mut state);
         self.shared.work.notify_all();
         self.shared.tick.notify_all();
+        drop(state);
+        drop(closed);
     }
 }
 
@@ -383,17 +430,6 @@ impl State {
         self.sources.push(address);
         self.source_numbers.insert(address, number);
         number
-    }
-
-    /// The plan that the Mission Controller sent; where it has sent none yet, its choice is made here, by the same code.
-    fn plan(
-        &mut self,
-        job: &JobId,
-        demands: &Demands,
-        environment: &Environment,
-    ) -> Result<Arc<FlightPlan>, FetchError> {
-        let plan = self.plans.entry(job.clone()).or_insert_with(|| flight::choose(demands, environment).map(Arc::new));
-        plan.clone().map_err(FetchError::Denied)
     }
 
     fn record(&mut self, transfer: &TransferId) -> &mut TransferRecord {
@@ -431,9 +467,58 @@ impl Shared {
         taken.map(Arc::new).map_err(|error| FetchError::Cancelled(format!("no memory for {len} bytes: {error}")))
     }
 
-    fn event(&self, event: Event) {
+    /// The plan that the Mission Controller sent; where it has sent none yet, its choice is made here, by the same code.
+    fn plan(&self, job: &JobId, demands: &Demands) -> Result<Arc<Planned>, FetchError> {
         let mut state = self.lock();
-        self.handle(&mut state, event);
+        if state.closing {
+            return Err(FetchError::Cancelled(CLOSES.into()));
+        }
+        if let Some(known) = state.plans.get(job) {
+            return known.clone().map_err(FetchError::Denied);
+        }
+        match flight::choose(demands, &self.environment) {
+            Ok(plan) => {
+                let planned = Planned::new(plan);
+                self.planned(&mut state, job, planned.clone());
+                Ok(planned)
+            }
+            Err(reason) => {
+                state.plans.insert(job.clone(), Err(reason.clone()));
+                Err(FetchError::Denied(reason))
+            }
+        }
+    }
+
+    fn planned(&self, state: &mut State, job: &JobId, planned: Arc<Planned>) {
+        let (group, legs) = (arbiter::group_of(job), planned.legs.len().min(u8::MAX.into()) as u8);
+        state.groups.insert(group, job.clone());
+        state.plans.insert(job.clone(), Ok(planned));
+        self.handle(state, Event::Planned { group, legs });
+    }
+
+    fn abandon_all(&self, state: &mut State) {
+        let waiting: Vec<_> = state.fetches.keys().copied().collect();
+        for fetch in waiting {
+            self.handle(state, Event::Abandon { fetch, error: FetchError::Cancelled(CLOSES.into()) });
+        }
+    }
+
+    fn hear_arbiter(&self) {
+        let mut state = self.lock();
+        self.drain_arbiter(&mut state);
+    }
+
+    /// Tells the process's machine what happened to its slots. Under the lock, so that it hears all of it in order.
+    fn drain_arbiter(&self, state: &mut State) {
+        // Before it is set, its thread has nothing to say that is not asked for once it is.
+        while let Some(said) = self.arbiter.get().and_then(Arbiter::next) {
+            let event = match said {
+                Said::Message(message) => Event::Arbiter(message),
+                Said::Joined { remote } => Event::Joined { remote },
+                Said::Lost => Event::Lost,
+            };
+            self.step(state, event);
+        }
     }
 }
 

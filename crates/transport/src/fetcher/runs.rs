@@ -3,23 +3,29 @@
 //! The thread that calls [`Shared::carry`] moves bytes itself; helper threads join it while there are more runs than
 //! callers.
 
-use super::{Active, INTERRUPT_EVERY, Shared, State, now};
+use super::{Active, INTERRUPT_EVERY, Planned, Shared, State, now};
+use crate::arbiter;
 use crate::carrier::{self, Ask, Broken, Connection};
 use crate::copies::PartCopy;
 use crate::facts::TransportFacts;
 use crate::object::ObjectId;
 use crate::parts::Wanted;
 use crate::segment::Segment;
-use mission_core::defaults::{FLOWS_PER_HOST, IDLE_TIMEOUT};
+use mission_core::defaults::{BLOCK_BYTES, FLOWS_PER_HOST};
 use mission_core::flight::{FlightPlan, Leg, Reach};
-use mission_core::throttle::{Command, Event, Fault, FetchError, Outcome, Piece, Run, Tally};
-use mission_core::types::TransferId;
+use mission_core::host::fetches::{Fault, FetchError, Outcome, Piece, Run, Tally, too_slow};
+use mission_core::host::process::{Command, Event};
+use mission_core::host::{HEARTBEAT, Ticket};
+use mission_core::types::{JobId, TransferId};
 use std::collections::VecDeque;
-use std::net::SocketAddr;
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, MutexGuard};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+/// How often it is looked how much of each range has arrived.
+const WATCH_EVERY: Duration = Duration::from_secs(1);
 /// Longest life of a helper without work.
 const HELPER_IDLE: Duration = Duration::from_secs(5);
 
@@ -37,19 +43,49 @@ pub(super) struct Far {
     /// Kept for others, where it is broadcast; and who of the sources is a receiver too.
     pub copy: Option<Arc<PartCopy>>,
     pub peer: Option<SocketAddr>,
+    /// Checksums of its blocks, as its owner says, where others may send it.
+    pub expected: Option<Arc<[u64]>>,
 }
 
 impl Far {
     /// A range of a part as the caller wants it, whose first byte goes to `place`.
     pub fn of(wanted: &Wanted, start: u64, len: u64, place: usize) -> Far {
         let sources = wanted.addresses.clone();
-        Far { object: wanted.object, part: wanted.part, start, len, sources, place, copy: None, peer: None }
+        Far {
+            object: wanted.object,
+            part: wanted.part,
+            start,
+            len,
+            sources,
+            place,
+            copy: None,
+            peer: None,
+            expected: None,
+        }
     }
 }
 
-/// The leg of a plan that this process has a carrier for.
-pub(super) fn carried(plan: &FlightPlan) -> Option<&Leg> {
-    plan.legs.iter().find(|leg| leg.reach == Reach::Anywhere && carrier::carrier(leg.transport).is_some())
+/// Whether a leg leads to other hosts, and this process has a carrier for it.
+pub(super) fn is_carried(leg: &Leg) -> bool {
+    let available = |transport| carrier::carrier(transport).is_some_and(|carrier| carrier.available());
+    leg.reach == Reach::Anywhere && available(leg.transport)
+}
+
+/// A run, and the leg that it takes.
+pub(super) struct Assigned {
+    run: Run,
+    job: JobId,
+    planned: Arc<Planned>,
+    leg: Leg,
+}
+
+/// A range that is under way.
+#[derive(Default)]
+pub(super) struct Running {
+    /// Of its connection, once there is one.
+    stream: Option<Arc<TcpStream>>,
+    received: Arc<AtomicU64>,
+    cut: bool,
 }
 
 /// Where a run's bytes come from, and where they go.
@@ -58,17 +94,20 @@ struct Place {
     segment: Arc<Segment>,
     start: usize,
     copy: Option<Arc<PartCopy>>,
+    /// Of its blocks, and of those after them.
+    expected: Option<(Arc<[u64]>, usize)>,
 }
 
 impl Place {
     fn of(state: &State, run: &Run) -> Place {
         let active = state.fetches.get(&run.fetch).expect("a fetch outlives its runs");
-        let far = &active.far[run.piece];
+        let far = &active.far[run.piece as usize];
         Place {
             ask: Ask { object: far.object, part: far.part, start: far.start + run.start },
             segment: active.segment.clone(),
             start: far.place + run.start as usize,
             copy: far.copy.clone(),
+            expected: far.expected.clone().map(|blocks| (blocks, (run.start / BLOCK_BYTES) as usize)),
         }
     }
 }
@@ -79,12 +118,22 @@ impl Shared {
     pub(super) fn carry(
         &self,
         transfer: &TransferId,
-        plan: &Arc<FlightPlan>,
+        planned: &Arc<Planned>,
         far: Vec<Far>,
         segment: &Arc<Segment>,
         interrupted: &mut dyn FnMut() -> bool,
     ) -> (Result<(), FetchError>, Tally) {
         let mut state = self.lock();
+        if far.is_empty() {
+            return (Ok(()), Tally::default());
+        }
+        if planned.legs.is_empty() {
+            let why = "this process has a carrier for none of the planned transports".into();
+            return (Err(FetchError::Denied(why)), Tally::default());
+        }
+        if state.closing {
+            return (Err(FetchError::Cancelled(super::CLOSES.into())), Tally::default());
+        }
         if let Some(why) = far.iter().find_map(|far| state.lost.get(&far.object)) {
             return (Err(FetchError::Lost(why.clone())), Tally::default());
         }
@@ -100,7 +149,7 @@ impl Shared {
         let done = Arc::new(Condvar::new());
         let active = Active {
             transfer: transfer.clone(),
-            plan: plan.clone(),
+            planned: planned.clone(),
             far,
             segment: segment.clone(),
             mine: VecDeque::new(),
@@ -110,14 +159,16 @@ impl Shared {
         };
         state.fetches.insert(id, active);
         let seed = u64::from_ne_bytes(crate::auth::random());
-        let (job, chunk_bytes) = (transfer.job.clone(), plan.chunk_bytes);
+        let (group, member) = (arbiter::group_of(&transfer.job), arbiter::member_of(transfer));
+        let chunk_bytes = planned.plan.chunk_bytes;
         // Where flows are subflows, one connection carries all that comes from a source.
-        let runs_per_source = if carried(plan).is_some_and(|leg| leg.subflows.is_some()) { 1 } else { u32::MAX };
-        self.handle(&mut state, Event::Asked { fetch: id, job, pieces, chunk_bytes, runs_per_source, seed });
+        let runs_per_source = if planned.legs[0].subflows.is_some() { 1 } else { u32::MAX };
+        self.handle(&mut state, Event::Asked { fetch: id, group, member, pieces, chunk_bytes, runs_per_source, seed });
         loop {
             let own = state.fetches.get_mut(&id).expect("it stays until its caller takes it out");
             if let Some((result, tally)) = own.result.take() {
                 state.fetches.remove(&id);
+                self.ended.notify_all();
                 let record = state.record(transfer);
                 record.refetches += u64::from(tally.refetches);
                 record.resumed += u64::from(tally.resumed);
@@ -125,7 +176,7 @@ impl Shared {
                 return (result, tally);
             }
             let run = own.mine.pop_front().or_else(|| {
-                let at = state.queue.iter().position(|run| run.fetch == id)?;
+                let at = state.queue.iter().position(|assigned| assigned.run.fetch == id)?;
                 state.queue.remove(at)
             });
             let own = state.fetches.get_mut(&id).expect("as above");
@@ -152,85 +203,101 @@ impl Shared {
         }
     }
 
-    /// Lets the Throttle Controller decide, and carries its commands out as far as they block nobody.
-    pub(super) fn handle(&self, state: &mut State, event: Event) {
-        let mut commands: VecDeque<Command> = state.throttle.handle(self.time(), event).into();
-        while let Some(command) = commands.pop_front() {
-            let grants = match command {
-                Command::Want { job, bytes, slots } => self.arbiter().want(&job, bytes, slots),
-                Command::Withdraw { job, slots } => self.arbiter().withdraw(&job, slots),
-                Command::GiveBack { job, granted, moved } => self.arbiter().give_back(&job, granted, moved),
-                Command::Run(run) => {
-                    self.assign(state, run);
-                    continue;
+    /// Lets the process's machine decide, and carries out what it says as far as that blocks nobody.
+    pub(super) fn handle(&self, state: &mut State, event: Event) -> Option<Run> {
+        let chained = self.step(state, event);
+        self.drain_arbiter(state);
+        chained
+    }
+
+    /// One event; what the arbiter says to it is not heard yet. Gives the run that follows on the same connection, if
+    /// there is one.
+    pub(super) fn step(&self, state: &mut State, event: Event) -> Option<Run> {
+        let mut commands = std::mem::take(&mut state.commands);
+        state.process.handle(self.time(), event, &mut commands);
+        let mut chained = None;
+        for command in commands.drain(..) {
+            match command {
+                Command::Send(message) => self.arbiter().send(message),
+                Command::Run(run) => self.assign(state, run),
+                Command::Chain(run) => chained = Some(run),
+                Command::Cut { ticket } => {
+                    let running = state.running.entry(ticket).or_default();
+                    running.cut = true;
+                    if let Some(stream) = &running.stream {
+                        let _ = stream.shutdown(Shutdown::Both);
+                    }
+                }
+                Command::FellBack { fetch, leg, why } => {
+                    let Some(transfer) = state.fetches.get(&fetch).map(|active| active.transfer.clone()) else {
+                        continue;
+                    };
+                    let name = match state.plans.get(&transfer.job) {
+                        Some(Ok(planned)) => planned.legs.get(usize::from(leg)).map(|leg| leg.transport.name()),
+                        _ => None,
+                    };
+                    let fallback = format!("{}: {why}", name.unwrap_or("an earlier plan"));
+                    state.record(&transfer).transport.fallbacks.insert(fallback);
                 }
                 Command::Finished { fetch, result, tally } => {
                     if let Some(active) = state.fetches.get_mut(&fetch) {
                         active.result = Some((result, tally));
                         active.done.notify_one();
                     }
-                    continue;
                 }
+                Command::Replace => self.arbiter().replace(),
                 Command::WakeAt(at) => {
                     if state.wake.is_none_or(|wake| at < wake) {
                         state.wake = Some(at);
                         self.tick.notify_one();
                     }
-                    continue;
                 }
-            };
-            for job in grants {
-                commands.extend(state.throttle.handle(self.time(), Event::Granted { job }));
             }
         }
+        state.commands = commands;
+        chained
     }
 
     /// The caller's own thread if it waits, else a helper; a new one if none is idle.
     fn assign(&self, state: &mut State, run: Run) {
-        let transfer = state.fetches.get(&run.fetch).map(|active| active.transfer.clone());
-        if let Some(transfer) = transfer {
-            let record = state.record(&transfer);
-            record.flows += 1;
-            record.flows_peak = record.flows_peak.max(record.flows);
-        }
-        if let Some(active) = state.fetches.get_mut(&run.fetch)
-            && active.caller_waits
-            && active.mine.is_empty()
-        {
-            active.mine.push_back(run);
+        let job = state.groups.get(&run.group).cloned();
+        let planned = job.as_ref().and_then(|job| state.plans.get(job)?.as_ref().ok().cloned());
+        let Some(active) = state.fetches.get_mut(&run.fetch) else { return };
+        let planned = planned.unwrap_or_else(|| active.planned.clone());
+        // The newest plan, so that a transport can be replaced at a chunk boundary.
+        let leg = planned.legs.get(usize::from(run.leg)).or(planned.legs.first()).or(active.planned.legs.first());
+        let leg = leg.expect("a fetch without any leg is refused").clone();
+        let transfer = active.transfer.clone();
+        let assigned = Assigned { run, job: transfer.job.clone(), planned, leg };
+        if active.caller_waits && active.mine.is_empty() {
+            active.mine.push_back(assigned);
             active.done.notify_one();
-            return;
-        }
-        state.queue.push_back(run);
-        if state.idle_helpers >= state.queue.len() {
-            self.work.notify_one();
-        } else if state.helpers < state.flows_per_host.most().max(FLOWS_PER_HOST) as usize {
-            state.helpers += 1;
-            let own = self.own.upgrade().expect("called through an Arc");
-            let helper = thread::Builder::new().name("mission-fetch".into()).stack_size(512 << 10);
-            if helper.spawn(move || own.help()).is_err() {
-                // The caller, or another helper, does it when it is free.
-                state.helpers -= 1;
+        } else {
+            state.queue.push_back(assigned);
+            if state.idle_helpers >= state.queue.len() {
+                self.work.notify_one();
+            } else if state.helpers < state.flows_per_host.most().max(FLOWS_PER_HOST) as usize {
+                state.helpers += 1;
+                let own = self.own.upgrade().expect("called through an Arc");
+                let helper = thread::Builder::new().name("mission-fetch".into()).stack_size(512 << 10);
+                if helper.spawn(move || own.help()).is_err() {
+                    // The caller, or another helper, does it when it is free.
+                    state.helpers -= 1;
+                }
             }
         }
+        let record = state.record(&transfer);
+        record.flows += 1;
+        record.flows_peak = record.flows_peak.max(record.flows);
     }
 
     /// Carries a run in its slot, and those that follow it there; the lock is free while bytes move.
-    fn execute<'a>(&'a self, mut state: MutexGuard<'a, State>, run: Run) -> MutexGuard<'a, State> {
-        let active = state.fetches.get(&run.fetch).expect("a fetch outlives its runs");
-        // The newest plan, so that a transport can be replaced at a chunk boundary.
-        let plan = match state.plans.get(&run.job) {
-            Some(Ok(plan)) => plan.clone(),
-            _ => active.plan.clone(),
-        };
-        let Some(leg) = carried(&plan).cloned() else {
-            let fault = Fault::Denied("this process carries none of the planned transports".into());
-            self.ended(&mut state, run, broken(0, fault), None, true);
-            return state;
-        };
-        let (job, source) = (run.job.clone(), run.source);
+    fn execute<'a>(&'a self, mut state: MutexGuard<'a, State>, assigned: Assigned) -> MutexGuard<'a, State> {
+        let Assigned { run, job, planned, leg } = assigned;
+        let (source, ticket) = (run.source, run.ticket);
         let address = state.sources[source as usize];
-        let (mut connection, closed) = state.connections.begin(&job, source, &leg);
+        let (mut connection, closed) = state.connections.begin(&job, source, &leg, run.fresh);
+        state.running.entry(ticket).or_default();
         if !closed.is_empty() {
             drop(state);
             drop(closed);
@@ -242,27 +309,35 @@ impl Shared {
             let place = Place::of(&state, &run);
             drop(state);
             let mut next = None;
-            let outcome = loop {
-                let outcome = match self.connected(&mut connection, address, &leg) {
-                    Ok(connection) => self.bring(connection, &run, asked, &place, &plan, &mut next),
-                    Err(fault) => broken(0, fault),
-                };
-                // The server has closed what it found idle: that is no fault of the range.
-                let stale = matches!(&outcome, Outcome::Broken { verified: 0, fault: Fault::Connection(_) });
-                if !(std::mem::take(&mut kept) && stale) {
-                    break outcome;
-                }
-                connection = None;
+            let mut outcome = match self.connected(&mut connection, address, &leg, ticket) {
+                Ok(connection) => self.bring(connection, &run, asked, &place, &mut next),
+                Err(fault) => Outcome::NotConnected { fault },
             };
+            // The server has closed what it found idle: that is no fault of the range.
+            let closed = matches!(&outcome, Outcome::Broken { verified: 0, fault: Fault::Connection(_) });
+            if std::mem::take(&mut kept) && closed {
+                outcome = Outcome::Stale;
+            }
             drop(place);
             state = self.lock();
-            let goes_on = next.is_some() && connection.as_ref().is_some_and(|connection| connection.usable());
-            let used = connection.as_deref().map(|connection| (connection, &*plan, &leg));
+            let cut = state.running.get(&ticket).is_some_and(|running| running.cut);
+            if cut && let Outcome::Broken { fault: Fault::Connection(why), .. } = &mut outcome {
+                *why = too_slow();
+            }
+            let stale = outcome == Outcome::Stale;
+            let goes_on = !stale && next.is_some() && connection.as_ref().is_some_and(|own| own.usable());
+            if !goes_on {
+                state.running.remove(&ticket);
+            }
+            let used = connection.as_deref().map(|connection| (connection, &planned.plan, &leg));
             self.ended(&mut state, run, outcome, used, !goes_on);
             match next {
                 Some(next) if goes_on => current = Some((next, true)),
-                Some(next) => self.handle(&mut state, Event::Ended { run: next, outcome: Outcome::Unasked }),
-                None => {}
+                // What was to follow a stale run waits again already.
+                Some(next) if !stale => {
+                    self.handle(&mut state, Event::Ended { run: next, outcome: Outcome::Unasked });
+                }
+                _ => {}
             }
         }
         let spent = state.connections.end(&job, source, leg, connection);
@@ -279,45 +354,55 @@ impl Shared {
         connection: &'c mut Option<Box<dyn Connection>>,
         address: SocketAddr,
         leg: &Leg,
+        ticket: Ticket,
     ) -> Result<&'c mut dyn Connection, Fault> {
         if connection.is_none() {
             let carrier = carrier::carrier(leg.transport).expect("chosen among those there are");
             *connection = Some(carrier.connect(address, leg, &self.context)?);
         }
-        Ok(connection.as_deref_mut().expect("there is one now"))
+        let connection = connection.as_deref_mut().expect("there is one now");
+        let (stream, received) = connection.watch();
+        received.store(0, Ordering::Relaxed);
+        let mut state = self.lock();
+        let running = state.running.entry(ticket).or_default();
+        if running.cut {
+            // It was cut while it connected.
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+        (running.stream, running.received) = (Some(stream), received);
+        Ok(connection)
     }
 
-    /// Moves the range of a run; while its bytes are on their way the next is asked for, unless the slot is wanted
-    /// elsewhere.
+    /// Moves the range of a run; while its bytes are on their way the next is asked for, where the machine says so.
     fn bring(
         &self,
         connection: &mut dyn Connection,
         run: &Run,
         asked: bool,
         place: &Place,
-        plan: &Arc<FlightPlan>,
         next: &mut Option<Run>,
     ) -> Outcome {
         if !asked && let Err(fault) = connection.ask(&place.ask, run.len) {
             return broken(0, fault);
         }
-        if next.is_none() && !self.arbiter().contended() {
-            let mut state = self.lock();
-            let newest = |string: &Result<Arc<FlightPlan>, String>| {
-                string.as_ref().is_ok_and(|string| Arc::ptr_eq(string, plan))
-            };
-            if state.plans.get(&run.job).is_none_or(newest) {
-                *next = state.throttle.ahead(self.time(), run);
-            }
-        }
-        if let Some(next) = next {
-            let place = Place::of(&self.lock(), next);
+        let mut state = self.lock();
+        *next = self.handle(&mut state, Event::Streaming { run: *run });
+        let next_place = next.as_ref().map(|next| Place::of(&state, next));
+        drop(state);
+        if let (Some(next), Some(place)) = (next, next_place) {
             // Where asking fails, receiving does.
             let _ = connection.ask(&place.ask, next.len);
         }
         // SAFETY: runs of a fetch have ranges that do not overlap, and `place` holds the segment.
         let into = unsafe { std::slice::from_raw_parts_mut(place.segment.as_ptr().add(place.start), run.len as usize) };
         let received = connection.receive(into);
+        if let Some((expected, first)) = &place.expected {
+            let (came, _) = connection.brought();
+            if expected.get(*first..first + came.len()) != Some(came) {
+                let why = "a receiver of the broadcast sent what its owner did not".to_owned();
+                return broken(0, Fault::Damaged(why));
+            }
+        }
         if let Some(copy) = &place.copy {
             let (checksums, encryption) = connection.brought();
             copy.protect(encryption);
@@ -341,10 +426,10 @@ impl Shared {
         let moved = match &outcome {
             Outcome::Whole => run.len,
             Outcome::Broken { verified, .. } => *verified,
-            Outcome::Unasked => 0,
+            Outcome::NotConnected { .. } | Outcome::Stale | Outcome::Unasked => 0,
         };
         let active = state.fetches.get(&run.fetch).expect("a fetch outlives its runs");
-        let (transfer, peer) = (active.transfer.clone(), active.far[run.piece].peer);
+        let (transfer, peer) = (active.transfer.clone(), active.far[run.piece as usize].peer);
         let from_peer = peer == Some(state.sources[run.source as usize]);
         let record = state.record(&transfer);
         record.peer_bytes += if from_peer { moved } else { 0 };
@@ -362,15 +447,26 @@ impl Shared {
 
     pub(super) fn run_ticks(self: Arc<Shared>) {
         let mut state = self.lock();
-        while !state.closing {
+        let mut watched = Instant::now();
+        while !state.closing || !state.fetches.is_empty() {
             let now = self.time();
-            let at = state.wake.unwrap_or(now + IDLE_TIMEOUT / 2).min(now + IDLE_TIMEOUT / 2);
+            let at = state.wake.unwrap_or(now + HEARTBEAT).min(now + HEARTBEAT);
             (state, _) = self
                 .tick
                 .wait_timeout(state, at.since(now).max(Duration::from_millis(1)))
                 .expect("no panic while held");
             if state.wake.is_some_and(|wake| wake <= self.time()) {
                 state.wake = None;
+            }
+            if watched.elapsed() >= WATCH_EVERY {
+                watched = Instant::now();
+                let received =
+                    |(ticket, running): (&Ticket, &Running)| (*ticket, running.received.load(Ordering::Relaxed));
+                let all: Vec<(Ticket, u64)> =
+                    state.running.iter().filter(|(_, own)| own.stream.is_some()).map(received).collect();
+                for (ticket, bytes) in all {
+                    self.handle(&mut state, Event::Received { ticket, bytes });
+                }
             }
             self.handle(&mut state, Event::Tick);
             let old = state.connections.expire();

@@ -1,7 +1,7 @@
 //! The sender's half of synchronized reads: bytes that mean nothing, to whoever knows the token.
 
-use super::{Flow, HELLO_PATIENCE, READ_BYTES, hear, nonce, say};
-use crate::auth::{self, Nonce, Role, Token};
+use super::{Flow, HELLO_PATIENCE, READ_BYTES, hear, nonce, proves, say};
+use crate::auth::{self, Nonce, Purpose, Role, Token};
 use crate::object::to_hex;
 use crate::socket;
 use serde_json::json;
@@ -15,6 +15,9 @@ use std::time::{Duration, Instant};
 
 /// A peer that is silent is asked after so long whether it is there still.
 const KEEPALIVE: Duration = Duration::from_secs(30);
+
+/// A client that asks nothing, or takes nothing, for this long has given up: a collapse backs off for minutes at most.
+const IDLE: Duration = Duration::from_secs(600);
 
 /// What a server allows.
 #[derive(Clone, Copy, Debug)]
@@ -132,22 +135,21 @@ impl Serving {
         let hello = hear(stream, until)?;
         let client: Nonce = nonce(&hello)?;
         let server: Nonce = auth::random();
-        let proof = self.token.prove(Role::Server, &client, &server);
-        say(stream, &json!({ "nonce": to_hex(&server), "proof": proof }))?;
+        say(stream, &json!({ "nonce": to_hex(&server) }))?;
         let hello = hear(stream, until)?;
-        let proof = hello["proof"].as_str().unwrap_or_default();
-        if !self.token.proves(Role::Client, &client, &server, proof) {
+        if !proves(&self.token, Role::Client, &client, &server, &hello) {
             return say(stream, &json!({ "error": "the tokens differ" }));
         }
-        let told = serde_json::from_value(hello["ask"].clone())
+        let proof = to_hex(&self.token.prove(Role::Server, &client, &server, Purpose::Ranges(&[])));
+        let set = serde_json::from_value(hello["ask"].clone())
             .map_err(|error| error.to_string())
             .and_then(|ask| self.set(stream, &ask));
-        match told {
+        match set {
             Err(text) => return say(stream, &json!({ "error": text })),
-            Ok(()) => say(stream, &json!({ "flow": Flow::of(stream) }))?,
+            Ok(()) => say(stream, &json!({ "proof": proof, "flow": Flow::of(stream) }))?,
         }
-        stream.set_read_timeout(None)?;
-        stream.set_write_timeout(None)?;
+        stream.set_read_timeout(Some(IDLE))?;
+        stream.set_write_timeout(Some(IDLE))?;
         let zeros = vec![0u8; READ_BYTES];
         loop {
             let mut wanted = [0; 8];

@@ -1,0 +1,957 @@
+//! The fetches of one process: which range is asked for next, of whom, on which leg; and what a fault means.
+//!
+//! A fetch is cut into chunks. Each wants a slot; with one it runs on one connection to one source, and ends whole, broken
+//! or refused. What is broken resumes after its last verified byte, from the same source or another. A leg of the flight
+//! plan that cannot be connected falls to the next. Whoever makes no progress for [`defaults::PROGRESS_TIMEOUT`] fails, and
+//! says what it waited for.
+
+use super::{GroupId, MemberId, Ticket};
+use crate::defaults;
+use crate::random::SplitMix;
+use crate::units::{self, Time};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
+
+pub type FetchId = u64;
+/// A server that objects can be fetched from, numbered by the caller.
+pub type SourceId = u32;
+
+/// A part of an object that a fetch brings.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Piece {
+    pub len: u64,
+    /// Servers that have it, best first.
+    pub sources: Vec<SourceId>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    Asked {
+        fetch: FetchId,
+        group: GroupId,
+        member: MemberId,
+        pieces: Vec<Piece>,
+        chunk_bytes: u64,
+        /// Most runs on one source at once; one, where a connection is to carry all.
+        runs_per_source: u32,
+        /// Decides the order of the sources; the same seed gives the same order.
+        seed: u64,
+    },
+    Granted {
+        ticket: Ticket,
+    },
+    /// What has arrived so far of the range that runs with this ticket.
+    Received {
+        ticket: Ticket,
+        bytes: u64,
+    },
+    Ended {
+        run: Run,
+        outcome: Outcome,
+    },
+    /// A group's flight plan has so many legs; they are tried from the first again.
+    Planned {
+        group: GroupId,
+        legs: u8,
+    },
+    /// Nothing of the group is remembered any more.
+    Forget {
+        group: GroupId,
+    },
+    /// Chunks that ended on this host so far, as its arbiter says.
+    HostDone {
+        done: u64,
+    },
+    /// Nobody waits for this fetch any more, or its objects are known to be lost.
+    Abandon {
+        fetch: FetchId,
+        error: FetchError,
+    },
+    Tick,
+}
+
+/// A range to be moved now, on one connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    pub fetch: FetchId,
+    pub ticket: Ticket,
+    pub group: GroupId,
+    pub chunk: u32,
+    pub piece: u32,
+    pub source: SourceId,
+    /// Of the flight plan's legs that reach other hosts, counted from 0.
+    pub leg: u8,
+    /// Counts the plans of the group: the leg is one of that plan.
+    pub plan: u32,
+    /// Within the piece.
+    pub start: u64,
+    pub len: u64,
+    /// On a new connection: a kept one had been closed by the server.
+    pub fresh: bool,
+}
+
+/// How a run ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    Whole,
+    /// Some bytes, from the start of the range, arrived and were verified; then this went wrong.
+    Broken {
+        verified: u64,
+        fault: Fault,
+    },
+    /// There was no connection to ask on.
+    NotConnected {
+        fault: Fault,
+    },
+    /// The server had closed the kept connection: no fault of the range, nor of what was to follow it there.
+    Stale,
+    /// Nothing was tried: the connection on which it was to follow another run is gone.
+    Unasked,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// Not connected, reset, or silent for too long.
+    Connection(String),
+    /// What arrived is not what was sent.
+    Damaged(String),
+    /// The server is at its limit.
+    Busy { retry_after: Duration },
+    /// The server does not have the object (any more).
+    Gone(String),
+    /// The server refuses this client or this request.
+    Denied(String),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Command {
+    /// A chunk of so many bytes wants a slot.
+    Want {
+        ticket: Ticket,
+        group: GroupId,
+        member: MemberId,
+        bytes: u64,
+    },
+    /// It does not want one any more.
+    Withdraw {
+        ticket: Ticket,
+    },
+    /// Its slot is free; the chunk that it was granted for moved so many bytes.
+    Done {
+        ticket: Ticket,
+        moved: u64,
+    },
+    Run(Run),
+    /// End this run now: shut its connection down.
+    Cut {
+        ticket: Ticket,
+    },
+    /// A leg could not be connected to this source; the next one is tried.
+    FellBack {
+        fetch: FetchId,
+        leg: u8,
+        why: String,
+    },
+    Finished {
+        fetch: FetchId,
+        result: Result<(), FetchError>,
+        tally: Tally,
+    },
+    /// Send [`Event::Tick`] then, at the latest.
+    WakeAt(Time),
+}
+
+/// What a fetch took.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tally {
+    pub bytes: u64,
+    /// Chunks that had to be asked for again because they arrived damaged.
+    pub refetches: u32,
+    /// Ranges resumed after a broken connection.
+    pub resumed: u32,
+    /// Times that a server was at its limit.
+    pub busy: u32,
+    /// Most chunks under way at once.
+    pub flows_peak: u32,
+    /// Sources that bytes came from.
+    #[serde(skip)]
+    pub used: BTreeSet<SourceId>,
+}
+
+/// Why a fetch failed; the text names the cause.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FetchError {
+    /// No source has the object: it is to be recomputed.
+    Lost(String),
+    /// No progress for [`defaults::PROGRESS_TIMEOUT`]; what it waited for.
+    Unreachable(String),
+    Damaged(String),
+    Denied(String),
+    Cancelled(String),
+}
+
+impl std::fmt::Display for FetchError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            FetchError::Lost(why) => write!(f, "the object is lost: {why}"),
+            FetchError::Unreachable(why) => write!(f, "no source could be reached: {why}"),
+            FetchError::Damaged(why) => write!(f, "the data arrived damaged again and again: {why}"),
+            FetchError::Denied(why) => write!(f, "refused: {why}"),
+            FetchError::Cancelled(why) => write!(f, "cancelled: {why}"),
+        }
+    }
+}
+
+/// All fetches of a process.
+#[derive(Default)]
+pub struct Fetches {
+    fetches: BTreeMap<FetchId, Fetch>,
+    members: BTreeMap<MemberId, Member>,
+    groups: BTreeMap<GroupId, Group>,
+    sources: BTreeMap<SourceId, Source>,
+    tickets: Tickets,
+    host_done: u64,
+    host_done_at: Time,
+}
+
+struct Fetch {
+    group: GroupId,
+    member: MemberId,
+    /// Of each piece, which list of sources it has.
+    pieces: Vec<u32>,
+    lists: Vec<Vec<SourceId>>,
+    chunks: Vec<Chunk>,
+    /// Of each list, the chunks that wait and have no ticket, in the order in which they are tried. Chunks with the same
+    /// sources are together, so that a source that is not to be asked now hides no other.
+    queues: Vec<VecDeque<u32>>,
+    /// Lists in the order of their turns, and whose turn it is.
+    turns: Vec<u32>,
+    turn: usize,
+    queued: usize,
+    /// Chunks that wait for a slot, oldest first.
+    asked: VecDeque<Ticket>,
+    running: u32,
+    /// Chunks that wait for a slot or run, by source.
+    on_source: BTreeMap<SourceId, u32>,
+    runs_per_source: u32,
+    unfinished: usize,
+    last_progress: Time,
+    /// What went wrong since the last progress.
+    fault: Option<String>,
+    failed: Option<FetchError>,
+    tally: Tally,
+}
+
+#[derive(Clone, Copy)]
+struct Chunk {
+    piece: u32,
+    start: u64,
+    len: u64,
+    damaged: u32,
+}
+
+#[derive(Default)]
+struct Member {
+    /// Oldest first.
+    fetches: Vec<FetchId>,
+    /// Tickets that wait for a slot.
+    asked: usize,
+}
+
+#[derive(Default)]
+struct Group {
+    legs: u8,
+    plan: u32,
+    /// The leg that each source was last reached by, where it is not the first.
+    leg_of: BTreeMap<SourceId, u8>,
+    /// Sources to which a connection has just carried a chunk: going on with them saves a handshake.
+    warm: Vec<SourceId>,
+    members: u32,
+    /// It goes with its last member.
+    forgotten: bool,
+}
+
+#[derive(Default)]
+struct Source {
+    failures: u32,
+    not_before: Time,
+}
+
+/// Chunks with a ticket, found by its number.
+#[derive(Default)]
+struct Tickets {
+    slots: Vec<(u32, Option<Held>)>,
+    free: Vec<u32>,
+}
+
+/// A chunk that waits for a slot, or runs in one.
+struct Held {
+    fetch: FetchId,
+    chunk: u32,
+    source: SourceId,
+    running: bool,
+    /// The chunk that follows on the same connection and in the same slot.
+    next: Option<u32>,
+    /// Of the chunk that the slot was granted for, once it has ended: what it moved.
+    moved: Option<u64>,
+    /// Since when too little has come, and what had come then.
+    watched_at: Time,
+    watched_bytes: u64,
+    cut: bool,
+}
+
+/// Slots that one member asks for ahead of time; more would only lengthen the queue at the arbiter.
+const ASKED_MAX: usize = 64;
+/// How many of those are looked at for one to a source with a kept connection.
+const WARM_WINDOW: usize = 64;
+/// Kept connections that are remembered for that.
+const WARM_MAX: usize = 64;
+
+impl Tally {
+    /// What two fetches took together.
+    pub fn add(&mut self, other: &Tally) {
+        self.bytes += other.bytes;
+        self.refetches += other.refetches;
+        self.resumed += other.resumed;
+        self.busy += other.busy;
+        self.flows_peak = self.flows_peak.max(other.flows_peak);
+        self.used.extend(&other.used);
+    }
+}
+
+impl Tickets {
+    fn add(&mut self, held: Held) -> Ticket {
+        let at = self.free.pop().unwrap_or_else(|| {
+            self.slots.push((0, None));
+            (self.slots.len() - 1) as u32
+        });
+        let slot = &mut self.slots[at as usize];
+        slot.1 = Some(held);
+        Ticket::from(slot.0) << 32 | Ticket::from(at)
+    }
+
+    fn get(&mut self, ticket: Ticket) -> Option<&mut Held> {
+        let (generation, held) = self.slots.get_mut((ticket & 0xffff_ffff) as usize)?;
+        held.as_mut().filter(|_| Ticket::from(*generation) == ticket >> 32)
+    }
+
+    fn remove(&mut self, ticket: Ticket) -> Option<Held> {
+        self.get(ticket)?;
+        let at = (ticket & 0xffff_ffff) as u32;
+        let slot = &mut self.slots[at as usize];
+        slot.0 = slot.0.wrapping_add(1);
+        self.free.push(at);
+        slot.1.take()
+    }
+}
+
+impl Fetches {
+    pub fn handle(&mut self, now: Time, event: Event, commands: &mut Vec<Command>) {
+        match event {
+            Event::Asked { fetch, group, member, pieces, chunk_bytes, runs_per_source, seed } => {
+                let new = Fetch::new(now, group, member, &pieces, chunk_bytes, runs_per_source, seed);
+                if new.chunks.is_empty() {
+                    commands.push(Command::Finished { fetch, result: Ok(()), tally: Tally::default() });
+                    return;
+                }
+                self.fetches.insert(fetch, new);
+                let known = self.members.contains_key(&member);
+                self.members.entry(member).or_default().fetches.push(fetch);
+                let group = self.groups.entry(group).or_default();
+                group.members += u32::from(!known);
+                group.forgotten = false;
+                self.adjust(now, member, commands);
+            }
+            Event::Granted { ticket } => self.granted(now, ticket, commands),
+            Event::Received { ticket, bytes } => self.received(now, ticket, bytes, commands),
+            Event::Ended { run, outcome } => self.ended(now, &run, outcome, commands),
+            Event::Planned { group, legs } => {
+                let group = self.groups.entry(group).or_default();
+                group.legs = legs;
+                group.plan = group.plan.wrapping_add(1);
+                group.leg_of.clear();
+                group.warm.clear();
+            }
+            Event::Forget { group: id } => {
+                if let Some(group) = self.groups.get_mut(&id) {
+                    group.forgotten = true;
+                    if group.members == 0 {
+                        self.groups.remove(&id);
+                    }
+                }
+            }
+            Event::HostDone { done } => {
+                if done != self.host_done {
+                    (self.host_done, self.host_done_at) = (done, now);
+                }
+            }
+            Event::Abandon { fetch, error } => self.fail(now, fetch, error, commands),
+            Event::Tick => {
+                self.check_progress(now, commands);
+                let members: Vec<MemberId> = self.members.keys().copied().collect();
+                members.into_iter().for_each(|member| self.adjust(now, member, commands));
+            }
+        }
+    }
+
+    /// A chunk that can be asked for on the connection of `run` before that has ended, and that takes over its slot: a
+    /// connection that waits for each answer before it asks again stands idle for a round trip per chunk. Only for slots
+    /// that nobody else waits for; others are given out anew after each chunk.
+    pub fn chain(&mut self, now: Time, run: &Run, commands: &mut Vec<Command>) -> Option<Run> {
+        let held = self.tickets.get(run.ticket)?;
+        if held.chunk != run.chunk || held.next.is_some() || held.cut {
+            return None;
+        }
+        let fetch = self.fetches.get_mut(&run.fetch).filter(|fetch| fetch.failed.is_none())?;
+        let plan = self.groups.get(&fetch.group).map_or(0, |group| group.plan);
+        // Towards the end the other slots would stand empty for it; and another plan begins with the next chunk.
+        if fetch.queued + fetch.asked.len() < fetch.running as usize || plan != run.plan {
+            return None;
+        }
+        let tickets = &mut self.tickets;
+        let chunk = match fetch
+            .asked
+            .iter()
+            .position(|ticket| tickets.get(*ticket).is_some_and(|own| own.source == run.source))
+        {
+            Some(at) => {
+                let ticket = fetch.asked.remove(at).expect("found at that place");
+                let held = tickets.remove(ticket).expect("it waits");
+                fetch.count(held.source, -1);
+                self.members.entry(fetch.member).or_default().asked -= 1;
+                commands.push(Command::Withdraw { ticket });
+                held.chunk
+            }
+            None => fetch.next_of(now, run.source, &self.sources)?,
+        };
+        self.tickets.get(run.ticket)?.next = Some(chunk);
+        let member = fetch.member;
+        let run = Run { fresh: false, ..fetch.run(run.fetch, run.ticket, chunk, run.source, run.leg, run.plan) };
+        self.adjust(now, member, commands);
+        Some(run)
+    }
+
+    /// Chunks that run.
+    pub fn running(&self) -> u32 {
+        self.fetches.values().map(|fetch| fetch.running).sum()
+    }
+
+    /// Nothing is under way and nothing is remembered of what was.
+    pub fn is_idle(&self) -> bool {
+        self.fetches.is_empty() && self.members.is_empty() && self.tickets.free.len() == self.tickets.slots.len()
+    }
+
+    fn granted(&mut self, now: Time, ticket: Ticket, commands: &mut Vec<Command>) {
+        self.swap_for_warm(ticket);
+        let Some(held) = self.tickets.get(ticket) else {
+            commands.push(Command::Done { ticket, moved: 0 });
+            return;
+        };
+        let fetch = self.fetches.get_mut(&held.fetch).expect("a ticket's fetch exists");
+        fetch.asked.retain(|own| *own != ticket);
+        let member = fetch.member;
+        self.members.entry(member).or_default().asked -= 1;
+        // Its source may have failed since; then another one, or later.
+        fetch.count(held.source, -1);
+        let list = fetch.pieces[fetch.chunks[held.chunk as usize].piece as usize];
+        match fetch.eligible(now, list, &self.sources) {
+            Ok(source) => {
+                let source = if fetch.may_ask(now, held.source, list, &self.sources) { held.source } else { source };
+                fetch.count(source, 1);
+                (held.source, held.running) = (source, true);
+                (held.watched_at, held.watched_bytes) = (now, 0);
+                fetch.running += 1;
+                fetch.tally.flows_peak = fetch.tally.flows_peak.max(fetch.running);
+                let group = self.groups.entry(fetch.group).or_default();
+                let leg = group.leg_of.get(&source).copied().unwrap_or(0);
+                let (id, chunk) = (held.fetch, held.chunk);
+                commands.push(Command::Run(fetch.run(id, ticket, chunk, source, leg, group.plan)));
+            }
+            Err(_) => {
+                let chunk = held.chunk;
+                self.tickets.remove(ticket);
+                fetch.requeue(chunk);
+                commands.push(Command::Done { ticket, moved: 0 });
+                self.adjust(now, member, commands);
+            }
+        }
+    }
+
+    /// Where a connection to another source is kept, the chunk for it takes this ticket, if it is as long.
+    fn swap_for_warm(&mut self, ticket: Ticket) {
+        let Some(&Held { fetch: id, chunk, source, .. }) = self.tickets.get(ticket).map(|held| &*held) else { return };
+        let Some(fetch) = self.fetches.get(&id) else { return };
+        let Some(warm) = self.groups.get_mut(&fetch.group).and_then(|group| group.warm.pop()) else { return };
+        if warm == source {
+            return;
+        }
+        let len = fetch.chunks[chunk as usize].len;
+        let other = fetch.asked.iter().take(WARM_WINDOW).copied().find(|other| {
+            let fits = |held: &Held| held.source == warm && fetch.chunks[held.chunk as usize].len == len;
+            self.tickets.get(*other).is_some_and(|held| fits(held))
+        });
+        if let Some(other) = other {
+            let held = self.tickets.get(other).expect("found just now");
+            let theirs = (held.chunk, held.source);
+            (held.chunk, held.source) = (chunk, source);
+            let held = self.tickets.get(ticket).expect("looked at above");
+            (held.chunk, held.source) = theirs;
+        }
+    }
+
+    fn received(&mut self, now: Time, ticket: Ticket, bytes: u64, commands: &mut Vec<Command>) {
+        let Some(held) = self.tickets.get(ticket).filter(|held| held.running && !held.cut) else { return };
+        if bytes < held.watched_bytes || bytes >= held.watched_bytes + defaults::TRICKLE_BYTES {
+            (held.watched_at, held.watched_bytes) = (now, bytes);
+            if let Some(fetch) = self.fetches.get_mut(&held.fetch).filter(|_| bytes > 0) {
+                fetch.last_progress = now;
+            }
+        } else if now.since(held.watched_at) >= defaults::TRICKLE {
+            held.cut = true;
+            commands.push(Command::Cut { ticket });
+        }
+    }
+
+    fn ended(&mut self, now: Time, run: &Run, outcome: Outcome, commands: &mut Vec<Command>) {
+        let Some(held) = self.tickets.get(run.ticket).filter(|held| held.running && held.chunk == run.chunk) else {
+            return;
+        };
+        let Some(fetch) = self.fetches.get_mut(&run.fetch) else { return };
+        let slow = std::mem::take(&mut held.cut);
+        if outcome == Outcome::Stale && fetch.failed.is_none() {
+            if let Some(next) = held.next.take() {
+                fetch.requeue(next);
+            }
+            commands.push(Command::Run(Run { fresh: true, ..*run }));
+            return;
+        }
+        let chunk = &mut fetch.chunks[run.chunk as usize];
+        let (moved, fault, connected) = match outcome {
+            Outcome::Whole => (chunk.len, None, true),
+            Outcome::Broken { verified, fault } => (verified.min(chunk.len), Some(fault), true),
+            Outcome::NotConnected { fault } => (0, Some(fault), false),
+            Outcome::Stale | Outcome::Unasked => (0, None, true),
+        };
+        chunk.start += moved;
+        chunk.len -= moved;
+        let whole = chunk.len == 0;
+        fetch.tally.bytes += moved;
+        let in_slot = *held.moved.get_or_insert(moved);
+        match held.next.take() {
+            Some(next) => {
+                (held.chunk, held.watched_at, held.watched_bytes) = (next, now, 0);
+            }
+            None => {
+                self.tickets.remove(run.ticket);
+                fetch.running -= 1;
+                fetch.count(run.source, -1);
+                commands.push(Command::Done { ticket: run.ticket, moved: in_slot });
+            }
+        }
+        let group = self.groups.entry(fetch.group).or_default();
+        let source = self.sources.entry(run.source).or_default();
+        if moved > 0 {
+            (fetch.last_progress, fetch.fault) = (now, None);
+            fetch.tally.used.insert(run.source);
+            source.failures = 0;
+        }
+        if whole {
+            fetch.unfinished -= 1;
+        } else {
+            // Next in turn, so that a fetch in order stays nearly in order.
+            fetch.requeue(run.chunk);
+        }
+        let error = match fault {
+            None => {
+                if whole {
+                    group.keep_warm(run.source);
+                }
+                None
+            }
+            Some(fault) => {
+                if slow {
+                    fetch.prefer_others(run.source);
+                }
+                let next_leg = (!connected).then(|| group.next_leg(run)).flatten();
+                match next_leg {
+                    Some(()) => {
+                        let why = words(&fault);
+                        fetch.fault = Some(why.clone());
+                        commands.push(Command::FellBack { fetch: run.fetch, leg: run.leg, why });
+                        None
+                    }
+                    None => fetch.handle_fault(now, run, source, fault),
+                }
+            }
+        };
+        let member = fetch.member;
+        match error.or(fetch.failed.clone()) {
+            Some(error) => self.fail(now, run.fetch, error, commands),
+            None if fetch.unfinished == 0 => self.finish(run.fetch, Ok(()), commands),
+            None => {}
+        }
+        self.adjust(now, member, commands);
+    }
+
+    fn check_progress(&mut self, now: Time, commands: &mut Vec<Command>) {
+        let mut stuck = Vec::new();
+        for (id, fetch) in &self.fetches {
+            if now.since(fetch.last_progress) < defaults::PROGRESS_TIMEOUT || fetch.failed.is_some() {
+                continue;
+            }
+            let seconds = defaults::PROGRESS_TIMEOUT.as_secs();
+            let why = if fetch.running == 0 && !fetch.asked.is_empty() {
+                // Others get their chunks: this one's turn comes.
+                if now.since(self.host_done_at) < defaults::PROGRESS_TIMEOUT {
+                    continue;
+                }
+                format!("no receiving slot of this host became free in {seconds} s")
+            } else {
+                fetch.fault.clone().unwrap_or_else(|| format!("its sources sent nothing in {seconds} s"))
+            };
+            stuck.push((*id, why));
+        }
+        for (id, why) in stuck {
+            self.fail(now, id, FetchError::Unreachable(why), commands);
+        }
+    }
+
+    /// Ends a fetch with an error once none of its runs is under way: they write into its memory.
+    fn fail(&mut self, now: Time, id: FetchId, error: FetchError, commands: &mut Vec<Command>) {
+        let Some(fetch) = self.fetches.get_mut(&id) else { return };
+        let member = fetch.member;
+        for ticket in std::mem::take(&mut fetch.asked) {
+            self.tickets.remove(ticket);
+            self.members.entry(member).or_default().asked -= 1;
+            commands.push(Command::Withdraw { ticket });
+        }
+        fetch.queues.iter_mut().for_each(VecDeque::clear);
+        fetch.queued = 0;
+        if fetch.running > 0 {
+            if fetch.failed.is_none() {
+                fetch.failed = Some(error);
+                for (at, (generation, held)) in self.tickets.slots.iter_mut().enumerate() {
+                    if let Some(held) = held.as_mut().filter(|held| held.fetch == id && held.running && !held.cut) {
+                        held.cut = true;
+                        commands.push(Command::Cut { ticket: Ticket::from(*generation) << 32 | at as Ticket });
+                    }
+                }
+            }
+            return;
+        }
+        let error = fetch.failed.take().unwrap_or(error);
+        self.finish(id, Err(error), commands);
+        self.adjust(now, member, commands);
+    }
+
+    fn finish(&mut self, id: FetchId, result: Result<(), FetchError>, commands: &mut Vec<Command>) {
+        let fetch = self.fetches.remove(&id).expect("it was there");
+        if let Some(member) = self.members.get_mut(&fetch.member) {
+            member.fetches.retain(|own| *own != id);
+        }
+        commands.push(Command::Finished { fetch: id, result, tally: fetch.tally });
+        if self.members.get(&fetch.member).is_some_and(|member| member.fetches.is_empty()) {
+            self.members.remove(&fetch.member);
+            if let Some(group) = self.groups.get_mut(&fetch.group) {
+                group.members -= 1;
+                if group.members == 0 && group.forgotten {
+                    self.groups.remove(&fetch.group);
+                }
+            }
+        }
+    }
+
+    /// Asks for slots for the chunks that could run now, and for a tick when the next source may be tried again.
+    fn adjust(&mut self, now: Time, id: MemberId, commands: &mut Vec<Command>) {
+        let Some(member) = self.members.get_mut(&id) else { return };
+        let mut wake: Option<Time> = None;
+        'fetches: for fetch_id in &member.fetches {
+            let fetch = self.fetches.get_mut(fetch_id).expect("a member's fetches exist");
+            while fetch.queued > 0 {
+                if member.asked >= ASKED_MAX {
+                    break 'fetches;
+                }
+                match fetch.next(now, &self.sources) {
+                    Ok((chunk, source)) => {
+                        let held = Held {
+                            fetch: *fetch_id,
+                            chunk,
+                            source,
+                            running: false,
+                            next: None,
+                            moved: None,
+                            watched_at: now,
+                            watched_bytes: 0,
+                            cut: false,
+                        };
+                        let ticket = self.tickets.add(held);
+                        fetch.count(source, 1);
+                        fetch.asked.push_back(ticket);
+                        member.asked += 1;
+                        let bytes = fetch.chunks[chunk as usize].len;
+                        commands.push(Command::Want { ticket, group: fetch.group, member: id, bytes });
+                    }
+                    Err(at) => {
+                        wake = match (wake, at) {
+                            (Some(one), Some(other)) => Some(one.min(other)),
+                            (one, other) => one.or(other),
+                        };
+                        break;
+                    }
+                }
+            }
+        }
+        if let Some(at) = wake {
+            commands.push(Command::WakeAt(at));
+        }
+    }
+}
+
+impl Fetch {
+    #[allow(clippy::too_many_arguments)]
+    fn new(
+        now: Time,
+        group: GroupId,
+        member: MemberId,
+        pieces: &[Piece],
+        chunk_bytes: u64,
+        runs_per_source: u32,
+        seed: u64,
+    ) -> Fetch {
+        let mut fetch = Fetch {
+            group,
+            member,
+            pieces: Vec::with_capacity(pieces.len()),
+            lists: Vec::new(),
+            chunks: Vec::new(),
+            queues: Vec::new(),
+            turns: Vec::new(),
+            turn: 0,
+            queued: 0,
+            asked: VecDeque::new(),
+            running: 0,
+            on_source: BTreeMap::new(),
+            runs_per_source: runs_per_source.max(1),
+            unfinished: 0,
+            last_progress: now,
+            fault: None,
+            failed: None,
+            tally: Tally::default(),
+        };
+        let mut known: BTreeMap<&[SourceId], u32> = BTreeMap::new();
+        for (number, piece) in pieces.iter().enumerate() {
+            let list = *known.entry(&piece.sources).or_insert_with(|| {
+                fetch.lists.push(piece.sources.clone());
+                fetch.queues.push(VecDeque::new());
+                (fetch.lists.len() - 1) as u32
+            });
+            fetch.pieces.push(list);
+            let mut start = 0;
+            while start < piece.len {
+                let len = chunk_bytes.min(piece.len - start);
+                fetch.queues[list as usize].push_back(fetch.chunks.len() as u32);
+                fetch.chunks.push(Chunk { piece: number as u32, start, len, damaged: 0 });
+                start += len;
+            }
+        }
+        (fetch.queued, fetch.unfinished) = (fetch.chunks.len(), fetch.chunks.len());
+        // A new order for every fetch: receivers that start together do not ask the same sender first (spark#1549).
+        let mut random = SplitMix(seed);
+        let mut order: Vec<(u64, u32)> = (0..fetch.lists.len() as u32).map(|list| (random.next(), list)).collect();
+        order.sort_unstable();
+        fetch.turns = order.into_iter().map(|(_, list)| list).collect();
+        fetch
+    }
+
+    fn count(&mut self, source: SourceId, by: i32) {
+        let count = self.on_source.entry(source).or_default();
+        *count = count.saturating_add_signed(by);
+        if *count == 0 {
+            self.on_source.remove(&source);
+        }
+    }
+
+    /// Back to the front of its queue.
+    fn requeue(&mut self, chunk: u32) {
+        if self.failed.is_some() {
+            return;
+        }
+        let list = self.pieces[self.chunks[chunk as usize].piece as usize];
+        self.queues[list as usize].push_front(chunk);
+        self.queued += 1;
+    }
+
+    /// The source of a list to be asked now, or when the first may be asked; `None`: not before a run ends.
+    fn eligible(&self, now: Time, list: u32, sources: &BTreeMap<SourceId, Source>) -> Result<SourceId, Option<Time>> {
+        let taken = |source: &SourceId| self.on_source.get(source).is_some_and(|runs| *runs >= self.runs_per_source);
+        let mut first: Option<Time> = None;
+        for source in self.lists[list as usize].iter().filter(|source| !taken(source)) {
+            let not_before = sources.get(source).map_or(Time(0), |own| own.not_before);
+            // The first in order that has not just failed.
+            if not_before <= now {
+                return Ok(*source);
+            }
+            first = Some(first.map_or(not_before, |first| first.min(not_before)));
+        }
+        Err(first)
+    }
+
+    fn may_ask(&self, now: Time, source: SourceId, list: u32, sources: &BTreeMap<SourceId, Source>) -> bool {
+        let taken = self.on_source.get(&source).is_some_and(|runs| *runs >= self.runs_per_source);
+        let ready = sources.get(&source).is_none_or(|own| own.not_before <= now);
+        !taken && ready && self.lists[list as usize].contains(&source)
+    }
+
+    /// Takes the next chunk out of its queue, and says whom to ask for it: from the lists in turn.
+    fn next(&mut self, now: Time, sources: &BTreeMap<SourceId, Source>) -> Result<(u32, SourceId), Option<Time>> {
+        let mut wake: Option<Time> = None;
+        for step in 0..self.turns.len() {
+            let at = (self.turn + step) % self.turns.len();
+            let list = self.turns[at];
+            if self.queues[list as usize].is_empty() {
+                continue;
+            }
+            match self.eligible(now, list, sources) {
+                Ok(source) => {
+                    self.turn = at + 1;
+                    self.queued -= 1;
+                    let chunk = self.queues[list as usize].pop_front().expect("it is not empty");
+                    return Ok((chunk, source));
+                }
+                Err(at) => {
+                    wake = match (wake, at) {
+                        (Some(one), Some(other)) => Some(one.min(other)),
+                        (one, other) => one.or(other),
+                    }
+                }
+            }
+        }
+        Err(wake)
+    }
+
+    /// Takes a chunk out of its queue that this source is to be asked for. One more may run on it then than otherwise: it
+    /// follows on the same connection.
+    fn next_of(&mut self, now: Time, source: SourceId, sources: &BTreeMap<SourceId, Source>) -> Option<u32> {
+        let ready = |source: &SourceId| sources.get(source).is_none_or(|own| own.not_before <= now);
+        let first = |list: &u32| self.lists[*list as usize].iter().find(|source| ready(source)) == Some(&source);
+        let list = *self.turns.iter().find(|list| !self.queues[**list as usize].is_empty() && first(list))?;
+        self.queued -= 1;
+        self.queues[list as usize].pop_front()
+    }
+
+    fn run(&self, fetch: FetchId, ticket: Ticket, chunk: u32, source: SourceId, leg: u8, plan: u32) -> Run {
+        let Chunk { piece, start, len, .. } = self.chunks[chunk as usize];
+        Run { fetch, ticket, group: self.group, chunk, piece, source, leg, plan, start, len, fresh: false }
+    }
+
+    /// A source that is too slow comes last wherever there is another.
+    fn prefer_others(&mut self, source: SourceId) {
+        for list in &mut self.lists {
+            if let Some(at) = list.iter().position(|own| *own == source) {
+                let slow = list.remove(at);
+                list.push(slow);
+            }
+        }
+    }
+
+    /// Takes a source from a piece, or makes it the last to be asked; the piece's waiting chunks move to another list.
+    fn leave_source(&mut self, piece: u32, source: SourceId, ask_last: bool) {
+        let list = self.pieces[piece as usize] as usize;
+        if !self.lists[list].contains(&source) {
+            return;
+        }
+        let mut rest: Vec<SourceId> = self.lists[list].iter().copied().filter(|own| *own != source).collect();
+        rest.extend(ask_last.then_some(source));
+        if rest == self.lists[list] {
+            return;
+        }
+        let new = self.lists.iter().position(|own| *own == rest).unwrap_or_else(|| {
+            self.lists.push(rest);
+            self.queues.push(VecDeque::new());
+            self.turns.push((self.lists.len() - 1) as u32);
+            self.lists.len() - 1
+        });
+        self.pieces[piece as usize] = new as u32;
+        let chunks = &self.chunks;
+        let (moves, stays) = self.queues[list].iter().partition(|chunk| chunks[**chunk as usize].piece == piece);
+        self.queues[list] = stays;
+        let moves: VecDeque<u32> = moves;
+        self.queues[new].extend(moves);
+    }
+
+    /// What a fault means for the chunk, its source and the fetch; an error where there is no way on.
+    fn handle_fault(&mut self, now: Time, run: &Run, source: &mut Source, fault: Fault) -> Option<FetchError> {
+        let why = words(&fault);
+        self.fault = Some(why.clone());
+        match fault {
+            Fault::Connection(_) => {
+                self.tally.resumed += 1;
+                let wait = defaults::RETRY_FIRST.saturating_mul(1 << source.failures.min(10)).min(defaults::RETRY_MAX);
+                source.failures += 1;
+                source.not_before = now + wait;
+                None
+            }
+            Fault::Damaged(_) => {
+                self.tally.refetches += 1;
+                let chunk = &mut self.chunks[run.chunk as usize];
+                chunk.damaged += 1;
+                let damaged = chunk.damaged;
+                // What one source damages another may have whole; but that one may be gone.
+                self.leave_source(run.piece, run.source, true);
+                (damaged >= defaults::CORRUPT_MAX).then_some(FetchError::Damaged(why))
+            }
+            Fault::Busy { retry_after } => {
+                self.tally.busy += 1;
+                source.not_before = now + retry_after;
+                None
+            }
+            Fault::Gone(_) | Fault::Denied(_) => {
+                // Another chunk of the piece may have left this source before.
+                self.leave_source(run.piece, run.source, false);
+                let none_left = self.lists[self.pieces[run.piece as usize] as usize].is_empty();
+                let error =
+                    if matches!(fault, Fault::Gone(_)) { FetchError::Lost(why) } else { FetchError::Denied(why) };
+                none_left.then_some(error)
+            }
+        }
+    }
+}
+
+impl Group {
+    fn keep_warm(&mut self, source: SourceId) {
+        self.warm.retain(|warm| *warm != source);
+        if self.warm.len() == WARM_MAX {
+            self.warm.remove(0);
+        }
+        self.warm.push(source);
+    }
+
+    /// The leg of `run` cannot be connected: the next one of the same plan, or, after the last, the first again and later.
+    fn next_leg(&mut self, run: &Run) -> Option<()> {
+        let current = self.leg_of.get(&run.source).copied().unwrap_or(0);
+        if run.plan != self.plan || current > run.leg {
+            // Another run has found out before, or there is another plan.
+            return Some(());
+        }
+        if run.leg + 1 < self.legs {
+            self.leg_of.insert(run.source, run.leg + 1);
+            return Some(());
+        }
+        self.leg_of.remove(&run.source);
+        None
+    }
+}
+
+fn words(fault: &Fault) -> String {
+    match fault {
+        Fault::Connection(why) | Fault::Damaged(why) | Fault::Gone(why) | Fault::Denied(why) => why.clone(),
+        Fault::Busy { .. } => "every server that has it is at its limit".into(),
+    }
+}
+
+/// The error of a range that came too slowly.
+pub fn too_slow() -> String {
+    let least = units::format_bytes(defaults::TRICKLE_BYTES);
+    format!("its source sent less than {least} in {} s", defaults::TRICKLE.as_secs())
+}

@@ -1,0 +1,580 @@
+//! One worker process: its fetches and its slots as one state machine, the Throttle Controller.
+
+use super::fetches::{self, FetchError, FetchId, Fetches, Outcome, Piece, Run, Tally};
+use super::leases::{self, Leases};
+use super::{FromArbiter, GroupId, MemberId, Ticket, ToArbiter};
+use crate::units::Time;
+use std::collections::VecDeque;
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// Bring these pieces; see [`fetches::Event::Asked`].
+    Asked {
+        fetch: FetchId,
+        group: GroupId,
+        member: MemberId,
+        pieces: Vec<Piece>,
+        chunk_bytes: u64,
+        runs_per_source: u32,
+        seed: u64,
+    },
+    /// A run's range was asked for, and its bytes are on their way: the next may be asked for on its connection.
+    Streaming {
+        run: Run,
+    },
+    /// What has arrived so far of the range that runs with this ticket; to be said each second.
+    Received {
+        ticket: Ticket,
+        bytes: u64,
+    },
+    Ended {
+        run: Run,
+        outcome: Outcome,
+    },
+    /// A group's flight plan has so many legs that reach other hosts.
+    Planned {
+        group: GroupId,
+        legs: u8,
+    },
+    Forget {
+        group: GroupId,
+    },
+    Abandon {
+        fetch: FetchId,
+        error: FetchError,
+    },
+    Arbiter(FromArbiter),
+    /// An arbiter was found or begun; `remote`: in another process.
+    Joined {
+        remote: bool,
+    },
+    /// The connection to it is gone.
+    Lost,
+    Tick,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Command {
+    Run(Run),
+    /// The answer to [`Event::Streaming`]: ask for this on the same connection; it runs when the one before it has ended.
+    Chain(Run),
+    /// End this run now: shut its connection down.
+    Cut {
+        ticket: Ticket,
+    },
+    FellBack {
+        fetch: FetchId,
+        leg: u8,
+        why: String,
+    },
+    Finished {
+        fetch: FetchId,
+        result: Result<(), FetchError>,
+        tally: Tally,
+    },
+    Send(ToArbiter),
+    /// The arbiter is silent: leave it and elect another.
+    Replace,
+    WakeAt(Time),
+}
+
+/// The Throttle Controller of a process.
+#[derive(Default)]
+pub struct Process {
+    fetches: Fetches,
+    leases: Leases,
+    /// Kept between events, so that a chunk allocates nothing.
+    steps: VecDeque<Step>,
+    from_fetches: Vec<fetches::Command>,
+    from_leases: Vec<leases::Command>,
+}
+
+enum Step {
+    Fetches(fetches::Event),
+    Leases(leases::Event),
+}
+
+impl Process {
+    pub fn handle(&mut self, now: Time, event: Event, commands: &mut Vec<Command>) {
+        match event {
+            Event::Asked { fetch, group, member, pieces, chunk_bytes, runs_per_source, seed } => {
+                let asked = fetches::Event::Asked { fetch, group, member, pieces, chunk_bytes, runs_per_source, seed };
+                self.steps.push_back(Step::Fetches(asked));
+            }
+            Event::Streaming { run } => {
+                if !self.leases.contended()
+                    && let Some(next) = self.fetches.chain(now, &run, &mut self.from_fetches)
+                {
+                    commands.push(Command::Chain(next));
+                }
+                self.translate(commands);
+            }
+            Event::Received { ticket, bytes } => {
+                self.steps.push_back(Step::Fetches(fetches::Event::Received { ticket, bytes }));
+            }
+            Event::Ended { run, outcome } => {
+                self.steps.push_back(Step::Fetches(fetches::Event::Ended { run, outcome }));
+            }
+            Event::Planned { group, legs } => {
+                self.steps.push_back(Step::Fetches(fetches::Event::Planned { group, legs }));
+            }
+            Event::Forget { group } => self.steps.push_back(Step::Fetches(fetches::Event::Forget { group })),
+            Event::Abandon { fetch, error } => {
+                self.steps.push_back(Step::Fetches(fetches::Event::Abandon { fetch, error }));
+            }
+            Event::Arbiter(message) => self.steps.push_back(Step::Leases(leases::Event::Arbiter(message))),
+            Event::Joined { remote } => self.steps.push_back(Step::Leases(leases::Event::Joined { remote })),
+            Event::Lost => self.steps.push_back(Step::Leases(leases::Event::Lost)),
+            Event::Tick => {
+                self.steps.push_back(Step::Leases(leases::Event::Tick));
+                let done = self.leases.done_on_host();
+                self.steps.push_back(Step::Fetches(fetches::Event::HostDone { done }));
+                self.steps.push_back(Step::Fetches(fetches::Event::Tick));
+            }
+        }
+        while let Some(step) = self.steps.pop_front() {
+            match step {
+                Step::Fetches(event) => self.fetches.handle(now, event, &mut self.from_fetches),
+                Step::Leases(event) => self.leases.handle(now, event, &mut self.from_leases),
+            }
+            self.translate(commands);
+        }
+    }
+
+    /// Chunks that run.
+    pub fn running(&self) -> u32 {
+        self.fetches.running()
+    }
+
+    /// Slots that are kept and not in use.
+    pub fn spare(&self) -> usize {
+        self.leases.spare()
+    }
+
+    /// No fetch is under way, and no chunk has a slot.
+    pub fn is_idle(&self) -> bool {
+        self.fetches.is_idle() && self.leases.in_use() == 0
+    }
+
+    /// What one half says to the other becomes its next event; the rest is for the caller.
+    fn translate(&mut self, commands: &mut Vec<Command>) {
+        for command in self.from_fetches.drain(..) {
+            match command {
+                fetches::Command::Want { ticket, group, member, bytes } => {
+                    self.steps.push_back(Step::Leases(leases::Event::Want { ticket, group, member, bytes }));
+                }
+                fetches::Command::Withdraw { ticket } => {
+                    self.steps.push_back(Step::Leases(leases::Event::Withdraw { ticket }));
+                }
+                fetches::Command::Done { ticket, moved } => {
+                    self.steps.push_back(Step::Leases(leases::Event::Done { ticket, moved }));
+                }
+                fetches::Command::Run(run) => commands.push(Command::Run(run)),
+                fetches::Command::Cut { ticket } => commands.push(Command::Cut { ticket }),
+                fetches::Command::FellBack { fetch, leg, why } => {
+                    commands.push(Command::FellBack { fetch, leg, why });
+                }
+                fetches::Command::Finished { fetch, result, tally } => {
+                    commands.push(Command::Finished { fetch, result, tally });
+                }
+                fetches::Command::WakeAt(at) => commands.push(Command::WakeAt(at)),
+            }
+        }
+        for command in self.from_leases.drain(..) {
+            match command {
+                leases::Command::Granted { ticket } => {
+                    self.steps.push_back(Step::Fetches(fetches::Event::Granted { ticket }));
+                }
+                leases::Command::Send(message) => commands.push(Command::Send(message)),
+                leases::Command::Replace => commands.push(Command::Replace),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fair::GroupShare;
+    use super::super::fetches::{Fault, SourceId, too_slow};
+    use super::super::slots::{self, SELF, Slots};
+    use super::*;
+    use crate::defaults;
+    use crate::shares::FlowsPerHost;
+    use std::time::Duration;
+
+    /// A process that is its host's arbiter too.
+    struct Alone {
+        process: Process,
+        slots: Slots,
+        now: Time,
+    }
+
+    impl Alone {
+        fn new(flows: u32) -> Alone {
+            let slots = Slots::new(Time(0), FlowsPerHost::Fixed(flows), false);
+            let mut alone = Alone { process: Process::default(), slots, now: Time(0) };
+            alone.event(Event::Joined { remote: false });
+            alone.event(Event::Planned { group: 1, legs: 1 });
+            alone
+        }
+
+        /// What is to be done outside.
+        fn event(&mut self, event: Event) -> Vec<Command> {
+            let mut events = VecDeque::from([event]);
+            let (mut outside, mut commands, mut said) = (Vec::new(), Vec::new(), Vec::new());
+            while let Some(event) = events.pop_front() {
+                self.process.handle(self.now, event, &mut commands);
+                for command in commands.drain(..) {
+                    let Command::Send(message) = command else {
+                        outside.push(command);
+                        continue;
+                    };
+                    self.slots.handle(self.now, slots::Event::Message { client: SELF, message }, &mut said);
+                    for command in said.drain(..) {
+                        if let slots::Command::Send { client: SELF, message } = command {
+                            events.push_back(Event::Arbiter(message));
+                        }
+                    }
+                }
+            }
+            outside
+        }
+
+        fn pass(&mut self, time: Duration) -> Vec<Command> {
+            self.now = self.now + time;
+            let mut said = Vec::new();
+            self.slots.handle(self.now, slots::Event::Confirmed, &mut said);
+            self.slots.handle(self.now, slots::Event::Tick, &mut said);
+            let mut outside = Vec::new();
+            for command in said {
+                if let slots::Command::Send { client: SELF, message } = command {
+                    outside.extend(self.event(Event::Arbiter(message)));
+                }
+            }
+            outside.extend(self.event(Event::Tick));
+            outside
+        }
+
+        /// Something happens at the arbiter.
+        fn other(&mut self, event: slots::Event) -> Vec<Command> {
+            let mut said = Vec::new();
+            self.slots.handle(self.now, event, &mut said);
+            let mut outside = Vec::new();
+            for command in said {
+                if let slots::Command::Send { client: SELF, message } = command {
+                    outside.extend(self.event(Event::Arbiter(message)));
+                }
+            }
+            outside
+        }
+
+        fn neighbour(&mut self, message: ToArbiter) -> Vec<Command> {
+            self.other(slots::Event::Message { client: 1, message })
+        }
+
+        fn ask(&mut self, pieces: &[Piece], runs_per_source: u32) -> Vec<Command> {
+            let (pieces, chunk_bytes) = (pieces.to_vec(), 4);
+            self.event(Event::Asked { fetch: 1, group: 1, member: 1, pieces, chunk_bytes, runs_per_source, seed: 7 })
+        }
+
+        /// Answers every run by `reply` until the fetch is over.
+        fn play(mut self, pieces: &[Piece], mut reply: impl FnMut(&Run) -> Outcome) -> End {
+            let mut queue: VecDeque<Command> = self.ask(pieces, 9).into();
+            let mut runs = Vec::new();
+            for _ in 0..100_000 {
+                match queue.pop_front() {
+                    Some(Command::Run(run)) => {
+                        runs.push(run);
+                        let outcome = reply(&run);
+                        queue.extend(self.event(Event::Ended { run, outcome }));
+                    }
+                    Some(Command::Finished { result, tally, .. }) => {
+                        assert!(self.process.is_idle());
+                        return End { result, tally, runs };
+                    }
+                    Some(_) => {}
+                    None => queue.extend(self.pass(Duration::from_millis(500))),
+                }
+            }
+            panic!("it never ends: {:?}", runs.last());
+        }
+    }
+
+    struct End {
+        result: Result<(), FetchError>,
+        tally: Tally,
+        runs: Vec<Run>,
+    }
+
+    fn runs(commands: &[Command]) -> Vec<Run> {
+        commands.iter().filter_map(|command| if let Command::Run(run) = command { Some(*run) } else { None }).collect()
+    }
+
+    fn piece(len: u64, sources: &[SourceId]) -> Piece {
+        Piece { len, sources: sources.to_vec() }
+    }
+
+    fn broken(verified: u64, why: &str) -> Outcome {
+        Outcome::Broken { verified, fault: Fault::Connection(why.into()) }
+    }
+
+    fn damaged() -> Outcome {
+        Outcome::Broken { verified: 0, fault: Fault::Damaged("checksum".into()) }
+    }
+
+    fn gone() -> Outcome {
+        Outcome::Broken { verified: 0, fault: Fault::Gone("no such object".into()) }
+    }
+
+    #[test]
+    fn every_byte_is_asked_for_once() {
+        let end = Alone::new(4).play(&[piece(10, &[1]), piece(0, &[1]), piece(4, &[2])], |_| Outcome::Whole);
+        assert_eq!((end.result, end.tally.bytes), (Ok(()), 14));
+        let mut ranges: Vec<_> = end.runs.iter().map(|run| (run.piece, run.start, run.len)).collect();
+        ranges.sort_unstable();
+        assert_eq!(ranges, [(0, 0, 4), (0, 4, 4), (0, 8, 2), (2, 0, 4)]);
+    }
+
+    #[test]
+    fn a_broken_range_resumes_after_its_last_verified_byte() {
+        let mut first = true;
+        let end = Alone::new(4)
+            .play(&[piece(4, &[1])], |_| if std::mem::take(&mut first) { broken(3, "reset") } else { Outcome::Whole });
+        assert_eq!(end.result, Ok(()));
+        assert_eq!((end.tally.bytes, end.tally.resumed), (4, 1));
+        assert_eq!((end.runs[1].start, end.runs[1].len), (3, 1));
+    }
+
+    #[test]
+    fn a_range_that_broke_after_its_last_byte_is_whole() {
+        let end = Alone::new(4).play(&[piece(4, &[1])], |_| broken(4, "reset"));
+        assert_eq!((end.result, end.runs.len()), (Ok(()), 1));
+    }
+
+    #[test]
+    fn a_source_that_fails_or_damages_is_left_for_another() {
+        for fault in [broken(0, "refused"), damaged(), gone()] {
+            let end = Alone::new(4)
+                .play(&[piece(4, &[1, 2])], |run| if run.source == 1 { fault.clone() } else { Outcome::Whole });
+            assert_eq!(end.result, Ok(()));
+            assert!(end.tally.used.iter().eq([&2]), "{:?}", end.tally);
+        }
+    }
+
+    /// One damaged chunk put its source away for good, and the other one was gone.
+    #[test]
+    fn a_source_that_damaged_a_chunk_is_asked_again_where_the_other_is_gone() {
+        let mut first = true;
+        let end = Alone::new(4).play(&[piece(4, &[1, 2])], |run| match run.source {
+            1 if std::mem::take(&mut first) => damaged(),
+            1 => Outcome::Whole,
+            _ => Outcome::NotConnected { fault: Fault::Connection("refused".into()) },
+        });
+        assert_eq!(end.result, Ok(()));
+    }
+
+    #[test]
+    fn an_object_that_nobody_has_is_lost() {
+        let end = Alone::new(4).play(&[piece(4, &[1, 2])], |_| gone());
+        assert_eq!(end.result, Err(FetchError::Lost("no such object".into())));
+        assert_eq!(end.runs.len(), 2, "both were asked");
+    }
+
+    #[test]
+    fn chunks_that_are_under_way_when_a_source_turns_out_to_be_gone_go_on_to_the_next() {
+        let end = Alone::new(4).play(&[piece(8, &[1, 2])], |run| if run.source == 1 { gone() } else { Outcome::Whole });
+        assert_eq!(end.result, Ok(()));
+    }
+
+    #[test]
+    fn a_fetch_without_progress_ends_and_names_the_cause() {
+        let end = Alone::new(4).play(&[piece(4, &[1])], |_| broken(0, "connection refused"));
+        assert_eq!(end.result, Err(FetchError::Unreachable("connection refused".into())));
+        assert!(end.tally.resumed > 10);
+    }
+
+    /// A5: a fault of long ago was given as the cause, or none was, and the fetch waited for ever.
+    #[test]
+    fn a_fetch_that_gets_no_slot_says_so_unless_others_of_its_host_make_progress() {
+        let mut host = Alone::new(1);
+        let share = |group, weight| GroupShare { group, weight, cap: 1 };
+        let shares = vec![share(1, 1e-9), share(2, 1.0)];
+        host.other(slots::Event::Shares { flows_per_host: FlowsPerHost::Fixed(1), shares });
+        let busy = Outcome::Broken { verified: 0, fault: Fault::Busy { retry_after: Duration::from_millis(1) } };
+        let run = runs(&host.ask(&[piece(40, &[1])], 9))[0];
+        host.event(Event::Ended { run, outcome: busy });
+        // Another process takes the only slot once the first chunk is here, and has a far larger share.
+        let want = |ticket| ToArbiter::Want { ticket, group: 2, member: 2, bytes: 4 };
+        let run = runs(&host.pass(Duration::from_millis(100)))[0];
+        host.other(slots::Event::Joined { client: 1 });
+        host.neighbour(want(1));
+        let mut left = vec![run];
+        while let Some(run) = left.pop() {
+            left.extend(runs(&host.event(Event::Ended { run, outcome: Outcome::Whole })));
+        }
+        // While the other makes progress this one waits, however long; then not for ever.
+        let mut outside = Vec::new();
+        for ticket in 2..200 {
+            outside.extend(host.neighbour(want(ticket)));
+            outside.extend(host.neighbour(ToArbiter::Done { ticket: ticket - 1, moved: 4 }));
+            outside.extend(host.pass(Duration::from_secs(1)));
+        }
+        assert!(outside.is_empty(), "{outside:?}");
+        for _ in 0..62 {
+            outside.extend(host.neighbour(ToArbiter::Pong));
+            outside.extend(host.pass(Duration::from_secs(1)));
+        }
+        let why = "no receiving slot of this host became free in 60 s".to_owned();
+        let Some(Command::Finished { result, .. }) = outside.pop() else { panic!("{outside:?}") };
+        assert_eq!(result, Err(FetchError::Unreachable(why)));
+    }
+
+    #[test]
+    fn damaged_chunks_are_fetched_again_and_counted_but_not_for_ever() {
+        let mut left = 3;
+        let end = Alone::new(4).play(&[piece(4, &[1])], |_| {
+            left -= 1;
+            if left > 0 { damaged() } else { Outcome::Whole }
+        });
+        assert_eq!((end.result, end.tally.refetches), (Ok(()), 2));
+        let end = Alone::new(4).play(&[piece(4, &[1])], |_| damaged());
+        assert_eq!(end.result, Err(FetchError::Damaged("checksum".into())));
+        assert_eq!(end.tally.refetches, defaults::CORRUPT_MAX);
+    }
+
+    #[test]
+    fn a_busy_server_gives_its_slot_to_another_source() {
+        let mut refused = false;
+        let busy = Outcome::Broken { verified: 0, fault: Fault::Busy { retry_after: Duration::from_millis(20) } };
+        let end = Alone::new(1).play(&[piece(4, &[1]), piece(4, &[2])], |run| {
+            if run.source == 1 && !std::mem::replace(&mut refused, true) { busy.clone() } else { Outcome::Whole }
+        });
+        assert_eq!((end.result, end.tally.busy), (Ok(()), 1));
+        assert_eq!(end.runs.len(), 3);
+    }
+
+    /// A11: a thousand chunks of a source that is not to be asked now hid those of all others.
+    #[test]
+    fn many_chunks_of_a_source_that_fails_hide_no_other() {
+        let slow = piece(40_000, &[1]);
+        let mut others = 0;
+        Alone::new(4).play(&[slow, piece(4, &[2])], |run| {
+            others += u32::from(run.source == 2);
+            if run.source == 1 && others == 0 { broken(0, "reset") } else { Outcome::Whole }
+        });
+        assert_eq!(others, 1);
+    }
+
+    /// A8: whoever gives up waits for no range that is under way.
+    #[test]
+    fn a_fetch_that_is_given_up_cuts_its_runs_and_ends_after_them() {
+        let mut host = Alone::new(2);
+        let runs = runs(&host.ask(&[piece(12, &[1])], 9));
+        assert_eq!(runs.len(), 2);
+        let abandon = Event::Abandon { fetch: 1, error: FetchError::Cancelled("interrupted".into()) };
+        let cut: Vec<Command> = host.event(abandon.clone());
+        assert_eq!(cut, runs.iter().map(|run| Command::Cut { ticket: run.ticket }).collect::<Vec<_>>());
+        assert!(host.event(abandon).is_empty(), "once");
+        assert!(host.event(Event::Ended { run: runs[0], outcome: Outcome::Whole }).is_empty());
+        let ended = host.event(Event::Ended { run: runs[1], outcome: broken(0, "cut") });
+        assert!(matches!(ended[..], [Command::Finished { result: Err(FetchError::Cancelled(_)), .. }]), "{ended:?}");
+        assert!(host.process.is_idle());
+        host.pass(Duration::from_secs(1));
+        host.pass(Duration::from_secs(1));
+        assert_eq!(host.slots.in_use(), 0);
+    }
+
+    /// A6: a source that trickled held a fetch for ever, though another had the piece.
+    #[test]
+    fn a_source_that_trickles_is_left_for_another() {
+        let mut host = Alone::new(1);
+        let run = runs(&host.ask(&[piece(4, &[1, 2])], 9))[0];
+        let mut cut = Vec::new();
+        for second in 1..=defaults::TRICKLE.as_secs() {
+            host.pass(Duration::from_secs(1));
+            cut.extend(host.event(Event::Received { ticket: run.ticket, bytes: second }));
+        }
+        assert_eq!(cut, [Command::Cut { ticket: run.ticket }]);
+        let ended = host.event(Event::Ended { run, outcome: broken(0, &too_slow()) });
+        assert_eq!(runs(&ended).first().map(|run| run.source), Some(2), "{ended:?}");
+    }
+
+    #[test]
+    fn a_source_that_is_merely_slow_is_not_left() {
+        let mut host = Alone::new(1);
+        let run = runs(&host.ask(&[piece(4, &[1, 2])], 9))[0];
+        for second in 1..600 {
+            assert!(host.pass(Duration::from_secs(1)).is_empty());
+            let bytes = second * defaults::TRICKLE_BYTES / 9;
+            assert!(host.event(Event::Received { ticket: run.ticket, bytes }).is_empty());
+        }
+    }
+
+    /// A7: the first leg was tried until the fetch failed.
+    #[test]
+    fn a_leg_that_cannot_be_connected_falls_to_the_next_and_after_the_last_comes_the_first() {
+        let mut host = Alone::new(1);
+        host.event(Event::Planned { group: 1, legs: 2 });
+        let refused = || Outcome::NotConnected { fault: Fault::Connection("refused".into()) };
+        let run = runs(&host.ask(&[piece(4, &[1])], 9))[0];
+        assert_eq!(run.leg, 0);
+        let fell = host.event(Event::Ended { run, outcome: refused() });
+        assert!(fell.contains(&Command::FellBack { fetch: 1, leg: 0, why: "refused".into() }), "{fell:?}");
+        let run = runs(&fell)[0];
+        assert_eq!(run.leg, 1);
+        // The last one: it waits, and begins with the first.
+        assert!(runs(&host.event(Event::Ended { run, outcome: refused() })).is_empty());
+        let run = runs(&host.pass(Duration::from_millis(500)))[0];
+        assert_eq!(run.leg, 0);
+        // Another plan begins with its first leg.
+        let fell = host.event(Event::Ended { run, outcome: refused() });
+        host.event(Event::Planned { group: 1, legs: 2 });
+        let stale = runs(&fell)[0];
+        let again = host.event(Event::Ended { run: stale, outcome: refused() });
+        assert_eq!(runs(&again)[0].leg, 0);
+    }
+
+    #[test]
+    fn one_run_at_a_time_goes_to_a_source_whose_connection_carries_all() {
+        let mut host = Alone::new(9);
+        let mut first = runs(&host.ask(&[piece(12, &[1]), piece(12, &[2])], 1));
+        first.sort_by_key(|run| run.source);
+        assert_eq!(first.iter().map(|run| run.source).collect::<Vec<_>>(), [1, 2]);
+        let chained = host.event(Event::Streaming { run: first[0] });
+        let [Command::Chain(next)] = chained[..] else { panic!("{chained:?}") };
+        assert_eq!(next.source, 1);
+        host.event(Event::Ended { run: first[0], outcome: Outcome::Whole });
+        let ended = host.event(Event::Ended { run: next, outcome: Outcome::Whole });
+        assert_eq!(runs(&ended).iter().map(|run| run.source).collect::<Vec<_>>(), [1]);
+    }
+
+    #[test]
+    fn chunks_that_follow_on_one_connection_share_its_slot_and_only_the_first_is_charged() {
+        let mut host = Alone::new(1);
+        let first = runs(&host.ask(&[piece(12, &[1])], 9))[0];
+        let chain = |host: &mut Alone, run| match host.event(Event::Streaming { run })[..] {
+            [Command::Chain(next)] => next,
+            ref other => panic!("{other:?}"),
+        };
+        let second = chain(&mut host, first);
+        assert_eq!((second.start, second.ticket, host.process.running()), (4, first.ticket, 1));
+        assert!(host.event(Event::Ended { run: first, outcome: Outcome::Whole }).is_empty());
+        let third = chain(&mut host, second);
+        host.event(Event::Ended { run: second, outcome: broken(3, "reset") });
+        // The connection went with the second chunk: the third was never begun.
+        assert!(runs(&host.event(Event::Ended { run: third, outcome: Outcome::Unasked })).is_empty());
+        assert_eq!(host.process.running(), 0);
+        let again = runs(&host.pass(Duration::from_secs(1)));
+        assert_eq!(again.len(), 1, "{again:?}");
+    }
+
+    #[test]
+    fn a_kept_connection_that_the_server_closed_is_no_fault() {
+        let mut host = Alone::new(1);
+        let run = runs(&host.ask(&[piece(8, &[1])], 9))[0];
+        let [Command::Chain(_)] = host.event(Event::Streaming { run })[..] else { panic!("one more") };
+        let again = host.event(Event::Ended { run, outcome: Outcome::Stale });
+        assert_eq!(again, [Command::Run(Run { fresh: true, ..run })]);
+        host.event(Event::Ended { run: Run { fresh: true, ..run }, outcome: Outcome::Whole });
+    }
+}

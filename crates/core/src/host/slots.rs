@@ -1,0 +1,433 @@
+//! The arbiter's half: gives the slots of a host to its processes.
+//!
+//! Each grant is kept with its charge until it comes back, so what is charged in the end is what was moved. A process that
+//! is silent for too long loses its slots to others. An arbiter that was stopped itself grants nothing before its caller
+//! has made sure that no other took its place.
+
+use super::fair::{FairQueue, GroupShare, Request};
+use super::{ClientId, FromArbiter, GroupId, HEARTBEAT, JUMP, MemberId, SETTLE, SILENT, Ticket, ToArbiter};
+use crate::budget::Budget;
+use crate::shares::{self, FlowsPerHost};
+use crate::units::Time;
+
+/// The arbiter's own process.
+pub const SELF: ClientId = 0;
+/// Tickets that one process may have waiting: more is a client that does not know the rules.
+pub const WAITING_MAX: usize = 4096;
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    Joined {
+        client: ClientId,
+    },
+    /// Its connection is gone.
+    Left {
+        client: ClientId,
+    },
+    Message {
+        client: ClientId,
+        message: ToArbiter,
+    },
+    Shares {
+        flows_per_host: FlowsPerHost,
+        shares: Vec<GroupShare>,
+    },
+    /// The answer to [`Command::Confirm`]: nobody took this arbiter's place.
+    Confirmed,
+    Tick,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Command {
+    Send {
+        client: ClientId,
+        message: FromArbiter,
+    },
+    /// The client is silent or breaks the rules: close its connection. Its slots are given to others.
+    Expel {
+        client: ClientId,
+    },
+    /// This process was stopped for a while: look whether another arbiter took its place. Nothing is granted before
+    /// [`Event::Confirmed`].
+    Confirm,
+    /// Send [`Event::Tick`] then, at the latest.
+    WakeAt(Time),
+}
+
+/// The slots of one host.
+pub struct Slots {
+    queue: FairQueue,
+    flows_per_host: FlowsPerHost,
+    shares: Vec<GroupShare>,
+    limit: u32,
+    /// Where the number of slots is found by trial.
+    budget: Option<Box<Budget>>,
+    clients: Vec<Client>,
+    contended: bool,
+    settled_at: Time,
+    ticked_at: Time,
+    confirmed: bool,
+    /// Chunks that ended.
+    done: u64,
+}
+
+struct Client {
+    id: ClientId,
+    held: Vec<Held>,
+    /// Where each of its waiting tickets is.
+    waiting: Vec<(Ticket, GroupId, MemberId)>,
+    heard_at: Time,
+}
+
+/// A granted slot.
+struct Held {
+    ticket: Ticket,
+    group: GroupId,
+    member: MemberId,
+    charged: u64,
+}
+
+impl Slots {
+    /// `succeeds`: others may still hold slots of an earlier arbiter; they have [`SETTLE`] to say so.
+    pub fn new(now: Time, flows_per_host: FlowsPerHost, succeeds: bool) -> Slots {
+        let mut slots = Slots {
+            queue: FairQueue::default(),
+            flows_per_host,
+            shares: Vec::new(),
+            limit: flows_per_host.usual(),
+            budget: None,
+            clients: Vec::new(),
+            contended: false,
+            settled_at: if succeeds { now + SETTLE } else { now },
+            ticked_at: now,
+            confirmed: true,
+            done: 0,
+        };
+        slots.set_shares(flows_per_host, Vec::new());
+        slots.join(now, SELF);
+        slots
+    }
+
+    pub fn handle(&mut self, now: Time, event: Event, commands: &mut Vec<Command>) {
+        if self.confirmed && now.since(self.ticked_at) >= JUMP {
+            // Who was silent while this process stood still is not to blame.
+            self.clients.iter_mut().for_each(|client| client.heard_at = now);
+            self.confirmed = false;
+            self.ticked_at = now;
+            commands.push(Command::Confirm);
+        }
+        match event {
+            Event::Joined { client } => {
+                self.join(now, client);
+                if self.contended {
+                    commands.push(Command::Send { client, message: FromArbiter::Contended { contended: true } });
+                }
+            }
+            Event::Left { client } => self.drop_client(client),
+            Event::Message { client, message } => self.message(now, client, message, commands),
+            Event::Shares { flows_per_host, shares } => self.set_shares(flows_per_host, shares),
+            Event::Confirmed => self.confirmed = true,
+            Event::Tick => self.tick(now, commands),
+        }
+        self.grant(now, commands);
+        self.tell_contention(commands);
+    }
+
+    /// Slots that are granted now.
+    pub fn in_use(&self) -> u32 {
+        self.queue.in_use()
+    }
+
+    /// Requests that wait.
+    pub fn waiting(&self) -> usize {
+        self.queue.waiting()
+    }
+
+    /// Slots that may be granted at once.
+    pub fn limit(&self) -> u32 {
+        self.limit
+    }
+
+    /// Other processes of the host.
+    pub fn others(&self) -> usize {
+        self.clients.len() - 1
+    }
+
+    fn join(&mut self, now: Time, id: ClientId) {
+        self.drop_client(id);
+        self.clients.push(Client { id, held: Vec::new(), waiting: Vec::new(), heard_at: now });
+    }
+
+    fn set_shares(&mut self, flows_per_host: FlowsPerHost, shares: Vec<GroupShare>) {
+        self.flows_per_host = flows_per_host;
+        self.shares = shares;
+        match flows_per_host {
+            FlowsPerHost::Fixed(flows) => {
+                (self.budget, self.limit) = (None, flows);
+                self.queue.set_shares(&self.shares);
+            }
+            FlowsPerHost::Auto => {
+                let limit = self.budget.get_or_insert_default().limit();
+                self.set_limit(limit);
+            }
+        }
+    }
+
+    /// Another budget: it is split anew by the weights.
+    fn set_limit(&mut self, limit: u32) {
+        self.limit = limit;
+        let weights: Vec<f64> = self.shares.iter().map(|share| share.weight).collect();
+        for (share, cap) in self.shares.iter_mut().zip(shares::split(limit, &weights)) {
+            share.cap = cap;
+        }
+        self.queue.set_shares(&self.shares);
+    }
+
+    fn message(&mut self, now: Time, id: ClientId, message: ToArbiter, commands: &mut Vec<Command>) {
+        let Some(client) = self.clients.iter_mut().find(|client| client.id == id) else { return };
+        client.heard_at = now;
+        match message {
+            ToArbiter::Held { ticket, group, member } => {
+                if client.held.iter().all(|held| held.ticket != ticket) {
+                    client.held.push(Held { ticket, group, member, charged: 0 });
+                    self.queue.adopt(group, member);
+                }
+            }
+            ToArbiter::Want { ticket, group, member, bytes } => {
+                if client.waiting.len() >= WAITING_MAX {
+                    commands.push(Command::Expel { client: id });
+                    self.drop_client(id);
+                    return;
+                }
+                let known = client.waiting.iter().any(|(own, ..)| *own == ticket)
+                    || client.held.iter().any(|held| held.ticket == ticket);
+                if !known {
+                    client.waiting.push((ticket, group, member));
+                    self.queue.push(group, member, Request { client: id, ticket, bytes });
+                }
+            }
+            ToArbiter::Withdraw { ticket } => {
+                if let Some(at) = client.waiting.iter().position(|(own, ..)| *own == ticket) {
+                    let (_, group, member) = client.waiting.swap_remove(at);
+                    self.queue.withdraw(group, member, id, ticket);
+                }
+            }
+            ToArbiter::Done { ticket, moved } => {
+                if let Some(at) = client.held.iter().position(|held| held.ticket == ticket) {
+                    let held = client.held.swap_remove(at);
+                    // An adopted slot was charged to nobody here, so nothing is given back for it.
+                    let moved = if held.charged == 0 { 0 } else { moved };
+                    self.queue.done(held.group, held.member, held.charged, moved);
+                    self.done += 1;
+                    self.observe(now, moved, u32::from(moved > 0));
+                }
+            }
+            ToArbiter::Pong => {}
+        }
+    }
+
+    fn tick(&mut self, now: Time, commands: &mut Vec<Command>) {
+        self.ticked_at = now;
+        let silent = |client: &Client| client.id != SELF && now.since(client.heard_at) >= SILENT;
+        while let Some(id) = self.clients.iter().find(|client| silent(client)).map(|client| client.id) {
+            commands.push(Command::Expel { client: id });
+            self.drop_client(id);
+        }
+        let message = FromArbiter::Ping { done: self.done };
+        commands.extend(self.clients.iter().map(|client| Command::Send { client: client.id, message }));
+        commands.push(Command::WakeAt(now + HEARTBEAT));
+    }
+
+    /// What a client held and waited for is free again.
+    fn drop_client(&mut self, id: ClientId) {
+        let Some(at) = self.clients.iter().position(|client| client.id == id) else { return };
+        let client = self.clients.swap_remove(at);
+        self.queue.withdraw_all(id);
+        for held in client.held {
+            self.queue.done(held.group, held.member, held.charged, held.charged);
+        }
+    }
+
+    fn grant(&mut self, now: Time, commands: &mut Vec<Command>) {
+        if !self.confirmed {
+            return;
+        }
+        if now < self.settled_at {
+            commands.push(Command::WakeAt(self.settled_at));
+            return;
+        }
+        loop {
+            while self.queue.in_use() < self.limit {
+                let Some(turn) = self.queue.pop(self.limit) else { break };
+                let Request { client: id, ticket, bytes } = turn.request;
+                let client =
+                    self.clients.iter_mut().find(|client| client.id == id).expect("it asked and did not leave");
+                if let Some(at) = client.waiting.iter().position(|(own, ..)| *own == ticket) {
+                    client.waiting.swap_remove(at);
+                }
+                client.held.push(Held { ticket, group: turn.group, member: turn.member, charged: bytes });
+                commands.push(Command::Send { client: id, message: FromArbiter::Grant { ticket } });
+            }
+            if !self.observe(now, 0, 0) {
+                return;
+            }
+        }
+    }
+
+    /// What has arrived decides how many slots there are, where that is not given; true if there are more or fewer now.
+    fn observe(&mut self, now: Time, bytes: u64, chunks: u32) -> bool {
+        let Some(budget) = &mut self.budget else { return false };
+        let before = budget.limit();
+        budget.observe(now, bytes, chunks, self.queue.in_use(), self.queue.waiting() as u32);
+        let limit = budget.limit();
+        if limit != before {
+            self.set_limit(limit);
+        }
+        limit != before
+    }
+
+    /// Somebody waits for a slot that another process or another member has, or waits for too.
+    fn is_contended(&self) -> bool {
+        // Where rates decide, every chunk is asked for.
+        if self.budget.is_some() {
+            return true;
+        }
+        let wanting = self.clients.iter().filter(|client| !client.held.is_empty() || !client.waiting.is_empty());
+        self.queue.waiting() > 0 && (wanting.take(2).count() > 1 || self.queue.members_compete())
+    }
+
+    fn tell_contention(&mut self, commands: &mut Vec<Command>) {
+        let contended = self.is_contended();
+        if contended != self.contended {
+            self.contended = contended;
+            let message = FromArbiter::Contended { contended };
+            commands.extend(self.clients.iter().map(|client| Command::Send { client: client.id, message }));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Host {
+        slots: Slots,
+        now: Time,
+        said: Vec<Command>,
+    }
+
+    impl Host {
+        fn new(flows: u32) -> Host {
+            let now = Time::from_secs_f64(0.0);
+            Host { slots: Slots::new(now, FlowsPerHost::Fixed(flows), false), now, said: Vec::new() }
+        }
+
+        fn event(&mut self, event: Event) -> Vec<Command> {
+            self.said.clear();
+            self.slots.handle(self.now, event, &mut self.said);
+            self.said.clone()
+        }
+
+        fn say(&mut self, client: ClientId, message: ToArbiter) -> Vec<Command> {
+            self.event(Event::Message { client, message })
+        }
+
+        fn want(&mut self, client: ClientId, ticket: Ticket) -> Vec<Command> {
+            self.say(client, ToArbiter::Want { ticket, group: 1, member: 1, bytes: 10 })
+        }
+
+        fn pass(&mut self, seconds: f64) -> Vec<Command> {
+            let end = self.now.as_secs_f64() + seconds;
+            let mut all = Vec::new();
+            while self.now.as_secs_f64() < end {
+                self.now = self.now + HEARTBEAT;
+                all.extend(self.event(Event::Tick));
+            }
+            all
+        }
+    }
+
+    fn grant(client: ClientId, ticket: Ticket) -> Command {
+        Command::Send { client, message: FromArbiter::Grant { ticket } }
+    }
+
+    #[test]
+    fn processes_share_the_slots_and_hear_when_somebody_waits_in_vain() {
+        let mut host = Host::new(1);
+        host.event(Event::Joined { client: 1 });
+        assert_eq!(host.want(SELF, 7), [grant(SELF, 7)]);
+        let contended = |contended| FromArbiter::Contended { contended };
+        let said = host.want(1, 9);
+        assert!(said.contains(&Command::Send { client: SELF, message: contended(true) }), "{said:?}");
+        let said = host.say(SELF, ToArbiter::Done { ticket: 7, moved: 10 });
+        assert_eq!(said[0], grant(1, 9));
+        assert!(said.contains(&Command::Send { client: 1, message: contended(false) }), "{said:?}");
+    }
+
+    #[test]
+    fn a_client_that_leaves_or_falls_silent_returns_its_slots() {
+        let mut host = Host::new(1);
+        host.event(Event::Joined { client: 1 });
+        host.event(Event::Joined { client: 2 });
+        host.want(1, 1);
+        host.want(2, 2);
+        assert!(host.event(Event::Left { client: 1 }).contains(&grant(2, 2)));
+        host.want(SELF, 3);
+        let said = host.pass(SILENT.as_secs_f64());
+        assert!(said.contains(&Command::Expel { client: 2 }) && said.contains(&grant(SELF, 3)), "{said:?}");
+    }
+
+    #[test]
+    fn who_answers_is_not_expelled() {
+        let mut host = Host::new(1);
+        host.event(Event::Joined { client: 1 });
+        for _ in 0..20 {
+            let said = host.pass(HEARTBEAT.as_secs_f64());
+            assert!(!said.contains(&Command::Expel { client: 1 }));
+            host.say(1, ToArbiter::Pong);
+        }
+    }
+
+    #[test]
+    fn an_arbiter_that_was_stopped_grants_nothing_before_it_knows_that_it_was_not_replaced() {
+        let mut host = Host::new(1);
+        host.event(Event::Joined { client: 1 });
+        host.pass(1.0);
+        host.now = host.now + JUMP;
+        assert_eq!(host.want(1, 1), [Command::Confirm]);
+        assert!(host.event(Event::Confirmed).contains(&grant(1, 1)));
+    }
+
+    #[test]
+    fn a_successor_waits_until_the_others_have_said_what_they_hold() {
+        let now = Time::from_secs_f64(0.0);
+        let mut host = Host { slots: Slots::new(now, FlowsPerHost::Fixed(1), true), now, said: Vec::new() };
+        host.event(Event::Joined { client: 1 });
+        host.say(1, ToArbiter::Held { ticket: 5, group: 1, member: 1 });
+        assert_eq!(
+            host.want(SELF, 6),
+            [
+                Command::WakeAt(now + SETTLE),
+                Command::Send { client: SELF, message: FromArbiter::Contended { contended: true } },
+                Command::Send { client: 1, message: FromArbiter::Contended { contended: true } }
+            ]
+        );
+        host.now = now + SETTLE;
+        assert_eq!(host.slots.in_use(), 1);
+        assert!(!host.event(Event::Tick).contains(&grant(SELF, 6)));
+        assert!(host.say(1, ToArbiter::Done { ticket: 5, moved: 10 }).contains(&grant(SELF, 6)));
+    }
+
+    #[test]
+    fn nonsense_changes_nothing() {
+        let mut host = Host::new(2);
+        host.want(SELF, 1);
+        host.want(SELF, 1);
+        host.say(SELF, ToArbiter::Done { ticket: 99, moved: u64::MAX });
+        host.say(SELF, ToArbiter::Withdraw { ticket: 99 });
+        host.say(77, ToArbiter::Want { ticket: 1, group: 1, member: 1, bytes: 1 });
+        assert_eq!((host.slots.in_use(), host.slots.waiting()), (1, 0));
+        let more = (0..WAITING_MAX as u64 + 10).flat_map(|ticket| host.want(SELF, 100 + ticket)).collect::<Vec<_>>();
+        assert!(more.contains(&Command::Expel { client: SELF }));
+    }
+}

@@ -1,0 +1,962 @@
+//! Hosts, their processes, the messages between them, and everything that goes wrong.
+
+use crate::checks::{Ledger, Ranges};
+use mission_core::flight::Environment;
+use mission_core::host::fair::GroupShare;
+use mission_core::host::fetches::{Fault, FetchError, FetchId, Outcome, Piece, Run, SourceId};
+use mission_core::host::process::{self, Process};
+use mission_core::host::slots::{self, SELF, Slots};
+use mission_core::host::{ClientId, FromArbiter, GroupId, HEARTBEAT, MemberId, Ticket, ToArbiter};
+use mission_core::mission::{self, MissionController};
+use mission_core::random::SplitMix;
+use mission_core::shares::FlowsPerHost;
+use mission_core::types::{JobSpec, TransferId};
+use mission_core::units::Time;
+use mission_core::versions::{Inbox, Outbox, Received};
+use std::cmp::Ordering;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use std::time::Duration;
+
+type ProcessId = usize;
+type ArbiterId = usize;
+/// A connection between a process and an arbiter.
+type LinkId = u64;
+
+const CHUNK: u64 = 256 << 10;
+/// Time in which everything that was asked for is there, once nothing goes wrong any more.
+const LONGEST: Duration = Duration::from_secs(400);
+const STALL: Duration = Duration::from_secs(5);
+const HANDSHAKE: Duration = Duration::from_secs(1);
+const REPORT: Duration = Duration::from_millis(250);
+
+#[derive(Clone, Debug)]
+enum Happens {
+    ToArbiter { arbiter: ArbiterId, client: ClientId, message: ToArbiter },
+    ToProcess { process: ProcessId, link: LinkId, message: FromArbiter },
+    LinkLost { process: ProcessId, link: LinkId },
+    ClientLeft { arbiter: ArbiterId, client: ClientId },
+    Elect { process: ProcessId, waited: bool },
+    Tick { process: ProcessId },
+    Wake { process: ProcessId },
+    Watch { process: ProcessId },
+    ArbiterTick { arbiter: ArbiterId, count: u32 },
+    Streaming { process: ProcessId, run: Run },
+    RunEnds { process: ProcessId, run: Run, outcome: Outcome, stalled: bool },
+    Ask { process: ProcessId },
+    Abandon { process: ProcessId, fetch: FetchId, error: FetchError },
+    Stop { process: ProcessId },
+    Resume { process: ProcessId },
+    Leave { process: ProcessId },
+    Break { process: ProcessId },
+    Report,
+    Told { process: ProcessId, version: u64, shares: Vec<GroupShare> },
+    Briefed { process: ProcessId, version: u64, shares: Vec<GroupShare> },
+    Priority,
+    Budget,
+}
+
+struct Entry {
+    at: Time,
+    sequence: u64,
+    what: Happens,
+}
+
+impl PartialEq for Entry {
+    fn eq(&self, other: &Entry) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+
+impl Eq for Entry {}
+
+impl PartialOrd for Entry {
+    fn partial_cmp(&self, other: &Entry) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Entry {
+    fn cmp(&self, other: &Entry) -> Ordering {
+        (other.at, other.sequence).cmp(&(self.at, self.sequence))
+    }
+}
+
+struct Worker {
+    host: usize,
+    process: Process,
+    alive: bool,
+    stopped: bool,
+    /// What happens to it while it is stopped.
+    deferred: Vec<Happens>,
+    link: Option<Link>,
+    wake: Option<Time>,
+    fetches: BTreeMap<FetchId, Fetch>,
+    /// Ranges under way, and what follows each on its connection.
+    running: BTreeMap<Ticket, Under>,
+    shares: Vec<GroupShare>,
+    versions: Inbox,
+    asked: BTreeMap<TransferId, (u64, u64)>,
+}
+
+#[derive(Clone, Copy)]
+struct Link {
+    id: LinkId,
+    arbiter: ArbiterId,
+    client: ClientId,
+    /// Messages are not overtaken: each comes after the last one in its direction.
+    last_up: Time,
+    last_down: Time,
+}
+
+struct Under {
+    run: Run,
+    began: Time,
+    trickles: bool,
+    cut: bool,
+    next: Option<Run>,
+}
+
+struct Fetch {
+    transfer: TransferId,
+    pieces: Vec<(u64, Vec<ProcessId>)>,
+    arrived: Ranges,
+    abandoned: bool,
+}
+
+struct Arbiter {
+    host: usize,
+    owner: ProcessId,
+    generation: u64,
+    slots: Slots,
+    ledger: Ledger,
+    clients: BTreeMap<ClientId, (ProcessId, LinkId)>,
+    next_client: ClientId,
+}
+
+pub struct World {
+    random: SplitMix,
+    now: Time,
+    queue: BinaryHeap<Entry>,
+    sequence: u64,
+    workers: Vec<Worker>,
+    arbiters: Vec<Option<Arbiter>>,
+    generations: Vec<u64>,
+    mission: MissionController,
+    sent: Outbox<ProcessId>,
+    shares: Vec<GroupShare>,
+    flows: FlowsPerHost,
+    jobs: Vec<f64>,
+    calm_at: Time,
+    next_fetch: FetchId,
+    next_link: LinkId,
+    asks_left: u32,
+    /// Fetches that are not over.
+    open: usize,
+    steps: u64,
+    finished: u64,
+    pub grants: u64,
+}
+
+fn seconds(seconds: f64) -> Time {
+    Time::from_secs_f64(seconds)
+}
+
+fn job_name(job: usize) -> String {
+    format!("job{job}")
+}
+
+fn group_of(job: usize) -> GroupId {
+    job as GroupId + 1
+}
+
+impl World {
+    pub fn new(seed: u64) -> World {
+        let mut random = SplitMix(seed);
+        let policies = ["fair", "fifo", "priority", "performance-centric"];
+        let policy = policies[random.next() as usize % policies.len()];
+        let budget = 1 + random.next() as u32 % 12;
+        let flows = if random.next().is_multiple_of(10) { FlowsPerHost::Auto } else { FlowsPerHost::Fixed(budget) };
+        let mission = MissionController::new(policy, flows, Environment::default()).unwrap();
+        // Mostly small, so that many are tried; some with as many hosts as a rack.
+        let hosts = if random.next().is_multiple_of(200) { 50 } else { 3 + random.next() as usize % 4 };
+        let jobs = (0..1 + random.next() % 4).map(|_| 0.5 + random.unit() * 8.0).collect();
+        let mut world = World {
+            calm_at: seconds(1.0 + random.unit() * 6.0),
+            asks_left: 2 * hosts as u32 + random.next() as u32 % 20,
+            random,
+            now: Time(0),
+            queue: BinaryHeap::new(),
+            sequence: 0,
+            workers: Vec::new(),
+            arbiters: Vec::new(),
+            generations: vec![0; hosts],
+            mission,
+            sent: Outbox::default(),
+            shares: Vec::new(),
+            flows,
+            jobs,
+            next_fetch: 1,
+            next_link: 1,
+            open: 0,
+            steps: 0,
+            finished: 0,
+            grants: 0,
+        };
+        for host in 0..hosts {
+            for _ in 0..1 + world.chance() as usize * 3 / 2 {
+                world.start(host);
+            }
+        }
+        for job in 0..world.jobs.len() {
+            world.arrive(job);
+        }
+        world.after(REPORT, Happens::Report);
+        for _ in 0..world.asks_left {
+            let at = world.until_calm();
+            let process = world.any_process();
+            world.at(at, Happens::Ask { process });
+        }
+        world.plan_harm();
+        world
+    }
+
+    /// Runs to its end; gives the number of steps.
+    pub fn run(mut self) -> u64 {
+        let end = self.calm_at + LONGEST;
+        let mut idle_since = None;
+        while let Some(entry) = self.queue.pop() {
+            self.now = entry.at;
+            assert!(self.now < end, "{} fetches never end: {}", self.open, self.describe());
+            self.steps += 1;
+            assert!(self.steps < 3_000_000, "it goes round in circles at {:?}: {:?}", self.now, entry.what);
+            self.happen(entry.what);
+            let quiet = self.asks_left == 0 && self.open == 0 && self.now > self.calm_at;
+            let since = *idle_since.get_or_insert(self.now);
+            if !quiet {
+                idle_since = None;
+            } else if self.now.since(since) >= 4 * HEARTBEAT {
+                break;
+            }
+        }
+        self.nothing_is_left();
+        self.steps
+    }
+
+    fn describe(&self) -> String {
+        let mut text = String::new();
+        for (id, worker) in self.workers.iter().enumerate().filter(|(_, worker)| !worker.fetches.is_empty()) {
+            text += &format!(
+                "process {id} of host {} with {} fetches, {} running, linked: {}; ",
+                worker.host,
+                worker.fetches.len(),
+                worker.running.len(),
+                worker.link.is_some()
+            );
+        }
+        text
+    }
+
+    fn nothing_is_left(&mut self) {
+        for (id, worker) in self.workers.iter().enumerate().filter(|(_, worker)| worker.alive) {
+            assert!(worker.process.is_idle(), "process {id} is not idle");
+            assert_eq!(worker.process.spare(), 0, "process {id} keeps slots");
+        }
+        for arbiter in self.arbiters.iter().flatten() {
+            assert_eq!((arbiter.slots.in_use(), arbiter.slots.waiting()), (0, 0), "slots or requests are left");
+            assert!(arbiter.ledger.is_empty());
+            self.grants += arbiter.ledger.grants;
+        }
+    }
+
+    fn chance(&mut self) -> f64 {
+        self.random.unit()
+    }
+
+    fn any_process(&mut self) -> ProcessId {
+        self.random.next() as usize % self.workers.len()
+    }
+
+    fn until_calm(&mut self) -> Time {
+        seconds(self.chance() * self.calm_at.as_secs_f64())
+    }
+
+    fn at(&mut self, at: Time, what: Happens) {
+        self.sequence += 1;
+        self.queue.push(Entry { at: at.max(self.now), sequence: self.sequence, what });
+    }
+
+    fn after(&mut self, wait: Duration, what: Happens) {
+        self.at(self.now + wait, what);
+    }
+
+    fn plan_harm(&mut self) {
+        for _ in 0..self.random.next() % 6 {
+            let (at, process) = (self.until_calm(), self.any_process());
+            let what = match self.random.next() % 6 {
+                0 => Happens::Leave { process },
+                1 | 2 => Happens::Break { process },
+                3 => Happens::Priority,
+                4 => Happens::Budget,
+                _ => Happens::Stop { process },
+            };
+            self.at(at, what);
+        }
+    }
+
+    fn start(&mut self, host: usize) {
+        let id = self.workers.len();
+        self.workers.push(Worker {
+            host,
+            process: Process::default(),
+            alive: true,
+            stopped: false,
+            deferred: Vec::new(),
+            link: None,
+            wake: None,
+            fetches: BTreeMap::new(),
+            running: BTreeMap::new(),
+            shares: Vec::new(),
+            versions: Inbox::default(),
+            asked: BTreeMap::new(),
+        });
+        for job in 0..self.jobs.len() {
+            self.process(id, process::Event::Planned { group: group_of(job), legs: 2 });
+        }
+        self.at(self.now, Happens::Elect { process: id, waited: false });
+        self.after(HEARTBEAT, Happens::Tick { process: id });
+        self.after(Duration::from_secs(1), Happens::Watch { process: id });
+        self.brief(id);
+    }
+
+    // --- the Mission Controller ------------------------------------------------------------------------------------
+
+    fn mission(&mut self, event: mission::Event) {
+        let mut commands = Vec::new();
+        self.mission.handle(self.now, event, &mut commands);
+        for command in commands {
+            if let mission::Command::Shares { shares, .. } = command {
+                let job = |name: &str| name.trim_start_matches("job").parse::<usize>().unwrap();
+                let share = |share: &mission_core::shares::Share| GroupShare {
+                    group: group_of(job(&share.job)),
+                    weight: share.weight,
+                    cap: share.flows,
+                };
+                self.shares = shares.iter().map(share).collect();
+                self.tell_all();
+            }
+        }
+    }
+
+    fn arrive(&mut self, job: usize) {
+        let spec =
+            JobSpec { job: job_name(job).into(), priority: self.jobs[job], demands: Default::default(), machines: 0 };
+        self.mission(mission::Event::JobArrived { spec });
+    }
+
+    /// Tells every process the shares; some messages are lost.
+    fn tell_all(&mut self) {
+        for process in 0..self.workers.len() {
+            let (version, shares) = (self.sent.next(&process), self.shares.clone());
+            if self.chance() < 0.1 && self.now < self.calm_at {
+                continue;
+            }
+            let wait = Duration::from_micros(self.random.next() % 50_000);
+            self.after(wait, Happens::Told { process, version, shares });
+        }
+    }
+
+    fn brief(&mut self, process: ProcessId) {
+        let (version, shares) = (self.sent.last(&process), self.shares.clone());
+        let wait = Duration::from_micros(self.random.next() % 20_000);
+        self.after(wait, Happens::Briefed { process, version, shares });
+    }
+
+    fn take_shares(&mut self, id: ProcessId, shares: Vec<GroupShare>) {
+        self.workers[id].shares = shares.clone();
+        let own = self.workers[id].link.filter(|link| link.client == SELF);
+        if let Some(link) = own
+            && self.arbiters[link.arbiter].is_some()
+        {
+            let event = slots::Event::Shares { flows_per_host: self.flows, shares };
+            self.arbiter(link.arbiter, event);
+        }
+    }
+
+    // --- slots ------------------------------------------------------------------------------------------------------
+
+    fn arbiter(&mut self, id: ArbiterId, event: slots::Event) {
+        let mut commands = Vec::new();
+        {
+            let Some(arbiter) = &mut self.arbiters[id] else { return };
+            match &event {
+                slots::Event::Message { client, message } => {
+                    if *client != SELF && !arbiter.clients.contains_key(client) {
+                        return;
+                    }
+                    arbiter.ledger.heard(*client, *message);
+                }
+                slots::Event::Left { client } => arbiter.ledger.left(*client),
+                slots::Event::Shares { shares, flows_per_host } => {
+                    // A budget that is found by trial splits the caps anew itself, and often.
+                    let shares = if *flows_per_host == FlowsPerHost::Auto { &[] } else { &shares[..] };
+                    arbiter.ledger.shares(shares);
+                }
+                _ => {}
+            }
+            arbiter.slots.handle(self.now, event, &mut commands);
+            for command in &commands {
+                if let slots::Command::Expel { client } = command {
+                    arbiter.ledger.left(*client);
+                }
+            }
+            arbiter.ledger.step(&arbiter.slots, &commands);
+        }
+        for command in commands {
+            match command {
+                slots::Command::Send { client, message } => self.down(id, client, message),
+                slots::Command::Expel { client } => self.cut_off(id, client),
+                slots::Command::Confirm => {
+                    if !self.is_replaced(id) {
+                        self.arbiter(id, slots::Event::Confirmed);
+                    }
+                }
+                slots::Command::WakeAt(_) => {}
+            }
+        }
+    }
+
+    fn down(&mut self, id: ArbiterId, client: ClientId, message: FromArbiter) {
+        let Some(arbiter) = &self.arbiters[id] else { return };
+        let found = if client == SELF {
+            let owner = arbiter.owner;
+            self.workers[owner].link.map(|link| (owner, link.id))
+        } else {
+            arbiter.clients.get(&client).copied()
+        };
+        let Some((process, link)) = found else { return };
+        let delay = self.delay(client);
+        let Some(own) = self.workers[process].link.as_mut().filter(|own| own.id == link) else { return };
+        own.last_down = own.last_down.max(self.now + delay);
+        let at = own.last_down;
+        self.at(at, Happens::ToProcess { process, link, message });
+    }
+
+    /// A process and its own arbiter share a lock; others share a socket.
+    fn delay(&mut self, client: ClientId) -> Duration {
+        if client == SELF { Duration::ZERO } else { Duration::from_micros(5 + self.random.next() % 300) }
+    }
+
+    fn up(&mut self, process: ProcessId, message: ToArbiter) {
+        let Some(link) = self.workers[process].link else { return };
+        let delay = self.delay(link.client);
+        let own = self.workers[process].link.as_mut().expect("there is one");
+        own.last_up = own.last_up.max(self.now + delay);
+        let at = own.last_up;
+        self.at(at, Happens::ToArbiter { arbiter: link.arbiter, client: link.client, message });
+    }
+
+    /// The arbiter closes a client's connection.
+    fn cut_off(&mut self, id: ArbiterId, client: ClientId) {
+        let found = self.arbiters[id].as_mut().and_then(|arbiter| arbiter.clients.remove(&client));
+        if let Some((process, link)) = found {
+            self.after(Duration::from_micros(50), Happens::LinkLost { process, link });
+        }
+    }
+
+    /// A process closes its connection, or it breaks.
+    fn leave_link(&mut self, process: ProcessId) {
+        let Some(link) = self.workers[process].link.take() else { return };
+        if link.client == SELF {
+            return;
+        }
+        self.after(Duration::from_micros(50), Happens::ClientLeft { arbiter: link.arbiter, client: link.client });
+    }
+
+    /// An arbiter of a higher generation answers: this one steps down.
+    fn is_replaced(&mut self, id: ArbiterId) -> bool {
+        let Some(own) = &self.arbiters[id] else { return true };
+        let (host, generation, owner) = (own.host, own.generation, own.owner);
+        let higher = self
+            .arbiters
+            .iter()
+            .flatten()
+            .any(|other| other.host == host && other.generation > generation && !self.workers[other.owner].stopped);
+        if higher {
+            self.end_arbiter(id);
+            self.workers[owner].link = None;
+            self.process(owner, process::Event::Lost);
+            self.after(Duration::from_millis(1), Happens::Elect { process: owner, waited: false });
+        }
+        higher
+    }
+
+    fn end_arbiter(&mut self, id: ArbiterId) {
+        if let Some(arbiter) = self.arbiters[id].take() {
+            self.grants += arbiter.ledger.grants;
+            for (process, link) in arbiter.clients.into_values() {
+                self.after(Duration::from_micros(50), Happens::LinkLost { process, link });
+            }
+        }
+    }
+
+    fn elect(&mut self, process: ProcessId, waited: bool) {
+        if self.workers[process].link.is_some() {
+            return;
+        }
+        let host = self.workers[process].host;
+        let mut there: Vec<(u64, ArbiterId, bool)> = Vec::new();
+        for (id, arbiter) in self.arbiters.iter().enumerate() {
+            if let Some(arbiter) = arbiter.as_ref().filter(|arbiter| arbiter.host == host) {
+                there.push((arbiter.generation, id, self.workers[arbiter.owner].stopped));
+            }
+        }
+        there.sort_unstable();
+        match there.last() {
+            Some((_, id, false)) => self.join(process, *id),
+            Some(_) if !waited => self.after(HANDSHAKE, Happens::Elect { process, waited: true }),
+            _ => {
+                let generation = self.generations[host] + 1;
+                self.generations[host] = generation;
+                let id = self.arbiters.len();
+                let mut ledger = Ledger::default();
+                let shares = self.workers[process].shares.clone();
+                if self.flows != FlowsPerHost::Auto {
+                    ledger.shares(&shares);
+                }
+                let slots = Slots::new(self.now, self.flows, generation > 1);
+                self.arbiters.push(Some(Arbiter {
+                    host,
+                    owner: process,
+                    generation,
+                    slots,
+                    ledger,
+                    clients: BTreeMap::new(),
+                    next_client: SELF + 1,
+                }));
+                self.link(process, id, SELF);
+                self.arbiter(id, slots::Event::Shares { flows_per_host: self.flows, shares });
+                self.process(process, process::Event::Joined { remote: false });
+                self.at(self.now, Happens::ArbiterTick { arbiter: id, count: 0 });
+            }
+        }
+    }
+
+    fn join(&mut self, process: ProcessId, id: ArbiterId) {
+        let arbiter = self.arbiters[id].as_mut().expect("it was just there");
+        let client = arbiter.next_client;
+        arbiter.next_client += 1;
+        let link = self.link(process, id, client);
+        let arbiter = self.arbiters[id].as_mut().expect("it was just there");
+        arbiter.clients.insert(client, (process, link));
+        self.arbiter(id, slots::Event::Joined { client });
+        self.process(process, process::Event::Joined { remote: true });
+    }
+
+    fn link(&mut self, process: ProcessId, arbiter: ArbiterId, client: ClientId) -> LinkId {
+        let id = self.next_link;
+        self.next_link += 1;
+        self.workers[process].link = Some(Link { id, arbiter, client, last_up: self.now, last_down: self.now });
+        id
+    }
+
+    // --- processes --------------------------------------------------------------------------------------------------
+
+    fn process(&mut self, id: ProcessId, event: process::Event) {
+        let mut commands = Vec::new();
+        self.workers[id].process.handle(self.now, event, &mut commands);
+        for command in commands {
+            match command {
+                process::Command::Run(run) => self.run_begins(id, run, true),
+                process::Command::Chain(run) => {
+                    let under = self.workers[id].running.get_mut(&run.ticket).expect("what it follows is under way");
+                    assert!(under.next.replace(run).is_none(), "two follow one");
+                }
+                process::Command::Cut { ticket } => self.cut(id, ticket),
+                process::Command::FellBack { leg, .. } => assert_eq!(leg, 0, "there are two legs"),
+                process::Command::Finished { fetch, result, .. } => self.finish(id, fetch, result),
+                process::Command::Send(message) => self.up(id, message),
+                process::Command::Replace => {
+                    self.leave_link(id);
+                    self.after(Duration::from_millis(1), Happens::Elect { process: id, waited: false });
+                }
+                process::Command::WakeAt(at) => {
+                    if self.workers[id].wake.is_none_or(|wake| at < wake) {
+                        self.workers[id].wake = Some(at);
+                        self.at(at, Happens::Wake { process: id });
+                    }
+                }
+            }
+        }
+    }
+
+    fn ask(&mut self, id: ProcessId) {
+        self.asks_left -= 1;
+        let job = self.random.next() as usize % self.jobs.len();
+        let stage = self.random.next() % 2;
+        let member = group_of(job) * 100 + stage as MemberId;
+        let others: Vec<ProcessId> =
+            (0..self.workers.len()).filter(|other| *other != id && self.workers[*other].alive).collect();
+        if others.is_empty() {
+            return;
+        }
+        let mut pieces = Vec::new();
+        for _ in 0..1 + self.random.next() % 12 {
+            let len = match self.random.next() % 8 {
+                0 => 0,
+                1 => 1 + self.random.next() % CHUNK,
+                _ => self.random.next() % (6 * CHUNK),
+            };
+            let sources: BTreeSet<ProcessId> =
+                (0..1 + self.random.next() % 3).map(|_| others[self.random.next() as usize % others.len()]).collect();
+            pieces.push((len, sources.into_iter().collect::<Vec<_>>()));
+        }
+        let fetch = self.next_fetch;
+        self.next_fetch += 1;
+        self.open += 1;
+        let transfer = TransferId { job: job_name(job).into(), from: format!("from{stage}").into(), to: "to".into() };
+        let total: u64 = pieces.iter().map(|(len, _)| len).sum();
+        self.workers[id].asked.entry(transfer.clone()).or_default().0 += total;
+        let event = process::Event::Asked {
+            fetch,
+            group: group_of(job),
+            member,
+            pieces: pieces
+                .iter()
+                .map(|(len, sources)| Piece {
+                    len: *len,
+                    sources: sources.iter().map(|own| *own as SourceId).collect(),
+                })
+                .collect(),
+            chunk_bytes: CHUNK,
+            runs_per_source: if self.chance() < 0.1 { 1 } else { u32::MAX },
+            seed: self.random.next(),
+        };
+        let own = Fetch { transfer, pieces, arrived: Ranges::default(), abandoned: false };
+        self.workers[id].fetches.insert(fetch, own);
+        if self.chance() < 0.05 {
+            let wait = Duration::from_millis(self.random.next() % 2000);
+            let error = FetchError::Cancelled("interrupted".into());
+            self.after(wait, Happens::Abandon { process: id, fetch, error });
+        }
+        self.process(id, event);
+    }
+
+    fn finish(&mut self, id: ProcessId, fetch: FetchId, result: Result<(), FetchError>) {
+        let own = self.workers[id].fetches.remove(&fetch).expect("a fetch ends once");
+        self.open -= 1;
+        self.finished += 1;
+        let total: u64 = own.pieces.iter().map(|(len, _)| len).sum();
+        let record = self.workers[id].asked.get_mut(&own.transfer).expect("it was asked");
+        match result {
+            Ok(()) => assert_eq!(own.arrived.bytes, total, "fetch {fetch} ended without all of its bytes"),
+            Err(error) => {
+                record.0 -= total - own.arrived.bytes;
+                let survives = |sources: &Vec<ProcessId>| sources.iter().any(|source| self.workers[*source].alive);
+                let possible = own.pieces.iter().all(|(len, sources)| *len == 0 || survives(sources));
+                let damaged = matches!(error, FetchError::Damaged(_));
+                assert!(
+                    own.abandoned || damaged || !possible,
+                    "fetch {fetch} failed though all of it is there: {error}"
+                );
+            }
+        }
+    }
+
+    /// A range is asked for; what is going to come of it.
+    fn run_begins(&mut self, id: ProcessId, run: Run, on_a_new_connection: bool) {
+        let source = run.source as usize;
+        let harm = self.now < self.calm_at;
+        let begins = Duration::from_micros(100 + self.random.next() % 5_000);
+        let bytes_per_second = 1e6 * (5.0 + self.chance() * 95.0);
+        let takes = begins + Duration::from_secs_f64(run.len as f64 / bytes_per_second);
+        let verified = self.random.next() % (run.len + 1);
+        let broken = |fault| Outcome::Broken { verified, fault };
+        let nothing = |fault| Outcome::Broken { verified: 0, fault };
+        let connection = || Fault::Connection("reset".into());
+        let mut trickles = false;
+        let (wait, outcome) = if !self.workers[source].alive {
+            (begins, Outcome::NotConnected { fault: connection() })
+        } else if !harm {
+            (takes, Outcome::Whole)
+        } else {
+            match self.random.next() % 60 {
+                0 => (takes / 2, broken(connection())),
+                1 => (takes, nothing(Fault::Damaged("checksum".into()))),
+                2 => (begins, nothing(Fault::Busy { retry_after: Duration::from_millis(20) })),
+                3 if on_a_new_connection => (begins, Outcome::NotConnected { fault: connection() }),
+                4 if on_a_new_connection && !run.fresh => (begins, Outcome::Stale),
+                5 if self.random.next().is_multiple_of(4) => {
+                    trickles = true;
+                    (LONGEST, Outcome::Whole)
+                }
+                _ => (takes, Outcome::Whole),
+            }
+        };
+        let fresh = Under { run, began: self.now, trickles, cut: false, next: None };
+        if let Some(before) = self.workers[id].running.insert(run.ticket, fresh) {
+            panic!("two runs with one ticket: {:?} and {run:?}", before.run);
+        }
+        let asked = !matches!(outcome, Outcome::NotConnected { .. });
+        if asked {
+            self.after(begins / 2, Happens::Streaming { process: id, run });
+        }
+        self.after(wait, Happens::RunEnds { process: id, run, outcome, stalled: false });
+    }
+
+    fn cut(&mut self, id: ProcessId, ticket: Ticket) {
+        let Some(under) = self.workers[id].running.get_mut(&ticket) else { return };
+        under.cut = true;
+        let run = under.run;
+        let verified = self.random.next() % (run.len + 1) / 2;
+        let outcome = Outcome::Broken { verified, fault: Fault::Connection("cut".into()) };
+        self.after(Duration::from_micros(100), Happens::RunEnds { process: id, run, outcome, stalled: true });
+    }
+
+    fn run_ends(&mut self, id: ProcessId, run: Run, outcome: Outcome, stalled: bool) {
+        let Some(under) = self.workers[id].running.get(&run.ticket).filter(|under| under.run == run) else { return };
+        if under.cut && !stalled {
+            return; // its connection is shut down: only that ends it
+        }
+        let source = &self.workers[run.source as usize];
+        if !stalled && matches!(outcome, Outcome::Whole | Outcome::Broken { .. }) && (source.stopped || !source.alive) {
+            // The bytes do not come after all.
+            let wait = if source.alive { STALL } else { Duration::from_millis(1) };
+            let verified = self.random.next() % (run.len + 1);
+            let outcome = Outcome::Broken { verified, fault: Fault::Connection("silent".into()) };
+            self.after(wait, Happens::RunEnds { process: id, run, outcome, stalled: true });
+            return;
+        }
+        let moved = match &outcome {
+            Outcome::Whole => run.len,
+            Outcome::Broken { verified, .. } => *verified,
+            _ => 0,
+        };
+        let under = self.workers[id].running.remove(&run.ticket).expect("looked at above");
+        let fetch = self.workers[id].fetches.get_mut(&run.fetch).expect("a fetch outlives its runs");
+        fetch.arrived.arrive(run.piece, run.start, moved);
+        let transfer = fetch.transfer.clone();
+        self.workers[id].asked.get_mut(&transfer).expect("it was asked").1 += moved;
+        let whole = outcome == Outcome::Whole;
+        let stale = outcome == Outcome::Stale;
+        match under.next {
+            // The next answer follows on the same connection.
+            Some(next) if whole => {
+                self.run_begins(id, next, false);
+                self.process(id, process::Event::Ended { run, outcome });
+            }
+            next => {
+                self.process(id, process::Event::Ended { run, outcome });
+                if let Some(next) = next.filter(|_| !stale) {
+                    self.process(id, process::Event::Ended { run: next, outcome: Outcome::Unasked });
+                }
+            }
+        }
+    }
+
+    fn watch(&mut self, id: ProcessId) {
+        let now = self.now;
+        let received = |under: &Under| {
+            let rate = if under.trickles { 10.0 } else { 1e7 };
+            ((now.since(under.began).as_secs_f64() * rate) as u64).min(under.run.len)
+        };
+        let all: Vec<(Ticket, u64)> =
+            self.workers[id].running.iter().map(|(ticket, under)| (*ticket, received(under))).collect();
+        for (ticket, bytes) in all {
+            self.process(id, process::Event::Received { ticket, bytes });
+        }
+    }
+
+    fn leave(&mut self, id: ProcessId) {
+        if !self.workers[id].alive || self.workers.iter().filter(|worker| worker.alive).count() <= 2 {
+            return;
+        }
+        let own: Vec<ArbiterId> = (0..self.arbiters.len())
+            .filter(|at| self.arbiters[*at].as_ref().is_some_and(|arbiter| arbiter.owner == id))
+            .collect();
+        own.into_iter().for_each(|arbiter| self.end_arbiter(arbiter));
+        self.leave_link(id);
+        let worker = &mut self.workers[id];
+        (worker.alive, worker.stopped) = (false, false);
+        worker.running.clear();
+        let asks = worker.deferred.iter().filter(|what| matches!(what, Happens::Ask { .. })).count();
+        self.asks_left -= asks as u32;
+        worker.deferred.clear();
+        self.open -= worker.fetches.len();
+        worker.fetches.clear();
+        self.sent.forget(&id);
+        // What went with it is known to be lost, soon.
+        let mut lost = Vec::new();
+        for (process, worker) in self.workers.iter().enumerate() {
+            for (fetch, own) in &worker.fetches {
+                let gone = |(len, sources): &(u64, Vec<ProcessId>)| {
+                    *len > 0 && sources.iter().all(|source| !self.workers[*source].alive)
+                };
+                if own.pieces.iter().any(gone) {
+                    lost.push((process, *fetch));
+                }
+            }
+        }
+        for (process, fetch) in lost {
+            let wait = Duration::from_millis(self.random.next() % 200);
+            let error = FetchError::Lost("its worker left".into());
+            self.after(wait, Happens::Abandon { process, fetch, error });
+        }
+        // Sometimes another comes in its place.
+        if self.chance() < 0.5 {
+            let host = self.workers[id].host;
+            self.start(host);
+        }
+    }
+
+    /// Whose processor this needs.
+    fn runs_on(&self, what: &Happens) -> Option<ProcessId> {
+        match what {
+            Happens::ToArbiter { arbiter, .. }
+            | Happens::ClientLeft { arbiter, .. }
+            | Happens::ArbiterTick { arbiter, .. } => self.arbiters[*arbiter].as_ref().map(|arbiter| arbiter.owner),
+            Happens::ToProcess { process, .. }
+            | Happens::LinkLost { process, .. }
+            | Happens::Elect { process, .. }
+            | Happens::Tick { process }
+            | Happens::Wake { process }
+            | Happens::Watch { process }
+            | Happens::Streaming { process, .. }
+            | Happens::RunEnds { process, .. }
+            | Happens::Ask { process }
+            | Happens::Abandon { process, .. }
+            | Happens::Told { process, .. }
+            | Happens::Briefed { process, .. } => Some(*process),
+            _ => None,
+        }
+    }
+
+    fn happen(&mut self, what: Happens) {
+        if let Some(process) = self.runs_on(&what) {
+            if !self.workers[process].alive {
+                if let Happens::Ask { .. } = what {
+                    self.asks_left -= 1;
+                }
+                return;
+            }
+            if self.workers[process].stopped {
+                self.workers[process].deferred.push(what);
+                return;
+            }
+        }
+        match what {
+            Happens::ToArbiter { arbiter, client, message } => {
+                self.arbiter(arbiter, slots::Event::Message { client, message });
+            }
+            Happens::ToProcess { process, link, message } => {
+                if self.workers[process].link.is_some_and(|own| own.id == link) {
+                    self.process(process, process::Event::Arbiter(message));
+                }
+            }
+            Happens::LinkLost { process, link } => {
+                if self.workers[process].link.is_some_and(|own| own.id == link) {
+                    self.workers[process].link = None;
+                    self.process(process, process::Event::Lost);
+                    self.after(Duration::from_millis(1), Happens::Elect { process, waited: false });
+                }
+            }
+            Happens::ClientLeft { arbiter, client } => {
+                let known = self.arbiters[arbiter].as_mut().is_some_and(|own| own.clients.remove(&client).is_some());
+                if known {
+                    self.arbiter(arbiter, slots::Event::Left { client });
+                }
+            }
+            Happens::Elect { process, waited } => self.elect(process, waited),
+            Happens::Tick { process } => {
+                self.process(process, process::Event::Tick);
+                self.after(HEARTBEAT, Happens::Tick { process });
+            }
+            Happens::Wake { process } => {
+                self.workers[process].wake = None;
+                self.process(process, process::Event::Tick);
+            }
+            Happens::Watch { process } => {
+                self.watch(process);
+                self.after(Duration::from_secs(1), Happens::Watch { process });
+            }
+            Happens::ArbiterTick { arbiter, count } => {
+                if self.arbiters[arbiter].is_none() || count % 4 == 3 && self.is_replaced(arbiter) {
+                    return;
+                }
+                self.arbiter(arbiter, slots::Event::Tick);
+                self.after(HEARTBEAT, Happens::ArbiterTick { arbiter, count: count + 1 });
+            }
+            Happens::Streaming { process, run } => {
+                let under = self.workers[process].running.get(&run.ticket);
+                if under.is_some_and(|under| under.run == run && under.next.is_none()) {
+                    self.process(process, process::Event::Streaming { run });
+                }
+            }
+            Happens::RunEnds { process, run, outcome, stalled } => self.run_ends(process, run, outcome, stalled),
+            Happens::Ask { process } => self.ask(process),
+            Happens::Abandon { process, fetch, error } => {
+                if let Some(own) = self.workers[process].fetches.get_mut(&fetch) {
+                    own.abandoned = true;
+                    self.process(process, process::Event::Abandon { fetch, error });
+                }
+            }
+            Happens::Stop { process } => {
+                if self.workers[process].alive && !self.workers[process].stopped {
+                    self.workers[process].stopped = true;
+                    let most = self.calm_at.since(self.now).as_secs_f64().max(0.1);
+                    let long = if self.chance() < 0.5 { most } else { most.min(1.0) };
+                    let wait = Duration::from_secs_f64(self.chance() * long);
+                    self.after(wait, Happens::Resume { process });
+                }
+            }
+            Happens::Resume { process } => {
+                let worker = &mut self.workers[process];
+                worker.stopped = false;
+                for what in std::mem::take(&mut worker.deferred) {
+                    self.at(self.now, what);
+                }
+            }
+            Happens::Leave { process } => self.leave(process),
+            Happens::Break { process } => {
+                if let Some(link) = self.workers[process].link.filter(|link| link.client != SELF) {
+                    self.at(self.now, Happens::LinkLost { process, link: link.id });
+                    let (arbiter, client) = (link.arbiter, link.client);
+                    self.after(Duration::from_micros(50), Happens::ClientLeft { arbiter, client });
+                }
+            }
+            Happens::Report => {
+                for id in 0..self.workers.len() {
+                    if !self.workers[id].alive || self.workers[id].stopped {
+                        continue;
+                    }
+                    for (transfer, (asked_bytes, served_bytes)) in self.workers[id].asked.clone() {
+                        let (worker, moved) = (format!("w{id}").into(), false);
+                        self.mission(mission::Event::Progress { worker, transfer, asked_bytes, served_bytes, moved });
+                    }
+                }
+                self.mission(mission::Event::Tick);
+                self.after(REPORT, Happens::Report);
+            }
+            Happens::Told { process, version, shares } => match self.workers[process].versions.receive(version) {
+                Received::InOrder => self.take_shares(process, shares),
+                Received::Old => {}
+                Received::Gap => self.brief(process),
+            },
+            Happens::Briefed { process, version, shares } => {
+                if self.workers[process].versions.restate(version) {
+                    self.take_shares(process, shares);
+                }
+            }
+            Happens::Priority => {
+                let job = self.random.next() as usize % self.jobs.len();
+                self.jobs[job] = 0.5 + self.chance() * 8.0;
+                self.arrive(job);
+            }
+            Happens::Budget => {
+                if self.flows != FlowsPerHost::Auto {
+                    self.flows = FlowsPerHost::Fixed(1 + self.random.next() as u32 % 12);
+                    self.tell_all();
+                }
+            }
+        }
+    }
+}
