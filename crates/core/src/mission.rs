@@ -416,8 +416,10 @@ impl MissionController {
             }
             Err(reason) => {
                 job.plan = None;
-                job.refused = Some(reason.clone());
-                commands.push(Command::Refuse { job: id.clone(), reason });
+                if job.refused.as_ref() != Some(&reason) {
+                    job.refused = Some(reason.clone());
+                    commands.push(Command::Refuse { job: id.clone(), reason });
+                }
             }
         }
     }

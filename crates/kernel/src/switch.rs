@@ -150,6 +150,13 @@ impl Switch {
     /// # Errors
     /// Not privileged, a kernel without BTF, or an interface that does not exist.
     pub fn build(groups: &[Group]) -> Result<Switch> {
+        if let Some(group) = groups.iter().find(|group| group.ports.len() > PORTS_PER_GROUP) {
+            let text = format!(
+                "{} ports share a buffer, and a group has {PORTS_PER_GROUP} at most: make more groups",
+                group.ports.len()
+            );
+            return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, text).into());
+        }
         let mut builder = ObjectBuilder::default();
         let open = builder.name("mission_port")?.open_memory(OBJECT)?;
         let object = open.load()?;

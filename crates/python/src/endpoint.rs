@@ -34,6 +34,7 @@ impl Endpoint {
     #[pyo3(signature = (host, token, *, memory_limit, spool_folder, flows_per_host, send_limit=None, ca=None, certificate=None, key=None))]
     #[allow(clippy::too_many_arguments)]
     fn new(
+        py: Python<'_>,
         host: &str,
         token: Vec<u8>,
         memory_limit: u64,
@@ -46,7 +47,8 @@ impl Endpoint {
     ) -> PyResult<Self> {
         let identity = match (ca, certificate, key) {
             (Some(ca), Some(certificate), Some(key)) => Some(Identity { ca, certificate, key }),
-            _ => None,
+            (None, None, None) => None,
+            _ => return Err(bad_input("an identity is ca, certificate and key: give all three or none")),
         };
         let host =
             host.parse().map_err(|_| bad_input(format!("{host:?} is no address: write one such as 127.0.0.1")))?;
@@ -59,7 +61,8 @@ impl Endpoint {
             flows_per_host: flows_per_host.get()?,
             send_limit,
         };
-        let inner = endpoint::Endpoint::new(settings).map_err(PyOSError::new_err_of)?;
+        // It may wait for the host's arbiter.
+        let inner = detached(py, || endpoint::Endpoint::new(settings))?.map_err(PyOSError::new_err_of)?;
         Ok(Endpoint { inner: RwLock::new(Some(Arc::new(inner))) })
     }
 
@@ -71,6 +74,12 @@ impl Endpoint {
     #[getter]
     fn host(&self) -> PyResult<String> {
         Ok(self.get()?.host.clone())
+    }
+
+    /// What this data plane cannot do, and why; everything else works.
+    #[getter]
+    fn problems(&self) -> PyResult<Vec<String>> {
+        Ok(self.get()?.problems.clone())
     }
 
     #[getter]
@@ -86,7 +95,7 @@ impl Endpoint {
             job.map(|(job, demands)| parse_demands(&demands).map(|demands| (JobId::from(job), demands))).transpose()?;
         let segment = detached(py, || match &job {
             Some((job, demands)) => endpoint.allocate(len, job, demands),
-            None => endpoint.pool.take(len, false),
+            None => endpoint.pool.take(len, None),
         })?;
         Ok(Segment::new(segment.map_err(PyOSError::new_err_of)?))
     }

@@ -6,17 +6,62 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use std::ffi::c_int;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Memory that a task writes its parts into before it puts them.
 #[pyclass(frozen)]
 pub struct Segment {
     pub inner: Arc<segment::Segment>,
+    /// A call of this module writes to it now.
+    busy: AtomicBool,
+}
+
+/// The right to write to a segment, for one call at a time.
+pub struct Exclusive<'a> {
+    segment: &'a Segment,
 }
 
 impl Segment {
     pub fn new(segment: segment::Segment) -> Segment {
         segment.add_writer();
-        Segment { inner: Arc::new(segment) }
+        Segment { inner: Arc::new(segment), busy: AtomicBool::new(false) }
+    }
+
+    /// For a call that writes to all of it, and reads `inputs`.
+    ///
+    /// # Errors
+    /// It was put, another call writes to it, or an input lies in it.
+    pub fn exclusive(&self, inputs: &[&[u8]]) -> PyResult<Exclusive<'_>> {
+        let own = self.inner.as_ptr() as usize..self.inner.as_ptr() as usize + self.inner.len();
+        let overlaps = |input: &&[u8]| {
+            let start = input.as_ptr() as usize;
+            !input.is_empty() && start < own.end && own.start < start + input.len()
+        };
+        if inputs.iter().any(overlaps) {
+            return Err(crate::bad_input("an input lies in the output: allocate another segment for the output"));
+        }
+        if Arc::strong_count(&self.inner) > 1 {
+            return Err(crate::bad_input("the output was put already: allocate another segment"));
+        }
+        if self.busy.swap(true, Ordering::Acquire) {
+            return Err(crate::bad_input("another call writes to the output: allocate a segment for each call"));
+        }
+        Ok(Exclusive { segment: self })
+    }
+}
+
+impl Exclusive<'_> {
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        let inner = &self.segment.inner;
+        // SAFETY: nobody else of this module writes or reads it, and no input lies in it; views that Python code made of it
+        // are not to be used during the call, as callers are told by the functions that take a segment.
+        unsafe { std::slice::from_raw_parts_mut(inner.as_ptr(), inner.len()) }
+    }
+}
+
+impl Drop for Exclusive<'_> {
+    fn drop(&mut self) {
+        self.segment.busy.store(false, Ordering::Release);
     }
 }
 

@@ -1,6 +1,6 @@
 //! The inner loops of the sort workload: records of 100 bytes with a 10-byte key, as in the public sort benchmark.
 
-use crate::memory::{Segment, buffer_of, bytes_of};
+use crate::memory::{Exclusive, Segment, buffer_of, bytes_of};
 use crate::{bad_input, detached};
 use pyo3::prelude::*;
 
@@ -21,17 +21,16 @@ fn records(bytes: &[u8]) -> PyResult<std::slice::ChunksExact<'_, u8>> {
     Ok(bytes.chunks_exact(RECORD))
 }
 
-/// A fresh segment as bytes to write.
+/// The right to write `len` bytes to a segment.
 ///
 /// # Errors
-/// It is shared already, or has another size.
-#[allow(clippy::mut_from_ref)]
-fn writable(out: &Segment, len: usize) -> PyResult<&mut [u8]> {
+/// It has another size, or is not for this call alone.
+fn writable<'a>(out: &'a Segment, inputs: &[&[u8]]) -> PyResult<Exclusive<'a>> {
+    let len: usize = inputs.iter().map(|input| input.len()).sum();
     if out.inner.len() != len {
         return Err(bad_input(format!("the output has {} bytes, the input {len}", out.inner.len())));
     }
-    // SAFETY: the caller has just allocated it for this call; Python code cannot reach it while the call runs in it.
-    Ok(unsafe { std::slice::from_raw_parts_mut(out.inner.as_ptr(), len) })
+    out.exclusive(inputs)
 }
 
 /// Splits records by ascending splitter keys into `out`; gives the bytes of each part, one more than splitters.
@@ -47,8 +46,9 @@ pub fn records_partition(
     let input = unsafe { bytes_of(&buffer) }?;
     let records = records(input)?;
     let bounds: Vec<u128> = splitters.chunks_exact(KEY).map(key).collect();
-    let out = writable(out, input.len())?;
+    let mut out = writable(out, &[input])?;
     detached(py, || {
+        let out = out.bytes_mut();
         let parts: Vec<u32> =
             records.clone().map(|record| bounds.partition_point(|bound| *bound <= key(record)) as u32).collect();
         let mut counts = vec![0u64; bounds.len() + 1];
@@ -76,8 +76,9 @@ pub fn records_sort(py: Python<'_>, inputs: Vec<Bound<'_, PyAny>>, out: &Segment
         return Err(bad_input(format!("{} inputs are more than 65,536: join some of them first", inputs.len())));
     }
     let parts = inputs.iter().map(|input| records(input)).collect::<PyResult<Vec<_>>>()?;
-    let out = writable(out, inputs.iter().map(|input| input.len()).sum())?;
+    let mut out = writable(out, &inputs)?;
     detached(py, || {
+        let out = out.bytes_mut();
         // Key above, place below: one comparison of numbers, and stable.
         let entries = parts.iter().enumerate().flat_map(|(part, records)| {
             let part = (part as u128) << 32;

@@ -79,7 +79,7 @@ fn fetch(port: u16, bytes: usize, flows: usize, rounds: usize, cc: &str) {
 }
 
 fn memory(bytes: usize, content: u8) -> Segment {
-    let mut segment = Pool::new(0).take(bytes, false).expect("memory");
+    let mut segment = Pool::new(0).take(bytes, None).expect("memory");
     segment.bytes_mut().fill(content);
     segment
 }

@@ -268,7 +268,7 @@ mod tests {
 
     fn receive(copies: &Copies, pool: &Arc<Pool>, number: u8) {
         let receiving = begin(copies, number);
-        let mut segment = pool.take(LEN as usize, false).unwrap();
+        let mut segment = pool.take(LEN as usize, None).unwrap();
         segment.bytes_mut().fill(number);
         let checksums = checksum::of_blocks(segment.bytes());
         receiving.copy.lies_in(Arc::new(segment), 0);
@@ -280,7 +280,7 @@ mod tests {
     fn what_has_arrived_is_served_and_the_rest_is_not() {
         let (copies, pool) = (Copies::default(), Pool::new(0));
         let receiving = begin(&copies, 1);
-        receiving.copy.lies_in(Arc::new(pool.take(LEN as usize, false).unwrap()), 0);
+        receiving.copy.lies_in(Arc::new(pool.take(LEN as usize, None).unwrap()), 0);
         receiving.copy.arrived(BLOCK_BYTES, &[7, 8]);
         let copy = copies.get(&key(1)).unwrap();
         assert_eq!(copy.has(BLOCK_BYTES), [false, true, true, false]);
@@ -311,7 +311,7 @@ mod tests {
     fn a_part_that_was_freed_and_begun_anew_is_not_taken_for_the_old_one() {
         let (copies, pool) = (Copies::default(), Pool::new(0));
         let old = begin(&copies, 1);
-        old.copy.lies_in(Arc::new(pool.take(LEN as usize, false).unwrap()), 0);
+        old.copy.lies_in(Arc::new(pool.take(LEN as usize, None).unwrap()), 0);
         old.copy.arrived(0, &[1, 2, 3, 4]);
         copies.free(&key(1).0);
         let new = begin(&copies, 1);

@@ -18,6 +18,7 @@ use mission_core::flight::Environment;
 use mission_core::host::fetches::{Fault, FetchError};
 use mission_core::shares::FlowsPerHost;
 use mission_core::types::{Demands, Encryption, JobId};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::Serialize;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -42,12 +43,14 @@ pub struct Settings {
 // Fields are dropped in this order: the server first, so that nothing is served from a store that closes.
 pub struct Endpoint {
     pub server: Server,
-    _lender: Lender,
+    _lender: Option<Lender>,
     pub fetcher: Fetcher,
     pub store: Arc<Store>,
     pub pool: Arc<Pool>,
     pub host: String,
     pub environment: Environment,
+    /// What this process cannot do, and why; everything else works.
+    pub problems: Vec<String>,
     context: Context,
 }
 
@@ -72,10 +75,19 @@ impl Endpoint {
     /// # Errors
     /// The address is not this machine's, or the certificates are wrong.
     pub fn new(settings: Settings) -> io::Result<Endpoint> {
+        raise_descriptor_limit();
         let token = Token::new(&settings.token);
-        let tls = TlsSettings::new(settings.identity.as_ref())
-            .map_err(|why| io::Error::new(io::ErrorKind::InvalidInput, why))?;
-        let environment = environment(settings.identity.is_some())?;
+        let mut problems = Vec::new();
+        // Certificates that the engine takes may not be good enough here: then there is no authenticated encryption, and
+        // jobs that demand it are refused.
+        let mut encrypts = settings.identity.is_some();
+        let tls = TlsSettings::new(settings.identity.as_ref()).or_else(|why| {
+            problems.push(format!("the cluster's certificates cannot be used, so nothing is authenticated: {why}"));
+            encrypts = false;
+            TlsSettings::new(None)
+        });
+        let tls = tls.map_err(|why| io::Error::new(io::ErrorKind::InvalidInput, why))?;
+        let environment = environment(encrypts)?;
         let governor = environment.link_bits_per_sec.map(Governor::start).transpose()?.map(Arc::new);
         let context = Context { token, tls, governor };
         // As much is kept for the next user as objects may take: a worker that was busy will be again.
@@ -84,7 +96,10 @@ impl Endpoint {
         let server = Server::new(settings.host, store.clone(), context.clone(), settings.send_limit)?;
         let host = host::host_id()?;
         let cluster = host::cluster_name(&settings.token);
-        let lender = Lender::new(&cluster, server.address(), store.clone())?;
+        let lender = Lender::new(&cluster, server.address(), context.token.clone(), store.clone());
+        if let Err(error) = &lender {
+            problems.push(format!("memory is not shared with other processes of this host: {error}"));
+        }
         let fetcher = Fetcher::new(
             context.clone(),
             environment.clone(),
@@ -94,7 +109,8 @@ impl Endpoint {
             &cluster,
             settings.flows_per_host,
         )?;
-        Ok(Endpoint { server, _lender: lender, fetcher, store, pool, host, environment, context })
+        problems.extend(fetcher.arbitrates_alone());
+        Ok(Endpoint { server, _lender: lender.ok(), problems, fetcher, store, pool, host, environment, context })
     }
 
     pub fn address(&self) -> SocketAddr {
@@ -103,11 +119,11 @@ impl Endpoint {
 
     /// Memory for what a job is going to put.
     pub fn allocate(&self, len: usize, job: &JobId, demands: &Demands) -> io::Result<Segment> {
-        self.pool.take(len, self.fetcher.shares_memory(job, demands))
+        self.pool.take(len, self.fetcher.sharers(job, demands))
     }
 
     pub fn put(&self, parts: &[&[u8]], job: &JobId, demands: &Demands) -> io::Result<ObjectId> {
-        self.store.put(parts, demands.encrypt, self.fetcher.shares_memory(job, demands))
+        self.store.put(parts, demands.encrypt, self.fetcher.sharers(job, demands))
     }
 
     pub fn adopt(&self, segment: Arc<Segment>, sizes: &[u64], encryption: Encryption) -> io::Result<ObjectId> {
@@ -116,8 +132,10 @@ impl Endpoint {
 
     /// Frees an object, or the copies of another's; false if there was no own one.
     pub fn free(&self, object: &ObjectId) -> bool {
+        // The store first: who asks where its parts are finds no object then, and makes no books anew.
+        let freed = self.store.free(object);
         self.server.forget(object);
-        self.store.free(object)
+        freed
     }
 
     pub fn fetch(&self, request: FetchRequest, interrupted: impl FnMut() -> bool) -> Result<Fetched, FetchError> {
@@ -147,6 +165,15 @@ impl Endpoint {
             gives_out_slots: self.fetcher.gives_out_slots(),
             has_neighbours: self.fetcher.has_neighbours(),
         }
+    }
+}
+
+/// Raises this process's limit of open descriptors as far as it may: connections and shared memory need many.
+fn raise_descriptor_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    if limit.current < limit.maximum || limit.maximum.is_none() && limit.current.is_some() {
+        // Where that is refused the limit stays, and shared memory uses its part of it.
+        let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
     }
 }
 
@@ -216,7 +243,7 @@ mod tests {
     /// Waits until `owner` has heard of the others on its host.
     fn met(owner: &Endpoint) {
         let deadline = std::time::Instant::now() + std::time::Duration::from_secs(5);
-        while !owner.fetcher.shares_memory(&"job".into(), &Demands::default()) {
+        while owner.fetcher.sharers(&"job".into(), &Demands::default()).is_none() {
             assert!(std::time::Instant::now() < deadline);
             std::thread::sleep(std::time::Duration::from_millis(1));
         }

@@ -247,6 +247,8 @@ pub fn measure(reads: &Reads, token: &[u8], watch: Watch) -> Result<Measured, St
     }
     let mut measured = Measured::default();
     let mut began = Instant::now();
+    let deadline = Duration::try_from_secs_f64(reads.deadline_s).ok().filter(|deadline| !deadline.is_zero());
+    let deadline = deadline.ok_or_else(|| format!("a deadline of {} s: use seconds above 0", reads.deadline_s))?;
     let mut run = Run {
         reads,
         random,
@@ -256,7 +258,7 @@ pub fn measure(reads: &Reads, token: &[u8], watch: Watch) -> Result<Measured, St
         trace: Vec::new(),
         began,
         traced_since: None,
-        deadline: began + Duration::from_secs_f64(reads.deadline_s),
+        deadline: began + deadline,
         watched: began,
         scratch: vec![0; READ_BYTES],
     };

@@ -7,10 +7,15 @@
 
 use crate::auth::{self, NONCE_BYTES, PROOF_BYTES, Purpose, Role, Token};
 use crate::host;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use socket2::{Domain, SockAddr, Socket, Type};
-use std::io::{self, Read, Write};
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::time::{Duration, Instant};
@@ -130,6 +135,43 @@ impl Outgoing {
 
 const FRAME_HEAD: usize = 12;
 
+/// Sends a frame, and a descriptor with its first byte.
+///
+/// # Errors
+/// The peer is gone, or takes nothing for too long.
+pub fn send(mut stream: &UnixStream, frame: &[u8], file: Option<BorrowedFd<'_>>) -> io::Result<()> {
+    let Some(file) = file else { return stream.write_all(frame) };
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    let files = [file];
+    ancillary.push(SendAncillaryMessage::ScmRights(&files));
+    let sent = rustix::io::retry_on_intr(|| {
+        rustix::net::sendmsg(stream, &[IoSlice::new(frame)], &mut ancillary, SendFlags::NOSIGNAL)
+    })?;
+    stream.write_all(&frame[sent..])
+}
+
+/// Reads from a socket, and keeps the descriptor that comes with the bytes.
+struct WithFile<'a> {
+    stream: &'a UnixStream,
+    file: Option<OwnedFd>,
+}
+
+impl Read for WithFile<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::CMSG_CLOEXEC;
+        let received = rustix::net::recvmsg(self.stream, &mut [IoSliceMut::new(into)], &mut ancillary, flags)?;
+        for message in ancillary.drain() {
+            if let RecvAncillaryMessage::ScmRights(mut files) = message {
+                self.file = files.next().or(self.file.take());
+            }
+        }
+        Ok(received.bytes)
+    }
+}
+
 /// Reads the messages of a connection in their order.
 pub struct Incoming {
     longest: usize,
@@ -140,6 +182,19 @@ impl Incoming {
     /// `longest`: bytes of a message; a longer one ends the connection.
     pub fn new(longest: usize) -> Incoming {
         Incoming { longest, seen: 0 }
+    }
+
+    /// The next message, with the descriptor that came with it; `None`: the peer is gone.
+    ///
+    /// # Errors
+    /// As of [`Incoming::read`].
+    pub fn read_with_file<T: DeserializeOwned>(
+        &mut self,
+        stream: &mut UnixStream,
+    ) -> io::Result<Option<(T, Option<OwnedFd>)>> {
+        let mut reader = WithFile { stream, file: None };
+        let message = self.read(&mut reader)?;
+        Ok(message.map(|message| (message, reader.file)))
     }
 
     /// The next message; `None`: the peer is gone.

@@ -58,7 +58,7 @@ impl Part {
     pub fn bytes(&self) -> &[u8] {
         match &self.home {
             Home::Own(segment) => &segment.bytes()[self.start..self.start + self.len],
-            Home::Borrowed(borrowed) => borrowed.bytes(),
+            Home::Borrowed(borrowed) => borrowed.bytes(self.start, self.len),
         }
     }
 }

@@ -53,9 +53,15 @@ struct Shared {
 /// The connections that are open. Kept so that another thread can end what they wait for.
 #[derive(Default)]
 struct Connections {
-    all: HashMap<u64, Arc<TcpStream>>,
+    all: HashMap<u64, Open>,
     /// Those that have proved nothing yet, oldest first, and since when.
     unadmitted: VecDeque<(u64, Instant)>,
+}
+
+/// A connection, and since when it carries nothing.
+struct Open {
+    stream: Arc<TcpStream>,
+    idle_since: Option<Instant>,
 }
 
 impl Connections {
@@ -69,18 +75,36 @@ impl Connections {
             && (self.unadmitted.len() > most || since.elapsed() >= ADMISSION)
         {
             self.unadmitted.pop_front();
-            if let Some(stream) = self.all.remove(&number) {
-                let _ = stream.shutdown(Shutdown::Both);
-            }
+            self.close(number);
         }
     }
 
-    fn admit(&mut self, number: u64) {
+    /// A client has proved the token. Where there are too many, the one that has carried nothing for longest makes room: its
+    /// client makes another when it needs one. False if all are busy.
+    fn admit(&mut self, number: u64) -> bool {
         self.unadmitted.retain(|(own, _)| *own != number);
+        if self.admitted() <= SERVER_CONNECTIONS {
+            return true;
+        }
+        let idle = self.all.iter().filter(|(own, _)| **own != number);
+        let idle = idle.filter_map(|(own, open)| Some((open.idle_since?, *own))).min();
+        idle.inspect(|(_, own)| self.close(*own)).is_some()
+    }
+
+    fn close(&mut self, number: u64) {
+        if let Some(open) = self.all.remove(&number) {
+            let _ = open.stream.shutdown(Shutdown::Both);
+        }
+    }
+
+    fn idle(&mut self, number: u64, since: Option<Instant>) {
+        if let Some(open) = self.all.get_mut(&number) {
+            open.idle_since = since;
+        }
     }
 
     fn remove(&mut self, number: u64) {
-        self.admit(number);
+        self.unadmitted.retain(|(own, _)| *own != number);
         self.all.remove(&number);
     }
 }
@@ -136,8 +160,8 @@ impl Drop for Server {
         if let Some(acceptor) = self.acceptor.take() {
             let _ = acceptor.join();
         }
-        for stream in self.shared.connections().all.values() {
-            let _ = stream.shutdown(Shutdown::Both);
+        for open in self.shared.connections().all.values() {
+            let _ = open.stream.shutdown(Shutdown::Both);
         }
     }
 }
@@ -190,7 +214,7 @@ fn accept_all(listener: &TcpListener, shared: &Arc<Shared>) {
         let stream = Arc::new(stream);
         {
             let mut connections = shared.connections();
-            connections.all.insert(number, stream.clone());
+            connections.all.insert(number, Open { stream: stream.clone(), idle_since: None });
             connections.unadmitted.push_back((number, Instant::now()));
             connections.drop_unadmitted(UNADMITTED_CONNECTIONS);
         }
@@ -238,7 +262,6 @@ fn serve(stream: Arc<TcpStream>, registered: &Registered<'_>) -> io::Result<()> 
         binding: channel.binding()?,
         admitted: false,
         challenged: false,
-        too_many: true,
         challenge: None,
         asked: (None, None),
         given: None,
@@ -251,12 +274,19 @@ fn serve(stream: Arc<TcpStream>, registered: &Registered<'_>) -> io::Result<()> 
             Ok(request) => {
                 if !client.admitted {
                     match admit(channel.as_mut(), &mut client, &request, seen, shared)? {
-                        Admission::Proved => shared.connections().admit(registered.number),
+                        Admission::Proved if shared.connections().admit(registered.number) => {}
+                        Admission::Proved => {
+                            let mut busy = Response::refusal(503, "too many connections", seen);
+                            busy.retry_after_ms = Some(BUSY_RETRY_MS);
+                            return channel.send(&busy.write(), b"");
+                        }
                         Admission::Asked => continue,
                         Admission::Refused => return Ok(()),
                     }
                 }
+                shared.connections().idle(registered.number, None);
                 answer(channel.as_mut(), &mut client, &request, seen, shared)?;
+                shared.connections().idle(registered.number, Some(Instant::now()));
             }
             Err(bad) => {
                 // What follows a head that was not understood is not understood either.
@@ -276,8 +306,6 @@ struct Client {
     admitted: bool,
     /// It was asked for its proof: once is enough.
     challenged: bool,
-    /// It came when there were too many already: those that were there first go on.
-    too_many: bool,
     challenge: Option<(Nonce, Nonce)>,
     /// What its last request asked of the socket, and what the kernel gave: congestion control, minimum RTO.
     asked: (Option<String>, Option<u32>),
@@ -296,12 +324,6 @@ fn answer(
     let refuse = |channel: &mut dyn Channel, status, reason: &str| {
         channel.send(&Response::refusal(status, reason, seen).write(), b"")
     };
-    client.too_many &= shared.connections().admitted() > SERVER_CONNECTIONS;
-    if client.too_many {
-        let mut busy = Response::refusal(503, "too many connections", seen);
-        busy.retry_after_ms = Some(BUSY_RETRY_MS);
-        return channel.send(&busy.write(), b"");
-    }
     let Some(holding) = shared.store.holding(&request.object, request.part) else {
         return refuse(channel, 404, "no such object here");
     };

@@ -1,20 +1,60 @@
 //! Objects that memory has no room for: one file per process, already deleted.
 //!
-//! The file has no name once it is open, so that a process that is killed leaves nothing behind. Objects are appended,
-//! and punched out again when they are freed, so the disk space goes back at once though the file's length only grows.
+//! The file has no name once it is open, so that a process that is killed leaves nothing behind. Freed objects are punched
+//! out, so the disk space goes back at once, and later objects take their places: the file does not outgrow the file system.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 pub struct Spool {
     file: File,
-    end: AtomicU64,
+    places: Mutex<Places>,
     live: AtomicU64,
+}
+
+/// Which ranges of the file are free, by their start, and where all of them end.
+#[derive(Default)]
+struct Places {
+    free: BTreeMap<u64, u64>,
+    end: u64,
+}
+
+impl Places {
+    fn take(&mut self, len: u64) -> u64 {
+        let Some((&start, &room)) = self.free.iter().find(|(_, room)| **room >= len) else {
+            let start = self.end;
+            self.end += len;
+            return start;
+        };
+        self.free.remove(&start);
+        if room > len {
+            self.free.insert(start + len, room - len);
+        }
+        start
+    }
+
+    fn put_back(&mut self, mut start: u64, mut len: u64) {
+        if let Some((&before, &room)) = self.free.range(..start).next_back()
+            && before + room == start
+        {
+            self.free.remove(&before);
+            (start, len) = (before, room + len);
+        }
+        if let Some(room) = self.free.remove(&(start + len)) {
+            len += room;
+        }
+        if start + len == self.end {
+            self.end = start;
+        } else {
+            self.free.insert(start, len);
+        }
+    }
 }
 
 /// A range of the spool file; punched out when dropped.
@@ -30,18 +70,18 @@ impl Spool {
     pub fn new(folder: &Path) -> io::Result<Arc<Spool>> {
         std::fs::create_dir_all(folder)?;
         let name = folder.join(format!("mission-spool-{}", crate::object::ObjectId::random()));
-        let file = File::options().read(true).write(true).create_new(true).open(&name)?;
+        let file = File::options().read(true).write(true).create_new(true).mode(0o600).open(&name)?;
         std::fs::remove_file(&name)?;
-        Ok(Arc::new(Spool { file, end: AtomicU64::new(0), live: AtomicU64::new(0) }))
+        Ok(Arc::new(Spool { file, places: Mutex::default(), live: AtomicU64::new(0) }))
     }
 
     /// Writes `bytes`; on an error nothing of them can be read, and their space is free again.
     ///
     /// # Errors
-    /// The disk is full, with the mend in the message; or it is broken.
+    /// The disk is full, with a hint in the message; or it is broken.
     pub fn write(self: &Arc<Spool>, bytes: &[u8]) -> io::Result<SpoolRange> {
         let len = bytes.len() as u64;
-        let start = self.end.fetch_add(len, Ordering::Relaxed);
+        let start = self.places.lock().expect("no panic while held").take(len);
         self.live.fetch_add(len, Ordering::Relaxed);
         let range = SpoolRange { spool: self.clone(), start, len };
         match self.file.write_all_at(bytes, start) {
@@ -94,6 +134,7 @@ impl Drop for SpoolRange {
                 self.len as i64,
             )
         };
+        self.spool.places.lock().expect("no panic while held").put_back(self.start, self.len);
     }
 }
 
@@ -113,10 +154,31 @@ mod tests {
         range.overwrite(100, &[1]);
         spool.file.sync_all().unwrap();
         assert!(spool.file.metadata().unwrap().blocks() > 0);
+        assert_eq!(spool.file.metadata().unwrap().mode() & 0o777, 0o600, "nobody else may read it");
         drop(range);
         spool.file.sync_all().unwrap();
         assert_eq!((spool.live_bytes(), spool.file.metadata().unwrap().blocks()), (0, 0));
         assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0);
+        std::fs::remove_dir(folder).unwrap();
+    }
+
+    /// A11: places were never used again, until the file was as long as the file system allows.
+    #[test]
+    fn freed_places_are_used_again_and_grow_together() {
+        let folder = std::env::temp_dir().join(format!("mission-test-{}", crate::object::ObjectId::random()));
+        let spool = Spool::new(&folder).unwrap();
+        let mut ranges: Vec<_> = (0..8u8).map(|number| spool.write(&[number; 1000]).unwrap()).collect();
+        // Two that lie side by side make room for a larger one.
+        ranges.drain(2..4);
+        ranges.push(spool.write(&[9; 2000]).unwrap());
+        assert_eq!(spool.places.lock().unwrap().end, 8000);
+        for (range, number) in ranges.iter().zip([0, 1, 4, 5, 6, 7, 9]) {
+            let mut back = vec![0; range.len as usize];
+            range.read_at(0, &mut back).unwrap();
+            assert!(back.iter().all(|byte| *byte == number));
+        }
+        drop(ranges);
+        assert_eq!((spool.places.lock().unwrap().end, spool.live_bytes()), (0, 0));
         std::fs::remove_dir(folder).unwrap();
     }
 }

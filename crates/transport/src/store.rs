@@ -7,6 +7,7 @@ use crate::probe;
 use crate::segment::{Pool, Segment};
 use crate::spool::{Spool, SpoolRange};
 use mission_core::defaults::BLOCK_BYTES;
+use mission_core::host::GroupId;
 use mission_core::types::Encryption;
 use std::collections::HashMap;
 use std::fs::File;
@@ -73,13 +74,13 @@ impl Store {
         }
     }
 
-    /// Keeps a copy of `parts`, in memory that other processes of the host can map if it shall be `shared`.
+    /// Keeps a copy of `parts`, in memory that other processes of the host can map for `sharers`, a job.
     ///
     /// # Errors
     /// No memory, or the spool disk is full: nothing was kept.
-    pub fn put(&self, parts: &[&[u8]], encryption: Encryption, shared: bool) -> io::Result<ObjectId> {
+    pub fn put(&self, parts: &[&[u8]], encryption: Encryption, sharers: Option<GroupId>) -> io::Result<ObjectId> {
         let len: usize = parts.iter().map(|part| part.len()).sum();
-        let mut segment = self.pool.take(len, shared)?;
+        let mut segment = self.pool.take(len, sharers)?;
         let mut rest = segment.bytes_mut();
         for part in parts {
             let (own, after) = rest.split_at_mut(part.len());
@@ -215,6 +216,20 @@ impl Object {
         }
     }
 
+    /// The memory that all of it lies in; `None` where it lies in the spool.
+    pub fn segment(&self) -> Option<&Arc<Segment>> {
+        match &self.body {
+            Body::Memory(segment) => Some(segment),
+            Body::Spooled(_) => None,
+        }
+    }
+
+    /// Where a part of `len` bytes begins, and the checksums of its blocks.
+    pub fn place(&self, part: u32, len: u64) -> Option<(u64, &[u64])> {
+        let own = self.parts.get(part as usize).filter(|own| own.len == len)?;
+        Some((own.start, &own.checksums))
+    }
+
     /// A range of a part and the checksums of its blocks; `None` where it is not a range of the part, or does not begin
     /// and end with blocks.
     pub fn range(&self, part: u32, start: u64, len: u64) -> Option<(Source<'_>, &[u64])> {
@@ -228,7 +243,7 @@ impl Object {
         let source = match &self.body {
             Body::Memory(segment) => {
                 let bytes = &segment.bytes()[place as usize..(place + len) as usize];
-                Source::Memory(bytes, segment.file().map(|file| (file, place)))
+                Source::Memory(bytes, segment.shared().map(|shared| (shared.file, shared.start + place)))
             }
             Body::Spooled(range) => Source::Spooled(range, place),
         };
@@ -269,7 +284,7 @@ mod tests {
         let long = vec![9u8; 600_000];
         for limit in [u64::MAX, 0] {
             let store = store(limit);
-            let id = store.put(&[b"one", b"", &long], Encryption::None, false).unwrap();
+            let id = store.put(&[b"one", b"", &long], Encryption::None, None).unwrap();
             assert_eq!(store.spooled_bytes() > 0, limit == 0);
             let object = store.get(&id).unwrap();
             for (part, expected) in [(0, &b"one"[..]), (1, b""), (2, &long)] {
@@ -286,7 +301,7 @@ mod tests {
     #[test]
     fn ranges_beyond_a_part_or_between_blocks_are_refused() {
         let store = store(u64::MAX);
-        let id = store.put(&[&[1; 600_000], &[2; 10]], Encryption::None, false).unwrap();
+        let id = store.put(&[&[1; 600_000], &[2; 10]], Encryption::None, None).unwrap();
         let object = store.get(&id).unwrap();
         assert_eq!(object.range(0, 0, 600_000).unwrap().1.len(), 3);
         assert_eq!(object.range(0, BLOCK_BYTES, BLOCK_BYTES).unwrap().1.len(), 1);

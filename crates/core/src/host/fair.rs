@@ -6,7 +6,8 @@
 //! the same rule decides among its members. Groups have weights; members of a group count alike.
 //!
 //! Over any time in which two groups wait and neither is at its cap, the bytes charged to them differ, each divided by its
-//! weight, by at most one largest chunk of either: |b1/w1 - b2/w2| <= c/w1 + c/w2.
+//! weight, by at most one largest chunk of either: |b1/w1 - b2/w2| <= c/w1 + c/w2. What a group was charged for and did not get,
+//! because a chunk broke off, it may have once more on top.
 
 use super::{ClientId, GroupId, MemberId, Ticket};
 use std::collections::VecDeque;
@@ -53,6 +54,8 @@ struct Group {
     id: GroupId,
     /// Absent until the Mission Controller has named the group.
     share: Option<(f64, u32)>,
+    /// Its place among the shares, which are in the order of arrival: whoever came first wins a tie.
+    rank: u32,
     waiting: usize,
     in_use: u32,
     /// Where its next request begins: bytes charged, divided by the weight.
@@ -76,11 +79,12 @@ impl FairQueue {
         let before: Vec<(GroupId, f64)> =
             (0..self.groups.len()).map(|at| (self.groups[at].id, self.weight(at))).collect();
         for group in &mut self.groups {
-            group.share = None;
+            (group.share, group.rank) = (None, u32::MAX);
         }
-        for share in shares {
+        for (rank, share) in shares.iter().enumerate() {
             let at = self.find_or_add(share.group);
             self.groups[at].share = Some((share.weight.max(1e-9), share.cap));
+            self.groups[at].rank = rank as u32;
         }
         self.named = shares.len();
         // Who is ahead stays ahead by as many bytes: a chunk that was much for a small weight is little for a large one.
@@ -106,6 +110,12 @@ impl FairQueue {
     /// Slots held and requests waiting of one group.
     pub fn of(&self, group: GroupId) -> (u32, usize) {
         self.groups.iter().find(|own| own.id == group).map_or((0, 0), |own| (own.in_use, own.waiting))
+    }
+
+    /// Bytes that a group is behind: it was charged for them, and the chunks broke off.
+    pub fn behind(&self, group: GroupId) -> f64 {
+        let at = self.groups.iter().position(|own| own.id == group);
+        at.map_or(0.0, |at| (self.virtual_time - self.groups[at].tag).max(0.0) * self.weight(at))
     }
 
     /// Whether requests wait while at least two members hold slots or wait.
@@ -173,19 +183,19 @@ impl FairQueue {
         let wanting = self.groups.iter().filter(|group| !group.idle()).count();
         let caps_bind = crate::shares::caps_bind(budget, wanting);
         let virtual_time = self.virtual_time;
-        let mut best: Option<(bool, f64, GroupId, usize)> = None;
+        let mut best: Option<(Key, usize)> = None;
         for (at, group) in self.groups.iter_mut().enumerate().filter(|(_, group)| group.waiting > 0) {
             let capped = caps_bind && group.share.is_some_and(|(_, cap)| group.in_use >= cap);
             if group.was_capped && !capped {
                 group.tag = group.tag.max(virtual_time);
             }
             group.was_capped = capped;
-            let key = (capped, group.tag, group.id);
-            if best.is_none_or(|best| before(key, (best.0, best.1, best.2))) {
-                best = Some((key.0, key.1, key.2, at));
+            let key = (capped, group.tag, group.rank, group.id);
+            if best.is_none_or(|(best, _)| before(key, best)) {
+                best = Some((key, at));
             }
         }
-        let at = best?.3;
+        let at = best?.1;
         let weight = self.weight(at);
         let group = &mut self.groups[at];
         self.virtual_time = self.virtual_time.max(group.tag);
@@ -230,6 +240,7 @@ impl FairQueue {
         self.groups.push(Group {
             id,
             share: None,
+            rank: u32::MAX,
             waiting: 0,
             in_use: 0,
             tag,
@@ -272,9 +283,11 @@ impl FairQueue {
     }
 }
 
-/// Whether one request comes before another: below its cap, the earlier tag, and at last the smaller id.
-fn before(one: (bool, f64, GroupId), other: (bool, f64, GroupId)) -> bool {
-    one.0.cmp(&other.0).then(one.1.total_cmp(&other.1)).then(one.2.cmp(&other.2)).is_lt()
+/// What decides whose turn it is: whether it holds its cap, its tag, its rank, and at last its id.
+type Key = (bool, f64, u32, GroupId);
+
+fn before(one: Key, other: Key) -> bool {
+    one.0.cmp(&other.0).then(one.1.total_cmp(&other.1)).then((one.2, one.3).cmp(&(other.2, other.3))).is_lt()
 }
 
 impl Group {

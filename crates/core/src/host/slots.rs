@@ -143,6 +143,11 @@ impl Slots {
         self.queue.waiting()
     }
 
+    /// As [`FairQueue::behind`].
+    pub fn behind(&self, group: GroupId) -> f64 {
+        self.queue.behind(group)
+    }
+
     /// Slots that may be granted at once.
     pub fn limit(&self) -> u32 {
         self.limit

@@ -156,7 +156,10 @@ impl Ledger {
                 }
                 let of = |map: &BTreeMap<GroupId, f64>, group| map.get(&group).copied().unwrap_or(0.0);
                 let now = [of(&self.charged, a), of(&self.charged, b), of(&self.returned, a), of(&self.returned, b)];
-                let since = *self.pairs.entry((a, b)).or_insert(now);
+                // Who is behind when it begins, because chunks broke off, may catch up.
+                let credit = |group| slots.behind(group);
+                let began = [now[0], now[1], now[2] - credit(a), now[3] - credit(b)];
+                let since = *self.pairs.entry((a, b)).or_insert(began);
                 self.pairs_checked += 1;
                 let [b1, b2, r1, r2] = std::array::from_fn(|index| now[index] - since[index]);
                 let apart = (b1 / one.weight - b2 / other.weight).abs();

@@ -178,8 +178,8 @@ impl<C: Channel> Connection for HttpConnection<C> {
         let nothing = |fault| Broken { verified: 0, fault };
         let response = self.response().map_err(nothing)?;
         if response.status != 206 {
-            // The server said no and keeps the connection.
-            self.usable = usable && response.status != 401;
+            // The server said no and keeps the connection, unless it has too many.
+            self.usable = usable && !matches!(response.status, 401 | 503);
             return Err(nothing(refusal(&response)));
         }
         let received = self.receive_body(&response, into);

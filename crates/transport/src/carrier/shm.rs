@@ -1,54 +1,90 @@
-//! Shared memory between processes of one host: an object's owner lends it, and its readers map it where it lies.
+//! Shared memory between processes of one host: an object's owner gives leases on it, and readers map it where it lies.
 //!
 //! The owner listens on an abstract Unix socket that bears its address. Such a name exists in one network namespace only:
 //! whoever can connect is on the owner's host, whatever else the two do not share (containers that have only the network
-//! in common, for instance). A message is a JSON object; with "lent" comes the descriptor of the memory.
+//! in common, for instance). Both ends prove the cluster's token first ([`crate::local`]). With a lease comes the descriptor of the
+//! memory.
 //!
-//! An answer repeats the object and the part that it is about, and a connection on which anything failed asks for nothing
-//! any more: the late answer of a process that was stopped is never taken for the answer to another question. The reader
-//! verifies the checksum of every block that it maps, once, before anybody sees it.
+//! An answer repeats the number of its question. A connection on which anything failed asks nothing any more, but stays
+//! open as long as anything is mapped over it: the late answer of a process that was stopped is never taken for the answer to
+//! another question. The reader verifies the checksum of every block that it maps, once, before anybody sees it.
 //!
-//! What is lent cannot shrink (sealed), cannot be mapped for writing by anybody (sealed), and the owner's own mapping is
-//! read-only until every reader has given it back; only then is the memory used again. A reader that dies gives back
+//! The memory cannot shrink (sealed), cannot be mapped for writing by anybody (sealed), and the owner's own mapping is
+//! read-only until every lease has come back; only then is the memory used again. A reader that dies returns its leases
 //! by its closed connection. Shares do not apply, and nothing is copied: it is the same memory.
 
+use crate::auth::{Purpose, Token};
 use crate::checksum;
 use crate::facts::Negotiated;
 use crate::host;
+use crate::local::{self, Incoming, Outgoing};
 use crate::object::ObjectId;
 use crate::segment::{SEALS, SHARED_MIN};
 use crate::store::{Object, Store};
 use mission_core::defaults::STALL;
 use mission_core::types::{Encryption, Transport};
 use rustix::mm::{MapFlags, ProtFlags};
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
-};
 use serde::{Deserialize, Serialize};
-use socket2::{Domain, SockAddr, Socket, Type};
-use std::collections::HashMap;
-use std::fs::File;
-use std::io::{self, IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::io;
 use std::net::{Shutdown, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, Weak};
 use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
-/// Longest message: the checksums of a part of some 4 GiB. Larger parts come another way.
-const MESSAGE_BYTES: usize = 384 << 10;
-/// Of a number in a list of JSON, with its comma.
-const DIGITS_OF_U64: usize = 21;
+/// Parts that one lease covers, and checksums that one answer carries: a question about more is answered in parts.
+const PARTS_MAX: usize = 4096;
+const BLOCKS_MAX: usize = 16 << 10;
+/// Longest message: so many checksums of up to 20 digits each, and the largest part alone.
+const MESSAGE_BYTES: usize = 8 << 20;
+/// Connections that have not proved anything yet; more are closed at once.
+const UNADMITTED_MAX: usize = 64;
+/// An owner that did not answer is not asked again for so long: its bytes come another way.
+const SILENT_FOR: Duration = STALL;
 
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Message {
-    Borrow { object: ObjectId, part: u32 },
-    Lent { object: ObjectId, part: u32, lease: u64, start: u64, len: u64, size: u64, blocks: Vec<u64> },
-    Refused { object: ObjectId, part: u32, reason: String },
-    GiveBack { lease: u64 },
+enum Question {
+    /// A lease on these parts of an object.
+    Borrow {
+        question: u64,
+        object: ObjectId,
+        parts: Vec<u32>,
+    },
+    Return {
+        lease: u64,
+    },
+}
+
+#[derive(Serialize, Deserialize)]
+struct Answer {
+    /// The question's number.
+    question: u64,
+    given: Result<Given, String>,
+}
+
+/// A lease on the first of the parts that were asked for.
+#[derive(Serialize, Deserialize)]
+struct Given {
+    lease: u64,
+    /// Names the memory: the same for all that lies in it.
+    memory: u64,
+    /// Of all of it.
+    size: u64,
+    parts: Vec<Place>,
+}
+
+/// Where a part lies in the memory, and the checksums of its blocks.
+#[derive(Serialize, Deserialize)]
+struct Place {
+    start: u64,
+    len: u64,
+    blocks: Vec<u64>,
 }
 
 /// The owner's side.
@@ -58,26 +94,34 @@ pub struct Lender {
 }
 
 struct Shared {
-    listener: Socket,
+    listener: UnixListener,
+    token: Token,
     store: Arc<Store>,
     closing: AtomicBool,
-    readers: Mutex<HashMap<u64, Socket>>,
+    readers: Mutex<HashMap<u64, UnixStream>>,
+    unadmitted: AtomicUsize,
 }
 
 impl Lender {
-    /// Lends the objects of `store`, whose server has `address`.
+    /// Gives leases on the objects of `store`, whose server has `address`.
     ///
     /// # Errors
-    /// Another process of this network namespace has the name.
-    pub fn new(cluster: &str, address: SocketAddr, store: Arc<Store>) -> io::Result<Lender> {
-        let listener = Socket::new(Domain::UNIX, Type::SEQPACKET, None)?;
-        listener.bind(&name(cluster, address)?)?;
-        listener.listen(128)?;
-        let shared = Arc::new(Shared { listener, store, closing: AtomicBool::new(false), readers: Mutex::default() });
-        let acceptor = thread::Builder::new().name("mission-lend".into()).stack_size(256 << 10).spawn({
-            let shared = shared.clone();
-            move || shared.accept_all()
-        })?;
+    /// Another process of this network namespace has the name: memory is not shared then.
+    pub fn new(cluster: &str, address: SocketAddr, token: Token, store: Arc<Store>) -> io::Result<Lender> {
+        let listener = local::bind(&name(cluster, address))?;
+        let shared = Arc::new(Shared {
+            listener,
+            token,
+            store,
+            closing: AtomicBool::new(false),
+            readers: Mutex::default(),
+            unadmitted: AtomicUsize::new(0),
+        });
+        let accepting = shared.clone();
+        let acceptor = thread::Builder::new()
+            .name("mission-lease".into())
+            .stack_size(256 << 10)
+            .spawn(move || accepting.accept_all())?;
         Ok(Lender { shared, acceptor: Some(acceptor) })
     }
 }
@@ -85,7 +129,8 @@ impl Lender {
 impl Drop for Lender {
     fn drop(&mut self) {
         self.shared.closing.store(true, Ordering::SeqCst);
-        let _ = self.shared.listener.shutdown(Shutdown::Both);
+        // Wakes the thread that accepts: Linux ends its call with an error.
+        let _ = rustix::net::shutdown(&self.shared.listener, rustix::net::Shutdown::Both);
         if let Some(acceptor) = self.acceptor.take() {
             let _ = acceptor.join();
         }
@@ -104,202 +149,359 @@ impl Shared {
             }
             let Ok((reader, _)) = accepted else {
                 // Out of descriptors, most likely: the next try may find one.
-                thread::sleep(std::time::Duration::from_millis(10));
+                thread::sleep(Duration::from_millis(10));
                 continue;
             };
-            if host::uid_of_peer(&reader) != Some(host::own_uid()) {
-                // Another user's process: it is told nothing, and takes another transport.
+            if self.unadmitted.load(Ordering::Relaxed) >= UNADMITTED_MAX {
                 continue;
             }
-            let Ok(kept) = reader.try_clone() else { continue };
-            let _ = reader.set_send_buffer_size(MESSAGE_BYTES);
-            self.readers.lock().expect("no panic while held").insert(number, kept);
+            self.unadmitted.fetch_add(1, Ordering::Relaxed);
             let own = self.clone();
-            let thread = thread::Builder::new().name("mission-lend".into()).stack_size(256 << 10).spawn(move || {
-                own.serve(&reader);
+            let serve = move || {
+                let admitted = local::admit(&reader, &own.token, Purpose::Memory);
+                own.unadmitted.fetch_sub(1, Ordering::Relaxed);
+                if admitted.is_err() {
+                    return;
+                }
+                let Ok(kept) = reader.try_clone() else { return };
+                own.readers.lock().expect("no panic while held").insert(number, kept);
+                own.serve(reader);
                 own.readers.lock().expect("no panic while held").remove(&number);
-            });
+            };
+            let thread = thread::Builder::new().name("mission-lease".into()).stack_size(256 << 10).spawn(serve);
             if thread.is_err() {
-                self.readers.lock().expect("no panic while held").remove(&number);
+                self.unadmitted.fetch_sub(1, Ordering::Relaxed);
             }
         }
     }
 
-    /// Lends to one reader until it goes.
-    fn serve(&self, reader: &Socket) {
-        let mut lent: HashMap<u64, Arc<Object>> = HashMap::new();
-        let mut leases = 0;
-        while let Ok(Some((message, _))) = receive(reader) {
-            match message {
-                Message::Borrow { object, part } => {
-                    leases += 1;
-                    let answer = self.store.get(&object).ok_or_else(|| "no such object here".to_owned());
-                    let sent = match answer.as_ref().map_err(Clone::clone).and_then(|object| lend(object, part)) {
-                        Ok((file, start, len, size, blocks)) => {
-                            let lease = leases;
-                            let blocks = blocks.to_vec();
-                            let message = Message::Lent { object, part, lease, start, len, size, blocks };
-                            let sent = send(reader, &message, Some(file));
-                            lent.extend(answer.ok().map(|object| (leases, object.clone())));
-                            sent
-                        }
-                        Err(reason) => send(reader, &Message::Refused { object, part, reason }, None),
+    /// Gives leases to one reader until it goes: what it has mapped stays as it is until then, whatever it says.
+    fn serve(&self, mut reader: UnixStream) {
+        let mut leases: HashMap<u64, Arc<Object>> = HashMap::new();
+        let mut next = 0;
+        let (mut heard, mut said) = (Incoming::new(MESSAGE_BYTES), Outgoing::default());
+        loop {
+            match heard.read(&mut reader) {
+                Ok(Some(Question::Borrow { question, object, parts })) => {
+                    next += 1;
+                    let found = self.store.get(&object);
+                    let object = found.as_ref().ok_or_else(|| "no such object here".to_owned());
+                    let (given, file) = match object.and_then(|object| lease(object, &parts, next)) {
+                        Ok((given, file)) => (Ok(given), Some(file)),
+                        Err(reason) => (Err(reason), None),
                     };
+                    let leased = file.is_some();
+                    let frame = said.frame(&Answer { question, given });
+                    let sent = local::send(&reader, &frame, file);
+                    leases.extend(found.filter(|_| leased).map(|object| (next, object)));
                     if sent.is_err() {
-                        return;
+                        break;
                     }
                 }
-                Message::GiveBack { lease } => drop(lent.remove(&lease)),
-                Message::Lent { .. } | Message::Refused { .. } => return,
+                Ok(Some(Question::Return { lease })) => drop(leases.remove(&lease)),
+                Ok(None) => return,
+                Err(_) => break,
             }
         }
+        // It is not understood any more, but it may still look at what it has mapped.
+        let _ = reader.shutdown(Shutdown::Write);
+        let _ = io::copy(&mut reader, &mut io::sink());
     }
 }
 
-/// Memory, start, length, size of the memory, and the checksums of the part's blocks.
-fn lend(object: &Object, part: u32) -> Result<(&File, u64, u64, u64, &[u64]), String> {
+/// A lease on as many of the parts as one answer has room for, at least one; and the memory.
+fn lease<'a>(
+    object: &'a Arc<Object>,
+    parts: &[u32],
+    lease: u64,
+) -> Result<(Given, std::os::fd::BorrowedFd<'a>), String> {
     if object.encryption != Encryption::None {
         return Err("this object may only leave encrypted".into());
     }
-    let (segment, start, len) = object.in_memory(part).ok_or("the object lies in the spool")?;
+    let segment = object.segment().ok_or("the object lies in the spool")?;
     if segment.len() < SHARED_MIN {
         return Err(format!("objects below {} are copied", mission_core::units::format_bytes(SHARED_MIN as u64)));
     }
-    let (_, blocks) = object.range(part, 0, len).ok_or("no such part")?;
-    if blocks.len() * DIGITS_OF_U64 > MESSAGE_BYTES - 1024 {
-        return Err(format!("the checksums of {} blocks do not fit into one message", blocks.len()));
+    let shared = segment.protect()?;
+    let mut given = Vec::new();
+    let mut count = 0;
+    for part in parts.iter().take(PARTS_MAX) {
+        let len = object.part_len(*part).ok_or("no such part")?;
+        let (start, blocks) = object.place(*part, len).ok_or("no such part")?;
+        count += blocks.len();
+        if count > BLOCKS_MAX && !given.is_empty() {
+            break;
+        }
+        given.push(Place { start: shared.start + start, len, blocks: blocks.to_vec() });
     }
-    let file = segment.protect()?;
-    Ok((file, start, len, segment.size() as u64, blocks))
+    // Its address tells one memory from another as long as this process has it.
+    let memory = rustix::fs::fstat(shared.file).map_err(|error| error.to_string())?.st_ino;
+    Ok((Given { lease, memory, size: shared.size, parts: given }, shared.file.as_fd()))
 }
 
-/// The reader's side: what other processes of this host lend.
+/// The reader's side: leases on what other processes of this host have.
 pub struct Borrower {
     cluster: String,
-    links: Mutex<HashMap<SocketAddr, Result<Arc<Link>, LeaseDenied>>>,
+    token: Token,
+    links: Mutex<HashMap<SocketAddr, Known>>,
+    /// For the thread that returns leases: a task must not wait for that.
+    returns: Sender<(Arc<Link>, u64)>,
+}
+
+/// What is known of an owner.
+#[derive(Clone)]
+enum Known {
+    Linked(Arc<Link>),
+    /// There is no such name in this network namespace.
+    Elsewhere,
+    /// It did not answer, or refused this process; it is asked again after this.
+    Silent(Instant, String),
 }
 
 struct Link {
-    socket: Mutex<Socket>,
-    /// To give back without waiting for an answer that another thread waits for.
-    back: Socket,
-    /// Something failed on it: an answer may still come, and nobody must take it for the answer to a later question. The
-    /// connection stays open for what was mapped over it.
+    stream: Mutex<Talk>,
+    /// To return leases without waiting for an answer that another thread waits for.
+    back: Mutex<(UnixStream, Outgoing)>,
+    /// An answer is missing, and may still come: nobody asks over this link any more.
     failed: AtomicBool,
+    /// What is mapped of the owner's memory, while anybody looks at it.
+    memories: Mutex<BTreeMap<u64, Weak<Mapped>>>,
 }
 
-/// Part of an object, in its owner's memory.
-pub struct Borrowed {
-    mapping: NonNull<u8>,
-    mapped: usize,
-    /// Of the part, in the mapping.
-    start: usize,
-    len: usize,
-    lease: u64,
-    link: Arc<Link>,
+struct Talk {
+    stream: UnixStream,
+    heard: Incoming,
+    questions: u64,
+}
+
+/// Memory of an owner, read-only.
+struct Mapped {
+    start: NonNull<u8>,
+    size: usize,
+    /// Parts whose blocks were verified.
+    verified: Mutex<HashSet<(ObjectId, u32)>>,
 }
 
 // SAFETY: read-only memory that no thread owns.
-unsafe impl Send for Borrowed {}
+unsafe impl Send for Mapped {}
 // SAFETY: as above.
-unsafe impl Sync for Borrowed {}
+unsafe impl Sync for Mapped {}
 
-/// Why a part was not lent.
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this value's own, and whoever saw it is gone.
+        let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.size) };
+    }
+}
+
+/// A lease on parts of an object, in their owner's memory.
+pub struct Borrowed {
+    mapped: Option<Arc<Mapped>>,
+    lease: u64,
+    link: Arc<Link>,
+    returns: Sender<(Arc<Link>, u64)>,
+}
+
+/// A part under a lease: where it lies in the memory.
+pub type Part = (Arc<Borrowed>, usize, usize);
+
+/// Why there is no lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LeaseDenied {
     /// Its owner is on another host.
     Elsewhere,
-    /// The owner refuses, or what it gave is not what was promised.
+    /// The owner refuses, or what it gave is not what was expected.
     Refused(String),
 }
 
 impl Borrower {
-    pub fn new(cluster: &str) -> Borrower {
-        Borrower { cluster: cluster.to_owned(), links: Mutex::default() }
-    }
-
     /// # Errors
-    /// It has to come another way; see [`LeaseDenied`].
-    pub fn borrow(&self, owner: SocketAddr, object: ObjectId, part: u32, len: u64) -> Result<Borrowed, LeaseDenied> {
-        let link = self.link(owner)?;
-        let (lease, start, size, blocks, file) = match link.ask(object, part, len) {
-            Ok(Ok(answer)) => answer,
-            Ok(Err(reason)) => return Err(LeaseDenied::Refused(reason)),
-            Err(error) => {
-                let mut links = self.links.lock().expect("no panic while held");
-                if links.get(&owner).is_some_and(|own| own.as_ref().is_ok_and(|own| Arc::ptr_eq(own, &link))) {
-                    links.remove(&owner);
-                }
-                return Err(LeaseDenied::Refused(format!("its owner does not answer: {error}")));
+    /// No thread can be had.
+    pub fn new(cluster: &str, token: Token) -> io::Result<Borrower> {
+        let (returns, returned): (_, Receiver<(Arc<Link>, u64)>) = channel();
+        let give_back = move || {
+            for (link, lease) in returned {
+                let (stream, said) = &mut *link.back.lock().expect("no panic while held");
+                let frame = said.frame(&Question::Return { lease });
+                // An owner that is gone has its memory back, and one that is stopped gets it when the link ends.
+                let _ = local::send(stream, &frame, None);
             }
         };
-        let give_back = || drop(send(&link.back, &Message::GiveBack { lease }, None));
-        let (mapping, mapped, start) = map(&file, start, len, size).map_err(|why| {
-            give_back();
-            LeaseDenied::Refused(why)
-        })?;
-        let borrowed = Borrowed { mapping, mapped, start, len: len as usize, lease, link: link.clone() };
-        if checksum::of_blocks(borrowed.bytes()) != blocks {
-            return Err(LeaseDenied::Refused("a block of its memory does not fit its checksum".into()));
+        thread::Builder::new().name("mission-return".into()).stack_size(128 << 10).spawn(give_back)?;
+        Ok(Borrower { cluster: cluster.to_owned(), token, links: Mutex::default(), returns })
+    }
+
+    /// Leases on parts of an object, given as number and length; each part in their order.
+    ///
+    /// # Errors
+    /// All of them have to come another way; see [`LeaseDenied`].
+    pub fn borrow(&self, owner: SocketAddr, object: ObjectId, parts: &[(u32, u64)]) -> Result<Vec<Part>, LeaseDenied> {
+        let link = self.link(owner)?;
+        let mut all = Vec::with_capacity(parts.len());
+        while all.len() < parts.len() {
+            let wanted = &parts[all.len()..];
+            let (given, file) = match link.ask(object, wanted) {
+                Ok(Ok(given)) => given,
+                Ok(Err(reason)) => return Err(LeaseDenied::Refused(reason)),
+                Err(error) => {
+                    let why = format!("its owner does not answer: {error}");
+                    self.forget(owner, &link, why.clone());
+                    return Err(LeaseDenied::Refused(why));
+                }
+            };
+            let returns = self.returns.clone();
+            let mut borrowed = Borrowed { mapped: None, lease: given.lease, link: link.clone(), returns };
+            let mapped = link.mapped(&given, &file).map_err(LeaseDenied::Refused)?;
+            verify(&mapped, object, wanted, &given).map_err(LeaseDenied::Refused)?;
+            borrowed.mapped = Some(mapped);
+            let borrowed = Arc::new(borrowed);
+            let places = given.parts.iter().map(|place| (borrowed.clone(), place.start as usize, place.len as usize));
+            all.extend(places);
         }
-        Ok(borrowed)
+        Ok(all)
+    }
+
+    fn forget(&self, owner: SocketAddr, link: &Arc<Link>, why: String) {
+        let mut links = self.links.lock().expect("no panic while held");
+        if let Some(Known::Linked(own)) = links.get(&owner)
+            && Arc::ptr_eq(own, link)
+        {
+            links.insert(owner, Known::Silent(Instant::now() + SILENT_FOR, why));
+        }
     }
 
     fn link(&self, owner: SocketAddr) -> Result<Arc<Link>, LeaseDenied> {
-        let mut links = self.links.lock().expect("no panic while held");
-        let connected = || match connect(&self.cluster, owner) {
-            Ok(link) => Ok(Arc::new(link)),
-            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                Err(LeaseDenied::Refused("its owner is another user".into()))
+        let known = self.links.lock().expect("no panic while held").get(&owner).cloned();
+        match known {
+            Some(Known::Linked(link)) => return Ok(link),
+            Some(Known::Elsewhere) => return Err(LeaseDenied::Elsewhere),
+            Some(Known::Silent(until, why)) if Instant::now() < until => return Err(LeaseDenied::Refused(why)),
+            _ => {}
+        }
+        // Without the lock: other owners are not to wait for one that does not answer.
+        let (known, result) = match connect(&self.cluster, owner, &self.token) {
+            Ok(link) => {
+                let link = Arc::new(link);
+                (Known::Linked(link.clone()), Ok(link))
             }
-            // No such name in this network namespace.
-            Err(_) => Err(LeaseDenied::Elsewhere),
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                (Known::Elsewhere, Err(LeaseDenied::Elsewhere))
+            }
+            Err(error) => {
+                let why = match error.kind() {
+                    io::ErrorKind::PermissionDenied => "whoever has its owner's name does not prove the token".into(),
+                    io::ErrorKind::TimedOut => "its owner does not answer".into(),
+                    _ => format!("its owner cannot be asked: {error}"),
+                };
+                (Known::Silent(Instant::now() + SILENT_FOR, why.clone()), Err(LeaseDenied::Refused(why)))
+            }
         };
-        links.entry(owner).or_insert_with(connected).clone()
+        let mut links = self.links.lock().expect("no panic while held");
+        match (links.get(&owner), &result) {
+            // Another thread was faster.
+            (Some(Known::Linked(link)), _) => Ok(link.clone()),
+            _ => {
+                links.insert(owner, known);
+                result
+            }
+        }
     }
 }
 
-/// What an owner gives: lease, start, size of the memory, checksums of the part's blocks, and the memory.
-type Lent = (u64, u64, u64, Vec<u64>, OwnedFd);
-
 impl Link {
-    /// Asks for a part; the owner's refusal is an answer too.
+    /// Asks for parts; the owner's refusal is an answer too.
     ///
     /// # Errors
-    /// No answer, or one that is not to this question: the link asks for nothing any more.
-    fn ask(&self, object: ObjectId, part: u32, len: u64) -> io::Result<Result<Lent, String>> {
-        let socket = self.socket.lock().expect("no panic while held");
+    /// No answer, or one that is not to this question: the link asks nothing any more.
+    fn ask(&self, object: ObjectId, wanted: &[(u32, u64)]) -> io::Result<Result<(Given, OwnedFd), String>> {
+        let mut talk = self.stream.lock().expect("no panic while held");
         if self.failed.load(Ordering::Relaxed) {
             return Err(io::Error::other("an earlier answer is missing"));
         }
-        let answer = Link::exchange(&socket, object, part, len);
+        let answer = self.exchange(&mut talk, object, wanted);
         self.failed.fetch_or(answer.is_err(), Ordering::Relaxed);
         answer
     }
 
-    fn exchange(socket: &Socket, object: ObjectId, part: u32, len: u64) -> io::Result<Result<Lent, String>> {
-        send(socket, &Message::Borrow { object, part }, None)?;
-        match receive(socket)?.ok_or(io::ErrorKind::UnexpectedEof)? {
-            (Message::Lent { object: o, part: p, lease, start, len: given, size, blocks }, Some(file))
-                if (o, p, given) == (object, part, len) =>
-            {
-                Ok(Ok((lease, start, size, blocks, file)))
-            }
-            (Message::Refused { object: o, part: p, reason }, _) if (o, p) == (object, part) => Ok(Err(reason)),
-            _ => Err(io::Error::new(io::ErrorKind::InvalidData, "the answer is not to this question")),
+    fn exchange(
+        &self,
+        talk: &mut Talk,
+        object: ObjectId,
+        wanted: &[(u32, u64)],
+    ) -> io::Result<Result<(Given, OwnedFd), String>> {
+        talk.questions += 1;
+        let question = talk.questions;
+        let parts = wanted.iter().take(PARTS_MAX).map(|(part, _)| *part).collect();
+        {
+            let (stream, said) = &mut *self.back.lock().expect("no panic while held");
+            local::send(stream, &said.frame(&Question::Borrow { question, object, parts }), None)?;
         }
+        let (answer, file): (Answer, _) =
+            talk.heard.read_with_file(&mut talk.stream)?.ok_or(io::ErrorKind::UnexpectedEof)?;
+        let wrong = |why: &str| io::Error::new(io::ErrorKind::InvalidData, why.to_owned());
+        if answer.question != question {
+            return Err(wrong("the answer is to another question"));
+        }
+        match (answer.given, file) {
+            (Err(reason), _) => Ok(Err(reason)),
+            (Ok(given), Some(file)) => {
+                let fits = |(place, (_, len)): (&Place, &(u32, u64))| place.len == *len;
+                if given.parts.is_empty()
+                    || given.parts.len() > wanted.len()
+                    || !given.parts.iter().zip(wanted).all(fits)
+                {
+                    return Err(wrong("the answer does not fit its question"));
+                }
+                Ok(Ok((given, file)))
+            }
+            (Ok(_), None) => Err(wrong("the answer came without its memory")),
+        }
+    }
+
+    /// The memory of an answer, mapped once however much lies in it.
+    fn mapped(&self, given: &Given, file: &OwnedFd) -> Result<Arc<Mapped>, String> {
+        let mut memories = self.memories.lock().expect("no panic while held");
+        if let Some(mapped) = memories.get(&given.memory).and_then(Weak::upgrade)
+            && mapped.size as u64 == given.size
+        {
+            return Ok(mapped);
+        }
+        let mapped = Arc::new(map(file, given.size)?);
+        memories.retain(|_, known| known.strong_count() > 0);
+        memories.insert(given.memory, Arc::downgrade(&mapped));
+        Ok(mapped)
+    }
+}
+
+/// Compares every block with its checksum: what a process reads of another's memory is verified once.
+fn verify(mapped: &Mapped, object: ObjectId, wanted: &[(u32, u64)], given: &Given) -> Result<(), String> {
+    for (place, (part, _)) in given.parts.iter().zip(wanted) {
+        if place.start.checked_add(place.len).is_none_or(|end| end > mapped.size as u64) {
+            return Err("a part lies outside of its memory".into());
+        }
+        let key = (object, *part);
+        if mapped.verified.lock().expect("no panic while held").contains(&key) {
+            continue;
+        }
+        if checksum::of_blocks(mapped.bytes(place.start as usize, place.len as usize)) != place.blocks {
+            return Err("a block of its memory does not fit its checksum".into());
+        }
+        mapped.verified.lock().expect("no panic while held").insert(key);
+    }
+    Ok(())
+}
+
+impl Mapped {
+    fn bytes(&self, start: usize, len: usize) -> &[u8] {
+        // SAFETY: callers have compared the range with the mapping; nobody can write to it, and it lives as long as `self`.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr().add(start), len) }
     }
 }
 
 impl Borrowed {
-    pub fn as_ptr(&self) -> *const u8 {
-        // SAFETY: `start` lies in the mapping.
-        unsafe { self.mapping.as_ptr().add(self.start) }
-    }
-
-    pub fn bytes(&self) -> &[u8] {
-        // SAFETY: the mapping has these bytes, nobody can write to them, and they live as long as `self`.
-        unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len) }
+    /// A range that was compared with the mapping when the lease was given.
+    pub fn bytes(&self, start: usize, len: usize) -> &[u8] {
+        self.mapped.as_ref().expect("present until dropped").bytes(start, len)
     }
 
     /// What was verified before the memory was mapped.
@@ -314,76 +516,43 @@ impl Borrowed {
 
 impl Drop for Borrowed {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this value's own, and whoever saw it is gone.
-        let _ = unsafe { rustix::mm::munmap(self.mapping.as_ptr().cast(), self.mapped) };
-        let _ = send(&self.link.back, &Message::GiveBack { lease: self.lease }, None);
+        // The mapping goes first: what comes back may be written to at once.
+        self.mapped = None;
+        let _ = self.returns.send((self.link.clone(), self.lease));
     }
 }
 
-/// Maps a range read-only, after it has proved to be what a lender gives; gives the mapping, its size, and the place of
-/// the range in it.
-fn map(file: &OwnedFd, start: u64, len: u64, size: u64) -> Result<(NonNull<u8>, usize, usize), String> {
+/// Maps all of a memory read-only, after it has proved to be what an owner gives.
+fn map(file: &OwnedFd, size: u64) -> Result<Mapped, String> {
     let seals = rustix::fs::fcntl_get_seals(file).map_err(|error| format!("its memory has no seals: {error}"))?;
     if !seals.contains(SEALS) {
         return Err(format!("its memory is sealed by {seals:?} only"));
     }
     let actual = rustix::fs::fstat(file).map_err(|error| error.to_string())?.st_size as u64;
-    if actual != size || start.checked_add(len).is_none_or(|end| end > size) {
+    if actual != size || size == 0 {
         return Err(format!("its memory has {actual} bytes, not {size}"));
     }
-    let page = rustix::param::page_size() as u64;
-    let first = start / page * page;
-    let mapped = (start + len - first).max(1) as usize;
+    let len = size as usize;
     // SAFETY: a new mapping touches no memory that exists; sealed memory does not shrink under it.
-    let mapping =
-        unsafe { rustix::mm::mmap(std::ptr::null_mut(), mapped, ProtFlags::READ, MapFlags::SHARED, file, first) };
-    let mapping = mapping.map_err(|error| format!("its memory cannot be mapped: {error}"))?;
-    Ok((NonNull::new(mapping.cast()).expect("mmap does not give null"), mapped, (start - first) as usize))
+    let start = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, ProtFlags::READ, MapFlags::SHARED, file, 0) };
+    let start = start.map_err(|error| format!("its memory cannot be mapped: {error}"))?;
+    let start = NonNull::new(start.cast()).expect("mmap does not give null");
+    Ok(Mapped { start, size: len, verified: Mutex::default() })
 }
 
-fn connect(cluster: &str, owner: SocketAddr) -> io::Result<Link> {
-    let socket = Socket::new(Domain::UNIX, Type::SEQPACKET, None)?;
-    socket.connect(&name(cluster, owner)?)?;
-    if host::uid_of_peer(&socket) != Some(host::own_uid()) {
-        return Err(io::ErrorKind::PermissionDenied.into());
-    }
-    socket.set_read_timeout(Some(STALL))?;
-    socket.set_write_timeout(Some(STALL))?;
-    let back = socket.try_clone()?;
-    Ok(Link { socket: Mutex::new(socket), back, failed: AtomicBool::new(false) })
+fn connect(cluster: &str, owner: SocketAddr, token: &Token) -> io::Result<Link> {
+    let stream = local::connect(&name(cluster, owner), token, Purpose::Memory)?;
+    stream.set_read_timeout(Some(STALL))?;
+    stream.set_write_timeout(Some(STALL))?;
+    let back = stream.try_clone()?;
+    Ok(Link {
+        stream: Mutex::new(Talk { stream, heard: Incoming::new(MESSAGE_BYTES), questions: 0 }),
+        back: Mutex::new((back, Outgoing::default())),
+        failed: AtomicBool::new(false),
+        memories: Mutex::default(),
+    })
 }
 
-fn name(cluster: &str, address: SocketAddr) -> io::Result<SockAddr> {
-    SockAddr::unix(format!("\0{}-{address}", host::socket_name(cluster)))
-}
-
-fn send(socket: &Socket, message: &Message, file: Option<&File>) -> io::Result<()> {
-    let text = serde_json::to_vec(message).expect("messages are plain data");
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    let files: Vec<_> = file.iter().map(|file| file.as_fd()).collect();
-    if !files.is_empty() {
-        ancillary.push(SendAncillaryMessage::ScmRights(&files));
-    }
-    rustix::net::sendmsg(socket, &[IoSlice::new(&text)], &mut ancillary, SendFlags::NOSIGNAL)?;
-    Ok(())
-}
-
-/// The next message, with a descriptor if one came; `None`: the peer is gone.
-fn receive(socket: &Socket) -> io::Result<Option<(Message, Option<OwnedFd>)>> {
-    let mut text = vec![0; MESSAGE_BYTES];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-    let flags = RecvFlags::CMSG_CLOEXEC;
-    let received = rustix::io::retry_on_intr(|| {
-        rustix::net::recvmsg(socket, &mut [IoSliceMut::new(&mut text)], &mut ancillary, flags)
-    })?;
-    if received.bytes == 0 {
-        return Ok(None);
-    }
-    let file = ancillary.drain().find_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(mut files) => files.next(),
-        _ => None,
-    });
-    Ok(Some((serde_json::from_slice(&text[..received.bytes])?, file)))
+fn name(cluster: &str, address: SocketAddr) -> String {
+    format!("{}-{address}", host::socket_name(cluster))
 }

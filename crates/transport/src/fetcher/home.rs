@@ -3,11 +3,13 @@
 use super::Shared;
 use crate::carrier::shm::{Borrowed, LeaseDenied};
 use crate::copies::PartKey;
+use crate::object::ObjectId;
 use crate::parts::{FetchRequest, Home, Part, Wanted};
 use crate::store::Object;
 use mission_core::flight::{FlightPlan, Leg, Reach};
 use mission_core::host::fetches::FetchError;
 use mission_core::types::Transport;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 impl Shared {
@@ -16,7 +18,9 @@ impl Shared {
         let memory = plan.legs.iter().find(|leg| leg.transport == Transport::Shm);
         let elsewhere = plan.legs.iter().any(|leg| leg.reach == Reach::Anywhere);
         let mut homes = Vec::with_capacity(request.parts.len());
-        for wanted in &request.parts {
+        // Of each object that may lie on this host, which parts are wanted.
+        let mut near: BTreeMap<ObjectId, Vec<usize>> = BTreeMap::new();
+        for (number, wanted) in request.parts.iter().enumerate() {
             if self.owns(wanted) {
                 let object = self.own(wanted)?;
                 let in_memory = object.in_memory(wanted.part).filter(|(segment, ..)| !segment.has_writers());
@@ -27,16 +31,20 @@ impl Shared {
                 }));
                 continue;
             }
-            if let Some(copy) = self.copy_at_home(&(wanted.object, wanted.part)) {
-                homes.push(Some(copy));
-                continue;
+            let copy = self.copy_at_home(&(wanted.object, wanted.part));
+            if copy.is_none() && memory.is_some() && wanted.len > 0 {
+                near.entry(wanted.object).or_default().push(number);
             }
-            match memory.filter(|_| wanted.len > 0).map(|leg| self.borrow(request, wanted, leg)) {
-                Some(Ok(part)) => homes.push(Some(part)),
-                Some(Err(why)) if !elsewhere => {
+            homes.push(copy);
+        }
+        for (object, numbers) in near {
+            let leg = memory.expect("nothing is near without it");
+            match self.borrow(request, object, &numbers, leg) {
+                Ok(parts) => numbers.into_iter().zip(parts).for_each(|(number, part)| homes[number] = Some(part)),
+                Err(why) if !elsewhere => {
                     return Err(FetchError::Denied(format!("shared memory was demanded, but {why}")));
                 }
-                Some(Err(_)) | None => homes.push(None),
+                Err(_) => {}
             }
         }
         Ok(homes)
@@ -48,18 +56,28 @@ impl Shared {
         Some(Part { home: Home::Own(segment), start, len })
     }
 
+    /// Leases on these parts of an object.
+    ///
     /// # Errors
-    /// Why it has to come another way.
-    fn borrow(&self, request: &FetchRequest, wanted: &Wanted, leg: &Leg) -> Result<Part, String> {
+    /// Why they have to come another way.
+    fn borrow(
+        &self,
+        request: &FetchRequest,
+        object: ObjectId,
+        numbers: &[usize],
+        leg: &Leg,
+    ) -> Result<Vec<Part>, String> {
         let mut reason = "its owner is on another host".to_owned();
-        for &owner in &wanted.addresses {
-            match self.borrower.borrow(owner, wanted.object, wanted.part, wanted.len) {
+        let wanted: Vec<&Wanted> = numbers.iter().map(|number| &request.parts[*number]).collect();
+        let parts: Vec<(u32, u64)> = wanted.iter().map(|wanted| (wanted.part, wanted.len)).collect();
+        for &owner in &wanted[0].addresses {
+            match self.borrower.borrow(owner, object, &parts) {
                 Ok(borrowed) => {
+                    let bytes = parts.iter().map(|(_, len)| len).sum();
                     let mut state = self.lock();
-                    let record = state.record(&request.transfer);
-                    record.transport.carried(leg, wanted.len, Borrowed::negotiated());
-                    let (start, len) = (0, wanted.len as usize);
-                    return Ok(Part { home: Home::Borrowed(Arc::new(borrowed)), start, len });
+                    state.record(&request.transfer).transport.carried(leg, bytes, Borrowed::negotiated());
+                    let part = |(lease, start, len)| Part { home: Home::Borrowed(lease), start, len };
+                    return Ok(borrowed.into_iter().map(part).collect());
                 }
                 Err(LeaseDenied::Elsewhere) => {}
                 Err(LeaseDenied::Refused(why)) => {

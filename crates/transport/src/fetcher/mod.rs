@@ -179,14 +179,15 @@ impl Fetcher {
             changed: false,
             closing: false,
         };
-        let shared = Arc::new_cyclic(|new_cyclic| Shared {
-            own: new_cyclic.clone(),
+        let borrower = Borrower::new(cluster, context.token.clone())?;
+        let shared = Arc::new_cyclic(|weak| Shared {
+            own: weak.clone(),
             state: Mutex::new(state),
             work: Condvar::new(),
             tick: Condvar::new(),
             ended: Condvar::new(),
             arbiter: OnceLock::new(),
-            borrower: Borrower::new(cluster),
+            borrower,
             context,
             environment,
             store,
@@ -289,11 +290,12 @@ impl Fetcher {
         Ok(Fetched { parts: parts.collect(), all, tally })
     }
 
-    /// Whether others of this host may want to map what the job puts.
-    pub fn shares_memory(&self, job: &JobId, demands: &Demands) -> bool {
+    /// The job, if others of this host may want to map what it puts. Never where it demands encryption: its plan has no
+    /// leg over shared memory then.
+    pub fn sharers(&self, job: &JobId, demands: &Demands) -> Option<GroupId> {
         let planned = self.shared.plan(job, demands);
         let planned = planned.is_ok_and(|planned| planned.plan.legs.iter().any(|leg| leg.transport == Transport::Shm));
-        planned && self.has_neighbours()
+        (planned && self.has_neighbours()).then(|| arbiter::group_of(job))
     }
 
     /// Ends every fetch that still waits for an object which is known to be lost.
@@ -355,6 +357,7 @@ impl Fetcher {
         drop(state);
         drop(closed);
         self.shared.store.copies.forget_job(job);
+        self.shared.pool.forget_job(group);
     }
 
     /// The transfers of this process that changed since the last call, if any did.
@@ -463,7 +466,7 @@ impl Shared {
     /// Memory for what is fetched.
     fn take(&self, len: usize) -> Result<Arc<Segment>, FetchError> {
         self.store.make_room(len as u64);
-        let taken = self.pool.take(len, false);
+        let taken = self.pool.take(len, None);
         taken.map(Arc::new).map_err(|error| FetchError::Cancelled(format!("no memory for {len} bytes: {error}")))
     }
 

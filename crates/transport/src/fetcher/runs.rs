@@ -470,11 +470,10 @@ impl Shared {
             }
             self.handle(&mut state, Event::Tick);
             let old = state.connections.expire();
-            if !old.is_empty() {
-                drop(state);
-                drop(old);
-                state = self.lock();
-            }
+            drop(state);
+            drop(old);
+            self.pool.trim();
+            state = self.lock();
         }
     }
 
