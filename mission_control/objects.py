@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copyreg
 import json
+import sys
+import threading
 import time
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,6 +16,7 @@ from mission_control import _native
 from mission_control.jobs import ANNOTATION
 
 if TYPE_CHECKING:
+    import numpy as np
     from distributed import Worker
     from typing_extensions import Buffer
 
@@ -105,6 +109,20 @@ class Fetched(Sequence["_native.Part"]):
     def __iter__(self) -> Iterator[_native.Part]:
         return iter(self._parts)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _refuse_pickling(self)
+
+
+def _refuse_pickling(fetched: object) -> tuple[Any, ...]:
+    """Raise the TypeError that a task gets if its result carries what it fetched."""
+    raise TypeError(
+        f"{type(fetched).__name__} cannot be pickled: a fetched part is memory of this worker. "
+        "Return bytes(part) or numpy.array(numpy.frombuffer(part, dtype)), or put the result and return its reference."
+    )
+
+
+copyreg.pickle(_native.Part, _refuse_pickling)
+
 
 def allocate(nbytes: int, *, scratch: bool = False) -> _native.Segment:
     """Writable memory of the data plane; what is written there is put without a copy: ``put(segment, sizes=...)``.
@@ -119,16 +137,17 @@ def allocate(nbytes: int, *, scratch: bool = False) -> _native.Segment:
     return endpoint.allocate(nbytes, (task.job, json.dumps(task.demands)))
 
 
-def put(parts: Sequence[Buffer] | _native.Segment, *, sizes: Sequence[int] | None = None) -> Reference:
+def put(parts: Iterable[Buffer] | _native.Segment, *, sizes: Sequence[int] | None = None) -> Reference:
     """Gives this worker's object store an object of n parts; returns a reference for the task to return.
 
     Args:
-        parts: buffers of any kind, copied; or a segment from :func:`allocate`, kept as it is and not to be written to
-            any more.
+        parts: buffers of any kind, copied; an array with gaps is stored without them, in C order; or a segment from
+            :func:`allocate`, kept as it is and not to be written to any more.
         sizes: of a segment: bytes of each part, one after another; by default it is one part.
 
     Raises:
         RuntimeError: outside a task, or without Mission Control on this cluster.
+        TypeError: a part is no buffer, or holds Python objects.
         OSError: no memory, or the spool disk is full; nothing was kept.
     """
     worker, plugin, endpoint = _plane("put")
@@ -138,9 +157,54 @@ def put(parts: Sequence[Buffer] | _native.Segment, *, sizes: Sequence[int] | Non
         sizes = [len(parts)] if sizes is None else sizes
         name = endpoint.adopt(parts, sizes, demands)
     else:
-        name, sizes = endpoint.put(parts, task.job, demands)
+        name, sizes = endpoint.put(_buffers(parts), task.job, demands)
     plugin.remember_put(task.key, name)
     return Reference(name, worker.address, endpoint.address, task.job, task.stage, sizes)
+
+
+def _buffers(parts: Iterable[Buffer]) -> list[Buffer]:
+    """Return each part as a C-contiguous buffer; copy those that are not.
+
+    Raises:
+        TypeError: a part is no buffer, or holds Python objects.
+    """
+    if isinstance(parts, bytes | bytearray | memoryview | _native.Part) or not isinstance(parts, Iterable):
+        raise TypeError(f"put takes a list of buffers, not {type(parts).__name__}: write put([data])")
+    return [part if type(part) is bytes else _contiguous(part, number) for number, part in enumerate(parts)]
+
+
+def _contiguous(part: Any, number: int) -> Buffer:
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(part, numpy.ndarray):
+        return _contiguous_array(part, number)
+    try:
+        view = memoryview(part)
+    except TypeError:
+        raise TypeError(
+            f"part {number} is no buffer but {type(part).__name__}: "
+            "write numpy.asarray(part) for numbers, or pickle.dumps(part) for any object"
+        ) from None
+    except ValueError:
+        return part  # a format that memoryview does not know
+    if view.format == "O":
+        raise _holds_objects(part, number)
+    return part if view.c_contiguous else view.tobytes()
+
+
+def _contiguous_array(part: np.ndarray, number: int) -> Buffer:
+    import numpy as np
+
+    if part.dtype.hasobject:
+        raise _holds_objects(part, number)
+    # As bytes: Python's buffers have no format for datetime64 and timedelta64.
+    return np.ascontiguousarray(part).reshape(-1).view(np.uint8).data if part.nbytes else b""
+
+
+def _holds_objects(part: Any, number: int) -> TypeError:
+    return TypeError(
+        f"part {number} holds Python objects, not data (its type is {getattr(part, 'dtype', 'object')}): "
+        "convert it with part.astype(...), or put pickle.dumps(part)"
+    )
 
 
 def fetch(references: Reference | Iterable[Reference], part: int | None = None, *, packed: bool = False) -> Fetched:
@@ -211,10 +275,8 @@ def _plane(what: str) -> tuple[Worker, MissionControlWorker, _native.Endpoint]:
     try:
         worker = get_worker()
         worker.get_current_task()
-    except (ValueError, AttributeError):
-        raise RuntimeError(
-            f"mission_control.{what} is for tasks: call it in a function given to client.submit"
-        ) from None
+    except (ValueError, AttributeError, KeyError):
+        raise RuntimeError(_where_to_call(what)) from None
     deadline = time.monotonic() + INSTALL_WAIT_S
     while (plugin := worker.plugins.get("mission-control")) is None or plugin.endpoint is None:
         if time.monotonic() > deadline:
@@ -224,6 +286,22 @@ def _plane(what: str) -> tuple[Worker, MissionControlWorker, _native.Endpoint]:
             )
         time.sleep(0.02)
     return worker, plugin, plugin.endpoint
+
+
+def _where_to_call(what: str) -> str:
+    """Return why the caller is no task that Dask runs in a thread, and what to do."""
+    import asyncio
+
+    what = f"mission_control.{what}"
+    if asyncio._get_running_loop() is not None:
+        return f"{what} would block the event loop of this process: call it in a task that is a plain def, not async"
+    thread = threading.current_thread()
+    if thread is not threading.main_thread():
+        return (
+            f"{what} was called in thread {thread.name}, which runs no task: "
+            "call it in the task's own thread, in a function given to client.submit"
+        )
+    return f"{what} was called outside a task: call it in a function given to client.submit"
 
 
 def references_in(value: Any) -> set[Reference]:
