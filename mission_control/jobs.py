@@ -81,13 +81,14 @@ def job(
 
     Raises:
         JobRejected: what is demanded cannot be had; said before anything is submitted.
+        RuntimeError: the client is asynchronous.
         ValueError: an argument is wrong; the text names the mend.
     """
     from distributed import get_client
 
     spec = specification(name, priority=priority, encrypt=encrypt, transport=transport)
     client = client or get_client()
-    install(client)
+    install(client)  # refuses an asynchronous client
     admitted = client.sync(client.scheduler.mission_control_admit, spec=spec, client=client.id)
     if admitted["refused"]:
         raise JobRejected(f"job {name}: {admitted['refused']}")
@@ -110,12 +111,20 @@ def install(client: Client, *, policy: str | Policy | None = None, flows_per_hos
             Mission Control, it replaces the policy there.
         flows_per_host: receiving slots of every host, ``all`` or ``auto`` (found by trial); only for a cluster that has
             no Mission Control yet.
+
+    Raises:
+        RuntimeError: the client is asynchronous.
     """
     from distributed.protocol import pickle
 
     from mission_control.dask.scheduler import MissionControlScheduler
     from mission_control.dask.worker import MissionControlWorker
 
+    if client.asynchronous:
+        raise RuntimeError(
+            "Client(asynchronous=True) is not supported by mission_control.job and mission_control.install: "
+            "use a Client without asynchronous=True, in a function that asyncio.to_thread runs"
+        )
     if not installed(client):
         settings: dict[str, Any] = {"policy": policy} if policy else {}
         if flows_per_host is not None:

@@ -262,7 +262,37 @@ class Task:
 def _task(worker: Worker) -> Task:
     key = worker.get_current_task()
     state = worker.state.tasks.get(key)
+    if state is None and _in_actor():
+        return _task_of_actor(worker, str(key))
     return Task(key, state.annotations if state else None)
+
+
+def _in_actor() -> bool:
+    """Whether this thread runs a method of an actor; what makes the actor is a plain task."""
+    from distributed.utils import thread_state
+
+    return getattr(thread_state, "actor", False)
+
+
+def _task_of_actor(worker: Worker, method: str) -> Task:
+    """Return the task of a method: its job and demands are those of the task that made the actor.
+
+    Dask names the class and the method, as in ``Keeper.fetch``, but not which actor it is.
+
+    Raises:
+        RuntimeError: actors of this class on this worker belong to different jobs.
+    """
+    from dask.utils import key_split
+
+    name = method.rpartition(".")[0]
+    tasks = [worker.state.tasks.get(key) for key in worker.state.actors if key_split(key) == name]
+    made = [Task(method, state.annotations) for state in tasks if state is not None]
+    if len({(task.job, json.dumps(task.demands, sort_keys=True)) for task in made}) > 1:
+        raise RuntimeError(
+            f"{method}: actors {name} of several jobs are on this worker, so the job of this one is unknown: "
+            "give each job its own class, or fetch in a task and pass the result to the actor"
+        )
+    return made[0] if made else Task(method, None)
 
 
 INSTALL_WAIT_S = 10
@@ -277,6 +307,11 @@ def _plane(what: str) -> tuple[Worker, MissionControlWorker, _native.Endpoint]:
         worker.get_current_task()
     except (ValueError, AttributeError, KeyError):
         raise RuntimeError(_where_to_call(what)) from None
+    if what == "put" and _in_actor():
+        raise RuntimeError(
+            "mission_control.put in a method of an actor: no task's result would keep the object or free it. "
+            "Instead, put it in a task and pass its reference to the actor, or put it in the actor's __init__"
+        )
     deadline = time.monotonic() + INSTALL_WAIT_S
     while (plugin := worker.plugins.get("mission-control")) is None or plugin.endpoint is None:
         if time.monotonic() > deadline:

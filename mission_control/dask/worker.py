@@ -195,7 +195,8 @@ class MissionControlWorker(WorkerPlugin):
 
         carried = set()
         if finish == "memory" and start in RUNNING and (put or Reference._live):
-            carried = references_in(self.worker.data[key])
+            actors = self.worker.state.actors
+            carried = references_in(actors[key] if key in actors else self.worker.data[key])
             if carried:
                 # Ahead of the message that the task is done: both take the same ordered stream.
                 self.send("mission-control-task", key=key, carries=[(entry.object, entry.worker) for entry in carried])
