@@ -22,6 +22,11 @@ class Jobs:
             return wanted
         return f"{wanted}@{client.rpartition('-')[2][:8]}"
 
+    def release_name(self, job: str) -> None:
+        """A job under this name was rejected: unless one runs under it, another client may use the name."""
+        if job not in self.specs:
+            self._owners.pop(job, None)
+
     def add(self, key: Any, job: str) -> None:
         self.of[key] = job
         self._tasks[job] += 1

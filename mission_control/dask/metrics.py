@@ -2,57 +2,113 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
-from typing import Any
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any, ClassVar
 
 from prometheus_client import REGISTRY
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+from tornado.ioloop import IOLoop
 
 PREFIX = "mission_control"
+STATUS_WAIT_S = 0.5
+"""For a scheduler whose event loop is another thread's; without an answer it is left out of this scrape."""
 
 
-class Metrics(Collector):
-    """Jobs and transfers as of each scrape; nothing is computed between scrapes.
+class Metrics:
+    """What one scheduler adds to the metrics of its process, as of each scrape.
 
     Args:
+        address: of the scheduler; the label `scheduler`, since a process may run several clusters.
+        loop: on which ``status`` has to run.
         status: gives what ``MissionControlScheduler.status`` gives.
     """
 
-    def __init__(self, status: Callable[[], dict[str, Any]]):
+    def __init__(self, address: str, loop: IOLoop, status: Callable[[], dict[str, Any]]):
+        self.address = address
+        self.loop = loop
         self.status = status
+
+    def now(self) -> dict[str, Any] | None:
+        """Return the status; ``None`` if the scheduler's event loop did not answer in time."""
+        if asyncio._get_running_loop() is getattr(self.loop, "asyncio_loop", None):
+            return self.status()
+        answer: Future[dict[str, Any]] = Future()
+
+        def run() -> None:
+            try:
+                answer.set_result(self.status())
+            except Exception as error:
+                answer.set_exception(error)
+
+        self.loop.add_callback(run)
+        with suppress(TimeoutError):
+            return answer.result(STATUS_WAIT_S)
+        return None
+
+    def register(self) -> None:
+        if not _Schedulers.all:
+            REGISTRY.register(_Schedulers.collector)
+        _Schedulers.all.append(self)
+
+    def unregister(self) -> None:
+        if self in _Schedulers.all:
+            _Schedulers.all.remove(self)
+            if not _Schedulers.all:
+                REGISTRY.unregister(_Schedulers.collector)
+
+
+class _Schedulers(Collector):
+    """Collects for all schedulers of this process: Prometheus allows each metric once on a page."""
+
+    all: ClassVar[list[Metrics]] = []
+    collector: ClassVar[_Schedulers]
 
     def describe(self) -> Iterator[Metric]:
         """Nothing is known before a scheduler runs."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        status = self.status()
-        objects = GaugeMetricFamily(f"{PREFIX}_objects", "Objects that some result carries.")
-        objects.add_metric([], status["objects"])
-        yield objects
-        failing = GaugeMetricFamily(f"{PREFIX}_policy_failing", "1 while a policy in Python raises, stalls or errs.")
-        failing.add_metric([], 1 if status["policy_error"] else 0)
-        yield failing
-        weight = GaugeMetricFamily(f"{PREFIX}_job_weight", "Part of the network; 0: not active.", labels=["job"])
-        flows = GaugeMetricFamily(f"{PREFIX}_job_flows", "Most flows on each host.", labels=["job"])
-        recomputed = CounterMetricFamily(f"{PREFIX}_job_recomputed", "Results lost with their objects.", labels=["job"])
-        labels = ["job", "source", "destination", "pattern"]
-        asked = CounterMetricFamily(f"{PREFIX}_transfer_asked_bytes", "Bytes asked for.", labels=labels)
-        served = CounterMetricFamily(f"{PREFIX}_transfer_served_bytes", "Bytes that arrived.", labels=labels)
-        carried = CounterMetricFamily(
-            f"{PREFIX}_transfer_carried_bytes", "Bytes that a transport carried.", labels=[*labels, "transport"]
-        )
-        again = CounterMetricFamily(
-            f"{PREFIX}_transfer_ranges_again", "Ranges asked for again.", labels=[*labels, "reason"]
-        )
-        now = GaugeMetricFamily(f"{PREFIX}_transfer_flows", "Flows under way.", labels=labels)
+        found = [(metrics.address, metrics.now()) for metrics in list(self.all)]
+        return families([(address, status) for address, status in found if status is not None])
+
+
+_Schedulers.collector = _Schedulers()
+
+
+def families(statuses: list[tuple[str, dict[str, Any]]]) -> Iterator[Metric]:
+    """Return every metric once, with the values of all schedulers."""
+    labels = ["scheduler"]
+    objects = GaugeMetricFamily(f"{PREFIX}_objects", "Objects that some result carries.", labels=labels)
+    failing = GaugeMetricFamily(
+        f"{PREFIX}_policy_failing", "1 while a policy in Python raises, stalls or errs.", labels=labels
+    )
+    labels = ["scheduler", "job"]
+    weight = GaugeMetricFamily(f"{PREFIX}_job_weight", "Part of the network; 0: not active.", labels=labels)
+    flows = GaugeMetricFamily(f"{PREFIX}_job_flows", "Most flows on each host.", labels=labels)
+    recomputed = CounterMetricFamily(f"{PREFIX}_job_recomputed", "Results lost with their objects.", labels=labels)
+    labels = ["scheduler", "job", "source", "destination", "pattern"]
+    asked = CounterMetricFamily(f"{PREFIX}_transfer_asked_bytes", "Bytes asked for.", labels=labels)
+    served = CounterMetricFamily(f"{PREFIX}_transfer_served_bytes", "Bytes that arrived.", labels=labels)
+    carried = CounterMetricFamily(
+        f"{PREFIX}_transfer_carried_bytes", "Bytes that a transport carried.", labels=[*labels, "transport"]
+    )
+    again = CounterMetricFamily(
+        f"{PREFIX}_transfer_ranges_again", "Ranges asked for again.", labels=[*labels, "reason"]
+    )
+    now = GaugeMetricFamily(f"{PREFIX}_transfer_flows", "Flows under way.", labels=labels)
+    for address, status in statuses:
+        objects.add_metric([address], status["objects"])
+        failing.add_metric([address], 1 if status["policy_error"] else 0)
         for job in status["jobs"]:
-            weight.add_metric([job["job"]], job["weight"] or 0)
-            flows.add_metric([job["job"]], job["flows"] or 0)
-            recomputed.add_metric([job["job"]], job["recomputed"])
+            weight.add_metric([address, job["job"]], job["weight"] or 0)
+            flows.add_metric([address, job["job"]], job["flows"] or 0)
+            recomputed.add_metric([address, job["job"]], job["recomputed"])
             for transfer in job["transfers"]:
-                values = [job["job"], transfer["from"], transfer["to"], transfer["pattern"]]
+                values = [address, job["job"], transfer["from"], transfer["to"], transfer["pattern"]]
                 asked.add_metric(values, transfer["asked_bytes"])
                 served.add_metric(values, transfer["served_bytes"])
                 now.add_metric(values, transfer["flows"])
@@ -60,10 +116,4 @@ class Metrics(Collector):
                     carried.add_metric([*values, transport], count)
                 for reason in ("refetches", "resumed", "busy"):
                     again.add_metric([*values, reason], transfer[reason])
-        yield from (weight, flows, recomputed, asked, served, carried, again, now)
-
-    def register(self) -> None:
-        REGISTRY.register(self)
-
-    def unregister(self) -> None:
-        REGISTRY.unregister(self)
+    yield from (objects, failing, weight, flows, recomputed, asked, served, carried, again, now)

@@ -10,15 +10,16 @@ from typing import Any
 from tornado.web import Application, RequestHandler
 
 PAGE = Path(__file__).with_name("page.html")
+PATH = r"(?!.*/proxy/)(?:/.*)?/mission-control"
+"""Below any prefix: Dask's scheduler does not keep the one that it was started with (`--dashboard-prefix`). What it
+passes on to another server (`/proxy/`) is not ours."""
 ROWS = 100
 """Transfers on the page: more than anybody reads, and the cost of looking does not grow with the cluster."""
 
 
 def add_to(application: Application, status: Callable[[int], dict[str, Any]]) -> None:
     """Adds the page to the scheduler's own server, beside Dask's pages."""
-    application.add_handlers(
-        r".*$", [(r"/mission-control/?", Page), (r"/mission-control/status\.json", Status, {"status": status})]
-    )
+    application.add_handlers(r".*$", [(rf"{PATH}/?", Page), (rf"{PATH}/status\.json", Status, {"status": status})])
 
 
 class Page(RequestHandler):

@@ -105,7 +105,7 @@ class MissionControlScheduler(SchedulerPlugin):
         tick.start()
         if hasattr(scheduler, "http_application"):  # not without a dashboard
             page.add_to(scheduler.http_application, self.status)
-        self.metrics = Metrics(self.status)
+        self.metrics = Metrics(scheduler.address, scheduler.loop, self.status)
         self.metrics.register()
 
     # --- what is asked of the plug-in -------------------------------------------------------------------------------
@@ -128,6 +128,7 @@ class MissionControlScheduler(SchedulerPlugin):
         job = self.jobs.name(spec["job"], client)
         if refused:
             self.record("refused", job=job, reason=refused)
+            self.jobs.release_name(job)
         else:
             self.arrive({**spec, "job": job})
             self.jobs.hold(job, client)

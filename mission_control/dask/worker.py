@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,31 @@ RESCHEDULE_AFTER_S = 0.05
 """At first, and twice as long each time: whoever recomputes the object may not have heard yet that it is lost."""
 
 
+LOST_MAX = 100_000
+"""Lost objects that a worker remembers: a task that asks for one of them runs again once it is recomputed."""
+
+
+class Newest:
+    """A set of names that keeps only the newest ones."""
+
+    def __init__(self, most: int):
+        self.most = most
+        self._names: dict[str, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def update(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._names.pop(name, None)
+            self._names[name] = None
+        while len(self._names) > self.most:
+            del self._names[next(iter(self._names))]
+
+    def __and__(self, names: set[str]) -> set[str]:
+        return {name for name in names if name in self._names}
+
+
 class MissionControlWorker(WorkerPlugin):
     """Worker plug-in; :attr:`endpoint` is the worker's data plane once it is up."""
 
@@ -52,7 +77,7 @@ class MissionControlWorker(WorkerPlugin):
         self.lock = threading.Lock()
         self.puts: defaultdict[Any, list[str]] = defaultdict(list)
         self.asked: list[dict[str, Any]] = []
-        self.lost: set[str] = set()
+        self.lost = Newest(LOST_MAX)
         self.rescheduled: defaultdict[Any, int] = defaultdict(int)
         secret = await worker.scheduler.mission_control_secret()
         limit = worker.memory_manager.memory_limit or MEMORY_LIMIT
