@@ -30,7 +30,11 @@ def main() -> None:
     produce, consume = {"dask": (make, look), "mission": (put, fetch)}[kind]
     security = Security.temporary() if transport == "tls" else None
     cluster = LocalCluster(
-        n_workers=2, threads_per_worker=1, security=security, dashboard_address=":0", silence_logs=logging.ERROR
+        n_workers=2,
+        threads_per_worker=1,
+        security=security,
+        dashboard_address="127.0.0.1:0",
+        silence_logs=logging.ERROR,
     )
     with cluster, Client(cluster) as client:
         owner, reader = client.scheduler_info()["workers"]

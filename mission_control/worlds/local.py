@@ -35,7 +35,7 @@ def local(scenario: Scenario, scheduler: str | None = None) -> Iterator[Site]:
             threads_per_worker=topology.threads,
             memory_limit=topology.memory_limit,
             security=security,
-            dashboard_address=":0",
+            dashboard_address="127.0.0.1:0",
             silence_logs=logging.ERROR,
         )
     with cluster:
