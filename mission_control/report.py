@@ -131,6 +131,11 @@ def figure(height: float = 2.6) -> tuple[Any, Any]:
     return drawn, axes
 
 
+def label_of(text: str) -> str:
+    """A name that people gave, as a label: Matplotlib takes what stands between two `$` for a formula."""
+    return text.replace("$", r"\$")
+
+
 def svg(drawn: Any) -> str:
     text = io.StringIO()
     drawn.savefig(text, format="svg")
@@ -143,7 +148,7 @@ def timeline(series: Series) -> str:
     names = [f"{job}: {source} → {to}" if len(jobs) > 1 else f"{source} → {to}" for job, source, to in series.stages]
     for row, ((job, _, _), (first, last)) in enumerate(series.stages.items()):
         axes.barh(row, max(last - first, 0.02), left=first, height=0.6, color=COLOURS[jobs.index(job) % len(COLOURS)])
-    axes.set_yticks(range(len(names)), names)
+    axes.set_yticks(range(len(names)), map(label_of, names))
     axes.invert_yaxis()
     return svg(drawn)
 
@@ -155,7 +160,7 @@ def rates(series: Series) -> str:
         axes.step(
             *zip(*[(now, value / 2**20) for now, value in bins], strict=True),
             where="mid",
-            label=job,
+            label=label_of(job),
             color=COLOURS[index % len(COLOURS)],
         )
     axes.set_ylabel("MiB/s")
@@ -172,9 +177,15 @@ def shares(series: Series) -> str:
         total = [sum(entry[place][1] for entry in binned.values()) for place in range(len(bins))]
         part = [value / whole if whole else float("nan") for (_, value), whole in zip(bins, total, strict=True)]
         colour = COLOURS[index % len(COLOURS)]
-        axes.plot([now for now, _ in bins], part, label=f"{job}: bytes", color=colour, marker=".")
+        axes.plot([now for now, _ in bins], part, label=label_of(f"{job}: bytes"), color=colour, marker=".")
         if weights := series.weights.get(job):
-            axes.step(*zip(*weights, strict=True), where="post", linestyle="--", color=colour, label=f"{job}: weight")
+            axes.step(
+                *zip(*weights, strict=True),
+                where="post",
+                linestyle="--",
+                color=colour,
+                label=label_of(f"{job}: weight"),
+            )
     axes.set_ylim(0, 1.05)
     axes.set_ylabel("part of the bytes")
     axes.legend(frameon=False, ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1))
@@ -184,7 +195,7 @@ def shares(series: Series) -> str:
 def processors(series: Series) -> str:
     drawn, axes = figure()
     for worker, points in series.cpu.items():
-        axes.plot(*zip(*series.bins(points, series.width), strict=True), label=worker)
+        axes.plot(*zip(*series.bins(points, series.width), strict=True), label=label_of(worker))
     axes.set_ylabel("cores")
     axes.set_ylim(bottom=0)
     if len(series.cpu) <= NAMED_MAX:
@@ -228,7 +239,7 @@ def over_time(results: dict[str, dict[str, Any]]) -> str:
         axes.set_ylabel(label.replace(", ", "\n").replace(" of the ", "\nof the "), fontsize="small")
         for index, (name, result) in enumerate(results.items()):
             samples = result["samples"]
-            axes.plot(samples["seconds"], values(samples), label=name, color=COLOURS[index % len(COLOURS)])
+            axes.plot(samples["seconds"], values(samples), label=label_of(name), color=COLOURS[index % len(COLOURS)])
         axes.set_ylim(bottom=0)
     if any(results):
         drawn.axes[0].legend(frameon=False, fontsize="small")

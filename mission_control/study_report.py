@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from mission_control.report import COLOURS, document, figure, over_time, svg, table
+from mission_control.report import COLOURS, document, figure, label_of, over_time, svg, table
 
 UNITS = {
     "shuffle_seconds": "shuffle, s",
@@ -125,9 +125,9 @@ def drawing(medians: Sequence[dict[str, Any]], unit: str) -> str:
             fmt="o",
             capsize=3,
             color=COLOURS[index % len(COLOURS)],
-            label=variant or None,
+            label=label_of(variant) or None,
         )
-    axes.set_xticks(range(len(places)), places)
+    axes.set_xticks(range(len(places)), map(label_of, places))
     axes.set_xlabel("")
     axes.set_ylabel(unit)
     axes.set_ylim(bottom=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import subprocess
 import sys
 from collections import Counter
@@ -60,7 +61,9 @@ def exec(
             stack.callback(_native.Dctcp().close)
         elif transport is not None and transport not in available:
             raise BadInput(f"this kernel has no {transport}: use mptcp, dctcp, {', '.join(available)}")
-        folder = stack.enter_context(cgroup.group(f"exec.{os.getpid()}"))
+        cgroup.remove_stale("exec")
+        # A process id alone comes back after a crash.
+        folder = stack.enter_context(cgroup.group(f"exec.{os.getpid()}.{secrets.token_hex(4)}"))
         setter = _native.Setter(str(folder), json.dumps(wanted))
         # The program is in the group before it is the program.
         join = 'echo $$ > "$0/cgroup.procs" && exec "$@"'

@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any
 
 from mission_control.incast import quantities, synchrony
-from mission_control.report import COLOURS, document, figure, svg, table
+from mission_control.report import COLOURS, document, figure, label_of, svg, table
 
 DASHES = {"model": "--", "lab": "-"}
 
@@ -94,10 +94,10 @@ def curves(points: list[dict[str, Any]]) -> str:
         senders = [one["senders"] for one in own]
         marker = "." if world == "lab" else None
         values = [one["goodput_mbit"] * one.get("dilation", 1) for one in own]
-        axes.plot(senders, values, DASHES[world], color=colour, marker=marker, label=f"{name}, {world}")
+        axes.plot(senders, values, DASHES[world], color=colour, marker=marker, label=label_of(f"{name}, {world}"))
         if world == "model":
             printed = [one["paper_mbit"] * one.get("dilation", 1) for one in own]
-            axes.plot(senders, printed, ":", color=colour, label=f"{name}, as printed")
+            axes.plot(senders, printed, ":", color=colour, label=label_of(f"{name}, as printed"))
         if world == "lab":
             low, high = zip(*([end * one.get("dilation", 1) for end in one["interval95"]] for one in own), strict=True)
             axes.fill_between(senders, low, high, color=colour, alpha=0.15, linewidth=0)

@@ -12,6 +12,8 @@ from mission_control.lab import namespaces
 from mission_control.scenario import PrerequisiteMissing
 
 PREFIX = "mission-control."
+STALE_S = 60
+"""Age from which an empty group of a process that is gone is stale."""
 
 
 def root() -> Path:
@@ -36,6 +38,17 @@ def group(name: str) -> Iterator[Path]:
         yield folder
     finally:
         remove(folder)
+
+
+def remove_stale(kind: str) -> None:
+    """Remove empty groups `kind.PID...` whose process crashed; leave those of a process that lives, or is of late."""
+    for folder in root().glob(f"{PREFIX}{kind}.*"):
+        pid = folder.name.removeprefix(f"{PREFIX}{kind}.").partition(".")[0]
+        # The kernel refuses to remove a group with programs in it. A new group is empty for a moment, and its process
+        # may have another number here, as from a container.
+        with suppress(OSError):
+            if not Path("/proc", pid).exists() and time.time() - folder.stat().st_mtime > STALE_S:
+                folder.rmdir()
 
 
 def remove(folder: Path) -> None:
