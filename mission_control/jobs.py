@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import dask
-
 from mission_control import _native
 
 if TYPE_CHECKING:
@@ -84,6 +82,7 @@ def job(
         RuntimeError: the client is asynchronous.
         ValueError: an argument is wrong; the text names the mend.
     """
+    import dask
     from distributed import get_client
 
     spec = specification(name, priority=priority, encrypt=encrypt, transport=transport)

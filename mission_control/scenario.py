@@ -14,13 +14,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from mission_control import _native
+from mission_control.errors import BadInput as BadInput
+from mission_control.errors import EnvironmentFailed as EnvironmentFailed
+from mission_control.errors import PrerequisiteMissing as PrerequisiteMissing
 from mission_control.jobs import specification
 
 BUILT_IN = Path(__file__).parent / "scenarios"
-
-
-class BadInput(ValueError):
-    """What the user gave is wrong; one line that names the mend."""
 
 
 def _bytes(value: Any) -> Any:
@@ -48,14 +47,6 @@ Milliseconds = Annotated[int, BeforeValidator(_milliseconds)]
 
 
 Flows = Annotated[int, Field(ge=1)] | Literal["all", "auto"]
-
-
-class PrerequisiteMissing(RuntimeError):
-    """A program or privilege that this needs is not there; the text says how to get it."""
-
-
-class EnvironmentFailed(RuntimeError):
-    """A scheduler or worker that was started for this ended, or did not answer; the text says which."""
 
 
 class Part(BaseModel):
@@ -338,11 +329,12 @@ def load(name: str) -> Scenario:
 
 
 class ScenarioError(BadInput):
-    """A value that does not fit the model, and where it stands."""
+    """A value that does not fit the model, where it stands, and why without the place."""
 
-    def __init__(self, text: str, where: tuple[str, ...]):
+    def __init__(self, text: str, where: tuple[str, ...], why: str):
         super().__init__(text)
         self.where = where
+        self.why = why
 
 
 def validate(values: dict[str, Any]) -> Scenario:
@@ -357,12 +349,12 @@ def validate(values: dict[str, Any]) -> Scenario:
         first = error.errors()[0]
         where = tuple(str(step) for step in first["loc"])
         name = ".".join(step for step in where if step not in ("int", "bool", "literal['auto']", "constrained-int"))
-        text = first["msg"].removeprefix("Value error, ")
+        text = why = first["msg"].removeprefix("Value error, ")
         if first["type"] == "extra_forbidden":
             text = f"there is no such key: docs/scenario.md lists them; {name} is none"
         elif name:
             text = f"{name}: {text}"
-        raise ScenarioError(text, where) from None
+        raise ScenarioError(text, where, why) from None
 
 
 def with_changes(scenario: Scenario, changes: dict[str, dict[str, Any]]) -> Scenario:

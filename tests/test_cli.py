@@ -46,7 +46,7 @@ def test_equations_of_the_paper_count_machines():
         ("run sort --policy best", "use one of"),
         ("run sort --priorities 0", "above 0"),
         ("run sort --jobs 2 --priorities 1", "one for each job"),
-        ("run sort --workers 0", "hosts"),
+        ("run sort --workers 0", "--workers 0"),
         ("run sort --encrypt --transport shm", "plain memory is not encrypted"),
         ("run sort --transport pigeon", "use auto"),
         ("run kmeans --points 10 --k 11", "use at most as many centres"),

@@ -11,15 +11,15 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from mission_control import interrupts
-from mission_control.cli import bench, exec, explain, incast, jobs, lab, run, top, weights
+from mission_control.cli.lazy import LazyGroup
+from mission_control.errors import BadInput, EnvironmentFailed, PrerequisiteMissing
 from mission_control.jobs import JobRejected
-from mission_control.scenario import BadInput, EnvironmentFailed, PrerequisiteMissing
 
 UsageError: Any = typer.BadParameter.__mro__[1]
 """Base of what a wrong command line raises; typer exports only its children."""
 
 app = typer.Typer(
-    add_completion=False,
+    cls=LazyGroup,
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -40,18 +40,6 @@ def options(
     ] = False,
 ) -> None:
     """Take the options that stand before the command; each does its work when it is read."""
-
-
-app.command("run")(run.run)
-app.command("exec", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(exec.exec)
-app.command("weights")(weights.weights)
-app.command("report")(run.report)
-app.command("top")(top.top)
-app.command("explain")(explain.explain)
-app.add_typer(jobs.app, name="jobs")
-app.add_typer(bench.app, name="bench")
-app.add_typer(lab.app, name="lab")
-app.add_typer(incast.app, name="incast")
 
 
 def main() -> NoReturn:

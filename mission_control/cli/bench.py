@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,8 +21,24 @@ app = typer.Typer(
 Json = Annotated[bool, typer.Option("--json", help="for programs")]
 
 
+said: list[str] = []
+"""Progress lines of this process: an interrupted benchmark prints them with --json."""
+
+
 def say(text: str) -> None:
+    said.append(text)
     print(text, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def interruptible(as_json: bool) -> Iterator[None]:
+    """For programs, print a JSON object that says what was measured before the interrupt; the exit status is 130."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if as_json:
+            print(json.dumps({"interrupted": True, "rows": [], "progress": said}))
+        raise
 
 
 @app.command()
@@ -31,7 +48,8 @@ def transfer(
     """One object over loopback: iperf3, a C receiver, a rustls loop, Dask's comms, Mission Control's fetch."""
     from mission_control.bench.transfer import measure
 
-    result = measure(rounds, say=say)
+    with interruptible(as_json):
+        result = measure(rounds, say=say)
     if as_json:
         print(json.dumps(result))
         return
@@ -58,7 +76,8 @@ def sort(
     """Sorts the same files by Dask's sort_values, by our sort over stock Dask, and by our sort."""
     from mission_control.bench.sort import measure
 
-    result = measure(bytes_of(size, "--size"), workers, rounds, data, say=say)
+    with interruptible(as_json):
+        result = measure(bytes_of(size, "--size"), workers, rounds, data, say=say)
     if as_json:
         print(json.dumps(result))
         return
@@ -84,7 +103,8 @@ def broadcast(
     """One object to many receivers whose senders all have one rate: from the owner, and from one another."""
     from mission_control.bench.broadcast import measure
 
-    result = measure(receivers, bytes_of(size, "--size"), rate_of(rate, "--rate"), rounds, say=say)
+    with interruptible(as_json):
+        result = measure(receivers, bytes_of(size, "--size"), rate_of(rate, "--rate"), rounds, say=say)
     if as_json:
         print(json.dumps(result))
         return
@@ -104,7 +124,8 @@ def decisions(as_json: Json = False) -> None:
     """A round of weights over 1,000 jobs, and the classification of a graph of 1,000,000 tasks."""
     from mission_control.bench.decisions import measure
 
-    result = measure()
+    with interruptible(as_json):
+        result = measure()
     if as_json:
         print(json.dumps(result))
         return
@@ -144,7 +165,8 @@ def incast(
     """The model's onset of incast against the lab's; needs root."""
     from mission_control.bench.incast import bench, summary
 
-    result = bench(settings, seed, say)
+    with interruptible(as_json):
+        result = bench(settings, seed, say)
     if as_json:
         print(json.dumps(result))
         return
@@ -161,5 +183,6 @@ def advice(
     """What `mission incast advise` promises of each remedy against what it does in the lab; needs root."""
     from mission_control.bench.advice import bench, summary
 
-    result = bench(settings, seed, say)
+    with interruptible(as_json):
+        result = bench(settings, seed, say)
     print(json.dumps(result) if as_json else "\n".join(summary(result)))

@@ -14,7 +14,7 @@ from mission_control import study
 from mission_control.cli.show import LiveTable, one_line, print_incast, print_result, print_study, quiet
 from mission_control.incast import folder as incast_folder
 from mission_control.incast import run as incast
-from mission_control.scenario import BadInput, Scenario, with_changes, with_settings
+from mission_control.scenario import BadInput, Scenario, ScenarioError, with_changes, with_settings
 from mission_control.worlds import WORLDS
 
 Option = typer.Option
@@ -122,7 +122,11 @@ def run(
     }
     scenarios = study.scenarios_in(scenario)
     for name, entry in scenarios.items():
-        changed = with_changes(with_settings(entry, settings or ()), changes)
+        with_set = with_settings(entry, settings or ())
+        try:
+            changed = with_changes(with_set, changes)
+        except ScenarioError as error:
+            raise BadInput(in_words_of_options(error, changes, "--hosts" if workers is None else "--workers")) from None
         scenarios[name] = with_study(changed, compare, repeat)
     incasts = [entry for entry in scenarios.values() if entry.workload.kind == "incast"]
     if len(incasts) == len(scenarios):
@@ -159,6 +163,19 @@ def run(
     if not result.get("valid", True):
         return 5
     return 0 if result["ok"] else 1
+
+
+def in_words_of_options(error: ScenarioError, changes: dict[str, dict[str, Any]], hosts: str) -> str:
+    """What is wrong with a value of the command line, by the option that the user typed."""
+    for part, change in changes.items():
+        for key, value in change.items():
+            place = (*part.split("."), key)
+            if value is None or error.where[: len(place)] != place:
+                continue
+            option = {"hosts": hosts, "kind": "--topology"}.get(key, f"--{key.replace('_', '-')}")
+            typed = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+            return f"{option}: {error.why}" if repr(typed) in error.why else f"{option} {typed}: {error.why}"
+    return str(error)
 
 
 def with_study(scenario: Scenario, compare: str | None, repeat: int | None) -> Scenario:

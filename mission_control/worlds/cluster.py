@@ -10,7 +10,7 @@ import dask
 from distributed import Client
 
 import mission_control
-from mission_control.scenario import BadInput, Scenario
+from mission_control.scenario import BadInput, EnvironmentFailed, Scenario
 from mission_control.worlds.site import Site
 
 CONNECT_S = 10
@@ -56,10 +56,25 @@ class Cluster:
 
     def __init__(self, client: Client):
         self._client = client
+        self._address = client.scheduler.address
+
+    def _ask(self, what: str, **arguments: Any) -> Any:
+        """Call a handler of the scheduler plug-in.
+
+        Raises:
+            EnvironmentFailed: the scheduler is gone.
+        """
+        try:
+            return self._client.sync(getattr(self._client.scheduler, f"mission_control_{what}"), **arguments)
+        except OSError as error:
+            raise EnvironmentFailed(
+                f"the scheduler at {self._address} closed or cannot be reached: start it again, or give --scheduler "
+                f"another address ({error})"
+            ) from None
 
     def status(self, most: int | None = None) -> dict[str, Any]:
         """See ``MissionControlScheduler.status``."""
-        return self._client.sync(self._client.scheduler.mission_control_status, most=most)
+        return self._ask("status", most=most)
 
     def job(self, name: str) -> dict[str, Any]:
         """One job of the status.
@@ -80,9 +95,7 @@ class Cluster:
             JobRejected: what is demanded cannot be had; nothing changed.
         """
         self.job(job)
-        reply = self._client.sync(
-            self._client.scheduler.mission_control_change, job=job, transport=transport, priority=priority
-        )
+        reply = self._ask("change", job=job, transport=transport, priority=priority)
         if reply["error"]:
             raise BadInput(reply["error"])
         if reply["refused"]:
