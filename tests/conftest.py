@@ -76,7 +76,13 @@ def held_by_scheduler(client: Client) -> dict[str, int]:
     def count(dask_scheduler: Any) -> dict[str, int]:
         own = dask_scheduler.plugins["mission-control"]
         jobs, objects = own.jobs, own.objects
-        sizes = {"jobs of tasks": jobs.of, "specifications": jobs.specs, "owners": jobs._owners, "holds": jobs._holds}
+        sizes = {
+            "jobs of tasks": jobs.of,
+            "submitted specifications": jobs.submitted,
+            "specifications": jobs.specs,
+            "owners": jobs._owners,
+            "holds": jobs._holds,
+        }
         sizes |= {"tasks": jobs._tasks, "objects": objects._owner, "carriers": objects._carried, "keys": objects._keys}
         sizes |= {
             "transfers": own.transfers,

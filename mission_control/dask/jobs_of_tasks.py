@@ -11,6 +11,8 @@ class Jobs:
 
     def __init__(self) -> None:
         self.of: dict[Any, str] = {}
+        # By task: the specification that it was submitted with; its job may have changed since.
+        self.submitted: dict[Any, dict[str, Any]] = {}
         self.specs: dict[str, dict[str, Any]] = {}
         self._tasks: defaultdict[str, int] = defaultdict(int)
         self._owners: dict[str, str] = {}
@@ -27,12 +29,15 @@ class Jobs:
         if job not in self.specs:
             self._owners.pop(job, None)
 
-    def add(self, key: Any, job: str) -> None:
+    def add(self, key: Any, spec: dict[str, Any]) -> None:
+        job = spec["job"]
         self.of[key] = job
+        self.submitted[key] = spec
         self._tasks[job] += 1
 
     def remove(self, key: Any) -> str | None:
         """The job that ends with this task, if one does."""
+        self.submitted.pop(key, None)
         job = self.of.pop(key, None)
         if job is None:
             return None

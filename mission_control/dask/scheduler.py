@@ -100,6 +100,7 @@ class MissionControlScheduler(SchedulerPlugin):
         scheduler.stream_handlers["mission-control-leave"] = self.on_leave
         scheduler.stream_handlers["mission-control-probed"] = self.on_probed
         self._inherit_jobs(scheduler)
+        self._send_jobs(scheduler)
         tick = PeriodicCallback(lambda: self.event({"event": "tick"}), 1000)
         scheduler.periodic_callbacks[self.name] = tick
         tick.start()
@@ -312,9 +313,8 @@ class MissionControlScheduler(SchedulerPlugin):
                 name = span[0] if span and span[0] != "default" else client
                 spec = {"job": self.jobs.name(name, client), "priority": 1.0, "demands": {}, "machines": 0}
             self.arrive(spec)
-            self.jobs.add(task.key, spec["job"])
-            # Runs before the transitions, so this travels with the task to its worker.
-            task.annotations = {**(task.annotations or {}), ANNOTATION: spec}
+            # Runs before the transitions, so `_send_jobs` finds it when a task goes to its worker.
+            self.jobs.add(task.key, spec)
         self.learn(new)
 
     def learn(self, new: list[Any]) -> None:
@@ -396,6 +396,8 @@ class MissionControlScheduler(SchedulerPlugin):
         if callback is not None:
             callback.stop()
         self.metrics.unregister()
+        # The class has the original.
+        vars(self.scheduler).pop("_task_to_msg", None)
 
     # --- helpers ----------------------------------------------------------------------------------------------------
 
@@ -487,6 +489,21 @@ class MissionControlScheduler(SchedulerPlugin):
     def record(self, kind: str, **values: Any) -> None:
         number = self.records[-1]["number"] + 1 if self.records else 0
         self.records.append({"number": number, "kind": kind, "time": time.time(), **values})
+
+    def _send_jobs(self, scheduler: Scheduler) -> None:
+        """Add the job of each task to the message that takes the task to a worker.
+
+        Users and their plug-ins read the annotations of the scheduler's tasks, so those stay as they were given.
+        """
+        task_to_message = scheduler._task_to_msg
+
+        def with_job(task: Any) -> dict[str, Any]:
+            message = task_to_message(task)
+            if (spec := self.jobs.submitted.get(task.key)) is not None:
+                message["annotations"] = {**message["annotations"], ANNOTATION: spec}
+            return message
+
+        scheduler._task_to_msg = with_job
 
     def _inherit_jobs(self, scheduler: Scheduler) -> None:
         """Plug-ins are not told which task submits a graph; the stream handler is."""
