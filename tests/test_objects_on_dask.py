@@ -129,7 +129,7 @@ def test_losing_the_owners_copy_of_the_reference_does_not_lose_the_object(client
 
 
 def test_put_and_fetch_outside_a_task_say_where_they_belong():
-    with pytest.raises(RuntimeError, match="for tasks"):
+    with pytest.raises(RuntimeError, match="outside a task"):
         mission_control.put([b"x"])
 
 

@@ -1,7 +1,7 @@
 """The Mission Controller beside Dask's scheduler: hears what the scheduler knows, tells the workers.
 
 Decisions are in `crates/core`; here events are gathered and commands handed on. Uses private parts of `distributed`
-(stream handlers, `transitions`), so its minor version is pinned in pyproject.toml.
+(stream handlers, `transitions`, `_task_to_msg`), so its minor version is pinned in pyproject.toml.
 """
 
 from __future__ import annotations
