@@ -1,12 +1,12 @@
 //! Settings of TLS 1.3: authenticated by the cluster's certificates, or opportunistic.
 
-use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::verify_server_cert_signed_by_trust_anchor;
 use rustls::crypto::{CryptoProvider, aws_lc_rs};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
-use rustls::server::WebPkiClientVerifier;
-use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, ServerConfig, SignatureScheme};
+use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
+use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, ServerConfig, SignatureScheme};
 use std::sync::Arc;
 
 /// The server name of a client hello says which of the two a client wants; both share one port.
@@ -82,7 +82,10 @@ fn authenticated(identity: &Identity) -> Result<Ends, String> {
     let roots = Arc::new(roots);
     let own = read(&identity.certificate)?;
     let clients = WebPkiClientVerifier::builder_with_provider(roots.clone(), provider()).build().map_err(text)?;
-    let servers = WebPkiServerVerifier::builder_with_provider(roots, provider()).build().map_err(text)?;
+    let servers = OfTheCluster { roots, provider: provider() };
+    // What others would refuse is found now: version 1 of X.509, or another authority.
+    let (first, chain) = own.split_first().ok_or("TLS: there is no certificate")?;
+    servers.verify(first, chain, UnixTime::now()).map_err(text)?;
     let server = ServerConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&rustls::version::TLS13])
         .map_err(text)?
@@ -93,34 +96,43 @@ fn authenticated(identity: &Identity) -> Result<Ends, String> {
         .with_protocol_versions(&[&rustls::version::TLS13])
         .map_err(text)?
         .dangerous()
-        .with_custom_certificate_verifier(Arc::new(OfTheCluster(servers)))
+        .with_custom_certificate_verifier(Arc::new(servers))
         .with_client_auth_cert(own, key()?)
         .map_err(text)?;
     Ok(Ends { client: Arc::new(client), server: Arc::new(server) })
 }
 
 /// A certificate that the cluster's authority signed, whatever name it bears: workers come and go by address, and
-/// Dask's own channel checks no names either.
+/// Dask's own channel checks no names either. Who may join is decided by the token, which each end proves in the session.
 #[derive(Debug)]
-struct OfTheCluster(Arc<WebPkiServerVerifier>);
+struct OfTheCluster {
+    roots: Arc<RootCertStore>,
+    provider: Arc<CryptoProvider>,
+}
+
+impl OfTheCluster {
+    fn verify(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<(), rustls::Error> {
+        let certificate = ParsedCertificate::try_from(end_entity)?;
+        let algorithms = self.provider.signature_verification_algorithms.all;
+        verify_server_cert_signed_by_trust_anchor(&certificate, &self.roots, intermediates, now, algorithms)
+    }
+}
 
 impl ServerCertVerifier for OfTheCluster {
     fn verify_server_cert(
         &self,
         end_entity: &CertificateDer<'_>,
         intermediates: &[CertificateDer<'_>],
-        server_name: &ServerName<'_>,
-        ocsp: &[u8],
+        _: &ServerName<'_>,
+        _: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, rustls::Error> {
-        use CertificateError::{NotValidForName, NotValidForNameContext};
-        // The name is looked at last, after the chain: an error about it means that all else held.
-        match self.0.verify_server_cert(end_entity, intermediates, server_name, ocsp, now) {
-            Err(rustls::Error::InvalidCertificate(NotValidForName | NotValidForNameContext { .. })) => {
-                Ok(ServerCertVerified::assertion())
-            }
-            other => other,
-        }
+        self.verify(end_entity, intermediates, now).map(|()| ServerCertVerified::assertion())
     }
 
     fn verify_tls12_signature(
@@ -129,7 +141,8 @@ impl ServerCertVerifier for OfTheCluster {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        self.0.verify_tls12_signature(message, certificate, signature)
+        let algorithms = &self.provider.signature_verification_algorithms;
+        rustls::crypto::verify_tls12_signature(message, certificate, signature, algorithms)
     }
 
     fn verify_tls13_signature(
@@ -138,11 +151,12 @@ impl ServerCertVerifier for OfTheCluster {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        self.0.verify_tls13_signature(message, certificate, signature)
+        let algorithms = &self.provider.signature_verification_algorithms;
+        rustls::crypto::verify_tls13_signature(message, certificate, signature, algorithms)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.supported_verify_schemes()
+        self.provider.signature_verification_algorithms.supported_schemes()
     }
 }
 
