@@ -87,3 +87,14 @@ def test_a_plain_client_in_a_thread_is_what_an_asynchronous_program_uses(cluster
         return await asyncio.to_thread(work)
 
     assert asyncio.run(main()) == b"done"
+
+
+def test_a_method_does_not_fetch_as_the_job_of_another_actor(client):
+    worker = next(iter(client.scheduler_info()["workers"]))
+    with mission_control.job("actors one", transport="tcp"):
+        one = client.submit(Keeper, actor=True, pure=False, workers=[worker]).result(timeout=60)
+    with mission_control.job("actors two", transport="tcp"):
+        two = client.submit(Keeper, actor=True, pure=False, workers=[worker]).result(timeout=60)
+    with pytest.raises(RuntimeError, match=r"Keeper of several jobs.*its own class"):
+        one.fetch().result()
+    del two
