@@ -10,7 +10,6 @@ import time
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, overload
-from weakref import WeakSet
 
 from mission_control import _native
 from mission_control.jobs import ANNOTATION
@@ -31,7 +30,8 @@ class Reference:
     """
 
     __slots__ = ("__weakref__", "_sizes", "address", "job", "object", "stage", "worker")
-    _live: ClassVar[WeakSet[Reference]] = WeakSet()
+    _live: ClassVar[dict[int, str]] = {}
+    """The job of each reference in this process. By identity: equal ones are counted apart."""
 
     def __init__(self, object: str, worker: str, address: str, job: str, stage: str, sizes: Sequence[int] | bytes):
         self.object = object
@@ -40,7 +40,10 @@ class Reference:
         self.job = job
         self.stage = stage
         self._sizes = sizes if isinstance(sizes, bytes) else array("Q", sizes).tobytes()
-        Reference._live.add(self)
+        Reference._live[id(self)] = job
+
+    def __del__(self) -> None:
+        Reference._live.pop(id(self), None)
 
     @property
     def sizes(self) -> array[int]:
@@ -314,6 +317,8 @@ def _plane(what: str) -> tuple[Worker, MissionControlWorker, _native.Endpoint]:
         )
     deadline = time.monotonic() + INSTALL_WAIT_S
     while (plugin := worker.plugins.get("mission-control")) is None or plugin.endpoint is None:
+        if plugin is not None and plugin.problem is not None:
+            raise RuntimeError(f"this worker has no data plane: {plugin.problem}")
         if time.monotonic() > deadline:
             raise RuntimeError(
                 "Mission Control is not on this worker: call mission_control.install(client), or start the worker with "

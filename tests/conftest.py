@@ -91,7 +91,12 @@ def held_by_scheduler(client: Client) -> dict[str, int]:
             "numbers": own.numbers,
             "changed": own.changed,
         }
-        sizes |= {"graph": own.graph, "submitted": own.submitted_by, "recomputed": own.recomputed}
+        sizes |= {
+            "graph": own.graph,
+            "submitted": own.submitted_by,
+            "recomputed": own.recomputed,
+            "parents": own.parents,
+        }
         return {name: len(value) for name, value in sizes.items()}
 
     return client.run_on_scheduler(count)

@@ -105,6 +105,7 @@ def print_jobs(status: dict[str, Any]) -> None:
     print(f"policy {status['policy']}, {len(status['workers'])} workers, {status['objects']} objects")
     if status["policy_error"]:
         print(status["policy_error"])
+    print_problems(status)
     for job in status["jobs"]:
         demands = job["demands"]["transport"] or "auto"
         state = job["refused"] or ("active" if job["active"] else "idle")
@@ -112,6 +113,15 @@ def print_jobs(status: dict[str, Any]) -> None:
         for transfer in job["transfers"]:
             if transfer["asked_bytes"]:
                 print(f"  {transfer['from']} -> {transfer['to']}: {progress_of(transfer)}")
+
+
+def print_problems(status: dict[str, Any]) -> None:
+    """Print what each worker cannot do, and why."""
+    for worker, why in status["without"].items():
+        print(f"{worker} has no data plane: {why}")
+    for worker, facts in status["workers"].items():
+        for problem in facts["problems"]:
+            print(f"{worker}: {problem}")
 
 
 def print_explanation(job: dict[str, Any], policy: str) -> None:

@@ -79,10 +79,17 @@ class _Schedulers(Collector):
 _Schedulers.collector = _Schedulers()
 
 
+def workers_of(status: dict[str, Any]) -> list[dict[str, Any]]:
+    return list(status["workers"].values())
+
+
 def families(statuses: list[tuple[str, dict[str, Any]]]) -> Iterator[Metric]:
     """Return every metric once, with the values of all schedulers."""
     labels = ["scheduler"]
     objects = GaugeMetricFamily(f"{PREFIX}_objects", "Objects that some result carries.", labels=labels)
+    limited = GaugeMetricFamily(
+        f"{PREFIX}_workers_limited", "Workers without a data plane, or that lack a part of it.", labels=labels
+    )
     failing = GaugeMetricFamily(
         f"{PREFIX}_policy_failing", "1 while a policy in Python raises, stalls or errs.", labels=labels
     )
@@ -102,6 +109,7 @@ def families(statuses: list[tuple[str, dict[str, Any]]]) -> Iterator[Metric]:
     now = GaugeMetricFamily(f"{PREFIX}_transfer_flows", "Flows under way.", labels=labels)
     for address, status in statuses:
         objects.add_metric([address], status["objects"])
+        limited.add_metric([address], len(status["without"]) + sum(bool(own["problems"]) for own in workers_of(status)))
         failing.add_metric([address], 1 if status["policy_error"] else 0)
         for job in status["jobs"]:
             weight.add_metric([address, job["job"]], job["weight"] or 0)
@@ -116,4 +124,4 @@ def families(statuses: list[tuple[str, dict[str, Any]]]) -> Iterator[Metric]:
                     carried.add_metric([*values, transport], count)
                 for reason in ("refetches", "resumed", "busy"):
                     again.add_metric([*values, reason], transfer[reason])
-    yield from (objects, failing, weight, flows, recomputed, asked, served, carried, again, now)
+    yield from (objects, limited, failing, weight, flows, recomputed, asked, served, carried, again, now)

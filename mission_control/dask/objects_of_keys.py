@@ -29,6 +29,10 @@ class Objects:
             self._copies.setdefault(name, set()).add(worker)
         return name in self._owner
 
+    def carried_by(self, key: Any) -> list[tuple[str, str]]:
+        """The objects that a key carries, each with its owner."""
+        return [(name, self._owner[name]) for name in self._carried.get(key, ())]
+
     def carried(self, key: Any) -> bool:
         return key in self._carried
 

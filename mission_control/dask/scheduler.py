@@ -13,7 +13,7 @@ import logging
 import secrets
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from dask.utils import key_split
@@ -32,6 +32,8 @@ from mission_control.jobs import ANNOTATION, check
 
 logger = logging.getLogger(__name__)
 
+UNFINISHED = ("released", "waiting", "no-worker", "queued", "processing")
+"""States of a task whose result is not known yet."""
 LAST_WORDS_S = 5
 """After the last task of a job, for its workers' last reports: a worker that does not answer may be gone."""
 RECORDS_MAX = 200_000
@@ -74,6 +76,8 @@ class MissionControlScheduler(SchedulerPlugin):
         self.started = time.monotonic()
         self.token = secrets.token_bytes(32)
         self.workers: dict[str, dict[str, Any]] = {}
+        # Workers that have no data plane, and why.
+        self.without: dict[str, str] = {}
         self.jobs = Jobs()
         # Jobs that are over, and the workers whose last words on them are awaited.
         self.ending: dict[str, set[str]] = {}
@@ -83,6 +87,8 @@ class MissionControlScheduler(SchedulerPlugin):
         self.numbers: dict[Any, int] = {}
         self.next_number = itertools.count()
         self.submitted_by: dict[str, Any] = {}
+        # The task that submitted each task, where one did.
+        self.parents: dict[Any, Any] = {}
         # What each worker says of each transfer, and all of it as one, until one of them says more.
         self.transfers: defaultdict[tuple[str, str, str], dict[str, dict[str, Any]]] = defaultdict(dict)
         self.merged: dict[tuple[str, str, str], dict[str, Any]] = {}
@@ -92,7 +98,7 @@ class MissionControlScheduler(SchedulerPlugin):
         self.recomputed: defaultdict[str, int] = defaultdict(int)
         # What somebody changed of a job while it runs; its tasks still carry what they were submitted with.
         self.changed: dict[str, dict[str, Any]] = {}
-        handlers = ("secret", "join", "admit", "change", "status", "policy", "since")
+        handlers = ("secret", "join", "without", "admit", "change", "status", "policy", "since")
         scheduler.handlers.update({f"mission_control_{name}": getattr(self, f"on_{name}") for name in handlers})
         scheduler.stream_handlers["mission-control-progress"] = self.on_progress
         scheduler.stream_handlers["mission-control-task"] = self.on_task
@@ -115,9 +121,17 @@ class MissionControlScheduler(SchedulerPlugin):
         """For a worker that sets up its data plane; travels over Dask's own channel, encrypted if that is."""
         return {"token": self.token, "flows_per_host": self.flows_per_host}
 
-    async def on_join(self, worker: str, host: str, environment: str, address: str) -> list[dict[str, Any]]:
+    async def on_without(self, worker: str, why: str) -> None:
+        """A worker works without a data plane."""
+        logger.warning("worker %s has no data plane: %s", worker, why)
+        self.without[worker] = why
+        self.record("worker-without", worker=worker, why=why)
+
+    async def on_join(
+        self, worker: str, host: str, environment: str, address: str, problems: Sequence[str] = ()
+    ) -> list[dict[str, Any]]:
         """A worker's data plane is up; gives it all that it must know."""
-        self.workers[worker] = {"host": host, "address": address}
+        self.workers[worker] = {"host": host, "address": address, "problems": list(problems)}
         self.record("worker", worker=worker, host=host, address=address)
         joined = {"event": "worker-joined", "worker": worker, "host": host, "environment": json.loads(environment)}
         self.event(joined)
@@ -196,6 +210,7 @@ class MissionControlScheduler(SchedulerPlugin):
             "policy": self.mission.policy,
             "policy_error": self.mission.policy_error,
             "workers": self.workers,
+            "without": self.without,
             "objects": len(self.objects),
             "graph_tasks": len(self.graph),
             "jobs": jobs,
@@ -301,7 +316,8 @@ class MissionControlScheduler(SchedulerPlugin):
         self, scheduler: Scheduler, *, client: str, tasks: list[Any], annotations: dict, stimulus_id: str, **_: Any
     ) -> None:
         """New tasks: to which job they belong, and what the graph tells of its patterns."""
-        parent = self.jobs.of.get(self.submitted_by.pop(stimulus_id, None))
+        submitter = self.submitted_by.pop(stimulus_id, None)
+        parent = self.jobs.of.get(submitter)
         specs, spans = annotations.get(ANNOTATION, {}), annotations.get("span", {})
         new = [scheduler.tasks[key] for key in tasks if key not in self.jobs.of and key in scheduler.tasks]
         for task in new:
@@ -312,6 +328,8 @@ class MissionControlScheduler(SchedulerPlugin):
                 span = (spans.get(task.key) or {}).get("name") or ()
                 name = span[0] if span and span[0] != "default" else client
                 spec = {"job": self.jobs.name(name, client), "priority": 1.0, "demands": {}, "machines": 0}
+            if submitter is not None:
+                self.parents[task.key] = submitter
             self.arrive(spec)
             # Runs before the transitions, so `_send_jobs` finds it when a task goes to its worker.
             self.jobs.add(task.key, spec)
@@ -364,8 +382,12 @@ class MissionControlScheduler(SchedulerPlugin):
                 job = self.jobs.of.get(key, "unnamed")
                 self.recomputed[job] += 1
                 self.record("recomputed", job=job, key=str(key))
+            self.hold_for_parent(key)
             self.free(self.objects.release(key))
+        if finish not in UNFINISHED:
+            self.free(self.objects.release(("held by", key)))
         if finish == "forgotten":
+            self.parents.pop(key, None)
             number = self.numbers.pop(key, None)
             if number is not None:
                 self.graph.forget(number)
@@ -373,9 +395,17 @@ class MissionControlScheduler(SchedulerPlugin):
             if ended is not None:
                 self.end(ended)
 
+    def hold_for_parent(self, key: Any) -> None:
+        """The task that submitted this one may return its references: they live until its own result is known."""
+        parent = self.scheduler.tasks.get(self.parents.get(key))
+        if parent is not None and parent.state in UNFINISHED:
+            for name, owner in self.objects.carried_by(key):
+                self.objects.carry(("held by", parent.key), name, owner)
+
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
         """A worker is gone, and its objects with it: the keys that carry them are invalid, wherever copies survive."""
         self.workers.pop(worker, None)
+        self.without.pop(worker, None)
         for job, awaited in list(self.ending.items()):
             awaited.discard(worker)
             if not awaited:

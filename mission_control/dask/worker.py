@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import logging
 import os
@@ -20,6 +21,8 @@ from distributed.system import MEMORY_LIMIT
 from tornado.ioloop import PeriodicCallback
 
 from mission_control import _native
+from mission_control.dask import results
+from mission_control.jobs import ANNOTATION
 
 if TYPE_CHECKING:
     from mission_control.objects import Reference, Task
@@ -67,38 +70,60 @@ class MissionControlWorker(WorkerPlugin):
 
     def __init__(self) -> None:
         self.endpoint: _native.Endpoint | None = None
+        self.problem: str | None = None
+        """Why there is no data plane on this worker, if there is none."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"endpoint": None}
+        return {"endpoint": None, "problem": None}
 
     async def setup(self, worker: Worker) -> None:
         self.worker = worker
         self.closing = False
         self.lock = threading.Lock()
         self.puts: defaultdict[Any, list[str]] = defaultdict(list)
+        self.carried: dict[Any, set[Reference]] = {}
         self.asked: list[dict[str, Any]] = []
         self.lost = Newest(LOST_MAX)
         self.rescheduled: defaultdict[Any, int] = defaultdict(int)
+        worker.stream_handlers["mission-control"] = self.on_message
+        try:
+            await self.start(worker)
+        except Exception as error:
+            # Whatever goes wrong here, the worker works for Dask.
+            self.problem = f"{type(error).__name__}: {error}"
+            logger.warning("This worker has no data plane, and its tasks cannot put or fetch: %s", self.problem)
+            await worker.scheduler.mission_control_without(worker=worker.address, why=self.problem)
+            return
+        results.watch(self.name)
+        report = PeriodicCallback(self.report, _native.REPORT_EVERY_MS)
+        worker.periodic_callbacks[self.name] = report
+        report.start()
+
+    async def start(self, worker: Worker) -> None:
+        """Sets the data plane up and joins the cluster's."""
         secret = await worker.scheduler.mission_control_secret()
         limit = worker.memory_manager.memory_limit or MEMORY_LIMIT
-        endpoint = _native.Endpoint(
-            worker.ip,
-            secret["token"],
-            memory_limit=int(limit * _native.STORE_MEMORY_FRACTION),
-            spool_folder=os.path.join(worker.local_directory, "mission-control"),
-            flows_per_host=secret["flows_per_host"],
+        settings = {
+            "memory_limit": int(limit * _native.STORE_MEMORY_FRACTION),
+            "spool_folder": os.path.join(worker.local_directory, "mission-control"),
+            "flows_per_host": secret["flows_per_host"],
             **certificates(worker),
-        )
-        worker.stream_handlers["mission-control"] = self.on_message
+        }
+        # It may wait some seconds for the host's arbiter.
+        make = functools.partial(_native.Endpoint, worker.ip, secret["token"], **settings)
+        endpoint = await asyncio.get_running_loop().run_in_executor(None, make)
+        for problem in endpoint.problems:
+            logger.warning("Mission Control on this worker: %s", problem)
         briefing = await worker.scheduler.mission_control_join(
-            worker=worker.address, host=endpoint.host, environment=endpoint.environment, address=endpoint.address
+            worker=worker.address,
+            host=endpoint.host,
+            environment=endpoint.environment,
+            address=endpoint.address,
+            problems=endpoint.problems,
         )
         for command in briefing:
             endpoint.command(json.dumps(command))
         self.endpoint = endpoint
-        report = PeriodicCallback(self.report, _native.REPORT_EVERY_MS)
-        worker.periodic_callbacks[self.name] = report
-        report.start()
 
     async def teardown(self, worker: Worker) -> None:
         callback = worker.periodic_callbacks.pop(self.name, None)
@@ -123,9 +148,8 @@ class MissionControlWorker(WorkerPlugin):
         probe_ecn: Sequence[str] = (),
         **_: Any,
     ) -> None:
-        if self.closing:
+        if self.closing or self.endpoint is None:
             return
-        assert self.endpoint is not None
         for command in commands:
             self.endpoint.command(json.dumps(command))
         for name in free:
@@ -159,6 +183,27 @@ class MissionControlWorker(WorkerPlugin):
         """So that the object is freed where its task's result does not carry it."""
         with self.lock:
             self.puts[key].append(name)
+
+    def remember_carried(self, key: Any, value: Any) -> None:
+        """Finds which references a result carries, in its task's thread; the transition says so to the scheduler."""
+        found = results.carried_by(value) if self.may_carry(key) else set()
+        with self.lock:
+            self.carried[key] = found
+
+    def may_carry(self, key: Any) -> bool:
+        """Whether a task may have met a reference: it put something, or one lives here that it could have seen."""
+        from mission_control.objects import Reference
+
+        if self.puts.get(key):
+            return True
+        if not Reference._live:
+            return False
+        state = self.worker.state.tasks.get(key)
+        job = job_of(state)
+        if state is None or job in list(Reference._live.values()):
+            return True
+        # What another job made may carry its references.
+        return any(job_of(dependency) != job for dependency in state.dependencies)
 
     def remember_asked(
         self, task: Task, stage: str, references: list[Reference], wanted: list[tuple], whole: bool
@@ -211,20 +256,24 @@ class MissionControlWorker(WorkerPlugin):
         if finish in RUNNING or (start not in RUNNING and finish != "memory"):
             return
         with self.lock:
-            put = self.puts.pop(key, [])
+            put, found = self.puts.pop(key, []), self.carried.pop(key, None)
         if finish != "rescheduled":
             self.rescheduled.pop(key, None)
         if not put and finish != "memory":
             return
-        from mission_control.objects import Reference, references_in
+        from mission_control.objects import Reference
 
-        carried = set()
-        if finish == "memory" and start in RUNNING and (put or Reference._live):
+        if finish == "memory" and start in RUNNING:
             actors = self.worker.state.actors
-            carried = references_in(actors[key] if key in actors else self.worker.data[key])
-            if carried:
+            if key in actors:
+                # Not a result that was found in a thread: the actor itself lives here.
+                found = results.carried_by(actors[key])
+            elif found is None and (put or Reference._live):
+                found = results.carried_by(self.worker.data[key])
+            if found:
                 # Ahead of the message that the task is done: both take the same ordered stream.
-                self.send("mission-control-task", key=key, carries=[(entry.object, entry.worker) for entry in carried])
+                self.send("mission-control-task", key=key, carries=[(entry.object, entry.worker) for entry in found])
+        carried = found or set()
         for name in set(put) - {entry.object for entry in carried}:
             assert self.endpoint is not None
             self.endpoint.free(name)
@@ -251,6 +300,11 @@ class MissionControlWorker(WorkerPlugin):
         """What the data plane holds now."""
         assert self.endpoint is not None
         return {"time": time.time(), **json.loads(self.endpoint.resources())}
+
+
+def job_of(state: Any) -> str | None:
+    """The job of a task, as far as its worker knows."""
+    return ((state.annotations or {}).get(ANNOTATION) or {}).get("job") if state is not None else None
 
 
 def certificates(worker: Worker) -> dict[str, Any]:

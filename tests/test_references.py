@@ -1,0 +1,174 @@
+"""An object lives as long as some result carries a reference to it, wherever in the result that hides."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from distributed import Client, LocalCluster, Security, get_client, rejoin, secede, wait, worker_client
+
+import mission_control
+from mission_control import fetch, put
+from tests.conftest import mission, resources, status, until
+
+COUNT = 8
+
+
+def content(seed: int) -> bytes:
+    return bytes([seed, seed + 1]) * 50_000
+
+
+def in_an_object_array(seed: int) -> np.ndarray:
+    array = np.empty(2, object)
+    array[:] = [None, put([content(seed)])]
+    return array
+
+
+def in_a_series(seed: int) -> pd.Series:
+    return pd.Series([1, put([content(seed)])], dtype=object)
+
+
+def in_a_closure(seed: int) -> Any:
+    reference = put([content(seed)])
+    return lambda: reference
+
+
+def one_of_two_equal_ones(seed: int) -> mission_control.Reference:
+    """The first of two equal references dies before the result is looked at."""
+    reference = put([content(seed)])
+    copy = mission_control.Reference(*reference.__reduce__()[1])
+    del reference
+    gc.collect()
+    return copy
+
+
+def take(value: Any) -> bytes:
+    if isinstance(value, mission_control.Reference):
+        return bytes(fetch(value)[0])
+    if callable(value):
+        return bytes(fetch(value())[0])
+    return bytes(fetch([item for item in value if isinstance(item, mission_control.Reference)])[0])
+
+
+@pytest.mark.parametrize("produce", [in_an_object_array, in_a_series, in_a_closure, one_of_two_equal_ones])
+def test_a_reference_is_found_wherever_it_hides(client, produce):
+    with mission_control.job("hidden"):
+        made = client.map(produce, range(COUNT), pure=False)
+        wait(made)
+        time.sleep(0.5)
+        assert client.gather(client.map(take, made, pure=False)) == [content(seed) for seed in range(COUNT)]
+    del made
+    until(lambda: not any(own["objects"] for own in resources(client).values()), "all of them are freed")
+
+
+def child(seed: int) -> mission_control.Reference:
+    return put([content(seed)])
+
+
+def with_worker_client(seed: int) -> mission_control.Reference:
+    with worker_client() as client:
+        return client.submit(child, seed, pure=False).result()
+
+
+def with_get_client(seed: int) -> list[mission_control.Reference]:
+    future = get_client().submit(child, seed, pure=False)
+    secede()  # or the children would wait for threads that wait for them
+    reference = future.result()
+    rejoin()
+    return [reference]
+
+
+@pytest.mark.parametrize("parent", [with_worker_client, with_get_client])
+def test_a_reference_of_a_task_that_a_task_submitted_can_be_handed_on(client, parent):
+    with mission_control.job("parents"):
+        made = client.map(parent, range(COUNT), pure=False)
+        wait(made)
+        time.sleep(0.5)
+        assert client.gather(client.map(take, made, pure=False)) == [content(seed) for seed in range(COUNT)]
+    del made
+    until(lambda: not any(own["objects"] for own in resources(client).values()), "all of them are freed")
+
+
+class Expensive:
+    """A result that says when it was looked at."""
+
+    def __reduce__(self) -> Any:
+        Path("/tmp/mission-test-looked-at").touch()
+        return Expensive, ()
+
+
+def expensive() -> Expensive:
+    return Expensive()
+
+
+def seen(value: Any) -> bool:
+    return isinstance(value, Expensive)
+
+
+def test_the_results_of_other_jobs_are_not_looked_at(client):
+    mark = Path("/tmp/mission-test-looked-at")
+    mark.unlink(missing_ok=True)
+    one = next(iter(client.scheduler_info()["workers"]))
+    with mission_control.job("with-references"):
+        held = client.map(child, range(4), pure=False, workers=[one])
+        wait(held)
+    with mission_control.job("another-tenant"):
+        made = client.submit(expensive, pure=False, workers=[one])
+        wait(made)
+        time.sleep(0.3)
+        assert not mark.exists()
+        assert client.submit(seen, made, workers=[one]).result()
+
+
+def certificates(folder: Path) -> Security:
+    """A cluster's certificates as Dask takes them: the worker's is of X.509 version 1."""
+
+    def openssl(*words: str) -> None:
+        subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
+
+    openssl("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=ca")
+    openssl("req", "-newkey", "rsa:2048", "-nodes", "-keyout", "key.pem", "-out", "own.csr", "-subj", "/CN=localhost")
+    openssl("x509", "-req", "-in", "own.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-out", "own.pem")
+    paths = {"cert": str(folder / "own.pem"), "key": str(folder / "key.pem")}
+    roles = {f"tls_{role}_{kind}": path for role in ("client", "scheduler", "worker") for kind, path in paths.items()}
+    return Security(tls_ca_file=str(folder / "ca.pem"), require_encryption=True, **roles)
+
+
+def test_certificates_that_only_dask_takes_stop_no_worker(tmp_path):
+    security = certificates(tmp_path)
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=1, security=security, dashboard_address=":0") as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        mission_control.install(client)
+        with mission_control.job("plain", client=client):
+            made = client.submit(child, 3, pure=False)
+            assert client.submit(take, made).result() == content(3)
+        problems = [own["problems"] for own in until(lambda: status(client)["workers"], "workers").values()]
+        assert all("certificates" in problem for (problem,) in problems), problems
+        with (
+            pytest.raises(mission_control.JobRejected, match="encryption was demanded"),
+            mission_control.job("secret", encrypt=True, client=client),
+        ):
+            pass
+
+
+def test_bad_settings_of_the_data_plane_stop_no_worker(monkeypatch):
+    monkeypatch.setenv("MISSION_LINK_RATE", "fast")
+    with LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=":0") as cluster:
+        monkeypatch.delenv("MISSION_LINK_RATE")
+        with Client(cluster) as client:
+            mission_control.install(client)
+            assert client.submit(sum, [1, 2]).result() == 3
+            with mission_control.job("cannot"), pytest.raises(RuntimeError, match=r"no data plane.*MISSION_LINK_RATE"):
+                client.submit(child, 1, pure=False).result()
+            (why,) = status(client)["without"].values()
+            assert "MISSION_LINK_RATE" in why
+            shown = mission("jobs", "--scheduler", cluster.scheduler_address)
+            assert "no data plane" in shown.stdout, shown.stdout + shown.stderr
