@@ -1,5 +1,5 @@
 # Every command of the project. `make demo` and `make test` need a fresh checkout and nothing else.
-.PHONY: demo test test-lab check fuzz chaos setup lock docs clean
+.PHONY: demo test test-lab check fuzz chaos long setup lock docs clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -22,7 +22,7 @@ test: setup            ## the whole suite that needs no root
 
 test-lab: setup        ## the rest: namespaces, switch ports, congestion control; needs root, clang, libelf and iperf3
 	$(BIN)/mission lab check
-	$(BIN)/pytest -m lab
+	$(BIN)/pytest -m lab --must-run
 
 check: setup           ## formatting, lints, types; the generated documents are up to date
 	$(CARGO) fmt --all --check
@@ -35,6 +35,11 @@ check: setup           ## formatting, lints, types; the generated documents are 
 CHAOS_ROUNDS ?= 200
 chaos: setup           ## jobs under every fault, CHAOS_ROUNDS rounds; some of them are in `make test`
 	$(BIN)/python -m tests.chaos --rounds $(CHAOS_ROUNDS)
+
+SEEDS ?= 1000000
+long: setup            ## what takes longer than CI has: a million seeds of the virtual cluster, 1,000 rounds of chaos
+	VIRTUAL_SEEDS=$(SEEDS) $(CARGO) test --release -p mission-core --test virtual_cluster -- --nocapture
+	$(BIN)/python -m tests.chaos --rounds 1000
 
 # The flags that cargo-fuzz gives, without the sanitizer: that would need a nightly compiler.
 FUZZ_FLAGS := -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \

@@ -23,6 +23,19 @@ TOKEN = b"a token for tests"
 dask.config.set({"distributed.worker.profile.enabled": False})
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--must-run", action="store_true", help="fail where every selected test was skipped")
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """A run in which everything was skipped has shown nothing."""
+    if exitstatus == 0 and session.config.getoption("--must-run"):
+        reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+        if reporter is not None and not reporter.stats.get("passed"):
+            reporter.write_line("every test was skipped: --must-run wants some to run")
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
 @pytest.fixture
 def name() -> str:
     """Of a lab, as no other process calls its own."""

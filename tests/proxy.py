@@ -45,11 +45,13 @@ class Proxy:
         host, port = target.rsplit(":", 1)
         self.target = (host, int(port))
         self.harm, self.harm_requests, self.limit = harm, harm_requests, limit
+        self.trickles: Callable[[int], bool] = lambda number: False
+        """Whether what the server says on a connection of this number comes in single bytes, two a second."""
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self.listener.getsockname()[1]}"
         self.connections = 0
         self.passed = 0
-        self.sockets: list[socket.socket] = []
+        self.sockets: set[socket.socket] = set()
         self.lock = threading.Lock()
 
     def __enter__(self) -> Proxy:
@@ -58,24 +60,31 @@ class Proxy:
 
     def __exit__(self, *_: object) -> None:
         self.listener.close()
-        for entry in self.sockets:
-            with suppress(OSError):
-                entry.shutdown(socket.SHUT_RDWR)
-            entry.close()
+        with self.lock:
+            for entry in self.sockets:
+                with suppress(OSError):
+                    entry.shutdown(socket.SHUT_RDWR)
 
     def _accept(self) -> None:
         with suppress(OSError):
             while True:
                 client, _ = self.listener.accept()
                 number, self.connections = self.connections, self.connections + 1
-                server = socket.create_connection(self.target)
-                self.sockets += [client, server]
-                threading.Thread(
-                    target=self._pass, args=(number, server, client, self.harm, self.limit), daemon=True
-                ).start()
-                threading.Thread(
-                    target=self._pass, args=(number, client, server, self.harm_requests, None), daemon=True
-                ).start()
+                threading.Thread(target=self._serve, args=(number, client), daemon=True).start()
+
+    def _serve(self, number: int, client: socket.socket) -> None:
+        """Passes on both ways, and closes both sockets at the end: a process has few descriptors."""
+        with client, suppress(OSError), socket.create_connection(self.target) as server:
+            with self.lock:
+                self.sockets.update((client, server))
+            there = threading.Thread(
+                target=self._pass, args=(number, client, server, self.harm_requests, None), daemon=True
+            )
+            there.start()
+            self._pass(number, server, client, self.harm, self.limit)
+            there.join()
+            with self.lock:
+                self.sockets.difference_update((client, server))
 
     def _pass(
         self, number: int, source: socket.socket, sink: socket.socket, harm: Harm | None, limit: Limit | None
@@ -92,7 +101,12 @@ class Proxy:
                     piece = harmed
                 if limit:
                     limit.wait(len(piece))
-                sink.sendall(piece)
+                if harm is self.harm and self.trickles(number):
+                    for byte in piece:
+                        time.sleep(0.5)
+                        sink.sendall(bytes([byte]))
+                else:
+                    sink.sendall(piece)
                 self.passed += len(piece)
         for entry in (source, sink):
             with suppress(OSError):

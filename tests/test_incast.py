@@ -269,7 +269,7 @@ def test_a_job_runs_with_a_budget_that_is_not_given(tmp_path, flows):
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["ok"]
     wrong = mission("run", "sort", "--flows-per-host", "many")
-    assert wrong.returncode == 2 and "flows_per_host" in wrong.stderr
+    assert wrong.returncode == 2 and "--flows-per-host" in wrong.stderr
 
 
 def test_a_scenario_that_is_no_incast_is_refused():

@@ -13,16 +13,21 @@ from mission_control.environment import describe
 JOBS = 1_000
 TASKS = 1_000_000
 ROUNDS = 21
+GROUPS, WAITING, CHUNKS = 100, 1_000, 20_000
 
 
 def measure() -> dict[str, Any]:
-    """Measures both.
+    """Measure all three.
 
     Returns:
         ``rows``: what, seconds (of the weights the median of 21 rounds).
     """
     rows = [
         {"what": f"one round of weights, {JOBS:,} active jobs", "seconds": weights()},
+        {
+            "what": f"one chunk from request to grant, {GROUPS} jobs and {WAITING:,} waiting chunks",
+            "seconds": statistics.median(_native.seconds_per_grant(GROUPS, WAITING, CHUNKS) for _ in range(ROUNDS)),
+        },
         {"what": f"{TASKS:,} tasks classified one by one, 2 inputs each", "seconds": graph()},
     ]
     return {"rows": rows, "environment": describe()}

@@ -121,7 +121,7 @@ def broadcast(
 
 @app.command()
 def decisions(as_json: Json = False) -> None:
-    """A round of weights over 1,000 jobs, and the classification of a graph of 1,000,000 tasks."""
+    """Measure a round of weights, a chunk from request to grant, and the classification of a graph."""
     from mission_control.bench.decisions import measure
 
     with interruptible(as_json):
@@ -130,7 +130,9 @@ def decisions(as_json: Json = False) -> None:
         print(json.dumps(result))
         return
     for row in result["rows"]:
-        print(f"{row['what']:<60}{row['seconds'] * 1000:>10.2f} ms")
+        seconds = row["seconds"]
+        shown = f"{seconds * 1e3:>10.2f} ms" if seconds >= 1e-4 else f"{seconds * 1e6:>10.2f} us"
+        print(f"{row['what']:<70}{shown}")
 
 
 def bytes_of(text: str, option: str) -> int:

@@ -16,6 +16,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import dask
 from dask.utils import key_split
 from distributed import Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
@@ -99,7 +100,11 @@ class MissionControlScheduler(SchedulerPlugin):
         # What somebody changed of a job while it runs; its tasks still carry what they were submitted with.
         self.changed: dict[str, dict[str, Any]] = {}
         handlers = ("secret", "join", "without", "admit", "change", "status", "policy", "since")
-        scheduler.handlers.update({f"mission_control_{name}": getattr(self, f"on_{name}") for name in handlers})
+        offered = {f"mission_control_{name}": getattr(self, f"on_{name}") for name in handlers}
+        # As Dask does with its own: docs/security.md.
+        for name in dask.config.get("distributed.scheduler.blocked-handlers", default=[]):
+            offered.pop(name, None)
+        scheduler.handlers.update(offered)
         scheduler.stream_handlers["mission-control-progress"] = self.on_progress
         scheduler.stream_handlers["mission-control-task"] = self.on_task
         scheduler.stream_handlers["mission-control-stale"] = self.on_stale

@@ -2,12 +2,16 @@
 
 use crate::{bad_input, guarded};
 use mission_core::budget::FLOWS_MAX;
+use mission_core::host::fair::GroupShare;
+use mission_core::host::slots::{Command, Event, SELF, Slots};
+use mission_core::host::{FromArbiter, ToArbiter};
 use mission_core::policy::{self, JobView};
 use mission_core::shares::FlowsPerHost;
 use mission_core::types::{Demands, JobId, JobSpec, Stage, Transport};
 use mission_core::units::Time;
 use mission_core::{defaults as core_defaults, flight, graph, mission, shares, units};
 use pyo3::prelude::*;
+use std::collections::VecDeque;
 use std::sync::Mutex;
 
 /// A number of flows, or by its name how it is found.
@@ -85,6 +89,41 @@ impl MissionController {
     fn lock(&self) -> std::sync::MutexGuard<'_, mission::MissionController> {
         self.0.lock().expect("no panic while held")
     }
+}
+
+/// Seconds that a host's arbiter takes for one chunk, from its request to its grant, with so many groups and so many chunks
+/// that wait.
+#[pyfunction]
+pub fn seconds_per_grant(py: Python<'_>, groups: u64, waiting: u64, chunks: u64) -> PyResult<f64> {
+    crate::detached(py, || {
+        let shares: Vec<_> =
+            (0..groups).map(|group| GroupShare { group, weight: 1.0 / groups as f64, cap: u32::MAX }).collect();
+        let mut slots = Slots::new(Time(0), FlowsPerHost::Fixed(10), false);
+        let mut commands = Vec::new();
+        slots.handle(Time(0), Event::Shares { flows_per_host: FlowsPerHost::Fixed(10), shares }, &mut commands);
+        let mut granted = VecDeque::new();
+        let mut say = |message, granted: &mut VecDeque<u64>| {
+            slots.handle(Time(0), Event::Message { client: SELF, message }, &mut commands);
+            for command in commands.drain(..) {
+                if let Command::Send { message: FromArbiter::Grant { ticket }, .. } = command {
+                    granted.push_back(ticket);
+                }
+            }
+        };
+        let want = |ticket: u64| {
+            let group = ticket % groups;
+            ToArbiter::Want { ticket, group, member: group, bytes: 4 << 20 }
+        };
+        (0..waiting + 10).for_each(|ticket| say(want(ticket), &mut granted));
+        let began = std::time::Instant::now();
+        for chunk in 0..chunks {
+            say(want(waiting + 10 + chunk), &mut granted);
+            // The oldest grant ends, and the next one is given.
+            let ticket = granted.pop_front().expect("ten slots are in use");
+            say(ToArbiter::Done { ticket, moved: 4 << 20 }, &mut granted);
+        }
+        began.elapsed().as_secs_f64() / chunks as f64
+    })
 }
 
 #[pyclass(frozen)]

@@ -22,7 +22,7 @@ mod _native {
     #[pymodule_export]
     use super::decisions::{
         Graph, MissionController, contradiction, defaults, format_bytes, parse_bytes, parse_duration, parse_rate,
-        policies, transports, weights,
+        policies, seconds_per_grant, transports, weights,
     };
     #[pymodule_export]
     use super::endpoint::{

@@ -10,7 +10,7 @@ use crate::checksum;
 use crate::local::{self, Incoming, Outgoing};
 use mission_core::host::fair::GroupShare;
 use mission_core::host::slots::{Command, Event, SELF, Slots};
-use mission_core::host::{ClientId, FromArbiter, GroupId, HEARTBEAT, MemberId, SILENT, ToArbiter};
+use mission_core::host::{ClientId, FromArbiter, GroupId, HEARTBEAT, MemberId, ToArbiter};
 use mission_core::shares::{FlowsPerHost, Share};
 use mission_core::types::{JobId, TransferId};
 use mission_core::units::Time;
@@ -31,8 +31,8 @@ pub type Wake = Box<dyn Fn() + Send + Sync>;
 const ELECTION: Duration = Duration::from_secs(5);
 /// Wait before another try to bind or connect.
 const ELECTION_PAUSE: Duration = Duration::from_millis(5);
-/// A process that does not read its grants for this long has lost its slots.
-const SLOW_CLIENT: Duration = Duration::from_millis(200);
+/// A process that takes no message for this long is left.
+const SLOW_PEER: Duration = Duration::from_millis(200);
 /// Longest message: a ticket, two ids and a number.
 const MESSAGE_BYTES: usize = 512;
 /// Connections that have not proved anything yet; more are closed at once.
@@ -101,6 +101,7 @@ struct Leader {
     /// It has to be made sure that no other took its place.
     unsure: bool,
     looked_at: Instant,
+    looking: bool,
     commands: Vec<Command>,
 }
 
@@ -108,6 +109,10 @@ struct Leader {
 struct Peer {
     stream: UnixStream,
     sent: Outgoing,
+}
+
+fn alone(error: &io::Error) -> String {
+    format!("slots are not shared with other processes of this host: no arbiter could be found or begun: {error}")
 }
 
 /// The group of a job: the same in every process, so that nothing has to be agreed.
@@ -166,7 +171,7 @@ impl Arbiter {
         let deadline = Instant::now() + ELECTION;
         while let Err(error) = shared.elect(false) {
             if Instant::now() >= deadline {
-                shared.lead(None, false, Some(format!("no arbiter of this host could be found or begun: {error}")));
+                shared.lead(None, false, Some(alone(&error)));
                 break;
             }
             thread::sleep(ELECTION_PAUSE);
@@ -183,8 +188,12 @@ impl Arbiter {
         let mut state = self.shared.lock();
         match &mut state.role {
             Role::Leader(_) => self.shared.lead_by(&mut state, Event::Message { client: SELF, message }),
-            // A lost arbiter shows in the thread that reads from it; the next one hears everything again.
-            Role::Follower(peer) => drop(peer.send(&message)),
+            // An arbiter that takes nothing is left: the thread that reads from it elects another, which hears everything.
+            Role::Follower(peer) => {
+                if peer.send(&message).is_err() {
+                    let _ = peer.stream.shutdown(Shutdown::Both);
+                }
+            }
             Role::Electing => {}
         }
     }
@@ -313,6 +322,8 @@ impl Shared {
                 }
                 // A stranger's name counts for nothing.
                 Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
+                // It has more connections than it can look at now: it is asked again.
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Err(error),
                 // Stopped or just gone: the next generation takes its place.
                 Err(_) => highest = highest.max(generation),
             }
@@ -352,6 +363,7 @@ impl Shared {
             listener,
             unsure: false,
             looked_at: Instant::now(),
+            looking: false,
             commands: Vec::new(),
         };
         state.epoch += 1;
@@ -369,8 +381,8 @@ impl Shared {
         if state.closing {
             return;
         }
-        // Who has left an arbiter that was stopped does not go back to it.
-        let _ = stream.set_write_timeout(Some(SILENT));
+        // Messages are sent under locks.
+        let _ = stream.set_write_timeout(Some(SLOW_PEER));
         state.generation = generation;
         state.epoch += 1;
         state.alone = None;
@@ -388,6 +400,7 @@ impl Shared {
             Alone,
             Elect,
         }
+        let mut electing = None;
         loop {
             let (now, epoch) = {
                 let state = self.lock();
@@ -407,10 +420,21 @@ impl Shared {
             match now {
                 Ok(Now::Accept(listener)) => self.accept(&listener, epoch),
                 Ok(Now::Read(stream)) => self.read(stream, epoch),
-                Ok(Now::Alone) => return,
+                Ok(Now::Alone) => {
+                    let mut state = self.lock();
+                    while !state.closing && state.epoch == epoch {
+                        state = self.tick.wait_timeout(state, HEARTBEAT).expect("no panic while held").0;
+                    }
+                }
                 Ok(Now::Elect) => {
-                    if self.elect(true).is_err() {
-                        thread::sleep(ELECTION_PAUSE);
+                    let since = *electing.get_or_insert_with(Instant::now);
+                    match self.elect(true) {
+                        Ok(()) => electing = None,
+                        Err(error) if since.elapsed() >= ELECTION => {
+                            electing = None;
+                            self.lead(None, false, Some(alone(&error)));
+                        }
+                        Err(_) => thread::sleep(ELECTION_PAUSE),
                     }
                 }
                 Err(_) => thread::sleep(ELECTION_PAUSE),
@@ -419,7 +443,7 @@ impl Shared {
     }
 
     /// Ticks the arbiter's machine, and looks whether another took its place.
-    fn beat(&self) {
+    fn beat(self: Arc<Shared>) {
         let mut state = self.lock();
         while !state.closing {
             state = self.tick.wait_timeout(state, HEARTBEAT).expect("no panic while held").0;
@@ -428,13 +452,17 @@ impl Shared {
             }
             let Role::Leader(leader) = &mut state.role else { continue };
             // A successor's time for the others is shorter than a heartbeat, so the first tick ends it.
-            let look = leader.unsure || leader.looked_at.elapsed() >= LOOK_EVERY;
+            let look = !leader.looking && (leader.unsure || leader.looked_at.elapsed() >= LOOK_EVERY);
+            leader.looking |= look;
             self.lead_by(&mut state, Event::Tick);
             let (generation, epoch) = (state.generation, state.epoch);
             drop(state);
             (self.wake)();
             if look {
-                self.look(generation, epoch);
+                // On a thread of its own: one that does not answer must not stop the heartbeat.
+                let own = self.clone();
+                let looks = move || own.look(generation, epoch);
+                let _ = thread::Builder::new().name("mission-look".into()).stack_size(128 << 10).spawn(looks);
             }
             state = self.lock();
         }
@@ -453,7 +481,7 @@ impl Shared {
         }
         let Some((stream, other)) = found else {
             if let Role::Leader(leader) = &mut state.role {
-                (leader.unsure, leader.looked_at) = (false, Instant::now());
+                (leader.unsure, leader.looking, leader.looked_at) = (false, false, Instant::now());
             }
             self.lead_by(&mut state, Event::Confirmed);
             drop(state);
@@ -502,7 +530,7 @@ impl Shared {
 
     /// Hears one client until it leaves.
     fn serve(&self, stream: UnixStream, epoch: u64) {
-        if stream.set_write_timeout(Some(SLOW_CLIENT)).is_err() {
+        if stream.set_write_timeout(Some(SLOW_PEER)).is_err() {
             return;
         }
         let Ok(mut reader) = stream.try_clone() else { return };

@@ -75,8 +75,8 @@ pub(crate) fn places(request: &FetchRequest, elsewhere: impl Fn(usize) -> bool) 
             if elsewhere(number) && !request.packed {
                 return (0, 0);
             }
-            let start = if request.packed { end } else { end.next_multiple_of(ALIGN) };
-            end = start + wanted.len as usize;
+            let start = if request.packed { end } else { end.saturating_add(ALIGN - 1) / ALIGN * ALIGN };
+            end = start.saturating_add(wanted.len as usize);
             (start, wanted.len as usize)
         })
         .collect();

@@ -161,8 +161,7 @@ impl FairQueue {
 
     /// Takes out all requests of a client.
     pub fn withdraw_all(&mut self, client: ClientId) {
-        for at in (0..self.groups.len()).rev() {
-            let group = &mut self.groups[at];
+        for group in &mut self.groups {
             for member in &mut group.members {
                 let before = member.waiting.len();
                 member.waiting.retain(|request| request.client != client);
@@ -170,8 +169,9 @@ impl FairQueue {
                 group.waiting -= gone;
                 self.waiting -= gone;
             }
-            self.forget_if_idle(at);
         }
+        self.settle_if_idle();
+        self.forget_idle();
     }
 
     /// The request whose turn it is, charged and with a slot of `budget`; `None`: nothing waits.
@@ -258,10 +258,7 @@ impl FairQueue {
 
     /// Forgets a member or group that is idle. One that is ahead of the others is kept: it has had its bytes.
     fn forget_if_idle(&mut self, at: usize) {
-        if self.waiting == 0 && self.in_use == 0 {
-            // Nobody is ahead of nobody.
-            let last = self.groups.iter().map(|group| group.tag).fold(self.virtual_time, f64::max);
-            self.virtual_time = last;
+        if self.settle_if_idle() {
             self.forget_idle();
             return;
         }
@@ -272,6 +269,15 @@ impl FairQueue {
         }
         let virtual_time = group.virtual_time;
         group.members.retain(|member| !member.idle() || member.tag > virtual_time);
+    }
+
+    /// Where nothing waits and nothing is held nobody is ahead of anybody.
+    fn settle_if_idle(&mut self) -> bool {
+        let idle = self.waiting == 0 && self.in_use == 0;
+        if idle {
+            self.virtual_time = self.groups.iter().map(|group| group.tag).fold(self.virtual_time, f64::max);
+        }
+        idle
     }
 
     fn forget_idle(&mut self) {
@@ -484,6 +490,20 @@ mod tests {
         queue.set_shares(&[share(1, 0.5, 10), share(2, 0.5, 10)]);
         let got: Vec<GroupId> = (0..20).map(|_| next(&mut queue)).collect();
         assert!(got.iter().filter(|group| **group == 1).count() >= 9, "{got:?}");
+    }
+
+    /// The groups that are forgotten with a client may be several, and the last ones.
+    #[test]
+    fn a_client_that_leaves_takes_all_of_its_groups_with_it() {
+        let mut queue = FairQueue::default();
+        queue.push(1, 1, request(1, 4 * CHUNK));
+        queue.pop(2).unwrap();
+        queue.done(1, 1, 4 * CHUNK, 4 * CHUNK);
+        for group in [1, 2, 3] {
+            queue.push(group, group, Request { client: 9, ticket: group, bytes: CHUNK });
+        }
+        queue.withdraw_all(9);
+        assert_eq!((queue.waiting(), queue.groups.len()), (0, 0));
     }
 
     #[test]

@@ -213,6 +213,8 @@ pub struct Fetches {
     tickets: Tickets,
     host_done: u64,
     host_done_at: Time,
+    /// When this process last received something.
+    progress_at: Time,
 }
 
 struct Fetch {
@@ -301,8 +303,12 @@ struct Held {
     cut: bool,
 }
 
-/// Slots that one member asks for ahead of time; more would only lengthen the queue at the arbiter.
+/// Slots that one member asks for ahead of time, and all of a process's together: more would only lengthen the queue at the
+/// arbiter.
 const ASKED_MAX: usize = 64;
+const ASKED_IN_ALL: usize = 2048;
+/// What a member may ask for at least, however many there are.
+const ASKED_MIN: usize = 4;
 /// How many of those are looked at for one to a source with a kept connection.
 const WARM_WINDOW: usize = 64;
 /// Kept connections that are remembered for that.
@@ -519,12 +525,15 @@ impl Fetches {
         };
         let Some(fetch) = self.fetches.get_mut(&run.fetch) else { return };
         let slow = std::mem::take(&mut held.cut);
-        if outcome == Outcome::Stale && fetch.failed.is_none() {
+        if outcome == Outcome::Stale {
+            // The connection is gone, and what was to follow on it waits again.
             if let Some(next) = held.next.take() {
                 fetch.requeue(next);
             }
-            commands.push(Command::Run(Run { fresh: true, ..*run }));
-            return;
+            if fetch.failed.is_none() {
+                commands.push(Command::Run(Run { fresh: true, ..*run }));
+                return;
+            }
         }
         let chunk = &mut fetch.chunks[run.chunk as usize];
         let (moved, fault, connected) = match outcome {
@@ -552,6 +561,7 @@ impl Fetches {
         let group = self.groups.entry(fetch.group).or_default();
         let source = self.sources.entry(run.source).or_default();
         if moved > 0 {
+            self.progress_at = now;
             (fetch.last_progress, fetch.fault) = (now, None);
             fetch.tally.used.insert(run.source);
             source.failures = 0;
@@ -601,9 +611,11 @@ impl Fetches {
                 continue;
             }
             let seconds = defaults::PROGRESS_TIMEOUT.as_secs();
-            let why = if fetch.running == 0 && !fetch.asked.is_empty() {
+            // It asks for slots; or nothing went wrong, and other fetches of its member ask for as many as the member may.
+            let waits_for_slots = !fetch.asked.is_empty() || fetch.fault.is_none();
+            let why = if fetch.running == 0 && waits_for_slots {
                 // Others get their chunks: this one's turn comes.
-                if now.since(self.host_done_at) < defaults::PROGRESS_TIMEOUT {
+                if now.since(self.host_done_at.max(self.progress_at)) < defaults::PROGRESS_TIMEOUT {
                     continue;
                 }
                 format!("no receiving slot of this host became free in {seconds} s")
@@ -664,12 +676,13 @@ impl Fetches {
 
     /// Asks for slots for the chunks that could run now, and for a tick when the next source may be tried again.
     fn adjust(&mut self, now: Time, id: MemberId, commands: &mut Vec<Command>) {
+        let most = asked_max(self.members.len());
         let Some(member) = self.members.get_mut(&id) else { return };
         let mut wake: Option<Time> = None;
         'fetches: for fetch_id in &member.fetches {
             let fetch = self.fetches.get_mut(fetch_id).expect("a member's fetches exist");
             while fetch.queued > 0 {
-                if member.asked >= ASKED_MAX {
+                if member.asked >= most {
                     break 'fetches;
                 }
                 match fetch.next(now, &self.sources) {
@@ -941,6 +954,10 @@ impl Group {
         self.leg_of.remove(&run.source);
         None
     }
+}
+
+fn asked_max(members: usize) -> usize {
+    (ASKED_IN_ALL / members.max(1)).clamp(ASKED_MIN, ASKED_MAX)
 }
 
 fn words(fault: &Fault) -> String {

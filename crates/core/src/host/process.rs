@@ -484,6 +484,35 @@ mod tests {
         assert_eq!(host.slots.in_use(), 0);
     }
 
+    /// A fetch that was given up while a kept connection turned out to be closed never ended.
+    #[test]
+    fn a_fetch_that_is_given_up_ends_though_its_connection_was_stale_and_another_chunk_was_to_follow() {
+        let mut host = Alone::new(1);
+        let run = runs(&host.ask(&[piece(12, &[1])], 9))[0];
+        let [Command::Chain(_)] = host.event(Event::Streaming { run })[..] else { panic!("one more") };
+        host.event(Event::Abandon { fetch: 1, error: FetchError::Cancelled("interrupted".into()) });
+        let ended = host.event(Event::Ended { run, outcome: Outcome::Stale });
+        assert!(matches!(ended[..], [Command::Finished { result: Err(FetchError::Cancelled(_)), .. }]), "{ended:?}");
+        assert!(host.process.is_idle());
+    }
+
+    /// The younger of two fetches of a transfer failed after a minute, because the older asked for all slots.
+    #[test]
+    fn a_fetch_behind_another_of_its_transfer_waits_as_long_as_that_makes_progress() {
+        let mut host = Alone::new(1);
+        let mut run = runs(&host.ask(&[piece(4000, &[1])], u32::MAX))[0];
+        let (pieces, chunk_bytes) = (vec![piece(4, &[1])], 4);
+        let younger =
+            Event::Asked { fetch: 2, group: 1, member: 1, pieces, chunk_bytes, runs_per_source: u32::MAX, seed: 7 };
+        assert!(host.event(younger).is_empty());
+        for _ in 0..200 {
+            let mut outside = host.pass(Duration::from_secs(1));
+            outside.extend(host.event(Event::Ended { run, outcome: Outcome::Whole }));
+            assert!(!outside.iter().any(|command| matches!(command, Command::Finished { .. })), "{outside:?}");
+            run = *runs(&outside).last().unwrap();
+        }
+    }
+
     /// A6: a source that trickled held a fetch for ever, though another had the piece.
     #[test]
     fn a_source_that_trickles_is_left_for_another() {

@@ -9,11 +9,12 @@ use super::{ClientId, FromArbiter, GroupId, HEARTBEAT, JUMP, MemberId, SETTLE, S
 use crate::budget::Budget;
 use crate::shares::{self, FlowsPerHost};
 use crate::units::Time;
+use std::collections::BTreeMap;
 
 /// The arbiter's own process.
 pub const SELF: ClientId = 0;
 /// Tickets that one process may have waiting: more is a client that does not know the rules.
-pub const WAITING_MAX: usize = 4096;
+pub const WAITING_MAX: usize = 16 << 10;
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
@@ -75,7 +76,7 @@ struct Client {
     id: ClientId,
     held: Vec<Held>,
     /// Where each of its waiting tickets is.
-    waiting: Vec<(Ticket, GroupId, MemberId)>,
+    waiting: BTreeMap<Ticket, (GroupId, MemberId)>,
     heard_at: Time,
 }
 
@@ -160,7 +161,7 @@ impl Slots {
 
     fn join(&mut self, now: Time, id: ClientId) {
         self.drop_client(id);
-        self.clients.push(Client { id, held: Vec::new(), waiting: Vec::new(), heard_at: now });
+        self.clients.push(Client { id, held: Vec::new(), waiting: BTreeMap::new(), heard_at: now });
     }
 
     fn set_shares(&mut self, flows_per_host: FlowsPerHost, shares: Vec<GroupShare>) {
@@ -199,21 +200,20 @@ impl Slots {
                 }
             }
             ToArbiter::Want { ticket, group, member, bytes } => {
-                if client.waiting.len() >= WAITING_MAX {
+                // The arbiter's own process is this one: it keeps to the rules.
+                if client.waiting.len() >= WAITING_MAX && id != SELF {
                     commands.push(Command::Expel { client: id });
                     self.drop_client(id);
                     return;
                 }
-                let known = client.waiting.iter().any(|(own, ..)| *own == ticket)
-                    || client.held.iter().any(|held| held.ticket == ticket);
-                if !known {
-                    client.waiting.push((ticket, group, member));
+                let known = client.waiting.contains_key(&ticket);
+                if !known && client.held.iter().all(|held| held.ticket != ticket) {
+                    client.waiting.insert(ticket, (group, member));
                     self.queue.push(group, member, Request { client: id, ticket, bytes });
                 }
             }
             ToArbiter::Withdraw { ticket } => {
-                if let Some(at) = client.waiting.iter().position(|(own, ..)| *own == ticket) {
-                    let (_, group, member) = client.waiting.swap_remove(at);
+                if let Some((group, member)) = client.waiting.remove(&ticket) {
                     self.queue.withdraw(group, member, id, ticket);
                 }
             }
@@ -267,9 +267,7 @@ impl Slots {
                 let Request { client: id, ticket, bytes } = turn.request;
                 let client =
                     self.clients.iter_mut().find(|client| client.id == id).expect("it asked and did not leave");
-                if let Some(at) = client.waiting.iter().position(|(own, ..)| *own == ticket) {
-                    client.waiting.swap_remove(at);
-                }
+                client.waiting.remove(&ticket);
                 client.held.push(Held { ticket, group: turn.group, member: turn.member, charged: bytes });
                 commands.push(Command::Send { client: id, message: FromArbiter::Grant { ticket } });
             }
@@ -432,7 +430,8 @@ mod tests {
         host.say(SELF, ToArbiter::Withdraw { ticket: 99 });
         host.say(77, ToArbiter::Want { ticket: 1, group: 1, member: 1, bytes: 1 });
         assert_eq!((host.slots.in_use(), host.slots.waiting()), (1, 0));
-        let more = (0..WAITING_MAX as u64 + 10).flat_map(|ticket| host.want(SELF, 100 + ticket)).collect::<Vec<_>>();
-        assert!(more.contains(&Command::Expel { client: SELF }));
+        host.event(Event::Joined { client: 1 });
+        let more = (0..WAITING_MAX as u64 + 10).flat_map(|ticket| host.want(1, 100 + ticket)).collect::<Vec<_>>();
+        assert!(more.contains(&Command::Expel { client: 1 }));
     }
 }

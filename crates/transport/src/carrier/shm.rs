@@ -164,7 +164,13 @@ impl Shared {
                     return;
                 }
                 let Ok(kept) = reader.try_clone() else { return };
-                own.readers.lock().expect("no panic while held").insert(number, kept);
+                {
+                    let mut readers = own.readers.lock().expect("no panic while held");
+                    if own.closing.load(Ordering::SeqCst) {
+                        return;
+                    }
+                    readers.insert(number, kept);
+                }
                 own.serve(reader);
                 own.readers.lock().expect("no panic while held").remove(&number);
             };
@@ -243,7 +249,7 @@ fn lease<'a>(
 pub struct Borrower {
     cluster: String,
     token: Token,
-    links: Mutex<HashMap<SocketAddr, Known>>,
+    links: Arc<Mutex<HashMap<SocketAddr, Known>>>,
     /// For the thread that returns leases: a task must not wait for that.
     returns: Sender<(Arc<Link>, u64)>,
 }
@@ -264,6 +270,8 @@ struct Link {
     back: Mutex<(UnixStream, Outgoing)>,
     /// An answer is missing, and may still come: nobody asks over this link any more.
     failed: AtomicBool,
+    /// The owner takes no returns: its leases come back when the last of them lets the connection go.
+    takes_nothing: AtomicBool,
     /// What is mapped of the owner's memory, while anybody looks at it.
     memories: Mutex<BTreeMap<u64, Weak<Mapped>>>,
 }
@@ -319,16 +327,26 @@ impl Borrower {
     /// No thread can be had.
     pub fn new(cluster: &str, token: Token) -> io::Result<Borrower> {
         let (returns, returned): (_, Receiver<(Arc<Link>, u64)>) = channel();
+        let links: Arc<Mutex<HashMap<SocketAddr, Known>>> = Arc::default();
+        let known = links.clone();
         let give_back = move || {
             for (link, lease) in returned {
+                if link.takes_nothing.load(Ordering::Relaxed) {
+                    continue;
+                }
                 let (stream, said) = &mut *link.back.lock().expect("no panic while held");
                 let frame = said.frame(&Question::Return { lease });
-                // An owner that is gone has its memory back, and one that is stopped gets it when the link ends.
-                let _ = local::send(stream, &frame, None);
+                if local::send(stream, &frame, None).is_err() {
+                    // Other owners are not to wait for this one. What is still mapped keeps the connection open.
+                    link.takes_nothing.store(true, Ordering::Relaxed);
+                    link.failed.store(true, Ordering::Relaxed);
+                    let is_it = |own: &Known| matches!(own, Known::Linked(own) if Arc::ptr_eq(own, &link));
+                    known.lock().expect("no panic while held").retain(|_, own| !is_it(own));
+                }
             }
         };
         thread::Builder::new().name("mission-return".into()).stack_size(128 << 10).spawn(give_back)?;
-        Ok(Borrower { cluster: cluster.to_owned(), token, links: Mutex::default(), returns })
+        Ok(Borrower { cluster: cluster.to_owned(), token, links, returns })
     }
 
     /// Leases on parts of an object, given as number and length; each part in their order.
@@ -549,6 +567,7 @@ fn connect(cluster: &str, owner: SocketAddr, token: &Token) -> io::Result<Link> 
         stream: Mutex::new(Talk { stream, heard: Incoming::new(MESSAGE_BYTES), questions: 0 }),
         back: Mutex::new((back, Outgoing::default())),
         failed: AtomicBool::new(false),
+        takes_nothing: AtomicBool::new(false),
         memories: Mutex::default(),
     })
 }

@@ -4,6 +4,7 @@ use super::http::{self, HttpConnection};
 use super::tcp::Plain;
 use super::{Carrier, Channel, Connection, Context};
 use crate::tls::{AUTHENTICATED, OPPORTUNISTIC, TlsSettings};
+use mission_core::defaults::STALL;
 use mission_core::flight::Leg;
 use mission_core::host::fetches::Fault;
 use mission_core::types::{Encryption, Transport};
@@ -14,6 +15,7 @@ use socket2::Protocol;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
+use std::time::Instant;
 
 /// RFC 9266, section 2.
 const EXPORTER: &[u8] = b"EXPORTER-Channel-Binding";
@@ -36,9 +38,10 @@ impl Carrier for Tls {
         let mut stream = Plain(Arc::new(http::connect(address, leg, Protocol::TCP)?));
         let fault = |error: &dyn std::fmt::Display| Fault::Connection(format!("TLS with {address}: {error}"));
         let name = ServerName::try_from(name).expect("a constant that is a name");
+        let end = Instant::now() + STALL;
         let mut session = ClientConnection::new(ends.client.clone(), name).map_err(|error| fault(&error))?;
         while session.is_handshaking() {
-            session.complete_io(&mut stream).map_err(|error| {
+            session.complete_io(&mut Until { stream: &mut stream, end }).map_err(|error| {
                 // A certificate that does not fit will not fit the next time either.
                 match error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
                     Some(rustls::Error::InvalidCertificate(why)) => {
@@ -51,8 +54,36 @@ impl Carrier for Tls {
                 }
             })?;
         }
+        stream.socket().set_read_timeout(Some(STALL)).map_err(|error| fault(&error))?;
         let channel = Encrypted { stream: StreamOwned::new(session, stream), encryption: leg.encryption };
         Ok(Box::new(HttpConnection::new(channel, leg, context.token.clone())))
+    }
+}
+
+/// A stream whose reads end at an absolute time, however small the pieces are in which bytes come.
+struct Until<'a> {
+    stream: &'a mut Plain,
+    end: Instant,
+}
+
+impl Read for Until<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let left = self.end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        self.stream.socket().set_read_timeout(Some(left))?;
+        self.stream.read(into)
+    }
+}
+
+impl Write for Until<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.stream.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.stream.flush()
     }
 }
 

@@ -143,6 +143,8 @@ pub struct TransferRecord {
 const LOST_MAX: usize = 10_000;
 /// How long closing waits for fetches to end: each of their threads sees it at the next byte, or after a stall.
 const CLOSE_WITHIN: Duration = Duration::from_secs(10);
+/// More than any process has addresses for.
+const ADDRESSABLE: usize = 1 << 46;
 const CLOSES: &str = "this worker closes";
 /// How often a waiting caller looks whether it was interrupted.
 const INTERRUPT_EVERY: Duration = Duration::from_millis(100);
@@ -465,6 +467,9 @@ impl Shared {
 
     /// Memory for what is fetched.
     fn take(&self, len: usize) -> Result<Arc<Segment>, FetchError> {
+        if len > ADDRESSABLE {
+            return Err(FetchError::Cancelled(format!("no memory for {len} bytes")));
+        }
         self.store.make_room(len as u64);
         let taken = self.pool.take(len, None);
         taken.map(Arc::new).map_err(|error| FetchError::Cancelled(format!("no memory for {len} bytes: {error}")))

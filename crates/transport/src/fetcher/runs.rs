@@ -24,6 +24,8 @@ use std::sync::{Arc, Condvar, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
+/// Chunks that follow one another on a connection before its thread looks up: 64 MiB.
+const CHAIN_MAX: u32 = 16;
 /// How often it is looked how much of each range has arrived.
 const WATCH_EVERY: Duration = Duration::from_secs(1);
 /// Longest life of a helper without work.
@@ -164,7 +166,19 @@ impl Shared {
         // Where flows are subflows, one connection carries all that comes from a source.
         let runs_per_source = if planned.legs[0].subflows.is_some() { 1 } else { u32::MAX };
         self.handle(&mut state, Event::Asked { fetch: id, group, member, pieces, chunk_bytes, runs_per_source, seed });
+        let mut looked = Instant::now();
         loop {
+            if looked.elapsed() >= INTERRUPT_EVERY {
+                // The answer may need a lock whose holder waits for this one: Python's.
+                drop(state);
+                let interrupted = interrupted();
+                looked = Instant::now();
+                state = self.lock();
+                if interrupted {
+                    let error = FetchError::Cancelled("interrupted".into());
+                    self.handle(&mut state, Event::Abandon { fetch: id, error });
+                }
+            }
             let own = state.fetches.get_mut(&id).expect("it stays until its caller takes it out");
             if let Some((result, tally)) = own.result.take() {
                 state.fetches.remove(&id);
@@ -183,22 +197,7 @@ impl Shared {
             own.caller_waits = run.is_none();
             state = match run {
                 Some(run) => self.execute(state, run),
-                None => {
-                    let (state, wait) = done.wait_timeout(state, INTERRUPT_EVERY).expect("no panic while held");
-                    if wait.timed_out() {
-                        // The answer may need a lock whose holder waits for this one: Python's.
-                        drop(state);
-                        let interrupted = interrupted();
-                        let mut state = self.lock();
-                        if interrupted {
-                            let error = FetchError::Cancelled("interrupted".into());
-                            self.handle(&mut state, Event::Abandon { fetch: id, error });
-                        }
-                        state
-                    } else {
-                        state
-                    }
-                }
+                None => done.wait_timeout(state, INTERRUPT_EVERY).expect("no panic while held").0,
             };
         }
     }
@@ -304,23 +303,24 @@ impl Shared {
             state = self.lock();
         }
         let mut kept = connection.is_some();
+        let mut chained = 0;
         let mut current = Some((run, false));
         while let Some((run, asked)) = current.take() {
             let place = Place::of(&state, &run);
             drop(state);
             let mut next = None;
             let mut outcome = match self.connected(&mut connection, address, &leg, ticket) {
-                Ok(connection) => self.bring(connection, &run, asked, &place, &mut next),
+                Ok(connection) => self.bring(connection, &run, asked, &place, &mut next, &mut chained),
                 Err(fault) => Outcome::NotConnected { fault },
             };
             // The server has closed what it found idle: that is no fault of the range.
             let closed = matches!(&outcome, Outcome::Broken { verified: 0, fault: Fault::Connection(_) });
-            if std::mem::take(&mut kept) && closed {
-                outcome = Outcome::Stale;
-            }
             drop(place);
             state = self.lock();
             let cut = state.running.get(&ticket).is_some_and(|running| running.cut);
+            if std::mem::take(&mut kept) && closed && !cut {
+                outcome = Outcome::Stale;
+            }
             if cut && let Outcome::Broken { fault: Fault::Connection(why), .. } = &mut outcome {
                 *why = too_slow();
             }
@@ -336,6 +336,7 @@ impl Shared {
                 // What was to follow a stale run waits again already.
                 Some(next) if !stale => {
                     self.handle(&mut state, Event::Ended { run: next, outcome: Outcome::Unasked });
+                    state.running.remove(&ticket);
                 }
                 _ => {}
             }
@@ -381,12 +382,17 @@ impl Shared {
         asked: bool,
         place: &Place,
         next: &mut Option<Run>,
+        chained: &mut u32,
     ) -> Outcome {
         if !asked && let Err(fault) = connection.ask(&place.ask, run.len) {
             return broken(0, fault);
         }
         let mut state = self.lock();
-        *next = self.handle(&mut state, Event::Streaming { run: *run });
+        // Now and then the thread looks up: its caller may have been interrupted.
+        if *chained < CHAIN_MAX {
+            *next = self.handle(&mut state, Event::Streaming { run: *run });
+            *chained += 1;
+        }
         let next_place = next.as_ref().map(|next| Place::of(&state, next));
         drop(state);
         if let (Some(next), Some(place)) = (next, next_place) {
