@@ -91,7 +91,7 @@ class Behind(WorkerPlugin):
         self.kind, self.random = kind, random.Random(seed)
         self.proxy.limit = Limit(20e6) if kind == "slow" else None
         first = self.proxy.connections
-        self.proxy.trickles = lambda number: kind == "trickle" and number >= first and (number * 7 + seed) % 8 == 0
+        self.proxy.trickles = lambda number: kind == "trickle" and number >= first and (number * 7 + seed) % 40 == 0
 
     def harm(self, number: int, offset: int, piece: bytes) -> bytes | None:
         if self.kind == "reset" and self.random.random() < 0.05:
