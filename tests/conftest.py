@@ -16,6 +16,7 @@ from distributed import Client, LocalCluster
 import mission_control
 from mission_control import _native
 
+pytest_plugins = ["tests.repeats"]
 TOKEN = b"a token for tests"
 # Before Python 3.11.9 a thread that looks at all others' frames, as Dask's profiler does a hundred times a second, and
 # one that starts a thread can wait for each other for ever (python/cpython issue 106883). The proxies of some tests

@@ -1,0 +1,46 @@
+"""Tests in a lab are run again where the machine spoiled them: a hypervisor gave its CPUs to others meanwhile.
+
+What a lab measures is bytes in time, so such a run says nothing of the program, as `mission_control.lab.watch` says of
+its own. A pytest plug-in; at most three runs, and the last one counts.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from _pytest.runner import runtestprotocol
+
+RUNS = 3
+STEAL_MAX = 0.03
+"""Of the CPUs' time; as `mission_control.lab.watch` has it for a run to be valid."""
+
+
+def cpu_times() -> tuple[int, int]:
+    """Ticks of all CPUs since the boot: all of them, and those that were stolen."""
+    with open("/proc/stat") as file:
+        ticks = [int(word) for word in file.readline().split()[1:9]]
+    return sum(ticks), ticks[7]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: Any, nextitem: Any) -> bool | None:
+    """Run a test of the lab, again where it failed and time was stolen."""
+    if item.get_closest_marker("lab") is None:
+        return None
+    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    for run in range(1, RUNS + 1):
+        before = cpu_times()
+        if run > 1:
+            item._initrequest()
+        reports = runtestprotocol(item, nextitem=nextitem, log=False)
+        after = cpu_times()
+        stolen = (after[1] - before[1]) / max(1, after[0] - before[0])
+        if run == RUNS or stolen <= STEAL_MAX or not any(report.failed for report in reports):
+            break
+        terminal = item.config.pluginmanager.get_plugin("terminalreporter")
+        terminal.write_line(f"{item.nodeid}: {stolen:.0%} of the CPUs' time was stolen, so it is run again")
+    for report in reports:
+        item.ihook.pytest_runtest_logreport(report=report)
+    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    return True
