@@ -1,4 +1,4 @@
-//! Versions of what one process is told by another: a receiver that missed something knows it, and asks for all of it.
+//! Versions of what one process says to another: a receiver that missed something knows it, and asks for everything.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
