@@ -21,7 +21,7 @@ pub const CONNECT: Duration = Duration::from_secs(3);
 /// notices a dead worker and recomputes what it held.
 pub const PROGRESS_TIMEOUT: Duration = Duration::from_secs(60);
 /// A range of which less than [`TRICKLE_BYTES`] comes in this time is cut, and resumed from another source where there is one.
-/// Twice the stall, so that a server which is silent is told from one that is slow.
+/// Twice the stall, so that a silent server is distinguished from a slow one.
 pub const TRICKLE: Duration = Duration::from_secs(10);
 /// 13 kbit/s: forty flows that share a link of 1 Mbit/s are faster.
 pub const TRICKLE_BYTES: u64 = 16 << 10;

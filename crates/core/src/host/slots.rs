@@ -154,11 +154,6 @@ impl Slots {
         self.limit
     }
 
-    /// Other processes of the host.
-    pub fn others(&self) -> usize {
-        self.clients.len() - 1
-    }
-
     fn join(&mut self, now: Time, id: ClientId) {
         self.drop_client(id);
         self.clients.push(Client { id, held: Vec::new(), waiting: BTreeMap::new(), heard_at: now });

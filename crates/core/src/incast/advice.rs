@@ -180,8 +180,8 @@ mod tests {
             (8..=47).flat_map(|n| [16, 32, 64, 256].map(|f| (n, f, 4 * u64::from(n))))
         {
             let (own, form) = (path(kibibytes << 10), Form::Fragment(kilobytes * 1000));
-            let told = advise(&own, form, senders).unwrap();
-            let port = told.remedies.iter().find(|remedy| remedy.kind == Kind::Buffer).unwrap();
+            let advised = advise(&own, form, senders).unwrap();
+            let port = advised.remedies.iter().find(|remedy| remedy.kind == Kind::Buffer).unwrap();
             let larger = Path { buffer: super::super::Buffer::Port(port.value as u64), ..own };
             let low = onset(&larger, form, &BTreeSet::new()).low;
             assert!(low.is_none_or(|low| low > senders), "{senders} of {kilobytes} kB: {} bytes, {low:?}", port.value);

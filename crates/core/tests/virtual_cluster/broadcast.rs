@@ -44,7 +44,7 @@ pub fn run(seed: u64) -> u64 {
         let mut missed = None;
         if let Some((piece, _)) = all[at].coming.remove(&lane) {
             if arrives {
-                // What is told to a second lane because the first was silent is fetched by one of them only.
+                // A silent lane's piece is named to a second lane too, and only one of them fetches it.
                 all[at].has[piece] = true;
             } else {
                 missed = (random.next().is_multiple_of(2)).then_some(random.next() as PeerId % receivers as PeerId);
@@ -97,7 +97,7 @@ pub fn run(seed: u64) -> u64 {
     }
     for (at, receiver) in all.iter().enumerate().filter(|(_, own)| !own.gone) {
         assert!(receiver.has.iter().all(|has| *has), "receiver {at} lacks pieces");
-        assert!(receiver.done > 0, "receiver {at} was not told that it is done");
+        assert!(receiver.done > 0, "receiver {at} got no answer that it is done");
     }
     steps
 }

@@ -49,8 +49,8 @@ enum Happens {
     Leave { process: ProcessId },
     Break { process: ProcessId },
     Report,
-    Told { process: ProcessId, version: u64, shares: Vec<GroupShare> },
-    Briefed { process: ProcessId, version: u64, shares: Vec<GroupShare> },
+    SharesArrive { process: ProcessId, version: u64, shares: Vec<GroupShare> },
+    RestatementArrives { process: ProcessId, version: u64, shares: Vec<GroupShare> },
     Priority,
     Budget,
 }
@@ -361,14 +361,14 @@ impl World {
                 continue;
             }
             let wait = Duration::from_micros(self.random.next() % 50_000);
-            self.after(wait, Happens::Told { process, version, shares });
+            self.after(wait, Happens::SharesArrive { process, version, shares });
         }
     }
 
     fn brief(&mut self, process: ProcessId) {
         let (version, shares) = (self.sent.last(&process), self.shares.clone());
         let wait = Duration::from_micros(self.random.next() % 20_000);
-        self.after(wait, Happens::Briefed { process, version, shares });
+        self.after(wait, Happens::RestatementArrives { process, version, shares });
     }
 
     fn take_shares(&mut self, id: ProcessId, shares: Vec<GroupShare>) {
@@ -824,8 +824,8 @@ impl World {
             | Happens::RunEnds { process, .. }
             | Happens::Ask { process }
             | Happens::Abandon { process, .. }
-            | Happens::Told { process, .. }
-            | Happens::Briefed { process, .. } => Some(*process),
+            | Happens::SharesArrive { process, .. }
+            | Happens::RestatementArrives { process, .. } => Some(*process),
             _ => None,
         }
     }
@@ -936,12 +936,13 @@ impl World {
                 self.mission(mission::Event::Tick);
                 self.after(REPORT, Happens::Report);
             }
-            Happens::Told { process, version, shares } => match self.workers[process].versions.receive(version) {
+            Happens::SharesArrive { process, version, shares } => match self.workers[process].versions.receive(version)
+            {
                 Received::InOrder => self.take_shares(process, shares),
                 Received::Old => {}
                 Received::Gap => self.brief(process),
             },
-            Happens::Briefed { process, version, shares } => {
+            Happens::RestatementArrives { process, version, shares } => {
                 if self.workers[process].versions.restate(version) {
                     self.take_shares(process, shares);
                 }
