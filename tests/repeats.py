@@ -6,12 +6,15 @@ its own. A pytest plug-in; at most three runs, and the last one counts.
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 from _pytest.runner import runtestprotocol
 
 RUNS = 3
+PAUSE_S = 30
+"""Before another run: who took the CPUs may be done by then."""
 STEAL_MAX = 0.03
 """Of the CPUs' time; as `mission_control.lab.watch` has it for a run to be valid."""
 
@@ -30,9 +33,10 @@ def pytest_runtest_protocol(item: Any, nextitem: Any) -> bool | None:
         return None
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     for run in range(1, RUNS + 1):
-        before = cpu_times()
         if run > 1:
+            time.sleep(PAUSE_S)
             item._initrequest()
+        before = cpu_times()
         reports = runtestprotocol(item, nextitem=nextitem, log=False)
         after = cpu_times()
         stolen = (after[1] - before[1]) / max(1, after[0] - before[0])
