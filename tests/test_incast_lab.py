@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from statistics import median
+from typing import IO
 
 import pytest
 
@@ -76,7 +76,8 @@ def test_a_link_that_slows_down_meanwhile_is_noticed_by_nobody_but_the_bytes(tmp
     assert done.returncode in (0, 5), done.stderr
     for point in json.loads(done.stdout)["points"]:
         ideal_s = point["senders"] * 64_000 * 8 / 100e6
-        first, last = median(point["blocks"][:5]), median(point["blocks"][-10:])
+        # The quickest of several blocks: what a busy machine does to the others is not what is asked.
+        first, last = min(point["blocks"][:5]), min(point["blocks"][-10:])
         # Each point begins with the links of the scenario, and ends with a third of their rate and no timeouts.
         assert first < 1.5 * ideal_s and 3 * ideal_s < last < 4.5 * ideal_s, (ideal_s, first, last)
 
@@ -91,8 +92,9 @@ def test_slow_senders_are_asked_together(name):
     assert result["goodput_mbit"] > 60, result["limits"]
 
 
-def started(*words: str) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-m", "mission_control", *words], stdout=subprocess.PIPE, text=True)
+def started(*words: str, stderr: IO[str] | None = None) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "mission_control", *words]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
 
 
 def test_a_grid_that_was_interrupted_goes_on_where_it_was(tmp_path):
@@ -156,8 +158,12 @@ def test_what_expects_something_of_the_goodput_is_measured_alone(tmp_path):
     words = ["run", str(folder), "--in", "lab", "--labs", "2", "--results", str(tmp_path / "results"), "--json"]
     words += ["--set", "workload.senders=1", "--set", "workload.blocks=60"]
     before, most = set(up()), 0
-    running = started(*words, "--set", "expect.goodput_of_one_flow_min=0.5")
-    while running.poll() is None:
-        most = max(most, len(set(up()) - before))
-        time.sleep(0.01)
-    assert most == 1 and running.wait() == 0
+    log = tmp_path / "stderr"
+    with log.open("w") as stderr:
+        running = started(*words, "--set", "expect.goodput_of_one_flow_min=0.5", stderr=stderr)
+        while running.poll() is None:
+            most = max(most, len(set(up()) - before))
+            time.sleep(0.01)
+    assert most == 1
+    # Where somebody else has the CPUs the program refuses to say what one flow gets: that is an answer too.
+    assert running.wait() == 0 or (running.wait() == 3 and "the hypervisor gave" in log.read_text()), log.read_text()
