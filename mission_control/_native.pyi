@@ -1,6 +1,7 @@
 """Decisions and data plane in Rust. What crosses seldom crosses as JSON; the types are those of `crates/core`."""
 
 from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 from typing_extensions import Buffer
 
@@ -130,6 +131,30 @@ class MissionController:
     def policy(self) -> str: ...
     @property
     def policy_error(self) -> str | None: ...
+
+class Outbox:
+    """What was said to each receiver, numbered from 1, until the receiver has seen it."""
+
+    def __init__(self) -> None: ...
+    def send(self, receiver: str, message: Any) -> int:
+        """Keeps a message; gives the version with which it goes out."""
+    def last(self, receiver: str) -> int:
+        """The version of the last message: a receiver that joins and is told everything begins there."""
+    def seen(self, receiver: str, version: int) -> None:
+        """Everything up to this version is known there, and need not be kept."""
+    def after(self, receiver: str, version: int) -> list[tuple[int, Any]]:
+        """What comes after a version, oldest first, for a receiver that asks again."""
+    def forget(self, receiver: str) -> None: ...
+
+class Inbox:
+    """The versions that a receiver has seen; it begins with the version as of which it was told everything."""
+
+    def __init__(self, version: int) -> None: ...
+    def receive(self, version: int) -> Literal["in-order", "old", "gap"]:
+        """What to make of a message: it is in force, was seen before, or something is missing before it."""
+    @property
+    def last(self) -> int:
+        """Everything up to this version has been seen."""
 
 class Graph:
     """Patterns of an engine's own edges, learned task by task; a task is added after its inputs."""

@@ -79,6 +79,8 @@ class MissionControlScheduler(SchedulerPlugin):
         self.workers: dict[str, dict[str, Any]] = {}
         # Workers that have no data plane, and why.
         self.without: dict[str, str] = {}
+        # What was said to each worker, until the worker has seen it.
+        self.sent = _native.Outbox()
         self.jobs = Jobs()
         # Jobs that are over, and the workers whose last words on them are awaited.
         self.ending: dict[str, set[str]] = {}
@@ -107,6 +109,7 @@ class MissionControlScheduler(SchedulerPlugin):
         scheduler.handlers.update(offered)
         scheduler.stream_handlers["mission-control-progress"] = self.on_progress
         scheduler.stream_handlers["mission-control-task"] = self.on_task
+        scheduler.stream_handlers["mission-control-again"] = self.on_again
         scheduler.stream_handlers["mission-control-stale"] = self.on_stale
         scheduler.stream_handlers["mission-control-leave"] = self.on_leave
         scheduler.stream_handlers["mission-control-probed"] = self.on_probed
@@ -134,13 +137,13 @@ class MissionControlScheduler(SchedulerPlugin):
 
     async def on_join(
         self, worker: str, host: str, environment: str, address: str, problems: Sequence[str] = ()
-    ) -> list[dict[str, Any]]:
-        """A worker's data plane is up; gives it all that it must know."""
+    ) -> dict[str, Any]:
+        """A worker's data plane is up; gives it all that it must know, and the version as of which that holds."""
         self.workers[worker] = {"host": host, "address": address, "problems": list(problems)}
         self.record("worker", worker=worker, host=host, address=address)
         joined = {"event": "worker-joined", "worker": worker, "host": host, "environment": json.loads(environment)}
         self.event(joined)
-        return json.loads(self.mission.briefing())
+        return {"commands": json.loads(self.mission.briefing()), "version": self.sent.last(worker)}
 
     async def on_admit(self, spec: dict[str, Any], client: str) -> dict[str, Any]:
         """Whether a job may run, and the name under which it does; it arrives now, and stays at least until left."""
@@ -258,9 +261,11 @@ class MissionControlScheduler(SchedulerPlugin):
         asked: list[dict[str, Any]],
         copied: list[str],
         cpu: float,
+        seen: int,
         last_of: str | None = None,
     ) -> None:
-        """What a worker's fetches asked for and got since its last word, and what it keeps copies of."""
+        """What a worker's fetches asked for and got since its last word, what it keeps copies of, what it has seen."""
+        self.sent.seen(worker, seen)
         for name in copied:
             if not self.objects.copied(name, worker):
                 self.free({worker: [name]})  # it was freed while it was copied
@@ -287,6 +292,12 @@ class MissionControlScheduler(SchedulerPlugin):
             self.ending[last_of].discard(worker)
             if not self.ending[last_of]:
                 self.finish(last_of)
+
+    def on_again(self, worker: str, after: int) -> None:
+        """A worker missed something: it is said again, with all that came after it."""
+        logger.info("worker %s missed what was said after version %d", worker, after)
+        for version, message in self.sent.after(worker, after):
+            self.send(worker, version, message)
 
     def on_probed(self, worker: str, seen: dict[str, Any]) -> None:
         """What a worker learnt of ECN marks."""
@@ -411,6 +422,7 @@ class MissionControlScheduler(SchedulerPlugin):
         """A worker is gone, and its objects with it: the keys that carry them are invalid, wherever copies survive."""
         self.workers.pop(worker, None)
         self.without.pop(worker, None)
+        self.sent.forget(worker)
         for job, awaited in list(self.ending.items()):
             awaited.discard(worker)
             if not awaited:
@@ -459,9 +471,13 @@ class MissionControlScheduler(SchedulerPlugin):
     def tell(self, message: dict[str, Any], workers: list[str] | None = None) -> None:
         """To workers whose plug-in is up: an unknown operation would raise on the others."""
         for worker in self.workers if workers is None else workers:
-            stream = self.scheduler.stream_comms.get(worker)
-            if stream is not None and worker in self.workers and not stream.closed():
-                stream.send({"op": "mission-control", **message})
+            if worker in self.workers:
+                self.send(worker, self.sent.send(worker, message), message)
+
+    def send(self, worker: str, version: int, message: dict[str, Any]) -> None:
+        stream = self.scheduler.stream_comms.get(worker)
+        if stream is not None and not stream.closed():
+            stream.send({"op": "mission-control", "version": version, **message})
 
     def free(self, names: dict[str, list[str]]) -> None:
         for worker, objects in names.items():

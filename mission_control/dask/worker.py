@@ -37,6 +37,9 @@ RESCHEDULE_AFTER_S = 0.05
 """At first, and twice as long each time: whoever recomputes the object may not have heard yet that it is lost."""
 
 
+ASK_AGAIN_S = 1.0
+"""At the earliest, where something that the scheduler said is missing: until then the answer may be on its way."""
+
 LOST_MAX = 100_000
 """Lost objects that a worker remembers: a task that asks for one of them runs again once it is recomputed."""
 
@@ -84,6 +87,9 @@ class MissionControlWorker(WorkerPlugin):
         self.carried: dict[Any, set[Reference]] = {}
         self.asked: list[dict[str, Any]] = []
         self.lost = Newest(LOST_MAX)
+        self.heard: _native.Inbox | None = None
+        self.told_seen = 0
+        self.asked_again_at = 0.0
         self.rescheduled: defaultdict[Any, int] = defaultdict(int)
         worker.stream_handlers["mission-control"] = self.on_message
         try:
@@ -121,9 +127,12 @@ class MissionControlWorker(WorkerPlugin):
             address=endpoint.address,
             problems=endpoint.problems,
         )
-        for command in briefing:
+        for command in briefing["commands"]:
             endpoint.command(json.dumps(command))
+        self.heard = _native.Inbox(briefing["version"])
         self.endpoint = endpoint
+        # Whatever was said meanwhile found nobody here.
+        self.ask_again(self.heard.last)
 
     async def teardown(self, worker: Worker) -> None:
         callback = worker.periodic_callbacks.pop(self.name, None)
@@ -139,6 +148,7 @@ class MissionControlWorker(WorkerPlugin):
 
     def on_message(
         self,
+        version: int,
         commands: Sequence[dict[str, Any]] = (),
         free: Sequence[str] = (),
         lost: Sequence[str] = (),
@@ -148,7 +158,12 @@ class MissionControlWorker(WorkerPlugin):
         probe_ecn: Sequence[str] = (),
         **_: Any,
     ) -> None:
-        if self.closing or self.endpoint is None:
+        if self.closing or self.endpoint is None or self.heard is None:
+            return
+        received = self.heard.receive(version)
+        if received == "gap" and time.monotonic() - self.asked_again_at > ASK_AGAIN_S:
+            self.ask_again(self.heard.last)
+        if received != "in-order":
             return
         for command in commands:
             self.endpoint.command(json.dumps(command))
@@ -163,6 +178,11 @@ class MissionControlWorker(WorkerPlugin):
             self.endpoint.forget_job(forget_job)
         if probe_ecn:
             threading.Thread(target=self.probe_ecn, args=(list(probe_ecn),), name="mission-probe", daemon=True).start()
+
+    def ask_again(self, after: int) -> None:
+        """Asks for everything that comes after a version."""
+        self.asked_again_at = time.monotonic()
+        self.send("mission-control-again", after=after)
 
     def probe_ecn(self, senders: list[str]) -> None:
         """Has others send here at once, and tells what became of their packets."""
@@ -282,14 +302,16 @@ class MissionControlWorker(WorkerPlugin):
 
     def report(self, last_of: str | None = None) -> None:
         """Tells what has changed; and, where the scheduler asks for the last words on a job, that this is all."""
-        assert self.endpoint is not None
+        assert self.endpoint is not None and self.heard is not None
         with self.lock:
             asked, self.asked = self.asked, []
-        records, copied = self.endpoint.report(), self.endpoint.copied()
-        if records is None and not asked and not copied and last_of is None:
+        records, copied, seen = self.endpoint.report(), self.endpoint.copied(), self.heard.last
+        if records is None and not asked and not copied and last_of is None and seen == self.told_seen:
             return
+        self.told_seen = seen
         cpu, records = sum(os.times()[:2]), json.loads(records or "[]")
-        self.send("mission-control-progress", records=records, asked=asked, copied=copied, cpu=cpu, last_of=last_of)
+        more = {"cpu": cpu, "seen": seen, "last_of": last_of}
+        self.send("mission-control-progress", records=records, asked=asked, copied=copied, **more)
 
     def send(self, op: str, **message: Any) -> None:
         # Where the scheduler is away the data plane goes on, and totals are told again.

@@ -82,7 +82,7 @@ pub fn table() -> Vec<(&'static str, String, &'static str)> {
         (
             "block",
             bytes(BLOCK_BYTES),
-            "unit of the checksum (CRC-64/NVME); a broken range resumes after its last whole block",
+            "unit of the checksum (XXH3-64); a broken range resumes after its last whole block",
         ),
         (
             "minimum RTO",

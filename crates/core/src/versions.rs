@@ -1,41 +1,70 @@
-//! Versions of what one process says to another: a receiver that missed something knows it, and asks for everything.
+//! Versions of what one process says to another: a receiver that missed something knows it, and asks again.
 
-use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
-/// Numbers what is sent to each receiver, from 1.
-#[derive(Clone, Debug, Default)]
-pub struct Outbox<R: Ord> {
-    last: BTreeMap<R, u64>,
+/// What was said to each receiver, numbered from 1, until the receiver says that it has seen it.
+#[derive(Clone, Debug)]
+pub struct Outbox<R: Ord, M> {
+    sent: BTreeMap<R, Sent<M>>,
 }
 
-impl<R: Ord + Clone> Outbox<R> {
-    /// The version of the next message to a receiver.
-    pub fn next(&mut self, receiver: &R) -> u64 {
-        let last = self.last.entry(receiver.clone()).or_default();
-        *last += 1;
-        *last
+#[derive(Clone, Debug)]
+struct Sent<M> {
+    last: u64,
+    /// The newest ones, oldest first; the newest of them has the version `last`.
+    unseen: VecDeque<M>,
+}
+
+impl<R: Ord, M> Default for Outbox<R, M> {
+    fn default() -> Outbox<R, M> {
+        Outbox { sent: BTreeMap::new() }
+    }
+}
+
+impl<R: Ord + Clone, M> Outbox<R, M> {
+    /// Keeps a message; gives the version with which it goes out.
+    pub fn send(&mut self, receiver: &R, message: M) -> u64 {
+        let sent = self.sent.entry(receiver.clone()).or_insert(Sent { last: 0, unseen: VecDeque::new() });
+        sent.last += 1;
+        sent.unseen.push_back(message);
+        sent.last
     }
 
-    /// The version of the last message to a receiver: what a full statement of everything replaces.
+    /// The version of the last message to a receiver: a receiver that joins and is told everything begins there.
     pub fn last(&self, receiver: &R) -> u64 {
-        self.last.get(receiver).copied().unwrap_or(0)
+        self.sent.get(receiver).map_or(0, |sent| sent.last)
+    }
+
+    /// A receiver has seen everything up to a version: nobody asks for it again.
+    pub fn seen(&mut self, receiver: &R, version: u64) {
+        if let Some(sent) = self.sent.get_mut(receiver) {
+            let rest = sent.last.saturating_sub(version) as usize;
+            sent.unseen.drain(..sent.unseen.len().saturating_sub(rest));
+        }
+    }
+
+    /// What comes after a version, oldest first, as it was sent: for a receiver that asks again.
+    pub fn after(&self, receiver: &R, version: u64) -> impl Iterator<Item = (u64, &M)> {
+        let messages = self.sent.get(receiver).into_iter().flat_map(|sent| {
+            let first = sent.last - sent.unseen.len() as u64 + 1;
+            (first..).zip(&sent.unseen)
+        });
+        messages.filter(move |(number, _)| *number > version)
     }
 
     pub fn forget(&mut self, receiver: &R) {
-        self.last.remove(receiver);
+        self.sent.remove(receiver);
     }
 }
 
 /// What a receiver makes of a version.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Received {
     /// The next one: it is in force.
     InOrder,
     /// It was seen before: it says nothing new.
     Old,
-    /// Something is missing before it: ask for everything. It is not in force.
+    /// Something is missing before it: ask again. It is not in force.
     Gap,
 }
 
@@ -46,6 +75,11 @@ pub struct Inbox {
 }
 
 impl Inbox {
+    /// Of a receiver that was told everything, as of a version.
+    pub fn from(version: u64) -> Inbox {
+        Inbox { last: version }
+    }
+
     pub fn receive(&mut self, version: u64) -> Received {
         if version <= self.last {
             Received::Old
@@ -57,11 +91,9 @@ impl Inbox {
         }
     }
 
-    /// Everything was stated anew, as of this version; false if something later is known already.
-    pub fn restate(&mut self, version: u64) -> bool {
-        let news = version >= self.last;
-        self.last = self.last.max(version);
-        news
+    /// Everything up to this version has been seen.
+    pub fn last(&self) -> u64 {
+        self.last
     }
 }
 
@@ -70,18 +102,32 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_receiver_sees_what_it_missed_and_what_it_knows() {
+    fn a_receiver_sees_what_it_missed_and_asks_again() {
         let mut sent = Outbox::default();
         let mut seen = Inbox::default();
-        assert_eq!(seen.receive(sent.next(&"w")), Received::InOrder);
-        let lost = sent.next(&"w");
-        assert_eq!(seen.receive(sent.next(&"w")), Received::Gap);
-        assert_eq!(seen.receive(sent.next(&"w")), Received::Gap, "until all was stated anew");
-        assert!(seen.restate(sent.last(&"w")));
+        assert_eq!(seen.receive(sent.send(&"w", 'a')), Received::InOrder);
+        let lost = sent.send(&"w", 'b');
+        assert_eq!(seen.receive(sent.send(&"w", 'c')), Received::Gap);
+        assert_eq!(seen.receive(sent.send(&"w", 'd')), Received::Gap, "until it has what it missed");
+        let again: Vec<_> = sent.after(&"w", seen.last()).collect();
+        assert_eq!(again, [(lost, &'b'), (3, &'c'), (4, &'d')]);
+        assert!(again.iter().all(|(version, _)| seen.receive(*version) == Received::InOrder));
         assert_eq!(seen.receive(lost), Received::Old);
-        assert_eq!(seen.receive(sent.next(&"w")), Received::InOrder);
-        assert!(!seen.restate(2), "an old statement is late");
-        assert_eq!(sent.next(&"another"), 1);
+        assert_eq!(sent.send(&"another", 'x'), 1);
+    }
+
+    #[test]
+    fn what_was_seen_is_not_kept() {
+        let mut sent = Outbox::default();
+        for message in 'a'..='e' {
+            sent.send(&"w", message);
+        }
+        sent.seen(&"w", 3);
+        sent.seen(&"w", 1);
+        assert_eq!(sent.after(&"w", 0).collect::<Vec<_>>(), [(4, &'d'), (5, &'e')]);
+        sent.seen(&"w", 9);
+        assert_eq!(sent.after(&"w", 0).count(), 0);
+        assert_eq!(Inbox::from(sent.last(&"w")).receive(sent.send(&"w", 'f')), Received::InOrder);
         sent.forget(&"w");
         assert_eq!(sent.last(&"w"), 0);
     }

@@ -10,6 +10,7 @@ mod incast;
 mod kernel;
 mod memory;
 mod records;
+mod versions;
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -37,6 +38,8 @@ mod _native {
     use super::memory::{Part, Segment};
     #[pymodule_export]
     use super::records::{records_check, records_partition, records_sort};
+    #[pymodule_export]
+    use super::versions::{Inbox, Outbox};
 
     #[pymodule_export]
     const FLOWS_PER_HOST: u32 = mission_core::defaults::FLOWS_PER_HOST;

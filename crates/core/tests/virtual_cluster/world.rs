@@ -50,7 +50,7 @@ enum Happens {
     Break { process: ProcessId },
     Report,
     SharesArrive { process: ProcessId, version: u64, shares: Vec<GroupShare> },
-    RestatementArrives { process: ProcessId, version: u64, shares: Vec<GroupShare> },
+    MissedArrives { process: ProcessId, missed: Vec<(u64, Vec<GroupShare>)> },
     Priority,
     Budget,
 }
@@ -142,7 +142,7 @@ pub struct World {
     arbiters: Vec<Option<Arbiter>>,
     generations: Vec<u64>,
     mission: MissionController,
-    sent: Outbox<ProcessId>,
+    sent: Outbox<ProcessId, Vec<GroupShare>>,
     shares: Vec<GroupShare>,
     flows: FlowsPerHost,
     jobs: Vec<f64>,
@@ -325,7 +325,8 @@ impl World {
         self.at(self.now, Happens::Elect { process: id, waited: false });
         self.after(HEARTBEAT, Happens::Tick { process: id });
         self.after(Duration::from_secs(1), Happens::Watch { process: id });
-        self.brief(id);
+        self.sent.send(&id, self.shares.clone());
+        self.say_again(id);
     }
 
     // --- the Mission Controller ------------------------------------------------------------------------------------
@@ -356,7 +357,11 @@ impl World {
     /// Tells every process the shares; some messages are lost.
     fn tell_all(&mut self) {
         for process in 0..self.workers.len() {
-            let (version, shares) = (self.sent.next(&process), self.shares.clone());
+            if !self.workers[process].alive {
+                continue;
+            }
+            let shares = self.shares.clone();
+            let version = self.sent.send(&process, shares.clone());
             if self.chance() < 0.1 && self.now < self.calm_at {
                 continue;
             }
@@ -365,10 +370,12 @@ impl World {
         }
     }
 
-    fn brief(&mut self, process: ProcessId) {
-        let (version, shares) = (self.sent.last(&process), self.shares.clone());
+    /// A process asks again for what it missed.
+    fn say_again(&mut self, process: ProcessId) {
+        let seen = self.workers[process].versions.last();
+        let missed = self.sent.after(&process, seen).map(|(version, shares)| (version, shares.clone())).collect();
         let wait = Duration::from_micros(self.random.next() % 20_000);
-        self.after(wait, Happens::RestatementArrives { process, version, shares });
+        self.after(wait, Happens::MissedArrives { process, missed });
     }
 
     fn take_shares(&mut self, id: ProcessId, shares: Vec<GroupShare>) {
@@ -825,7 +832,7 @@ impl World {
             | Happens::Ask { process }
             | Happens::Abandon { process, .. }
             | Happens::SharesArrive { process, .. }
-            | Happens::RestatementArrives { process, .. } => Some(*process),
+            | Happens::MissedArrives { process, .. } => Some(*process),
             _ => None,
         }
     }
@@ -928,6 +935,7 @@ impl World {
                     if !self.workers[id].alive || self.workers[id].stopped {
                         continue;
                     }
+                    self.sent.seen(&id, self.workers[id].versions.last());
                     for (transfer, (asked_bytes, served_bytes)) in self.workers[id].asked.clone() {
                         let (worker, moved) = (format!("w{id}").into(), false);
                         self.mission(mission::Event::Progress { worker, transfer, asked_bytes, served_bytes, moved });
@@ -940,11 +948,13 @@ impl World {
             {
                 Received::InOrder => self.take_shares(process, shares),
                 Received::Old => {}
-                Received::Gap => self.brief(process),
+                Received::Gap => self.say_again(process),
             },
-            Happens::RestatementArrives { process, version, shares } => {
-                if self.workers[process].versions.restate(version) {
-                    self.take_shares(process, shares);
+            Happens::MissedArrives { process, missed } => {
+                for (version, shares) in missed {
+                    if self.workers[process].versions.receive(version) == Received::InOrder {
+                        self.take_shares(process, shares);
+                    }
                 }
             }
             Happens::Priority => {
