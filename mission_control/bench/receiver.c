@@ -1,10 +1,11 @@
 /* The least that moves an object over TCP: a sender that writes from memory, a receiver that reads into memory.
  *
  * receiver serve CC [mptcp]                                       prints its port, then sends what it is asked for
- * receiver fetch PORT BYTES FLOWS ROUNDS fresh|reused CC [mptcp]  prints one line per round: seconds
+ * receiver fetch PORT BYTES FLOWS ROUNDS KIND CC [mptcp]          prints one line per round: seconds
  *
  * A request is where the range starts and how long it is, eight bytes each in host order. With F flows each thread takes
- * an equal part of the object on a connection of its own. "fresh" maps new memory (huge pages advised) for each object.
+ * an equal part of the object on a connection of its own. KIND is "reused"; "fresh", which maps new memory (huge pages
+ * advised) for each object; or "read", which adds up the words that arrived, as whoever verifies bytes must read them.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -89,6 +90,19 @@ static int serve(const char *cc) {
     }
 }
 
+static int reads;
+static uint64_t sum;
+
+static void add_up(const char *bytes, size_t count) {
+    uint64_t a = 0, b = 0, word[2];
+    for (size_t i = 0; i + sizeof word <= count; i += sizeof word) {
+        memcpy(word, bytes + i, sizeof word);
+        a += word[0];
+        b += word[1];
+    }
+    __atomic_fetch_add(&sum, a + b, __ATOMIC_RELAXED);
+}
+
 struct part {
     int fd;
     char *into;
@@ -101,6 +115,7 @@ static void *receive(void *argument) {
     for (uint64_t got = 0; got < part->range.bytes;) {
         ssize_t count = recv(part->fd, part->into + got, part->range.bytes - got, 0);
         if (count <= 0) fail("recv");
+        if (reads) add_up(part->into + got, count);
         got += count;
     }
     return NULL;
@@ -116,6 +131,7 @@ int main(int argc, char **argv) {
     int port = atoi(argv[2]), flows = atoi(argv[4]), rounds = atoi(argv[5]);
     uint64_t bytes = strtoull(argv[3], NULL, 10);
     int fresh = !strcmp(argv[6], "fresh");
+    reads = !strcmp(argv[6], "read");
     struct part parts[FLOWS_MAX];
     for (int i = 0; i < flows; i++) {
         struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,7 @@ from mission_control.scenario import PrerequisiteMissing
 
 OBJECTS = (64 << 10, 1 << 20, 16 << 20, 64 << 20, 256 << 20)
 FLOWS = (1, 4)
+TRANSPORTS = ("tcp", "mptcp", "tls", "shm")
 ROUNDS = 5
 BATCH_BYTES = 1 << 30
 """Small objects are fetched many times in a sample, so that a sample lasts long enough to be timed."""
@@ -69,38 +70,55 @@ class Contender:
 
 
 def measure(
-    rounds: int = ROUNDS, objects: tuple[int, ...] = OBJECTS, say: Callable[[str], None] = lambda _: None
+    rounds: int = ROUNDS,
+    objects: tuple[int, ...] = OBJECTS,
+    transports: tuple[str, ...] = TRANSPORTS,
+    workers: bool = True,
+    say: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Measures all contenders.
+    """Measures all contenders, or those of some transports.
+
+    Args:
+        rounds: samples of each.
+        objects: sizes in bytes, some of `OBJECTS`.
+        transports: some of `TRANSPORTS`.
+        workers: also between workers of Dask clusters.
+        say: takes a line of progress.
 
     Returns:
         ``rows``: what, transport, flows, object_bytes, mib_per_s (median), cpu_s_per_gib (median; both ends), spread
-        (smallest and largest rate); ``ratios``: by name; ``environment``, ``congestion_control``, ``iperf3``.
+        (smallest and largest rate); ``ratios``: by name; ``environment``, ``congestion_control``, ``iperf3``;
+        ``interrupted``: somebody stopped it, and this is what was measured until then.
 
     Raises:
         PrerequisiteMissing: there is no C compiler.
     """
     congestion = "cubic" if "cubic" in _allowed() or os.geteuid() == 0 else "reno"
-    contenders = []
+    contenders: list[Contender] = []
+    interrupted = False
     # One group after the other, since idle Dask workers are not quite idle; within a group in turn.
-    for group in (_processes, _clusters):
-        with ExitStack() as stack:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mission-bench-")))
-            own_group = list(group(stack, folder, congestion, objects, say))
-            for number in range(rounds):
-                say(f"round {number + 1} of {rounds}")
-                for size in objects:
-                    for entry in own_group:
-                        if size in entry.sizes:
-                            entry.sample(size)
-            contenders += own_group
-    rows = [_row(contender, size) for contender in contenders for size in contender.sizes]
+    try:
+        for group in (_processes, _clusters) if workers else (_processes,):
+            with ExitStack() as stack:
+                folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mission-bench-")))
+                own_group = list(group(stack, folder, congestion, objects, transports, say))
+                contenders += own_group
+                for number in range(rounds):
+                    say(f"round {number + 1} of {rounds}")
+                    for size in objects:
+                        for entry in own_group:
+                            if size in entry.sizes:
+                                entry.sample(size)
+    except KeyboardInterrupt:
+        interrupted = True
+    rows = [_row(contender, size) for contender in contenders for size in contender.samples]
     return {
         "rows": rows,
         "ratios": ratios(rows),
         "congestion_control": congestion,
         "iperf3": _iperf3_version(),
         "rounds": rounds,
+        "interrupted": interrupted,
         "environment": describe(),
     }
 
@@ -116,6 +134,10 @@ def ratios(rows: list[dict[str, Any]]) -> dict[str, float]:
             pairs[f"tcp fetch / C receiver, reused memory, {flows} flows, {name}"] = (
                 ours,
                 ("C receiver, reused", "tcp", flows, size),
+            )
+            pairs[f"tcp fetch / C receiver that reads what arrived, {flows} flows, {name}"] = (
+                ours,
+                ("C receiver, read", "tcp", flows, size),
             )
             ours = ("Mission Control", "tls", flows, size)
             pairs[f"tls fetch / rustls loop, {flows} flows, {name}"] = (ours, ("rustls loop", "tls", flows, size))
@@ -137,55 +159,75 @@ def ratios(rows: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def _processes(
-    stack: ExitStack, folder: Path, congestion: str, objects: tuple[int, ...], say: Callable[[str], None]
+    stack: ExitStack,
+    folder: Path,
+    congestion: str,
+    objects: tuple[int, ...],
+    transports: tuple[str, ...],
+    say: Callable[[str], None],
 ) -> Iterator[Contender]:
     """A sender and a receiver each."""
-    say("builds the C receiver")
-    receiver = _compile(folder)
-    port, server = stack.enter_context(_server([receiver, "serve", congestion]))
-    for flows in FLOWS:
-        for kind in ("reused", "fresh"):
-            fetch = _command([receiver, "fetch", port], [flows], [kind, congestion])
-            yield Contender(f"C receiver, {kind}", "tcp", flows, objects, fetch, partial(list, [os.getpid(), server]))
-    if "mptcp" in _native.carriers():
+
+    def programs(server: int) -> Callable[[], list[int]]:
+        return partial(list, [os.getpid(), server])
+
+    def peer(kind: str, what: str, transport: str, flows: int) -> Contender:
+        own = stack.enter_context(_started("peer", kind, transport, congestion, str(flows)))
+        return Contender(what, transport, flows, objects, own.fetch, own.pids)
+
+    if {"tcp", "mptcp"} & set(transports):
+        say("builds the C receiver")
+        receiver = _compile(folder)
+    if "tcp" in transports:
+        port, server = stack.enter_context(_server([receiver, "serve", congestion]))
+        for flows in FLOWS:
+            for kind in ("reused", "fresh", "read"):
+                fetch = _command([receiver, "fetch", port], [flows], [kind, congestion])
+                yield Contender(f"C receiver, {kind}", "tcp", flows, objects, fetch, programs(server))
+    if "mptcp" in transports and "mptcp" in _native.carriers():
         port, server = stack.enter_context(_server([receiver, "serve", congestion, "mptcp"]))
         fetch = _command([receiver, "fetch", port], [1], ["reused", congestion, "mptcp"])
-        yield Contender("C receiver, reused", "mptcp", 1, objects, fetch, partial(list, [os.getpid(), server]))
-        peer = stack.enter_context(_peer("mission", "mptcp", congestion, 1))
-        yield Contender("Mission Control", "mptcp", 1, objects, peer.fetch, peer.pids)
-    if loop := _rustls_loop():
-        port, server = stack.enter_context(_server([loop, "serve", congestion]))
-        for flows in FLOWS:
-            fetch = _command([loop, "fetch", port], [flows], [congestion])
-            yield Contender("rustls loop", "tls", flows, objects, fetch, partial(list, [os.getpid(), server]))
-    else:
-        say("no rustls loop: cargo build --release -p mission-transport --example rustls_loop")
+        yield Contender("C receiver, reused", "mptcp", 1, objects, fetch, programs(server))
+        yield peer("mission", "Mission Control", "mptcp", 1)
+    if "tls" in transports:
+        if loop := _rustls_loop():
+            port, server = stack.enter_context(_server([loop, "serve", congestion]))
+            for flows in FLOWS:
+                fetch = _command([loop, "fetch", port], [flows], [congestion])
+                yield Contender("rustls loop", "tls", flows, objects, fetch, programs(server))
+        else:
+            say("no rustls loop: cargo build --release -p mission-transport --example rustls_loop")
     for transport in ("tcp", "tls"):
-        for flows in FLOWS:
-            peer = stack.enter_context(_peer("mission", transport, congestion, flows))
-            yield Contender("Mission Control", transport, flows, objects, peer.fetch, peer.pids)
-        peer = stack.enter_context(_peer("dask", transport, congestion, 1))
-        yield Contender("Dask comm", transport, 1, objects, peer.fetch, peer.pids)
-    for kind, what in (("mission", "Mission Control"), ("touch", TOUCHED)):
-        peer = stack.enter_context(_peer(kind, "shm", congestion, 1))
-        yield Contender(what, "shm", 1, objects, peer.fetch, peer.pids)
-    if shutil.which("iperf3"):
+        if transport in transports:
+            for flows in FLOWS:
+                yield peer("mission", "Mission Control", transport, flows)
+            yield peer("dask", "Dask comm", transport, 1)
+    if "shm" in transports:
+        yield peer("mission", "Mission Control", "shm", 1)
+        yield peer("touch", TOUCHED, "shm", 1)
+    if "tcp" in transports and shutil.which("iperf3"):
         for flows in FLOWS:
             yield stack.enter_context(_iperf3(flows, congestion))
 
 
 def _clusters(
-    stack: ExitStack, folder: Path, congestion: str, objects: tuple[int, ...], say: Callable[[str], None]
+    stack: ExitStack,
+    folder: Path,
+    congestion: str,
+    objects: tuple[int, ...],
+    transports: tuple[str, ...],
+    say: Callable[[str], None],
 ) -> Iterator[Contender]:
     """Two workers of a Dask cluster each."""
+    sizes = tuple(size for size in objects if size <= WORKERS_MAX)
     for transport in ("tcp", "tls"):
+        if transport not in transports or not sizes:
+            continue
         for kind, what in (("mission", MISSION_WORKERS), ("dask", DASK_WORKERS)):
             say(f"starts two Dask workers ({what}, {transport})")
-            workers = stack.enter_context(_workers(kind, transport, congestion))
-            sizes = tuple(size for size in objects if size <= WORKERS_MAX)
-            yield Contender(
-                what, transport, FLOWS_PER_HOST if kind == "mission" else 1, sizes, workers.fetch, workers.pids
-            )
+            workers = stack.enter_context(_started("workers", kind, transport, congestion))
+            flows = FLOWS_PER_HOST if kind == "mission" else 1
+            yield Contender(what, transport, flows, sizes, workers.fetch, workers.pids)
 
 
 @contextmanager
@@ -235,14 +277,6 @@ class _Peer:
         return self._pids
 
 
-def _peer(kind: str, transport: str, congestion: str, flows: int) -> AbstractContextManager[_Peer]:
-    return _started("peer", kind, transport, congestion, str(flows))
-
-
-def _workers(kind: str, transport: str, congestion: str) -> AbstractContextManager[_Peer]:
-    return _started("workers", kind, transport, congestion)
-
-
 @contextmanager
 def _started(module: str, *words: str) -> Iterator[_Peer]:
     peer = _Peer(module, *words)
@@ -283,7 +317,7 @@ def _compile(folder: Path) -> str:
     source, program = Path(__file__).with_name("receiver.c"), folder / "receiver"
     compiler = os.environ.get("CC", "cc")
     try:
-        subprocess.run([compiler, "-O2", "-pthread", "-o", str(program), str(source)], check=True, capture_output=True)
+        subprocess.run([compiler, "-O3", "-pthread", "-o", str(program), str(source)], check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError) as error:
         raise PrerequisiteMissing(
             f"the C receiver cannot be built with {compiler}: install gcc, or set CC ({error})"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -43,16 +43,42 @@ def interruptible(as_json: bool) -> Iterator[None]:
 
 @app.command()
 def transfer(
-    rounds: Annotated[int, typer.Option(min=1, help="samples of each; medians are given")] = 5, as_json: Json = False
+    rounds: Annotated[int, typer.Option(min=1, help="samples of each; medians are given")] = 5,
+    size: Annotated[list[str] | None, typer.Option(help="of the objects, as in 16MiB; may be repeated")] = None,
+    transport: Annotated[list[str] | None, typer.Option(help="to measure, as in tcp; may be repeated")] = None,
+    workers: Annotated[bool, typer.Option(help="also between workers of Dask clusters")] = True,
+    as_json: Json = False,
 ) -> None:
-    """One object over loopback: iperf3, a C receiver, a rustls loop, Dask's comms, Mission Control's fetch."""
-    from mission_control.bench.transfer import measure
+    """One object over loopback: iperf3, a C receiver, a rustls loop, Dask's comms, Mission Control's fetch.
 
-    with interruptible(as_json):
-        result = measure(rounds, say=say)
+    All of it takes a quarter of an hour; --size, --transport and --no-workers choose a part. An interrupt prints what
+    was measured until then.
+    """
+    from mission_control.bench.transfer import OBJECTS, TRANSPORTS, measure
+
+    known = {_native.format_bytes(own).replace(".0", ""): own for own in OBJECTS}
+    sizes = tuple(bytes_of(text, "--size") for text in size or ()) or OBJECTS
+    one_of("--size", sizes, known.values(), list(known))
+    transports = tuple(transport or TRANSPORTS)
+    one_of("--transport", transports, TRANSPORTS, TRANSPORTS)
+    result = measure(rounds, sizes, transports, workers, say)
     if as_json:
         print(json.dumps(result))
-        return
+    else:
+        print_transfer(result)
+    if result["interrupted"]:
+        raise KeyboardInterrupt
+
+
+def one_of(option: str, given: Iterable[Any], known: Iterable[Any], names: Iterable[str]) -> None:
+    from mission_control.scenario import BadInput
+
+    if set(given) - set(known):
+        raise BadInput(f"{option}: one of {', '.join(names)}")
+
+
+def print_transfer(result: dict[str, Any]) -> None:
+    rounds = result["rounds"]
     print(f"congestion control {result['congestion_control']}, iperf3 {result['iperf3']}, {rounds} rounds")
     print(f"{'what':<24}{'transport':<10}{'flows':>5}{'object':>12}{'MiB/s':>8}{'CPU-s/GiB':>11}  spread")
     for row in result["rows"]:
