@@ -389,15 +389,14 @@ fn send(
     let len = head.len;
     let head = Response { sender, ..head }.write();
     match (source, &shared.limit) {
-        (Source::Memory(bytes, _), Some(limit)) => {
+        (Source::Memory(bytes), Some(limit)) => {
             channel.send(&head, b"")?;
             for slice in bytes.chunks(limit::SLICE) {
                 limit.wait(slice.len());
                 channel.send(b"", slice)?;
             }
         }
-        (Source::Memory(bytes, Some((file, place))), None) => channel.send_shared(&head, bytes, file, place)?,
-        (Source::Memory(bytes, None), None) => channel.send(&head, bytes)?,
+        (Source::Memory(bytes), None) => channel.send(&head, bytes)?,
         (Source::Spooled(range, offset), limit) => {
             // One after another: a range is at most a chunk.
             if let Some(limit) = limit {

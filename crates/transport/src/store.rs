@@ -10,7 +10,6 @@ use mission_core::defaults::BLOCK_BYTES;
 use mission_core::host::GroupId;
 use mission_core::types::Encryption;
 use std::collections::HashMap;
-use std::fs::File;
 use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock, RwLock};
@@ -55,8 +54,7 @@ pub enum Holding {
 
 /// Bytes of an object on their way out.
 pub enum Source<'a> {
-    /// And, of shared memory, the file it lies in and its place there.
-    Memory(&'a [u8], Option<(&'a File, u64)>),
+    Memory(&'a [u8]),
     Spooled(&'a SpoolRange, u64),
 }
 
@@ -193,10 +191,10 @@ impl Holding {
                 object.range(*part, start, len).map(|(source, checksums)| (source, checksums.to_vec()))
             }
             Holding::Copy(copy) => {
-                copy.range(start, len).map(|(bytes, checksums)| (Source::Memory(bytes, None), checksums))
+                copy.range(start, len).map(|(bytes, checksums)| (Source::Memory(bytes), checksums))
             }
             Holding::Probe => {
-                probe::first(start, len).map(|(bytes, checksums)| (Source::Memory(bytes, None), checksums))
+                probe::first(start, len).map(|(bytes, checksums)| (Source::Memory(bytes), checksums))
             }
         }
     }
@@ -241,10 +239,7 @@ impl Object {
         let checksums = own.checksums.get((start / BLOCK_BYTES) as usize..end.div_ceil(BLOCK_BYTES) as usize)?;
         let place = own.start + start;
         let source = match &self.body {
-            Body::Memory(segment) => {
-                let bytes = &segment.bytes()[place as usize..(place + len) as usize];
-                Source::Memory(bytes, segment.shared().map(|shared| (shared.file, shared.start + place)))
-            }
+            Body::Memory(segment) => Source::Memory(&segment.bytes()[place as usize..(place + len) as usize]),
             Body::Spooled(range) => Source::Spooled(range, place),
         };
         Some((source, checksums))
@@ -259,7 +254,7 @@ impl Object {
             .range(part, 0, into.len() as u64)
             .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "the part has another size"))?;
         match source {
-            Source::Memory(bytes, _) => into.copy_from_slice(bytes),
+            Source::Memory(bytes) => into.copy_from_slice(bytes),
             Source::Spooled(range, offset) => {
                 range.read_at(offset, into)?;
                 if checksum::of_blocks(into) != checksums {

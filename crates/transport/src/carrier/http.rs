@@ -136,7 +136,8 @@ impl<C: Channel> HttpConnection<C> {
         for expected in &response.blocks {
             let end = (verified + BLOCK_BYTES as usize).min(into.len());
             while filled < end {
-                match self.channel.read(&mut into[filled..]) {
+                // No further than the block, so that it still lies in the cache when it is checked.
+                match self.channel.read(&mut into[filled..end]) {
                     Ok(0) => {
                         let fault =
                             Fault::Connection("the server closed the connection in the middle of a range".into());
@@ -150,7 +151,6 @@ impl<C: Channel> HttpConnection<C> {
                     Err(error) => return Err(Broken { verified: verified as u64, fault: broken(error) }),
                 }
             }
-            // The block still lies in the cache: checking it here costs no memory traffic.
             if checksum::of(&into[verified..end]) != *expected {
                 let fault = Fault::Damaged("a block does not fit its checksum".into());
                 return Err(Broken { verified: verified as u64, fault });

@@ -137,11 +137,6 @@ pub trait Channel: Read + Write + Send {
         self.flush()
     }
 
-    /// Sends a head and a body from shared memory, which is also a place in a file.
-    fn send_shared(&mut self, head: &[u8], body: &[u8], _file: &File, _offset: u64) -> io::Result<()> {
-        self.send(head, body)
-    }
-
     /// Sends a head and a body from a place in a file.
     fn send_file(&mut self, head: &[u8], file: &File, offset: u64, len: u64) -> io::Result<()> {
         use std::os::unix::fs::FileExt;

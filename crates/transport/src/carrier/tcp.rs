@@ -5,14 +5,11 @@ use super::{Carrier, Channel, Connection, Context};
 use mission_core::flight::Leg;
 use mission_core::host::fetches::Fault;
 use mission_core::types::{Encryption, Transport};
-use socket2::{Protocol, SockRef};
+use socket2::Protocol;
 use std::fs::File;
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
-
-/// Below it a copy is as fast (docs/measurements.md).
-const SENDFILE_MIN: usize = 1 << 20;
 
 pub struct Tcp;
 
@@ -71,17 +68,6 @@ impl Channel for Plain {
             }
         }
         Ok(())
-    }
-
-    /// The kernel sends the very pages: one copy less. A page that is written anew before the receiver has read it, because its object was freed
-    /// meanwhile, does not fit its checksum there.
-    fn send_shared(&mut self, head: &[u8], body: &[u8], file: &File, offset: u64) -> io::Result<()> {
-        if body.len() < SENDFILE_MIN {
-            return self.send(head, body);
-        }
-        let sent = SockRef::from(&*self.0).send_with_flags(head, libc::MSG_MORE | libc::MSG_NOSIGNAL)?;
-        (&*self.0).write_all(&head[sent..])?;
-        super::sendfile(&self.0, file, offset, body.len() as u64)
     }
 
     fn send_file(&mut self, head: &[u8], file: &File, offset: u64, len: u64) -> io::Result<()> {
