@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from distributed import Client, KilledWorker, LocalCluster, Worker
+from distributed import Client, KilledWorker, LocalCluster, Worker, get_worker
 from distributed.client import FutureCancelledError
 from distributed.diagnostics.plugin import WorkerPlugin
 
@@ -42,13 +42,15 @@ from mission_control.workloads.sort import Sort
 from tests.conftest import data, held_by_scheduler, resources, status, until
 from tests.proxy import Limit, Proxy, flip
 
-NAMED = (mission_control.TransferError, KilledWorker, FutureCancelledError)
+NAMED = (mission_control.TransferError, KilledWorker, FutureCancelledError, OSError)
 """Errors that a job may end with: their texts name the cause."""
 MAY_FAIL: dict[str, set[str]] = {
     # Dask gives a task up whose worker died too often, and cancels what cannot be computed again.
     "kill": {"KilledWorker", "FutureCancelledError"},
     # What is damaged on the only disk that has it is gone, and its reader says so.
     "spool": {"Damaged", "Lost"},
+    # An output file or a spooled object that finds no room; who reads meanwhile is not concerned.
+    "disk": {"OSError"},
 }
 """Of each blow, how a job may end except right. Whatever is not here, no job may fail of."""
 ROUND_S = 240
@@ -56,10 +58,13 @@ ROUND_S = 240
 BROADCAST_BYTES = 5 << 20
 KNOWN_AFTER_S = 5
 HARMS = ("none", "reset", "stall", "slow", "flip", "trickle")
-BLOWS = ("none", "kill", "freeze", "spool", "pause", "flood")
+BLOWS = ("none", "kill", "freeze", "spool", "pause", "flood", "disk", "hold")
 PAUSE_S = 8
 """Longer than a reader waits for one answer, and than an arbiter may be silent."""
 FREEZE_S = 20
+FULL_S = 3
+HELD_S = 5
+HELD_PARTS = 40
 STRANGERS = 300
 DESCRIPTORS = 1024
 
@@ -80,6 +85,8 @@ class Behind(WorkerPlugin):
 
     async def setup(self, worker: Worker) -> None:
         self.kind, self.random = "none", random.Random(worker.address)
+        # What a task fetched and did not let go, with the seeds of the contents.
+        self.held: list[tuple[int, Any]] = []
         # On a worker that starts, Dask sets all plug-ins up at once.
         while (plugin := worker.plugins.get(MissionControlWorker.name)) is None or plugin.endpoint is None:
             await asyncio.sleep(0.02)
@@ -146,6 +153,45 @@ def flood(address: str) -> None:
         time.sleep(10)
 
 
+def fill_disk(bytes_more: int, dask_worker: Any) -> None:
+    """No file of this worker may grow beyond so many bytes; -1 for no limit. The kernel says so as of a full disk."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_more, resource.RLIM_INFINITY))
+
+
+def put_to_hold(seed: int) -> mission_control.Reference:
+    return mission_control.put([data(200_000, seed + part) for part in range(HELD_PARTS)])
+
+
+def hold(reference: mission_control.Reference, seed: int) -> None:
+    held = get_worker().plugins[Behind.name].held
+    for part in range(HELD_PARTS):
+        held.append((seed + part, mission_control.fetch(reference, part=part)[0]))
+
+
+def held_right(dask_worker: Any) -> tuple[bool, int]:
+    """Whether the parts are what they were, long after their objects were freed, and how many; lets them go."""
+    held, dask_worker.plugins[Behind.name].held = dask_worker.plugins[Behind.name].held, []
+    return all(bytes(part) == data(200_000, seed).tobytes() for seed, part in held), len(held)
+
+
+def hold_buffers(client: Client, name: str, seed: int) -> None:
+    """Readers keep what they fetched, while its owner frees it and others use the memory that is free."""
+    with mission_control.job(name, client=client):
+        references = client.map(put_to_hold, [seed, seed + HELD_PARTS], pure=False)
+        workers = list(client.scheduler_info()["workers"])
+        holds = [
+            client.submit(hold, reference, seed + number * HELD_PARTS, pure=False, workers=[worker])
+            for number, reference in enumerate(references)
+            for worker in workers
+        ]
+        client.gather(holds)
+        del references, holds
+    time.sleep(HELD_S)
+    found = client.run(held_right).values()
+    assert all(right for right, _ in found), "what a reader held is not what it was"
+    assert sum(count for _, count in found) == len(workers) * 2 * HELD_PARTS
+
+
 def address_of(dask_worker: Any) -> str:
     return dask_worker.plugins[MissionControlWorker.name].endpoint._endpoint.address
 
@@ -175,6 +221,15 @@ def strike(client: Client, blow: str, chance: random.Random, over: threading.Eve
                 return
             if blow == "flood":
                 flood(chance.choice(sorted(client.run(address_of, on_error="ignore").values())))
+                return
+            if blow == "disk":
+                worker = chance.choice(sorted(client.scheduler_info()["workers"]))
+                client.run(fill_disk, 256 << 10, workers=[worker])
+                time.sleep(FULL_S)
+                client.run(fill_disk, -1, workers=[worker])
+                return
+            if blow == "hold":
+                hold_buffers(client, f"held-{chance.random()}", chance.randrange(1 << 20))
                 return
             if blow == "spool":
                 client.run(damage, chance.random(), on_error="ignore")
