@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -138,7 +137,7 @@ def test_a_sender_that_dies_is_named_and_what_was_measured_is_told():
         threading.Timer(0.5, server.close).start()
         reads = Reads(fragment=200_000, blocks=10_000, warm_up=0, pace=80_000_000, deadline_s=20)
         result = measure([*addresses, mortal], reads, TOKEN)
-    assert mortal in result["ended"] and result["blocks"] and result["seconds"] < 15
+    assert mortal in result["ended"] and result["blocks"] and len(result["blocks"]) < 10_000
 
 
 def test_a_sender_that_hangs_ends_it_at_its_time():
@@ -210,10 +209,9 @@ def test_beyond_this_host_both_ends_need_a_token(tmp_path):
 
 def test_a_measurement_ends_when_it_is_told_to():
     with senders(1) as addresses:
-        began = time.monotonic()
         reads = Reads(fragment=10_000, blocks=10_000_000, warm_up=0, pace=8_000_000)
         result = measure(addresses, reads, TOKEN, lambda blocks: blocks > 20)
-    assert result["ended"] == "interrupted" and result["blocks"] and time.monotonic() - began < 10
+    assert result["ended"] == "interrupted" and 20 < len(result["blocks"]) < 10_000_000
 
 
 def test_the_modern_model_tells_stacks_apart_and_its_terms():
@@ -290,3 +288,9 @@ def test_a_folder_of_scenarios_is_one_report(tmp_path):
     assert page.count("<svg") == len(result["studies"]) and "Figure 4 of paper 000" in page
     sweep = result["studies"]["05-rto-sweep"]
     assert {point["variant"] for point in sweep["points"]} == {"200 ms", "50 ms", "20 ms", "1 ms"}
+
+
+@pytest.mark.parametrize("deadline", [-1.0, 0.0, 1e19, 1e30])
+def test_a_deadline_that_no_clock_has_is_bad_input(deadline):
+    with pytest.raises(BadInput, match="use seconds above 0"):
+        measure(["127.0.0.1:1"], Reads(fragment=1000, deadline_s=deadline), TOKEN)

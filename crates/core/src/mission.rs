@@ -605,6 +605,15 @@ mod tests {
         let spec = JobSpec { job: "secret".into(), priority: 1.0, demands, machines: 0 };
         let commands = handled(&mut mission, Time(0), Event::JobArrived { spec });
         assert!(matches!(&commands[0], Command::Refuse { reason, .. } if reason.contains("TLS")));
+        // Said once, and not again whenever plans are looked at.
+        let joined = |worker: &str| Event::WorkerJoined {
+            worker: worker.into(),
+            host: "h".into(),
+            environment: Environment::default(),
+        };
+        handled(&mut mission, Time(0), joined("one"));
+        let again = handled(&mut mission, Time(0), joined("another"));
+        assert!(!again.iter().any(|command| matches!(command, Command::Refuse { .. })), "{again:?}");
     }
 
     #[test]

@@ -339,3 +339,22 @@ fn read<T: Plain>(map: &MapHandle, key: u32, flags: MapFlags) -> Result<T> {
     let found = map.lookup(&key.to_ne_bytes(), flags)?;
     Ok(of_bytes(&found.expect("an array has every entry")))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_ports_than_a_group_has_are_refused() {
+        let settings = PortSettings {
+            bytes_per_second: 12_500_000,
+            limit_bytes: 64 << 10,
+            ecn_bytes: 0,
+            mtu_bytes: 1514,
+            burst_bytes: 0,
+        };
+        let ports = (0..=PORTS_PER_GROUP as u32).map(|interface| (interface, settings)).collect();
+        let refused = Switch::build(&[Group { ports, shared_bytes: 0, alpha: 0.0 }]).err().unwrap();
+        assert!(refused.to_string().contains("17 ports share a buffer"), "{refused}");
+    }
+}

@@ -42,6 +42,7 @@ impl IncastServer {
 #[pyfunction]
 pub fn incast_measure(py: Python<'_>, reads: &str, token: &[u8], watch: Py<PyAny>) -> PyResult<String> {
     let reads: Reads = serde_json::from_str(reads).map_err(bad_input)?;
+    reads.deadline().map_err(bad_input)?;
     let mut raised = None;
     let measured = detached(py, || {
         let mut watch = |blocks: u32| {

@@ -385,6 +385,30 @@ mod tests {
         assert_eq!(second.resources().copies, 0);
     }
 
+    /// It knows the token, and serves its own bytes with checksums that fit them.
+    #[test]
+    fn a_receiver_that_serves_other_bytes_deceives_nobody() {
+        let token = crate::auth::random::<16>();
+        let owner = endpoint(&token, u64::MAX, None);
+        let (poisoner, reader) = (endpoint(&token, u64::MAX, None), endpoint(&token, u64::MAX, None));
+        let (data, demands) = (data(), demand(Transport::Tcp, Encryption::None));
+        let id = owner.put(&[&data], &"job".into(), &demands).unwrap();
+        let parts = || vec![wanted(&owner, id, 0, data.len() as u64)];
+        announce(&poisoner);
+        drop(poisoner.fetch(request(parts(), demands), || false).unwrap());
+        let (segment, start, len) = poisoner.store.copies.whole(&(id, 0)).unwrap();
+        // SAFETY: nobody reads the copy now; that nobody may write to it is what is broken here.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(segment.as_ptr().add(start), len) };
+        bytes.fill(0x66);
+        let copy = poisoner.store.copies.get(&(id, 0)).unwrap();
+        copy.arrived(0, &crate::checksum::of_blocks(bytes));
+        announce(&reader);
+        let fetched = reader.fetch(request(parts(), demands), || false).unwrap();
+        assert!(fetched.parts[0].bytes() == data);
+        assert!(poisoner.resources().sent_bytes > 0, "the reader was sent to it");
+        assert_eq!(reader.fetcher.transfers()[0].peer_bytes, 0, "nothing of it was taken");
+    }
+
     #[test]
     fn a_broadcast_whose_owner_has_freed_it_is_lost() {
         let token = crate::auth::random::<16>();

@@ -211,6 +211,18 @@ pub struct Measured {
     pub ended: Option<String>,
 }
 
+impl Reads {
+    /// How long all of it may take.
+    ///
+    /// # Errors
+    /// Not a time above 0, or one that no clock has.
+    pub fn deadline(&self) -> Result<Duration, String> {
+        let deadline = Duration::try_from_secs_f64(self.deadline_s).ok().filter(|deadline| !deadline.is_zero());
+        let deadline = deadline.filter(|deadline| Instant::now().checked_add(*deadline).is_some());
+        deadline.ok_or_else(|| format!("a deadline of {} s: use seconds above 0, such as 60", self.deadline_s))
+    }
+}
+
 /// One connection of the receiver.
 struct Reader {
     address: SocketAddr,
@@ -232,6 +244,7 @@ pub type Watch<'a> = &'a mut dyn FnMut(u32) -> bool;
 /// A sender cannot be reached or does not want to: one line that names it. What happens later ends the measurement with
 /// what was measured.
 pub fn measure(reads: &Reads, token: &[u8], watch: Watch) -> Result<Measured, String> {
+    let deadline = reads.deadline()?;
     let token = Token::new(token);
     let mut random = SplitMix(reads.seed);
     let governor = reads.ictcp_link.map(Governor::start).transpose().map_err(|error| error.to_string())?;
@@ -247,8 +260,6 @@ pub fn measure(reads: &Reads, token: &[u8], watch: Watch) -> Result<Measured, St
     }
     let mut measured = Measured::default();
     let mut began = Instant::now();
-    let deadline = Duration::try_from_secs_f64(reads.deadline_s).ok().filter(|deadline| !deadline.is_zero());
-    let deadline = deadline.ok_or_else(|| format!("a deadline of {} s: use seconds above 0", reads.deadline_s))?;
     let mut run = Run {
         reads,
         random,

@@ -190,12 +190,8 @@ impl Holding {
             Holding::Own(object, part) => {
                 object.range(*part, start, len).map(|(source, checksums)| (source, checksums.to_vec()))
             }
-            Holding::Copy(copy) => {
-                copy.range(start, len).map(|(bytes, checksums)| (Source::Memory(bytes), checksums))
-            }
-            Holding::Probe => {
-                probe::first(start, len).map(|(bytes, checksums)| (Source::Memory(bytes), checksums))
-            }
+            Holding::Copy(copy) => copy.range(start, len).map(|(bytes, checksums)| (Source::Memory(bytes), checksums)),
+            Holding::Probe => probe::first(start, len).map(|(bytes, checksums)| (Source::Memory(bytes), checksums)),
         }
     }
 }

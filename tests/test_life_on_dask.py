@@ -1,0 +1,150 @@
+"""What else happens to tasks and workers in Dask: right results, and nothing is left behind."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+from distributed import Client, Event, LocalCluster, wait
+
+import mission_control
+from mission_control import fetch, put
+from tests.conftest import data, held_by_scheduler, resources, until
+
+SIZE = 1 << 20
+
+
+def made(seed: int) -> mission_control.Reference:
+    return put([data(SIZE, seed), data(SIZE // 2, seed + 1)])
+
+
+def digest(reference: mission_control.Reference) -> str:
+    hashed = hashlib.sha256()
+    for part in fetch(reference):
+        hashed.update(part)
+    return hashed.hexdigest()
+
+
+def expected(seed: int) -> str:
+    return hashlib.sha256(data(SIZE, seed).tobytes() + data(SIZE // 2, seed + 1).tobytes()).hexdigest()
+
+
+def nothing_left(client: Client) -> bool:
+    names = ("objects", "copies", "live_bytes", "spooled_bytes")
+    held = held_by_scheduler(client)
+    return not any(entry[name] for entry in resources(client).values() for name in names) and not any(held.values())
+
+
+def test_a_task_that_fails_after_it_put_is_tried_again(client, tmp_path):
+    def fails_twice(seed: int) -> mission_control.Reference:
+        reference = made(seed)
+        tries = len(list(tmp_path.iterdir()))
+        (tmp_path / str(tries)).touch()
+        if tries < 2:
+            raise OSError("not yet")
+        return reference
+
+    reference = client.submit(fails_twice, 1, retries=3, pure=False)
+    assert client.submit(digest, reference, pure=False).result(timeout=60) == expected(1)
+    assert sum(entry["objects"] for entry in resources(client).values()) == 1, "what failed tasks put is freed"
+    del reference
+    until(lambda: nothing_left(client), "nothing is left")
+
+
+def test_futures_that_are_cancelled_while_their_tasks_fetch_leave_nothing(client):
+    def fetches_for_long(reference: mission_control.Reference, number: int) -> str:
+        Event("fetching").set()
+        for _ in range(50):
+            digest(reference)
+        return digest(reference)
+
+    references = client.map(made, range(4), pure=False)
+    others = [
+        client.submit(fetches_for_long, reference, number, pure=False) for number, reference in enumerate(references)
+    ]
+    assert Event("fetching").wait(30)
+    client.cancel(others[:3], force=True)
+    assert others[3].result(timeout=120) == expected(3)
+    # The references are still good for others.
+    assert client.gather(client.map(digest, references, pure=False)) == [expected(seed) for seed in range(4)]
+    Event("fetching").clear()
+    del references, others
+    until(lambda: nothing_left(client), "nothing is left", seconds=60)
+
+
+def test_a_restarted_cluster_goes_on_and_knows_nothing_of_before():
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0", memory_limit="1GiB") as cluster,
+        Client(cluster) as client,
+    ):
+        mission_control.install(client)
+        references = client.map(made, range(4), pure=False)
+        wait(references)
+        client.restart(timeout=60)
+        del references
+        until(lambda: len(resources(client)) == 2 and nothing_left(client), "nothing is left", seconds=60)
+        references = client.map(made, range(4), pure=False)
+        assert client.gather(client.map(digest, references, pure=False)) == [expected(seed) for seed in range(4)]
+
+
+def test_results_that_dask_spills_keep_their_references():
+    """Results of a worker with little memory go to disk and come back; what they refer to stays meanwhile."""
+
+    def heavy(seed: int) -> tuple[mission_control.Reference, np.ndarray]:
+        return made(seed), np.full(30 << 20, seed % 256, np.uint8)
+
+    def light(pair: tuple[mission_control.Reference, np.ndarray], seed: int) -> tuple[str, bool]:
+        return digest(pair[0]), bool((pair[1] == seed % 256).all())
+
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0", memory_limit="400MiB") as cluster,
+        Client(cluster) as client,
+    ):
+        mission_control.install(client)
+        pairs = client.map(heavy, range(20), pure=False)
+        wait(pairs)
+        spilled = client.run(lambda dask_worker: len(dask_worker.data.disk) if hasattr(dask_worker.data, "disk") else 0)
+        assert sum(spilled.values()) > 0, "Dask spilled something"
+        results = client.gather([client.submit(light, pair, seed, pure=False) for seed, pair in enumerate(pairs)])
+        assert results == [(expected(seed), True) for seed in range(20)]
+        del pairs
+        until(lambda: nothing_left(client), "nothing is left", seconds=60)
+
+
+def test_dasks_own_shuffle_runs_beside_ours(client):
+    frame = pd.DataFrame({"key": np.arange(60_000) % 997, "value": np.arange(60_000.0)})
+    references = client.map(made, range(6), pure=False)
+    digests = client.map(digest, references, pure=False)
+    shuffled = dd.from_pandas(frame, npartitions=12).shuffle("key", shuffle_method="p2p")
+    sums = shuffled.groupby("key").value.sum().compute()
+    pd.testing.assert_series_equal(sums.sort_index(), frame.groupby("key").value.sum(), check_names=False)
+    assert client.gather(digests) == [expected(seed) for seed in range(6)]
+    del references, digests
+    until(lambda: nothing_left(client), "nothing is left")
+
+
+@pytest.mark.parametrize("away", ["scale", "kill"])
+def test_objects_of_workers_that_go_are_made_again(away):
+    """Adaptive deployments take workers away in the middle of jobs, and bring others."""
+    with (
+        LocalCluster(n_workers=3, threads_per_worker=1, dashboard_address=":0", memory_limit="1GiB") as cluster,
+        Client(cluster) as client,
+    ):
+        mission_control.install(client)
+        references = client.map(made, range(9), pure=False)
+        wait(references)
+        if away == "scale":
+            cluster.scale(1)
+            until(lambda: len(client.scheduler_info()["workers"]) == 1, "two workers are gone", seconds=60)
+        else:
+            os.kill(next(iter(client.run(os.getpid).values())), signal.SIGKILL)
+        results = client.map(digest, references, pure=False)
+        cluster.scale(3)
+        assert client.gather(results) == [expected(seed) for seed in range(9)]
+        del references, results
+        until(lambda: nothing_left(client), "nothing is left", seconds=60)
