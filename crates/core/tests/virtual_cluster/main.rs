@@ -61,6 +61,13 @@ fn hosts_share_their_slots_and_every_byte_arrives_once() {
     seeds("hosts_share_their_slots_and_every_byte_arrives_once", |seed| world::World::new(seed).run());
 }
 
+/// The state machines own nothing of the machine that they run on, so a simulator drives as many as it wants.
+#[test]
+fn ten_thousand_hosts_are_driven_in_one_process() {
+    let steps = world::World::of(7, Some(10_000)).run();
+    say(&format!("10,000 hosts: {steps} steps"));
+}
+
 #[test]
 fn receivers_of_a_broadcast_get_every_piece_from_somebody_who_has_it() {
     seeds("receivers_of_a_broadcast_get_every_piece_from_somebody_who_has_it", broadcast::run);

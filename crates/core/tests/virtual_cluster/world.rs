@@ -170,7 +170,12 @@ fn group_of(job: usize) -> GroupId {
 }
 
 impl World {
+    /// A cluster of as many hosts as the seed says.
     pub fn new(seed: u64) -> World {
+        World::of(seed, None)
+    }
+
+    pub fn of(seed: u64, hosts: Option<usize>) -> World {
         let mut random = SplitMix(seed);
         let policies = ["fair", "fifo", "priority", "performance-centric"];
         let policy = policies[random.next() as usize % policies.len()];
@@ -178,7 +183,8 @@ impl World {
         let flows = if random.next().is_multiple_of(10) { FlowsPerHost::Auto } else { FlowsPerHost::Fixed(budget) };
         let mission = MissionController::new(policy, flows, Environment::default()).unwrap();
         // Mostly small, so that many are tried; some with as many hosts as a rack.
-        let hosts = if random.next().is_multiple_of(200) { 50 } else { 3 + random.next() as usize % 4 };
+        let drawn = if random.next().is_multiple_of(200) { 50 } else { 3 + random.next() as usize % 4 };
+        let hosts = hosts.unwrap_or(drawn);
         let jobs = (0..1 + random.next() % 4).map(|_| 0.5 + random.unit() * 8.0).collect();
         let mut world = World {
             calm_at: seconds(1.0 + random.unit() * 6.0),
@@ -228,7 +234,12 @@ impl World {
             self.now = entry.at;
             assert!(self.now < end, "{} fetches never end: {}", self.open, self.describe());
             self.steps += 1;
-            assert!(self.steps < 3_000_000, "it goes round in circles at {:?}: {:?}", self.now, entry.what);
+            assert!(
+                self.steps < 3_000_000 + 1000 * self.generations.len() as u64,
+                "it goes round in circles at {:?}: {:?}",
+                self.now,
+                entry.what
+            );
             self.happen(entry.what);
             let quiet = self.asks_left == 0 && self.open == 0 && self.now > self.calm_at;
             let since = *idle_since.get_or_insert(self.now);
