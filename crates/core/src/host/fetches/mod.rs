@@ -5,13 +5,17 @@
 //! plan that cannot be connected falls to the next. Whoever makes no progress for [`defaults::PROGRESS_TIMEOUT`] fails, and
 //! says what it waited for.
 
+mod fetch;
+mod tickets;
+
 use super::{GroupId, MemberId, Ticket};
 use crate::defaults;
-use crate::random::SplitMix;
 use crate::units::{self, Time};
+use fetch::{Fetch, Source, words};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
+use tickets::{Held, Tickets};
 
 pub type FetchId = u64;
 /// A server that objects can be fetched from, numbered by the caller.
@@ -217,42 +221,6 @@ pub struct Fetches {
     progress_at: Time,
 }
 
-struct Fetch {
-    group: GroupId,
-    member: MemberId,
-    /// Of each piece, which list of sources it has.
-    pieces: Vec<u32>,
-    lists: Vec<Vec<SourceId>>,
-    chunks: Vec<Chunk>,
-    /// Of each list, the chunks that wait and have no ticket, in the order in which they are tried. Chunks with the same
-    /// sources are together, so that a source that is not to be asked now hides no other.
-    queues: Vec<VecDeque<u32>>,
-    /// Lists in the order of their turns, and whose turn it is.
-    turns: Vec<u32>,
-    turn: usize,
-    queued: usize,
-    /// Chunks that wait for a slot, oldest first.
-    asked: VecDeque<Ticket>,
-    running: u32,
-    /// Chunks that wait for a slot or run, by source.
-    on_source: BTreeMap<SourceId, u32>,
-    runs_per_source: u32,
-    unfinished: usize,
-    last_progress: Time,
-    /// What went wrong since the last progress.
-    fault: Option<String>,
-    failed: Option<FetchError>,
-    tally: Tally,
-}
-
-#[derive(Clone, Copy)]
-struct Chunk {
-    piece: u32,
-    start: u64,
-    len: u64,
-    damaged: u32,
-}
-
 #[derive(Default)]
 struct Member {
     /// Oldest first.
@@ -272,35 +240,6 @@ struct Group {
     members: u32,
     /// It goes with its last member.
     forgotten: bool,
-}
-
-#[derive(Default)]
-struct Source {
-    failures: u32,
-    not_before: Time,
-}
-
-/// Chunks with a ticket, found by its number.
-#[derive(Default)]
-struct Tickets {
-    slots: Vec<(u32, Option<Held>)>,
-    free: Vec<u32>,
-}
-
-/// A chunk that waits for a slot, or runs in one.
-struct Held {
-    fetch: FetchId,
-    chunk: u32,
-    source: SourceId,
-    running: bool,
-    /// The chunk that follows on the same connection and in the same slot.
-    next: Option<u32>,
-    /// Of the chunk that the slot was granted for, once it has ended: what it moved.
-    moved: Option<u64>,
-    /// Since when too little has come, and what had come then.
-    watched_at: Time,
-    watched_bytes: u64,
-    cut: bool,
 }
 
 /// Slots that one member asks for ahead of time, and all of a process's together: more would only lengthen the queue at the
@@ -323,32 +262,6 @@ impl Tally {
         self.busy += other.busy;
         self.flows_peak = self.flows_peak.max(other.flows_peak);
         self.used.extend(&other.used);
-    }
-}
-
-impl Tickets {
-    fn add(&mut self, held: Held) -> Ticket {
-        let at = self.free.pop().unwrap_or_else(|| {
-            self.slots.push((0, None));
-            (self.slots.len() - 1) as u32
-        });
-        let slot = &mut self.slots[at as usize];
-        slot.1 = Some(held);
-        Ticket::from(slot.0) << 32 | Ticket::from(at)
-    }
-
-    fn get(&mut self, ticket: Ticket) -> Option<&mut Held> {
-        let (generation, held) = self.slots.get_mut((ticket & 0xffff_ffff) as usize)?;
-        held.as_mut().filter(|_| Ticket::from(*generation) == ticket >> 32)
-    }
-
-    fn remove(&mut self, ticket: Ticket) -> Option<Held> {
-        self.get(ticket)?;
-        let at = (ticket & 0xffff_ffff) as u32;
-        let slot = &mut self.slots[at as usize];
-        slot.0 = slot.0.wrapping_add(1);
-        self.free.push(at);
-        slot.1.take()
     }
 }
 
@@ -721,216 +634,6 @@ impl Fetches {
     }
 }
 
-impl Fetch {
-    #[allow(clippy::too_many_arguments)]
-    fn new(
-        now: Time,
-        group: GroupId,
-        member: MemberId,
-        pieces: &[Piece],
-        chunk_bytes: u64,
-        runs_per_source: u32,
-        seed: u64,
-    ) -> Fetch {
-        let mut fetch = Fetch {
-            group,
-            member,
-            pieces: Vec::with_capacity(pieces.len()),
-            lists: Vec::new(),
-            chunks: Vec::new(),
-            queues: Vec::new(),
-            turns: Vec::new(),
-            turn: 0,
-            queued: 0,
-            asked: VecDeque::new(),
-            running: 0,
-            on_source: BTreeMap::new(),
-            runs_per_source: runs_per_source.max(1),
-            unfinished: 0,
-            last_progress: now,
-            fault: None,
-            failed: None,
-            tally: Tally::default(),
-        };
-        let mut known: BTreeMap<&[SourceId], u32> = BTreeMap::new();
-        for (number, piece) in pieces.iter().enumerate() {
-            let list = *known.entry(&piece.sources).or_insert_with(|| {
-                fetch.lists.push(piece.sources.clone());
-                fetch.queues.push(VecDeque::new());
-                (fetch.lists.len() - 1) as u32
-            });
-            fetch.pieces.push(list);
-            let mut start = 0;
-            while start < piece.len {
-                let len = chunk_bytes.min(piece.len - start);
-                fetch.queues[list as usize].push_back(fetch.chunks.len() as u32);
-                fetch.chunks.push(Chunk { piece: number as u32, start, len, damaged: 0 });
-                start += len;
-            }
-        }
-        (fetch.queued, fetch.unfinished) = (fetch.chunks.len(), fetch.chunks.len());
-        // A new order for every fetch: receivers that start together do not ask the same sender first (spark#1549).
-        let mut random = SplitMix(seed);
-        let mut order: Vec<(u64, u32)> = (0..fetch.lists.len() as u32).map(|list| (random.next(), list)).collect();
-        order.sort_unstable();
-        fetch.turns = order.into_iter().map(|(_, list)| list).collect();
-        fetch
-    }
-
-    fn count(&mut self, source: SourceId, by: i32) {
-        let count = self.on_source.entry(source).or_default();
-        *count = count.saturating_add_signed(by);
-        if *count == 0 {
-            self.on_source.remove(&source);
-        }
-    }
-
-    /// Back to the front of its queue.
-    fn requeue(&mut self, chunk: u32) {
-        if self.failed.is_some() {
-            return;
-        }
-        let list = self.pieces[self.chunks[chunk as usize].piece as usize];
-        self.queues[list as usize].push_front(chunk);
-        self.queued += 1;
-    }
-
-    /// The source of a list to be asked now, or when the first may be asked; `None`: not before a run ends.
-    fn eligible(&self, now: Time, list: u32, sources: &BTreeMap<SourceId, Source>) -> Result<SourceId, Option<Time>> {
-        let taken = |source: &SourceId| self.on_source.get(source).is_some_and(|runs| *runs >= self.runs_per_source);
-        let mut first: Option<Time> = None;
-        for source in self.lists[list as usize].iter().filter(|source| !taken(source)) {
-            let not_before = sources.get(source).map_or(Time(0), |own| own.not_before);
-            // The first in order that has not just failed.
-            if not_before <= now {
-                return Ok(*source);
-            }
-            first = Some(first.map_or(not_before, |first| first.min(not_before)));
-        }
-        Err(first)
-    }
-
-    fn may_ask(&self, now: Time, source: SourceId, list: u32, sources: &BTreeMap<SourceId, Source>) -> bool {
-        let taken = self.on_source.get(&source).is_some_and(|runs| *runs >= self.runs_per_source);
-        let ready = sources.get(&source).is_none_or(|own| own.not_before <= now);
-        !taken && ready && self.lists[list as usize].contains(&source)
-    }
-
-    /// Takes the next chunk out of its queue, and says whom to ask for it: from the lists in turn.
-    fn next(&mut self, now: Time, sources: &BTreeMap<SourceId, Source>) -> Result<(u32, SourceId), Option<Time>> {
-        let mut wake: Option<Time> = None;
-        for step in 0..self.turns.len() {
-            let at = (self.turn + step) % self.turns.len();
-            let list = self.turns[at];
-            if self.queues[list as usize].is_empty() {
-                continue;
-            }
-            match self.eligible(now, list, sources) {
-                Ok(source) => {
-                    self.turn = at + 1;
-                    self.queued -= 1;
-                    let chunk = self.queues[list as usize].pop_front().expect("it is not empty");
-                    return Ok((chunk, source));
-                }
-                Err(at) => {
-                    wake = match (wake, at) {
-                        (Some(one), Some(other)) => Some(one.min(other)),
-                        (one, other) => one.or(other),
-                    }
-                }
-            }
-        }
-        Err(wake)
-    }
-
-    /// Takes a chunk out of its queue that this source is to be asked for. One more may run on it then than otherwise: it
-    /// follows on the same connection.
-    fn next_of(&mut self, now: Time, source: SourceId, sources: &BTreeMap<SourceId, Source>) -> Option<u32> {
-        let ready = |source: &SourceId| sources.get(source).is_none_or(|own| own.not_before <= now);
-        let first = |list: &u32| self.lists[*list as usize].iter().find(|source| ready(source)) == Some(&source);
-        let list = *self.turns.iter().find(|list| !self.queues[**list as usize].is_empty() && first(list))?;
-        self.queued -= 1;
-        self.queues[list as usize].pop_front()
-    }
-
-    fn run(&self, fetch: FetchId, ticket: Ticket, chunk: u32, source: SourceId, leg: u8, plan: u32) -> Run {
-        let Chunk { piece, start, len, .. } = self.chunks[chunk as usize];
-        Run { fetch, ticket, group: self.group, chunk, piece, source, leg, plan, start, len, fresh: false }
-    }
-
-    /// A source that is too slow comes last wherever there is another.
-    fn prefer_others(&mut self, source: SourceId) {
-        for list in &mut self.lists {
-            if let Some(at) = list.iter().position(|own| *own == source) {
-                let slow = list.remove(at);
-                list.push(slow);
-            }
-        }
-    }
-
-    /// Takes a source from a piece, or makes it the last to be asked; the piece's waiting chunks move to another list.
-    fn leave_source(&mut self, piece: u32, source: SourceId, ask_last: bool) {
-        let list = self.pieces[piece as usize] as usize;
-        if !self.lists[list].contains(&source) {
-            return;
-        }
-        let mut rest: Vec<SourceId> = self.lists[list].iter().copied().filter(|own| *own != source).collect();
-        rest.extend(ask_last.then_some(source));
-        if rest == self.lists[list] {
-            return;
-        }
-        let new = self.lists.iter().position(|own| *own == rest).unwrap_or_else(|| {
-            self.lists.push(rest);
-            self.queues.push(VecDeque::new());
-            self.turns.push((self.lists.len() - 1) as u32);
-            self.lists.len() - 1
-        });
-        self.pieces[piece as usize] = new as u32;
-        let chunks = &self.chunks;
-        let (moves, stays) = self.queues[list].iter().partition(|chunk| chunks[**chunk as usize].piece == piece);
-        self.queues[list] = stays;
-        let moves: VecDeque<u32> = moves;
-        self.queues[new].extend(moves);
-    }
-
-    /// What a fault means for the chunk, its source and the fetch; an error where there is no way on.
-    fn handle_fault(&mut self, now: Time, run: &Run, source: &mut Source, fault: Fault) -> Option<FetchError> {
-        let why = words(&fault);
-        self.fault = Some(why.clone());
-        match fault {
-            Fault::Connection(_) => {
-                self.tally.resumed += 1;
-                let wait = defaults::RETRY_FIRST.saturating_mul(1 << source.failures.min(10)).min(defaults::RETRY_MAX);
-                source.failures += 1;
-                source.not_before = now + wait;
-                None
-            }
-            Fault::Damaged(_) => {
-                self.tally.refetches += 1;
-                let chunk = &mut self.chunks[run.chunk as usize];
-                chunk.damaged += 1;
-                let damaged = chunk.damaged;
-                // What one source damages another may have whole; but that one may be gone.
-                self.leave_source(run.piece, run.source, true);
-                (damaged >= defaults::CORRUPT_MAX).then_some(FetchError::Damaged(why))
-            }
-            Fault::Busy { retry_after } => {
-                self.tally.busy += 1;
-                source.not_before = now + retry_after;
-                None
-            }
-            Fault::Gone(_) | Fault::Denied(_) => {
-                // Another chunk of the piece may have left this source before.
-                self.leave_source(run.piece, run.source, false);
-                let none_left = self.lists[self.pieces[run.piece as usize] as usize].is_empty();
-                let error =
-                    if matches!(fault, Fault::Gone(_)) { FetchError::Lost(why) } else { FetchError::Denied(why) };
-                none_left.then_some(error)
-            }
-        }
-    }
-}
-
 impl Group {
     fn keep_warm(&mut self, source: SourceId) {
         self.warm.retain(|warm| *warm != source);
@@ -958,13 +661,6 @@ impl Group {
 
 fn asked_max(members: usize) -> usize {
     (ASKED_IN_ALL / members.max(1)).clamp(ASKED_MIN, ASKED_MAX)
-}
-
-fn words(fault: &Fault) -> String {
-    match fault {
-        Fault::Connection(why) | Fault::Damaged(why) | Fault::Gone(why) | Fault::Denied(why) => why.clone(),
-        Fault::Busy { .. } => "every server that has it is at its limit".into(),
-    }
 }
 
 /// The error of a range that came too slowly.

@@ -1,0 +1,272 @@
+//! One fetch: which of its chunks is asked for next and of whom, and what a fault means for it.
+
+use super::{Fault, FetchError, FetchId, Piece, Run, SourceId, Tally};
+use crate::defaults;
+use crate::host::{GroupId, MemberId, Ticket};
+use crate::random::SplitMix;
+use crate::units::Time;
+use std::collections::{BTreeMap, VecDeque};
+
+pub struct Fetch {
+    pub group: GroupId,
+    pub member: MemberId,
+    /// Of each piece, which list of sources it has.
+    pub pieces: Vec<u32>,
+    pub lists: Vec<Vec<SourceId>>,
+    pub chunks: Vec<Chunk>,
+    /// Of each list, the chunks that wait and have no ticket, in the order in which they are tried. Chunks with the same
+    /// sources are together, so that a source that is not to be asked now hides no other.
+    pub queues: Vec<VecDeque<u32>>,
+    /// Lists in the order of their turns, and whose turn it is.
+    pub turns: Vec<u32>,
+    pub turn: usize,
+    pub queued: usize,
+    /// Chunks that wait for a slot, oldest first.
+    pub asked: VecDeque<Ticket>,
+    pub running: u32,
+    /// Chunks that wait for a slot or run, by source.
+    pub on_source: BTreeMap<SourceId, u32>,
+    pub runs_per_source: u32,
+    pub unfinished: usize,
+    pub last_progress: Time,
+    /// What went wrong since the last progress.
+    pub fault: Option<String>,
+    pub failed: Option<FetchError>,
+    pub tally: Tally,
+}
+
+#[derive(Clone, Copy)]
+pub struct Chunk {
+    pub piece: u32,
+    pub start: u64,
+    pub len: u64,
+    pub damaged: u32,
+}
+
+#[derive(Default)]
+pub struct Source {
+    pub failures: u32,
+    pub not_before: Time,
+}
+
+impl Fetch {
+    #[allow(clippy::too_many_arguments)]
+    pub fn new(
+        now: Time,
+        group: GroupId,
+        member: MemberId,
+        pieces: &[Piece],
+        chunk_bytes: u64,
+        runs_per_source: u32,
+        seed: u64,
+    ) -> Fetch {
+        let mut fetch = Fetch {
+            group,
+            member,
+            pieces: Vec::with_capacity(pieces.len()),
+            lists: Vec::new(),
+            chunks: Vec::new(),
+            queues: Vec::new(),
+            turns: Vec::new(),
+            turn: 0,
+            queued: 0,
+            asked: VecDeque::new(),
+            running: 0,
+            on_source: BTreeMap::new(),
+            runs_per_source: runs_per_source.max(1),
+            unfinished: 0,
+            last_progress: now,
+            fault: None,
+            failed: None,
+            tally: Tally::default(),
+        };
+        let mut known: BTreeMap<&[SourceId], u32> = BTreeMap::new();
+        for (number, piece) in pieces.iter().enumerate() {
+            let list = *known.entry(&piece.sources).or_insert_with(|| {
+                fetch.lists.push(piece.sources.clone());
+                fetch.queues.push(VecDeque::new());
+                (fetch.lists.len() - 1) as u32
+            });
+            fetch.pieces.push(list);
+            let mut start = 0;
+            while start < piece.len {
+                let len = chunk_bytes.min(piece.len - start);
+                fetch.queues[list as usize].push_back(fetch.chunks.len() as u32);
+                fetch.chunks.push(Chunk { piece: number as u32, start, len, damaged: 0 });
+                start += len;
+            }
+        }
+        (fetch.queued, fetch.unfinished) = (fetch.chunks.len(), fetch.chunks.len());
+        // A new order for every fetch: receivers that start together do not ask the same sender first (spark#1549).
+        let mut random = SplitMix(seed);
+        let mut order: Vec<(u64, u32)> = (0..fetch.lists.len() as u32).map(|list| (random.next(), list)).collect();
+        order.sort_unstable();
+        fetch.turns = order.into_iter().map(|(_, list)| list).collect();
+        fetch
+    }
+
+    pub fn count(&mut self, source: SourceId, by: i32) {
+        let count = self.on_source.entry(source).or_default();
+        *count = count.saturating_add_signed(by);
+        if *count == 0 {
+            self.on_source.remove(&source);
+        }
+    }
+
+    /// Back to the front of its queue.
+    pub fn requeue(&mut self, chunk: u32) {
+        if self.failed.is_some() {
+            return;
+        }
+        let list = self.pieces[self.chunks[chunk as usize].piece as usize];
+        self.queues[list as usize].push_front(chunk);
+        self.queued += 1;
+    }
+
+    /// The source of a list to be asked now, or when the first may be asked; `None`: not before a run ends.
+    pub fn eligible(
+        &self,
+        now: Time,
+        list: u32,
+        sources: &BTreeMap<SourceId, Source>,
+    ) -> Result<SourceId, Option<Time>> {
+        let taken = |source: &SourceId| self.on_source.get(source).is_some_and(|runs| *runs >= self.runs_per_source);
+        let mut first: Option<Time> = None;
+        for source in self.lists[list as usize].iter().filter(|source| !taken(source)) {
+            let not_before = sources.get(source).map_or(Time(0), |own| own.not_before);
+            // The first in order that has not just failed.
+            if not_before <= now {
+                return Ok(*source);
+            }
+            first = Some(first.map_or(not_before, |first| first.min(not_before)));
+        }
+        Err(first)
+    }
+
+    pub fn may_ask(&self, now: Time, source: SourceId, list: u32, sources: &BTreeMap<SourceId, Source>) -> bool {
+        let taken = self.on_source.get(&source).is_some_and(|runs| *runs >= self.runs_per_source);
+        let ready = sources.get(&source).is_none_or(|own| own.not_before <= now);
+        !taken && ready && self.lists[list as usize].contains(&source)
+    }
+
+    /// Takes the next chunk out of its queue, and says whom to ask for it: from the lists in turn.
+    pub fn next(&mut self, now: Time, sources: &BTreeMap<SourceId, Source>) -> Result<(u32, SourceId), Option<Time>> {
+        let mut wake: Option<Time> = None;
+        for step in 0..self.turns.len() {
+            let at = (self.turn + step) % self.turns.len();
+            let list = self.turns[at];
+            if self.queues[list as usize].is_empty() {
+                continue;
+            }
+            match self.eligible(now, list, sources) {
+                Ok(source) => {
+                    self.turn = at + 1;
+                    self.queued -= 1;
+                    let chunk = self.queues[list as usize].pop_front().expect("it is not empty");
+                    return Ok((chunk, source));
+                }
+                Err(at) => {
+                    wake = match (wake, at) {
+                        (Some(one), Some(other)) => Some(one.min(other)),
+                        (one, other) => one.or(other),
+                    }
+                }
+            }
+        }
+        Err(wake)
+    }
+
+    /// Takes a chunk out of its queue that this source is to be asked for. One more may run on it then than otherwise: it
+    /// follows on the same connection.
+    pub fn next_of(&mut self, now: Time, source: SourceId, sources: &BTreeMap<SourceId, Source>) -> Option<u32> {
+        let ready = |source: &SourceId| sources.get(source).is_none_or(|own| own.not_before <= now);
+        let first = |list: &u32| self.lists[*list as usize].iter().find(|source| ready(source)) == Some(&source);
+        let list = *self.turns.iter().find(|list| !self.queues[**list as usize].is_empty() && first(list))?;
+        self.queued -= 1;
+        self.queues[list as usize].pop_front()
+    }
+
+    pub fn run(&self, fetch: FetchId, ticket: Ticket, chunk: u32, source: SourceId, leg: u8, plan: u32) -> Run {
+        let Chunk { piece, start, len, .. } = self.chunks[chunk as usize];
+        Run { fetch, ticket, group: self.group, chunk, piece, source, leg, plan, start, len, fresh: false }
+    }
+
+    /// A source that is too slow comes last wherever there is another.
+    pub fn prefer_others(&mut self, source: SourceId) {
+        for list in &mut self.lists {
+            if let Some(at) = list.iter().position(|own| *own == source) {
+                let slow = list.remove(at);
+                list.push(slow);
+            }
+        }
+    }
+
+    /// Takes a source from a piece, or makes it the last to be asked; the piece's waiting chunks move to another list.
+    pub fn leave_source(&mut self, piece: u32, source: SourceId, ask_last: bool) {
+        let list = self.pieces[piece as usize] as usize;
+        if !self.lists[list].contains(&source) {
+            return;
+        }
+        let mut rest: Vec<SourceId> = self.lists[list].iter().copied().filter(|own| *own != source).collect();
+        rest.extend(ask_last.then_some(source));
+        if rest == self.lists[list] {
+            return;
+        }
+        let new = self.lists.iter().position(|own| *own == rest).unwrap_or_else(|| {
+            self.lists.push(rest);
+            self.queues.push(VecDeque::new());
+            self.turns.push((self.lists.len() - 1) as u32);
+            self.lists.len() - 1
+        });
+        self.pieces[piece as usize] = new as u32;
+        let chunks = &self.chunks;
+        let (moves, stays) = self.queues[list].iter().partition(|chunk| chunks[**chunk as usize].piece == piece);
+        self.queues[list] = stays;
+        let moves: VecDeque<u32> = moves;
+        self.queues[new].extend(moves);
+    }
+
+    /// What a fault means for the chunk, its source and the fetch; an error where there is no way on.
+    pub fn handle_fault(&mut self, now: Time, run: &Run, source: &mut Source, fault: Fault) -> Option<FetchError> {
+        let why = words(&fault);
+        self.fault = Some(why.clone());
+        match fault {
+            Fault::Connection(_) => {
+                self.tally.resumed += 1;
+                let wait = defaults::RETRY_FIRST.saturating_mul(1 << source.failures.min(10)).min(defaults::RETRY_MAX);
+                source.failures += 1;
+                source.not_before = now + wait;
+                None
+            }
+            Fault::Damaged(_) => {
+                self.tally.refetches += 1;
+                let chunk = &mut self.chunks[run.chunk as usize];
+                chunk.damaged += 1;
+                let damaged = chunk.damaged;
+                // What one source damages another may have whole; but that one may be gone.
+                self.leave_source(run.piece, run.source, true);
+                (damaged >= defaults::CORRUPT_MAX).then_some(FetchError::Damaged(why))
+            }
+            Fault::Busy { retry_after } => {
+                self.tally.busy += 1;
+                source.not_before = now + retry_after;
+                None
+            }
+            Fault::Gone(_) | Fault::Denied(_) => {
+                // Another chunk of the piece may have left this source before.
+                self.leave_source(run.piece, run.source, false);
+                let none_left = self.lists[self.pieces[run.piece as usize] as usize].is_empty();
+                let error =
+                    if matches!(fault, Fault::Gone(_)) { FetchError::Lost(why) } else { FetchError::Denied(why) };
+                none_left.then_some(error)
+            }
+        }
+    }
+}
+
+pub fn words(fault: &Fault) -> String {
+    match fault {
+        Fault::Connection(why) | Fault::Damaged(why) | Fault::Gone(why) | Fault::Denied(why) => why.clone(),
+        Fault::Busy { .. } => "every server that has it is at its limit".into(),
+    }
+}
