@@ -6,6 +6,7 @@ from typing import Any, Literal
 from typing_extensions import Buffer
 
 FLOWS_PER_HOST: int
+PRIORITY_MAX: float
 REPORT_EVERY_MS: int
 STORE_MEMORY_FRACTION: float
 """Defaults that Python reads (docs/defaults.md)."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copyreg
 import json
+import operator
+import os
 import sys
 import threading
 import time
@@ -226,6 +228,11 @@ def fetch(references: Reference | Iterable[Reference], part: int | None = None, 
     """
     worker, plugin, endpoint = _plane("fetch")
     task = _task(worker)
+    if part is not None:
+        try:
+            part = int(operator.index(part))  # of numpy, too: it goes to the scheduler as JSON
+        except TypeError:
+            raise TypeError(f"part {part!r} is no number of a part: give an int, or None for all parts") from None
     wanted: list[tuple[str, int, int, list[str]]] = []
     references = [references] if isinstance(references, Reference) else list(references)
     for reference in references:
@@ -243,7 +250,8 @@ def fetch(references: Reference | Iterable[Reference], part: int | None = None, 
         parts, all, tally = endpoint.fetch(task.job, stage, task.stage, json.dumps(task.demands), wanted, packed, whole)
     except _native.Lost as error:
         plugin.reschedule_if_lost(task.key, {reference.object for reference in references}, error)
-        raise
+        kept = "it lives as long as a result that carries its reference: keep the future of the task that put it"
+        raise _native.Lost(f"{error}; {kept}") from None
     return Fetched(parts, all, json.loads(tally))
 
 
@@ -325,6 +333,11 @@ def _plane(what: str) -> tuple[Worker, MissionControlWorker, _native.Endpoint]:
                 "--preload mission_control.dask"
             )
         time.sleep(0.02)
+    if plugin.process != os.getpid():
+        raise RuntimeError(
+            f"mission_control.{what} was called in a process that a task forked: it shares the worker's memory, but "
+            "has no data plane. Call it in the task itself, and pass bytes to and from the other process"
+        )
     return worker, plugin, plugin.endpoint
 
 

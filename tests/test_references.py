@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import time
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from distributed import Client, LocalCluster, Security, get_client, rejoin, secede, wait, worker_client
+from distributed import Client, LocalCluster, Security, Variable, get_client, rejoin, secede, wait, worker_client
 
 import mission_control
 from mission_control import fetch, put
@@ -111,19 +112,82 @@ def seen(value: Any) -> bool:
     return isinstance(value, Expensive)
 
 
-def test_the_results_of_other_jobs_are_not_looked_at(client):
+def test_results_are_not_looked_at_where_no_reference_lives(client):
     mark = Path("/tmp/mission-test-looked-at")
     mark.unlink(missing_ok=True)
     one = next(iter(client.scheduler_info()["workers"]))
-    with mission_control.job("with-references"):
-        held = client.map(child, range(4), pure=False, workers=[one])
-        wait(held)
-    with mission_control.job("another-tenant"):
+    with mission_control.job("without-references"):
         made = client.submit(expensive, pure=False, workers=[one])
         wait(made)
         time.sleep(0.3)
         assert not mark.exists()
         assert client.submit(seen, made, workers=[one]).result()
+
+
+def passed_on(reference: mission_control.Reference) -> mission_control.Reference:
+    return reference
+
+
+def gives(reference: mission_control.Reference) -> Any:
+    return lambda: reference
+
+
+def from_variable() -> mission_control.Reference:
+    return Variable("reference").get(timeout=10)
+
+
+@pytest.mark.parametrize("way", ["argument", "closure", "variable"])
+def test_another_jobs_reference_can_be_handed_on(client, way):
+    with mission_control.job("makes"):
+        made = client.submit(child, 7, pure=False)
+        reference = made.result()
+        Variable("reference").set(reference)
+    with mission_control.job("hands-on"):
+        if way == "argument":
+            handed = client.submit(passed_on, reference, pure=False)
+        elif way == "closure":
+            handed = client.submit(gives(reference), pure=False)
+        else:
+            handed = client.submit(from_variable, pure=False)
+        wait(handed)
+        Variable("reference").delete()
+        del made, reference
+        time.sleep(0.5)  # the first job's result is freed
+        assert client.submit(take, handed, pure=False).result(timeout=60) == content(7)
+
+
+def forks(seed: int) -> tuple[mission_control.Reference, str]:
+    """Puts in a process that it forks, which has the worker's memory but nothing that looks after it."""
+    reference, (reads, writes) = put([content(seed)]), os.pipe()
+    if (pid := os.fork()) == 0:
+        try:
+            put([b"another"])
+        except RuntimeError as error:
+            os.write(writes, str(error).encode())
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    os.close(writes)
+    with os.fdopen(reads) as said:
+        return reference, said.read()
+
+
+def test_a_process_that_a_task_forked_is_refused(client):
+    made = client.submit(forks, 3, pure=False)
+    reference, said = made.result(timeout=60)
+    assert "forked" in said
+    assert client.submit(take, reference, pure=False).result() == content(3)
+
+
+@pytest.mark.parametrize("part", [np.int64(0), np.uint8(0), False])
+def test_numbers_of_parts_may_be_numpys(client, part):
+    workers = sorted(client.scheduler_info()["workers"])
+    made = client.submit(child, 5, pure=False)
+    assert client.submit(lambda held: bytes(fetch(held, part=part)[0]), made, pure=False).result() == content(5)
+    time.sleep(0.5)  # a report goes out
+    assert sorted(client.scheduler_info()["workers"]) == workers
+    with pytest.raises(TypeError, match="is no number of a part"):
+        client.submit(lambda held: fetch(held, part="0"), made, pure=False).result()
 
 
 def certificates(folder: Path) -> Security:

@@ -271,7 +271,11 @@ class MissionControlScheduler(SchedulerPlugin):
                 self.free({worker: [name]})  # it was freed while it was copied
         for event in asked:
             if self.known(event["transfer"]["job"]):
-                self.event({"event": "asked", **event})
+                try:
+                    self.event({"event": "asked", **event})
+                except ValueError as error:
+                    # An error in a stream's handler would end the worker, and this is only for the pattern.
+                    logger.warning("what worker %s asked for makes no sense: %s", worker, error)
         for record in records:
             if not self.known(record["job"]):
                 continue  # late words on a job that is over would bring it back for ever
@@ -510,6 +514,7 @@ class MissionControlScheduler(SchedulerPlugin):
     def arrive(self, spec: dict[str, Any]) -> None:
         spec = {**spec, **self.changed.get(spec["job"], {})}
         if self.jobs.specs.get(spec["job"]) != spec:
+            self.mission.admits(json.dumps(spec))  # raises where a hand-made annotation makes no sense
             self.jobs.specs[spec["job"]] = spec
             self.record("job", **spec)
             self.event({"event": "job-arrived", "spec": spec})

@@ -81,6 +81,7 @@ class MissionControlWorker(WorkerPlugin):
 
     async def setup(self, worker: Worker) -> None:
         self.worker = worker
+        self.process = os.getpid()
         self.closing = False
         self.lock = threading.Lock()
         self.puts: defaultdict[Any, list[str]] = defaultdict(list)
@@ -216,14 +217,8 @@ class MissionControlWorker(WorkerPlugin):
 
         if self.puts.get(key):
             return True
-        if not Reference._live:
-            return False
-        state = self.worker.state.tasks.get(key)
-        job = job_of(state)
-        if state is None or job in list(Reference._live.values()):
-            return True
-        # What another job made may carry its references.
-        return any(job_of(dependency) != job for dependency in state.dependencies)
+        # Of whatever job: an argument, a closure, a Variable or a Queue may have brought it.
+        return bool(Reference._live)
 
     def remember_asked(
         self, task: Task, stage: str, references: list[Reference], wanted: list[tuple], whole: bool

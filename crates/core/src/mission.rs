@@ -11,7 +11,7 @@ use crate::policy::external::{self, External};
 use crate::policy::{self, JobView, Policy};
 use crate::shares;
 use crate::shares::{FlowsPerHost, Share};
-use crate::types::{Demands, Encryption, HostId, JobId, JobSpec, Pattern, TransferId, Transport};
+use crate::types::{Demands, Encryption, HostId, JobId, JobSpec, Pattern, TransferId, Transport, check_priority};
 use crate::units::Time;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -255,9 +255,7 @@ impl MissionController {
                 true
             }
             Event::JobArrived { spec } => {
-                if !(spec.priority.is_finite() && spec.priority > 0.0) {
-                    return Err(format!("priority {} of job {}: use a number above 0", spec.priority, spec.job));
-                }
+                check_priority(&spec.job, spec.priority)?;
                 self.arrive(spec, commands);
                 false
             }

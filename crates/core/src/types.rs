@@ -92,11 +92,25 @@ impl Transport {
     }
 }
 
+/// The sum of many is still a number, and the smallest share is more than nothing.
+pub const PRIORITY_MAX: f64 = 1e9;
+
+/// Whether a job can have this priority.
+///
+/// # Errors
+/// One line that says which it can have.
+pub fn check_priority(job: &str, priority: f64) -> Result<(), String> {
+    if priority.is_finite() && priority > 0.0 && priority <= PRIORITY_MAX {
+        return Ok(());
+    }
+    Err(format!("priority {priority} of job {job}: use a number above 0, at most 1e9"))
+}
+
 /// What the user says of a job when it is given to the engine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct JobSpec {
     pub job: JobId,
-    /// A number above 0; read by the priority policy.
+    /// Above 0, at most [`PRIORITY_MAX`]; read by the priority policy.
     #[serde(default = "one")]
     pub priority: f64,
     #[serde(default)]

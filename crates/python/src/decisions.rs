@@ -7,7 +7,7 @@ use mission_core::host::slots::{Command, Event, SELF, Slots};
 use mission_core::host::{FromArbiter, ToArbiter};
 use mission_core::policy::{self, JobView};
 use mission_core::shares::FlowsPerHost;
-use mission_core::types::{Demands, JobId, JobSpec, Stage, Transport};
+use mission_core::types::{Demands, JobId, JobSpec, Stage, Transport, check_priority};
 use mission_core::units::Time;
 use mission_core::{defaults as core_defaults, flight, graph, mission, shares, units};
 use pyo3::prelude::*;
@@ -64,9 +64,7 @@ impl MissionController {
 
     fn admits(&self, spec: &str) -> PyResult<Option<String>> {
         let spec: JobSpec = serde_json::from_str(spec).map_err(bad_input)?;
-        if !(spec.priority.is_finite() && spec.priority > 0.0) {
-            return Err(bad_input(format!("priority {}: use a number above 0", spec.priority)));
-        }
+        check_priority(&spec.job, spec.priority).map_err(bad_input)?;
         guarded(|| self.lock().admits(&spec).err())
     }
 
@@ -177,9 +175,7 @@ pub fn weights(
     flows_per_host.check().map_err(bad_input)?;
     let mut views = Vec::new();
     for (arrival, (name, priority, machines, broadcasts)) in jobs.iter().enumerate() {
-        if !(priority.is_finite() && *priority > 0.0) {
-            return Err(bad_input(format!("priority {priority} of job {name}: use a number above 0")));
-        }
+        check_priority(name, *priority).map_err(bad_input)?;
         let job = JobId::from(name.as_str());
         views.push(JobView {
             job,

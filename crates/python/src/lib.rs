@@ -44,6 +44,8 @@ mod _native {
     #[pymodule_export]
     const FLOWS_PER_HOST: u32 = mission_core::defaults::FLOWS_PER_HOST;
     #[pymodule_export]
+    const PRIORITY_MAX: f64 = mission_core::types::PRIORITY_MAX;
+    #[pymodule_export]
     const REPORT_EVERY_MS: u128 = mission_core::defaults::REPORT_EVERY.as_millis();
     #[pymodule_export]
     const STORE_MEMORY_FRACTION: f64 = mission_core::defaults::STORE_MEMORY_FRACTION;

@@ -320,17 +320,18 @@ impl Shared {
                     self.follow(stream, generation);
                     return Ok(());
                 }
-                // A stranger's name counts for nothing.
-                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
+                // A stranger's name counts for nothing, nor does one at which nobody listens.
+                Err(error)
+                    if matches!(error.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::ConnectionRefused) => {}
                 // It has more connections than it can look at now: it is asked again.
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Err(error),
-                // Stopped or just gone: the next generation takes its place.
+                // Stopped: the next generation takes its place.
                 Err(_) => highest = highest.max(generation),
             }
         }
         // Names that a stranger has taken are passed over.
         let mut result = Err(io::ErrorKind::AddrInUse.into());
-        for generation in (highest + 1..).take(NAMES_MAX) {
+        for generation in (highest + 1..GENERATIONS).take(NAMES_MAX) {
             result = local::bind(&name(&self.key, generation));
             match &result {
                 Ok(_) => {
@@ -421,9 +422,15 @@ impl Shared {
                 Ok(Now::Accept(listener)) => self.accept(&listener, epoch),
                 Ok(Now::Read(stream)) => self.read(stream, epoch),
                 Ok(Now::Alone) => {
-                    let mut state = self.lock();
-                    while !state.closing && state.epoch == epoch {
+                    let (mut state, since) = (self.lock(), Instant::now());
+                    while !state.closing && state.epoch == epoch && since.elapsed() < LOOK_EVERY {
                         state = self.tick.wait_timeout(state, HEARTBEAT).expect("no panic while held").0;
+                    }
+                    let still = !state.closing && state.epoch == epoch;
+                    drop(state);
+                    // Whoever kept it from the others may be gone.
+                    if still {
+                        let _ = self.elect(true);
                     }
                 }
                 Ok(Now::Elect) => {

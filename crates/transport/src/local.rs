@@ -134,6 +134,8 @@ impl Outgoing {
 }
 
 const FRAME_HEAD: usize = 12;
+/// From the first byte of a message to its last.
+const MESSAGE_TIME: Duration = Duration::from_secs(5);
 
 /// Sends a frame, and a descriptor with its first byte.
 ///
@@ -209,7 +211,8 @@ impl Incoming {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => return self.read(stream),
             Err(error) => return Err(error),
         }
-        stream.read_exact(&mut head[1..])?;
+        let end = Instant::now() + MESSAGE_TIME;
+        fill(stream, &mut head[1..], end)?;
         let (len, number) = head.split_at(4);
         let len = u32::from_le_bytes(len.try_into().expect("four bytes")) as usize;
         let number = u64::from_le_bytes(number.try_into().expect("eight bytes"));
@@ -219,9 +222,25 @@ impl Incoming {
             return Err(io::Error::new(io::ErrorKind::InvalidData, why));
         }
         let mut text = vec![0; len];
-        stream.read_exact(&mut text)?;
+        fill(stream, &mut text, end)?;
         Ok(Some(serde_json::from_slice(&text)?))
     }
+}
+
+/// As `read_exact`, but whoever sends byte by byte has until `end`.
+fn fill(stream: &mut impl Read, mut into: &mut [u8], end: Instant) -> io::Result<()> {
+    while !into.is_empty() {
+        if Instant::now() >= end {
+            return Err(io::Error::new(io::ErrorKind::TimedOut, "a message came too slowly"));
+        }
+        match stream.read(into) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(count) => into = &mut into[count..],
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -54,8 +54,8 @@ struct Shared {
 #[derive(Default)]
 struct Connections {
     all: HashMap<u64, Open>,
-    /// Those that have proved nothing yet, oldest first, and since when.
-    unadmitted: VecDeque<(u64, Instant)>,
+    /// Those that have proved nothing yet, oldest first: number, since when, from where.
+    unadmitted: VecDeque<(u64, Instant, IpAddr)>,
 }
 
 /// A connection, and since when it carries nothing.
@@ -69,12 +69,25 @@ impl Connections {
         self.all.len() - self.unadmitted.len()
     }
 
-    /// Ends those that have had their time, and the oldest until so many are left.
+    /// Ends those that have had their time; and of the address that has most of them any one, until so many are left. Not
+    /// the oldest: strangers that come faster than a proof takes would leave nobody the time for it.
     fn drop_unadmitted(&mut self, most: usize) {
-        while let Some((number, since)) = self.unadmitted.front().copied()
-            && (self.unadmitted.len() > most || since.elapsed() >= ADMISSION)
-        {
-            self.unadmitted.pop_front();
+        while self.unadmitted.front().is_some_and(|(_, since, _)| since.elapsed() >= ADMISSION) {
+            self.drop_unadmitted_at(0);
+        }
+        while self.unadmitted.len() > most {
+            let mut counts = HashMap::<IpAddr, usize>::new();
+            self.unadmitted.iter().for_each(|(_, _, from)| *counts.entry(*from).or_default() += 1);
+            let (from, count) = counts.into_iter().max_by_key(|(_, count)| *count).expect("there are some");
+            let chosen = u64::from_ne_bytes(auth::random()) as usize % count;
+            let of_it = self.unadmitted.iter().enumerate().filter(|(_, own)| own.2 == from);
+            let at = of_it.map(|(at, _)| at).nth(chosen).expect("so many were counted");
+            self.drop_unadmitted_at(at);
+        }
+    }
+
+    fn drop_unadmitted_at(&mut self, at: usize) {
+        if let Some((number, ..)) = self.unadmitted.remove(at) {
             self.close(number);
         }
     }
@@ -82,7 +95,7 @@ impl Connections {
     /// A client has proved the token. Where there are too many, the one that has carried nothing for longest makes room: its
     /// client makes another when it needs one. False if all are busy.
     fn admit(&mut self, number: u64) -> bool {
-        self.unadmitted.retain(|(own, _)| *own != number);
+        self.unadmitted.retain(|(own, ..)| *own != number);
         if self.admitted() <= SERVER_CONNECTIONS {
             return true;
         }
@@ -104,7 +117,7 @@ impl Connections {
     }
 
     fn remove(&mut self, number: u64) {
-        self.unadmitted.retain(|(own, _)| *own != number);
+        self.unadmitted.retain(|(own, ..)| *own != number);
         self.all.remove(&number);
     }
 }
@@ -200,7 +213,7 @@ fn accept_all(listener: &TcpListener, shared: &Arc<Shared>) {
                 accepted => break accepted,
             }
         };
-        let Ok((stream, _)) = accepted else {
+        let Ok((stream, from)) = accepted else {
             // Out of descriptors, most likely: the next try may find one.
             thread::sleep(Duration::from_millis(10));
             continue;
@@ -215,7 +228,7 @@ fn accept_all(listener: &TcpListener, shared: &Arc<Shared>) {
         {
             let mut connections = shared.connections();
             connections.all.insert(number, Open { stream: stream.clone(), idle_since: None });
-            connections.unadmitted.push_back((number, Instant::now()));
+            connections.unadmitted.push_back((number, Instant::now(), from.ip()));
             connections.drop_unadmitted(UNADMITTED_CONNECTIONS);
         }
         let own = shared.clone();

@@ -13,8 +13,11 @@ use mission_core::types::Encryption;
 use std::fmt::Write;
 use std::io::{self, Read};
 use std::net::SocketAddr;
+use std::time::{Duration, Instant};
 
 const HEADERS_MAX: usize = 16;
+/// From the first bytes of a head to its last: a head fits into a few packets.
+const HEAD_TIME: Duration = Duration::from_secs(10);
 const END: &[u8] = b"\r\n\r\n";
 /// Last line of an answer's head: the checksum of all before it.
 const LAST: &[u8] = b"Mission-Head: 0123456789abcdef\r\n\r\n";
@@ -337,6 +340,7 @@ impl HeadReader {
     /// The connection broke; the head is longer than allowed ([`io::ErrorKind::InvalidData`]).
     pub fn read(&mut self, stream: &mut impl Read) -> io::Result<Option<Vec<u8>>> {
         let mut searched = 0usize;
+        let mut began = None;
         loop {
             let from = searched.saturating_sub(END.len() - 1);
             let found = self.buffer[from..self.filled].windows(END.len()).position(|window| window == END);
@@ -348,6 +352,9 @@ impl HeadReader {
                 return Ok(Some(head));
             }
             searched = self.filled;
+            if self.filled > 0 && began.get_or_insert_with(Instant::now).elapsed() >= HEAD_TIME {
+                return Err(io::Error::new(io::ErrorKind::TimedOut, "the head came too slowly"));
+            }
             if self.filled >= HEAD_BYTES_MAX {
                 return Err(io::Error::new(io::ErrorKind::InvalidData, "the head is longer than allowed"));
             }

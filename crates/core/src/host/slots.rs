@@ -6,11 +6,13 @@
 
 use super::fair::{FairQueue, GroupShare, Request};
 use super::{ClientId, FromArbiter, GroupId, HEARTBEAT, JUMP, MemberId, SETTLE, SILENT, Ticket, ToArbiter};
-use crate::budget::Budget;
+use crate::budget::{Budget, FLOWS_MAX};
 use crate::shares::{self, FlowsPerHost};
 use crate::units::Time;
 use std::collections::BTreeMap;
 
+/// Of one chunk: what is charged stays far below what the tags of fair queueing can tell apart.
+const BYTES_MAX: u64 = 1 << 30;
 /// The arbiter's own process.
 pub const SELF: ClientId = 0;
 /// Tickets that one process may have waiting: more is a client that does not know the rules.
@@ -189,6 +191,12 @@ impl Slots {
         client.heard_at = now;
         match message {
             ToArbiter::Held { ticket, group, member } => {
+                // More than a host has slots nobody can have held.
+                if client.held.len() >= FLOWS_MAX as usize && id != SELF {
+                    commands.push(Command::Expel { client: id });
+                    self.drop_client(id);
+                    return;
+                }
                 if client.held.iter().all(|held| held.ticket != ticket) {
                     client.held.push(Held { ticket, group, member, charged: 0 });
                     self.queue.adopt(group, member);
@@ -196,7 +204,7 @@ impl Slots {
             }
             ToArbiter::Want { ticket, group, member, bytes } => {
                 // The arbiter's own process is this one: it keeps to the rules.
-                if client.waiting.len() >= WAITING_MAX && id != SELF {
+                if (client.waiting.len() >= WAITING_MAX || bytes > BYTES_MAX) && id != SELF {
                     commands.push(Command::Expel { client: id });
                     self.drop_client(id);
                     return;
@@ -216,7 +224,7 @@ impl Slots {
                 if let Some(at) = client.held.iter().position(|held| held.ticket == ticket) {
                     let held = client.held.swap_remove(at);
                     // An adopted slot was charged to nobody here, so nothing is given back for it.
-                    let moved = if held.charged == 0 { 0 } else { moved };
+                    let moved = moved.min(held.charged);
                     self.queue.done(held.group, held.member, held.charged, moved);
                     self.done += 1;
                     self.observe(now, moved, u32::from(moved > 0));
@@ -373,6 +381,25 @@ mod tests {
         host.want(SELF, 3);
         let said = host.pass(SILENT.as_secs_f64());
         assert!(said.contains(&Command::Expel { client: 2 }) && said.contains(&grant(SELF, 3)), "{said:?}");
+    }
+
+    #[test]
+    fn who_says_what_cannot_be_is_expelled_and_charges_nobody() {
+        let mut host = Host::new(1);
+        for client in [1, 2] {
+            host.event(Event::Joined { client });
+        }
+        let absurd = ToArbiter::Want { ticket: 1, group: 1, member: 1, bytes: u64::MAX };
+        assert!(host.say(1, absurd).contains(&Command::Expel { client: 1 }));
+        for ticket in 0..u64::from(FLOWS_MAX) {
+            let said = host.say(2, ToArbiter::Held { ticket, group: 1, member: 1 });
+            assert!(!said.contains(&Command::Expel { client: 2 }), "ticket {ticket}");
+        }
+        let said = host.say(2, ToArbiter::Held { ticket: 1 << 20, group: 1, member: 1 });
+        assert!(said.contains(&Command::Expel { client: 2 }));
+        // All of it came back.
+        assert_eq!(host.want(SELF, 3), [grant(SELF, 3)]);
+        assert_eq!(host.slots.in_use(), 1);
     }
 
     #[test]

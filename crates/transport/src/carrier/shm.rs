@@ -44,6 +44,8 @@ const BLOCKS_MAX: usize = 16 << 10;
 const MESSAGE_BYTES: usize = 8 << 20;
 /// Connections that have not proved anything yet; more are closed at once.
 const UNADMITTED_MAX: usize = 64;
+/// Processes that read here at once: a host has fewer workers.
+const READERS_MAX: usize = 256;
 /// An owner that did not answer is not asked again for so long: its bytes come another way.
 const SILENT_FOR: Duration = STALL;
 
@@ -152,7 +154,9 @@ impl Shared {
                 thread::sleep(Duration::from_millis(10));
                 continue;
             };
-            if self.unadmitted.load(Ordering::Relaxed) >= UNADMITTED_MAX {
+            if self.unadmitted.load(Ordering::Relaxed) >= UNADMITTED_MAX
+                || self.readers.lock().expect("no panic while held").len() >= READERS_MAX
+            {
                 continue;
             }
             self.unadmitted.fetch_add(1, Ordering::Relaxed);
@@ -164,6 +168,8 @@ impl Shared {
                     return;
                 }
                 let Ok(kept) = reader.try_clone() else { return };
+                // A reader that takes no answer is left.
+                let _ = reader.set_write_timeout(Some(STALL));
                 {
                     let mut readers = own.readers.lock().expect("no panic while held");
                     if own.closing.load(Ordering::SeqCst) {

@@ -7,7 +7,7 @@ use crate::copies::Receiving;
 use crate::parts::{FetchRequest, Part, Wanted};
 use crate::segment::Segment;
 use crate::wire::{Next, PieceReply, Wants};
-use mission_core::defaults::{BLOCK_BYTES, LANES, SWARM_MIN};
+use mission_core::defaults::{BLOCK_BYTES, LANES, PROGRESS_TIMEOUT, SWARM_MIN};
 use mission_core::flight::FlightPlan;
 use mission_core::host::fetches::{Fault, FetchError, Tally};
 use mission_core::swarm;
@@ -18,6 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
+use std::time::Instant;
 
 /// Where each part lies already; and what is going to be received in a broadcast, by its place among the parts.
 pub(super) type Begun<'a> = (Vec<Option<Part>>, BTreeMap<usize, Receiving<'a>>);
@@ -125,8 +126,20 @@ impl Shared {
         let mut tally = Tally::default();
         let Some(mut owner) = self.ask_owner(planned, wanted) else { return (Ok(()), tally) };
         let mut missed = None;
+        let (mut had, mut since) = (0, Instant::now());
         while !stop.load(Ordering::Relaxed) {
+            if self.lock().closing {
+                return (Err(FetchError::Cancelled(super::CLOSES.into())), tally);
+            }
             let has = receiving.copy.has(swarm::piece_bytes(wanted.len));
+            let have = has.iter().filter(|has| **has).count();
+            if have > had {
+                (had, since) = (have, Instant::now());
+            }
+            if since.elapsed() >= PROGRESS_TIMEOUT {
+                // An owner that only puts off: what is left is asked of it as of any other.
+                break;
+            }
             let wants = Wants::Source { serves: self.own_address, has, missed: missed.take() };
             let (next, blocks) = match owner.next(wanted.object, wanted.part, wants) {
                 // What is left after all lanes have ended is asked of the owner.

@@ -249,7 +249,8 @@ impl Fetch {
             }
             Fault::Busy { retry_after } => {
                 self.tally.busy += 1;
-                source.not_before = now + retry_after;
+                // Whatever it says: a forged answer would keep this source away for ever.
+                source.not_before = now + retry_after.min(defaults::RETRY_MAX);
                 None
             }
             Fault::Gone(_) | Fault::Denied(_) => {
