@@ -39,7 +39,7 @@ chaos: setup           ## jobs under every fault, CHAOS_ROUNDS rounds; some of t
 SEEDS ?= 1000000
 long: setup            ## what takes longer than CI has: a million seeds of the virtual cluster, 1,000 rounds of chaos
 	VIRTUAL_SEEDS=$(SEEDS) $(CARGO) test --release -p mission-core --test virtual_cluster -- --nocapture
-	$(BIN)/python -m tests.chaos --rounds 1000
+	$(BIN)/python -m tests.chaos --rounds 1000 --at-once 3
 
 # The flags that cargo-fuzz gives, without the sanitizer: that would need a nightly compiler.
 FUZZ_FLAGS := -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
