@@ -8,12 +8,19 @@ use mission_core::ecn::Seen;
 use mission_core::flight::{Leg, Reach};
 use mission_core::host::fetches::Fault;
 use mission_core::types::{Encryption, Transport};
-use std::net::SocketAddr;
-use std::sync::LazyLock;
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, LazyLock, Mutex};
 use std::thread;
+use std::time::{Duration, Instant};
 
 /// The one object that every server has; random names never meet it.
 pub const OBJECT: ObjectId = ObjectId([0; 16]);
+/// Of a whole probe, from the first connection to the last byte.
+const PROBE_TIME: Duration = Duration::from_secs(10);
+/// Of the senders that are connected; none once the probe is over.
+type Streams = Mutex<Option<Vec<Arc<TcpStream>>>>;
+
 /// Asked for at last: its answer tells what became of all before it.
 const LAST_BYTES: usize = 1;
 
@@ -32,9 +39,32 @@ pub fn first(start: u64, len: u64) -> Option<(&'static [u8], Vec<u64>)> {
 /// # Errors
 /// One of them cannot be reached, or does not send.
 pub fn ecn(senders: &[SocketAddr], context: &Context) -> Result<Seen, Fault> {
+    let (streams, (done, ends)) = (Mutex::new(Some(Vec::new())), mpsc::channel());
+    let end = Instant::now() + PROBE_TIME;
     let all = thread::scope(|scope| {
-        let asked: Vec<_> = senders.iter().map(|sender| scope.spawn(|| one(*sender, context))).collect();
-        asked.into_iter().map(|asked| asked.join().expect("it does not panic")).collect::<Result<Vec<_>, _>>()
+        for sender in senders {
+            let (streams, done) = (&streams, done.clone());
+            scope.spawn(move || done.send(one(*sender, context, streams)));
+        }
+        drop(done);
+        let mut all = Vec::new();
+        let result = loop {
+            match ends.recv_timeout(end.saturating_duration_since(Instant::now())) {
+                Ok(Ok(seen)) => all.push(seen),
+                Ok(Err(fault)) => break Err(fault),
+                Err(RecvTimeoutError::Disconnected) => break Ok(all),
+                Err(RecvTimeoutError::Timeout) => {
+                    let (late, of, time) = (senders.len() - all.len(), senders.len(), PROBE_TIME.as_secs());
+                    break Err(Fault::Connection(format!(
+                        "{late} of {of} senders did not end their probe in {time} s"
+                    )));
+                }
+            }
+        };
+        // Whoever still waits for a sender that trickles would wait for ever.
+        let streams = streams.lock().expect("no panic while held").take();
+        streams.into_iter().flatten().for_each(|stream| drop(stream.shutdown(Shutdown::Both)));
+        result
     })?;
     let sum = |sum: Seen, own: Seen| Seen {
         marks: sum.marks + own.marks,
@@ -44,7 +74,7 @@ pub fn ecn(senders: &[SocketAddr], context: &Context) -> Result<Seen, Fault> {
     Ok(all.into_iter().fold(Seen::default(), sum))
 }
 
-fn one(sender: SocketAddr, context: &Context) -> Result<Seen, Fault> {
+fn one(sender: SocketAddr, context: &Context, streams: &Streams) -> Result<Seen, Fault> {
     let leg = Leg {
         transport: Transport::Dctcp,
         reach: Reach::Anywhere,
@@ -56,6 +86,10 @@ fn one(sender: SocketAddr, context: &Context) -> Result<Seen, Fault> {
     };
     let carrier = carrier::carrier(leg.transport).expect("every transport of byte streams has one");
     let mut connection = carrier.connect(sender, &leg, context)?;
+    match streams.lock().expect("no panic while held").as_mut() {
+        Some(streams) => streams.push(connection.watch().0),
+        None => return Err(Fault::Connection("the probe is over".into())),
+    }
     for len in [ECN_PROBE_BYTES as usize, LAST_BYTES] {
         connection.ask(&Ask { object: OBJECT, part: 0, start: 0 }, len as u64)?;
         connection.receive(&mut vec![0; len]).map_err(|broken| broken.fault)?;
