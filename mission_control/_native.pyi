@@ -6,7 +6,6 @@ from typing import Any, Literal
 from typing_extensions import Buffer
 
 FLOWS_PER_HOST: int
-PRIORITY_MAX: float
 REPORT_EVERY_MS: int
 STORE_MEMORY_FRACTION: float
 """Defaults that Python reads (docs/defaults.md)."""
@@ -133,6 +132,9 @@ class MissionController:
     @property
     def policy_error(self) -> str | None: ...
 
+def check_priority(job: str, priority: float) -> None:
+    """Raises ValueError: one line that says which priority a job can have."""
+
 class Outbox:
     """What was said to each receiver, numbered from 1, until the receiver has seen it."""
 
@@ -140,7 +142,7 @@ class Outbox:
     def send(self, receiver: str, message: Any) -> int:
         """Keeps a message; gives the version with which it goes out."""
     def last(self, receiver: str) -> int:
-        """The version of the last message: a receiver that joins and is told everything begins there."""
+        """The version of the last message. A receiver that joins gets the whole state, and begins there."""
     def seen(self, receiver: str, version: int) -> None:
         """Everything up to this version is known there, and need not be kept."""
     def after(self, receiver: str, version: int) -> list[tuple[int, Any]]:
@@ -148,7 +150,7 @@ class Outbox:
     def forget(self, receiver: str) -> None: ...
 
 class Inbox:
-    """The versions that a receiver has seen; it begins with the version as of which it was told everything."""
+    """The versions that a receiver has seen; it begins with the version of the state that it got."""
 
     def __init__(self, version: int) -> None: ...
     def receive(self, version: int) -> Literal["in-order", "old", "gap"]:

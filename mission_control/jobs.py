@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import numbers
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from mission_control import _native
 
@@ -49,8 +48,10 @@ def check(spec: dict[str, Any]) -> None:
     name, priority, demands = spec["job"], spec["priority"], spec["demands"]
     if not (isinstance(name, str) and name and name.isprintable()):
         raise ValueError(f"job name {name!r}: use a str that is not empty and can be printed")
-    if not (isinstance(priority, numbers.Real) and 0 < cast(float, priority) <= _native.PRIORITY_MAX):
-        raise ValueError(f"priority {priority!r} of job {name}: use a number above 0, at most {_native.PRIORITY_MAX:g}")
+    try:
+        _native.check_priority(name, priority)
+    except (TypeError, OverflowError):
+        raise ValueError(f"priority {priority!r} of job {name}: use a number such as 2.5") from None
     transport = demands["transport"]
     if transport is not None and transport not in _native.transports():
         raise ValueError(f"there is no transport {transport!r}: use auto, {', '.join(_native.transports())}")

@@ -41,7 +41,7 @@ from mission_control.dask.worker import MissionControlWorker
 from mission_control.scenario import Workload
 from mission_control.workloads.kmeans import KMeans
 from mission_control.workloads.sort import Sort
-from tests.conftest import data, held_by_scheduler, resources, status, until
+from tests.conftest import data, status, until, what_is_left
 from tests.proxy import Limit, Proxy, flip
 
 NAMED = (mission_control.TransferError, KilledWorker, FutureCancelledError, OSError)
@@ -66,6 +66,8 @@ PAUSE_S = 8
 FREEZE_S = 20
 OVER_S = 60
 """Kept connections end after some idle time, too."""
+OVER = ("objects", "copies", "live_bytes", "spooled_bytes", "kept_connections", "fetching_connections")
+"""Of all this nothing may be left."""
 FULL_S = 3
 HELD_S = 5
 HELD_PARTS = 40
@@ -311,14 +313,6 @@ def one(cluster: LocalCluster, client: Client, seed: int, folder: Path) -> tuple
     return f"{harm}, {blow}", ends
 
 
-def what_is_left(client: Client) -> dict[str, dict[str, Any]]:
-    """Objects, memory and connections of each worker, and what the scheduler remembers: nothing, once all is over."""
-    names = ("objects", "copies", "live_bytes", "spooled_bytes", "kept_connections", "fetching_connections")
-    found = {worker: {name: own[name] for name in names if own[name]} for worker, own in resources(client).items()}
-    found["scheduler"] = {name: count for name, count in held_by_scheduler(client).items() if count}
-    return {place: left for place, left in found.items() if left}
-
-
 def run(rounds: int, first_seed: int = 0) -> Counter[str]:
     """All rounds; how often jobs ended how."""
     ended: Counter[str] = Counter()
@@ -337,7 +331,7 @@ def run(rounds: int, first_seed: int = 0) -> Counter[str]:
                 print(f"round {seed}: {what}: {', '.join(ends)} ({time.monotonic() - began:.1f} s)", flush=True)
             client.run(begin, "none", 0)
             deadline = time.monotonic() + OVER_S
-            while found := what_is_left(client):
+            while found := what_is_left(client, *OVER):
                 # The traceback of a task that failed may hold its memory in a cycle of references.
                 client.run(gc.collect)
                 assert time.monotonic() < deadline, f"{OVER_S} s after the last job there is still {found}"

@@ -116,6 +116,13 @@ def held_by_scheduler(client: Client) -> dict[str, int]:
     return client.run_on_scheduler(count)
 
 
+def what_is_left(client: Client, *names: str) -> dict[str, dict[str, Any]]:
+    """What of these (see `resources`) each worker still holds, and what the scheduler remembers."""
+    found = {worker: {name: own[name] for name in names if own[name]} for worker, own in resources(client).items()}
+    found["scheduler"] = {name: count for name, count in held_by_scheduler(client).items() if count}
+    return {place: left for place, left in found.items() if left}
+
+
 def until(true: Callable[[], Any], what: str, seconds: float = 20) -> Any:
     deadline = time.monotonic() + seconds
     while not (value := true()):

@@ -13,6 +13,7 @@ import pytest
 from mission_control import _native
 from tests.conftest import data, fetch, put, until
 from tests.proxy import Proxy
+from tests.test_strangers import cluster_name, taken
 
 
 def test_a_fetch_that_runs_ends_when_its_data_plane_closes(endpoint):
@@ -72,8 +73,6 @@ def test_whoever_gave_out_the_slots_is_followed_by_another(endpoint):
 def test_other_threads_of_python_go_on_while_a_data_plane_is_set_up(endpoint):
     """It may wait for the host's arbiter, here for one that never answers."""
     token = b"a name that is taken"
-    from tests.test_strangers import cluster_name, taken
-
     turns, over = 0, threading.Event()
 
     def turn() -> None:

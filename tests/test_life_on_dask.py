@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import dask.dataframe as dd
 import numpy as np
@@ -14,7 +16,7 @@ from distributed import Client, Event, LocalCluster, wait
 
 import mission_control
 from mission_control import fetch, put
-from tests.conftest import data, held_by_scheduler, resources, until
+from tests.conftest import data, resources, until, what_is_left
 
 SIZE = 1 << 20
 
@@ -35,9 +37,16 @@ def expected(seed: int) -> str:
 
 
 def nothing_left(client: Client) -> bool:
-    names = ("objects", "copies", "live_bytes", "spooled_bytes")
-    held = held_by_scheduler(client)
-    return not any(entry[name] for entry in resources(client).values() for name in names) and not any(held.values())
+    return not what_is_left(client, "objects", "copies", "live_bytes", "spooled_bytes")
+
+
+@contextmanager
+def cluster_of(workers: int, memory_limit: str = "1GiB") -> Iterator[tuple[LocalCluster, Client]]:
+    """A cluster of the test's own, with Mission Control."""
+    options = {"n_workers": workers, "threads_per_worker": 1, "memory_limit": memory_limit}
+    with LocalCluster(**options, dashboard_address=":0") as cluster, Client(cluster) as client:
+        mission_control.install(client)
+        yield cluster, client
 
 
 def test_a_task_that_fails_after_it_put_is_tried_again(client, tmp_path):
@@ -78,11 +87,7 @@ def test_futures_that_are_cancelled_while_their_tasks_fetch_leave_nothing(client
 
 
 def test_a_restarted_cluster_goes_on_and_knows_nothing_of_before():
-    with (
-        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0", memory_limit="1GiB") as cluster,
-        Client(cluster) as client,
-    ):
-        mission_control.install(client)
+    with cluster_of(2) as (_, client):
         references = client.map(made, range(4), pure=False)
         wait(references)
         client.restart(timeout=60)
@@ -101,11 +106,7 @@ def test_results_that_dask_spills_keep_their_references():
     def light(pair: tuple[mission_control.Reference, np.ndarray], seed: int) -> tuple[str, bool]:
         return digest(pair[0]), bool((pair[1] == seed % 256).all())
 
-    with (
-        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0", memory_limit="400MiB") as cluster,
-        Client(cluster) as client,
-    ):
-        mission_control.install(client)
+    with cluster_of(2, "400MiB") as (_, client):
         pairs = client.map(heavy, range(20), pure=False)
         wait(pairs)
         spilled = client.run(lambda dask_worker: len(dask_worker.data.disk) if hasattr(dask_worker.data, "disk") else 0)
@@ -131,11 +132,7 @@ def test_dasks_own_shuffle_runs_beside_ours(client):
 @pytest.mark.parametrize("away", ["scale", "kill"])
 def test_objects_of_workers_that_go_are_made_again(away):
     """Adaptive deployments take workers away in the middle of jobs, and bring others."""
-    with (
-        LocalCluster(n_workers=3, threads_per_worker=1, dashboard_address=":0", memory_limit="1GiB") as cluster,
-        Client(cluster) as client,
-    ):
-        mission_control.install(client)
+    with cluster_of(3) as (cluster, client):
         references = client.map(made, range(9), pure=False)
         wait(references)
         if away == "scale":

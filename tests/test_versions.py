@@ -37,10 +37,10 @@ def versions(client: Client) -> tuple[dict[str, int], dict[str, int]]:
     """The last version that was sent to each worker, and the last that it saw."""
     sent = client.run_on_scheduler(
         lambda dask_scheduler: {
-            worker: dask_scheduler.plugins["mission-control"].sent.last(worker) for worker in dask_scheduler.workers
+            worker: dask_scheduler.plugins["mission-control"].outbox.last(worker) for worker in dask_scheduler.workers
         }
     )
-    return sent, client.run(lambda dask_worker: dask_worker.plugins["mission-control"].heard.last)
+    return sent, client.run(lambda dask_worker: dask_worker.plugins["mission-control"].inbox.last)
 
 
 @pytest.mark.parametrize("messages", [1, 3])
@@ -49,9 +49,9 @@ def test_what_workers_missed_is_said_again(client, messages):
     wait(references)
     assert sum(entry["objects"] for entry in resources(client).values()) == 6
     client.run_on_scheduler(lose, messages)
-    # Each worker is told which of its objects to free, and does not hear it.
+    # The scheduler sends each worker the objects to free, and that message is lost.
     del references
-    # Later messages are heard: by their versions, something is missing before them.
+    # Later messages arrive: by their versions, something is missing before them.
     with mission_control.job("another", priority=5):
         for seed in range(2 * messages):
             wait(client.submit(made, seed, pure=False))
@@ -66,7 +66,7 @@ def test_what_workers_saw_is_not_kept(client):
 
     def kept(dask_scheduler: Any) -> int:
         own = dask_scheduler.plugins["mission-control"]
-        return sum(len(own.sent.after(worker, 0)) for worker in dask_scheduler.workers)
+        return sum(len(own.outbox.after(worker, 0)) for worker in dask_scheduler.workers)
 
     assert any(versions(client)[0].values())
     until(lambda: client.run_on_scheduler(kept) == 0, "every worker said what it has seen")
@@ -95,7 +95,7 @@ def test_what_is_said_while_a_worker_joins_is_not_lost():
     ):
         client.register_plugin(MissionControlScheduler())
         client.run_on_scheduler(speak_early)
-        # The workers run already, so that they hear the scheduler while their data planes are set up.
+        # The workers run already, so that they receive messages while their data planes are set up.
         client.register_plugin(MissionControlWorker())
         until(lambda: len(set(map(str, versions(client)))) == 1, "all workers saw everything")
         assert all(versions(client)[0].values())

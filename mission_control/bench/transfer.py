@@ -69,6 +69,16 @@ class Contender:
         self.samples.setdefault(size, []).append((moved / 2**20 / seconds, cpu))
 
 
+@dataclass(frozen=True)
+class Setting:
+    """What is measured, of all contenders alike."""
+
+    congestion: str
+    objects: tuple[int, ...]
+    transports: tuple[str, ...]
+    say: Callable[[str], None]
+
+
 def measure(
     rounds: int = ROUNDS,
     objects: tuple[int, ...] = OBJECTS,
@@ -94,14 +104,14 @@ def measure(
         PrerequisiteMissing: there is no C compiler.
     """
     congestion = "cubic" if "cubic" in _allowed() or os.geteuid() == 0 else "reno"
+    setting = Setting(congestion, objects, transports, say)
     contenders: list[Contender] = []
     interrupted = False
     # One group after the other, since idle Dask workers are not quite idle; within a group in turn.
     try:
         for group in (_processes, _clusters) if workers else (_processes,):
             with ExitStack() as stack:
-                folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mission-bench-")))
-                own_group = list(group(stack, folder, congestion, objects, transports, say))
+                own_group = list(group(stack, setting))
                 contenders += own_group
                 for number in range(rounds):
                     say(f"round {number + 1} of {rounds}")
@@ -158,15 +168,9 @@ def ratios(rows: list[dict[str, Any]]) -> dict[str, float]:
     }
 
 
-def _processes(
-    stack: ExitStack,
-    folder: Path,
-    congestion: str,
-    objects: tuple[int, ...],
-    transports: tuple[str, ...],
-    say: Callable[[str], None],
-) -> Iterator[Contender]:
+def _processes(stack: ExitStack, setting: Setting) -> Iterator[Contender]:
     """A sender and a receiver each."""
+    congestion, objects, transports, say = setting.congestion, setting.objects, setting.transports, setting.say
 
     def programs(server: int) -> Callable[[], list[int]]:
         return partial(list, [os.getpid(), server])
@@ -177,6 +181,7 @@ def _processes(
 
     if {"tcp", "mptcp"} & set(transports):
         say("builds the C receiver")
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mission-bench-")))
         receiver = _compile(folder)
     if "tcp" in transports:
         port, server = stack.enter_context(_server([receiver, "serve", congestion]))
@@ -210,16 +215,10 @@ def _processes(
             yield stack.enter_context(_iperf3(flows, congestion))
 
 
-def _clusters(
-    stack: ExitStack,
-    folder: Path,
-    congestion: str,
-    objects: tuple[int, ...],
-    transports: tuple[str, ...],
-    say: Callable[[str], None],
-) -> Iterator[Contender]:
+def _clusters(stack: ExitStack, setting: Setting) -> Iterator[Contender]:
     """Two workers of a Dask cluster each."""
-    sizes = tuple(size for size in objects if size <= WORKERS_MAX)
+    congestion, transports, say = setting.congestion, setting.transports, setting.say
+    sizes = tuple(size for size in setting.objects if size <= WORKERS_MAX)
     for transport in ("tcp", "tls"):
         if transport not in transports or not sizes:
             continue

@@ -80,7 +80,7 @@ class MissionControlScheduler(SchedulerPlugin):
         # Workers that have no data plane, and why.
         self.without: dict[str, str] = {}
         # What was said to each worker, until the worker has seen it.
-        self.sent = _native.Outbox()
+        self.outbox = _native.Outbox()
         self.jobs = Jobs()
         # Jobs that are over, and the workers whose last words on them are awaited.
         self.ending: dict[str, set[str]] = {}
@@ -143,7 +143,7 @@ class MissionControlScheduler(SchedulerPlugin):
         self.record("worker", worker=worker, host=host, address=address)
         joined = {"event": "worker-joined", "worker": worker, "host": host, "environment": json.loads(environment)}
         self.event(joined)
-        return {"commands": json.loads(self.mission.briefing()), "version": self.sent.last(worker)}
+        return {"commands": json.loads(self.mission.briefing()), "version": self.outbox.last(worker)}
 
     async def on_admit(self, spec: dict[str, Any], client: str) -> dict[str, Any]:
         """Whether a job may run, and the name under which it does; it arrives now, and stays at least until left."""
@@ -265,7 +265,7 @@ class MissionControlScheduler(SchedulerPlugin):
         last_of: str | None = None,
     ) -> None:
         """What a worker's fetches asked for and got since its last word, what it keeps copies of, what it has seen."""
-        self.sent.seen(worker, seen)
+        self.outbox.seen(worker, seen)
         for name in copied:
             if not self.objects.copied(name, worker):
                 self.free({worker: [name]})  # it was freed while it was copied
@@ -300,7 +300,7 @@ class MissionControlScheduler(SchedulerPlugin):
     def on_again(self, worker: str, after: int) -> None:
         """A worker missed something: it is said again, with all that came after it."""
         logger.info("worker %s missed what was said after version %d", worker, after)
-        for version, message in self.sent.after(worker, after):
+        for version, message in self.outbox.after(worker, after):
             self.send(worker, version, message)
 
     def on_probed(self, worker: str, seen: dict[str, Any]) -> None:
@@ -426,7 +426,7 @@ class MissionControlScheduler(SchedulerPlugin):
         """A worker is gone, and its objects with it: the keys that carry them are invalid, wherever copies survive."""
         self.workers.pop(worker, None)
         self.without.pop(worker, None)
-        self.sent.forget(worker)
+        self.outbox.forget(worker)
         for job, awaited in list(self.ending.items()):
             awaited.discard(worker)
             if not awaited:
@@ -476,7 +476,7 @@ class MissionControlScheduler(SchedulerPlugin):
         """To workers whose plug-in is up: an unknown operation would raise on the others."""
         for worker in self.workers if workers is None else workers:
             if worker in self.workers:
-                self.send(worker, self.sent.send(worker, message), message)
+                self.send(worker, self.outbox.send(worker, message), message)
 
     def send(self, worker: str, version: int, message: dict[str, Any]) -> None:
         stream = self.scheduler.stream_comms.get(worker)

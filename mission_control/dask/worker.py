@@ -88,8 +88,8 @@ class MissionControlWorker(WorkerPlugin):
         self.carried: dict[Any, set[Reference]] = {}
         self.asked: list[dict[str, Any]] = []
         self.lost = Newest(LOST_MAX)
-        self.heard: _native.Inbox | None = None
-        self.told_seen = 0
+        self.inbox: _native.Inbox | None = None
+        self.reported_version = 0
         self.asked_again_at = 0.0
         self.rescheduled: defaultdict[Any, int] = defaultdict(int)
         worker.stream_handlers["mission-control"] = self.on_message
@@ -130,10 +130,10 @@ class MissionControlWorker(WorkerPlugin):
         )
         for command in briefing["commands"]:
             endpoint.command(json.dumps(command))
-        self.heard = _native.Inbox(briefing["version"])
+        self.inbox = _native.Inbox(briefing["version"])
         self.endpoint = endpoint
-        # Whatever was said meanwhile found nobody here.
-        self.ask_again(self.heard.last)
+        # Messages that arrived meanwhile were dropped.
+        self.ask_again(self.inbox.last)
 
     async def teardown(self, worker: Worker) -> None:
         callback = worker.periodic_callbacks.pop(self.name, None)
@@ -159,11 +159,11 @@ class MissionControlWorker(WorkerPlugin):
         probe_ecn: Sequence[str] = (),
         **_: Any,
     ) -> None:
-        if self.closing or self.endpoint is None or self.heard is None:
+        if self.closing or self.endpoint is None or self.inbox is None:
             return
-        received = self.heard.receive(version)
+        received = self.inbox.receive(version)
         if received == "gap" and time.monotonic() - self.asked_again_at > ASK_AGAIN_S:
-            self.ask_again(self.heard.last)
+            self.ask_again(self.inbox.last)
         if received != "in-order":
             return
         for command in commands:
@@ -297,13 +297,13 @@ class MissionControlWorker(WorkerPlugin):
 
     def report(self, last_of: str | None = None) -> None:
         """Tells what has changed; and, where the scheduler asks for the last words on a job, that this is all."""
-        assert self.endpoint is not None and self.heard is not None
+        assert self.endpoint is not None and self.inbox is not None
         with self.lock:
             asked, self.asked = self.asked, []
-        records, copied, seen = self.endpoint.report(), self.endpoint.copied(), self.heard.last
-        if records is None and not asked and not copied and last_of is None and seen == self.told_seen:
+        records, copied, seen = self.endpoint.report(), self.endpoint.copied(), self.inbox.last
+        if records is None and not asked and not copied and last_of is None and seen == self.reported_version:
             return
-        self.told_seen = seen
+        self.reported_version = seen
         cpu, records = sum(os.times()[:2]), json.loads(records or "[]")
         more = {"cpu": cpu, "seen": seen, "last_of": last_of}
         self.send("mission-control-progress", records=records, asked=asked, copied=copied, **more)

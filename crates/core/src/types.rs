@@ -103,7 +103,7 @@ pub fn check_priority(job: &str, priority: f64) -> Result<(), String> {
     if priority.is_finite() && priority > 0.0 && priority <= PRIORITY_MAX {
         return Ok(());
     }
-    Err(format!("priority {priority} of job {job}: use a number above 0, at most 1e9"))
+    Err(format!("priority {priority} of job {job}: use a number above 0, at most {PRIORITY_MAX:e}"))
 }
 
 /// What the user says of a job when it is given to the engine.

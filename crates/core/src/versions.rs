@@ -30,7 +30,7 @@ impl<R: Ord + Clone, M> Outbox<R, M> {
         sent.last
     }
 
-    /// The version of the last message to a receiver: a receiver that joins and is told everything begins there.
+    /// The version of the last message to a receiver. A receiver that joins gets the whole state, and begins there.
     pub fn last(&self, receiver: &R) -> u64 {
         self.sent.get(receiver).map_or(0, |sent| sent.last)
     }
@@ -75,7 +75,7 @@ pub struct Inbox {
 }
 
 impl Inbox {
-    /// Of a receiver that was told everything, as of a version.
+    /// Of a receiver that got the whole state as of a version.
     pub fn from(version: u64) -> Inbox {
         Inbox { last: version }
     }

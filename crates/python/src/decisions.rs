@@ -7,7 +7,7 @@ use mission_core::host::slots::{Command, Event, SELF, Slots};
 use mission_core::host::{FromArbiter, ToArbiter};
 use mission_core::policy::{self, JobView};
 use mission_core::shares::FlowsPerHost;
-use mission_core::types::{Demands, JobId, JobSpec, Stage, Transport, check_priority};
+use mission_core::types::{self, Demands, JobId, JobSpec, Stage, Transport};
 use mission_core::units::Time;
 use mission_core::{defaults as core_defaults, flight, graph, mission, shares, units};
 use pyo3::prelude::*;
@@ -64,7 +64,7 @@ impl MissionController {
 
     fn admits(&self, spec: &str) -> PyResult<Option<String>> {
         let spec: JobSpec = serde_json::from_str(spec).map_err(bad_input)?;
-        check_priority(&spec.job, spec.priority).map_err(bad_input)?;
+        types::check_priority(&spec.job, spec.priority).map_err(bad_input)?;
         guarded(|| self.lock().admits(&spec).err())
     }
 
@@ -87,6 +87,12 @@ impl MissionController {
     fn lock(&self) -> std::sync::MutexGuard<'_, mission::MissionController> {
         self.0.lock().expect("no panic while held")
     }
+}
+
+/// Whether a job can have this priority.
+#[pyfunction]
+pub fn check_priority(job: &str, priority: f64) -> PyResult<()> {
+    types::check_priority(job, priority).map_err(bad_input)
 }
 
 /// Seconds that a host's arbiter takes for one chunk, from its request to its grant, with so many groups and so many chunks
@@ -175,7 +181,7 @@ pub fn weights(
     flows_per_host.check().map_err(bad_input)?;
     let mut views = Vec::new();
     for (arrival, (name, priority, machines, broadcasts)) in jobs.iter().enumerate() {
-        check_priority(name, *priority).map_err(bad_input)?;
+        types::check_priority(name, *priority).map_err(bad_input)?;
         let job = JobId::from(name.as_str());
         views.push(JobView {
             job,

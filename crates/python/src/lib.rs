@@ -22,8 +22,8 @@ mod _native {
     use super::_panic;
     #[pymodule_export]
     use super::decisions::{
-        Graph, MissionController, contradiction, defaults, format_bytes, parse_bytes, parse_duration, parse_rate,
-        policies, seconds_per_grant, transports, weights,
+        Graph, MissionController, check_priority, contradiction, defaults, format_bytes, parse_bytes, parse_duration,
+        parse_rate, policies, seconds_per_grant, transports, weights,
     };
     #[pymodule_export]
     use super::endpoint::{
@@ -43,8 +43,6 @@ mod _native {
 
     #[pymodule_export]
     const FLOWS_PER_HOST: u32 = mission_core::defaults::FLOWS_PER_HOST;
-    #[pymodule_export]
-    const PRIORITY_MAX: f64 = mission_core::types::PRIORITY_MAX;
     #[pymodule_export]
     const REPORT_EVERY_MS: u128 = mission_core::defaults::REPORT_EVERY.as_millis();
     #[pymodule_export]

@@ -424,7 +424,9 @@ impl Segment {
     /// # Errors
     /// Somebody may still write to it, or it cannot be shared.
     pub fn protect(&self) -> Result<SharedMemory<'_>, String> {
-        let shared = self.shared().ok_or("it lies in memory of its worker alone: it was put before others joined that host, or for another transport")?;
+        let private = "it lies in memory of its worker alone: it was put before others joined that host, or for another \
+                       transport";
+        let shared = self.shared().ok_or(private)?;
         let mut protected = self.protecting.lock().expect("no panic while held");
         if !*protected {
             if self.has_writers() {

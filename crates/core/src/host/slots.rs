@@ -191,16 +191,17 @@ impl Slots {
         client.heard_at = now;
         match message {
             ToArbiter::Held { ticket, group, member } => {
-                // More than a host has slots nobody can have held.
+                if client.held.iter().any(|held| held.ticket == ticket) {
+                    return;
+                }
+                // Nobody can have held more slots than a host has.
                 if client.held.len() >= FLOWS_MAX as usize && id != SELF {
                     commands.push(Command::Expel { client: id });
                     self.drop_client(id);
                     return;
                 }
-                if client.held.iter().all(|held| held.ticket != ticket) {
-                    client.held.push(Held { ticket, group, member, charged: 0 });
-                    self.queue.adopt(group, member);
-                }
+                client.held.push(Held { ticket, group, member, charged: 0 });
+                self.queue.adopt(group, member);
             }
             ToArbiter::Want { ticket, group, member, bytes } => {
                 // The arbiter's own process is this one: it keeps to the rules.
