@@ -3,7 +3,8 @@
 //! One object that many hosts want would leave its owner's link once per host. Here receivers serve the pieces that they
 //! have (as BitTorrent's peers and Orchestra's Cornet do), so the copies multiply. Unlike BitTorrent all of it is one
 //! cluster whose members tell the truth: the owner keeps the books, as a tracker that knows every piece, and names to each
-//! receiver its next piece and source; there is nothing to choke, and no piece is asked for in vain.
+//! receiver its next piece and source; there is nothing to choke, and no piece is asked for in vain. Only who has everything
+//! and has left may be gone unnoticed: one miss is enough for it, and a host keeps few of them.
 //!
 //! A receiver asks on one or more **lanes**, each for one piece at a time. The piece is the rarest that it lacks and that
 //! somebody can send now; the source is the least busy that has it. Events in, answers out; sockets are the caller's.
@@ -15,6 +16,8 @@ use std::collections::{BTreeMap, VecDeque};
 
 /// A receiver; numbered by the caller.
 pub type PeerId = u32;
+/// Where receivers run; numbered by the caller.
+pub type HostNumber = u32;
 /// One of the connections on which a receiver asks; numbered by the caller.
 pub type LaneId = u64;
 
@@ -25,6 +28,10 @@ const PIECES: u64 = 64;
 const STALLS: u32 = 2;
 /// A peer that so often gave nothing is asked no more, unless it shows that it lives by asking itself.
 const MISSES_MAX: u32 = 3;
+/// Receivers of one host that have everything, ask no more, and are named all the same. A host that is gone, and a worker
+/// that names receivers which never were, cost the others so many failed connections at most. One alone can fill the host's
+/// link.
+const FINISHED_PER_HOST: usize = 4;
 
 /// Bytes of each piece of a part of `len` bytes, but for the last: whole blocks, at most a chunk.
 pub fn piece_bytes(len: u64) -> u64 {
@@ -42,6 +49,7 @@ pub enum Event {
     Asks {
         lane: LaneId,
         peer: PeerId,
+        host: HostNumber,
         /// Of each piece, whether the receiver has it. All of it each time: a lost word costs nothing, and what a receiver
         /// has lost is forgotten.
         has: Vec<bool>,
@@ -66,6 +74,8 @@ pub struct Swarm {
     pieces: Vec<Piece>,
     peers: BTreeMap<PeerId, Peer>,
     lanes: BTreeMap<LaneId, Lane>,
+    /// Receivers without lanes, which have everything and are named as sources; who finished first is first.
+    finished: Vec<PeerId>,
     /// Lanes that wait for an answer, longest first.
     waiting: VecDeque<LaneId>,
     owner_uploads: u32,
@@ -81,6 +91,7 @@ struct Piece {
 
 #[derive(Default)]
 struct Peer {
+    host: HostNumber,
     has: Vec<bool>,
     uploads: u32,
     lanes: u32,
@@ -100,6 +111,7 @@ impl Swarm {
             pieces: (0..pieces).map(|_| Piece::default()).collect(),
             peers: BTreeMap::new(),
             lanes: BTreeMap::new(),
+            finished: Vec::new(),
             waiting: VecDeque::new(),
             owner_uploads: 0,
             random: SplitMix(seed),
@@ -112,14 +124,17 @@ impl Swarm {
         let silent: Vec<LaneId> = self.lanes.iter().filter(|(_, lane)| late(lane)).map(|(id, _)| *id).collect();
         silent.into_iter().for_each(|lane| self.over(lane));
         match event {
-            Event::Asks { lane, peer, has, missed } => {
+            Event::Asks { lane, peer, host, has, missed } => {
                 self.over(lane);
-                if !self.lanes.contains_key(&lane) {
-                    self.peers.entry(peer).or_default().lanes += 1;
-                    self.lanes.insert(lane, Lane { peer, told: None, told_at: now });
+                if let Some(missed) = missed {
+                    self.miss(missed);
                 }
-                if let Some(missed) = missed.and_then(|missed| self.peers.get_mut(&missed)) {
-                    missed.misses += 1;
+                let own = self.peers.entry(peer).or_default();
+                own.host = host;
+                if !self.lanes.contains_key(&lane) {
+                    own.lanes += 1;
+                    self.finished.retain(|finished| *finished != peer);
+                    self.lanes.insert(lane, Lane { peer, told: None, told_at: now });
                 }
                 self.learn(peer, has);
                 self.waiting.retain(|waiting| *waiting != lane);
@@ -131,10 +146,11 @@ impl Swarm {
                 if let Some(Lane { peer, .. }) = self.lanes.remove(&lane) {
                     let own = self.peers.get_mut(&peer).expect("lanes have peers");
                     own.lanes -= 1;
-                    // Who has all of it may go on serving; who broke off has thrown away what it had.
-                    if own.lanes == 0 && !own.has.iter().all(|has| *has) {
-                        self.peers.remove(&peer);
-                        self.pieces.iter_mut().for_each(|piece| piece.holders.retain(|holder| *holder != peer));
+                    match (own.lanes, own.has.iter().all(|has| *has)) {
+                        (0, true) => self.finish(peer),
+                        // Who broke off has thrown away what it had.
+                        (0, false) => self.forget(peer),
+                        _ => {}
                     }
                 }
             }
@@ -214,6 +230,32 @@ impl Swarm {
         }
     }
 
+    /// Who has all of it may go on serving.
+    fn finish(&mut self, peer: PeerId) {
+        let host = self.peers[&peer].host;
+        self.finished.push(peer);
+        let mut of_host = self.finished.iter().copied().filter(|finished| self.peers[finished].host == host);
+        let first = of_host.next();
+        if of_host.count() >= FINISHED_PER_HOST {
+            first.into_iter().for_each(|first| self.forget(first));
+        }
+    }
+
+    /// A source gave nothing to somebody who was sent to it.
+    fn miss(&mut self, source: PeerId) {
+        if self.finished.contains(&source) {
+            self.forget(source);
+        } else if let Some(own) = self.peers.get_mut(&source) {
+            own.misses += 1;
+        }
+    }
+
+    fn forget(&mut self, peer: PeerId) {
+        self.peers.remove(&peer);
+        self.finished.retain(|finished| *finished != peer);
+        self.pieces.iter_mut().for_each(|piece| piece.holders.retain(|holder| *holder != peer));
+    }
+
     fn learn(&mut self, peer: PeerId, has: Vec<bool>) {
         let own = self.peers.get_mut(&peer).expect("its lane is known");
         own.misses = 0;
@@ -256,7 +298,7 @@ mod tests {
         let (mut now, mut from_owner) = (0.0, 0);
         let mut events: VecDeque<Event> = (0..lanes)
             .flat_map(|lane| (0..receivers).map(move |peer| (u64::from(peer) * lanes + lane, peer)))
-            .map(|(lane, peer)| Event::Asks { lane, peer, has: vec![false; pieces], missed: None })
+            .map(|(lane, peer)| Event::Asks { lane, peer, host: peer, has: vec![false; pieces], missed: None })
             .collect();
         let mut dead = None;
         loop {
@@ -293,7 +335,7 @@ mod tests {
                 let peer = (flow.lane / lanes) as PeerId;
                 has[peer as usize][flow.piece] = true;
                 let has = has[peer as usize].clone();
-                events.push_back(Event::Asks { lane: flow.lane, peer, has, missed: None });
+                events.push_back(Event::Asks { lane: flow.lane, peer, host: peer, has, missed: None });
             }
             if let Some(peer) = dies.filter(|_| dead.is_none() && now > 0.5) {
                 dead = Some(peer);
@@ -307,7 +349,7 @@ mod tests {
                 for flow in missing {
                     let own = (flow.lane / lanes) as PeerId;
                     let has = has[own as usize].clone();
-                    events.push_back(Event::Asks { lane: flow.lane, peer: own, has, missed: Some(peer) });
+                    events.push_back(Event::Asks { lane: flow.lane, peer: own, host: own, has, missed: Some(peer) });
                 }
             }
         }
@@ -338,7 +380,7 @@ mod tests {
     }
 
     fn asks(lane: LaneId, peer: PeerId, has: &[bool], missed: Option<PeerId>) -> Event {
-        Event::Asks { lane, peer, has: has.to_vec(), missed }
+        Event::Asks { lane, peer, host: peer, has: has.to_vec(), missed }
     }
 
     fn fetch(piece: usize, source: Option<PeerId>) -> Answer {
@@ -375,6 +417,49 @@ mod tests {
         assert_eq!(said(&mut swarm, Time(0), asks(2, 2, &[false], missed)), [(2, fetch(0, None))]);
         said(&mut swarm, Time(0), asks(1, 1, &[true], None));
         assert_eq!(said(&mut swarm, Time(0), asks(2, 2, &[false], None)), [(2, fetch(0, Some(1)))]);
+    }
+
+    /// Receivers of one host that say they have everything, and leave.
+    fn finish(swarm: &mut Swarm, peers: std::ops::Range<PeerId>) {
+        for peer in peers {
+            let lane = LaneId::from(peer);
+            said(swarm, Time(0), Event::Asks { lane, peer, host: 7, has: vec![true], missed: None });
+            said(swarm, Time(0), Event::Closed { lane });
+        }
+    }
+
+    #[test]
+    fn who_finished_and_gives_nothing_once_is_named_no_more() {
+        let mut swarm = Swarm::new(1, 1);
+        finish(&mut swarm, 1..2);
+        assert_eq!(said(&mut swarm, Time(0), asks(8, 8, &[false], None)), [(8, fetch(0, Some(1)))]);
+        assert_eq!(said(&mut swarm, Time(0), asks(8, 8, &[false], Some(1))), [(8, fetch(0, None))]);
+    }
+
+    #[test]
+    fn a_host_that_is_gone_costs_few_failed_connections() {
+        let mut swarm = Swarm::new(1, 1);
+        finish(&mut swarm, 100..1000);
+        assert_eq!(swarm.peers.len(), FINISHED_PER_HOST);
+        let (mut missed, mut failed) = (None, 0);
+        while let [(_, Answer::Fetch { source: Some(source), .. })] =
+            said(&mut swarm, Time(0), asks(8, 8, &[false], missed))[..]
+        {
+            (missed, failed) = (Some(source), failed + 1);
+        }
+        assert_eq!(failed, FINISHED_PER_HOST);
+    }
+
+    #[test]
+    fn who_finished_and_asks_again_counts_as_one_that_asks() {
+        let mut swarm = Swarm::new(1, 1);
+        finish(&mut swarm, 1..2);
+        // It has lost what it had.
+        said(&mut swarm, Time(0), Event::Asks { lane: 1, peer: 1, host: 7, has: vec![false], missed: None });
+        finish(&mut swarm, 2..2 + FINISHED_PER_HOST as PeerId);
+        assert_eq!(swarm.peers.len(), FINISHED_PER_HOST + 1);
+        said(&mut swarm, Time(0), Event::Closed { lane: 1 });
+        assert_eq!(swarm.peers.len(), FINISHED_PER_HOST);
     }
 
     #[test]

@@ -4,10 +4,10 @@
 use crate::copies::PartKey;
 use crate::object::ObjectId;
 use crate::wire::{Next, PieceReply};
-use mission_core::swarm::{self, Answer, Event, LaneId, PeerId, Swarm};
+use mission_core::swarm::{self, Answer, Event, HostNumber, LaneId, PeerId, Swarm};
 use mission_core::units::Time;
 use std::collections::HashMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -35,6 +35,7 @@ struct State {
     swarm: Swarm,
     peers: Vec<SocketAddr>,
     numbers: HashMap<SocketAddr, PeerId>,
+    hosts: HashMap<IpAddr, HostNumber>,
     /// Where the answers of lanes go that wait for one.
     waiting: HashMap<LaneId, Sender<Answer>>,
 }
@@ -82,6 +83,7 @@ impl Book {
             swarm: Swarm::new(swarm::pieces(len), seed),
             peers: Vec::new(),
             numbers: HashMap::new(),
+            hosts: HashMap::new(),
             waiting: HashMap::new(),
         };
         Book { len, opened: Instant::now(), state: Mutex::new(state) }
@@ -121,9 +123,11 @@ impl Lane {
         let (sender, answer) = channel();
         let mut state = self.book.lock();
         let peer = state.number(asking.serves);
+        let hosts = state.hosts.len() as HostNumber;
+        let host = *state.hosts.entry(asking.serves.ip()).or_insert(hosts);
         let missed = asking.missed.and_then(|address| state.numbers.get(&address).copied());
         state.waiting.insert(self.id, sender);
-        state.handle(self.book.now(), Event::Asks { lane: self.id, peer, has: asking.has, missed });
+        state.handle(self.book.now(), Event::Asks { lane: self.id, peer, host, has: asking.has, missed });
         drop(state);
         match answer.recv_timeout(ANSWER_WITHIN) {
             Ok(Answer::Fetch { piece, source }) => {

@@ -7,6 +7,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
 const LANES: u64 = 2;
+const RECEIVERS_PER_HOST: PeerId = 4;
 /// A lane that says nothing for two stalls counts no more.
 const SILENT_NS: u64 = 10_000_000_000;
 
@@ -56,7 +57,7 @@ pub fn run(seed: u64) -> u64 {
             all[at].gone = true;
             events.extend((0..LANES).map(|own| Event::Closed { lane: at as u64 * LANES + own }));
         } else {
-            events.push(Event::Asks { lane, peer, has: all[at].has.clone(), missed });
+            events.push(Event::Asks { lane, peer, host: peer / RECEIVERS_PER_HOST, has: all[at].has.clone(), missed });
         }
         for event in events {
             swarm.handle(Time(now), event, &mut answers);
