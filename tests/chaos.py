@@ -29,6 +29,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+import dask
 import psutil
 from distributed import Client, KilledWorker, LocalCluster, Worker, get_worker
 from distributed.client import FutureCancelledError
@@ -64,6 +65,8 @@ BLOWS = ("none", "kill", "freeze", "spool", "pause", "flood", "disk", "hold")
 PAUSE_S = 8
 """Longer than a reader waits for one answer, and than an arbiter may be silent."""
 FREEZE_S = 20
+BACK_S = 120
+"""For a worker that was killed to be there again, on a machine on which three clusters import Dask."""
 OVER_S = 60
 """Kept connections end after some idle time, too."""
 OVER = ("objects", "copies", "live_bytes", "spooled_bytes", "kept_connections", "fetching_connections")
@@ -295,7 +298,7 @@ def one(cluster: LocalCluster, client: Client, seed: int, folder: Path) -> tuple
     """One round; what was done, and how its jobs ended."""
     chance = random.Random(seed)
     harm, blow = chance.choice(HARMS), chance.choice(BLOWS)
-    until(lambda: len(client.run(begin, harm, seed, on_error="ignore")) >= 3, "all workers are up", seconds=60)
+    until(lambda: len(client.run(begin, harm, seed, on_error="ignore")) >= 3, "all workers are up", seconds=BACK_S)
     over = threading.Event()
     with ThreadPoolExecutor(4) as pool:
         bad = pool.submit(strike, client, blow, chance, over)
@@ -317,6 +320,8 @@ def run(rounds: int, first_seed: int = 0) -> Counter[str]:
     """All rounds; how often jobs ended how."""
     ended: Counter[str] = Counter()
     folder = Path(tempfile.mkdtemp(prefix="mission-chaos-"))
+    # Dask gives a worker up that is not back in 15 s, and the cluster is smaller for ever.
+    dask.config.set({"distributed.deploy.lost-worker-timeout": f"{BACK_S}s"})
     workers = {"n_workers": 3, "threads_per_worker": 2, "memory_limit": "400MiB"}
     try:
         cluster = LocalCluster(**workers, dashboard_address=":0", local_directory=str(folder / "dask"), silence_logs=50)
