@@ -110,7 +110,8 @@ impl Endpoint {
         let (job, demands) = (JobId::from(job), parse_demands(demands)?);
         let buffers = parts.iter().map(buffer_of).collect::<PyResult<Vec<_>>>()?;
         // SAFETY: `buffers` holds them until the copy is made, and the caller was told not to write meanwhile.
-        let slices = buffers.iter().map(|buffer| unsafe { bytes_of(buffer) }).collect::<PyResult<Vec<_>>>()?;
+        let inputs = buffers.iter().map(|buffer| unsafe { bytes_of(buffer) }).collect::<PyResult<Vec<_>>>()?;
+        let slices: Vec<&[u8]> = inputs.iter().map(|input| &**input).collect();
         let endpoint = self.get()?;
         let id = detached(py, || endpoint.put(&slices, &job, &demands))?.map_err(PyOSError::new_err_of)?;
         Ok((id.to_string(), slices.iter().map(|slice| slice.len()).collect()))
@@ -118,8 +119,10 @@ impl Endpoint {
 
     fn adopt(&self, py: Python<'_>, segment: &Segment, sizes: Vec<u64>, demands: &str) -> PyResult<String> {
         let encryption = parse_demands(demands)?.encrypt;
+        let reading = segment.read()?;
         let (endpoint, segment) = (self.get()?, segment.inner.clone());
         let id = detached(py, || endpoint.adopt(segment, &sizes, encryption))?.map_err(PyOSError::new_err_of)?;
+        drop(reading);
         Ok(id.to_string())
     }
 

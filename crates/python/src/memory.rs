@@ -4,16 +4,24 @@ use mission_transport::{parts, segment};
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
+use std::collections::BTreeMap;
 use std::ffi::c_int;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::ops::Deref;
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// The memory of all segments that Python code may write to: its start, its end, and the calls that use it.
+static SEGMENTS: Mutex<BTreeMap<usize, (usize, Arc<Users>)>> = Mutex::new(BTreeMap::new());
+
+/// Calls of this module that read a segment's memory, or -1 for one that writes to it.
+#[derive(Default)]
+struct Users(AtomicI32);
 
 /// Memory that a task writes its parts into before it puts them.
 #[pyclass(frozen)]
 pub struct Segment {
     pub inner: Arc<segment::Segment>,
-    /// A call of this module writes to it now.
-    busy: AtomicBool,
+    users: Arc<Users>,
 }
 
 /// The right to write to a segment, for one call at a time.
@@ -21,19 +29,34 @@ pub struct Exclusive<'a> {
     segment: &'a Segment,
 }
 
+/// Memory that a call reads, and that no other call writes to meanwhile.
+pub struct Bytes<'a> {
+    bytes: &'a [u8],
+    /// Of the segment in which it lies, if it does.
+    users: Option<Arc<Users>>,
+}
+
+fn segments() -> MutexGuard<'static, BTreeMap<usize, (usize, Arc<Users>)>> {
+    SEGMENTS.lock().expect("no panic while held")
+}
+
 impl Segment {
     pub fn new(segment: segment::Segment) -> Segment {
         segment.add_writer();
-        Segment { inner: Arc::new(segment), busy: AtomicBool::new(false) }
+        let (start, users) = (segment.as_ptr() as usize, Arc::<Users>::default());
+        if !segment.is_empty() {
+            segments().insert(start, (start + segment.len(), users.clone()));
+        }
+        Segment { inner: Arc::new(segment), users }
     }
 
     /// For a call that writes to all of it, and reads `inputs`.
     ///
     /// # Errors
-    /// It was put, another call writes to it, or an input lies in it.
-    pub fn exclusive(&self, inputs: &[&[u8]]) -> PyResult<Exclusive<'_>> {
+    /// It was put, another call uses it, or an input lies in it.
+    pub fn exclusive(&self, inputs: &[Bytes<'_>]) -> PyResult<Exclusive<'_>> {
         let own = self.inner.as_ptr() as usize..self.inner.as_ptr() as usize + self.inner.len();
-        let overlaps = |input: &&[u8]| {
+        let overlaps = |input: &Bytes<'_>| {
             let start = input.as_ptr() as usize;
             !input.is_empty() && start < own.end && own.start < start + input.len()
         };
@@ -43,17 +66,26 @@ impl Segment {
         if Arc::strong_count(&self.inner) > 1 {
             return Err(crate::bad_input("the output was put already: allocate another segment"));
         }
-        if self.busy.swap(true, Ordering::Acquire) {
-            return Err(crate::bad_input("another call writes to the output: allocate a segment for each call"));
+        if self.users.0.compare_exchange(0, -1, Ordering::Acquire, Ordering::Relaxed).is_err() {
+            return Err(crate::bad_input("another call uses the output: allocate a segment for each call"));
         }
         Ok(Exclusive { segment: self })
+    }
+
+    /// For a call that reads all of it, or makes an object of it.
+    ///
+    /// # Errors
+    /// Another call writes to it.
+    pub fn read(&self) -> PyResult<Bytes<'_>> {
+        // SAFETY: it lives as long as `self`; the result says that nobody of this module writes to it.
+        Bytes::of(unsafe { std::slice::from_raw_parts(self.inner.as_ptr(), self.inner.len()) })
     }
 }
 
 impl Exclusive<'_> {
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         let inner = &self.segment.inner;
-        // SAFETY: nobody else of this module writes or reads it, and no input lies in it; views that Python code made of it
+        // SAFETY: no other call of this module writes or reads it, and no input lies in it; views that Python code made of it
         // are not to be used during the call, as callers are told by the functions that take a segment.
         unsafe { std::slice::from_raw_parts_mut(inner.as_ptr(), inner.len()) }
     }
@@ -61,13 +93,50 @@ impl Exclusive<'_> {
 
 impl Drop for Exclusive<'_> {
     fn drop(&mut self) {
-        self.segment.busy.store(false, Ordering::Release);
+        self.segment.users.0.store(0, Ordering::Release);
+    }
+}
+
+impl<'a> Bytes<'a> {
+    fn of(bytes: &'a [u8]) -> PyResult<Bytes<'a>> {
+        let start = bytes.as_ptr() as usize;
+        let users = {
+            let segments = segments();
+            let before = segments.range(..=start).next_back();
+            before.filter(|(_, (end, _))| start < *end && !bytes.is_empty()).map(|(_, (_, users))| users.clone())
+        };
+        if let Some(users) = &users {
+            let another = |count| if count < 0 { None } else { Some(count + 1) };
+            if users.0.fetch_update(Ordering::Acquire, Ordering::Relaxed, another).is_err() {
+                return Err(crate::bad_input("another call writes to this segment: wait for it to end"));
+            }
+        }
+        Ok(Bytes { bytes, users })
+    }
+}
+
+impl Deref for Bytes<'_> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        self.bytes
+    }
+}
+
+impl Drop for Bytes<'_> {
+    fn drop(&mut self) {
+        if let Some(users) = &self.users {
+            users.0.fetch_sub(1, Ordering::Release);
+        }
     }
 }
 
 impl Drop for Segment {
     /// Views hold this object: once it is gone nobody writes to its memory any more, and it can be shared.
     fn drop(&mut self) {
+        if !self.inner.is_empty() {
+            segments().remove(&(self.inner.as_ptr() as usize));
+        }
         self.inner.writer_gone();
     }
 }
@@ -129,17 +198,20 @@ unsafe fn fill(
 /// The bytes of a contiguous buffer.
 ///
 /// # Safety
-/// The slice must not outlive `buffer`, and nobody may write to it meanwhile: callers of `put` and of the record
+/// The result must not outlive `buffer`, and Python code may not write to it meanwhile: callers of `put` and of the record
 /// functions are told so.
-pub unsafe fn bytes_of(buffer: &pyo3::buffer::PyBuffer<u8>) -> PyResult<&[u8]> {
+///
+/// # Errors
+/// It has gaps, or another call of this module writes to it.
+pub unsafe fn bytes_of(buffer: &pyo3::buffer::PyBuffer<u8>) -> PyResult<Bytes<'_>> {
     if !buffer.is_c_contiguous() {
         return Err(crate::bad_input("the buffer is not contiguous: copy it first, as numpy.ascontiguousarray does"));
     }
     if buffer.len_bytes() == 0 {
-        return Ok(&[]);
+        return Bytes::of(&[]);
     }
     // SAFETY: a contiguous buffer of that many bytes, held by `buffer`.
-    Ok(unsafe { std::slice::from_raw_parts(buffer.buf_ptr().cast(), buffer.len_bytes()) })
+    Bytes::of(unsafe { std::slice::from_raw_parts(buffer.buf_ptr().cast(), buffer.len_bytes()) })
 }
 
 /// A buffer of bytes of any object that has one, whatever its items are.

@@ -1,6 +1,6 @@
 //! The inner loops of the sort workload: records of 100 bytes with a 10-byte key, as in the public sort benchmark.
 
-use crate::memory::{Exclusive, Segment, buffer_of, bytes_of};
+use crate::memory::{Bytes, Exclusive, Segment, buffer_of, bytes_of};
 use crate::{bad_input, detached};
 use pyo3::prelude::*;
 
@@ -25,7 +25,7 @@ fn records(bytes: &[u8]) -> PyResult<std::slice::ChunksExact<'_, u8>> {
 ///
 /// # Errors
 /// It has another size, or is not for this call alone.
-fn writable<'a>(out: &'a Segment, inputs: &[&[u8]]) -> PyResult<Exclusive<'a>> {
+fn writable<'a>(out: &'a Segment, inputs: &[Bytes<'_>]) -> PyResult<Exclusive<'a>> {
     let len: usize = inputs.iter().map(|input| input.len()).sum();
     if out.inner.len() != len {
         return Err(bad_input(format!("the output has {} bytes, the input {len}", out.inner.len())));
@@ -44,9 +44,9 @@ pub fn records_partition(
     let buffer = buffer_of(input)?;
     // SAFETY: `buffer` holds it, and the caller does not write to its input meanwhile.
     let input = unsafe { bytes_of(&buffer) }?;
-    let records = records(input)?;
+    let records = records(&input)?;
     let bounds: Vec<u128> = splitters.chunks_exact(KEY).map(key).collect();
-    let mut out = writable(out, &[input])?;
+    let mut out = writable(out, std::slice::from_ref(&input))?;
     detached(py, || {
         let out = out.bytes_mut();
         let parts: Vec<u32> =
@@ -104,7 +104,7 @@ pub fn records_check(py: Python<'_>, input: &Bound<'_, PyAny>) -> PyResult<Check
     let buffer = buffer_of(input)?;
     // SAFETY: as above.
     let input = unsafe { bytes_of(&buffer) }?;
-    let records = records(input)?;
+    let records = records(&input)?;
     detached(py, || {
         let ordered = records.clone().map(key).is_sorted();
         let sum = records.clone().map(twox_hash::XxHash3_64::oneshot).fold(0u64, u64::wrapping_add);
