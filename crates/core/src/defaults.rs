@@ -25,6 +25,8 @@ pub const PROGRESS_TIMEOUT: Duration = Duration::from_secs(60);
 pub const TRICKLE: Duration = Duration::from_secs(10);
 /// 13 kbit/s: forty flows that share a link of 1 Mbit/s are faster.
 pub const TRICKLE_BYTES: u64 = 16 << 10;
+/// After so many ranges in a row that broke before a block of them was whole, bytes that come are no progress of their fetch.
+pub const FRUITLESS_MAX: u32 = 16;
 /// First wait before a source that failed is tried again; doubles up to [`RETRY_MAX`].
 pub const RETRY_FIRST: Duration = Duration::from_millis(50);
 pub const RETRY_MAX: Duration = Duration::from_secs(2);

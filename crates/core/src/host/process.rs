@@ -528,6 +528,29 @@ mod tests {
         assert_eq!(runs(&ended).first().map(|run| run.source), Some(2), "{ended:?}");
     }
 
+    /// A middlebox that cuts every connection before a block is whole.
+    #[test]
+    fn a_fetch_of_which_no_block_ever_becomes_whole_ends() {
+        let mut host = Alone::new(1);
+        let mut run = runs(&host.ask(&[piece(4, &[1])], 9))[0];
+        for _ in 0..200 {
+            let mut commands = host.pass(Duration::from_secs(2));
+            commands.extend(host.event(Event::Received { ticket: run.ticket, bytes: 200 << 10 }));
+            commands.extend(host.event(Event::Ended { run, outcome: broken(0, "reset") }));
+            for _ in 0..10 {
+                commands.extend(host.pass(Duration::from_millis(300)));
+            }
+            match runs(&commands)[..] {
+                [next] => run = next,
+                _ => {
+                    let ends = |command: &Command| matches!(command, Command::Finished { result: Err(_), .. });
+                    return assert!(commands.iter().any(ends), "{commands:?}");
+                }
+            }
+        }
+        panic!("it never ends");
+    }
+
     #[test]
     fn a_source_that_is_merely_slow_is_not_left() {
         let mut host = Alone::new(1);

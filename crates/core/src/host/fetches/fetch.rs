@@ -29,6 +29,8 @@ pub struct Fetch {
     pub runs_per_source: u32,
     pub unfinished: usize,
     pub last_progress: Time,
+    /// Ranges in a row that broke before a block of them was whole.
+    pub fruitless: u32,
     /// What went wrong since the last progress.
     pub fault: Option<String>,
     pub failed: Option<FetchError>,
@@ -76,6 +78,7 @@ impl Fetch {
             runs_per_source: runs_per_source.max(1),
             unfinished: 0,
             last_progress: now,
+            fruitless: 0,
             fault: None,
             failed: None,
             tally: Tally::default(),

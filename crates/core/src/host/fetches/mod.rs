@@ -421,9 +421,15 @@ impl Fetches {
 
     fn received(&mut self, now: Time, ticket: Ticket, bytes: u64, commands: &mut Vec<Command>) {
         let Some(held) = self.tickets.get(ticket).filter(|held| held.running && !held.cut) else { return };
-        if bytes < held.watched_bytes || bytes >= held.watched_bytes + defaults::TRICKLE_BYTES {
+        if bytes < held.watched_bytes {
+            // Of the next chunk on its connection.
             (held.watched_at, held.watched_bytes) = (now, bytes);
-            if let Some(fetch) = self.fetches.get_mut(&held.fetch).filter(|_| bytes > 0) {
+        } else if bytes >= held.watched_bytes + defaults::TRICKLE_BYTES {
+            (held.watched_at, held.watched_bytes) = (now, bytes);
+            // On a slow link a block takes long; but what breaks again and again before one is whole leads nowhere.
+            if let Some(fetch) = self.fetches.get_mut(&held.fetch)
+                && fetch.fruitless < defaults::FRUITLESS_MAX
+            {
                 fetch.last_progress = now;
             }
         } else if now.since(held.watched_at) >= defaults::TRICKLE {
@@ -475,9 +481,12 @@ impl Fetches {
         let source = self.sources.entry(run.source).or_default();
         if moved > 0 {
             self.progress_at = now;
-            (fetch.last_progress, fetch.fault) = (now, None);
+            (fetch.last_progress, fetch.fault, fetch.fruitless) = (now, None, 0);
             fetch.tally.used.insert(run.source);
             source.failures = 0;
+        }
+        if moved == 0 && connected && matches!(fault, Some(Fault::Connection(_))) {
+            fetch.fruitless += 1;
         }
         if whole {
             fetch.unfinished -= 1;
