@@ -469,7 +469,17 @@ impl Shared {
                 // On a thread of its own: one that does not answer must not stop the heartbeat.
                 let own = self.clone();
                 let looks = move || own.look(generation, epoch);
-                let _ = thread::Builder::new().name("mission-look".into()).stack_size(128 << 10).spawn(looks);
+                let looks = thread::Builder::new().name("mission-look".into()).stack_size(128 << 10).spawn(looks);
+                state = self.lock();
+                let still = state.epoch == epoch;
+                if looks.is_err()
+                    && still
+                    && let Role::Leader(leader) = &mut state.role
+                {
+                    // No thread can be had now; without another look it would grant nothing for ever.
+                    leader.looking = false;
+                }
+                continue;
             }
             state = self.lock();
         }

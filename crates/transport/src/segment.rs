@@ -33,6 +33,9 @@ const SLAB: usize = 64 << 20;
 const SLAB_PART_MAX: usize = 8 << 20;
 /// The part of a process's descriptors that shared memory may use.
 const DESCRIPTORS_PART: u64 = 4;
+/// Parts of slabs that are read-only at once. Each may split its slab's mapping in three, and a process has 65,530 mappings
+/// (`vm.max_map_count`).
+const PROTECTED_PARTS_MAX: usize = 16_384;
 /// What shared memory is sealed against: shrinking, growing, new mappings that can write, and other seals.
 pub const SEALS: SealFlags =
     SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::FUTURE_WRITE).union(SealFlags::SEAL);
@@ -48,6 +51,7 @@ pub struct Pool {
     keep_bytes: usize,
     descriptors: Arc<AtomicUsize>,
     descriptors_max: usize,
+    protected_parts: AtomicUsize,
 }
 
 #[derive(Default)]
@@ -170,6 +174,7 @@ impl Pool {
             live: AtomicU64::new(0),
             keep_bytes,
             descriptors: Arc::default(),
+            protected_parts: AtomicUsize::new(0),
             descriptors_max: (limit / DESCRIPTORS_PART).min(usize::MAX as u64) as usize,
         })
     }
@@ -432,8 +437,16 @@ impl Segment {
             if self.has_writers() {
                 return Err("the task that wrote it still holds its memory".into());
             }
-            let why = |error: io::Error| format!("its memory cannot be made read-only: {error}");
-            self.memory().protect(true).map_err(why)?;
+            let parts = &self.pool.protected_parts;
+            let is_part = matches!(self.memory(), Memory::Part { .. });
+            if is_part && parts.fetch_add(1, Ordering::Relaxed) >= PROTECTED_PARTS_MAX {
+                parts.fetch_sub(1, Ordering::Relaxed);
+                return Err(format!("its owner lends {PROTECTED_PARTS_MAX} small objects already"));
+            }
+            if let Err(error) = self.memory().protect(true) {
+                parts.fetch_sub(usize::from(is_part), Ordering::Relaxed);
+                return Err(format!("its memory cannot be made read-only: {error}"));
+            }
             *protected = true;
         }
         Ok(shared)
@@ -454,9 +467,12 @@ impl Drop for Segment {
     fn drop(&mut self) {
         let memory = self.memory.take().expect("present until dropped");
         self.pool.live.fetch_sub(memory.size() as u64, Ordering::Relaxed);
-        if *self.protecting.get_mut().expect("no panic while held") && memory.protect(false).is_err() {
-            // It cannot be written to any more: a whole mapping goes to the kernel, and a part stays unused.
-            return;
+        if *self.protecting.get_mut().expect("no panic while held") {
+            if memory.protect(false).is_err() {
+                // It cannot be written to any more: a whole mapping goes to the kernel, and a part stays unused.
+                return;
+            }
+            self.pool.protected_parts.fetch_sub(usize::from(matches!(memory, Memory::Part { .. })), Ordering::Relaxed);
         }
         match memory {
             Memory::Whole(mapping) => self.pool.put_back(mapping),
@@ -486,6 +502,19 @@ fn memory_file(size: usize) -> io::Result<File> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn so_few_parts_are_read_only_at_once_that_a_process_has_mappings_left() {
+        let pool = Pool::new(4 << 30);
+        let take = || pool.take(SHARED_MIN, Some(1)).unwrap();
+        let mut lent: Vec<Segment> = (0..PROTECTED_PARTS_MAX).map(|_| take()).collect();
+        assert!(lent.iter().all(|segment| segment.protect().is_ok()));
+        let one_more = take();
+        assert!(one_more.protect().is_err_and(|why| why.contains("lends 16384 small objects already")));
+        // What was refused is not counted, and what went back counts no more.
+        lent.pop();
+        assert!(one_more.protect().is_ok());
+    }
 
     #[test]
     fn memory_is_used_again() {

@@ -186,6 +186,10 @@ fn listen(host: IpAddr) -> io::Result<TcpListener> {
     let multipath = Socket::new(Domain::for_address(SocketAddr::new(host, 0)), Type::STREAM, Some(Protocol::MPTCP));
     let several = multipath.is_ok() && crate::host::interfaces().len() > 1 && !host.is_loopback();
     let any = if host.is_ipv4() { IpAddr::from([0; 4]) } else { IpAddr::from([0u16; 8]) };
+    if several {
+        // Only connections to this address are served: where it is another machine's, nobody would be.
+        TcpListener::bind((host, 0))?;
+    }
     let address = SocketAddr::new(if several { any } else { host }, 0);
     let domain = Domain::for_address(address);
     let socket = multipath.or_else(|_| Socket::new(domain, Type::STREAM, Some(Protocol::TCP)))?;
@@ -368,6 +372,10 @@ fn answer(
             }
             let asking = Asking { serves: *serves, has: has.clone(), missed: *missed };
             let reply = shared.tracker.next(&mut client.lane, (request.object, part), len, asking);
+            if shared.store.holding(&request.object, part).is_none() {
+                // It was freed meanwhile, maybe before its books were opened just now.
+                shared.tracker.forget(&request.object);
+            }
             let blocks = match reply {
                 PieceReply::Fetch(next) => object.range(part, next.start, next.len).map(|(_, blocks)| blocks.to_vec()),
                 _ => None,

@@ -48,6 +48,8 @@ const UNADMITTED_MAX: usize = 64;
 const READERS_MAX: usize = 256;
 /// An owner that did not answer is not asked again for so long: its bytes come another way.
 const SILENT_FOR: Duration = STALL;
+/// For so long an owner without a name here counts as one of another host.
+const ELSEWHERE_FOR: Duration = Duration::from_secs(60);
 
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -264,8 +266,8 @@ pub struct Borrower {
 #[derive(Clone)]
 enum Known {
     Linked(Arc<Link>),
-    /// There is no such name in this network namespace.
-    Elsewhere,
+    /// There is no such name in this network namespace; until then, since a worker may start with that address.
+    Elsewhere(Instant),
     /// It did not answer, or refused this process; it is asked again after this.
     Silent(Instant, String),
 }
@@ -398,7 +400,7 @@ impl Borrower {
         let known = self.links.lock().expect("no panic while held").get(&owner).cloned();
         match known {
             Some(Known::Linked(link)) => return Ok(link),
-            Some(Known::Elsewhere) => return Err(LeaseDenied::Elsewhere),
+            Some(Known::Elsewhere(until)) if Instant::now() < until => return Err(LeaseDenied::Elsewhere),
             Some(Known::Silent(until, why)) if Instant::now() < until => return Err(LeaseDenied::Refused(why)),
             _ => {}
         }
@@ -409,7 +411,7 @@ impl Borrower {
                 (Known::Linked(link.clone()), Ok(link))
             }
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-                (Known::Elsewhere, Err(LeaseDenied::Elsewhere))
+                (Known::Elsewhere(Instant::now() + ELSEWHERE_FOR), Err(LeaseDenied::Elsewhere))
             }
             Err(error) => {
                 let why = match error.kind() {

@@ -8,8 +8,8 @@ use crate::parts::{FetchRequest, Part, Wanted};
 use crate::segment::Segment;
 use crate::wire::{Next, PieceReply, Wants};
 use mission_core::defaults::{BLOCK_BYTES, LANES, PROGRESS_TIMEOUT, SWARM_MIN};
-use mission_core::flight::FlightPlan;
-use mission_core::host::fetches::{Fault, FetchError, Tally};
+use mission_core::flight::{FlightPlan, Leg};
+use mission_core::host::fetches::{FetchError, Tally};
 use mission_core::swarm;
 use mission_core::types::TransferId;
 use std::collections::BTreeMap;
@@ -167,11 +167,11 @@ impl Shared {
     }
 
     fn ask_owner(&self, planned: &Planned, wanted: &Wanted) -> Option<Box<dyn Connection>> {
-        let leg = planned.legs.first()?;
-        let connect = |address: &SocketAddr| -> Result<Box<dyn Connection>, Fault> {
-            carrier::carrier(leg.transport).expect("it is carried").connect(*address, leg, &self.context)
+        let connect = |leg: &Leg, address: &SocketAddr| -> Option<Box<dyn Connection>> {
+            carrier::carrier(leg.transport)?.connect(*address, leg, &self.context).ok()
         };
-        wanted.addresses.iter().find_map(|address| connect(address).ok())
+        let asks = |leg| wanted.addresses.iter().find_map(|address| connect(leg, address));
+        planned.legs.iter().find_map(asks)
     }
 }
 

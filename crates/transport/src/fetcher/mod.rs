@@ -142,7 +142,7 @@ pub struct TransferRecord {
 /// Lost objects that are remembered, for fetches that are just between two steps.
 const LOST_MAX: usize = 10_000;
 /// How long closing waits for fetches to end: each of their threads sees it at the next byte, or after a stall.
-const CLOSE_WITHIN: Duration = Duration::from_secs(10);
+const CLOSE_WITHIN: Duration = Duration::from_secs(15);
 /// More than any process has addresses for.
 const ADDRESSABLE: usize = 1 << 46;
 const CLOSES: &str = "this worker closes";
