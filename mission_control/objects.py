@@ -360,11 +360,14 @@ def _where_to_call(what: str) -> str:
 def references_in(value: Any) -> set[Reference]:
     """All references that a task's result carries, wherever in it they are.
 
-    The garbage collector knows what an object holds, also inside classes that we know nothing of. Without a live
-    reference in this process, the usual case, there is nothing to look for.
+    The garbage collector knows what an object holds, also inside classes that we know nothing of; only the items of
+    NumPy's object arrays, of which pandas columns are made, it does not. Without a live reference in this process, the
+    usual case, there is nothing to look for.
     """
     import gc
     import types
+
+    import numpy as np
 
     if not Reference._live:
         return set()
@@ -385,6 +388,8 @@ def references_in(value: Any) -> set[Reference]:
             pending.extend(cell.cell_contents for cell in item.__closure__ or () if _filled(cell))
             pending.extend(item.__defaults__ or ())
             continue
+        if isinstance(item, np.ndarray) and item.dtype.hasobject:
+            pending.extend(item.ravel().tolist())
         pending.extend(gc.get_referents(item))
     return found
 

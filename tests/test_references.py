@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import subprocess
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from distributed import Client, LocalCluster, Security, Variable, get_client, rejoin, secede, wait, worker_client
+from distributed import Client, Event, LocalCluster, Security, Variable, get_client, rejoin, secede, wait, worker_client
 
 import mission_control
 from mission_control import fetch, put
@@ -94,6 +95,72 @@ def test_a_reference_of_a_task_that_a_task_submitted_can_be_handed_on(client, pa
         assert client.gather(client.map(take, made, pure=False)) == [content(seed) for seed in range(COUNT)]
     del made
     until(lambda: not any(own["objects"] for own in resources(client).values()), "all of them are freed")
+
+
+class Unsendable:
+    """Lives where it was made: a lock cannot be pickled."""
+
+    def __init__(self, table: Any):
+        self.lock, self.table = threading.Lock(), table
+
+
+@pytest.mark.parametrize("produce", [in_an_object_array, in_a_series])
+def test_a_reference_is_found_in_what_cannot_be_sent(client, produce):
+    one = next(iter(client.scheduler_info()["workers"]))
+    with mission_control.job("unsendable"):
+        made = client.submit(lambda: Unsendable(produce(3)), pure=False, workers=[one])
+        wait(made)
+        time.sleep(0.5)
+        taken = client.submit(lambda held: take(held.table), made, pure=False, workers=[one])
+        assert taken.result(timeout=60) == content(3)
+
+
+def asks_for_a_child(name: str, seed: int) -> mission_control.Reference:
+    """Several of these ask for one and the same child; each goes on when it is told to."""
+    with worker_client() as client:
+        future = client.submit(child, seed)
+        reference = future.result()
+        Event(f"{name}-has-it", client=client).set()
+        Event(f"{name}-goes-on", client=client).wait(60)
+        del future
+        time.sleep(0.5)  # nobody wants the child any more
+    return reference
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_a_child_that_several_tasks_asked_for_lives_until_the_last_of_them_is_done(client, together):
+    workers = sorted(client.scheduler_info()["workers"])
+    with mission_control.job("equal-calls"):
+        first = client.submit(asks_for_a_child, "first", 40 + together, workers=workers[:1])
+        assert Event("first-has-it", client=client).wait(60)
+        second = client.submit(asks_for_a_child, "second", 40 + together, workers=workers[: 1 if together else 2][-1:])
+        assert Event("second-has-it", client=client).wait(60)
+        Event("first-goes-on", client=client).set()
+        wait(first)
+        del first
+        time.sleep(0.5)
+        # It returns what it asked for after everybody else has let it go.
+        Event("second-goes-on", client=client).set()
+        wait(second)
+        time.sleep(0.5)
+        assert client.submit(take, second, pure=False).result(timeout=60) == content(40 + together)
+    for name in ("first", "second"):
+        Event(f"{name}-has-it", client=client).clear()
+        Event(f"{name}-goes-on", client=client).clear()
+
+
+async def hands_on(reference: mission_control.Reference) -> tuple[bytes, mission_control.Reference]:
+    return bytes(1 << 20), reference
+
+
+def test_what_a_coroutine_hands_on_is_kept(client):
+    with mission_control.job("coroutine"):
+        made = client.submit(child, 9, pure=False)
+        handed = client.submit(hands_on, made, pure=False)
+        wait(handed)
+        del made
+        time.sleep(0.5)
+        assert client.submit(lambda pair: take(pair[1]), handed, pure=False).result(timeout=60) == content(9)
 
 
 class Expensive:
@@ -232,6 +299,9 @@ def test_bad_settings_of_the_data_plane_stop_no_worker(monkeypatch):
             assert client.submit(sum, [1, 2]).result() == 3
             with mission_control.job("cannot"), pytest.raises(RuntimeError, match=r"no data plane.*MISSION_LINK_RATE"):
                 client.submit(child, 1, pure=False).result()
+            refused = pytest.raises(mission_control.JobRejected, match=r"no worker has a data plane.*MISSION_LINK_RATE")
+            with refused, mission_control.job("demands", transport="tcp"):
+                pass
             (why,) = status(client)["without"].values()
             assert "MISSION_LINK_RATE" in why
             shown = mission("jobs", "--scheduler", cluster.scheduler_address)

@@ -7,8 +7,9 @@ for where the task put nothing and no reference that it could have met lives in 
 
 from __future__ import annotations
 
+import asyncio
 import functools
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
@@ -58,8 +59,8 @@ def carried_by(value: Any) -> set[Reference]:
     try:
         finder.dump(value)
     except Exception:
-        # It cannot be sent, so it stays here: what it holds is what the garbage collector sees.
-        return references_in(value)
+        # It cannot be sent, so it stays here: what it holds is what was met, and what the garbage collector sees.
+        return {*finder.found.values(), *references_in(value)}
     return set(finder.found.values())
 
 
@@ -70,6 +71,7 @@ def watch(name: str) -> None:
         name: Of the worker plug-in; it has a method ``remember_carried(key, value)``.
     """
     run_task: Callable[..., Any] = dask_worker._run_task
+    run_task_async: Callable[..., Awaitable[Any]] = dask_worker._run_task_async
     if getattr(run_task, "_mission_control", False):
         return
 
@@ -81,5 +83,14 @@ def watch(name: str) -> None:
             plugin.remember_carried(key, message["result"])
         return message
 
+    @functools.wraps(run_task_async)
+    async def run_and_note(task: Any, data: dict, *rest: Any, **more: Any) -> Any:
+        message = await run_task_async(task, data, *rest, **more)
+        plugin = dask_worker.get_worker().plugins.get(name)
+        if plugin is not None and message["op"] == "task-finished":
+            # A large result takes a while, and this is the worker's event loop.
+            await asyncio.to_thread(plugin.remember_carried, task.key, message["result"])
+        return message
+
     run_and_look._mission_control = True  # type: ignore[attr-defined]
-    dask_worker._run_task = run_and_look
+    dask_worker._run_task, dask_worker._run_task_async = run_and_look, run_and_note

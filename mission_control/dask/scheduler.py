@@ -90,8 +90,8 @@ class MissionControlScheduler(SchedulerPlugin):
         self.numbers: dict[Any, int] = {}
         self.next_number = itertools.count()
         self.submitted_by: dict[str, Any] = {}
-        # The task that submitted each task, where one did.
-        self.parents: dict[Any, Any] = {}
+        # Of each task that tasks submitted, the workers on which they ran.
+        self.submitted_on: defaultdict[Any, set[str]] = defaultdict(set)
         # What each worker says of each transfer, and all of it as one, until one of them says more.
         self.transfers: defaultdict[tuple[str, str, str], dict[str, dict[str, Any]]] = defaultdict(dict)
         self.merged: dict[tuple[str, str, str], dict[str, Any]] = {}
@@ -147,7 +147,7 @@ class MissionControlScheduler(SchedulerPlugin):
 
     async def on_admit(self, spec: dict[str, Any], client: str) -> dict[str, Any]:
         """Whether a job may run, and the name under which it does; it arrives now, and stays at least until left."""
-        refused = self.mission.admits(json.dumps(spec))
+        refused = self.mission.admits(json.dumps(spec)) or self.lacks(spec["demands"])
         job = self.jobs.name(spec["job"], client)
         if refused:
             self.record("refused", job=job, reason=refused)
@@ -156,6 +156,14 @@ class MissionControlScheduler(SchedulerPlugin):
             self.arrive({**spec, "job": job})
             self.jobs.hold(job, client)
         return {"job": job, "refused": refused}
+
+    def lacks(self, demands: dict[str, Any]) -> str | None:
+        """Why no worker can do what a job demands of its transfers, if none has a data plane."""
+        demanded = demands.get("transport") is not None or demands.get("encrypt", "none") != "none"
+        if not demanded or self.workers or not self.without:
+            return None
+        worker, why = next(iter(self.without.items()))
+        return f"no worker has a data plane; of {worker}: {why}"
 
     def on_leave(self, job: str, client: str) -> None:
         """The client submits no more for this job, and its graphs are read in: the job ends with its last task."""
@@ -339,6 +347,10 @@ class MissionControlScheduler(SchedulerPlugin):
         submitter = self.submitted_by.pop(stimulus_id, None)
         parent = self.jobs.of.get(submitter)
         specs, spans = annotations.get(ANNOTATION, {}), annotations.get("span", {})
+        submitting = scheduler.tasks.get(submitter)
+        if submitting is not None and submitting.processing_on is not None:
+            for key in tasks:
+                self.submitted_on[key].add(submitting.processing_on.address)
         new = [scheduler.tasks[key] for key in tasks if key not in self.jobs.of and key in scheduler.tasks]
         for task in new:
             spec = specs.get(task.key)
@@ -348,8 +360,6 @@ class MissionControlScheduler(SchedulerPlugin):
                 span = (spans.get(task.key) or {}).get("name") or ()
                 name = span[0] if span and span[0] != "default" else client
                 spec = {"job": self.jobs.name(name, client), "priority": 1.0, "demands": {}, "machines": 0}
-            if submitter is not None:
-                self.parents[task.key] = submitter
             self.arrive(spec)
             # Runs before the transitions, so `_send_jobs` finds it when a task goes to its worker.
             self.jobs.add(task.key, spec)
@@ -402,12 +412,12 @@ class MissionControlScheduler(SchedulerPlugin):
                 job = self.jobs.of.get(key, "unnamed")
                 self.recomputed[job] += 1
                 self.record("recomputed", job=job, key=str(key))
-            self.hold_for_parent(key)
+            self.hold_for_submitters(key)
             self.free(self.objects.release(key))
         if finish not in UNFINISHED:
             self.free(self.objects.release(("held by", key)))
         if finish == "forgotten":
-            self.parents.pop(key, None)
+            self.submitted_on.pop(key, None)
             number = self.numbers.pop(key, None)
             if number is not None:
                 self.graph.forget(number)
@@ -415,12 +425,15 @@ class MissionControlScheduler(SchedulerPlugin):
             if ended is not None:
                 self.end(ended)
 
-    def hold_for_parent(self, key: Any) -> None:
-        """The task that submitted this one may return its references: they live until its own result is known."""
-        parent = self.scheduler.tasks.get(self.parents.get(key))
-        if parent is not None and parent.state in UNFINISHED:
+    def hold_for_submitters(self, key: Any) -> None:
+        """The tasks that submitted this one may return its references: they live until their own results are known.
+
+        Tasks of one worker share a client, which submits equal calls once: whichever of them run there may have it.
+        """
+        workers = [self.scheduler.workers.get(address) for address in self.submitted_on.get(key, ())]
+        for task in [task for worker in workers if worker is not None for task in worker.processing]:
             for name, owner in self.objects.carried_by(key):
-                self.objects.carry(("held by", parent.key), name, owner)
+                self.objects.carry(("held by", task.key), name, owner)
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
         """A worker is gone, and its objects with it: the keys that carry them are invalid, wherever copies survive."""
