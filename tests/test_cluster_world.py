@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,9 +16,9 @@ from distributed import Client
 from tests.conftest import mission, status, until
 
 
-@pytest.fixture
-def running(tmp_path):
-    """`dask scheduler` and two `dask worker`, with Mission Control by preload; the scheduler's address."""
+@contextmanager
+def preloaded(tmp_path: Path, environment: dict[str, str]) -> Iterator[str]:
+    """`dask scheduler`, in this environment, and two `dask worker`, with Mission Control by preload; its address."""
     file = tmp_path / "scheduler.json"
     dask = [sys.executable, "-m", "dask"]
     local = ["--no-dashboard", "--preload", "mission_control.dask"]
@@ -24,14 +27,14 @@ def running(tmp_path):
     worker = ["worker", "--scheduler-file", str(file), "--nthreads", "1", "--local-directory", str(tmp_path / "spool")]
     commands += [[*dask, *worker, *local]] * 2
     log = open(tmp_path / "log", "w")  # noqa: SIM115
-    processes = [subprocess.Popen(command, stdout=log, stderr=log) for command in commands]
+    environments = [{**os.environ, **environment}, None, None]
+    processes = [
+        subprocess.Popen(command, stdout=log, stderr=log, env=own)
+        for command, own in zip(commands, environments, strict=True)
+    ]
     try:
         until(file.exists, "the scheduler is up", seconds=60)
         address = until(lambda: file.read_text() and json.loads(file.read_text())["address"], "its address is known")
-        with Client(address, set_as_default=False) as client:
-            client.wait_for_workers(2, timeout=60)
-            until(lambda: len(status(client)["workers"]) == 2, "both data planes are up")
-            assert status(client)["policy"] == "fair"
         yield address
     finally:
         for process in reversed(processes):
@@ -39,6 +42,28 @@ def running(tmp_path):
         for process in processes:
             process.wait(timeout=30)
         log.close()
+
+
+@pytest.fixture
+def running(tmp_path):
+    with preloaded(tmp_path, {}) as address:
+        with Client(address, set_as_default=False) as client:
+            client.wait_for_workers(2, timeout=60)
+            until(lambda: len(status(client)["workers"]) == 2, "both data planes are up")
+            assert status(client)["policy"] == "fair"
+        yield address
+
+
+def test_bad_settings_stop_no_scheduler(tmp_path):
+    with (
+        preloaded(tmp_path, {"MISSION_LINK_RATE": "fast"}) as address,
+        Client(address, set_as_default=False) as client,
+    ):
+        client.wait_for_workers(2, timeout=60)
+        assert client.submit(sum, [1, 2]).result(timeout=60) == 3
+        log = (tmp_path / "log").read_text()
+        assert "This scheduler runs no Mission Control: " in log and "MISSION_LINK_RATE" in log
+        assert "NoMissionController: its scheduler runs none" in log, log
 
 
 def test_sort_runs_on_a_cluster_that_is_running(running, tmp_path):

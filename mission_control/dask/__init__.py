@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import click
+
+logger = logging.getLogger(__name__)
 
 
 @click.command()
@@ -27,8 +30,13 @@ async def dask_setup(server: Any, mission_policy: str | None, mission_flows_per_
             number = mission_flows_per_host.isdecimal()
             settings["flows_per_host"] = int(mission_flows_per_host) if number else mission_flows_per_host
         plugin = MissionControlScheduler(**settings)
+        try:
+            await plugin.start(server)
+        except Exception as error:
+            # Whatever goes wrong here, the scheduler works for Dask.
+            logger.warning("This scheduler runs no Mission Control: %s", error)
+            return
         server.add_plugin(plugin, name=plugin.name)
-        await plugin.start(server)
     elif isinstance(server, Worker):
         # Set up once the worker is registered: the secret of the cluster comes from the scheduler.
         server._pending_plugins = (*server._pending_plugins, MissionControlWorker())

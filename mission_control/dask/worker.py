@@ -65,6 +65,10 @@ class Newest:
         return {name for name in names if name in self._names}
 
 
+class NoMissionController(RuntimeError):
+    """The worker's scheduler runs no Mission Controller."""
+
+
 class MissionControlWorker(WorkerPlugin):
     """Worker plug-in; :attr:`endpoint` is the worker's data plane once it is up."""
 
@@ -99,7 +103,11 @@ class MissionControlWorker(WorkerPlugin):
             # Whatever goes wrong here, the worker works for Dask.
             self.problem = f"{type(error).__name__}: {error}"
             logger.warning("This worker has no data plane, and its tasks cannot put or fetch: %s", self.problem)
-            await worker.scheduler.mission_control_without(worker=worker.address, why=self.problem)
+            if isinstance(error, NoMissionController):
+                return
+            # A scheduler that blocks this handler does not hear of it; the worker's log says it.
+            with suppress(Exception):
+                await worker.scheduler.mission_control_without(worker=worker.address, why=self.problem)
             return
         results.watch(self.name)
         report = PeriodicCallback(self.report, _native.REPORT_EVERY_MS)
@@ -109,6 +117,8 @@ class MissionControlWorker(WorkerPlugin):
     async def start(self, worker: Worker) -> None:
         """Sets the data plane up and joins the cluster's."""
         secret = await worker.scheduler.mission_control_secret()
+        if not isinstance(secret, dict):
+            raise NoMissionController("its scheduler runs none: start it with --preload mission_control.dask")
         limit = worker.memory_manager.memory_limit or MEMORY_LIMIT
         settings = {
             "memory_limit": int(limit * _native.STORE_MEMORY_FRACTION),
@@ -254,15 +264,12 @@ class MissionControlWorker(WorkerPlugin):
         Such a copy was on its way here, or made from one, when the worker of its objects left: the scheduler, that has
         had its key recomputed meanwhile, takes it for a copy of the new result.
         """
-        from mission_control.objects import references_in
-
         task = self.worker.state.tasks.get(key)
         inputs = (
             [dependency.key for dependency in task.dependencies if dependency.key in self.worker.data] if task else []
         )
-        stale = [
-            entry for entry in inputs if any(held.object in lost for held in references_in(self.worker.data[entry]))
-        ]
+        carried = {entry: results.carried_by(self.worker.data[entry]) for entry in inputs}
+        stale = [entry for entry, held in carried.items() if any(reference.object in lost for reference in held)]
         if stale:
             self.send("mission-control-stale", keys=stale)
 
@@ -280,11 +287,9 @@ class MissionControlWorker(WorkerPlugin):
 
         if finish == "memory" and start in RUNNING:
             actors = self.worker.state.actors
-            if key in actors:
-                # Not a result that was found in a thread: the actor itself lives here.
-                found = results.carried_by(actors[key])
-            elif found is None and (put or Reference._live):
-                found = results.carried_by(self.worker.data[key])
+            if found is None and (put or Reference._live):
+                # An actor, which is no result that a thread looked at; or what another kind of executor gave.
+                found = results.carried_by(actors[key] if key in actors else self.worker.data[key])
             if found:
                 # Ahead of the message that the task is done: both take the same ordered stream.
                 self.send("mission-control-task", key=key, carries=[(entry.object, entry.worker) for entry in found])
