@@ -1,4 +1,4 @@
-"""Tests in a lab are run again where the machine spoiled them: a hypervisor gave its CPUs to others meanwhile.
+"""Tests in a lab are run again where the machine spoiled them: a run was not valid, or a hypervisor took the CPUs.
 
 What a lab measures is bytes in time, so such a run says nothing of the program, as `mission_control.lab.watch` says of
 its own. A pytest plug-in; at most three runs, and the last one counts.
@@ -17,6 +17,17 @@ PAUSE_S = 30
 """Before another run: who took the CPUs may be done by then."""
 STEAL_MAX = 0.03
 """Of the CPUs' time; as `mission_control.lab.watch` has it for a run to be valid."""
+
+
+class NotValid(Exception):
+    """What was measured is not what the scenario says; its words are why."""
+
+
+def require_valid(result: dict[str, Any]) -> None:
+    """Of a run, or of each of its points."""
+    for entry in (result, *result.get("points", ())):
+        if entry.get("valid") is False:
+            raise NotValid("; ".join(entry.get("invalid_because") or ["a point is not valid"]))
 
 
 def cpu_times() -> tuple[int, int]:
@@ -40,10 +51,13 @@ def pytest_runtest_protocol(item: Any, nextitem: Any) -> bool | None:
         reports = runtestprotocol(item, nextitem=nextitem, log=False)
         after = cpu_times()
         stolen = (after[1] - before[1]) / max(1, after[0] - before[0])
-        if run == RUNS or stolen <= STEAL_MAX or not any(report.failed for report in reports):
+        failed = [str(report.longrepr) for report in reports if report.failed]
+        spoiled = stolen > STEAL_MAX or any(NotValid.__name__ in text for text in failed)
+        if run == RUNS or not failed or not spoiled:
             break
         terminal = item.config.pluginmanager.get_plugin("terminalreporter")
-        terminal.write_line(f"{item.nodeid}: {stolen:.0%} of the CPUs' time was stolen, so it is run again")
+        why = f"{stolen:.0%} of the CPUs' time was stolen" if stolen > STEAL_MAX else "a run was not valid"
+        terminal.write_line(f"{item.nodeid}: {why}, so it is run again")
     for report in reports:
         item.ihook.pytest_runtest_logreport(report=report)
     item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)

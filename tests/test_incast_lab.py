@@ -20,6 +20,7 @@ from mission_control.lab.lab import up
 from mission_control.lab.stack import PROFILES
 from tests.conftest import mission, until
 from tests.lab import NEEDS_LAB
+from tests.repeats import require_valid
 
 pytestmark = NEEDS_LAB
 SCENARIO = "scenarios/incast-64k.toml"
@@ -53,6 +54,7 @@ def test_a_grid_is_run_in_model_and_lab_and_drawn_over_each_other(tmp_path):
     done = mission("run", SCENARIO, "--in", "model,lab", *words, "--json")
     assert done.returncode in (0, 5), done.stderr
     result = json.loads(done.stdout)
+    require_valid(result)
     places = [(point["world"], point["senders"]) for point in result["points"]]
     assert places == [("model", 1), ("model", 16), ("lab", 1), ("lab", 16)]
     assert len(result["differences"]) == 2
@@ -74,7 +76,9 @@ def test_a_link_that_slows_down_meanwhile_is_noticed_by_nobody_but_the_bytes(tmp
     words += ["--set", "workload.senders=8,9", "--set", "workload.blocks=40"]
     done = mission("run", SCENARIO, "--in", "lab", *words, "--results", str(tmp_path), "--json")
     assert done.returncode in (0, 5), done.stderr
-    for point in json.loads(done.stdout)["points"]:
+    result = json.loads(done.stdout)
+    require_valid(result)
+    for point in result["points"]:
         ideal_s = point["senders"] * 64_000 * 8 / 100e6
         # The quickest of several blocks: what a busy machine does to the others is not what is asked.
         first, last = min(point["blocks"][:5]), min(point["blocks"][-10:])

@@ -25,6 +25,7 @@ from mission_control.worlds.lab import in_lab
 from tests.conftest import mission, status, until
 from tests.lab import NEEDS_LAB
 from tests.proxy import Limit, Proxy
+from tests.repeats import require_valid
 
 pytestmark = NEEDS_LAB
 
@@ -287,7 +288,8 @@ def test_a_job_runs_in_the_lab_and_its_ports_tell_what_it_moved(tmp_path):
     words = ["--topology", "two-rack", "--hosts", "4", "--size", "32MiB", "--partitions", "4", "--transport", "tcp"]
     status, result = run_in_lab(tmp_path, *words, "--link-rate", "50Mbit/s")
     assert result["world"] == "lab" and all(result["checks"].values()) and not result["errors"], result
-    assert status == (0 if result["valid"] else 5), result["invalid_because"]
+    require_valid(result)
+    assert status == 0
     (job,) = result["jobs"]
     (shuffle,) = [transfer for transfer in job["transfers"] if transfer["pattern"] == "shuffle"]
     moved = shuffle["bytes"] - shuffle["local_bytes"]
@@ -444,7 +446,8 @@ def test_a_path_that_is_cut_in_the_middle_costs_no_byte(tmp_path):
     words = ["--topology", "two-path", "--hosts", "4", "--size", "32MiB", "--partitions", "4", "--transport", "mptcp"]
     status, result = run_in_lab(tmp_path, *words, "--link-rate", "20Mbit/s", "--set", f"topology.events={events}")
     assert all(result["checks"].values()) and not result["errors"], result
-    assert status in (0, 5)
+    require_valid(result)
+    assert status == 0
 
 
 def test_a_host_that_dies_in_the_middle_costs_no_byte(tmp_path):
@@ -452,7 +455,8 @@ def test_a_host_that_dies_in_the_middle_costs_no_byte(tmp_path):
     event = 'topology.events=[{after="1500 ms", do="die", host="h2"}]'
     status, result = run_in_lab(tmp_path, *words, "--set", event)
     assert all(result["checks"].values()) and not result["errors"], result
-    assert status in (0, 5)
+    require_valid(result)
+    assert status == 0
     records = Path(result["results"], "records.jsonl").read_text()
     assert '"worker-left"' in records, "it was there, and died"
 
@@ -460,7 +464,9 @@ def test_a_host_that_dies_in_the_middle_costs_no_byte(tmp_path):
 def test_an_encrypted_cluster_is_built_in_the_lab(tmp_path):
     words = ["--hosts", "3", "--size", "8MiB", "--partitions", "3", "--link-rate", "20Mbit/s", "--encrypt"]
     status, result = run_in_lab(tmp_path, *words)
-    assert all(result["checks"].values()) and status in (0, 5)
+    assert all(result["checks"].values())
+    require_valid(result)
+    assert status == 0
     negotiated = [entry for transfer in result["jobs"][0]["transfers"] for entry in transfer["transport"]["negotiated"]]
     assert negotiated and all(entry["tls"] and entry["authenticated"] for entry in negotiated)
 

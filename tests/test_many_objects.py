@@ -34,7 +34,6 @@ for line in sys.stdin:
     if line.strip() == "free":
         for name in names:
             own.free(name)
-        own.forget_job("job")
     status = open("/proc/self/status").read()
     resident = int(status.split("VmRSS:")[1].split()[0]) << 10
     descriptors = len(__import__("os").listdir("/proc/self/fd"))
