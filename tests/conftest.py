@@ -109,7 +109,7 @@ def held_by_scheduler(client: Client) -> dict[str, int]:
             "graph": own.graph,
             "submitted": own.submitted_by,
             "recomputed": own.recomputed,
-            "parents": own.parents,
+            "submitted_on": own.submitted_on,
         }
         return {name: len(value) for name, value in sizes.items()}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import re
 import signal
@@ -204,3 +205,8 @@ def test_more_data_than_memory_is_sorted(tmp_path):
     done = mission(*words, "--results", str(tmp_path), "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads(done.stdout)["ok"]
+
+
+def test_the_version_is_that_of_the_package():
+    done = mission("--version")
+    assert done.returncode == 0 and importlib.metadata.version("mission-control") in done.stdout

@@ -14,7 +14,7 @@ from distributed import Client, LocalCluster
 
 import mission_control
 from mission_control.dask.worker import Newest
-from tests.conftest import held_by_scheduler, status
+from tests.conftest import held_by_scheduler, status, until
 
 
 def get(address: str) -> str:
@@ -71,6 +71,22 @@ def test_two_clusters_in_one_process_share_one_page_of_metrics():
         mission_control.install(client)
         lines = get(f"{dashboard(client)}/metrics").splitlines()
         assert len([entry for entry in lines if entry.startswith("mission_control_objects")]) == 1
+
+
+def kept_bytes(client: Client) -> int:
+    return max(own["memory"].get("kept", 0) for own in status(client)["workers"].values())
+
+
+def test_memory_that_is_kept_for_the_next_objects_is_shown(client):
+    with mission_control.job("keeps"):
+        made = client.submit(lambda: mission_control.put([bytes(3 << 20)]), pure=False)
+        made.result()
+        del made
+        until(lambda: kept_bytes(client) >= 3 << 20, "a heartbeat says what is kept")
+        lines = get(f"{dashboard(client)}/metrics").splitlines()
+        shown = [line for line in lines if line.startswith("mission_control_worker_memory_bytes{")]
+        assert any('kind="kept"' in line and 'worker="tcp://' in line for line in shown), shown
+    until(lambda: kept_bytes(client) < 3 << 20, "nobody wants it", seconds=40)
 
 
 def test_a_worker_remembers_only_the_newest_lost_objects():

@@ -93,6 +93,12 @@ def families(statuses: list[tuple[str, dict[str, Any]]]) -> Iterator[Metric]:
     failing = GaugeMetricFamily(
         f"{PREFIX}_policy_failing", "1 while a policy in Python raises, stalls or errs.", labels=labels
     )
+    memory = GaugeMetricFamily(
+        f"{PREFIX}_worker_memory_bytes",
+        "live: of objects and of what was fetched; kept: free, for the next ones, until nobody wanted it for 10 s (of "
+        "a slab of 64 MiB, until all of it is free); spooled: on disk.",
+        labels=["scheduler", "worker", "kind"],
+    )
     labels = ["scheduler", "job"]
     weight = GaugeMetricFamily(f"{PREFIX}_job_weight", "Part of the network; 0: not active.", labels=labels)
     flows = GaugeMetricFamily(f"{PREFIX}_job_flows", "Most flows on each host.", labels=labels)
@@ -111,6 +117,9 @@ def families(statuses: list[tuple[str, dict[str, Any]]]) -> Iterator[Metric]:
         objects.add_metric([address], status["objects"])
         limited.add_metric([address], len(status["without"]) + sum(bool(own["problems"]) for own in workers_of(status)))
         failing.add_metric([address], 1 if status["policy_error"] else 0)
+        for worker, own in status["workers"].items():
+            for kind, count in own["memory"].items():
+                memory.add_metric([address, worker, kind], count)
         for job in status["jobs"]:
             weight.add_metric([address, job["job"]], job["weight"] or 0)
             flows.add_metric([address, job["job"]], job["flows"] or 0)
@@ -124,4 +133,4 @@ def families(statuses: list[tuple[str, dict[str, Any]]]) -> Iterator[Metric]:
                     carried.add_metric([*values, transport], count)
                 for reason in ("refetches", "resumed", "busy"):
                     again.add_metric([*values, reason], transfer[reason])
-    yield from (objects, limited, failing, weight, flows, recomputed, asked, served, carried, again, now)
+    yield from (objects, limited, failing, memory, weight, flows, recomputed, asked, served, carried, again, now)

@@ -225,13 +225,18 @@ class MissionControlScheduler(SchedulerPlugin):
             "time": time.time(),
             "policy": self.mission.policy,
             "policy_error": self.mission.policy_error,
-            "workers": self.workers,
+            "workers": {worker: {**own, "memory": self.memory_of(worker)} for worker, own in self.workers.items()},
             "without": self.without,
             "objects": len(self.objects),
             "graph_tasks": len(self.graph),
             "jobs": jobs,
             "hidden": hidden,
         }
+
+    def memory_of(self, worker: str) -> dict[str, int]:
+        """Bytes that a worker's data plane uses, by kind, as of its last heartbeat."""
+        known = self.scheduler.workers.get(worker)
+        return known.metrics.get(self.name, {}) if known is not None else {}
 
     def job_status(self, only: str | None = None, most: int | None = None) -> tuple[list[dict[str, Any]], int]:
         """What the Mission Controller knows of each job, or of one, with what the workers say of its transfers; and how

@@ -110,6 +110,8 @@ class MissionControlWorker(WorkerPlugin):
                 await worker.scheduler.mission_control_without(worker=worker.address, why=self.problem)
             return
         results.watch(self.name)
+        # Goes to the scheduler with Dask's heartbeats.
+        worker.metrics[self.name] = self.memory
         report = PeriodicCallback(self.report, _native.REPORT_EVERY_MS)
         worker.periodic_callbacks[self.name] = report
         report.start()
@@ -146,6 +148,7 @@ class MissionControlWorker(WorkerPlugin):
         self.ask_again(self.inbox.last)
 
     async def teardown(self, worker: Worker) -> None:
+        worker.metrics.pop(self.name, None)
         callback = worker.periodic_callbacks.pop(self.name, None)
         if callback is not None:
             callback.stop()
@@ -317,6 +320,11 @@ class MissionControlWorker(WorkerPlugin):
         # Where the scheduler is away the data plane goes on, and totals are told again.
         with suppress(CommClosedError):
             self.worker.batched_stream.send({"op": op, **message})
+
+    def memory(self, worker: Worker) -> dict[str, int]:
+        """Bytes of objects and of what was fetched, bytes that are free and kept for the next ones, bytes on disk."""
+        resources = self.resources()
+        return {kind: resources[f"{kind}_bytes"] for kind in ("live", "kept", "spooled")}
 
     def resources(self) -> dict[str, Any]:
         """What the data plane holds now."""
