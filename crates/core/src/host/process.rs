@@ -528,6 +528,22 @@ mod tests {
         assert_eq!(runs(&ended).first().map(|run| run.source), Some(2), "{ended:?}");
     }
 
+    /// Lost objects of an owner put it away for all jobs, up to two seconds.
+    #[test]
+    fn a_fetch_that_failed_says_nothing_of_the_sources_of_the_runs_that_it_cut() {
+        let mut host = Alone::new(4);
+        for _ in 0..8 {
+            let all = runs(&host.ask(&[piece(4, &[1]), piece(4, &[1]), piece(4, &[1])], 9));
+            assert_eq!(all.len(), 3, "at once, and of the source that was asked before");
+            host.event(Event::Ended { run: all[0], outcome: gone() });
+            host.event(Event::Ended { run: all[1], outcome: broken(0, "cut") });
+            let ended = host.event(Event::Ended { run: all[2], outcome: broken(0, "cut") });
+            let lost =
+                |command: &Command| matches!(command, Command::Finished { result: Err(FetchError::Lost(_)), .. });
+            assert!(ended.iter().any(lost), "{ended:?}");
+        }
+    }
+
     /// A middlebox that cuts every connection before a block is whole.
     #[test]
     fn a_fetch_of_which_no_block_ever_becomes_whole_ends() {

@@ -252,11 +252,14 @@ impl Fetch {
             }
             Fault::Busy { retry_after } => {
                 self.tally.busy += 1;
+                // It answers: only connections that break put it off longer each time.
+                source.failures = 0;
                 // Whatever it says: a forged answer would keep this source away for ever.
                 source.not_before = now + retry_after.min(defaults::RETRY_MAX);
                 None
             }
             Fault::Gone(_) | Fault::Denied(_) => {
+                source.failures = 0;
                 // Another chunk of the piece may have left this source before.
                 self.leave_source(run.piece, run.source, false);
                 let none_left = self.lists[self.pieces[run.piece as usize] as usize].is_empty();

@@ -501,6 +501,8 @@ impl Fetches {
                 }
                 None
             }
+            // Its other runs were cut for that, which says nothing of their sources.
+            Some(_) if fetch.failed.is_some() => None,
             Some(fault) => {
                 if slow {
                     fetch.prefer_others(run.source);
