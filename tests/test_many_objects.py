@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -96,6 +97,24 @@ def test_a_worker_with_1024_descriptors_holds_20000_objects_and_serves_200_reade
             assert all(pool.map(read, range(200)))
         _, descriptors = owner.ask()
         assert descriptors < 1024, descriptors
+
+
+def test_owners_that_are_gone_leave_no_descriptors(endpoint):
+    reader, content = endpoint(), data(300_000)
+    open_now = []
+    for _ in range(6):
+        own = endpoint()
+        until(lambda own=own: json.loads(own.resources())["has_neighbours"], "it joined the host")
+        name, sizes = own.put([content], "job", DEMANDS)
+        parts, _, _ = reader.fetch("job", "map", "reduce", DEMANDS, [(name, 0, sizes[0], [own.address])], False, False)
+        assert bytes(parts[0]) == content.tobytes()
+        del parts
+        own.close()
+        open_now.append(len(os.listdir("/proc/self/fd")))
+    (record,) = json.loads(reader.transfers())
+    assert set(record["transport"]["bytes"]) == {"shm"}, record["transport"]
+    # Two more for each that was there.
+    assert open_now[-1] < open_now[1] + 4, open_now
 
 
 def test_an_object_of_100000_parts_is_fetched_over_shared_memory(endpoint):

@@ -176,11 +176,12 @@ impl Arbiter {
             }
             thread::sleep(ELECTION_PAUSE);
         }
+        // Where a thread cannot be had the others end with it.
+        let arbiter = Arbiter { shared: shared.clone() };
         let roles = shared.clone();
         thread::Builder::new().name("mission-arbiter".into()).stack_size(256 << 10).spawn(move || roles.run())?;
-        let ticks = shared.clone();
-        thread::Builder::new().name("mission-beat".into()).stack_size(256 << 10).spawn(move || ticks.beat())?;
-        Ok(Arbiter { shared })
+        thread::Builder::new().name("mission-beat".into()).stack_size(256 << 10).spawn(move || shared.beat())?;
+        Ok(arbiter)
     }
 
     /// Says something to whoever gives the slots out. What this process is to hear comes by [`Arbiter::next`].

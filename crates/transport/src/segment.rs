@@ -157,8 +157,14 @@ pub struct Segment {
     pool: Arc<Pool>,
     /// Who may write through a pointer.
     writers: AtomicU32,
-    /// Held while the memory becomes read-only.
-    protecting: Mutex<bool>,
+    lent: Mutex<Lent>,
+}
+
+/// Of a segment: by how many leases others may look at it, and whether it is read-only for that.
+#[derive(Default)]
+struct Lent {
+    leases: u32,
+    protected: bool,
 }
 
 // SAFETY: writing goes through `&mut self`, or through `as_ptr`, whose callers keep their ranges apart.
@@ -197,8 +203,7 @@ impl Pool {
 
     fn segment(self: &Arc<Pool>, memory: Memory, len: usize) -> Segment {
         self.live.fetch_add(memory.size() as u64, Ordering::Relaxed);
-        let (writers, protecting) = (AtomicU32::new(0), Mutex::new(false));
-        Segment { memory: Some(memory), len, pool: self.clone(), writers, protecting }
+        Segment { memory: Some(memory), len, pool: self.clone(), writers: AtomicU32::new(0), lent: Mutex::default() }
     }
 
     fn take_part(&self, len: usize, job: GroupId) -> io::Result<Memory> {
@@ -324,6 +329,10 @@ impl Pool {
         drop(slabs);
     }
 
+    fn count_unprotected(&self, memory: &Memory) {
+        self.protected_parts.fetch_sub(usize::from(matches!(memory, Memory::Part { .. })), Ordering::Relaxed);
+    }
+
     fn put_back(&self, mapping: Mapping) {
         let mut evicted = Vec::new();
         let mut free = self.free.lock().expect("no panic while held");
@@ -424,7 +433,8 @@ impl Segment {
         self.writers.load(Ordering::Acquire) > 0
     }
 
-    /// Makes shared memory read-only for everybody until it goes back to its pool; gives it for others to map.
+    /// For one more lease: makes shared memory read-only for everybody until all leases have ended by
+    /// [`Segment::unprotect`]; gives it for others to map.
     ///
     /// # Errors
     /// Somebody may still write to it, or it cannot be shared.
@@ -432,8 +442,8 @@ impl Segment {
         let private = "it lies in memory of its worker alone: it was put before others joined that host, or for another \
                        transport";
         let shared = self.shared().ok_or(private)?;
-        let mut protected = self.protecting.lock().expect("no panic while held");
-        if !*protected {
+        let mut lent = self.lent.lock().expect("no panic while held");
+        if !lent.protected {
             if self.has_writers() {
                 return Err("the task that wrote it still holds its memory".into());
             }
@@ -447,9 +457,20 @@ impl Segment {
                 parts.fetch_sub(usize::from(is_part), Ordering::Relaxed);
                 return Err(format!("its memory cannot be made read-only: {error}"));
             }
-            *protected = true;
+            lent.protected = true;
         }
+        lent.leases += 1;
         Ok(shared)
+    }
+
+    /// A lease has ended.
+    pub fn unprotect(&self) {
+        let mut lent = self.lent.lock().expect("no panic while held");
+        lent.leases -= 1;
+        if lent.leases == 0 && self.memory().protect(false).is_ok() {
+            lent.protected = false;
+            self.pool.count_unprotected(self.memory());
+        }
     }
 
     pub fn bytes(&self) -> &[u8] {
@@ -467,12 +488,12 @@ impl Drop for Segment {
     fn drop(&mut self) {
         let memory = self.memory.take().expect("present until dropped");
         self.pool.live.fetch_sub(memory.size() as u64, Ordering::Relaxed);
-        if *self.protecting.get_mut().expect("no panic while held") {
+        if self.lent.get_mut().expect("no panic while held").protected {
             if memory.protect(false).is_err() {
                 // It cannot be written to any more: a whole mapping goes to the kernel, and a part stays unused.
                 return;
             }
-            self.pool.protected_parts.fetch_sub(usize::from(matches!(memory, Memory::Part { .. })), Ordering::Relaxed);
+            self.pool.count_unprotected(&memory);
         }
         match memory {
             Memory::Whole(mapping) => self.pool.put_back(mapping),
@@ -511,9 +532,15 @@ mod tests {
         assert!(lent.iter().all(|segment| segment.protect().is_ok()));
         let one_more = take();
         assert!(one_more.protect().is_err_and(|why| why.contains("lends 16384 small objects already")));
-        // What was refused is not counted, and what went back counts no more.
+        // What was refused is not counted; nor is what went back, nor what nobody looks at any more.
         lent.pop();
         assert!(one_more.protect().is_ok());
+        let another = take();
+        assert!(lent[0].protect().is_ok() && another.protect().is_err());
+        lent[0].unprotect();
+        assert!(another.protect().is_err(), "it has another lease");
+        lent[0].unprotect();
+        assert!(another.protect().is_ok());
     }
 
     #[test]

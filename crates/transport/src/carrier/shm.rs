@@ -23,7 +23,9 @@ use crate::segment::{SEALS, SHARED_MIN};
 use crate::store::{Object, Store};
 use mission_core::defaults::STALL;
 use mission_core::types::{Encryption, Transport};
+use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
+use rustix::net::RecvFlags;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
@@ -50,6 +52,8 @@ const READERS_MAX: usize = 256;
 const SILENT_FOR: Duration = STALL;
 /// For so long an owner without a name here counts as one of another host.
 const ELSEWHERE_FOR: Duration = Duration::from_secs(60);
+/// Of a mapping: so many parts are known to be verified; the next time they are verified again.
+const VERIFIED_MAX: usize = 1 << 16;
 
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -191,7 +195,7 @@ impl Shared {
 
     /// Gives leases to one reader until it goes: what it has mapped stays as it is until then, whatever it says.
     fn serve(&self, mut reader: UnixStream) {
-        let mut leases: HashMap<u64, Arc<Object>> = HashMap::new();
+        let mut leases: HashMap<u64, Lent> = HashMap::new();
         let mut next = 0;
         let (mut heard, mut said) = (Incoming::new(MESSAGE_BYTES), Outgoing::default());
         loop {
@@ -207,7 +211,7 @@ impl Shared {
                     let leased = file.is_some();
                     let frame = said.frame(&Answer { question, given });
                     let sent = local::send(&reader, &frame, file);
-                    leases.extend(found.filter(|_| leased).map(|object| (next, object)));
+                    leases.extend(found.filter(|_| leased).map(|object| (next, Lent(object))));
                     if sent.is_err() {
                         break;
                     }
@@ -220,6 +224,15 @@ impl Shared {
         // It is not understood any more, but it may still look at what it has mapped.
         let _ = reader.shutdown(Shutdown::Write);
         let _ = io::copy(&mut reader, &mut io::sink());
+    }
+}
+
+/// An object whose memory is read-only for a lease.
+struct Lent(Arc<Object>);
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        self.0.segment().expect("it was lent").unprotect();
     }
 }
 
@@ -236,7 +249,6 @@ fn lease<'a>(
     if segment.len() < SHARED_MIN {
         return Err(format!("objects below {} are copied", mission_core::units::format_bytes(SHARED_MIN as u64)));
     }
-    let shared = segment.protect()?;
     let mut given = Vec::new();
     let mut count = 0;
     for part in parts.iter().take(PARTS_MAX) {
@@ -246,10 +258,16 @@ fn lease<'a>(
         if count > BLOCKS_MAX && !given.is_empty() {
             break;
         }
-        given.push(Place { start: shared.start + start, len, blocks: blocks.to_vec() });
+        given.push(Place { start, len, blocks: blocks.to_vec() });
     }
+    let shared = segment.protect()?;
+    given.iter_mut().for_each(|place| place.start += shared.start);
     // Its address tells one memory from another as long as this process has it.
-    let memory = rustix::fs::fstat(shared.file).map_err(|error| error.to_string())?.st_ino;
+    let memory = rustix::fs::fstat(shared.file).map_err(|error| {
+        segment.unprotect();
+        error.to_string()
+    })?;
+    let memory = memory.st_ino;
     Ok((Given { lease, memory, size: shared.size, parts: given }, shared.file.as_fd()))
 }
 
@@ -423,6 +441,11 @@ impl Borrower {
             }
         };
         let mut links = self.links.lock().expect("no panic while held");
+        let now = Instant::now();
+        links.retain(|_, known| match known {
+            Known::Linked(link) => !link.is_closed(),
+            Known::Elsewhere(until) | Known::Silent(until, _) => now < *until,
+        });
         match (links.get(&owner), &result) {
             // Another thread was faster.
             (Some(Known::Linked(link)), _) => Ok(link.clone()),
@@ -435,6 +458,14 @@ impl Borrower {
 }
 
 impl Link {
+    /// Whether its owner is gone.
+    fn is_closed(&self) -> bool {
+        // While a thread sends a return the owner is there.
+        let Ok(back) = self.back.try_lock() else { return false };
+        let looked = rustix::net::recv(&back.0, &mut [0u8; 1][..], RecvFlags::PEEK | RecvFlags::DONTWAIT);
+        !matches!(looked, Ok((1.., _)) | Err(Errno::AGAIN))
+    }
+
     /// Asks for parts; the owner's refusal is an answer too.
     ///
     /// # Errors
@@ -512,7 +543,12 @@ fn verify(mapped: &Mapped, object: ObjectId, wanted: &[(u32, u64)], given: &Give
         if checksum::of_blocks(mapped.bytes(place.start as usize, place.len as usize)) != place.blocks {
             return Err("a block of its memory does not fit its checksum".into());
         }
-        mapped.verified.lock().expect("no panic while held").insert(key);
+        let mut verified = mapped.verified.lock().expect("no panic while held");
+        if verified.len() >= VERIFIED_MAX {
+            // A part that is kept keeps its slab mapped, while others come and go in it.
+            verified.clear();
+        }
+        verified.insert(key);
     }
     Ok(())
 }

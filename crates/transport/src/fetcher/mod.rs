@@ -28,7 +28,7 @@ use mission_core::types::{Demands, JobId, TransferId, Transport};
 use mission_core::units::Time;
 use runs::{Assigned, Far, Running};
 use serde::Serialize;
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::net::SocketAddr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, Weak};
 use std::thread;
@@ -307,7 +307,8 @@ impl Fetcher {
             state.lost.clear();
         }
         state.lost.extend(objects.iter().map(|object| (*object, why.to_owned())));
-        let hit = |active: &Active| active.far.iter().any(|far| objects.contains(&far.object));
+        let lost: HashSet<&ObjectId> = objects.iter().collect();
+        let hit = |active: &Active| active.far.iter().any(|far| lost.contains(&far.object));
         let hit: Vec<_> = state.fetches.iter().filter(|(_, active)| hit(active)).map(|(id, _)| *id).collect();
         for fetch in hit {
             let error = FetchError::Lost(why.to_owned());
