@@ -97,6 +97,26 @@ def test_a_reference_of_a_task_that_a_task_submitted_can_be_handed_on(client, pa
     until(lambda: not any(own["objects"] for own in resources(client).values()), "all of them are freed")
 
 
+def made_up() -> mission_control.Reference:
+    return mission_control.Reference("hello", "tcp://127.0.0.1:1", "127.0.0.1:1", "job", "stage", [1])
+
+
+def test_a_reference_that_somebody_made_up_harms_nobody(client):
+    processes = client.run(os.getpid)
+    made = client.submit(made_up, pure=False)
+    assert made.result(timeout=30).object == "hello"
+    del made
+    # Whatever else a message brings that cannot be done, the rest of it is.
+    kept = client.submit(child, 8, pure=False)
+    wait(kept)
+    client.run_on_scheduler(
+        lambda dask_scheduler: dask_scheduler.plugins["mission-control"].tell({"free": ["hello"], "lost": ["hello"]})
+    )
+    time.sleep(1)
+    assert client.run(os.getpid) == processes
+    assert client.submit(take, kept, pure=False).result(timeout=60) == content(8)
+
+
 class Unsendable:
     """Lives where it was made: a lock cannot be pickled."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import mission_control
 from mission_control import put
 from mission_control.dask.scheduler import MissionControlScheduler
 from mission_control.dask.worker import MissionControlWorker
-from tests.conftest import resources, until
+from tests.conftest import resources, status, until
 
 
 def made(seed: int) -> mission_control.Reference:
@@ -99,3 +100,22 @@ def test_what_is_said_while_a_worker_joins_is_not_lost():
         client.register_plugin(MissionControlWorker())
         until(lambda: len(set(map(str, versions(client)))) == 1, "all workers saw everything")
         assert all(versions(client)[0].values())
+
+
+def test_a_worker_that_dask_does_not_take_is_forgotten(client):
+    """It joined before Dask refused it, and nobody says that it went."""
+
+    def join(dask_scheduler: Any) -> bool:
+        own = dask_scheduler.plugins["mission-control"]
+        worker, (known, *_) = "tcp://127.0.0.1:1", own.workers.values()
+        own.workers[worker] = dict(known)
+        own.unregistered[worker] = time.monotonic() - 31
+        return worker in own.workers
+
+    def is_known(dask_scheduler: Any) -> bool:
+        own = dask_scheduler.plugins["mission-control"]
+        return "tcp://127.0.0.1:1" in own.workers or bool(own.unregistered)
+
+    assert client.run_on_scheduler(join)
+    until(lambda: not client.run_on_scheduler(is_known), "it is forgotten")
+    assert len(status(client)["workers"]) == 3

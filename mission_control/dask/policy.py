@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any
+
+logger = logging.getLogger(__name__)
 
 ENTRY_POINTS = "mission_control.policies"
 PREFIX = "python:"
@@ -62,15 +65,22 @@ class Runner:
             return
         self._busy = True
         answered = threading.Event()
-        threading.Thread(target=self._run, args=(jobs, answered), name="mission-policy", daemon=True).start()
-        threading.Thread(target=self._watch, args=(jobs, answered), name="mission-policy-watch", daemon=True).start()
+        try:
+            threading.Thread(target=self._run, args=(jobs, answered), name="mission-policy", daemon=True).start()
+            watch = threading.Thread(
+                target=self._watch, args=(jobs, answered), name="mission-policy-watch", daemon=True
+            )
+            watch.start()
+        except RuntimeError as error:  # no thread can be had now
+            self._busy = False
+            logger.warning("The policy was not asked: %s", error)
 
     def _run(self, jobs: list[dict[str, Any]], answered: threading.Event) -> None:
         try:
             counts = {str(job): float(count) for job, count in self.policy([dict(job) for job in jobs]).items()}
             json.dumps(counts, allow_nan=False)
             answer: dict[str, Any] = {"Ok": counts}
-        except Exception as error:  # whatever a stranger's function raises
+        except BaseException as error:  # whatever a stranger's function raises, SystemExit too
             answer = {"Err": f"it raised {type(error).__name__}: {error}"}
         late = answered.is_set()
         answered.set()

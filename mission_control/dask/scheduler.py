@@ -10,6 +10,7 @@ import heapq
 import itertools
 import json
 import logging
+import re
 import secrets
 import time
 from collections import defaultdict, deque
@@ -36,6 +37,9 @@ logger = logging.getLogger(__name__)
 UNFINISHED = ("released", "waiting", "no-worker", "queued", "processing")
 """States of a task whose result is not known yet."""
 LAST_WORDS_S = 5
+REGISTERED_WITHIN_S = 30
+"""After it joined, a worker that Dask does not know by then is gone."""
+OBJECT = re.compile("[0-9a-f]{32}")
 """After the last task of a job, for its workers' last reports: a worker that does not answer may be gone."""
 RECORDS_MAX = 200_000
 """Records kept for reports; beyond it the oldest are forgotten."""
@@ -77,6 +81,8 @@ class MissionControlScheduler(SchedulerPlugin):
         self.started = time.monotonic()
         self.token = secrets.token_bytes(32)
         self.workers: dict[str, dict[str, Any]] = {}
+        # When workers joined that may not be registered: Dask may refuse them, or has removed them meanwhile.
+        self.unregistered: dict[str, float] = {}
         # Workers that have no data plane, and why.
         self.without: dict[str, str] = {}
         # What was said to each worker, until the worker has seen it.
@@ -115,13 +121,22 @@ class MissionControlScheduler(SchedulerPlugin):
         scheduler.stream_handlers["mission-control-probed"] = self.on_probed
         self._inherit_jobs(scheduler)
         self._send_jobs(scheduler)
-        tick = PeriodicCallback(lambda: self.event({"event": "tick"}), 1000)
+        tick = PeriodicCallback(self.tick, 1000)
         scheduler.periodic_callbacks[self.name] = tick
         tick.start()
         if hasattr(scheduler, "http_application"):  # not without a dashboard
             page.add_to(scheduler.http_application, self.status)
         self.metrics = Metrics(scheduler.address, scheduler.loop, self.status)
         self.metrics.register()
+
+    def tick(self) -> None:
+        self.event({"event": "tick"})
+        for worker, joined_at in list(self.unregistered.items()):
+            registered = worker in self.scheduler.workers
+            if registered or time.monotonic() - joined_at > REGISTERED_WITHIN_S:
+                del self.unregistered[worker]
+                if not registered:
+                    self.leave(worker)
 
     # --- what is asked of the plug-in -------------------------------------------------------------------------------
 
@@ -140,6 +155,7 @@ class MissionControlScheduler(SchedulerPlugin):
     ) -> dict[str, Any]:
         """A worker's data plane is up; gives it all that it must know, and the version as of which that holds."""
         self.workers[worker] = {"host": host, "address": address, "problems": list(problems)}
+        self.unregistered[worker] = time.monotonic()
         self.record("worker", worker=worker, host=host, address=address)
         joined = {"event": "worker-joined", "worker": worker, "host": host, "environment": json.loads(environment)}
         self.event(joined)
@@ -151,6 +167,9 @@ class MissionControlScheduler(SchedulerPlugin):
         job = self.jobs.name(spec["job"], client)
         if refused:
             self.record("refused", job=job, reason=refused)
+            self.jobs.release_name(job)
+        elif client not in self.scheduler.clients:
+            # It went while it asked.
             self.jobs.release_name(job)
         else:
             self.arrive({**spec, "job": job})
@@ -327,6 +346,9 @@ class MissionControlScheduler(SchedulerPlugin):
     def on_task(self, worker: str, key: Any, carries: list[tuple[str, str]]) -> None:
         """A task's result carries references; said before the scheduler hears that the task is done."""
         for name, owner in carries:
+            # A task may return a reference that somebody made up.
+            if not OBJECT.fullmatch(name):
+                continue
             self.objects.carry(key, name, owner)
             if owner not in self.scheduler.workers:
                 self.lose(owner, [name])
@@ -422,6 +444,8 @@ class MissionControlScheduler(SchedulerPlugin):
         if finish not in UNFINISHED:
             self.free(self.objects.release(("held by", key)))
         if finish == "forgotten":
+            # What a worker that had been away said of it late.
+            self.free(self.objects.release(key))
             self.submitted_on.pop(key, None)
             number = self.numbers.pop(key, None)
             if number is not None:
@@ -441,8 +465,12 @@ class MissionControlScheduler(SchedulerPlugin):
                 self.objects.carry(("held by", task.key), name, owner)
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
+        self.leave(worker)
+
+    def leave(self, worker: str) -> None:
         """A worker is gone, and its objects with it: the keys that carry them are invalid, wherever copies survive."""
         self.workers.pop(worker, None)
+        self.unregistered.pop(worker, None)
         self.without.pop(worker, None)
         self.outbox.forget(worker)
         for job, awaited in list(self.ending.items()):

@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -180,18 +180,26 @@ class MissionControlWorker(WorkerPlugin):
         if received != "in-order":
             return
         for command in commands:
-            self.endpoint.command(json.dumps(command))
+            self.attempt(self.endpoint.command, json.dumps(command))
         for name in free:
-            self.endpoint.free(name)
+            self.attempt(self.endpoint.free, name)
         if lost:
             self.lost.update(lost)
-            self.endpoint.lost(lost, why)
+            self.attempt(self.endpoint.lost, lost, why)
         if report is not None:
-            self.report(last_of=report)
+            self.attempt(self.report, report)
         if forget_job is not None:
-            self.endpoint.forget_job(forget_job)
+            self.attempt(self.endpoint.forget_job, forget_job)
         if probe_ecn:
-            threading.Thread(target=self.probe_ecn, args=(list(probe_ecn),), name="mission-probe", daemon=True).start()
+            probe = threading.Thread(target=self.probe_ecn, args=(list(probe_ecn),), name="mission-probe", daemon=True)
+            self.attempt(probe.start)
+
+    def attempt(self, action: Callable[..., Any], *given: Any) -> None:
+        """Does one of the things that a message asks for; Dask closes a worker whose handler of messages raises."""
+        try:
+            action(*given)
+        except Exception:
+            logger.exception("Mission Control could not do what the scheduler said")
 
     def ask_again(self, after: int) -> None:
         """Asks for everything that comes after a version."""
