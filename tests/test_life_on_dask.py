@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -144,4 +145,22 @@ def test_objects_of_workers_that_go_are_made_again(away):
         cluster.scale(3)
         assert client.gather(results) == [expected(seed) for seed in range(9)]
         del references, results
+        until(lambda: nothing_left(client), "nothing is left", seconds=60)
+
+
+def busy(number: int) -> int:
+    time.sleep(0.3)
+    return number
+
+
+def test_objects_outlive_what_an_adaptive_cluster_takes_away():
+    with cluster_of(1) as (cluster, client):
+        cluster.adapt(minimum=1, maximum=3, interval="100ms", wait_count=5, target_duration="1s")
+        work = client.map(busy, range(60), pure=False)
+        until(lambda: len(client.scheduler_info(-1)["workers"]) == 3, "it has grown", seconds=60)
+        references = client.map(made, range(9), pure=False)
+        wait([*work, *references])
+        until(lambda: len(client.scheduler_info(-1)["workers"]) == 1, "it has shrunk", seconds=60)
+        assert client.gather(client.map(digest, references, pure=False)) == [expected(seed) for seed in range(9)]
+        del references, work
         until(lambda: nothing_left(client), "nothing is left", seconds=60)
