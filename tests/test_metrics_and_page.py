@@ -9,6 +9,7 @@ import urllib.request
 from collections import Counter
 from typing import Any
 
+import dask
 import pytest
 from distributed import Client, LocalCluster
 
@@ -94,6 +95,18 @@ def test_a_worker_remembers_only_the_newest_lost_objects():
     lost.update(["a", "b", "c"])
     lost.update(["a", "d"])
     assert len(lost) == 3 and lost & {"a", "b", "c", "d"} == {"a", "c", "d"}
+
+
+def test_handlers_that_an_operator_blocks_are_not_offered():
+    with (
+        dask.config.set({"distributed.scheduler.blocked-handlers": ["mission_control_change"]}),
+        small_cluster() as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        mission_control.install(client)
+        assert "mission_control_change" not in cluster.scheduler.handlers
+        assert "mission_control_status" in cluster.scheduler.handlers
+        assert status(client)["jobs"] == []
 
 
 def test_a_rejected_job_leaves_its_name_to_others(client, cluster):

@@ -201,8 +201,8 @@ mod tests {
     use mission_core::flight::FlightPlan;
     use mission_core::types::{TransferId, Transport};
 
-    fn endpoint(token: &[u8], memory_limit: u64, identity: Option<Identity>) -> Endpoint {
-        Endpoint::new(Settings {
+    fn settings(token: &[u8], memory_limit: u64, identity: Option<Identity>) -> Settings {
+        Settings {
             host: "127.0.0.1".parse().unwrap(),
             token: token.to_vec(),
             identity,
@@ -210,21 +210,32 @@ mod tests {
             spool_folder: std::env::temp_dir(),
             flows_per_host: FlowsPerHost::Fixed(4),
             send_limit: None,
-        })
-        .unwrap()
+        }
+    }
+
+    fn endpoint(token: &[u8], memory_limit: u64, identity: Option<Identity>) -> Endpoint {
+        Endpoint::new(settings(token, memory_limit, identity)).unwrap()
     }
 
     fn identity() -> Identity {
+        let [identity] = identities();
+        identity
+    }
+
+    /// Of one authority.
+    fn identities<const N: usize>() -> [Identity; N] {
         let key = rcgen::KeyPair::generate().unwrap();
         let mut authority = rcgen::CertificateParams::new([]).unwrap();
         authority.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
         let authority = rcgen::CertifiedIssuer::self_signed(authority, &key).unwrap();
-        let own_key = rcgen::KeyPair::generate().unwrap();
-        let own = rcgen::CertificateParams::new(["somewhere.else".to_owned()])
-            .unwrap()
-            .signed_by(&own_key, &authority)
-            .unwrap();
-        Identity { ca: authority.pem().into(), certificate: own.pem().into(), key: own_key.serialize_pem().into() }
+        std::array::from_fn(|_| {
+            let own_key = rcgen::KeyPair::generate().unwrap();
+            let own = rcgen::CertificateParams::new(["somewhere.else".to_owned()])
+                .unwrap()
+                .signed_by(&own_key, &authority)
+                .unwrap();
+            Identity { ca: authority.pem().into(), certificate: own.pem().into(), key: own_key.serialize_pem().into() }
+        })
     }
 
     fn wanted(endpoint: &Endpoint, object: ObjectId, part: u32, len: u64) -> Wanted {
@@ -442,6 +453,28 @@ mod tests {
         let parts = vec![wanted(&owner, id, 0, 6)];
         let refused = stranger.fetch(request(parts, demand(Transport::Tls, Encryption::Authenticated)), || false);
         assert!(matches!(refused.err(), Some(FetchError::Denied(_))));
+    }
+
+    /// A certificate of their common authority admits nobody.
+    #[test]
+    fn clusters_of_one_authority_are_told_apart_by_their_tokens() {
+        let [one, two, three] = identities();
+        let demands = || demand(Transport::Tls, Encryption::Authenticated);
+        let owner = endpoint(b"a token", u64::MAX, Some(one));
+        let id = owner.put(&[b"secret"], &"job".into(), &demands()).unwrap();
+        let parts = || vec![wanted(&owner, id, 0, 6)];
+        let stranger = endpoint(b"another token", u64::MAX, Some(two));
+        let refused = stranger.fetch(request(parts(), demands()), || false);
+        assert!(matches!(refused.err(), Some(FetchError::Denied(_))));
+        let neighbour = endpoint(b"a token", u64::MAX, Some(three));
+        assert!(neighbour.fetch(request(parts(), demands()), || false).is_ok());
+    }
+
+    /// With several interfaces it listens on all addresses, and serves connections to its own alone.
+    #[test]
+    fn an_address_of_another_machine_is_refused() {
+        let elsewhere = Settings { host: "192.0.2.1".parse().unwrap(), ..settings(b"token", u64::MAX, None) };
+        assert!(Endpoint::new(elsewhere).is_err());
     }
 
     #[test]
