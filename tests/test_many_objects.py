@@ -102,7 +102,7 @@ def test_a_worker_with_1024_descriptors_holds_20000_objects_and_serves_200_reade
 def test_owners_that_are_gone_leave_no_descriptors(endpoint):
     reader, content = endpoint(), data(300_000)
     open_now = []
-    for _ in range(6):
+    for _ in range(16):
         own = endpoint()
         until(lambda own=own: json.loads(own.resources())["has_neighbours"], "it joined the host")
         name, sizes = own.put([content], "job", DEMANDS)
@@ -113,8 +113,8 @@ def test_owners_that_are_gone_leave_no_descriptors(endpoint):
         open_now.append(len(os.listdir("/proc/self/fd")))
     (record,) = json.loads(reader.transfers())
     assert set(record["transport"]["bytes"]) == {"shm"}, record["transport"]
-    # Two more for each that was there.
-    assert open_now[-1] < open_now[1] + 4, open_now
+    # Two more for each that was there, if they stayed. The first ones open what all share, such as the probe of a path.
+    assert open_now[-1] < open_now[5] + 10, open_now
 
 
 def test_an_object_of_100000_parts_is_fetched_over_shared_memory(endpoint):
