@@ -376,7 +376,8 @@ mod tests {
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
         assert_eq!(fetch().busy, 0);
-        assert!(owner.resources().serving_connections <= most + 8, "{}", owner.resources().serving_connections);
+        // With the reader's own, and those that were just accepted.
+        assert!(owner.resources().serving_connections <= most + 32, "{}", owner.resources().serving_connections);
     }
 
     #[test]

@@ -29,6 +29,10 @@ const ECN_CONGESTION_CONTROL: &str = "dctcp";
 const ACCEPT_WAIT: Duration = Duration::from_millis(100);
 /// Connections that wait to be accepted: all receivers of a shuffle may come at once.
 const BACKLOG: i32 = 1024;
+/// Connections that are accepted before those that came earlier are looked at again.
+const ACCEPTED_AT_ONCE: usize = 16;
+/// A client that leaves before it has said anything.
+const GONE: PollFlags = PollFlags::RDHUP.union(PollFlags::HUP).union(PollFlags::ERR);
 
 pub struct Server {
     address: SocketAddr,
@@ -54,8 +58,17 @@ struct Shared {
 #[derive(Default)]
 struct Connections {
     all: HashMap<u64, Open>,
-    /// Those that have proved nothing yet, oldest first: number, since when, from where.
-    unadmitted: VecDeque<(u64, Instant, IpAddr)>,
+    /// Those that have proved nothing yet, oldest first.
+    unadmitted: VecDeque<Unadmitted>,
+}
+
+/// A connection whose client has not proved the token.
+struct Unadmitted {
+    number: u64,
+    since: Instant,
+    from: IpAddr,
+    /// It has said something, as every client does at once; a thread serves it.
+    asked: bool,
 }
 
 /// A connection, and since when it carries nothing.
@@ -69,33 +82,56 @@ impl Connections {
         self.all.len() - self.unadmitted.len()
     }
 
-    /// Ends those that have had their time; and of the address that has most of them any one, until so many are left. Not
-    /// the oldest: strangers that come faster than a proof takes would leave nobody the time for it.
+    /// Ends those that have had their time; and of the address that has most of them any one, until so many are left: one
+    /// that has said nothing, if there is any. Not the oldest: strangers that come faster than a proof takes would leave
+    /// nobody the time for it.
     fn drop_unadmitted(&mut self, most: usize) {
-        while self.unadmitted.front().is_some_and(|(_, since, _)| since.elapsed() >= ADMISSION) {
+        while self.unadmitted.front().is_some_and(|own| own.since.elapsed() >= ADMISSION) {
             self.drop_unadmitted_at(0);
         }
         while self.unadmitted.len() > most {
             let mut counts = HashMap::<IpAddr, usize>::new();
-            self.unadmitted.iter().for_each(|(_, _, from)| *counts.entry(*from).or_default() += 1);
-            let (from, count) = counts.into_iter().max_by_key(|(_, count)| *count).expect("there are some");
-            let chosen = u64::from_ne_bytes(auth::random()) as usize % count;
-            let of_it = self.unadmitted.iter().enumerate().filter(|(_, own)| own.2 == from);
-            let at = of_it.map(|(at, _)| at).nth(chosen).expect("so many were counted");
-            self.drop_unadmitted_at(at);
+            self.unadmitted.iter().for_each(|own| *counts.entry(own.from).or_default() += 1);
+            let (from, _) = counts.into_iter().max_by_key(|(_, count)| *count).expect("there are some");
+            let of_it = |asked: bool| {
+                let all = self.unadmitted.iter().enumerate();
+                all.filter(|(_, own)| own.from == from && own.asked == asked).map(|(at, _)| at).collect::<Vec<_>>()
+            };
+            let mut candidates = of_it(false);
+            if candidates.is_empty() {
+                candidates = of_it(true);
+            }
+            self.drop_unadmitted_at(candidates[u64::from_ne_bytes(auth::random()) as usize % candidates.len()]);
         }
     }
 
     fn drop_unadmitted_at(&mut self, at: usize) {
-        if let Some((number, ..)) = self.unadmitted.remove(at) {
-            self.close(number);
+        if let Some(own) = self.unadmitted.remove(at) {
+            self.close(own.number);
+        }
+    }
+
+    fn add(&mut self, number: u64, stream: TcpStream, from: IpAddr) {
+        self.all.insert(number, Open { stream: Arc::new(stream), idle_since: None });
+        self.unadmitted.push_back(Unadmitted { number, since: Instant::now(), from, asked: false });
+    }
+
+    /// Those that have said nothing yet.
+    fn silent(&self) -> Vec<(u64, Arc<TcpStream>)> {
+        let silent = self.unadmitted.iter().filter(|own| !own.asked);
+        silent.filter_map(|own| Some((own.number, self.all.get(&own.number)?.stream.clone()))).collect()
+    }
+
+    fn asked(&mut self, number: u64) {
+        if let Some(own) = self.unadmitted.iter_mut().find(|own| own.number == number) {
+            own.asked = true;
         }
     }
 
     /// A client has proved the token. Where there are too many, the one that has carried nothing for longest makes room: its
     /// client makes another when it needs one. False if all are busy.
     fn admit(&mut self, number: u64) -> bool {
-        self.unadmitted.retain(|(own, ..)| *own != number);
+        self.unadmitted.retain(|own| own.number != number);
         if self.admitted() <= SERVER_CONNECTIONS {
             return true;
         }
@@ -117,7 +153,7 @@ impl Connections {
     }
 
     fn remove(&mut self, number: u64) {
-        self.unadmitted.retain(|(own, ..)| *own != number);
+        self.unadmitted.retain(|own| own.number != number);
         self.all.remove(&number);
     }
 }
@@ -202,48 +238,55 @@ fn listen(host: IpAddr) -> io::Result<TcpListener> {
     Ok(socket.into())
 }
 
+/// Takes connections. Each gets a thread once its client has said something, so strangers that say nothing cost little.
 fn accept_all(listener: &TcpListener, shared: &Arc<Shared>) {
-    for number in 0.. {
-        let accepted = loop {
-            if shared.closing.load(Ordering::SeqCst) {
-                return;
+    let mut next = 0;
+    while !shared.closing.load(Ordering::SeqCst) {
+        let silent = shared.connections().silent();
+        let mut waits: Vec<_> = silent.iter().map(|(_, stream)| PollFd::new(stream, PollFlags::IN | GONE)).collect();
+        waits.push(PollFd::new(listener, PollFlags::IN));
+        let _ = poll(&mut waits, Some(&ACCEPT_WAIT.try_into().expect("a short time")));
+        let seen: Vec<_> = waits.iter().map(PollFd::revents).collect();
+        for ((number, stream), seen) in silent.into_iter().zip(seen) {
+            if seen.intersects(GONE) {
+                shared.connections().remove(number);
+            } else if seen.intersects(PollFlags::IN) {
+                serve_in_a_thread(number, stream, shared);
             }
-            shared.connections().drop_unadmitted(UNADMITTED_CONNECTIONS);
+        }
+        shared.connections().drop_unadmitted(UNADMITTED_CONNECTIONS);
+        // A few at once; then those of them that have spoken are found before any has to go.
+        for _ in 0..ACCEPTED_AT_ONCE {
             match listener.accept() {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    let mut waits = [PollFd::new(listener, PollFlags::IN)];
-                    let _ = poll(&mut waits, Some(&ACCEPT_WAIT.try_into().expect("a short time")));
+                Ok((stream, from)) => {
+                    // The listener may have to be bound to every address; served is only the given one.
+                    let meant = stream.local_addr().map(|own| own.ip()).ok() == Some(shared.address);
+                    if meant && stream.set_nonblocking(false).is_ok() {
+                        shared.connections().add(next, stream, from.ip());
+                        next += 1;
+                    }
                 }
-                accepted => break accepted,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(_) => {
+                    // Out of descriptors, most likely: a later try may find one.
+                    thread::sleep(Duration::from_millis(10));
+                    break;
+                }
             }
-        };
-        let Ok((stream, from)) = accepted else {
-            // Out of descriptors, most likely: the next try may find one.
-            thread::sleep(Duration::from_millis(10));
-            continue;
-        };
-        // The listener may have to be bound to every address; served is only the given one.
-        if stream.local_addr().map(|own| own.ip()).ok() != Some(shared.address)
-            || stream.set_nonblocking(false).is_err()
-        {
-            continue;
         }
-        let stream = Arc::new(stream);
-        {
-            let mut connections = shared.connections();
-            connections.all.insert(number, Open { stream: stream.clone(), idle_since: None });
-            connections.unadmitted.push_back((number, Instant::now(), from.ip()));
-            connections.drop_unadmitted(UNADMITTED_CONNECTIONS);
-        }
-        let own = shared.clone();
-        let thread = thread::Builder::new().name("mission-serve".into()).stack_size(256 << 10).spawn(move || {
-            let registered = Registered { number, shared: &own };
-            // A client that breaks off or speaks another protocol is its own affair.
-            let _ = serve(stream, &registered);
-        });
-        if thread.is_err() {
-            shared.connections().remove(number);
-        }
+    }
+}
+
+fn serve_in_a_thread(number: u64, stream: Arc<TcpStream>, shared: &Arc<Shared>) {
+    shared.connections().asked(number);
+    let own = shared.clone();
+    let thread = thread::Builder::new().name("mission-serve".into()).stack_size(256 << 10).spawn(move || {
+        let registered = Registered { number, shared: &own };
+        // A client that breaks off or speaks another protocol is its own affair.
+        let _ = serve(stream, &registered);
+    });
+    if thread.is_err() {
+        shared.connections().remove(number);
     }
 }
 
