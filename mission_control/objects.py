@@ -373,7 +373,8 @@ def references_in(value: Any) -> set[Reference]:
         return set()
     opaque = (type, types.ModuleType, types.FrameType, str, bytes, int, float, bytearray)
     found: set[Reference] = set()
-    seen: set[int] = set()
+    # With what was seen, so that nothing else gets its number meanwhile.
+    seen: dict[int, Any] = {}
     pending = [value]
     while pending:
         item = pending.pop()
@@ -382,7 +383,7 @@ def references_in(value: Any) -> set[Reference]:
             continue
         if isinstance(item, opaque) or id(item) in seen:
             continue
-        seen.add(id(item))
+        seen[id(item)] = item
         if isinstance(item, types.FunctionType):
             # Its globals are its module, not its value.
             pending.extend(cell.cell_contents for cell in item.__closure__ or () if _filled(cell))

@@ -17,6 +17,7 @@ from distributed import Client, Event, LocalCluster, Security, Variable, get_cli
 
 import mission_control
 from mission_control import fetch, put
+from mission_control.objects import references_in
 from tests.conftest import mission, resources, status, until
 
 COUNT = 8
@@ -97,14 +98,17 @@ def test_a_reference_of_a_task_that_a_task_submitted_can_be_handed_on(client, pa
     until(lambda: not any(own["objects"] for own in resources(client).values()), "all of them are freed")
 
 
-def made_up() -> mission_control.Reference:
-    return mission_control.Reference("hello", "tcp://127.0.0.1:1", "127.0.0.1:1", "job", "stage", [1])
+def made_up(name: Any, owner: Any) -> mission_control.Reference:
+    return mission_control.Reference(name, owner, "127.0.0.1:1", "job", "stage", [1])
 
 
-def test_a_reference_that_somebody_made_up_harms_nobody(client):
+@pytest.mark.parametrize(
+    ("name", "owner"), [("hello", "tcp://127.0.0.1:1"), (5, "tcp://127.0.0.1:1"), ("0" * 32, ["not", "an", "address"])]
+)
+def test_a_reference_that_somebody_made_up_harms_nobody(client, name, owner):
     processes = client.run(os.getpid)
-    made = client.submit(made_up, pure=False)
-    assert made.result(timeout=30).object == "hello"
+    made = client.submit(made_up, name, owner, pure=False)
+    assert made.result(timeout=30).object == name
     del made
     # Whatever else a message brings that cannot be done, the rest of it is.
     kept = client.submit(child, 8, pure=False)
@@ -133,6 +137,12 @@ def test_a_reference_is_found_in_what_cannot_be_sent(client, produce):
         time.sleep(0.5)
         taken = client.submit(lambda held: take(held.table), made, pure=False, workers=[one])
         assert taken.result(timeout=60) == content(3)
+
+
+def test_references_are_found_in_many_arrays_of_records():
+    made = [made_up(f"{number:032x}", "tcp://127.0.0.1:1") for number in range(40)]
+    arrays = [np.array([(reference, 1)], dtype=[("reference", object), ("number", int)]) for reference in made]
+    assert {found.object for found in references_in([threading.Lock(), *arrays])} == {own.object for own in made}
 
 
 def asks_for_a_child(name: str, seed: int) -> mission_control.Reference:
@@ -308,6 +318,20 @@ def test_certificates_that_only_dask_takes_stop_no_worker(tmp_path):
             mission_control.job("secret", encrypt=True, client=client),
         ):
             pass
+
+
+def test_a_worker_that_fails_after_it_joined_is_not_counted_on():
+    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster, Client(cluster) as client:
+        mission_control.install(client)
+        plugin = cluster.scheduler.plugins["mission-control"]
+        until(lambda: len(plugin.workers) == 2, "both joined")
+        failed, sound = sorted(plugin.workers)
+        client.sync(plugin.on_without, failed, "it broke")
+        assert set(plugin.workers) == {sound} and plugin.without == {failed: "it broke"}
+        for number in range(3):
+            with mission_control.job(f"job{number}", client=client):
+                assert client.submit(sum, [1, 2], pure=False).result() == 3
+        assert plugin.outbox.after(failed, 0) == []
 
 
 def test_bad_settings_of_the_data_plane_stop_no_worker(monkeypatch):

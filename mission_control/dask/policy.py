@@ -65,13 +65,13 @@ class Runner:
             return
         self._busy = True
         answered = threading.Event()
+        # Its watcher first: a policy that nobody watches could stall unseen.
+        targets = {"mission-policy-watch": self._watch, "mission-policy": self._run}
         try:
-            threading.Thread(target=self._run, args=(jobs, answered), name="mission-policy", daemon=True).start()
-            watch = threading.Thread(
-                target=self._watch, args=(jobs, answered), name="mission-policy-watch", daemon=True
-            )
-            watch.start()
+            for name, target in targets.items():
+                threading.Thread(target=target, args=(jobs, answered), name=name, daemon=True).start()
         except RuntimeError as error:  # no thread can be had now
+            answered.set()
             self._busy = False
             logger.warning("The policy was not asked: %s", error)
 

@@ -14,7 +14,7 @@ import re
 import secrets
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import dask
@@ -26,6 +26,7 @@ from tornado.ioloop import PeriodicCallback
 
 from mission_control import _native
 from mission_control.dask import page
+from mission_control.dask.holds import Holds
 from mission_control.dask.jobs_of_tasks import Jobs
 from mission_control.dask.metrics import Metrics
 from mission_control.dask.objects_of_keys import Objects
@@ -34,13 +35,12 @@ from mission_control.jobs import ANNOTATION, check
 
 logger = logging.getLogger(__name__)
 
-UNFINISHED = ("released", "waiting", "no-worker", "queued", "processing")
-"""States of a task whose result is not known yet."""
 LAST_WORDS_S = 5
+"""After the last task of a job, for its workers' last reports: a worker that does not answer may be gone."""
 REGISTERED_WITHIN_S = 30
 """After it joined, a worker that Dask does not know by then is gone."""
 OBJECT = re.compile("[0-9a-f]{32}")
-"""After the last task of a job, for its workers' last reports: a worker that does not answer may be gone."""
+"""What :meth:`mission_control.put` calls an object."""
 RECORDS_MAX = 200_000
 """Records kept for reports; beyond it the oldest are forgotten."""
 
@@ -98,6 +98,7 @@ class MissionControlScheduler(SchedulerPlugin):
         self.submitted_by: dict[str, Any] = {}
         # Of each task that tasks submitted, the workers on which they ran.
         self.submitted_on: defaultdict[Any, set[str]] = defaultdict(set)
+        self.holds = Holds()
         # What each worker says of each transfer, and all of it as one, until one of them says more.
         self.transfers: defaultdict[tuple[str, str, str], dict[str, dict[str, Any]]] = defaultdict(dict)
         self.merged: dict[tuple[str, str, str], dict[str, Any]] = {}
@@ -107,27 +108,24 @@ class MissionControlScheduler(SchedulerPlugin):
         self.recomputed: defaultdict[str, int] = defaultdict(int)
         # What somebody changed of a job while it runs; its tasks still carry what they were submitted with.
         self.changed: dict[str, dict[str, Any]] = {}
+        # What may fail comes first: without its plug-in the scheduler is to offer none of what follows.
+        if hasattr(scheduler, "http_application"):  # not without a dashboard
+            page.add_to(scheduler.http_application, self.status)
+        self.metrics = Metrics(scheduler.address, scheduler.loop, self.status)
+        self.metrics.register()
         handlers = ("secret", "join", "without", "admit", "change", "status", "policy", "since")
         offered = {f"mission_control_{name}": getattr(self, f"on_{name}") for name in handlers}
         # As Dask does with its own: docs/security.md.
         for name in dask.config.get("distributed.scheduler.blocked-handlers", default=[]):
             offered.pop(name, None)
         scheduler.handlers.update(offered)
-        scheduler.stream_handlers["mission-control-progress"] = self.on_progress
-        scheduler.stream_handlers["mission-control-task"] = self.on_task
-        scheduler.stream_handlers["mission-control-again"] = self.on_again
-        scheduler.stream_handlers["mission-control-stale"] = self.on_stale
-        scheduler.stream_handlers["mission-control-leave"] = self.on_leave
-        scheduler.stream_handlers["mission-control-probed"] = self.on_probed
+        for name in ("progress", "task", "again", "stale", "leave", "probed"):
+            scheduler.stream_handlers[f"mission-control-{name}"] = guarded(getattr(self, f"on_{name}"))
         self._inherit_jobs(scheduler)
         self._send_jobs(scheduler)
         tick = PeriodicCallback(self.tick, 1000)
         scheduler.periodic_callbacks[self.name] = tick
         tick.start()
-        if hasattr(scheduler, "http_application"):  # not without a dashboard
-            page.add_to(scheduler.http_application, self.status)
-        self.metrics = Metrics(scheduler.address, scheduler.loop, self.status)
-        self.metrics.register()
 
     def tick(self) -> None:
         self.event({"event": "tick"})
@@ -145,9 +143,12 @@ class MissionControlScheduler(SchedulerPlugin):
         return {"token": self.token, "flows_per_host": self.flows_per_host}
 
     async def on_without(self, worker: str, why: str) -> None:
-        """A worker works without a data plane."""
+        """A worker works without a data plane; it may have joined before something failed."""
         logger.warning("worker %s has no data plane: %s", worker, why)
+        if worker in self.workers:
+            self.leave(worker)
         self.without[worker] = why
+        self.unregistered[worker] = time.monotonic()
         self.record("worker-without", worker=worker, why=why)
 
     async def on_join(
@@ -347,7 +348,7 @@ class MissionControlScheduler(SchedulerPlugin):
         """A task's result carries references; said before the scheduler hears that the task is done."""
         for name, owner in carries:
             # A task may return a reference that somebody made up.
-            if not OBJECT.fullmatch(name):
+            if not (isinstance(name, str) and isinstance(owner, str) and OBJECT.fullmatch(name)):
                 continue
             self.objects.carry(key, name, owner)
             if owner not in self.scheduler.workers:
@@ -441,8 +442,11 @@ class MissionControlScheduler(SchedulerPlugin):
                 self.record("recomputed", job=job, key=str(key))
             self.hold_for_submitters(key)
             self.free(self.objects.release(key))
-        if finish not in UNFINISHED:
-            self.free(self.objects.release(("held by", key)))
+        if start == "processing":
+            for hold in self.holds.end(key):
+                self.free(self.objects.release(("held", hold)))
+        if finish == "processing" and (on := self.scheduler.tasks[key].processing_on) is not None:
+            self.holds.begin(key, on.address)
         if finish == "forgotten":
             # What a worker that had been away said of it late.
             self.free(self.objects.release(key))
@@ -459,19 +463,21 @@ class MissionControlScheduler(SchedulerPlugin):
 
         Tasks of one worker share a client, which submits equal calls once: whichever of them run there may have it.
         """
-        workers = [self.scheduler.workers.get(address) for address in self.submitted_on.get(key, ())]
-        for task in [task for worker in workers if worker is not None for task in worker.processing]:
-            for name, owner in self.objects.carried_by(key):
-                self.objects.carry(("held by", task.key), name, owner)
+        carried = self.objects.carried_by(key)
+        hold = self.holds.hold(self.submitted_on.get(key, ())) if carried else None
+        if hold is not None:
+            for name, owner in carried:
+                self.objects.carry(("held", hold), name, owner)
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
         self.leave(worker)
 
     def leave(self, worker: str) -> None:
         """A worker is gone, and its objects with it: the keys that carry them are invalid, wherever copies survive."""
-        self.workers.pop(worker, None)
         self.unregistered.pop(worker, None)
         self.without.pop(worker, None)
+        if self.workers.pop(worker, None) is None:
+            return  # it had no data plane
         self.outbox.forget(worker)
         for job, awaited in list(self.ending.items()):
             awaited.discard(worker)
@@ -623,6 +629,18 @@ class MissionControlScheduler(SchedulerPlugin):
                 self.submitted_by.pop(stimulus_id, None)
 
         scheduler.stream_handlers["update-graph"] = with_parent
+
+
+def guarded(handler: Callable[..., None]) -> Callable[..., None]:
+    """A handler of a stream that raises would have Dask remove the worker, or the client, that spoke."""
+
+    def handle(**said: Any) -> None:
+        try:
+            handler(**said)
+        except Exception:
+            logger.exception("What was said by %s makes no sense", said.get("worker") or said.get("client"))
+
+    return handle
 
 
 def name_of(policy: str | Policy) -> str:

@@ -380,6 +380,60 @@ mod tests {
         assert!(owner.resources().serving_connections <= most + 32, "{}", owner.resources().serving_connections);
     }
 
+    /// It was refused, and the task that fetched it failed for good.
+    #[test]
+    fn where_shared_memory_is_demanded_an_object_that_is_gone_is_lost() {
+        let token = crate::auth::random::<16>();
+        let (owner, reader) = (endpoint(&token, u64::MAX, None), endpoint(&token, u64::MAX, None));
+        met(&owner);
+        let demands = demand(Transport::Shm, Encryption::None);
+        let [freed, gone] = [(); 2].map(|()| owner.put(&[&data()], &"job".into(), &demands).unwrap());
+        let wanted = |id| wanted(&owner, id, 0, 9 << 20);
+        let parts = [freed, gone].map(wanted);
+        let fetch = |part: &Wanted| reader.fetch(request(vec![part.clone()], demands), || false);
+        assert!(fetch(&parts[0]).unwrap().parts[0].bytes() == data());
+        owner.store.free(&freed);
+        assert!(matches!(fetch(&parts[0]).err(), Some(FetchError::Lost(_))));
+        drop(owner);
+        std::thread::scope(|scope| {
+            let fetched = scope.spawn(|| fetch(&parts[1]).err());
+            // Word of it comes later than its sockets break.
+            std::thread::sleep(std::time::Duration::from_millis(300));
+            reader.fetcher.lost(&[gone], "its worker left");
+            assert!(matches!(fetched.join().unwrap(), Some(FetchError::Lost(why)) if why == "its worker left"));
+        });
+    }
+
+    /// Another part of its slab stayed mapped meanwhile.
+    #[test]
+    fn a_part_to_which_its_owner_could_write_is_verified_again() {
+        use std::os::unix::fs::FileExt;
+        let token = crate::auth::random::<16>();
+        let (owner, reader) = (endpoint(&token, u64::MAX, None), endpoint(&token, u64::MAX, None));
+        met(&owner);
+        let (demands, small) = (demand(Transport::Shm, Encryption::None), &data()[..300_000]);
+        let [kept, changed] = [(); 2].map(|()| owner.put(&[small], &"job".into(), &demands).unwrap());
+        let fetch = |id| {
+            let parts = vec![wanted(&owner, id, 0, small.len() as u64)];
+            reader.fetch(FetchRequest { packed: false, whole: false, ..request(parts, demands) }, || false)
+        };
+        let keeps = fetch(kept).unwrap();
+        assert!(fetch(changed).unwrap().parts[0].bytes() == small);
+        let object = owner.store.get(&changed).unwrap();
+        let (segment, start, _) = object.in_memory(0).unwrap();
+        let other: Vec<u8> = small[..8].iter().map(|byte| !byte).collect();
+        // By way of the kernel, which refuses it for as long as the memory is read-only.
+        let memory = std::fs::File::options().write(true).open("/proc/self/mem").unwrap();
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(5);
+        while memory.write_at(&other, segment.as_ptr() as u64 + start).is_err() {
+            assert!(std::time::Instant::now() < deadline, "the lease never came back");
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        let why = fetch(changed).err().unwrap().to_string();
+        assert!(why.contains("checksum"), "{why}");
+        assert!(keeps.parts[0].bytes() == small);
+    }
+
     #[test]
     fn a_broadcast_goes_on_without_a_receiver_that_has_given_up_its_copy() {
         let token = crate::auth::random::<16>();

@@ -31,6 +31,8 @@ const ACCEPT_WAIT: Duration = Duration::from_millis(100);
 const BACKLOG: i32 = 1024;
 /// Connections that are accepted before those that came earlier are looked at again.
 const ACCEPTED_AT_ONCE: usize = 16;
+/// A client speaks at once; one that a busy host holds up has this long before strangers that speak are preferred to it.
+const SILENT: Duration = Duration::from_millis(20);
 /// A client that leaves before it has said anything.
 const GONE: PollFlags = PollFlags::RDHUP.union(PollFlags::HUP).union(PollFlags::ERR);
 
@@ -83,7 +85,7 @@ impl Connections {
     }
 
     /// Ends those that have had their time; and of the address that has most of them any one, until so many are left: one
-    /// that has said nothing, if there is any. Not the oldest: strangers that come faster than a proof takes would leave
+    /// that has been [`SILENT`], if there is any. Not the oldest: strangers that come faster than a proof takes would leave
     /// nobody the time for it.
     fn drop_unadmitted(&mut self, most: usize) {
         while self.unadmitted.front().is_some_and(|own| own.since.elapsed() >= ADMISSION) {
@@ -93,13 +95,15 @@ impl Connections {
             let mut counts = HashMap::<IpAddr, usize>::new();
             self.unadmitted.iter().for_each(|own| *counts.entry(own.from).or_default() += 1);
             let (from, _) = counts.into_iter().max_by_key(|(_, count)| *count).expect("there are some");
-            let of_it = |asked: bool| {
+            let of_it = |silent: bool| {
+                let is_silent = |own: &Unadmitted| !own.asked && own.since.elapsed() >= SILENT;
                 let all = self.unadmitted.iter().enumerate();
-                all.filter(|(_, own)| own.from == from && own.asked == asked).map(|(at, _)| at).collect::<Vec<_>>()
+                let found = all.filter(|(_, own)| own.from == from && (!silent || is_silent(own)));
+                found.map(|(at, _)| at).collect::<Vec<_>>()
             };
-            let mut candidates = of_it(false);
+            let mut candidates = of_it(true);
             if candidates.is_empty() {
-                candidates = of_it(true);
+                candidates = of_it(false);
             }
             self.drop_unadmitted_at(candidates[u64::from_ne_bytes(auth::random()) as usize % candidates.len()]);
         }
@@ -525,4 +529,45 @@ fn ask_of_socket(socket: &TcpStream, client: &mut Client, asked: (Option<String>
     }
     client.asked = asked;
     client.given = Some((socket::congestion_control(socket), socket::rto_min_us(socket)));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Connections of one address: so many of strangers, each of which has said something or not, and one that came last.
+    fn door(strangers: usize, asked: bool, waited: Duration) -> Connections {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let mut door = Connections::default();
+        for number in 0..=strangers as u64 {
+            door.add(number, stream.try_clone().unwrap(), IpAddr::from([127, 0, 0, 1]));
+            let own = door.unadmitted.back_mut().unwrap();
+            if number < strangers as u64 {
+                (own.asked, own.since) = (asked, Instant::now() - waited);
+            }
+        }
+        door
+    }
+
+    #[test]
+    fn who_is_silent_makes_room_for_one_that_has_just_come() {
+        for _ in 0..200 {
+            let mut door = door(64, false, 2 * SILENT);
+            door.drop_unadmitted(64);
+            assert!(door.all.contains_key(&64));
+        }
+    }
+
+    /// One byte made strangers safe, and cost whoever had said nothing yet his place.
+    #[test]
+    fn strangers_that_speak_are_not_preferred_to_one_that_has_just_come() {
+        let stays = |_: &i32| {
+            let mut door = door(64, true, 2 * SILENT);
+            door.drop_unadmitted(64);
+            door.all.contains_key(&64)
+        };
+        let stayed = (0..400).filter(stays).count();
+        assert!(stayed > 350, "{stayed} of 400");
+    }
 }

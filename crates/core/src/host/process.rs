@@ -567,6 +567,27 @@ mod tests {
         panic!("it never ends");
     }
 
+    /// Several flows break at once, and what follows them is slow: its blocks are progress before its chunk is whole.
+    #[test]
+    fn after_many_breaks_a_slow_chunk_whose_blocks_are_whole_is_progress() {
+        let mut host = Alone::new(1);
+        let mut run = runs(&host.ask(&[piece(4, &[1])], 9))[0];
+        for _ in 0..defaults::FRUITLESS_MAX {
+            let mut commands = host.event(Event::Ended { run, outcome: broken(0, "reset") });
+            for _ in 0..10 {
+                commands.extend(host.pass(Duration::from_millis(300)));
+            }
+            run = runs(&commands)[0];
+        }
+        for step in 1..40 {
+            let bytes = step * (defaults::BLOCK_BYTES / 2 + 1);
+            let mut commands = host.event(Event::Received { ticket: run.ticket, bytes });
+            commands.extend(host.pass(Duration::from_secs(5)));
+            let ends = |command: &Command| matches!(command, Command::Finished { .. });
+            assert!(!commands.iter().any(ends), "after {} s: {commands:?}", 5 * step);
+        }
+    }
+
     #[test]
     fn a_source_that_is_merely_slow_is_not_left() {
         let mut host = Alone::new(1);

@@ -27,7 +27,8 @@ use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::net::RecvFlags;
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::net::{Shutdown, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
@@ -52,8 +53,8 @@ const READERS_MAX: usize = 256;
 const SILENT_FOR: Duration = STALL;
 /// For so long an owner without a name here counts as one of another host.
 const ELSEWHERE_FOR: Duration = Duration::from_secs(60);
-/// Of a mapping: so many parts are known to be verified; the next time they are verified again.
-const VERIFIED_MAX: usize = 1 << 16;
+/// What an owner says of an object that it has freed, or never had.
+const NO_SUCH_OBJECT: &str = "no such object here";
 
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -203,7 +204,7 @@ impl Shared {
                 Ok(Some(Question::Borrow { question, object, parts })) => {
                     next += 1;
                     let found = self.store.get(&object);
-                    let object = found.as_ref().ok_or_else(|| "no such object here".to_owned());
+                    let object = found.as_ref().ok_or_else(|| NO_SUCH_OBJECT.to_owned());
                     let (given, file) = match object.and_then(|object| lease(object, &parts, next)) {
                         Ok((given, file)) => (Ok(given), Some(file)),
                         Err(reason) => (Err(reason), None),
@@ -312,8 +313,8 @@ struct Talk {
 struct Mapped {
     start: NonNull<u8>,
     size: usize,
-    /// Parts whose blocks were verified.
-    verified: Mutex<HashSet<(ObjectId, u32)>>,
+    /// Parts whose blocks were verified, and how many leases they are under: without one their owner may write to them.
+    verified: Mutex<HashMap<(ObjectId, u32), u32>>,
 }
 
 // SAFETY: read-only memory that no thread owns.
@@ -331,6 +332,9 @@ impl Drop for Mapped {
 /// A lease on parts of an object, in their owner's memory.
 pub struct Borrowed {
     mapped: Option<Arc<Mapped>>,
+    object: ObjectId,
+    /// Its parts that were verified.
+    verified: Vec<u32>,
     lease: u64,
     link: Arc<Link>,
     returns: Sender<(Arc<Link>, u64)>,
@@ -344,6 +348,10 @@ pub type Part = (Arc<Borrowed>, usize, usize);
 pub enum LeaseDenied {
     /// Its owner is on another host.
     Elsewhere,
+    /// Its owner has freed it.
+    Gone,
+    /// Its owner does not answer; why.
+    Silent(String),
     /// The owner refuses, or what it gave is not what was expected.
     Refused(String),
 }
@@ -386,18 +394,20 @@ impl Borrower {
             let wanted = &parts[all.len()..];
             let (given, file) = match link.ask(object, wanted) {
                 Ok(Ok(given)) => given,
+                Ok(Err(reason)) if reason == NO_SUCH_OBJECT => return Err(LeaseDenied::Gone),
                 Ok(Err(reason)) => return Err(LeaseDenied::Refused(reason)),
                 Err(error) => {
                     let why = format!("its owner does not answer: {error}");
                     self.forget(owner, &link, why.clone());
-                    return Err(LeaseDenied::Refused(why));
+                    return Err(LeaseDenied::Silent(why));
                 }
             };
             let returns = self.returns.clone();
-            let mut borrowed = Borrowed { mapped: None, lease: given.lease, link: link.clone(), returns };
+            let (mapped, verified) = (None, Vec::with_capacity(given.parts.len()));
+            let mut borrowed = Borrowed { mapped, object, verified, lease: given.lease, link: link.clone(), returns };
             let mapped = link.mapped(&given, &file).map_err(LeaseDenied::Refused)?;
-            verify(&mapped, object, wanted, &given).map_err(LeaseDenied::Refused)?;
-            borrowed.mapped = Some(mapped);
+            borrowed.mapped = Some(mapped.clone());
+            verify(&mapped, &mut borrowed, wanted, &given).map_err(LeaseDenied::Refused)?;
             let borrowed = Arc::new(borrowed);
             let places = given.parts.iter().map(|place| (borrowed.clone(), place.start as usize, place.len as usize));
             all.extend(places);
@@ -419,7 +429,7 @@ impl Borrower {
         match known {
             Some(Known::Linked(link)) => return Ok(link),
             Some(Known::Elsewhere(until)) if Instant::now() < until => return Err(LeaseDenied::Elsewhere),
-            Some(Known::Silent(until, why)) if Instant::now() < until => return Err(LeaseDenied::Refused(why)),
+            Some(Known::Silent(until, why)) if Instant::now() < until => return Err(LeaseDenied::Silent(why)),
             _ => {}
         }
         // Without the lock: other owners are not to wait for one that does not answer.
@@ -530,25 +540,24 @@ impl Link {
     }
 }
 
-/// Compares every block with its checksum: what a process reads of another's memory is verified once.
-fn verify(mapped: &Mapped, object: ObjectId, wanted: &[(u32, u64)], given: &Given) -> Result<(), String> {
+/// Compares every block with its checksum: what a process reads of another's memory is verified once, while it has a
+/// lease on it.
+fn verify(mapped: &Mapped, lease: &mut Borrowed, wanted: &[(u32, u64)], given: &Given) -> Result<(), String> {
     for (place, (part, _)) in given.parts.iter().zip(wanted) {
         if place.start.checked_add(place.len).is_none_or(|end| end > mapped.size as u64) {
             return Err("a part lies outside of its memory".into());
         }
-        let key = (object, *part);
-        if mapped.verified.lock().expect("no panic while held").contains(&key) {
-            continue;
+        let key = (lease.object, *part);
+        let verified = || mapped.verified.lock().expect("no panic while held");
+        // Counted before it is looked at, so that it is not forgotten meanwhile.
+        let known = verified().get_mut(&key).map(|leases| *leases += 1).is_some();
+        if !known {
+            if checksum::of_blocks(mapped.bytes(place.start as usize, place.len as usize)) != place.blocks {
+                return Err("a block of its memory does not fit its checksum".into());
+            }
+            *verified().entry(key).or_insert(0) += 1;
         }
-        if checksum::of_blocks(mapped.bytes(place.start as usize, place.len as usize)) != place.blocks {
-            return Err("a block of its memory does not fit its checksum".into());
-        }
-        let mut verified = mapped.verified.lock().expect("no panic while held");
-        if verified.len() >= VERIFIED_MAX {
-            // A part that is kept keeps its slab mapped, while others come and go in it.
-            verified.clear();
-        }
-        verified.insert(key);
+        lease.verified.push(*part);
     }
     Ok(())
 }
@@ -579,7 +588,17 @@ impl Borrowed {
 impl Drop for Borrowed {
     fn drop(&mut self) {
         // The mapping goes first: what comes back may be written to at once.
-        self.mapped = None;
+        if let Some(mapped) = self.mapped.take() {
+            let mut verified = mapped.verified.lock().expect("no panic while held");
+            for part in &self.verified {
+                if let Entry::Occupied(mut leases) = verified.entry((self.object, *part)) {
+                    *leases.get_mut() -= 1;
+                    if *leases.get() == 0 {
+                        leases.remove();
+                    }
+                }
+            }
+        }
         let _ = self.returns.send((self.link.clone(), self.lease));
     }
 }

@@ -32,7 +32,7 @@ impl Shared {
         plan: &FlightPlan,
         interrupted: &mut dyn FnMut() -> bool,
     ) -> Result<Begun<'_>, FetchError> {
-        let mut homes = self.at_home(request, plan)?;
+        let mut homes = self.at_home(request, plan, interrupted)?;
         // What is packed with others would keep their memory with its own.
         let takes_part = request.whole && (!request.packed || request.parts.len() == 1);
         if !takes_part || !self.lock().broadcasts.contains(&request.transfer) {

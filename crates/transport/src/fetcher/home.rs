@@ -6,15 +6,22 @@ use crate::copies::PartKey;
 use crate::object::ObjectId;
 use crate::parts::{FetchRequest, Home, Part, Wanted};
 use crate::store::Object;
+use mission_core::defaults::PROGRESS_TIMEOUT;
 use mission_core::flight::{FlightPlan, Leg, Reach};
 use mission_core::host::fetches::FetchError;
 use mission_core::types::Transport;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 impl Shared {
     /// Where each part lies; `None`: it has to be brought, or copied from the spool.
-    pub(super) fn at_home(&self, request: &FetchRequest, plan: &FlightPlan) -> Result<Vec<Option<Part>>, FetchError> {
+    pub(super) fn at_home(
+        &self,
+        request: &FetchRequest,
+        plan: &FlightPlan,
+        interrupted: &mut dyn FnMut() -> bool,
+    ) -> Result<Vec<Option<Part>>, FetchError> {
         let memory = plan.legs.iter().find(|leg| leg.transport == Transport::Shm);
         let elsewhere = plan.legs.iter().any(|leg| leg.reach == Reach::Anywhere);
         let mut homes = Vec::with_capacity(request.parts.len());
@@ -41,13 +48,40 @@ impl Shared {
             let leg = memory.expect("nothing is near without it");
             match self.borrow(request, object, &numbers, leg) {
                 Ok(parts) => numbers.into_iter().zip(parts).for_each(|(number, part)| homes[number] = Some(part)),
-                Err(why) if !elsewhere => {
-                    return Err(FetchError::Denied(format!("shared memory was demanded, but {why}")));
-                }
-                Err(_) => {}
+                Err(_) if elsewhere => {}
+                Err(denied) => return Err(self.nowhere_else(object, denied, interrupted)),
             }
         }
         Ok(homes)
+    }
+
+    /// Why an object cannot be had that may only come by shared memory. Word that a worker has left comes later than its
+    /// sockets break, and whoever is told of the loss can have the object made again.
+    fn nowhere_else(&self, object: ObjectId, denied: LeaseDenied, interrupted: &mut dyn FnMut() -> bool) -> FetchError {
+        let why = match denied {
+            LeaseDenied::Gone => return FetchError::Lost("its owner has freed it".into()),
+            LeaseDenied::Elsewhere => "its owner is on another host".to_owned(),
+            LeaseDenied::Refused(why) => why,
+            LeaseDenied::Silent(why) => {
+                let since = Instant::now();
+                while since.elapsed() < PROGRESS_TIMEOUT {
+                    let state = self.lock();
+                    if let Some(lost) = state.lost.get(&object) {
+                        return FetchError::Lost(lost.clone());
+                    }
+                    if state.closing {
+                        return FetchError::Cancelled(super::CLOSES.into());
+                    }
+                    drop(state);
+                    if interrupted() {
+                        return FetchError::Cancelled("it was interrupted".into());
+                    }
+                    std::thread::sleep(Duration::from_millis(100));
+                }
+                why
+            }
+        };
+        FetchError::Denied(format!("shared memory was demanded, but {why}"))
     }
 
     /// A part that was received in a broadcast, and kept.
@@ -59,15 +93,15 @@ impl Shared {
     /// Leases on these parts of an object.
     ///
     /// # Errors
-    /// Why they have to come another way.
+    /// Why they have to come another way; of several owners, why the last one on this host gave none.
     fn borrow(
         &self,
         request: &FetchRequest,
         object: ObjectId,
         numbers: &[usize],
         leg: &Leg,
-    ) -> Result<Vec<Part>, String> {
-        let mut reason = "its owner is on another host".to_owned();
+    ) -> Result<Vec<Part>, LeaseDenied> {
+        let mut reason = LeaseDenied::Elsewhere;
         let wanted: Vec<&Wanted> = numbers.iter().map(|number| &request.parts[*number]).collect();
         let parts: Vec<(u32, u64)> = wanted.iter().map(|wanted| (wanted.part, wanted.len)).collect();
         for &owner in &wanted[0].addresses {
@@ -80,10 +114,14 @@ impl Shared {
                     return Ok(borrowed.into_iter().map(part).collect());
                 }
                 Err(LeaseDenied::Elsewhere) => {}
-                Err(LeaseDenied::Refused(why)) => {
+                Err(denied) => {
+                    let why = match &denied {
+                        LeaseDenied::Refused(why) | LeaseDenied::Silent(why) => why,
+                        LeaseDenied::Elsewhere | LeaseDenied::Gone => "its owner has freed it",
+                    };
                     let mut state = self.lock();
                     state.record(&request.transfer).transport.fallbacks.insert(format!("shm: {why}"));
-                    reason = why;
+                    reason = denied;
                 }
             }
         }

@@ -427,10 +427,13 @@ impl Fetches {
         } else if bytes >= held.watched_bytes + defaults::TRICKLE_BYTES {
             (held.watched_at, held.watched_bytes) = (now, bytes);
             // On a slow link a block takes long; but what breaks again and again before one is whole leads nowhere.
-            if let Some(fetch) = self.fetches.get_mut(&held.fetch)
-                && fetch.fruitless < defaults::FRUITLESS_MAX
-            {
-                fetch.last_progress = now;
+            if let Some(fetch) = self.fetches.get_mut(&held.fetch) {
+                if bytes > defaults::BLOCK_BYTES {
+                    fetch.fruitless = 0;
+                }
+                if fetch.fruitless < defaults::FRUITLESS_MAX {
+                    fetch.last_progress = now;
+                }
             }
         } else if now.since(held.watched_at) >= defaults::TRICKLE {
             held.cut = true;
