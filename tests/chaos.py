@@ -232,7 +232,7 @@ def strike(client: Client, blow: str, chance: random.Random, over: threading.Eve
                 flood(chance.choice(sorted(client.run(address_of, on_error="ignore").values())))
                 return
             if blow == "disk":
-                worker = chance.choice(sorted(client.scheduler_info()["workers"]))
+                worker = chance.choice(sorted(client.run(os.getpid, on_error="ignore")))
                 client.run(fill_disk, 256 << 10, workers=[worker])
                 time.sleep(FULL_S)
                 client.run(fill_disk, -1, workers=[worker])
