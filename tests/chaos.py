@@ -187,7 +187,7 @@ def hold_buffers(client: Client, name: str, seed: int) -> None:
     """Readers keep what they fetched, while its owner frees it and others use the memory that is free."""
     with mission_control.job(name, client=client):
         references = client.map(put_to_hold, [seed, seed + HELD_PARTS], pure=False)
-        workers = list(client.scheduler_info()["workers"])
+        workers = sorted(client.run(os.getpid, on_error="ignore"))
         holds = [
             client.submit(hold, reference, seed + number * HELD_PARTS, pure=False, workers=[worker])
             for number, reference in enumerate(references)
