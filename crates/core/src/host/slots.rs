@@ -87,7 +87,8 @@ struct Held {
     ticket: Ticket,
     group: GroupId,
     member: MemberId,
-    charged: u64,
+    /// Absent where an earlier arbiter granted it: nobody was charged here, and nothing is given back.
+    charged: Option<u64>,
 }
 
 impl Slots {
@@ -200,7 +201,7 @@ impl Slots {
                     self.drop_client(id);
                     return;
                 }
-                client.held.push(Held { ticket, group, member, charged: 0 });
+                client.held.push(Held { ticket, group, member, charged: None });
                 self.queue.adopt(group, member);
             }
             ToArbiter::Want { ticket, group, member, bytes } => {
@@ -224,9 +225,9 @@ impl Slots {
             ToArbiter::Done { ticket, moved } => {
                 if let Some(at) = client.held.iter().position(|held| held.ticket == ticket) {
                     let held = client.held.swap_remove(at);
-                    // An adopted slot was charged to nobody here, so nothing is given back for it.
-                    let moved = moved.min(held.charged);
-                    self.queue.done(held.group, held.member, held.charged, moved);
+                    // While nobody else wanted it, a slot may have carried a longer chunk than it was granted for.
+                    let moved = held.charged.map_or(0, |_| moved.min(BYTES_MAX));
+                    self.queue.done(held.group, held.member, held.charged.unwrap_or(0), moved);
                     self.done += 1;
                     self.observe(now, moved, u32::from(moved > 0));
                 }
@@ -253,7 +254,8 @@ impl Slots {
         let client = self.clients.swap_remove(at);
         self.queue.withdraw_all(id);
         for held in client.held {
-            self.queue.done(held.group, held.member, held.charged, held.charged);
+            let charged = held.charged.unwrap_or(0);
+            self.queue.done(held.group, held.member, charged, charged);
         }
     }
 
@@ -272,7 +274,7 @@ impl Slots {
                 let client =
                     self.clients.iter_mut().find(|client| client.id == id).expect("it asked and did not leave");
                 client.waiting.remove(&ticket);
-                client.held.push(Held { ticket, group: turn.group, member: turn.member, charged: bytes });
+                client.held.push(Held { ticket, group: turn.group, member: turn.member, charged: Some(bytes) });
                 commands.push(Command::Send { client: id, message: FromArbiter::Grant { ticket } });
             }
             if !self.observe(now, 0, 0) {
@@ -316,6 +318,7 @@ impl Slots {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::HashMap;
 
     struct Host {
         slots: Slots,
@@ -382,6 +385,34 @@ mod tests {
         host.want(SELF, 3);
         let said = host.pass(SILENT.as_secs_f64());
         assert!(said.contains(&Command::Expel { client: 2 }) && said.contains(&grant(SELF, 3)), "{said:?}");
+    }
+
+    /// A2, the other way round: a slot that carried more than it was granted for was charged for less.
+    #[test]
+    fn a_chunk_that_was_longer_than_its_grant_is_charged() {
+        let mut host = Host::new(1);
+        let mut next = 10;
+        let mut want = |host: &mut Host, group, bytes| {
+            next += 1;
+            host.say(SELF, ToArbiter::Want { ticket: next, group, member: group, bytes });
+            next
+        };
+        let mut groups = HashMap::new();
+        for (group, bytes) in [(1, 1), (2, 4), (1, 1), (2, 4)] {
+            groups.insert(want(&mut host, group, bytes), group);
+        }
+        // Whatever either asks for, it moves four bytes.
+        let mut moved = HashMap::from([(1, 0), (2, 0)]);
+        let mut granted = *groups.keys().min().unwrap();
+        for _ in 0..200 {
+            let group = groups[&granted];
+            *moved.get_mut(&group).unwrap() += 4;
+            groups.insert(want(&mut host, group, if group == 1 { 1 } else { 4 }), group);
+            let said = host.say(SELF, ToArbiter::Done { ticket: granted, moved: 4 });
+            let Command::Send { message: FromArbiter::Grant { ticket }, .. } = said[0] else { panic!("{said:?}") };
+            granted = ticket;
+        }
+        assert!((395..=405).contains(&moved[&1]), "{moved:?}");
     }
 
     #[test]
