@@ -16,7 +16,16 @@ def test_a_hold_ends_with_the_last_task_that_ran_when_it_began():
     assert holds.end("a") == [one], "a task that began later holds nothing"
     assert holds.end("c") == [both]
     assert holds.end("late") == [] and holds.end("unknown") == []
-    assert not (holds._worker_of or holds._tasks or holds._holds or holds._workers_left)
+    assert not (holds._workers_of or holds._tasks or holds._holds or holds._workers_left)
+
+
+def test_a_task_that_was_stolen_holds_what_its_new_worker_submitted():
+    holds = Holds()
+    holds.begin("stolen", "one")
+    holds.begin("stolen", "two")
+    hold = holds.hold(["two"])
+    assert hold is not None and holds.end("stolen") == [hold]
+    assert not (holds._workers_of or holds._tasks or holds._holds or holds._workers_left)
 
 
 def test_every_hold_ends_once_and_never_too_early():

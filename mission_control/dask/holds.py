@@ -18,7 +18,8 @@ class Holds:
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
-        self._worker_of: dict[Any, str] = {}
+        # Several where a task was stolen: its first worker may not know that yet.
+        self._workers_of: defaultdict[Any, list[str]] = defaultdict(list)
         # By worker: the number of each of its tasks; and its holds, each with its own number. Both in order.
         self._tasks: defaultdict[str, dict[Any, int]] = defaultdict(dict)
         self._holds: defaultdict[str, deque[int]] = defaultdict(deque)
@@ -26,15 +27,19 @@ class Holds:
         self._workers_left: dict[int, int] = {}
 
     def begin(self, task: Any, worker: str) -> None:
-        """A task is given to a worker."""
-        self._worker_of[task] = worker
-        self._tasks[worker][task] = next(self._numbers)
+        """A task is given to a worker, or to another one."""
+        if worker not in self._workers_of[task]:
+            self._workers_of[task].append(worker)
+            self._tasks[worker][task] = next(self._numbers)
 
     def end(self, task: Any) -> list[int]:
         """A task is done, or was taken away; gives the holds that are over."""
-        worker = self._worker_of.pop(task, None)
-        if worker is None:
-            return []
+        over = []
+        for worker in self._workers_of.pop(task, ()):
+            over += self._end_on(worker, task)
+        return over
+
+    def _end_on(self, worker: str, task: Any) -> list[int]:
         tasks, holds = self._tasks[worker], self._holds[worker]
         del tasks[task]
         oldest = next(iter(tasks.values()), math.inf)

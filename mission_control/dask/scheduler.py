@@ -445,8 +445,6 @@ class MissionControlScheduler(SchedulerPlugin):
         if start == "processing":
             for hold in self.holds.end(key):
                 self.free(self.objects.release(("held", hold)))
-        if finish == "processing" and (on := self.scheduler.tasks[key].processing_on) is not None:
-            self.holds.begin(key, on.address)
         if finish == "forgotten":
             # What a worker that had been away said of it late.
             self.free(self.objects.release(key))
@@ -607,6 +605,9 @@ class MissionControlScheduler(SchedulerPlugin):
 
         def with_job(task: Any) -> dict[str, Any]:
             message = task_to_message(task)
+            if task.processing_on is not None:
+                # Also where another worker steals it, which is no transition.
+                self.holds.begin(task.key, task.processing_on.address)
             if (spec := self.jobs.submitted.get(task.key)) is not None:
                 message["annotations"] = {**message["annotations"], ANNOTATION: spec}
             return message

@@ -157,13 +157,13 @@ pub struct Segment {
     pool: Arc<Pool>,
     /// Who may write through a pointer.
     writers: AtomicU32,
-    lent: Mutex<Lent>,
+    leases: Mutex<Leases>,
 }
 
 /// Of a segment: by how many leases others may look at it, and whether it is read-only for that.
 #[derive(Default)]
-struct Lent {
-    leases: u32,
+struct Leases {
+    count: u32,
     protected: bool,
 }
 
@@ -203,7 +203,7 @@ impl Pool {
 
     fn segment(self: &Arc<Pool>, memory: Memory, len: usize) -> Segment {
         self.live.fetch_add(memory.size() as u64, Ordering::Relaxed);
-        Segment { memory: Some(memory), len, pool: self.clone(), writers: AtomicU32::new(0), lent: Mutex::default() }
+        Segment { memory: Some(memory), len, pool: self.clone(), writers: AtomicU32::new(0), leases: Mutex::default() }
     }
 
     fn take_part(&self, len: usize, job: GroupId) -> io::Result<Memory> {
@@ -442,8 +442,8 @@ impl Segment {
         let private = "it lies in memory of its worker alone: it was put before others joined that host, or for another \
                        transport";
         let shared = self.shared().ok_or(private)?;
-        let mut lent = self.lent.lock().expect("no panic while held");
-        if !lent.protected {
+        let mut leases = self.leases.lock().expect("no panic while held");
+        if !leases.protected {
             if self.has_writers() {
                 return Err("the task that wrote it still holds its memory".into());
             }
@@ -457,18 +457,18 @@ impl Segment {
                 parts.fetch_sub(usize::from(is_part), Ordering::Relaxed);
                 return Err(format!("its memory cannot be made read-only: {error}"));
             }
-            lent.protected = true;
+            leases.protected = true;
         }
-        lent.leases += 1;
+        leases.count += 1;
         Ok(shared)
     }
 
     /// A lease has ended.
     pub fn unprotect(&self) {
-        let mut lent = self.lent.lock().expect("no panic while held");
-        lent.leases -= 1;
-        if lent.leases == 0 && self.memory().protect(false).is_ok() {
-            lent.protected = false;
+        let mut leases = self.leases.lock().expect("no panic while held");
+        leases.count -= 1;
+        if leases.count == 0 && self.memory().protect(false).is_ok() {
+            leases.protected = false;
             self.pool.count_unprotected(self.memory());
         }
     }
@@ -488,7 +488,7 @@ impl Drop for Segment {
     fn drop(&mut self) {
         let memory = self.memory.take().expect("present until dropped");
         self.pool.live.fetch_sub(memory.size() as u64, Ordering::Relaxed);
-        if self.lent.get_mut().expect("no panic while held").protected {
+        if self.leases.get_mut().expect("no panic while held").protected {
             if memory.protect(false).is_err() {
                 // It cannot be written to any more: a whole mapping goes to the kernel, and a part stays unused.
                 return;
@@ -528,18 +528,18 @@ mod tests {
     fn so_few_parts_are_read_only_at_once_that_a_process_has_mappings_left() {
         let pool = Pool::new(4 << 30);
         let take = || pool.take(SHARED_MIN, Some(1)).unwrap();
-        let mut lent: Vec<Segment> = (0..PROTECTED_PARTS_MAX).map(|_| take()).collect();
-        assert!(lent.iter().all(|segment| segment.protect().is_ok()));
+        let mut shared: Vec<Segment> = (0..PROTECTED_PARTS_MAX).map(|_| take()).collect();
+        assert!(shared.iter().all(|segment| segment.protect().is_ok()));
         let one_more = take();
         assert!(one_more.protect().is_err_and(|why| why.contains("lends 16384 small objects already")));
         // What was refused is not counted; nor is what went back, nor what nobody looks at any more.
-        lent.pop();
+        shared.pop();
         assert!(one_more.protect().is_ok());
         let another = take();
-        assert!(lent[0].protect().is_ok() && another.protect().is_err());
-        lent[0].unprotect();
+        assert!(shared[0].protect().is_ok() && another.protect().is_err());
+        shared[0].unprotect();
         assert!(another.protect().is_err(), "it has another lease");
-        lent[0].unprotect();
+        shared[0].unprotect();
         assert!(another.protect().is_ok());
     }
 

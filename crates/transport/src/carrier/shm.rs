@@ -196,7 +196,7 @@ impl Shared {
 
     /// Gives leases to one reader until it goes: what it has mapped stays as it is until then, whatever it says.
     fn serve(&self, mut reader: UnixStream) {
-        let mut leases: HashMap<u64, Lent> = HashMap::new();
+        let mut leases: HashMap<u64, Leased> = HashMap::new();
         let mut next = 0;
         let (mut heard, mut said) = (Incoming::new(MESSAGE_BYTES), Outgoing::default());
         loop {
@@ -212,7 +212,7 @@ impl Shared {
                     let leased = file.is_some();
                     let frame = said.frame(&Answer { question, given });
                     let sent = local::send(&reader, &frame, file);
-                    leases.extend(found.filter(|_| leased).map(|object| (next, Lent(object))));
+                    leases.extend(found.filter(|_| leased).map(|object| (next, Leased(object))));
                     if sent.is_err() {
                         break;
                     }
@@ -228,12 +228,12 @@ impl Shared {
     }
 }
 
-/// An object whose memory is read-only for a lease.
-struct Lent(Arc<Object>);
+/// An object with a lease on it: its memory is shared, and read-only.
+struct Leased(Arc<Object>);
 
-impl Drop for Lent {
+impl Drop for Leased {
     fn drop(&mut self) {
-        self.0.segment().expect("it was lent").unprotect();
+        self.0.segment().expect("only objects in memory have leases").unprotect();
     }
 }
 
@@ -447,7 +447,7 @@ impl Borrower {
                     io::ErrorKind::TimedOut => "its owner does not answer".into(),
                     _ => format!("its owner cannot be asked: {error}"),
                 };
-                (Known::Silent(Instant::now() + SILENT_FOR, why.clone()), Err(LeaseDenied::Refused(why)))
+                (Known::Silent(Instant::now() + SILENT_FOR, why.clone()), Err(LeaseDenied::Silent(why)))
             }
         };
         let mut links = self.links.lock().expect("no panic while held");

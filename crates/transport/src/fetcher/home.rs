@@ -14,6 +14,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// Where an owner is silent, and nobody else may be asked.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
+
 impl Shared {
     /// Where each part lies; `None`: it has to be brought, or copied from the spool.
     pub(super) fn at_home(
@@ -46,42 +49,63 @@ impl Shared {
         }
         for (object, numbers) in near {
             let leg = memory.expect("nothing is near without it");
-            match self.borrow(request, object, &numbers, leg) {
-                Ok(parts) => numbers.into_iter().zip(parts).for_each(|(number, part)| homes[number] = Some(part)),
-                Err(_) if elsewhere => {}
-                Err(denied) => return Err(self.nowhere_else(object, denied, interrupted)),
-            }
+            let parts = match self.borrow(request, object, &numbers, leg) {
+                Err(_) if elsewhere => continue,
+                Err(denied) => {
+                    self.insist(denied, object, interrupted, || self.borrow(request, object, &numbers, leg))?
+                }
+                Ok(parts) => parts,
+            };
+            numbers.into_iter().zip(parts).for_each(|(number, part)| homes[number] = Some(part));
         }
         Ok(homes)
     }
 
-    /// Why an object cannot be had that may only come by shared memory. Word that a worker has left comes later than its
-    /// sockets break, and whoever is told of the loss can have the object made again.
-    fn nowhere_else(&self, object: ObjectId, denied: LeaseDenied, interrupted: &mut dyn FnMut() -> bool) -> FetchError {
-        let why = match denied {
-            LeaseDenied::Gone => return FetchError::Lost("its owner has freed it".into()),
-            LeaseDenied::Elsewhere => "its owner is on another host".to_owned(),
-            LeaseDenied::Refused(why) => why,
-            LeaseDenied::Silent(why) => {
-                let since = Instant::now();
-                while since.elapsed() < PROGRESS_TIMEOUT {
-                    let state = self.lock();
-                    if let Some(lost) = state.lost.get(&object) {
-                        return FetchError::Lost(lost.clone());
-                    }
-                    if state.closing {
-                        return FetchError::Cancelled(super::CLOSES.into());
-                    }
-                    drop(state);
-                    if interrupted() {
-                        return FetchError::Cancelled("it was interrupted".into());
-                    }
-                    std::thread::sleep(Duration::from_millis(100));
-                }
-                why
+    /// The leases on an object that may only come by shared memory, once its owner answers again; another borrow is
+    /// attempted until then. Word that a worker has left comes later than its sockets break, and whoever hears of the loss
+    /// can have the object made again.
+    ///
+    /// # Errors
+    /// The object is lost, its owner refuses, or it says nothing for [`PROGRESS_TIMEOUT`].
+    fn insist(
+        &self,
+        mut denied: LeaseDenied,
+        object: ObjectId,
+        interrupted: &mut dyn FnMut() -> bool,
+        borrow: impl Fn() -> Result<Vec<Part>, LeaseDenied>,
+    ) -> Result<Vec<Part>, FetchError> {
+        let refused = |why: &str| Err(FetchError::Denied(format!("shared memory was demanded, but {why}")));
+        let since = Instant::now();
+        let mut silent = None;
+        loop {
+            let state = self.lock();
+            if let Some(lost) = state.lost.get(&object) {
+                return Err(FetchError::Lost(lost.clone()));
             }
-        };
-        FetchError::Denied(format!("shared memory was demanded, but {why}"))
+            if state.closing {
+                return Err(FetchError::Cancelled(super::CLOSES.into()));
+            }
+            drop(state);
+            match (denied, &silent) {
+                (LeaseDenied::Gone, _) => return Err(FetchError::Lost("its owner has freed it".into())),
+                (LeaseDenied::Refused(why), _) => return refused(&why),
+                (LeaseDenied::Elsewhere, None) => return refused("its owner is on another host"),
+                (LeaseDenied::Silent(why), _) => silent = Some(why),
+                // Its owner was here, and ended.
+                (LeaseDenied::Elsewhere, Some(_)) => {}
+            }
+            if since.elapsed() >= PROGRESS_TIMEOUT {
+                return refused(silent.as_deref().unwrap_or_default());
+            }
+            if interrupted() {
+                return Err(FetchError::Cancelled("interrupted".into()));
+            }
+            std::thread::sleep(LOOK_AGAIN);
+            denied = match borrow() {
+                Ok(parts) => return Ok(parts),
+                Err(denied) => denied,
+            };
+        }
     }
 
     /// A part that was received in a broadcast, and kept.
