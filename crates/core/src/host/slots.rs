@@ -318,7 +318,6 @@ impl Slots {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::collections::HashMap;
 
     struct Host {
         slots: Slots,
@@ -397,12 +396,12 @@ mod tests {
             host.say(SELF, ToArbiter::Want { ticket: next, group, member: group, bytes });
             next
         };
-        let mut groups = HashMap::new();
+        let mut groups = BTreeMap::new();
         for (group, bytes) in [(1, 1), (2, 4), (1, 1), (2, 4)] {
             groups.insert(want(&mut host, group, bytes), group);
         }
         // Whatever either asks for, it moves four bytes.
-        let mut moved = HashMap::from([(1, 0), (2, 0)]);
+        let mut moved = BTreeMap::from([(1, 0), (2, 0)]);
         let mut granted = *groups.keys().min().unwrap();
         for _ in 0..200 {
             let group = groups[&granted];
