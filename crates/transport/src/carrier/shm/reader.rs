@@ -1,277 +1,35 @@
-//! Shared memory between processes of one host: an object's owner gives leases on it, and readers map it where it lies.
-//!
-//! The owner listens on an abstract Unix socket that bears its address. Such a name exists in one network namespace only:
-//! whoever can connect is on the owner's host, whatever else the two do not share (containers that have only the network
-//! in common, for instance). Both ends prove the cluster's token first ([`crate::local`]). With a lease comes the descriptor of the
-//! memory.
-//!
-//! An answer repeats the number of its question. A connection on which anything failed asks nothing any more, but stays
-//! open as long as anything is mapped over it: the late answer of a process that was stopped is never taken for the answer to
-//! another question. The reader verifies the checksum of every block that it maps, once, before anybody sees it.
-//!
-//! The memory cannot shrink (sealed), cannot be mapped for writing by anybody (sealed), and the owner's own mapping is
-//! read-only until every lease has come back; only then is the memory used again. A reader that dies returns its leases
-//! by its closed connection. Shares do not apply, and nothing is copied: it is the same memory.
+//! The reader's side: maps what other processes of its host lease to it.
 
+use super::{Answer, Given, MESSAGE_BYTES, NO_SUCH_OBJECT, PARTS_MAX, Place, Question, name};
 use crate::auth::{Purpose, Token};
 use crate::checksum;
 use crate::facts::Negotiated;
 use crate::host;
 use crate::local::{self, Incoming, Outgoing};
 use crate::object::ObjectId;
-use crate::segment::{SEALS, SHARED_MIN};
-use crate::store::{Object, Store};
+use crate::segment::SEALS;
 use mission_core::defaults::STALL;
-use mission_core::types::{Encryption, Transport};
+use mission_core::types::Transport;
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::net::RecvFlags;
-use serde::{Deserialize, Serialize};
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::io;
-use std::net::{Shutdown, SocketAddr};
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, Weak};
-use std::thread::{self, JoinHandle};
+use std::thread::{self};
 use std::time::{Duration, Instant};
 
-/// Parts that one lease covers, and checksums that one answer carries: a question about more is answered in parts.
-const PARTS_MAX: usize = 4096;
-const BLOCKS_MAX: usize = 16 << 10;
-/// Longest message: so many checksums of up to 20 digits each, and the largest part alone.
-const MESSAGE_BYTES: usize = 8 << 20;
-/// Connections that have not proved anything yet; more are closed at once.
-const UNADMITTED_MAX: usize = 64;
-/// Processes that read here at once: a host has fewer workers.
-const READERS_MAX: usize = 256;
 /// An owner that did not answer is not asked again for so long: its bytes come another way.
 const SILENT_FOR: Duration = STALL;
 /// For so long an owner without a name here counts as one of another host.
 const ELSEWHERE_FOR: Duration = Duration::from_secs(60);
-/// What an owner says of an object that it has freed, or never had.
-const NO_SUCH_OBJECT: &str = "no such object here";
-
-#[derive(Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum Question {
-    /// A lease on these parts of an object.
-    Borrow {
-        question: u64,
-        object: ObjectId,
-        parts: Vec<u32>,
-    },
-    Return {
-        lease: u64,
-    },
-}
-
-#[derive(Serialize, Deserialize)]
-struct Answer {
-    /// The question's number.
-    question: u64,
-    given: Result<Given, String>,
-}
-
-/// A lease on the first of the parts that were asked for.
-#[derive(Serialize, Deserialize)]
-struct Given {
-    lease: u64,
-    /// Names the memory: the same for all that lies in it.
-    memory: u64,
-    /// Of all of it.
-    size: u64,
-    parts: Vec<Place>,
-}
-
-/// Where a part lies in the memory, and the checksums of its blocks.
-#[derive(Serialize, Deserialize)]
-struct Place {
-    start: u64,
-    len: u64,
-    blocks: Vec<u64>,
-}
-
-/// The owner's side.
-pub struct Lender {
-    shared: Arc<Shared>,
-    acceptor: Option<JoinHandle<()>>,
-}
-
-struct Shared {
-    listener: UnixListener,
-    token: Token,
-    store: Arc<Store>,
-    closing: AtomicBool,
-    readers: Mutex<HashMap<u64, UnixStream>>,
-    unadmitted: AtomicUsize,
-}
-
-impl Lender {
-    /// Gives leases on the objects of `store`, whose server has `address`.
-    ///
-    /// # Errors
-    /// Another process of this network namespace has the name: memory is not shared then.
-    pub fn new(cluster: &str, address: SocketAddr, token: Token, store: Arc<Store>) -> io::Result<Lender> {
-        let listener = local::bind(&name(cluster, address))?;
-        let shared = Arc::new(Shared {
-            listener,
-            token,
-            store,
-            closing: AtomicBool::new(false),
-            readers: Mutex::default(),
-            unadmitted: AtomicUsize::new(0),
-        });
-        let accepting = shared.clone();
-        let acceptor = thread::Builder::new()
-            .name("mission-lease".into())
-            .stack_size(256 << 10)
-            .spawn(move || accepting.accept_all())?;
-        Ok(Lender { shared, acceptor: Some(acceptor) })
-    }
-}
-
-impl Drop for Lender {
-    fn drop(&mut self) {
-        self.shared.closing.store(true, Ordering::SeqCst);
-        // Wakes the thread that accepts: Linux ends its call with an error.
-        let _ = rustix::net::shutdown(&self.shared.listener, rustix::net::Shutdown::Both);
-        if let Some(acceptor) = self.acceptor.take() {
-            let _ = acceptor.join();
-        }
-        for reader in self.shared.readers.lock().expect("no panic while held").values() {
-            let _ = reader.shutdown(Shutdown::Both);
-        }
-    }
-}
-
-impl Shared {
-    fn accept_all(self: Arc<Shared>) {
-        for number in 0.. {
-            let accepted = self.listener.accept();
-            if self.closing.load(Ordering::SeqCst) {
-                return;
-            }
-            let Ok((reader, _)) = accepted else {
-                // Out of descriptors, most likely: the next try may find one.
-                thread::sleep(Duration::from_millis(10));
-                continue;
-            };
-            if self.unadmitted.load(Ordering::Relaxed) >= UNADMITTED_MAX
-                || self.readers.lock().expect("no panic while held").len() >= READERS_MAX
-            {
-                continue;
-            }
-            self.unadmitted.fetch_add(1, Ordering::Relaxed);
-            let own = self.clone();
-            let serve = move || {
-                let admitted = local::admit(&reader, &own.token, Purpose::Memory);
-                own.unadmitted.fetch_sub(1, Ordering::Relaxed);
-                if admitted.is_err() {
-                    return;
-                }
-                let Ok(kept) = reader.try_clone() else { return };
-                // A reader that takes no answer is left.
-                let _ = reader.set_write_timeout(Some(STALL));
-                {
-                    let mut readers = own.readers.lock().expect("no panic while held");
-                    if own.closing.load(Ordering::SeqCst) {
-                        return;
-                    }
-                    readers.insert(number, kept);
-                }
-                own.serve(reader);
-                own.readers.lock().expect("no panic while held").remove(&number);
-            };
-            let thread = thread::Builder::new().name("mission-lease".into()).stack_size(256 << 10).spawn(serve);
-            if thread.is_err() {
-                self.unadmitted.fetch_sub(1, Ordering::Relaxed);
-            }
-        }
-    }
-
-    /// Gives leases to one reader until it goes: what it has mapped stays as it is until then, whatever it says.
-    fn serve(&self, mut reader: UnixStream) {
-        let mut leases: HashMap<u64, Leased> = HashMap::new();
-        let mut next = 0;
-        let (mut heard, mut said) = (Incoming::new(MESSAGE_BYTES), Outgoing::default());
-        loop {
-            match heard.read(&mut reader) {
-                Ok(Some(Question::Borrow { question, object, parts })) => {
-                    next += 1;
-                    let found = self.store.get(&object);
-                    let object = found.as_ref().ok_or_else(|| NO_SUCH_OBJECT.to_owned());
-                    let (given, file) = match object.and_then(|object| lease(object, &parts, next)) {
-                        Ok((given, file)) => (Ok(given), Some(file)),
-                        Err(reason) => (Err(reason), None),
-                    };
-                    let leased = file.is_some();
-                    let frame = said.frame(&Answer { question, given });
-                    let sent = local::send(&reader, &frame, file);
-                    leases.extend(found.filter(|_| leased).map(|object| (next, Leased(object))));
-                    if sent.is_err() {
-                        break;
-                    }
-                }
-                Ok(Some(Question::Return { lease })) => drop(leases.remove(&lease)),
-                Ok(None) => return,
-                Err(_) => break,
-            }
-        }
-        // It is not understood any more, but it may still look at what it has mapped.
-        let _ = reader.shutdown(Shutdown::Write);
-        let _ = io::copy(&mut reader, &mut io::sink());
-    }
-}
-
-/// An object with a lease on it: its memory is shared, and read-only.
-struct Leased(Arc<Object>);
-
-impl Drop for Leased {
-    fn drop(&mut self) {
-        self.0.segment().expect("only objects in memory have leases").unprotect();
-    }
-}
-
-/// A lease on as many of the parts as one answer has room for, at least one; and the memory.
-fn lease<'a>(
-    object: &'a Arc<Object>,
-    parts: &[u32],
-    lease: u64,
-) -> Result<(Given, std::os::fd::BorrowedFd<'a>), String> {
-    if object.encryption != Encryption::None {
-        return Err("this object may only leave encrypted".into());
-    }
-    let segment = object.segment().ok_or("the object lies in the spool")?;
-    if segment.len() < SHARED_MIN {
-        return Err(format!("objects below {} are copied", mission_core::units::format_bytes(SHARED_MIN as u64)));
-    }
-    let mut given = Vec::new();
-    let mut count = 0;
-    for part in parts.iter().take(PARTS_MAX) {
-        let len = object.part_len(*part).ok_or("no such part")?;
-        let (start, blocks) = object.place(*part, len).ok_or("no such part")?;
-        count += blocks.len();
-        if count > BLOCKS_MAX && !given.is_empty() {
-            break;
-        }
-        given.push(Place { start, len, blocks: blocks.to_vec() });
-    }
-    let shared = segment.protect()?;
-    given.iter_mut().for_each(|place| place.start += shared.start);
-    // Its address tells one memory from another as long as this process has it.
-    let memory = rustix::fs::fstat(shared.file).map_err(|error| {
-        segment.unprotect();
-        error.to_string()
-    })?;
-    let memory = memory.st_ino;
-    Ok((Given { lease, memory, size: shared.size, parts: given }, shared.file.as_fd()))
-}
-
 /// The reader's side: leases on what other processes of this host have.
 pub struct Borrower {
     cluster: String,
@@ -633,8 +391,4 @@ fn connect(cluster: &str, owner: SocketAddr, token: &Token) -> io::Result<Link> 
         takes_nothing: AtomicBool::new(false),
         memories: Mutex::default(),
     })
-}
-
-fn name(cluster: &str, address: SocketAddr) -> String {
-    format!("{}-{address}", host::socket_name(cluster))
 }
