@@ -49,11 +49,10 @@ impl Shared {
         }
         for (object, numbers) in near {
             let leg = memory.expect("nothing is near without it");
-            let parts = match self.borrow(request, object, &numbers, leg) {
+            let borrow = || self.borrow(request, object, &numbers, leg);
+            let parts = match borrow() {
                 Err(_) if elsewhere => continue,
-                Err(denied) => {
-                    self.insist(denied, object, interrupted, || self.borrow(request, object, &numbers, leg))?
-                }
+                Err(denied) => self.insist(denied, object, interrupted, borrow)?,
                 Ok(parts) => parts,
             };
             numbers.into_iter().zip(parts).for_each(|(number, part)| homes[number] = Some(part));

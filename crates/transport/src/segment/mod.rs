@@ -1,0 +1,245 @@
+//! Memory that objects and fetched parts live in, used again and again.
+//!
+//! Touching new pages costs more than moving bytes over loopback (FACTS: 0.77 CPU-s/GiB), so a segment that nobody
+//! needs any more goes back to its pool, and to the kernel when nobody has wanted it for some seconds. There are two kinds.
+//! Private ones are huge pages where the kernel has them. Shared ones lie behind a descriptor: other processes of the host can
+//! map them, and the kernel sends from them without a copy; but few kernels give shared memory huge pages, so they are
+//! for objects that are going to be mapped.
+//!
+//! A descriptor per object would exhaust a process's limit, so shared segments of a job are cut out of slabs. A slab, and what
+//! is kept of it, serves one job: whoever maps it can read all of it.
+
+mod memory;
+mod pool;
+
+pub use pool::Pool;
+
+use memory::Memory;
+use rustix::fs::SealFlags;
+use std::fs::File;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// Smaller segments are never shared: a descriptor and a mapping cost more than copying so little.
+pub const SHARED_MIN: usize = 64 << 10;
+/// A slab of shared memory. Segments too large for one have a descriptor of their own: as many as fit into memory are few.
+const SLAB: usize = 64 << 20;
+/// Parts of slabs that are read-only at once. Each may split its slab's mapping in three, and a process has 65,530 mappings
+/// (`vm.max_map_count`).
+const PROTECTED_PARTS_MAX: usize = 16_384;
+/// What shared memory is sealed against: shrinking, growing, new mappings that can write, and other seals.
+pub const SEALS: SealFlags =
+    SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::FUTURE_WRITE).union(SealFlags::SEAL);
+
+/// A piece of memory of its own; back to its pool when dropped.
+pub struct Segment {
+    memory: Option<Memory>,
+    len: usize,
+    pool: Arc<Pool>,
+    /// Who may write through a pointer.
+    writers: AtomicU32,
+    protection: Mutex<Protection>,
+}
+
+/// How many leases there are on a segment, and whether it is read-only for them.
+#[derive(Default)]
+struct Protection {
+    leases: u32,
+    protected: bool,
+}
+
+// SAFETY: writing goes through `&mut self`, or through `as_ptr`, whose callers keep their ranges apart.
+unsafe impl Sync for Segment {}
+
+/// Shared memory, for other processes to map.
+pub struct SharedMemory<'a> {
+    pub file: &'a File,
+    /// Where the segment begins in it.
+    pub start: u64,
+    /// Of all of it.
+    pub size: u64,
+}
+
+impl Segment {
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    fn memory(&self) -> &Memory {
+        self.memory.as_ref().expect("present until dropped")
+    }
+
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.memory().as_ptr()
+    }
+
+    /// What other processes could map, and the kernel sends from without a copy.
+    pub fn shared(&self) -> Option<SharedMemory<'_>> {
+        let (mapping, start) = self.memory().mapping();
+        let (memory, _) = mapping.shared.as_ref()?;
+        Some(SharedMemory { file: &memory.file, start: start as u64, size: mapping.size as u64 })
+    }
+
+    /// Somebody may write through [`Segment::as_ptr`] until [`Segment::writer_gone`].
+    pub fn add_writer(&self) {
+        self.writers.fetch_add(1, Ordering::AcqRel);
+    }
+
+    pub fn writer_gone(&self) {
+        self.writers.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Whether it can still change.
+    pub fn has_writers(&self) -> bool {
+        self.writers.load(Ordering::Acquire) > 0
+    }
+
+    /// For one more lease: makes shared memory read-only for everybody until all leases have ended by
+    /// [`Segment::unprotect`]; gives it for others to map.
+    ///
+    /// # Errors
+    /// Somebody may still write to it, or it cannot be shared.
+    pub fn protect(&self) -> Result<SharedMemory<'_>, String> {
+        let private = "it lies in memory of its worker alone: it was put before others joined that host, or for another \
+                       transport";
+        let shared = self.shared().ok_or(private)?;
+        let mut protection = self.protection.lock().expect("no panic while held");
+        if !protection.protected {
+            if self.has_writers() {
+                return Err("the task that wrote it still holds its memory".into());
+            }
+            let parts = &self.pool.protected_parts;
+            let is_part = matches!(self.memory(), Memory::Part { .. });
+            if is_part && parts.fetch_add(1, Ordering::Relaxed) >= PROTECTED_PARTS_MAX {
+                parts.fetch_sub(1, Ordering::Relaxed);
+                return Err(format!("its owner lends {PROTECTED_PARTS_MAX} small objects already"));
+            }
+            if let Err(error) = self.memory().protect(true) {
+                parts.fetch_sub(usize::from(is_part), Ordering::Relaxed);
+                return Err(format!("its memory cannot be made read-only: {error}"));
+            }
+            protection.protected = true;
+        }
+        protection.leases += 1;
+        Ok(shared)
+    }
+
+    /// A lease has ended.
+    pub fn unprotect(&self) {
+        let mut protection = self.protection.lock().expect("no panic while held");
+        protection.leases -= 1;
+        if protection.leases == 0 && self.memory().protect(false).is_ok() {
+            protection.protected = false;
+            self.pool.count_unprotected(self.memory());
+        }
+    }
+
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: the mapping has at least `len` bytes and lives as long as `self`.
+        unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len) }
+    }
+
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and `&mut self` is the only way in.
+        unsafe { std::slice::from_raw_parts_mut(self.as_ptr(), self.len) }
+    }
+}
+
+impl Drop for Segment {
+    fn drop(&mut self) {
+        let memory = self.memory.take().expect("present until dropped");
+        self.pool.live.fetch_sub(memory.size() as u64, Ordering::Relaxed);
+        if self.protection.get_mut().expect("no panic while held").protected {
+            if memory.protect(false).is_err() {
+                // It cannot be written to any more: a whole mapping goes to the kernel, and a part stays unused.
+                return;
+            }
+            self.pool.count_unprotected(&memory);
+        }
+        match memory {
+            Memory::Whole(mapping) => self.pool.put_back(mapping),
+            Memory::Part { slab, start, size } => slab.put_back(start, size),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn so_few_parts_are_read_only_at_once_that_a_process_has_mappings_left() {
+        let pool = Pool::new(4 << 30);
+        let take = || pool.take(SHARED_MIN, Some(1)).unwrap();
+        let mut shared: Vec<Segment> = (0..PROTECTED_PARTS_MAX).map(|_| take()).collect();
+        assert!(shared.iter().all(|segment| segment.protect().is_ok()));
+        let one_more = take();
+        assert!(one_more.protect().is_err_and(|why| why.contains("lends 16384 small objects already")));
+        // What was refused is not counted; nor is what went back, nor what nobody looks at any more.
+        shared.pop();
+        assert!(one_more.protect().is_ok());
+        let another = take();
+        assert!(shared[0].protect().is_ok() && another.protect().is_err());
+        shared[0].unprotect();
+        assert!(another.protect().is_err(), "it has another lease");
+        shared[0].unprotect();
+        assert!(another.protect().is_ok());
+    }
+
+    #[test]
+    fn memory_is_used_again() {
+        let pool = Pool::new(64 << 20);
+        let first = pool.take(3 << 20, None).unwrap();
+        let start = first.as_ptr();
+        assert_eq!(pool.live_bytes(), 4 << 20);
+        drop(first);
+        assert_eq!((pool.live_bytes(), pool.free_bytes()), (0, 4 << 20));
+        assert_eq!(pool.take((3 << 20) + 5, None).unwrap().as_ptr(), start);
+    }
+
+    #[test]
+    fn many_small_objects_of_a_job_share_a_descriptor_and_another_jobs_do_not() {
+        let pool = Pool::new(1 << 30);
+        let mut one: Vec<_> = (0..500).map(|_| pool.take(64 << 10, Some(1)).unwrap()).collect();
+        assert_eq!(pool.descriptors(), 1);
+        let other = pool.take(64 << 10, Some(2)).unwrap();
+        assert_eq!(pool.descriptors(), 2);
+        for (number, segment) in one.iter_mut().enumerate() {
+            segment.bytes_mut().fill(number as u8);
+        }
+        assert!(one.iter().enumerate().all(|(number, own)| own.bytes().iter().all(|byte| *byte == number as u8)));
+        // What is read-only becomes writable again, and ranges grow together.
+        assert!(one.iter().all(|segment| segment.protect().is_ok()));
+        drop(one);
+        let mut large = pool.take(8 << 20, Some(1)).unwrap();
+        large.bytes_mut().fill(7);
+        assert_eq!((pool.descriptors(), pool.live_bytes()), (2, (8 << 20) + (64 << 10)));
+        drop((large, other));
+        pool.forget_job(1);
+        assert_eq!((pool.descriptors(), pool.live_bytes()), (1, 0));
+    }
+
+    #[test]
+    fn what_is_kept_has_a_limit_and_old_sizes_make_room() {
+        let pool = Pool::new(8 << 20);
+        let all: Vec<_> = [4, 4, 6].iter().map(|mib| pool.take(mib << 20, None).unwrap()).collect();
+        drop(all);
+        assert_eq!(pool.free_bytes(), 6 << 20);
+        drop(pool.take(16 << 20, None).unwrap());
+        assert_eq!(pool.free_bytes(), 6 << 20, "too large to be kept");
+    }
+
+    #[test]
+    fn a_size_of_which_nothing_is_kept_any_more_makes_no_room() {
+        let pool = Pool::new(8 << 20);
+        drop(pool.take(4 << 20, None).unwrap());
+        let _used_again = pool.take(4 << 20, None).unwrap();
+        let others: Vec<_> = (0..3).map(|_| pool.take(2 << 20, None).unwrap()).collect();
+        drop(others);
+        assert_eq!(pool.free_bytes(), 4 << 20);
+    }
+}
