@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from mission_control import _native
@@ -23,7 +25,14 @@ class JobRejected(RuntimeError):
 
 
 def specification(
-    name: str, *, priority: float = 1, encrypt: bool | str = False, transport: str | None = None
+    name: str,
+    *,
+    priority: float = 1,
+    encrypt: bool | str = False,
+    transport: str | None = None,
+    user: str | None = None,
+    job_class: str | None = None,
+    deadline: float | None = None,
 ) -> dict[str, Any]:
     """The job as core reads it (`JobSpec`).
 
@@ -35,8 +44,9 @@ def specification(
         raise ValueError(f'encrypt={encrypt!r}: use True, False or "opportunistic"')
     demands = {"encrypt": encryption, "transport": None if transport == "auto" else transport}
     spec = {"job": name, "priority": priority, "demands": demands, "machines": 0}
+    spec |= {"user": user, "class": job_class, "deadline_secs": deadline}
     check(spec)
-    return {**spec, "priority": float(priority)}
+    return {**spec, "priority": float(priority), "deadline_secs": None if deadline is None else float(deadline)}
 
 
 def check(spec: dict[str, Any]) -> None:
@@ -52,6 +62,12 @@ def check(spec: dict[str, Any]) -> None:
         _native.check_priority(name, priority)
     except (TypeError, OverflowError):
         raise ValueError(f"priority {priority!r} of job {name}: use a number such as 2.5") from None
+    for what, word in (("user", spec.get("user")), ("job_class", spec.get("class"))):
+        if word is not None and not (isinstance(word, str) and word and word.isprintable()):
+            raise ValueError(f"{what} {word!r} of job {name}: use a str that is not empty and can be printed")
+    deadline = spec.get("deadline_secs")
+    if deadline is not None and not (isinstance(deadline, Real) and 0 < float(deadline) < math.inf):
+        raise ValueError(f"deadline {deadline!r} of job {name}: use a number of seconds above 0")
     transport = demands["transport"]
     if transport is not None and transport not in _native.transports():
         raise ValueError(f"there is no transport {transport!r}: use auto, {', '.join(_native.transports())}")
@@ -66,16 +82,23 @@ def job(
     priority: float = 1,
     encrypt: bool | str = False,
     transport: str | None = None,
+    user: str | None = None,
+    job_class: str | None = None,
+    deadline: float | None = None,
     client: Client | None = None,
 ) -> Iterator[None]:
     """Everything that is submitted inside belongs to this job, and so do the tasks that its tasks submit.
 
     Args:
         name: how the job is called wherever it is shown.
-        priority: a number above 0; read by the policy ``priority``.
+        priority: a number above 0: how much the job counts beside others; read by the policies
+            ``performance-centric``, ``priority`` and ``sincronia``.
         encrypt: ``True``: encrypted, with certificates of the cluster on both ends, or refused.
             ``"opportunistic"``: encrypted without identities.
         transport: demand one (``tcp``, ``tls``, ...) in place of Mission Control's choice.
+        user: whose job it is, for policies of your own.
+        job_class: what kind of job it is, for policies of your own.
+        deadline: seconds from now by which it should be done; read by the policy ``deadline``.
         client: the Dask client; by default the current one.
 
     Raises:
@@ -86,7 +109,15 @@ def job(
     import dask
     from distributed import get_client
 
-    spec = specification(name, priority=priority, encrypt=encrypt, transport=transport)
+    spec = specification(
+        name,
+        priority=priority,
+        encrypt=encrypt,
+        transport=transport,
+        user=user,
+        job_class=job_class,
+        deadline=deadline,
+    )
     client = client or get_client()
     install(client)  # refuses an asynchronous client
     admitted = client.sync(client.scheduler.mission_control_admit, spec=spec, client=client.id)
@@ -107,8 +138,8 @@ def install(client: Client, *, policy: str | Policy | None = None, flows_per_hos
 
     Args:
         policy: how jobs share the network; see ``mission weights --help``; or a function that is given the active jobs
-            and returns how much each counts, see :mod:`mission_control.dask.policy`. Given for a cluster that has
-            Mission Control, it replaces the policy there.
+            and their transfers and returns how much each counts, see :mod:`mission_control.dask.policy`. Given for a
+            cluster that has Mission Control, it replaces the policy there.
         flows_per_host: receiving slots of every host, ``all`` or ``auto`` (found by trial); only for a cluster that has
             no Mission Control yet.
 

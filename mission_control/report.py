@@ -100,11 +100,11 @@ class Series:
             self.stages.setdefault(key[1:], [now, now])[1] = now
             self.cpu[record["worker"]].append((now, record["cpu"]))
         for record in records:
-            if record["kind"] == "decision" and record["command"] == "shares":
+            if record["kind"] == "decision" and record["command"] == "weights":
                 now = record["time"] - self.start
-                active = {share["job"]: share["weight"] for share in record["shares"]}
                 for job in self.jobs:
-                    self.weights[job].append((now, active.get(job, 0.0)))
+                    of_job = (own["weight"] for own in record["transfers"] if own["job"] == job)
+                    self.weights[job].append((now, sum(of_job)))
 
     def bins(self, points: list[tuple[float, float]], width: float) -> list[tuple[float, float]]:
         """Increase per second of a growing total, in bins of ``width`` seconds."""
@@ -264,7 +264,7 @@ def transfers(result: dict[str, Any]) -> str:
                     job["name"],
                     f"{transfer['from']} → {transfer['to']}",
                     transfer["pattern"],
-                    f"{job['weight']:.2f}" if job["weight"] is not None else "",
+                    f"{transfer['weight']:.2f}" if transfer["weight"] is not None else "",
                     transfer["flows_peak"],
                     _native.format_bytes(transfer["bytes"]),
                     facts.get("chosen") or "none",
@@ -290,11 +290,12 @@ def agreement(negotiated: dict[str, Any]) -> str:
 def decisions(records: list[dict[str, Any]]) -> str:
     rows = []
     for record in records:
-        if record["kind"] == "decision" and record["command"] == "shares":
+        if record["kind"] == "decision" and record["command"] == "weights":
             what = ", ".join(
-                f"{share['job']} {share['weight']:.2f} ({share['flows']} flows)" for share in record["shares"]
+                f"{own['job']}: {own['from']} → {own['to']} {own['weight']:.2f} ({own['flows']} flows)"
+                for own in record["transfers"]
             )
-            rows.append((time_of(record), "shares", what))
+            rows.append((time_of(record), "weights", what))
         elif record["kind"] == "decision" and record["command"] == "plan":
             legs = "; ".join(f"{leg['transport']}: {leg['reason']}" for leg in record["plan"]["legs"])
             refused = "; ".join(f"{transport}: {why}" for transport, why in record["plan"]["refused"])

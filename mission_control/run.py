@@ -7,6 +7,7 @@ import secrets
 import shutil
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
@@ -271,16 +272,18 @@ class Watcher:
 
 def summary(jobs: Jobs, progress: Progress, records: list[dict[str, Any]]) -> dict[str, Any]:
     """The result as others script against it (docs/results.md)."""
-    shares = busiest_shares(records)
+    weights = busiest_weights(records)
     known = [record for record in records if record["kind"] == "job-ended"]
     known += progress.status.get("jobs", [])
     recomputed = [record["job"] for record in records if record["kind"] == "recomputed"]
-    fair, crossed = fairness(records), parts_of_bytes(records, jobs.names)
+    fair = fairness(records)
+    crossed = parts_of_bytes(records, [(name,) for name in jobs.names])
+    crossed |= parts_of_bytes(records, busiest_transfers(records))
     result = []
     for name in jobs.names:
-        share = shares.get(name, {})
+        weight, flows = weights.get((name,), (None, None))
         transfers = [
-            transfer
+            (transfer, (name, transfer["from"], transfer["to"]))
             for entry in known
             if entry["job"] == name
             for transfer in entry["transfers"]
@@ -289,14 +292,20 @@ def summary(jobs: Jobs, progress: Progress, records: list[dict[str, Any]]) -> di
         result.append(
             {
                 "name": name,
-                "weight": share.get("weight"),
-                "flows": share.get("flows"),
-                "share": crossed.get(name),
+                "weight": weight,
+                "flows": flows,
+                "share": crossed.get((name,)),
                 "seconds": jobs.seconds.get(name),
                 "recomputed": recomputed.count(name),
                 "transfers": [
-                    {**transfer_summary(entry), "fairness": fair.get((name, entry["from"], entry["to"]))}
-                    for entry in transfers
+                    {
+                        **transfer_summary(entry),
+                        "weight": weights.get(key, (None, None))[0],
+                        "flows": weights.get(key, (None, None))[1],
+                        "share": crossed.get(key),
+                        "fairness": fair.get(key),
+                    }
+                    for entry, key in transfers
                 ],
             }
         )
@@ -311,15 +320,32 @@ def summary(jobs: Jobs, progress: Progress, records: list[dict[str, Any]]) -> di
     }
 
 
-def busiest_shares(records: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Of each job the share it had while most jobs were active: that is when shares matter."""
-    best: dict[str, tuple[int, dict[str, Any]]] = {}
+Key = tuple[str, ...]
+"""A job, ``(job,)``; or a transfer, ``(job, from, to)``."""
+
+
+def busiest_weights(records: list[dict[str, Any]]) -> dict[Key, tuple[float, int]]:
+    """Of each job and transfer the weight and the flows that it had while most were active: then shares matter."""
+    best: dict[Key, tuple[int, float, int]] = {}
     for record in records:
-        if record["kind"] == "decision" and record["command"] == "shares":
-            for share in record["shares"]:
-                if len(record["shares"]) >= best.get(share["job"], (0, {}))[0]:
-                    best[share["job"]] = (len(record["shares"]), share)
-    return {job: share for job, (_, share) in best.items()}
+        if record["kind"] == "decision" and record["command"] == "weights":
+            active: dict[Key, list[tuple[float, int]]] = defaultdict(list)
+            for own in record["transfers"]:
+                active[(own["job"],)].append((own["weight"], own["flows"]))
+                active[(own["job"], own["from"], own["to"])].append((own["weight"], own["flows"]))
+            for key, owned in active.items():
+                if len(record["transfers"]) >= best.get(key, (0, 0.0, 0))[0]:
+                    best[key] = (len(record["transfers"]), sum(one[0] for one in owned), sum(one[1] for one in owned))
+    return {key: (weight, flows) for key, (_, weight, flows) in best.items()}
+
+
+def busiest_transfers(records: list[dict[str, Any]]) -> list[Key]:
+    """The transfers that were active when most were."""
+    most: list[Key] = []
+    for record in records:
+        if record["kind"] == "decision" and record["command"] == "weights" and len(record["transfers"]) >= len(most):
+            most = [(own["job"], own["from"], own["to"]) for own in record["transfers"]]
+    return most
 
 
 def fairness(records: list[dict[str, Any]]) -> dict[tuple[str, str, str], float]:
@@ -343,27 +369,31 @@ def fairness(records: list[dict[str, Any]]) -> dict[tuple[str, str, str], float]
     return found
 
 
-def parts_of_bytes(records: list[dict[str, Any]], jobs: Sequence[str]) -> dict[str, float]:
-    """Of each job its part of the bytes that crossed the network to receivers while all jobs had some under way there;
-    empty where they never had. Shares are made at each receiver, so each is looked at for itself."""
+def parts_of_bytes(records: list[dict[str, Any]], keys: Sequence[Key]) -> dict[Key, float]:
+    """Of each job, or of each transfer, its part of the bytes that crossed the network to receivers while all of them
+    had some under way there; empty where they never had. Shares are made at each receiver, so each is looked at for
+    itself."""
     now: dict[tuple[str, ...], int] = {}
-    points: dict[str, dict[str, list[tuple[float, int]]]] = {}
+    points: dict[str, dict[Key, list[tuple[float, int]]]] = {}
     for record in records:
-        if record["kind"] == "progress" and record["job"] in jobs:
-            job, worker = record["job"], record["worker"]
-            now[(job, worker, record["from"], record["to"])] = record["served_bytes"] - record["local_bytes"]
-            total = sum(value for key, value in now.items() if key[:2] == (job, worker))
+        if record["kind"] == "progress":
+            transfer, worker = (record["job"], record["from"], record["to"]), record["worker"]
+            key = next((key for key in keys if transfer[: len(key)] == key), None)
+            if key is None:
+                continue
+            now[(worker, *transfer)] = record["served_bytes"] - record["local_bytes"]
+            total = sum(value for own, value in now.items() if own[: len(key) + 1] == (worker, *key))
             if total:
-                points.setdefault(worker, {}).setdefault(job, []).append((record["time"], total))
-    moved: dict[str, int] = dict.fromkeys(jobs, 0)
+                points.setdefault(worker, {}).setdefault(key, []).append((record["time"], total))
+    moved: dict[Key, int] = dict.fromkeys(keys, 0)
     for point in points.values():
-        if len(point) == len(jobs):
+        if len(point) == len(keys):
             first = max(path[0][0] for path in point.values())
             last = min(next(at for at, total in path if total == path[-1][1]) for path in point.values())
-            for job, path in point.items():
-                moved[job] += until(path, last) - until(path, min(first, last))
+            for key, path in point.items():
+                moved[key] += until(path, last) - until(path, min(first, last))
     total = sum(moved.values())
-    return {job: entry / total for job, entry in moved.items()} if total else {}
+    return {key: entry / total for key, entry in moved.items()} if total else {}
 
 
 def until(path: list[tuple[float, int]], end: float) -> int:
@@ -377,6 +407,7 @@ def transfer_summary(transfer: dict[str, Any]) -> dict[str, Any]:
         "from": transfer["from"],
         "to": transfer["to"],
         "pattern": transfer["pattern"],
+        "evidence": transfer["evidence"],
         "bytes": transfer["served_bytes"],
         "local_bytes": transfer.get("local_bytes", 0),
         "peer_bytes": transfer.get("peer_bytes", 0),

@@ -156,12 +156,15 @@ class Stack(Part):
 class Workload(Part):
     """What is computed."""
 
-    kind: Literal["sort", "kmeans", "incast"] = Field(
+    kind: Literal["sort", "kmeans", "mix", "incast"] = Field(
         "sort",
-        description="sort: records of 100 bytes with a 10-byte key, files to files; kmeans: centres of points; incast: "
+        description="sort: records of 100 bytes with a 10-byte key, files to files; kmeans: centres of points; mix: "
+        "the first job has a broadcast beside its shuffle, the others a shuffle; incast: "
         "synchronized reads of one receiver from many senders, without an engine",
     )
-    size: Bytes = Field("1 GiB", validate_default=True, description="sort: bytes of input of each job", ge=100)
+    size: Bytes = Field(
+        "1 GiB", validate_default=True, description="sort: bytes of input of each job; mix: of each shuffle", ge=100
+    )
     points: int = Field(2_000_000, ge=1, description="kmeans: points of each job")
     k: int = Field(100, ge=1, description="kmeans: centres")
     dimensions: int = Field(8, ge=1, description="kmeans: of each point")
@@ -281,7 +284,7 @@ class Scenario(Part):
     @model_validator(mode="after")
     def _consistent(self) -> Scenario:
         control, jobs = self.control, self.workload.jobs
-        _native.weights(control.policy, [("a", 1.0, 0, False)], control.flows_per_host)
+        _native.weights(control.policy, "[]", control.flows_per_host)
         if self.workload.k > self.workload.points:
             raise ValueError(f"{self.workload.k} centres of {self.workload.points} points: use at most as many centres")
         if control.priorities and len(control.priorities) != jobs:

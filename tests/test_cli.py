@@ -39,6 +39,20 @@ def test_equations_of_the_paper_count_machines():
     assert weights(by_machines, "a:machines=2", "b:machines=2:pattern=broadcast") == {"a": 3, "b": 7}
 
 
+def test_transfers_of_one_job_are_weighed_one_by_one():
+    mix = ("a/model:pattern=broadcast", "a/sort", "b")
+    assert weights("performance-centric", *mix) == {"a/model": 5, "a/sort": 3, "b": 2}
+    assert weights("fair", *mix) == {"a/model": 3, "a/sort": 2, "b": 5}
+    # Priorities are of jobs: that of one of its transfers is that of all.
+    assert weights("performance-centric", "a/x:priority=2", "a/y", "b") == {"a/x": 4, "a/y": 4, "b": 2}
+
+
+def test_policies_of_the_literature_order_transfers():
+    by_size = ("smallest-bottleneck-first", "large:bytes=1GiB", "small:bytes=1MiB")
+    assert weights(*by_size) == {"large": 1, "small": 9}
+    assert weights("deadline", "none", "late:deadline=-1", "soon:deadline=5") == {"none": 1, "late": 1, "soon": 8}
+
+
 @pytest.mark.parametrize(
     ("words", "mend"),
     [
@@ -51,7 +65,7 @@ def test_equations_of_the_paper_count_machines():
         ("run sort --encrypt --transport shm", "plain memory is not encrypted"),
         ("run sort --transport pigeon", "use auto"),
         ("run kmeans --points 10 --k 11", "use at most as many centres"),
-        ("run nothing", "use kmeans, sort"),
+        ("run nothing", "use kmeans, mix, sort"),
         ("run /no/such.toml", "cannot be read"),
         ("run sort --scheduler tcp://127.0.0.1:1", "no scheduler answers"),
         ("run sort --frob", "--frob"),
@@ -59,6 +73,11 @@ def test_equations_of_the_paper_count_machines():
         ("weights a:priority=0", "above 0"),
         ("weights a:colour=red", "use priority=X"),
         ("weights a a", "named twice"),
+        ("weights a/sort a/sort", "named twice"),
+        ("weights a/", "has no name"),
+        ("weights a/x:priority=1 a/y:priority=2", "two priorities"),
+        ("weights a:bytes=many", "bytes of a"),
+        ("weights a:deadline=soon", "a number of seconds"),
         ("report /no/such", "results/<id>"),
     ],
 )

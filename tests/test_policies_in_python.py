@@ -20,6 +20,20 @@ def by_name(jobs: list[dict[str, Any]]) -> dict[str, float]:
     return {job["job"]: 3.0 if job["job"].startswith("x") else 1.0 for job in jobs}
 
 
+def by_transfer(jobs: list[dict[str, Any]]) -> dict[tuple[str, str, str], float]:
+    """The same, said of each transfer."""
+    return {
+        (job["job"], transfer["from"], transfer["to"]): 3.0 if job["job"].startswith("x") else 1.0
+        for job in jobs
+        for transfer in job["transfers"]
+        if transfer["asked_bytes"] > 0
+    }
+
+
+def mixes(jobs: list[dict[str, Any]]) -> dict[Any, float]:
+    return {"x": 1.0, ("y", "a", "b"): 1.0}
+
+
 def raises(jobs: list[dict[str, Any]]) -> dict[str, float]:
     raise KeyError("no such tenant")
 
@@ -59,7 +73,16 @@ def test_weights_come_from_the_function_and_stay_when_it_fails(client):
                 wait(reference)
                 done.append([client.submit(fetch_slowly, reference, pure=False, workers=[reader]) for _ in range(4)])
         until(lambda: weights(client) == {"x": 0.75, "y": 0.25}, "the function decides")
-        for bad, said in [(raises, "no such tenant"), (stalls, "has not answered"), (nonsense, "above 0")]:
+        mission_control.install(client, policy=by_transfer)
+        until(lambda: status(client)["policy"].endswith("by_transfer"), "another kind of policy")
+        time.sleep(2)
+        assert weights(client) == {"x": 0.75, "y": 0.25} and status(client)["policy_error"] is None
+        for bad, said in [
+            (mixes, "must be all names"),
+            (raises, "no such tenant"),
+            (stalls, "has not answered"),
+            (nonsense, "above 0"),
+        ]:
             mission_control.install(client, policy=bad)
             error = until(lambda: status(client)["policy_error"], f"{bad.__name__} is named")
             assert bad.__name__ in error and said in error

@@ -16,8 +16,8 @@ from mission_control.lab import cgroup
 def test_any_name_of_a_job_can_be_drawn(tmp_path, name):
     progress = {"kind": "progress", "worker": "w", "job": name, "from": "$a$", "to": r"$\b$", "cpu": 0.0, "flows": 1}
     records = [{**progress, "time": float(second), "served_bytes": second, "cpu": second / 2} for second in range(3)]
-    share = {"job": name, "weight": 1.0, "flows": 1}
-    records.append({"kind": "decision", "command": "shares", "time": 1.0, "shares": [share]})
+    own = {"job": name, "from": "$a$", "to": r"$\b$", "weight": 1.0, "flows": 1}
+    records.append({"kind": "decision", "command": "weights", "time": 1.0, "transfers": [own]})
     (tmp_path / "records.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     text = report.write(tmp_path).read_text()
     # Matplotlib writes the text of each label beside its outlines.

@@ -53,10 +53,10 @@ def test_a_share_is_that_of_the_time_in_which_all_jobs_move_something():
 
     records = [progress("a", time, 30 * time) for time in (1, 2, 3)]
     records += [progress("b", time, 10 * time) for time in (1, 2, 3, 4, 5)]
-    assert parts_of_bytes(records, ["a", "b"]) == {"a": 0.75, "b": 0.25}
-    assert parts_of_bytes(records, ["a", "b", "c"]) == {}
+    assert parts_of_bytes(records, [("a",), ("b",)]) == {("a",): 0.75, ("b",): 0.25}
+    assert parts_of_bytes(records, [("a",), ("b",), ("c",)]) == {}
     apart = [progress("a", 1, 10), progress("a", 2, 20), progress("b", 3, 10), progress("b", 4, 20)]
-    assert parts_of_bytes(apart, ["a", "b"]) == {}
+    assert parts_of_bytes(apart, [("a",), ("b",)]) == {}
 
 
 def test_variants_take_turns_and_every_value_is_run():

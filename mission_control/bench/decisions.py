@@ -10,7 +10,7 @@ from typing import Any
 from mission_control import _native
 from mission_control.environment import describe
 
-JOBS = 1_000
+JOBS, TRANSFERS = 1_000, 3
 TASKS = 1_000_000
 ROUNDS = 21
 GROUPS, WAITING, CHUNKS = 100, 1_000, 20_000
@@ -23,7 +23,7 @@ def measure() -> dict[str, Any]:
         ``rows``: what, seconds (of the weights the median of 21 rounds).
     """
     rows = [
-        {"what": f"one round of weights, {JOBS:,} active jobs", "seconds": weights()},
+        {"what": f"one round of weights, {JOBS:,} jobs with {TRANSFERS} active transfers each", "seconds": weights()},
         {
             "what": f"one chunk from request to grant, {GROUPS} jobs and {WAITING:,} waiting chunks",
             "seconds": statistics.median(_native.seconds_per_grant(GROUPS, WAITING, CHUNKS) for _ in range(ROUNDS)),
@@ -35,22 +35,23 @@ def measure() -> dict[str, Any]:
 
 def weights() -> float:
     """Seconds of a round: an event that changes who is active, to the commands that it causes."""
-    mission = _native.MissionController("priority", 10 * JOBS, "{}")
+    mission = _native.MissionController("performance-centric", 10 * JOBS * TRANSFERS, "{}")
 
-    def progress(job: int, served: int) -> str:
-        transfer = {"job": f"job-{job}", "from": "map", "to": "reduce"}
+    def progress(job: int, served: int, number: int = 0) -> str:
+        transfer = {"job": f"job-{job}", "from": f"map-{number}", "to": "reduce"}
         totals = {"asked_bytes": 100, "served_bytes": served}
         return json.dumps({"event": "progress", "worker": "w", "transfer": transfer, **totals})
 
     for job in range(JOBS):
-        mission.handle(0.0, progress(job, 0))
+        for number in range(TRANSFERS):
+            mission.handle(0.0, progress(job, 0, number))
     samples = []
     for number in range(ROUNDS):
         event = progress(0, 100 if number % 2 == 0 else 0)
         began = time.perf_counter()
         commands = mission.handle(0.0, event)
         samples.append(time.perf_counter() - began)
-        assert len(json.loads(commands)) == 1
+        assert {command["command"] for command in json.loads(commands)} == {"weights", "shares"}
     return statistics.median(samples)
 
 

@@ -91,8 +91,8 @@ class LiveTable(Observer):
             job["job"],
             f"{own['from']} → {own['to']}",
             own["pattern"],
-            f"{job['weight']:.2f}" if job["weight"] is not None else "",
-            f"{own['flows']}/{job['flows']}" if job["flows"] is not None else str(own["flows"]),
+            f"{own['weight']:.2f}" if own["weight"] is not None else "",
+            f"{own['flows_now']}/{own['flows']}" if own["flows"] is not None else str(own["flows_now"]),
             own["transport"]["chosen"] or "",
             _native.format_bytes(own["served_bytes"]),
             f"{_native.format_bytes(int(self.rates[key]))}/s",
@@ -137,15 +137,18 @@ def print_explanation(job: dict[str, Any], policy: str) -> None:
         print(f"  not {transport}: {why}")
     for transfer in job["transfers"]:
         facts = transfer["transport"]
-        print(f"  {transfer['from']} -> {transfer['to']}: {progress_of(transfer)}, {transfer['flows']} flows now")
+        now = f"{transfer['flows_now']} flows now"
+        print(f"  {transfer['from']} -> {transfer['to']}: {progress_of(transfer)}{share_of(transfer)}, {now}")
+        print(f"    pattern: {transfer['pattern']} ({transfer['evidence']})")
         if not transfer["asked_bytes"]:
             continue
         print_facts(facts)
         print_peers(transfer)
 
 
-def share_of(job: dict[str, Any]) -> str:
-    return f", weight {job['weight']:.2f}, at most {job['flows']} flows a host" if job["weight"] is not None else ""
+def share_of(own: dict[str, Any]) -> str:
+    """Of a job or a transfer, in words."""
+    return f", weight {own['weight']:.2f}, {own['flows']} flows of a host" if own["weight"] is not None else ""
 
 
 def progress_of(own: dict[str, Any]) -> str:
@@ -191,16 +194,13 @@ def print_result(result: dict[str, Any]) -> None:
     """What each transfer got and why, the checks, and where the report lies."""
     for job in result["jobs"]:
         took = f"{job['seconds']:.2f} s" if job["seconds"] is not None else "not finished"
-        share = (
-            f", weight {job['weight']:.2f}, at most {job['flows']} flows per host" if job["weight"] is not None else ""
-        )
         again = f", {job['recomputed']} recomputed" if job["recomputed"] else ""
-        print(f"{job['name']}: {took}{share}{again}")
+        print(f"{job['name']}: {took}{share_of(job)}{again}")
         for transfer in job["transfers"]:
             facts = transfer["transport"]
             moved, stayed = _native.format_bytes(transfer["bytes"]), _native.format_bytes(transfer["local_bytes"])
             stages = f"{transfer['from']} -> {transfer['to']}"
-            print(f"  {stages}: {transfer['pattern']}, {moved} ({stayed} stayed local)")
+            print(f"  {stages}: {transfer['pattern']}, {moved} ({stayed} stayed local){share_of(transfer)}")
             print_facts(facts)
             print_peers(transfer)
             if transfer["refetches"] or transfer["resumed"]:

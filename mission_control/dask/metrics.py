@@ -101,7 +101,7 @@ def families(statuses: list[tuple[str, dict[str, Any]]]) -> Iterator[Metric]:
     )
     labels = ["scheduler", "job"]
     weight = GaugeMetricFamily(f"{PREFIX}_job_weight", "Part of the network; 0: not active.", labels=labels)
-    flows = GaugeMetricFamily(f"{PREFIX}_job_flows", "Most flows on each host.", labels=labels)
+    flows = GaugeMetricFamily(f"{PREFIX}_job_flows", "That part of each host's flows.", labels=labels)
     recomputed = CounterMetricFamily(f"{PREFIX}_job_recomputed", "Results lost with their objects.", labels=labels)
     labels = ["scheduler", "job", "source", "destination", "pattern"]
     asked = CounterMetricFamily(f"{PREFIX}_transfer_asked_bytes", "Bytes asked for.", labels=labels)
@@ -113,6 +113,8 @@ def families(statuses: list[tuple[str, dict[str, Any]]]) -> Iterator[Metric]:
         f"{PREFIX}_transfer_ranges_again", "Ranges asked for again.", labels=[*labels, "reason"]
     )
     now = GaugeMetricFamily(f"{PREFIX}_transfer_flows", "Flows under way.", labels=labels)
+    own_weight = GaugeMetricFamily(f"{PREFIX}_transfer_weight", "Part of the network; 0: not active.", labels=labels)
+    own_flows = GaugeMetricFamily(f"{PREFIX}_transfer_share_flows", "That part of each host's flows.", labels=labels)
     for address, status in statuses:
         objects.add_metric([address], status["objects"])
         limited.add_metric([address], len(status["without"]) + sum(bool(own["problems"]) for own in workers_of(status)))
@@ -128,9 +130,12 @@ def families(statuses: list[tuple[str, dict[str, Any]]]) -> Iterator[Metric]:
                 values = [address, job["job"], transfer["from"], transfer["to"], transfer["pattern"]]
                 asked.add_metric(values, transfer["asked_bytes"])
                 served.add_metric(values, transfer["served_bytes"])
-                now.add_metric(values, transfer["flows"])
+                now.add_metric(values, transfer["flows_now"])
+                own_weight.add_metric(values, transfer["weight"] or 0)
+                own_flows.add_metric(values, transfer["flows"] or 0)
                 for transport, count in transfer["transport"]["bytes"].items():
                     carried.add_metric([*values, transport], count)
                 for reason in ("refetches", "resumed", "busy"):
                     again.add_metric([*values, reason], transfer[reason])
-    yield from (objects, limited, failing, memory, weight, flows, recomputed, asked, served, carried, again, now)
+    yield from (objects, limited, failing, memory, weight, flows, recomputed)
+    yield from (asked, served, carried, again, now, own_weight, own_flows)

@@ -17,9 +17,15 @@ PREFIX = "python:"
 PATIENCE_S = 0.5
 """Weights are recomputed each second: a policy that takes half of that holds back those of everybody."""
 
-Policy = Callable[[Sequence[dict[str, Any]]], Mapping[str, float]]
-"""Given the active jobs, oldest first (``job``, ``arrival``, ``priority``, ``machines``, ``broadcasts``): how much each
-counts, by name, above 0, of any scale. It should be quick, and keep nothing between calls that it cannot lose."""
+Policy = Callable[[Sequence[dict[str, Any]]], Mapping[str, float] | Mapping[tuple[str, str, str], float]]
+"""Given the active jobs, oldest first, it returns how much each counts, above 0, of any scale: by the job's name, or of
+each transfer by ``(job, from, to)``. It should be quick, and keep nothing between calls that it cannot lose.
+
+A job is ``job`` (its name), ``user``, ``class``, ``arrival`` (its place in the order of arrival), ``priority``,
+``deadline_secs`` (until the user wants it done), ``age_secs`` and ``transfers``, those that are active. Each of these
+is ``from``, ``to``, ``arrival``, ``pattern``, ``evidence``, ``machines`` (hosts that send or receive),
+``asked_bytes``, ``served_bytes``, ``to_receive`` and ``to_send`` (bytes that are still to come, by receiving and by
+sending host), ``bytes_per_sec`` and ``age_secs``: what core's own policies see (`TransferView`)."""
 
 
 def load(name: str) -> Policy:
@@ -59,8 +65,8 @@ class Runner:
         self.say = say
         self._busy = False
 
-    def ask(self, jobs: list[dict[str, Any]]) -> None:
-        """Has the weights computed; while an earlier question is unanswered nothing more is asked."""
+    def ask(self, transfers: list[dict[str, Any]]) -> None:
+        """Has the weights of active transfers computed; while a question is unanswered nothing more is asked."""
         if self._busy:
             return
         self._busy = True
@@ -69,15 +75,15 @@ class Runner:
         targets = {"mission-policy-watch": self._watch, "mission-policy": self._run}
         try:
             for name, target in targets.items():
-                threading.Thread(target=target, args=(jobs, answered), name=name, daemon=True).start()
+                threading.Thread(target=target, args=(transfers, answered), name=name, daemon=True).start()
         except RuntimeError as error:  # no thread can be had now
             answered.set()
             self._busy = False
             logger.warning("The policy was not asked: %s", error)
 
-    def _run(self, jobs: list[dict[str, Any]], answered: threading.Event) -> None:
+    def _run(self, transfers: list[dict[str, Any]], answered: threading.Event) -> None:
         try:
-            counts = {str(job): float(count) for job, count in self.policy([dict(job) for job in jobs]).items()}
+            counts = counts_of(self.policy(jobs_of(transfers)))
             json.dumps(counts, allow_nan=False)
             answer: dict[str, Any] = {"Ok": counts}
         except BaseException as error:  # whatever a stranger's function raises, SystemExit too
@@ -86,10 +92,35 @@ class Runner:
         answered.set()
         self._busy = False
         if not late:
-            self.say({"event": "weighed", "asked": jobs, "counts": answer})
+            self.say({"event": "weighed", "asked": transfers, "counts": answer})
 
-    def _watch(self, jobs: list[dict[str, Any]], answered: threading.Event) -> None:
+    def _watch(self, transfers: list[dict[str, Any]], answered: threading.Event) -> None:
         if not answered.wait(PATIENCE_S):
             answered.set()
             stalled = {"Err": f"it has not answered within {PATIENCE_S} s"}
-            self.say({"event": "weighed", "asked": jobs, "counts": stalled})
+            self.say({"event": "weighed", "asked": transfers, "counts": stalled})
+
+
+def jobs_of(transfers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The jobs that a policy is given, oldest first, each with its transfers."""
+    jobs: dict[int, dict[str, Any]] = {}
+    for transfer in transfers:
+        job = jobs.setdefault(transfer["job"]["arrival"], {**transfer["job"], "transfers": []})
+        facts = {name: value for name, value in transfer.items() if name not in ("job", "transfer")}
+        stages = {name: transfer["transfer"][name] for name in ("from", "to")}
+        job["transfers"].append({**stages, **facts})
+    return [jobs[arrival] for arrival in sorted(jobs)]
+
+
+def counts_of(counts: Mapping[Any, float]) -> dict[str, Any]:
+    """What a policy returned, as core reads it.
+
+    Raises:
+        TypeError: its keys are neither names of jobs nor transfers.
+    """
+    if all(isinstance(key, str) for key in counts):
+        return {"jobs": {job: float(count) for job, count in counts.items()}}
+    if all(isinstance(key, tuple) and [type(word) for word in key] == [str] * 3 for key in counts):
+        stages = [dict(zip(("job", "from", "to"), key, strict=True)) for key in counts]
+        return {"transfers": [[key, float(count)] for key, count in zip(stages, counts.values(), strict=True)]}
+    raise TypeError("its keys must be all names of jobs, or all transfers as (job, from, to)")

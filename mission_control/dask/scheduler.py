@@ -158,8 +158,8 @@ class MissionControlScheduler(SchedulerPlugin):
         self.workers[worker] = {"host": host, "address": address, "problems": list(problems)}
         self.unregistered[worker] = time.monotonic()
         self.record("worker", worker=worker, host=host, address=address)
-        joined = {"event": "worker-joined", "worker": worker, "host": host, "environment": json.loads(environment)}
-        self.event(joined)
+        where = {"worker": worker, "host": host, "address": address}
+        self.event({"event": "worker-joined", **where, "environment": json.loads(environment)})
         return {"commands": json.loads(self.mission.briefing()), "version": self.outbox.last(worker)}
 
     async def on_admit(self, spec: dict[str, Any], client: str) -> dict[str, Any]:
@@ -320,9 +320,8 @@ class MissionControlScheduler(SchedulerPlugin):
             self.merged.pop(key, None)
             self.moved[key] = time.monotonic()
             totals = {"asked_bytes": record["asked_bytes"], "served_bytes": record["served_bytes"]}
-            self.event(
-                {"event": "progress", "worker": worker, "transfer": transfer, **totals, "moved": record["moved"]}
-            )
+            more = {name: record[name] for name in ("moved", "waits_for")}
+            self.event({"event": "progress", "worker": worker, "transfer": transfer, **totals, **more})
             more = {name: record[name] for name in ("local_bytes", "flows", "started", "ended")}
             self.record("progress", worker=worker, cpu=cpu, **transfer, **totals, **more)
         if last_of in self.ending:
@@ -507,13 +506,14 @@ class MissionControlScheduler(SchedulerPlugin):
         commands = json.loads(self.mission.handle(time.monotonic() - self.started, json.dumps(event)))
         for command in commands:
             if command["command"] == "weigh" and self.runner is not None:
-                self.runner.ask(command["jobs"])
+                self.runner.ask(command["transfers"])
             elif command["command"] == "probe-ecn":
                 senders = [self.workers[sender]["address"] for sender in command["senders"] if sender in self.workers]
                 self.tell({"probe_ecn": senders}, [command["worker"]])
         commands = [command for command in commands if command["command"] not in ("weigh", "probe-ecn")]
         for command in commands:
             self.record("decision", **command)
+        commands = [command for command in commands if command["command"] != "weights"]
         if self.mission.policy_error != self.policy_error:
             self.policy_error = self.mission.policy_error
             if self.policy_error is not None:
@@ -662,8 +662,9 @@ def kind_of(key: Any) -> str:
 def merge(records: list[dict[str, Any]]) -> dict[str, Any]:
     """What all workers say of one transfer, as one."""
     merged: dict[str, Any] = {}
-    for name in ("local_bytes", "peer_bytes", "fetches", "flows", "refetches", "resumed", "busy"):
+    for name in ("local_bytes", "peer_bytes", "fetches", "refetches", "resumed", "busy"):
         merged[name] = sum(record[name] for record in records)
+    merged["flows_now"] = sum(record["flows"] for record in records)
     merged["flows_peak"] = max((record["flows_peak"] for record in records), default=0)
     merged["started"] = min((record["started"] for record in records), default=None)
     merged["ended"] = max((record["ended"] for record in records), default=None)

@@ -6,9 +6,10 @@
 use crate::defaults;
 use crate::ecn::{self, Prober};
 use crate::flight::{self, Environment, FlightPlan};
+use crate::host::fair::Level;
 use crate::pattern::{Asked, Evidence};
-use crate::policy::external::{self, External};
-use crate::policy::{self, JobView, Policy};
+use crate::policy::external::{self, Counts};
+use crate::policy::{self, JobView, Policy, TransferView};
 use crate::shares;
 use crate::shares::{FlowsPerHost, Share};
 use crate::types::{Demands, Encryption, HostId, JobId, JobSpec, Pattern, TransferId, Transport, check_priority};
@@ -26,6 +27,8 @@ pub enum Event {
     WorkerJoined {
         worker: WorkerId,
         host: HostId,
+        /// On which its objects are fetched.
+        address: Arc<str>,
         environment: Environment,
     },
     WorkerLeft {
@@ -53,6 +56,10 @@ pub enum Event {
         /// competes for the network all the same.
         #[serde(default)]
         moved: bool,
+        /// Of the bytes that are asked for and not served, how many come from each worker, by the address on which its
+        /// objects are fetched, as far as that is known.
+        #[serde(default)]
+        waits_for: BTreeMap<Arc<str>, u64>,
     },
     /// The task graph tells the pattern.
     Classified {
@@ -63,10 +70,10 @@ pub enum Event {
     Policy {
         policy: String,
     },
-    /// What an external policy says to [`Command::Weigh`]: how much each job counts, or what went wrong.
+    /// What an external policy says to [`Command::Weigh`]: how much each job or transfer counts, or what went wrong.
     Weighed {
-        asked: Vec<JobView>,
-        counts: Result<BTreeMap<JobId, f64>, String>,
+        asked: Vec<TransferView>,
+        counts: Result<Counts, String>,
     },
     /// What a worker learnt by [`Command::ProbeEcn`].
     EcnProbed {
@@ -80,8 +87,8 @@ pub enum Event {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "command", rename_all = "kebab-case")]
 pub enum Command {
-    /// To every worker.
-    Shares { flows_per_host: FlowsPerHost, shares: Vec<Share> },
+    /// To every worker. `level`: whether jobs have the shares ([`Level::Groups`]) or transfers ([`Level::Members`]).
+    Shares { flows_per_host: FlowsPerHost, level: Level, shares: Vec<Share> },
     /// To every worker.
     Plan { job: JobId, plan: FlightPlan },
     /// To every worker: many receive the same parts in this transfer, and serve one another ([`crate::swarm`]).
@@ -92,44 +99,86 @@ pub enum Command {
     ProbeEcn { worker: WorkerId, senders: Vec<WorkerId> },
     /// To the caller itself: the event was wrong, in one line that says what to do; nothing has changed.
     Invalid { why: String },
-    /// To the caller itself: have the external policy compute what these jobs count, and say so by [`Event::Weighed`].
-    Weigh { jobs: Vec<JobView> },
+    /// To the caller itself: have the external policy compute what these transfers or their jobs count, and say so by
+    /// [`Event::Weighed`].
+    Weigh { transfers: Vec<TransferView> },
+    /// To the caller itself, for people: what every active transfer has from now on, in the order of arrival.
+    Weights { transfers: Vec<TransferWeight> },
 }
 
 pub struct MissionController {
     policy_spec: String,
-    policy: Box<dyn Policy>,
-    /// What the caller computes, where the policy is its; and what went wrong with it last.
-    external: Option<External>,
+    policy: Policy,
+    /// What went wrong last with a policy that the caller computes.
     policy_error: Option<String>,
     flows_per_host: FlowsPerHost,
+    /// Jobs and transfers that there were.
     arrivals: u64,
     jobs: BTreeMap<JobId, Job>,
-    workers: BTreeMap<WorkerId, (HostId, Environment)>,
+    workers: BTreeMap<WorkerId, Worker>,
+    /// Where objects are fetched.
+    hosts_of_addresses: BTreeMap<Arc<str>, HostId>,
+    /// Of the active transfers, as of [`MissionController::weighed_at`].
     shares: Vec<Share>,
+    weights: BTreeMap<TransferId, Weight>,
     weighed_at: Option<Time>,
     prober: Prober,
     /// Transports that the caller's Carriers offer while no worker has joined yet.
     environment: Environment,
 }
 
+/// What a transfer may have: a part of every host's bytes, and the whole flows that this is (paper 001, table 4.4).
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Weight {
+    pub weight: f64,
+    pub flows: u32,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TransferWeight {
+    #[serde(flatten)]
+    pub transfer: TransferId,
+    #[serde(flatten)]
+    pub weight: Weight,
+}
+
 struct Job {
     spec: JobSpec,
     arrival: u64,
+    arrived_at: Time,
     plan: Option<FlightPlan>,
     refused: Option<String>,
     transfers: BTreeMap<(Arc<str>, Arc<str>), Transfer>,
 }
 
-#[derive(Default)]
 struct Transfer {
+    arrival: u64,
+    began_at: Time,
     evidence: Evidence,
     classified: Option<Pattern>,
     /// The workers know that it is a broadcast.
     announced: bool,
-    progress: BTreeMap<WorkerId, (u64, u64, bool)>,
+    progress: BTreeMap<WorkerId, Progress>,
     /// Totals of workers that left.
     left: u64,
+    /// When its rate was measured last, what had been served by then, and the rate.
+    measured: (Time, u64, f64),
+}
+
+/// What one worker says of a transfer.
+#[derive(Default)]
+struct Progress {
+    asked: u64,
+    served: u64,
+    moved: bool,
+    waits_for: BTreeMap<Arc<str>, u64>,
+}
+
+struct Worker {
+    host: HostId,
+    /// On which its objects are fetched.
+    address: Arc<str>,
+    environment: Environment,
 }
 
 /// What the Mission Controller knows of a job, for people to look at.
@@ -152,18 +201,46 @@ pub struct TransferStatus {
     pub from: Arc<str>,
     pub to: Arc<str>,
     pub pattern: Pattern,
+    /// By what the pattern is known.
+    pub evidence: Arc<str>,
+    /// Of the last weights; absent while the transfer is not active.
+    pub weight: Option<f64>,
+    pub flows: Option<u32>,
+    pub bytes_per_sec: f64,
     pub asked_bytes: u64,
     pub served_bytes: u64,
 }
 
 impl Transfer {
+    fn new(arrival: u64, now: Time) -> Transfer {
+        Transfer {
+            arrival,
+            began_at: now,
+            evidence: Evidence::default(),
+            classified: None,
+            announced: false,
+            progress: BTreeMap::new(),
+            left: 0,
+            measured: (now, 0, 0.0),
+        }
+    }
+
     fn totals(&self) -> (u64, u64) {
-        let (asked, served) = self.progress.values().fold((0, 0), |sum, own| (sum.0 + own.0, sum.1 + own.1));
+        let (asked, served) = self.progress.values().fold((0, 0), |sum, own| (sum.0 + own.asked, sum.1 + own.served));
         (asked + self.left, served + self.left)
     }
 
     fn active(&self) -> bool {
-        self.progress.values().any(|(asked, served, moved)| served < asked || *moved)
+        self.progress.values().any(|own| own.served < own.asked || own.moved)
+    }
+
+    fn measure(&mut self, now: Time) {
+        let (_, served) = self.totals();
+        let (since, before, _) = self.measured;
+        let seconds = now.since(since).as_secs_f64();
+        if seconds >= defaults::WEIGHTS_EVERY.as_secs_f64() {
+            self.measured = (now, served, served.saturating_sub(before) as f64 / seconds);
+        }
     }
 
     /// Says once that it is a broadcast: what was one stays one for its receivers, who lose nothing by it.
@@ -171,6 +248,15 @@ impl Transfer {
         if !self.announced && self.pattern() == Pattern::Broadcast {
             self.announced = true;
             commands.push(Command::Broadcast { transfer: id });
+        }
+    }
+
+    /// By what its pattern is known.
+    fn why(&self) -> Arc<str> {
+        match (self.evidence.pattern(), self.classified) {
+            (Pattern::Unknown, None) => "nothing was fetched yet".into(),
+            (Pattern::Unknown, Some(_)) => "the task graph".into(),
+            _ => self.evidence.words().into(),
         }
     }
 
@@ -200,13 +286,14 @@ impl MissionController {
         Ok(MissionController {
             policy_spec: policy_spec.to_owned(),
             policy: policy::policy(policy_spec)?,
-            external: external(policy_spec),
             policy_error: None,
             flows_per_host,
             arrivals: 0,
             jobs: BTreeMap::new(),
             workers: BTreeMap::new(),
+            hosts_of_addresses: BTreeMap::new(),
             shares: Vec::new(),
+            weights: BTreeMap::new(),
             weighed_at: None,
             prober: Prober::default(),
             environment,
@@ -234,34 +321,37 @@ impl MissionController {
                 | Event::EcnProbed { .. }
         );
         let reweigh = match event {
-            Event::WorkerJoined { worker, host, mut environment } => {
+            Event::WorkerJoined { worker, host, address, mut environment } => {
                 // What is known of its host is known of it.
-                let neighbour = self.workers.values().find(|(known, own)| *known == host && own.ecn.is_some());
-                if let Some((_, known)) = neighbour {
-                    environment.ecn = known.ecn.clone();
+                let neighbour = self.workers.values().find(|own| own.host == host && own.environment.ecn.is_some());
+                if let Some(known) = neighbour {
+                    environment.ecn = known.environment.ecn.clone();
                 }
-                self.workers.insert(worker, (host, environment));
+                self.hosts_of_addresses.insert(address.clone(), host.clone());
+                self.workers.insert(worker, Worker { host, address, environment });
                 self.prober.changed();
                 self.plan_all(commands);
                 true
             }
             Event::WorkerLeft { worker } => {
-                self.workers.remove(&worker);
+                if let Some(own) = self.workers.remove(&worker) {
+                    self.hosts_of_addresses.remove(&own.address);
+                }
                 self.prober.changed();
                 for transfer in self.jobs.values_mut().flat_map(|job| job.transfers.values_mut()) {
-                    transfer.left += transfer.progress.remove(&worker).map_or(0, |(_, served, _)| served);
+                    transfer.left += transfer.progress.remove(&worker).map_or(0, |own| own.served);
                 }
                 self.plan_all(commands);
                 true
             }
             Event::JobArrived { spec } => {
                 check_priority(&spec.job, spec.priority)?;
-                self.arrive(spec, commands);
+                self.arrive(now, spec, commands);
                 false
             }
             Event::JobEnded { job } => self.jobs.remove(&job).is_some(),
             Event::Asked { transfer: id, asked } => {
-                let transfer = self.transfer(&id);
+                let transfer = self.transfer(now, &id);
                 let before = transfer.pattern();
                 transfer.evidence.add(&asked);
                 let changed = before != transfer.pattern();
@@ -269,25 +359,22 @@ impl MissionController {
                 changed
             }
             Event::Classified { transfer: id, pattern } => {
-                let transfer = self.transfer(&id);
+                let transfer = self.transfer(now, &id);
                 transfer.classified = Some(pattern);
                 transfer.announce(id, commands);
                 false
             }
-            Event::Progress { worker, transfer, asked_bytes, served_bytes, moved } => {
-                let transfer = self.transfer(&transfer);
+            Event::Progress { worker, transfer, asked_bytes, served_bytes, moved, waits_for } => {
+                let transfer = self.transfer(now, &transfer);
                 let before = transfer.active();
-                transfer.progress.insert(worker, (asked_bytes, served_bytes, moved));
+                let progress = Progress { asked: asked_bytes, served: served_bytes, moved, waits_for };
+                transfer.progress.insert(worker, progress);
                 before != transfer.active()
             }
             Event::Policy { policy } => {
-                self.policy = policy::policy(&policy)?;
-                self.external = external(&policy);
-                if let Some(external) = &mut self.external {
-                    // Until it has answered, everything stays as it is.
-                    external.begin(self.shares.iter().map(|share| (share.job.clone(), share.weight)).collect());
-                    self.policy = Box::new(external.clone());
-                }
+                let new = policy::policy(&policy)?;
+                // Until one that the caller computes has answered, everybody has what it had.
+                self.policy = if is_external(&policy) { self.had().policy() } else { new };
                 self.policy_error = None;
                 self.policy_spec = policy;
                 true
@@ -304,7 +391,7 @@ impl MissionController {
         };
         if reweigh || self.weighed_at.is_none_or(|at| now.since(at) >= defaults::WEIGHTS_EVERY) {
             self.weighed_at = Some(now);
-            self.weigh(asks, commands);
+            self.weigh(now, asks, commands);
         }
         if may_probe && self.prober.is_due(now) {
             self.probe(now, commands);
@@ -314,7 +401,6 @@ impl MissionController {
 
     /// All that a worker that has just joined must be told.
     pub fn briefing(&self) -> Vec<Command> {
-        let shares = Command::Shares { flows_per_host: self.flows_per_host, shares: self.shares.clone() };
         let plans = self
             .jobs
             .iter()
@@ -324,7 +410,12 @@ impl MissionController {
                 transfer: TransferId { job: job.clone(), from: from.clone(), to: to.clone() },
             })
         });
-        std::iter::once(shares).chain(plans).chain(broadcasts).collect()
+        std::iter::once(self.command()).chain(plans).chain(broadcasts).collect()
+    }
+
+    fn command(&self) -> Command {
+        let (flows_per_host, level) = (self.flows_per_host, self.policy.level());
+        Command::Shares { flows_per_host, level, shares: self.shares.clone() }
     }
 
     /// Whether a job could run, without letting it arrive.
@@ -347,29 +438,46 @@ impl MissionController {
     pub fn status(&self) -> Vec<JobStatus> {
         let mut jobs: Vec<_> = self.jobs.values().collect();
         jobs.sort_by_key(|job| job.arrival);
-        jobs.into_iter()
-            .map(|job| {
-                let share = self.shares.iter().find(|share| share.job == job.spec.job);
-                JobStatus {
-                    job: job.spec.job.clone(),
-                    priority: job.spec.priority,
-                    demands: job.spec.demands,
-                    active: job.active(),
-                    weight: share.map(|share| share.weight),
-                    flows: share.map(|share| share.flows),
-                    refused: job.refused.clone(),
-                    plan: job.plan.clone(),
-                    transfers: job
-                        .transfers
-                        .iter()
-                        .map(|((from, to), transfer)| transfer_status(from, to, transfer))
-                        .collect(),
-                }
-            })
-            .collect()
+        let status = |job: &Job| {
+            let transfers: Vec<TransferStatus> = job
+                .transfers
+                .iter()
+                .map(|((from, to), transfer)| self.transfer_status(job, from, to, transfer))
+                .collect();
+            let weights: Vec<f64> = transfers.iter().filter_map(|own| own.weight).collect();
+            let flows: u32 = transfers.iter().filter_map(|own| own.flows).sum();
+            JobStatus {
+                job: job.spec.job.clone(),
+                priority: job.spec.priority,
+                demands: job.spec.demands,
+                active: job.active(),
+                weight: (!weights.is_empty()).then(|| weights.iter().sum()),
+                flows: (!weights.is_empty()).then_some(flows),
+                refused: job.refused.clone(),
+                plan: job.plan.clone(),
+                transfers,
+            }
+        };
+        jobs.into_iter().map(status).collect()
     }
 
-    fn arrive(&mut self, spec: JobSpec, commands: &mut Vec<Command>) {
+    fn transfer_status(&self, job: &Job, from: &Arc<str>, to: &Arc<str>, transfer: &Transfer) -> TransferStatus {
+        let (asked_bytes, served_bytes) = transfer.totals();
+        let own = self.weights.get(&TransferId { job: job.spec.job.clone(), from: from.clone(), to: to.clone() });
+        TransferStatus {
+            from: from.clone(),
+            to: to.clone(),
+            pattern: transfer.pattern(),
+            evidence: transfer.why(),
+            weight: own.map(|own| own.weight),
+            flows: own.map(|own| own.flows),
+            bytes_per_sec: transfer.measured.2,
+            asked_bytes,
+            served_bytes,
+        }
+    }
+
+    fn arrive(&mut self, now: Time, spec: JobSpec, commands: &mut Vec<Command>) {
         let job = spec.job.clone();
         if let Some(known) = self.jobs.get_mut(&job) {
             if known.spec == spec {
@@ -379,7 +487,8 @@ impl MissionController {
         } else {
             let arrival = self.arrivals;
             self.arrivals += 1;
-            let new = Job { spec, arrival, plan: None, refused: None, transfers: BTreeMap::new() };
+            let transfers = BTreeMap::new();
+            let new = Job { spec, arrival, arrived_at: now, plan: None, refused: None, transfers };
             self.jobs.insert(job.clone(), new);
         }
         let environment = self.common_environment();
@@ -387,13 +496,16 @@ impl MissionController {
     }
 
     /// The transfer, and its job where nobody announced it.
-    fn transfer(&mut self, id: &TransferId) -> &mut Transfer {
+    fn transfer(&mut self, now: Time, id: &TransferId) -> &mut Transfer {
         if !self.jobs.contains_key(&id.job) {
-            let spec = JobSpec { job: id.job.clone(), priority: 1.0, demands: Default::default(), machines: 0 };
-            self.arrive(spec, &mut Vec::new());
+            self.arrive(now, JobSpec::named(id.job.clone()), &mut Vec::new());
         }
         let job = self.jobs.get_mut(&id.job).expect("it has just arrived");
-        job.transfers.entry((id.from.clone(), id.to.clone())).or_default()
+        let arrivals = &mut self.arrivals;
+        job.transfers.entry((id.from.clone(), id.to.clone())).or_insert_with(|| {
+            *arrivals += 1;
+            Transfer::new(*arrivals - 1, now)
+        })
     }
 
     fn plan_all(&mut self, commands: &mut Vec<Command>) {
@@ -424,7 +536,7 @@ impl MissionController {
 
     /// What all workers have in common; before the first joins, what the scheduler's own side offers.
     fn common_environment(&self) -> Environment {
-        let mut all = self.workers.values().map(|(_, environment)| environment);
+        let mut all = self.workers.values().map(|worker| &worker.environment);
         let Some(first) = all.next() else { return self.environment.clone() };
         let mut common = all.fold(first.clone(), |common, own| Environment {
             carriers: intersect(&common.carriers, &own.carriers),
@@ -435,7 +547,7 @@ impl MissionController {
             engine_tls: common.engine_tls && own.engine_tls,
         });
         // Shared memory needs two processes on one host, not all of them.
-        let hosts: BTreeSet<_> = self.workers.values().map(|(host, _)| host).collect();
+        let hosts: BTreeSet<_> = self.workers.values().map(|worker| &worker.host).collect();
         if hosts.len() == self.workers.len() && self.workers.len() > 1 {
             common.carriers.retain(|transport| *transport != Transport::Shm);
         }
@@ -448,20 +560,20 @@ impl MissionController {
         if !self.jobs.values().any(open) || !flight::has_dctcp(&self.common_environment()) {
             return;
         }
-        let probes = self.prober.due(now, self.workers.iter().map(|(worker, (host, _))| (worker, host)));
+        let probes = self.prober.due(now, self.workers.iter().map(|(worker, own)| (worker, &own.host)));
         let command = |probe: ecn::Probe| Command::ProbeEcn { worker: probe.receiver, senders: probe.senders };
         commands.extend(probes.into_iter().map(command));
     }
 
     /// What one worker saw holds for all of its host; true if that was not known.
     fn probed(&mut self, worker: &WorkerId, seen: ecn::Seen) -> bool {
-        let Some((host, _)) = self.workers.get(worker) else { return false };
-        let (host, Some((arrive, why))) = (host.clone(), seen.verdict(worker)) else { return false };
+        let Some(own) = self.workers.get(worker) else { return false };
+        let (host, Some((arrive, why))) = (own.host.clone(), seen.verdict(worker)) else { return false };
         let mut new = false;
-        for (own, environment) in self.workers.values_mut() {
-            let known = environment.ecn.as_ref().is_some_and(|(before, _)| *before == arrive);
-            if *own == host && !known {
-                environment.ecn = Some((arrive, why.clone()));
+        for own in self.workers.values_mut() {
+            let known = own.environment.ecn.as_ref().is_some_and(|(before, _)| *before == arrive);
+            if own.host == host && !known {
+                own.environment.ecn = Some((arrive, why.clone()));
                 new = true;
             }
         }
@@ -469,11 +581,13 @@ impl MissionController {
     }
 
     /// Takes what an external policy says; true if weights may change by it.
-    fn weighed(&mut self, asked: &[JobView], counts: Result<BTreeMap<JobId, f64>, String>) -> bool {
-        let Some(external) = &mut self.external else { return false };
-        match counts.and_then(|counts| external.replied(asked, counts)) {
-            Ok(()) => {
-                self.policy = Box::new(external.clone());
+    fn weighed(&mut self, asked: &[TransferView], counts: Result<Counts, String>) -> bool {
+        if !is_external(&self.policy_spec) {
+            return false;
+        }
+        match counts.and_then(|counts| counts.check(asked).map(|()| counts)) {
+            Ok(counts) => {
+                self.policy = counts.policy();
                 self.policy_error = None;
                 true
             }
@@ -484,49 +598,114 @@ impl MissionController {
         }
     }
 
-    fn weigh(&mut self, asks: bool, commands: &mut Vec<Command>) {
-        let mut active: Vec<&Job> = self.jobs.values().filter(|job| job.active()).collect();
-        active.sort_by_key(|job| job.arrival);
-        let hosts = self.workers.values().map(|(host, _)| host).collect::<BTreeSet<_>>().len() as u32;
-        let views: Vec<JobView> = active.iter().map(|job| view(job, hosts)).collect();
-        let weights = policy::weights(self.policy.as_ref(), &views);
-        let flows = shares::split(self.flows_per_host.usual(), &weights);
-        let new: Vec<Share> = views
-            .iter()
-            .zip(weights.iter().zip(&flows))
-            .map(|(view, (&weight, &flows))| Share { job: view.job.clone(), weight, flows })
-            .collect();
+    fn weigh(&mut self, now: Time, asks: bool, commands: &mut Vec<Command>) {
+        for transfer in self.jobs.values_mut().flat_map(|job| job.transfers.values_mut()).filter(|own| own.active()) {
+            transfer.measure(now);
+        }
+        let mut views: Vec<TransferView> = self.jobs.values().flat_map(|job| self.views(now, job)).collect();
+        views.sort_by_key(|view| view.arrival);
+        let weights = policy::weights(&self.policy, &views);
+        let flows = shares::split(self.flows_per_host.usual(), &weights.transfers);
+        let own = weights.transfers.iter().zip(flows).map(|(&weight, flows)| Weight { weight, flows });
+        let own: BTreeMap<TransferId, Weight> = views.iter().map(|view| view.transfer.clone()).zip(own).collect();
+        if own != self.weights && !own.is_empty() {
+            let all = views.iter().map(|view| TransferWeight {
+                transfer: view.transfer.clone(),
+                weight: own[&view.transfer],
+            });
+            commands.push(Command::Weights { transfers: all.collect() });
+        }
+        self.weights = own;
+        let new: Vec<Share> = match self.policy.level() {
+            Level::Groups => weights
+                .jobs
+                .iter()
+                .map(|(job, weight)| Share { job: job.clone(), stages: None, weight: *weight })
+                .collect(),
+            Level::Members => {
+                let share = |(view, weight): (&TransferView, &f64)| {
+                    let TransferId { job, from, to } = view.transfer.clone();
+                    Share { job, stages: Some((from, to)), weight: *weight }
+                };
+                views.iter().zip(&weights.transfers).map(share).collect()
+            }
+        };
         // With nothing active there is nobody to tell: the last shares do no harm.
-        if new != self.shares && !new.is_empty() {
-            commands.push(Command::Shares { flows_per_host: self.flows_per_host, shares: new.clone() });
-        }
+        let tells = new != self.shares && !new.is_empty();
         self.shares = new;
-        if asks && self.external.is_some() && !views.is_empty() {
-            commands.push(Command::Weigh { jobs: views });
+        if tells {
+            commands.push(self.command());
+        }
+        if asks && is_external(&self.policy_spec) && !views.is_empty() {
+            commands.push(Command::Weigh { transfers: views });
         }
     }
-}
 
-fn external(policy_spec: &str) -> Option<External> {
-    policy_spec.starts_with(external::PREFIX).then(External::default)
-}
+    /// The weights as they are, as if a policy had counted them.
+    fn had(&self) -> Counts {
+        match self.policy.level() {
+            Level::Groups => {
+                let mut jobs = BTreeMap::new();
+                for (transfer, own) in &self.weights {
+                    *jobs.entry(transfer.job.clone()).or_default() += own.weight;
+                }
+                Counts::Jobs(jobs)
+            }
+            Level::Members => {
+                Counts::Transfers(self.weights.iter().map(|(transfer, own)| (transfer.clone(), own.weight)).collect())
+            }
+        }
+    }
 
-fn view(job: &Job, hosts: u32) -> JobView {
-    JobView {
-        job: job.spec.job.clone(),
-        arrival: job.arrival,
-        priority: job.spec.priority,
-        machines: if job.spec.machines == 0 { hosts } else { job.spec.machines },
-        broadcasts: job
-            .transfers
-            .values()
-            .any(|transfer| transfer.active() && transfer.pattern() == Pattern::Broadcast),
+    /// The active transfers of a job, as a policy sees them.
+    fn views<'a>(&'a self, now: Time, job: &'a Job) -> impl Iterator<Item = TransferView> + 'a {
+        let spec = &job.spec;
+        let age_secs = now.since(job.arrived_at).as_secs_f64();
+        let view = JobView {
+            job: spec.job.clone(),
+            user: spec.user.clone(),
+            class: spec.class.clone(),
+            arrival: job.arrival,
+            priority: spec.priority,
+            deadline_secs: spec.deadline_secs.map(|deadline| deadline - age_secs),
+            age_secs,
+        };
+        let active = job.transfers.iter().filter(|(_, transfer)| transfer.active());
+        active.map(move |((from, to), transfer)| {
+            let (mut to_receive, mut to_send) = (BTreeMap::new(), BTreeMap::new());
+            let mut hosts = BTreeSet::new();
+            for (worker, own) in &transfer.progress {
+                let receiver = self.workers.get(worker).map_or_else(|| worker.clone(), |own| own.host.clone());
+                *to_receive.entry(receiver.clone()).or_insert(0) += own.asked.saturating_sub(own.served);
+                hosts.insert(receiver);
+                for (source, bytes) in &own.waits_for {
+                    let sender = self.hosts_of_addresses.get(source).unwrap_or(source).clone();
+                    *to_send.entry(sender.clone()).or_insert(0) += bytes;
+                    hosts.insert(sender);
+                }
+            }
+            let (asked_bytes, served_bytes) = transfer.totals();
+            TransferView {
+                transfer: TransferId { job: spec.job.clone(), from: from.clone(), to: to.clone() },
+                job: view.clone(),
+                arrival: transfer.arrival,
+                pattern: transfer.pattern(),
+                evidence: transfer.why(),
+                machines: if spec.machines == 0 { hosts.len() as u32 } else { spec.machines },
+                asked_bytes,
+                served_bytes,
+                to_receive,
+                to_send,
+                bytes_per_sec: transfer.measured.2,
+                age_secs: now.since(transfer.began_at).as_secs_f64(),
+            }
+        })
     }
 }
 
-fn transfer_status(from: &Arc<str>, to: &Arc<str>, transfer: &Transfer) -> TransferStatus {
-    let (asked_bytes, served_bytes) = transfer.totals();
-    TransferStatus { from: from.clone(), to: to.clone(), pattern: transfer.pattern(), asked_bytes, served_bytes }
+/// Whether the caller computes it.
+fn is_external(policy_spec: &str) -> bool {
+    policy_spec.starts_with(external::PREFIX)
 }
 
 fn intersect<T: Clone + PartialEq>(a: &[T], b: &[T]) -> Vec<T> {
@@ -554,12 +733,15 @@ mod tests {
     }
 
     fn progress(job: &str, asked_bytes: u64, served_bytes: u64) -> Event {
-        Event::Progress { worker: "w".into(), transfer: transfer(job), asked_bytes, served_bytes, moved: false }
+        let (worker, waits_for) = ("w".into(), BTreeMap::new());
+        Event::Progress { worker, transfer: transfer(job), asked_bytes, served_bytes, moved: false, waits_for }
     }
 
+    /// Of ten, by job, where the last command tells new shares.
     fn flows(commands: &[Command]) -> Vec<(String, u32)> {
         let Some(Command::Shares { shares, .. }) = commands.last() else { return Vec::new() };
-        shares.iter().map(|share| (share.job.to_string(), share.flows)).collect()
+        let weights: Vec<f64> = shares.iter().map(|share| share.weight).collect();
+        shares.iter().map(|share| share.job.to_string()).zip(shares::split(10, &weights)).collect()
     }
 
     #[test]
@@ -600,13 +782,14 @@ mod tests {
     fn a_job_whose_encryption_cannot_be_had_is_refused() {
         let mut mission = controller("fair");
         let demands = Demands { encrypt: Encryption::Authenticated, transport: None };
-        let spec = JobSpec { job: "secret".into(), priority: 1.0, demands, machines: 0 };
+        let spec = JobSpec { demands, ..JobSpec::named("secret".into()) };
         let commands = handled(&mut mission, Time(0), Event::JobArrived { spec });
         assert!(matches!(&commands[0], Command::Refuse { reason, .. } if reason.contains("TLS")));
         // Said once, and not again whenever plans are looked at.
         let joined = |worker: &str| Event::WorkerJoined {
             worker: worker.into(),
             host: "h".into(),
+            address: worker.into(),
             environment: Environment::default(),
         };
         handled(&mut mission, Time(0), joined("one"));
@@ -616,7 +799,7 @@ mod tests {
 
     #[test]
     fn priority_0_is_bad_input() {
-        let spec = JobSpec { job: "j".into(), priority: 0.0, demands: Demands::default(), machines: 0 };
+        let spec = JobSpec { priority: 0.0, ..JobSpec::named("j".into()) };
         let said = handled(&mut controller("priority"), Time(0), Event::JobArrived { spec });
         assert!(matches!(&said[..], [Command::Invalid { why }] if why.contains("above 0")), "{said:?}");
     }
@@ -624,12 +807,13 @@ mod tests {
     #[test]
     fn plans_are_sent_once_and_again_when_the_environment_changes() {
         let mut mission = controller("fair");
-        let spec = JobSpec { job: "j".into(), priority: 1.0, demands: Demands::default(), machines: 0 };
+        let spec = JobSpec::named("j".into());
         assert_eq!(handled(&mut mission, Time(0), Event::JobArrived { spec: spec.clone() }).len(), 1);
         assert!(handled(&mut mission, Time(0), Event::JobArrived { spec }).is_empty());
         let environment =
             Environment { carriers: vec![Transport::Tcp, Transport::Mptcp], interfaces: 2, ..Environment::default() };
-        let joined = Event::WorkerJoined { worker: "w".into(), host: "h".into(), environment };
+        let (worker, address) = ("w".into(), "w:1".into());
+        let joined = Event::WorkerJoined { worker, host: "h".into(), address, environment };
         let commands = handled(&mut mission, Time(0), joined);
         assert!(matches!(&commands[0], Command::Plan { plan, .. } if plan.legs[0].transport == Transport::Mptcp));
     }
@@ -642,20 +826,20 @@ mod tests {
         }
         let weights = |mission: &MissionController| mission.shares.iter().map(|share| share.weight).collect::<Vec<_>>();
         let commands = handled(&mut mission, Time(2_000_000_000), Event::Tick);
-        let Some(Command::Weigh { jobs }) = commands.last().cloned() else { panic!("{commands:?}") };
+        let Some(Command::Weigh { transfers }) = commands.last().cloned() else { panic!("{commands:?}") };
         assert_eq!(weights(&mission), [0.5, 0.5], "until it has answered");
         let said = |counts: &[(&str, f64)]| {
             let counts = counts.iter().map(|(job, count)| (JobId::from(*job), *count)).collect();
-            Event::Weighed { asked: jobs.clone(), counts: Ok(counts) }
+            Event::Weighed { asked: transfers.clone(), counts: Ok(Counts::Jobs(counts)) }
         };
         let commands = handled(&mut mission, Time(2_000_000_000), said(&[("a", 3.0), ("b", 1.0)]));
-        assert!(matches!(&commands[..], [Command::Shares { .. }]), "{commands:?}");
+        assert!(matches!(&commands[..], [Command::Weights { .. }, Command::Shares { .. }]), "{commands:?}");
         assert_eq!(weights(&mission), [0.75, 0.25]);
         for nonsense in [
             said(&[("a", 1.0)]),
             said(&[("a", f64::NAN), ("b", 1.0)]),
             said(&[("a", 0.0), ("b", 1.0)]),
-            Event::Weighed { asked: jobs.clone(), counts: Err("it raised KeyError".into()) },
+            Event::Weighed { asked: transfers.clone(), counts: Err("it raised KeyError".into()) },
         ] {
             handled(&mut mission, Time(2_000_000_000), nonsense);
             assert!(mission.policy_error().is_some_and(|why| why.contains("python:mine")));

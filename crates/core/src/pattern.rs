@@ -47,6 +47,12 @@ impl Evidence {
         }
     }
 
+    /// What was seen, in words.
+    pub fn words(&self) -> String {
+        let (receivers, parts, shared) = (self.receivers.len(), self.takers.len(), self.shared);
+        format!("{receivers} receivers; of {parts} parts that were looked at {shared} went to several")
+    }
+
     /// Every receiver its own parts of many objects: shuffle; the same parts to many receivers: broadcast; one receiver
     /// from many: gather; else one-to-one. One taker of a part of many-part objects is the first receiver of a shuffle;
     /// several that each take other objects, and these whole, are one gather after another, as in iterations.

@@ -2,7 +2,7 @@
 
 use crate::budget::FLOWS_MAX;
 use crate::defaults::FLOWS_PER_HOST;
-use crate::types::JobId;
+use crate::types::{JobId, Stage};
 use serde::{Deserialize, Serialize};
 
 /// How many chunks a host receives at once.
@@ -42,14 +42,15 @@ impl FlowsPerHost {
     }
 }
 
-/// What a job may have on every host.
+/// What a job, or one of its transfers, may have on every host.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Share {
     pub job: JobId,
-    /// Part of the bytes; the weights of the active jobs add up to 1.
+    /// Stages of the transfer, from and to; absent where the job as a whole has the share.
+    #[serde(default)]
+    pub stages: Option<(Stage, Stage)>,
+    /// Part of the bytes; the weights of all shares add up to 1.
     pub weight: f64,
-    /// Part of the slots of a host.
-    pub flows: u32,
 }
 
 /// Splits `budget` flows by `weights` (which add up to 1): largest remainder, ties to the earlier job, and at least 1
@@ -77,6 +78,12 @@ pub fn split(budget: u32, weights: &[f64]) -> Vec<u32> {
         }
     }
     flows
+}
+
+/// Slots that a weight may hold while others want theirs: rounded up, so that rounding does not bend the shares of bytes.
+pub fn cap(budget: u32, weight: f64) -> u32 {
+    // What is whole but for the error of a floating point number stays whole.
+    (f64::from(budget) * weight - 1e-9).ceil().max(1.0) as u32
 }
 
 /// Whether the numbers of flows limit the jobs: with fewer slots than twice the jobs, bytes alone decide.

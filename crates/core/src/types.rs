@@ -110,14 +110,38 @@ pub fn check_priority(job: &str, priority: f64) -> Result<(), String> {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct JobSpec {
     pub job: JobId,
-    /// Above 0, at most [`PRIORITY_MAX`]; read by the priority policy.
+    /// Above 0, at most [`PRIORITY_MAX`].
     #[serde(default = "one")]
     pub priority: f64,
     #[serde(default)]
     pub demands: Demands,
-    /// Machines that the job uses; 0 until known.
+    /// Machines that the job uses; 0: as many as are seen to send or receive in a transfer.
     #[serde(default)]
     pub machines: u32,
+    /// Whose job it is, for policies.
+    #[serde(default)]
+    pub user: Option<Arc<str>>,
+    /// What kind of job it is, for policies: any word.
+    #[serde(default)]
+    pub class: Option<Arc<str>>,
+    /// Seconds after its arrival by which the user wants it done.
+    #[serde(default)]
+    pub deadline_secs: Option<f64>,
+}
+
+impl JobSpec {
+    /// A job of which nothing else is known.
+    pub fn named(job: JobId) -> JobSpec {
+        JobSpec {
+            job,
+            priority: 1.0,
+            demands: Demands::default(),
+            machines: 0,
+            user: None,
+            class: None,
+            deadline_secs: None,
+        }
+    }
 }
 
 /// What a job insists on; it is refused where that cannot be had.

@@ -2,16 +2,17 @@
 
 use crate::{bad_input, guarded};
 use mission_core::budget::FLOWS_MAX;
-use mission_core::host::fair::GroupShare;
+use mission_core::host::fair::{Level, QueueShare, Shares};
 use mission_core::host::slots::{Command, Event, SELF, Slots};
 use mission_core::host::{FromArbiter, ToArbiter};
-use mission_core::policy::{self, JobView};
+use mission_core::policy::{self, JobView, TransferView};
 use mission_core::shares::FlowsPerHost;
-use mission_core::types::{self, Demands, JobId, JobSpec, Stage, Transport};
+use mission_core::types::{self, Demands, JobId, JobSpec, Pattern, Stage, TransferId, Transport};
 use mission_core::units::Time;
 use mission_core::{defaults as core_defaults, flight, graph, mission, shares, units};
 use pyo3::prelude::*;
-use std::collections::VecDeque;
+use serde::Deserialize;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Mutex;
 
 /// A number of flows, or by its name how it is found.
@@ -100,8 +101,8 @@ pub fn check_priority(job: &str, priority: f64) -> PyResult<()> {
 #[pyfunction]
 pub fn seconds_per_grant(py: Python<'_>, groups: u64, waiting: u64, chunks: u64) -> PyResult<f64> {
     crate::detached(py, || {
-        let shares: Vec<_> =
-            (0..groups).map(|group| GroupShare { group, weight: 1.0 / groups as f64, cap: u32::MAX }).collect();
+        let share = |queue| QueueShare { queue, weight: 1.0 / groups as f64 };
+        let shares = Shares { level: Level::Groups, queues: (0..groups).map(share).collect() };
         let mut slots = Slots::new(Time(0), FlowsPerHost::Fixed(10), false);
         let mut commands = Vec::new();
         slots.handle(Time(0), Event::Shares { flows_per_host: FlowsPerHost::Fixed(10), shares }, &mut commands);
@@ -169,35 +170,66 @@ impl Graph {
     }
 }
 
-/// Jobs as (name, priority, machines, broadcasts) in order of arrival; gives (name, weight, flows).
+/// A transfer of `mission weights`.
+#[derive(Deserialize)]
+struct Typed {
+    job: String,
+    /// Absent where the job has only this one.
+    transfer: Option<String>,
+    priority: f64,
+    machines: u32,
+    pattern: Pattern,
+    /// That its busiest host has yet to receive.
+    bytes: u64,
+    deadline_secs: Option<f64>,
+}
+
+/// Transfers (JSON, a list) in order of arrival, all of them active; gives weight and flows of each.
 #[pyfunction]
-pub fn weights(
-    spec: &str,
-    jobs: Vec<(String, f64, u32, bool)>,
-    flows_per_host: Flows,
-) -> PyResult<Vec<(String, f64, u32)>> {
+pub fn weights(spec: &str, transfers: &str, flows_per_host: Flows) -> PyResult<Vec<(f64, u32)>> {
     let policy = policy::policy(spec).map_err(bad_input)?;
     let flows_per_host = flows_per_host.get()?;
     flows_per_host.check().map_err(bad_input)?;
+    let typed: Vec<Typed> = serde_json::from_str(transfers).map_err(bad_input)?;
+    let mut jobs: Vec<&str> = Vec::new();
     let mut views = Vec::new();
-    for (arrival, (name, priority, machines, broadcasts)) in jobs.iter().enumerate() {
-        types::check_priority(name, *priority).map_err(bad_input)?;
-        let job = JobId::from(name.as_str());
-        views.push(JobView {
-            job,
+    for (arrival, own) in typed.iter().enumerate() {
+        types::check_priority(&own.job, own.priority).map_err(bad_input)?;
+        let of_job = jobs.iter().position(|job| *job == own.job).unwrap_or_else(|| {
+            jobs.push(&own.job);
+            jobs.len() - 1
+        });
+        let job: JobId = own.job.as_str().into();
+        views.push(TransferView {
+            transfer: TransferId {
+                job: job.clone(),
+                from: own.transfer.as_deref().unwrap_or_default().into(),
+                to: "".into(),
+            },
+            job: JobView {
+                job,
+                user: None,
+                class: None,
+                arrival: of_job as u64,
+                priority: own.priority,
+                deadline_secs: own.deadline_secs,
+                age_secs: 0.0,
+            },
             arrival: arrival as u64,
-            priority: *priority,
-            machines: *machines,
-            broadcasts: *broadcasts,
+            pattern: own.pattern,
+            evidence: "as typed".into(),
+            machines: own.machines,
+            asked_bytes: own.bytes,
+            served_bytes: 0,
+            to_receive: BTreeMap::from([("host".into(), own.bytes)]),
+            to_send: BTreeMap::new(),
+            bytes_per_sec: 0.0,
+            age_secs: 0.0,
         });
     }
-    let weights = policy::weights(policy.as_ref(), &views);
+    let weights = policy::weights(&policy, &views).transfers;
     let flows = shares::split(flows_per_host.usual(), &weights);
-    Ok(jobs
-        .into_iter()
-        .zip(weights.into_iter().zip(flows))
-        .map(|(job, (weight, flows))| (job.0, weight, flows))
-        .collect())
+    Ok(weights.into_iter().zip(flows).collect())
 }
 
 /// Why demands (as JSON) exclude each other; `None` where they do not.

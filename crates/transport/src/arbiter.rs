@@ -8,11 +8,11 @@
 use crate::auth::{Purpose, Token};
 use crate::checksum;
 use crate::local::{self, Incoming, Outgoing};
-use mission_core::host::fair::GroupShare;
+use mission_core::host::fair::{Level, QueueShare, Shares};
 use mission_core::host::slots::{Command, Event, SELF, Slots};
 use mission_core::host::{ClientId, FromArbiter, GroupId, HEARTBEAT, MemberId, ToArbiter};
 use mission_core::shares::{FlowsPerHost, Share};
-use mission_core::types::{JobId, TransferId};
+use mission_core::types::{JobId, Stage, TransferId};
 use mission_core::units::Time;
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::io::{self, Write};
@@ -78,7 +78,7 @@ struct State {
     /// The highest generation that was seen to be an arbiter's of this cluster.
     generation: u64,
     flows_per_host: FlowsPerHost,
-    shares: Vec<GroupShare>,
+    shares: Shares,
     /// For this process, in order.
     inbox: VecDeque<Said>,
     /// Why slots are not shared with the host's other processes.
@@ -154,7 +154,7 @@ impl Arbiter {
             epoch: 0,
             generation: 0,
             flows_per_host,
-            shares: Vec::new(),
+            shares: Shares::default(),
             inbox: VecDeque::new(),
             alone: None,
             closing: false,
@@ -205,9 +205,15 @@ impl Arbiter {
     }
 
     /// New shares of the host; in force here if this process gives the slots out, or once it does.
-    pub fn set_shares(&self, flows_per_host: FlowsPerHost, shares: &[Share]) {
-        let share = |share: &Share| GroupShare { group: group_of(&share.job), weight: share.weight, cap: share.flows };
-        let shares: Vec<GroupShare> = shares.iter().map(share).collect();
+    pub fn set_shares(&self, flows_per_host: FlowsPerHost, level: Level, shares: &[Share]) {
+        let share = |share: &Share| {
+            let transfer = |(from, to): &(Stage, Stage)| {
+                member_of(&TransferId { job: share.job.clone(), from: from.clone(), to: to.clone() })
+            };
+            let queue = share.stages.as_ref().map_or_else(|| group_of(&share.job), transfer);
+            QueueShare { queue, weight: share.weight }
+        };
+        let shares = Shares { level, queues: shares.iter().map(share).collect() };
         let mut state = self.shared.lock();
         (state.flows_per_host, state.shares) = (flows_per_host, shares.clone());
         if let Role::Leader(_) = state.role {

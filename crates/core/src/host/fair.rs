@@ -1,15 +1,17 @@
-//! Weighted fair queueing of requests in two levels: groups, and the members of each.
+//! Weighted fair queueing of requests: by groups, and alike by the members of each; or by members alone.
 //!
 //! Start-time fair queueing (Goyal, Vin and Cheng 1996, section 2) with chunks in place of packets: a request begins at the
 //! virtual time of its queue, or where the last request of its group ended if that is later, and the one that begins first is
 //! served first. The levels follow Bennett and Zhang (1996): a group's turn is decided among groups, and within the group
-//! the same rule decides among its members. Groups have weights; members of a group count alike.
+//! the same rule decides among its members. Where shares are given to groups, members of a group count alike. Where they
+//! are given to members ([`Level::Members`]), each member has a queue of its own, whatever its group.
 //!
-//! Over any time in which two groups wait and neither is at its cap, the bytes charged to them differ, each divided by its
-//! weight, by at most one largest chunk of either: |b1/w1 - b2/w2| <= c/w1 + c/w2. What a group was charged for and did not get,
+//! Over any time in which two queues wait and neither is at its cap, the bytes charged to them differ, each divided by its
+//! weight, by at most one largest chunk of either: |b1/w1 - b2/w2| <= c/w1 + c/w2. What a queue was charged for and did not get,
 //! because a chunk broke off, it may have once more on top.
 
 use super::{ClientId, GroupId, MemberId, Ticket};
+use crate::shares::{cap, caps_bind};
 use std::collections::VecDeque;
 
 /// A chunk that waits for a slot.
@@ -29,31 +31,62 @@ pub struct Turn {
     pub request: Request,
 }
 
-/// Weight and cap of a group.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct GroupShare {
-    pub group: GroupId,
-    /// Fraction of the host's bytes.
-    pub weight: f64,
-    /// Slots that it may hold while others wait for theirs.
-    pub cap: u32,
+/// What weights are given to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Level {
+    /// To groups; the members of a group that wait share its part equally.
+    #[default]
+    Groups,
+    /// To each member.
+    Members,
 }
 
-/// All that waits for a slot of one host, and how many slots each group and member holds.
+impl Level {
+    /// In whose queue a member's requests wait.
+    pub fn queue(self, group: GroupId, member: MemberId) -> QueueId {
+        match self {
+            Level::Groups => group,
+            Level::Members => member,
+        }
+    }
+}
+
+/// A group or a member, by [`Level`].
+pub type QueueId = u64;
+
+/// Weight of a queue. While others want their slots it may hold [`crate::shares::cap`] of them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct QueueShare {
+    pub queue: QueueId,
+    /// Fraction of the host's bytes.
+    pub weight: f64,
+}
+
+/// The shares of a host.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Shares {
+    pub level: Level,
+    /// In the order of arrival: whoever came first wins a tie.
+    pub queues: Vec<QueueShare>,
+}
+
+/// All that waits for a slot of one host, and how many slots each queue and member holds.
 #[derive(Default)]
 pub struct FairQueue {
+    level: Level,
     /// In no particular order; found by scanning, since a host has few at a time.
-    groups: Vec<Group>,
+    queues: Vec<Queue>,
     virtual_time: f64,
     waiting: usize,
     in_use: u32,
     named: usize,
 }
 
-struct Group {
-    id: GroupId,
-    /// Absent until the Mission Controller has named the group.
-    share: Option<(f64, u32)>,
+struct Queue {
+    id: QueueId,
+    /// Absent until the Mission Controller has named it.
+    weight: Option<f64>,
     /// Its place among the shares, which are in the order of arrival: whoever came first wins a tie.
     rank: u32,
     waiting: usize,
@@ -68,36 +101,55 @@ struct Group {
 
 struct Member {
     id: MemberId,
+    group: GroupId,
     waiting: VecDeque<Request>,
     in_use: u32,
     tag: f64,
 }
 
 impl FairQueue {
-    /// Replaces the shares of all groups. A group that is not named any more is forgotten once it is idle.
-    pub fn set_shares(&mut self, shares: &[GroupShare]) {
-        let before: Vec<(GroupId, f64)> =
-            (0..self.groups.len()).map(|at| (self.groups[at].id, self.weight(at))).collect();
-        for group in &mut self.groups {
-            (group.share, group.rank) = (None, u32::MAX);
+    /// Replaces all shares. A queue that is not named any more is forgotten once it is idle. Where they are given to
+    /// something else than before, all that waits changes its queue, and nobody is ahead of anybody.
+    pub fn set_shares(&mut self, shares: &Shares) {
+        if shares.level != self.level {
+            self.level = shares.level;
+            self.sort_anew();
         }
-        for (rank, share) in shares.iter().enumerate() {
-            let at = self.find_or_add(share.group);
-            self.groups[at].share = Some((share.weight.max(1e-9), share.cap));
-            self.groups[at].rank = rank as u32;
+        let before: Vec<(QueueId, f64)> =
+            (0..self.queues.len()).map(|at| (self.queues[at].id, self.weight(at))).collect();
+        for queue in &mut self.queues {
+            (queue.weight, queue.rank) = (None, u32::MAX);
         }
-        self.named = shares.len();
+        for (rank, share) in shares.queues.iter().enumerate() {
+            let at = self.find_or_add(share.queue);
+            self.queues[at].weight = Some(share.weight.max(1e-9));
+            self.queues[at].rank = rank as u32;
+        }
+        self.named = shares.queues.len();
         // Who is ahead stays ahead by as many bytes: a chunk that was much for a small weight is little for a large one.
         for (id, old) in before {
-            if let Some(at) = self.groups.iter().position(|group| group.id == id) {
-                let ahead = self.groups[at].tag - self.virtual_time;
-                self.groups[at].tag = self.virtual_time + ahead * old / self.weight(at);
+            if let Some(at) = self.queues.iter().position(|queue| queue.id == id) {
+                let ahead = self.queues[at].tag - self.virtual_time;
+                self.queues[at].tag = self.virtual_time + ahead * old / self.weight(at);
             }
         }
-        self.groups.retain(|group| group.share.is_some() || !group.idle());
+        self.queues.retain(|queue| queue.weight.is_some() || !queue.idle());
     }
 
-    /// Slots that all groups hold.
+    /// Every member goes to the queue that is its by now.
+    fn sort_anew(&mut self) {
+        for member in std::mem::take(&mut self.queues).into_iter().flat_map(|queue| queue.members) {
+            if !member.idle() {
+                let at = self.find_or_add(self.level.queue(member.group, member.id));
+                let queue = &mut self.queues[at];
+                queue.waiting += member.waiting.len();
+                queue.in_use += member.in_use;
+                queue.members.push(Member { tag: 0.0, ..member });
+            }
+        }
+    }
+
+    /// Slots that are held.
     pub fn in_use(&self) -> u32 {
         self.in_use
     }
@@ -107,35 +159,35 @@ impl FairQueue {
         self.waiting
     }
 
-    /// Slots held and requests waiting of one group.
-    pub fn of(&self, group: GroupId) -> (u32, usize) {
-        self.groups.iter().find(|own| own.id == group).map_or((0, 0), |own| (own.in_use, own.waiting))
+    /// Slots held and requests waiting of one queue.
+    pub fn of(&self, queue: QueueId) -> (u32, usize) {
+        self.queues.iter().find(|own| own.id == queue).map_or((0, 0), |own| (own.in_use, own.waiting))
     }
 
-    /// Bytes that a group is behind: it was charged for them, and the chunks broke off.
-    pub fn behind(&self, group: GroupId) -> f64 {
-        let at = self.groups.iter().position(|own| own.id == group);
-        at.map_or(0.0, |at| (self.virtual_time - self.groups[at].tag).max(0.0) * self.weight(at))
+    /// Bytes that a queue is behind: it was charged for them, and the chunks broke off.
+    pub fn behind(&self, queue: QueueId) -> f64 {
+        let at = self.queues.iter().position(|own| own.id == queue);
+        at.map_or(0.0, |at| (self.virtual_time - self.queues[at].tag).max(0.0) * self.weight(at))
     }
 
     /// Whether requests wait while at least two members hold slots or wait.
     pub fn members_compete(&self) -> bool {
-        let wanting = self.groups.iter().flat_map(|group| &group.members).filter(|member| !member.idle());
+        let wanting = self.queues.iter().flat_map(|queue| &queue.members).filter(|member| !member.idle());
         self.waiting > 0 && wanting.take(2).count() > 1
     }
 
     /// Adds a request at the end of its member's queue.
     pub fn push(&mut self, group: GroupId, member: MemberId, request: Request) {
         let virtual_time = self.virtual_time;
-        let at = self.find_or_add(group);
-        let group = &mut self.groups[at];
-        if group.waiting == 0 {
+        let at = self.find_or_add(self.level.queue(group, member));
+        let queue = &mut self.queues[at];
+        if queue.waiting == 0 {
             // Time in which it did not wait saves nothing up.
-            group.tag = group.tag.max(virtual_time);
+            queue.tag = queue.tag.max(virtual_time);
         }
-        group.waiting += 1;
-        let virtual_time = group.virtual_time;
-        let member = group.member(member);
+        queue.waiting += 1;
+        let virtual_time = queue.virtual_time;
+        let member = queue.member(group, member);
         if member.waiting.is_empty() {
             member.tag = member.tag.max(virtual_time);
         }
@@ -145,14 +197,14 @@ impl FairQueue {
 
     /// Takes out a request that waits; false if there is none.
     pub fn withdraw(&mut self, group: GroupId, member: MemberId, client: ClientId, ticket: Ticket) -> bool {
-        let Some(at) = self.groups.iter().position(|own| own.id == group) else { return false };
-        let found = self.groups[at].members.iter_mut().find(|own| own.id == member).and_then(|member| {
+        let Some(at) = self.position(group, member) else { return false };
+        let found = self.queues[at].members.iter_mut().find(|own| own.id == member).and_then(|member| {
             let is_it = |request: &Request| (request.client, request.ticket) == (client, ticket);
             let at = member.waiting.iter().rposition(is_it)?;
             member.waiting.remove(at)
         });
         if found.is_some() {
-            self.groups[at].waiting -= 1;
+            self.queues[at].waiting -= 1;
             self.waiting -= 1;
             self.forget_if_idle(at);
         }
@@ -161,12 +213,12 @@ impl FairQueue {
 
     /// Takes out all requests of a client.
     pub fn withdraw_all(&mut self, client: ClientId) {
-        for group in &mut self.groups {
-            for member in &mut group.members {
+        for queue in &mut self.queues {
+            for member in &mut queue.members {
                 let before = member.waiting.len();
                 member.waiting.retain(|request| request.client != client);
                 let gone = before - member.waiting.len();
-                group.waiting -= gone;
+                queue.waiting -= gone;
                 self.waiting -= gone;
             }
         }
@@ -179,45 +231,45 @@ impl FairQueue {
         if self.waiting == 0 {
             return None;
         }
-        // With fewer slots than twice the groups that want them, bytes alone decide.
-        let wanting = self.groups.iter().filter(|group| !group.idle()).count();
-        let caps_bind = crate::shares::caps_bind(budget, wanting);
+        // With fewer slots than twice the queues that want them, bytes alone decide.
+        let wanting = self.queues.iter().filter(|queue| !queue.idle()).count();
+        let caps_bind = caps_bind(budget, wanting);
         let virtual_time = self.virtual_time;
         let mut best: Option<(Key, usize)> = None;
-        for (at, group) in self.groups.iter_mut().enumerate().filter(|(_, group)| group.waiting > 0) {
-            let capped = caps_bind && group.share.is_some_and(|(_, cap)| group.in_use >= cap);
-            if group.was_capped && !capped {
-                group.tag = group.tag.max(virtual_time);
+        for (at, queue) in self.queues.iter_mut().enumerate().filter(|(_, queue)| queue.waiting > 0) {
+            let capped = caps_bind && queue.weight.is_some_and(|weight| queue.in_use >= cap(budget, weight));
+            if queue.was_capped && !capped {
+                queue.tag = queue.tag.max(virtual_time);
             }
-            group.was_capped = capped;
-            let key = (capped, group.tag, group.rank, group.id);
+            queue.was_capped = capped;
+            let key = (capped, queue.tag, queue.rank, queue.id);
             if best.is_none_or(|(best, _)| before(key, best)) {
                 best = Some((key, at));
             }
         }
         let at = best?.1;
         let weight = self.weight(at);
-        let group = &mut self.groups[at];
-        self.virtual_time = self.virtual_time.max(group.tag);
-        let (member, request) = group.pop()?;
-        group.tag += request.bytes as f64 / weight;
-        group.waiting -= 1;
-        group.in_use += 1;
+        let queue = &mut self.queues[at];
+        self.virtual_time = self.virtual_time.max(queue.tag);
+        let turn = queue.pop()?;
+        queue.tag += turn.request.bytes as f64 / weight;
+        queue.waiting -= 1;
+        queue.in_use += 1;
         self.waiting -= 1;
         self.in_use += 1;
-        Some(Turn { group: group.id, member, request })
+        Some(turn)
     }
 
     /// A slot is free again: it was charged `charged` bytes and moved `moved` of them. The difference is given back.
     pub fn done(&mut self, group: GroupId, member: MemberId, charged: u64, moved: u64) {
-        let Some(at) = self.groups.iter().position(|own| own.id == group) else { return };
+        let Some(at) = self.position(group, member) else { return };
         let weight = self.weight(at);
         let difference = moved as f64 - charged as f64;
-        let group = &mut self.groups[at];
-        group.tag += difference / weight;
-        group.in_use -= 1;
+        let queue = &mut self.queues[at];
+        queue.tag += difference / weight;
+        queue.in_use -= 1;
         self.in_use -= 1;
-        let member = group.member(member);
+        let member = queue.member(group, member);
         member.tag += difference;
         member.in_use -= 1;
         self.forget_if_idle(at);
@@ -225,21 +277,26 @@ impl FairQueue {
 
     /// A slot that was granted elsewhere, before this queue existed: it is counted, and charged to nobody.
     pub fn adopt(&mut self, group: GroupId, member: MemberId) {
-        let at = self.find_or_add(group);
-        self.groups[at].in_use += 1;
-        self.groups[at].member(member).in_use += 1;
+        let at = self.find_or_add(self.level.queue(group, member));
+        self.queues[at].in_use += 1;
+        self.queues[at].member(group, member).in_use += 1;
         self.in_use += 1;
     }
 
-    fn find_or_add(&mut self, id: GroupId) -> usize {
-        if let Some(at) = self.groups.iter().position(|group| group.id == id) {
+    fn position(&self, group: GroupId, member: MemberId) -> Option<usize> {
+        let id = self.level.queue(group, member);
+        self.queues.iter().position(|queue| queue.id == id)
+    }
+
+    fn find_or_add(&mut self, id: QueueId) -> usize {
+        if let Some(at) = self.queues.iter().position(|queue| queue.id == id) {
             return at;
         }
         self.forget_idle();
         let tag = self.virtual_time;
-        self.groups.push(Group {
+        self.queues.push(Queue {
             id,
-            share: None,
+            weight: None,
             rank: u32::MAX,
             waiting: 0,
             in_use: 0,
@@ -248,79 +305,79 @@ impl FairQueue {
             virtual_time: 0.0,
             members: Vec::new(),
         });
-        self.groups.len() - 1
+        self.queues.len() - 1
     }
 
-    /// A group that the Mission Controller has not named yet counts as an average one, and has no cap.
+    /// A queue that the Mission Controller has not named yet counts as an average one, and has no cap.
     fn weight(&self, at: usize) -> f64 {
-        self.groups[at].share.map_or(1.0 / self.named.max(1) as f64, |(weight, _)| weight)
+        self.queues[at].weight.unwrap_or(1.0 / self.named.max(1) as f64)
     }
 
-    /// Forgets a member or group that is idle. One that is ahead of the others is kept: it has had its bytes.
+    /// Forgets a member or queue that is idle. One that is ahead of the others is kept: it has had its bytes.
     fn forget_if_idle(&mut self, at: usize) {
         if self.settle_if_idle() {
             self.forget_idle();
             return;
         }
-        let group = &mut self.groups[at];
-        if group.is_forgotten(self.virtual_time) {
-            self.groups.swap_remove(at);
+        let queue = &mut self.queues[at];
+        if queue.is_forgotten(self.virtual_time) {
+            self.queues.swap_remove(at);
             return;
         }
-        let virtual_time = group.virtual_time;
-        group.members.retain(|member| !member.idle() || member.tag > virtual_time);
+        let virtual_time = queue.virtual_time;
+        queue.members.retain(|member| !member.idle() || member.tag > virtual_time);
     }
 
     /// Where nothing waits and nothing is held nobody is ahead of anybody.
     fn settle_if_idle(&mut self) -> bool {
         let idle = self.waiting == 0 && self.in_use == 0;
         if idle {
-            self.virtual_time = self.groups.iter().map(|group| group.tag).fold(self.virtual_time, f64::max);
+            self.virtual_time = self.queues.iter().map(|queue| queue.tag).fold(self.virtual_time, f64::max);
         }
         idle
     }
 
     fn forget_idle(&mut self) {
         let virtual_time = self.virtual_time;
-        self.groups.retain(|group| !group.is_forgotten(virtual_time));
-        for group in self.groups.iter_mut().filter(|group| group.idle()) {
-            group.members.clear();
+        self.queues.retain(|queue| !queue.is_forgotten(virtual_time));
+        for queue in self.queues.iter_mut().filter(|queue| queue.idle()) {
+            queue.members.clear();
         }
     }
 }
 
 /// What decides whose turn it is: whether it holds its cap, its tag, its rank, and at last its id.
-type Key = (bool, f64, u32, GroupId);
+type Key = (bool, f64, u32, QueueId);
 
 fn before(one: Key, other: Key) -> bool {
     one.0.cmp(&other.0).then(one.1.total_cmp(&other.1)).then((one.2, one.3).cmp(&(other.2, other.3))).is_lt()
 }
 
-impl Group {
+impl Queue {
     fn idle(&self) -> bool {
         self.waiting == 0 && self.in_use == 0
     }
 
     fn is_forgotten(&self, virtual_time: f64) -> bool {
-        self.idle() && self.share.is_none() && self.tag <= virtual_time
+        self.idle() && self.weight.is_none() && self.tag <= virtual_time
     }
 
-    fn member(&mut self, id: MemberId) -> &mut Member {
+    fn member(&mut self, group: GroupId, id: MemberId) -> &mut Member {
         let at = self.members.iter().position(|member| member.id == id).unwrap_or_else(|| {
-            self.members.push(Member { id, waiting: VecDeque::new(), in_use: 0, tag: self.virtual_time });
+            self.members.push(Member { id, group, waiting: VecDeque::new(), in_use: 0, tag: self.virtual_time });
             self.members.len() - 1
         });
         &mut self.members[at]
     }
 
-    fn pop(&mut self) -> Option<(MemberId, Request)> {
+    fn pop(&mut self) -> Option<Turn> {
         let waiting = self.members.iter_mut().filter(|member| !member.waiting.is_empty());
         let member = waiting.min_by(|one, other| one.tag.total_cmp(&other.tag).then(one.id.cmp(&other.id)))?;
         let request = member.waiting.pop_front()?;
         self.virtual_time = self.virtual_time.max(member.tag);
         member.tag += request.bytes as f64;
         member.in_use += 1;
-        Some((member.id, request))
+        Some(Turn { group: member.group, member: member.id, request })
     }
 }
 
@@ -337,8 +394,16 @@ mod tests {
 
     const CHUNK: u64 = 1 << 20;
 
-    fn share(group: GroupId, weight: f64, cap: u32) -> GroupShare {
-        GroupShare { group, weight, cap }
+    fn share(queue: QueueId, weight: f64) -> QueueShare {
+        QueueShare { queue, weight }
+    }
+
+    fn groups(shares: &[QueueShare]) -> Shares {
+        Shares { level: Level::Groups, queues: shares.to_vec() }
+    }
+
+    fn members(shares: &[QueueShare]) -> Shares {
+        Shares { level: Level::Members, queues: shares.to_vec() }
     }
 
     fn request(ticket: Ticket, bytes: u64) -> Request {
@@ -348,7 +413,7 @@ mod tests {
     /// Backlogged members of (group, member), `rounds` chunks one after the other through `budget` slots; bytes of each.
     fn backlogged(
         budget: u32,
-        shares: &[GroupShare],
+        shares: &Shares,
         members: &[(GroupId, MemberId)],
         rounds: u64,
     ) -> BTreeMap<(GroupId, MemberId), u64> {
@@ -377,7 +442,7 @@ mod tests {
         for (a, b) in [(0.7, 0.3), (8.0 / 9.0, 1.0 / 9.0)] {
             // The first group has three members: it gets no more for that.
             let members = [(1, 10), (1, 11), (1, 12), (2, 20)];
-            let got = backlogged(2, &[share(1, a, 1), share(2, b, 1)], &members, 3000);
+            let got = backlogged(2, &groups(&[share(1, a), share(2, b)]), &members, 3000);
             let of = |member| got[&member] as f64 / (3000 * CHUNK) as f64;
             for member in [10, 11, 12] {
                 assert!((of((1, member)) - a / 3.0).abs() < 0.01, "{got:?}");
@@ -387,9 +452,47 @@ mod tests {
     }
 
     #[test]
+    fn where_members_have_weights_their_groups_count_for_nothing() {
+        let shares = members(&[share(10, 0.5), share(11, 0.25), share(20, 0.25)]);
+        let got = backlogged(2, &shares, &[(1, 10), (1, 11), (2, 20)], 3000);
+        for (member, part) in [((1, 10), 0.5), ((1, 11), 0.25), ((2, 20), 0.25)] {
+            assert!((got[&member] as f64 / (3000 * CHUNK) as f64 - part).abs() < 0.01, "{got:?}");
+        }
+        // The first is idle: the others share what it leaves.
+        let got = backlogged(2, &shares, &[(1, 11), (2, 20)], 3000);
+        assert!((got[&(1, 11)] as f64 / (3000 * CHUNK) as f64 - 0.5).abs() < 0.01, "{got:?}");
+    }
+
+    #[test]
+    fn what_waits_and_what_is_held_stays_when_shares_go_to_members_and_back() {
+        let mut queue = FairQueue::default();
+        queue.set_shares(&groups(&[share(1, 0.5), share(2, 0.5)]));
+        for (group, member) in [(1, 10), (1, 11), (2, 20)] {
+            (0..8).for_each(|ticket| queue.push(group, member, request(ticket, CHUNK)));
+        }
+        let mut held: Vec<Turn> = (0..6).map(|_| queue.pop(9).unwrap()).collect();
+        queue.set_shares(&members(&[share(10, 0.8), share(11, 0.1), share(20, 0.1)]));
+        assert_eq!((queue.in_use(), queue.waiting()), (6, 18));
+        let of = |queue: &FairQueue| [10, 11, 20].map(|member| queue.of(member));
+        assert_eq!(of(&queue).iter().map(|(slots, _)| slots).sum::<u32>(), 6);
+        for turn in held.drain(..) {
+            queue.done(turn.group, turn.member, CHUNK, CHUNK);
+        }
+        let got: Vec<Turn> = (0..6).map(|_| queue.pop(9).unwrap()).collect();
+        assert!(got.iter().filter(|turn| turn.member == 10).count() >= 4, "{got:?}");
+        queue.set_shares(&groups(&[share(1, 0.5), share(2, 0.5)]));
+        assert_eq!((queue.of(1).0 + queue.of(2).0, queue.waiting()), (6, 12));
+        got.iter().for_each(|turn| queue.done(turn.group, turn.member, CHUNK, CHUNK));
+        while let Some(turn) = queue.pop(9) {
+            queue.done(turn.group, turn.member, CHUNK, CHUNK);
+        }
+        assert_eq!((queue.in_use(), queue.waiting()), (0, 0));
+    }
+
+    #[test]
     fn a_backlogged_group_holds_exactly_its_cap() {
         let mut queue = FairQueue::default();
-        queue.set_shares(&[share(1, 0.7, 7), share(2, 0.3, 3)]);
+        queue.set_shares(&groups(&[share(1, 0.7), share(2, 0.3)]));
         for group in [1, 2] {
             (0..20).for_each(|ticket| queue.push(group, group, request(ticket, 1)));
         }
@@ -403,7 +506,7 @@ mod tests {
     #[test]
     fn a_group_that_was_held_at_its_cap_has_saved_nothing_up() {
         let mut queue = FairQueue::default();
-        queue.set_shares(&[share(1, 0.5, 1), share(2, 0.5, 9)]);
+        queue.set_shares(&groups(&[share(1, 0.1), share(2, 0.9)]));
         (0..600).for_each(|ticket| queue.push(1, 1, request(ticket, CHUNK)));
         (0..600).for_each(|ticket| queue.push(2, 2, request(ticket, CHUNK)));
         // The first group holds its only slot for long, the second moves much.
@@ -417,12 +520,12 @@ mod tests {
             queue.done(2, 2, CHUNK, CHUNK);
         }
         // Now caps do not bind: both get alike, and not the first alone.
-        queue.set_shares(&[share(1, 0.5, 10), share(2, 0.5, 10)]);
+        queue.set_shares(&groups(&[share(1, 0.5), share(2, 0.5)]));
         let mut got = BTreeMap::from([(1, 0), (2, 0)]);
         for _ in 0..40 {
             let turn = held.remove(0);
             queue.done(turn.group, turn.member, CHUNK, CHUNK);
-            let turn = queue.pop(10).unwrap();
+            let turn = queue.pop(3).unwrap();
             *got.get_mut(&turn.group).unwrap() += 1;
             held.push(turn);
         }
@@ -432,7 +535,7 @@ mod tests {
     #[test]
     fn a_group_that_was_idle_has_saved_nothing_up() {
         let mut queue = FairQueue::default();
-        queue.set_shares(&[share(1, 0.5, 1), share(2, 0.5, 1)]);
+        queue.set_shares(&groups(&[share(1, 0.5), share(2, 0.5)]));
         for ticket in 0..100 {
             queue.push(1, 1, request(ticket, 1));
             queue.pop(1).unwrap();
@@ -456,7 +559,7 @@ mod tests {
     #[test]
     fn what_is_charged_is_what_is_moved() {
         let mut queue = FairQueue::default();
-        queue.set_shares(&[share(1, 0.5, 5), share(2, 0.5, 5)]);
+        queue.set_shares(&groups(&[share(1, 0.5), share(2, 0.5)]));
         // The first group's chunks all break off after a quarter: it gets four times as many.
         (0..400).for_each(|ticket| queue.push(1, 1, request(ticket, 4 * CHUNK)));
         (0..400).for_each(|ticket| queue.push(2, 2, request(ticket, 4 * CHUNK)));
@@ -475,7 +578,7 @@ mod tests {
     #[test]
     fn who_is_ahead_stays_ahead_by_bytes_when_weights_change() {
         let mut queue = FairQueue::default();
-        queue.set_shares(&[share(1, 0.001, 10), share(2, 0.999, 10)]);
+        queue.set_shares(&groups(&[share(1, 0.001), share(2, 0.999)]));
         for ticket in 0..40 {
             queue.push(1, 1, request(ticket, CHUNK));
             queue.push(2, 2, request(ticket, CHUNK));
@@ -487,7 +590,7 @@ mod tests {
         };
         // Both have had one: the first is a thousand chunks ahead, by its weight.
         assert_eq!([next(&mut queue), next(&mut queue)], [1, 2]);
-        queue.set_shares(&[share(1, 0.5, 10), share(2, 0.5, 10)]);
+        queue.set_shares(&groups(&[share(1, 0.5), share(2, 0.5)]));
         let got: Vec<GroupId> = (0..20).map(|_| next(&mut queue)).collect();
         assert!(got.iter().filter(|group| **group == 1).count() >= 9, "{got:?}");
     }
@@ -503,7 +606,7 @@ mod tests {
             queue.push(group, group, Request { client: 9, ticket: group, bytes: CHUNK });
         }
         queue.withdraw_all(9);
-        assert_eq!((queue.waiting(), queue.groups.len()), (0, 0));
+        assert_eq!((queue.waiting(), queue.queues.len()), (0, 0));
     }
 
     #[test]
@@ -514,7 +617,7 @@ mod tests {
             queue.pop(1).unwrap();
             queue.done(number, number, 1, 1);
         }
-        assert!(queue.groups.len() <= 2, "{}", queue.groups.len());
+        assert!(queue.queues.len() <= 2, "{}", queue.queues.len());
         queue.push(1, 1, request(1, 1));
         assert!(queue.withdraw(1, 1, 0, 1) && !queue.withdraw(1, 1, 0, 1));
         queue.push(1, 1, request(2, 1));

@@ -194,7 +194,7 @@ impl Process {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fair::GroupShare;
+    use super::super::fair::{Level, QueueShare, Shares};
     use super::super::fetches::{Fault, SourceId, too_slow};
     use super::super::slots::{self, SELF, Slots};
     use super::*;
@@ -397,8 +397,8 @@ mod tests {
     #[test]
     fn a_fetch_that_gets_no_slot_says_so_unless_others_of_its_host_make_progress() {
         let mut host = Alone::new(1);
-        let share = |group, weight| GroupShare { group, weight, cap: 1 };
-        let shares = vec![share(1, 1e-9), share(2, 1.0)];
+        let share = |queue, weight| QueueShare { queue, weight };
+        let shares = Shares { level: Level::Groups, queues: vec![share(1, 1e-9), share(2, 1.0)] };
         host.other(slots::Event::Shares { flows_per_host: FlowsPerHost::Fixed(1), shares });
         let busy = Outcome::Broken { verified: 0, fault: Fault::Busy { retry_after: Duration::from_millis(1) } };
         let run = runs(&host.ask(&[piece(40, &[1])], 9))[0];

@@ -4,10 +4,10 @@
 //! is silent for too long loses its slots to others. An arbiter that was stopped itself grants nothing before its caller
 //! has made sure that no other took its place.
 
-use super::fair::{FairQueue, GroupShare, Request};
+use super::fair::{FairQueue, QueueId, Request, Shares as QueueShares};
 use super::{ClientId, FromArbiter, GroupId, HEARTBEAT, JUMP, MemberId, SETTLE, SILENT, Ticket, ToArbiter};
 use crate::budget::{Budget, FLOWS_MAX};
-use crate::shares::{self, FlowsPerHost};
+use crate::shares::FlowsPerHost;
 use crate::units::Time;
 use std::collections::BTreeMap;
 
@@ -33,7 +33,7 @@ pub enum Event {
     },
     Shares {
         flows_per_host: FlowsPerHost,
-        shares: Vec<GroupShare>,
+        shares: QueueShares,
     },
     /// The answer to [`Command::Confirm`]: nobody took this arbiter's place.
     Confirmed,
@@ -61,7 +61,7 @@ pub enum Command {
 pub struct Slots {
     queue: FairQueue,
     flows_per_host: FlowsPerHost,
-    shares: Vec<GroupShare>,
+    shares: QueueShares,
     limit: u32,
     /// Where the number of slots is found by trial.
     budget: Option<Box<Budget>>,
@@ -97,7 +97,7 @@ impl Slots {
         let mut slots = Slots {
             queue: FairQueue::default(),
             flows_per_host,
-            shares: Vec::new(),
+            shares: QueueShares::default(),
             limit: flows_per_host.usual(),
             budget: None,
             clients: Vec::new(),
@@ -107,7 +107,7 @@ impl Slots {
             confirmed: true,
             done: 0,
         };
-        slots.set_shares(flows_per_host, Vec::new());
+        slots.set_shares(flows_per_host, QueueShares::default());
         slots.join(now, SELF);
         slots
     }
@@ -148,8 +148,8 @@ impl Slots {
     }
 
     /// As [`FairQueue::behind`].
-    pub fn behind(&self, group: GroupId) -> f64 {
-        self.queue.behind(group)
+    pub fn behind(&self, queue: QueueId) -> f64 {
+        self.queue.behind(queue)
     }
 
     /// Slots that may be granted at once.
@@ -162,7 +162,7 @@ impl Slots {
         self.clients.push(Client { id, held: Vec::new(), waiting: BTreeMap::new(), heard_at: now });
     }
 
-    fn set_shares(&mut self, flows_per_host: FlowsPerHost, shares: Vec<GroupShare>) {
+    fn set_shares(&mut self, flows_per_host: FlowsPerHost, shares: QueueShares) {
         self.flows_per_host = flows_per_host;
         self.shares = shares;
         match flows_per_host {
@@ -180,11 +180,6 @@ impl Slots {
     /// Another budget: it is split anew by the weights.
     fn set_limit(&mut self, limit: u32) {
         self.limit = limit;
-        let weights: Vec<f64> = self.shares.iter().map(|share| share.weight).collect();
-        for (share, cap) in self.shares.iter_mut().zip(shares::split(limit, &weights)) {
-            share.cap = cap;
-        }
-        self.queue.set_shares(&self.shares);
     }
 
     fn message(&mut self, now: Time, id: ClientId, message: ToArbiter, commands: &mut Vec<Command>) {

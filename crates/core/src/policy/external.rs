@@ -1,48 +1,87 @@
-//! A policy that somebody else computes: a function of the user's, in Python. What it says is checked here.
+//! A policy that somebody else computes: a function of the user's, in Python. What it answers is checked here.
 
-use super::{JobView, Policy};
-use crate::types::JobId;
+use super::{JobPolicy, JobView, Policy, TransferPolicy, TransferView};
+use crate::types::{JobId, TransferId};
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// What specifications of external policies begin with.
 pub const PREFIX: &str = "python:";
 
-/// Counts as they were told last, by job.
-#[derive(Clone, Debug, Default)]
-pub struct External {
-    counts: BTreeMap<JobId, f64>,
+/// What was computed last: how much each job, or each transfer, counts. It decides of which kind the policy is.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Counts {
+    Jobs(BTreeMap<JobId, f64>),
+    Transfers(Vec<(TransferId, f64)>),
 }
 
-impl External {
-    /// What holds until it is told something.
-    pub fn begin(&mut self, counts: BTreeMap<JobId, f64>) {
-        self.counts = counts;
+impl Default for Counts {
+    fn default() -> Counts {
+        Counts::Jobs(BTreeMap::new())
     }
+}
 
-    /// Takes what was computed for `asked`.
+impl Counts {
+    /// Whether this answers for all transfers that were asked for.
     ///
     /// # Errors
-    /// It makes no sense, in words; what was told before stays.
-    pub fn replied(&mut self, asked: &[JobView], counts: BTreeMap<JobId, f64>) -> Result<(), String> {
-        for view in asked {
-            match counts.get(&view.job) {
-                None => return Err(format!("it says nothing of job {}", view.job)),
-                Some(count) if !(count.is_finite() && *count > 0.0) => {
-                    return Err(format!("it gives job {} the weight {count}: use numbers above 0", view.job));
-                }
-                Some(_) => {}
+    /// It makes no sense, in words.
+    pub fn check(&self, asked: &[TransferView]) -> Result<(), String> {
+        match self {
+            Counts::Jobs(counts) => asked.iter().try_for_each(|view| {
+                let job = &view.transfer.job;
+                check(counts.get(job), || format!("job {job}"))
+            }),
+            Counts::Transfers(counts) => {
+                let counts: BTreeMap<&TransferId, f64> = counts.iter().map(|(id, count)| (id, *count)).collect();
+                asked.iter().try_for_each(|view| {
+                    let TransferId { job, from, to } = &view.transfer;
+                    check(counts.get(&view.transfer), || format!("transfer {from} -> {to} of job {job}"))
+                })
             }
         }
-        self.counts = counts;
-        Ok(())
+    }
+
+    /// The policy that gives these counts, until there are others.
+    pub fn policy(&self) -> Policy {
+        match self.clone() {
+            Counts::Jobs(counts) => Policy::Jobs(Box::new(Answered(counts))),
+            Counts::Transfers(counts) => Policy::Transfers(Box::new(Answered(counts.into_iter().collect()))),
+        }
     }
 }
 
-impl Policy for External {
-    /// A job that nothing was said of yet counts as the others do on average.
-    fn counts(&self, jobs: &[JobView]) -> Vec<f64> {
-        let known: Vec<f64> = jobs.iter().filter_map(|view| self.counts.get(&view.job)).copied().collect();
+fn check(count: Option<&f64>, whose: impl Fn() -> String) -> Result<(), String> {
+    match count {
+        None => Err(format!("it says nothing of {}", whose())),
+        Some(count) if count.is_finite() && *count > 0.0 => Ok(()),
+        Some(count) => Err(format!("it gives {} the weight {count}: use numbers above 0", whose())),
+    }
+}
+
+struct Answered<Id: Ord>(BTreeMap<Id, f64>);
+
+impl<Id: Ord> Answered<Id> {
+    /// What nothing was said of yet counts as the others do on average.
+    fn counts<'a>(&self, ids: impl Iterator<Item = &'a Id> + Clone) -> Vec<f64>
+    where
+        Id: 'a,
+    {
+        let known: Vec<f64> = ids.clone().filter_map(|id| self.0.get(id)).copied().collect();
         let mean = if known.is_empty() { 1.0 } else { known.iter().sum::<f64>() / known.len() as f64 };
-        jobs.iter().map(|view| self.counts.get(&view.job).copied().unwrap_or(mean)).collect()
+        ids.map(|id| self.0.get(id).copied().unwrap_or(mean)).collect()
+    }
+}
+
+impl JobPolicy for Answered<JobId> {
+    fn counts(&self, jobs: &[JobView]) -> Vec<f64> {
+        Answered::counts(self, jobs.iter().map(|view| &view.job))
+    }
+}
+
+impl TransferPolicy for Answered<TransferId> {
+    fn counts(&self, transfers: &[TransferView]) -> Vec<f64> {
+        Answered::counts(self, transfers.iter().map(|view| &view.transfer))
     }
 }

@@ -1,38 +1,106 @@
-//! Policies: pure functions from active jobs to weights (paper 001, tables 4.3 and 4.4).
+//! Policies: pure functions from active transfers to weights (paper 001, tables 4.3 and 4.4).
+//!
+//! There are two kinds. A job policy weighs jobs; the transfers of a job that wait on a host share its part there equally.
+//! A transfer policy weighs each transfer, so a job with two transfers has two shares.
 //!
 //! A new policy is one file here and one line in [`POLICIES`]; the property suite in `tests/policies.rs` then runs over
 //! it too.
 
+mod deadline;
 pub mod external;
 mod fair;
 mod fifo;
+mod least_attained;
 mod performance;
 mod priority;
+mod ranks;
+mod sincronia;
+mod smallest_bottleneck;
 
-use crate::types::JobId;
+use crate::host::fair::Level;
+use crate::types::{HostId, JobId, Pattern, TransferId};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::sync::Arc;
 
-/// What a policy may look at.
+/// What a policy may know of a job.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct JobView {
     pub job: JobId,
+    pub user: Option<Arc<str>>,
+    pub class: Option<Arc<str>>,
     /// Order of arrival; no two jobs have the same.
     pub arrival: u64,
     /// What the user gave, above 0.
     pub priority: f64,
-    /// Machines that the job uses (N in equations 4.1 and 4.2); 0 is taken as 1.
-    pub machines: u32,
-    /// One of the job's active transfers is a broadcast.
-    pub broadcasts: bool,
+    /// Seconds until the user wants it done; negative once that is over.
+    pub deadline_secs: Option<f64>,
+    /// Since it arrived.
+    pub age_secs: f64,
 }
 
-pub trait Policy: Send {
+/// What a policy may know of a transfer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TransferView {
+    pub transfer: TransferId,
+    pub job: JobView,
+    /// Order in which transfers began; no two have the same.
+    pub arrival: u64,
+    pub pattern: Pattern,
+    /// By what the pattern is known.
+    pub evidence: Arc<str>,
+    /// Hosts that send or receive in it: N in equations 4.1 and 4.2 (paper 001); 0 is taken as 1.
+    pub machines: u32,
+    /// Bytes that receivers have asked for since it began.
+    pub asked_bytes: u64,
+    /// Of those, bytes that have arrived.
+    pub served_bytes: u64,
+    /// Bytes asked for that have not arrived, by the host that waits for them.
+    pub to_receive: BTreeMap<HostId, u64>,
+    /// The same, by the host that has them, as far as that is known.
+    pub to_send: BTreeMap<HostId, u64>,
+    /// As it was measured last.
+    pub bytes_per_sec: f64,
+    /// Since it began.
+    pub age_secs: f64,
+}
+
+impl TransferView {
+    /// Bytes that its busiest host has yet to send or to receive: no order of transfers ends it before those are moved
+    /// (Varys: Chowdhury, Zhong and Stoica 2014, equation 1, with all links alike).
+    pub fn bottleneck_bytes(&self) -> u64 {
+        self.to_receive.values().chain(self.to_send.values()).copied().max().unwrap_or(0)
+    }
+}
+
+/// Weighs jobs.
+pub trait JobPolicy: Send {
     /// How much each job counts, in the order of `jobs`: above 0, of any scale.
     fn counts(&self, jobs: &[JobView]) -> Vec<f64>;
 }
 
+/// Weighs transfers.
+pub trait TransferPolicy: Send {
+    /// How much each transfer counts, in the order of `transfers`: above 0, of any scale.
+    fn counts(&self, transfers: &[TransferView]) -> Vec<f64>;
+}
+
+pub enum Policy {
+    Jobs(Box<dyn JobPolicy>),
+    Transfers(Box<dyn TransferPolicy>),
+}
+
+impl Policy {
+    pub fn level(&self) -> Level {
+        match self {
+            Policy::Jobs(_) => Level::Groups,
+            Policy::Transfers(_) => Level::Members,
+        }
+    }
+}
+
 /// A policy, or one line that says why its parameters are wrong.
-type Made = Result<Box<dyn Policy>, String>;
+type Made = Result<Policy, String>;
 
 /// A registered policy: its name, what it does in a sentence, and how it is made from its parameters.
 pub struct Entry {
@@ -42,15 +110,24 @@ pub struct Entry {
 }
 
 /// All policies there are; the first is the default.
-pub const POLICIES: &[Entry] = &[performance::ENTRY, fair::ENTRY, fifo::ENTRY, priority::ENTRY];
+pub const POLICIES: &[Entry] = &[
+    performance::ENTRY,
+    fair::ENTRY,
+    fifo::ENTRY,
+    priority::ENTRY,
+    smallest_bottleneck::ENTRY,
+    least_attained::ENTRY,
+    deadline::ENTRY,
+    sincronia::ENTRY,
+];
 
 /// Makes a policy from its specification: a name, then parameters, as in `performance-centric:count=machines`.
 ///
 /// # Errors
 /// One line that names the policies, or the parameters, that there are.
-pub fn policy(spec: &str) -> Result<Box<dyn Policy>, String> {
+pub fn policy(spec: &str) -> Result<Policy, String> {
     if spec.strip_prefix(external::PREFIX).is_some_and(|name| !name.is_empty()) {
-        return Ok(Box::new(external::External::default()));
+        return Ok(external::Counts::default().policy());
     }
     let mut words = spec.split(':');
     let name = words.next().unwrap_or_default();
@@ -64,9 +141,51 @@ pub fn policy(spec: &str) -> Result<Box<dyn Policy>, String> {
     (entry.make)(&parameters)
 }
 
-/// Weights of `jobs`, in their order; they add up to 1.
-pub fn weights(policy: &dyn Policy, jobs: &[JobView]) -> Vec<f64> {
-    let counts = policy.counts(jobs);
+/// What active transfers may have: of jobs and of transfers the weights add up to 1.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Weights {
+    /// In the order of arrival.
+    pub jobs: Vec<(JobId, f64)>,
+    /// In the order in which they were given. Under a job policy this is what each has where all of them wait.
+    pub transfers: Vec<f64>,
+}
+
+/// Weighs active transfers.
+pub fn weights(policy: &Policy, transfers: &[TransferView]) -> Weights {
+    let mut jobs: BTreeMap<u64, (&JobView, usize)> = BTreeMap::new();
+    for view in transfers {
+        jobs.entry(view.job.arrival).or_insert((&view.job, 0)).1 += 1;
+    }
+    match policy {
+        Policy::Jobs(policy) => {
+            let views: Vec<JobView> = jobs.values().map(|(view, _)| (*view).clone()).collect();
+            let weights = normalized(policy.counts(&views));
+            let by_arrival: BTreeMap<u64, f64> = jobs
+                .iter()
+                .zip(&weights)
+                .map(|((arrival, (_, count)), weight)| (*arrival, weight / *count as f64))
+                .collect();
+            Weights {
+                jobs: views.into_iter().map(|view| view.job).zip(weights).collect(),
+                transfers: transfers.iter().map(|view| by_arrival[&view.job.arrival]).collect(),
+            }
+        }
+        Policy::Transfers(policy) => {
+            let weights = normalized(policy.counts(transfers));
+            let of = |arrival: u64| {
+                transfers
+                    .iter()
+                    .zip(&weights)
+                    .filter(move |(view, _)| view.job.arrival == arrival)
+                    .map(|(_, weight)| weight)
+            };
+            let jobs = jobs.iter().map(|(arrival, (view, _))| (view.job.clone(), of(*arrival).sum())).collect();
+            Weights { jobs, transfers: weights }
+        }
+    }
+}
+
+fn normalized(counts: Vec<f64>) -> Vec<f64> {
     let total: f64 = counts.iter().sum();
     counts.iter().map(|count| count / total).collect()
 }

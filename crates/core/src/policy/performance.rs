@@ -1,10 +1,11 @@
 //! Broadcasts before shuffles: the default.
 
-use super::{Entry, JobView, Policy};
+use super::{Entry, Policy, TransferPolicy, TransferView};
+use crate::types::Pattern;
 
 pub const ENTRY: Entry = Entry {
     name: "performance-centric",
-    meaning: "2 while one of the job's active transfers is a broadcast, else 1; count=machines: N and N^2 machines",
+    meaning: "a broadcast counts 2, another transfer 1, times its job's priority; count=machines: N^2 and N machines",
     make: |parameters| {
         let mut count = Count::Pattern;
         for &(key, value) in parameters {
@@ -15,7 +16,7 @@ pub const ENTRY: Entry = Entry {
                 _ => return Err(format!("policy performance-centric has no parameter {key:?}: it has count")),
             };
         }
-        Ok(Box::new(PerformanceCentric { count }) as Box<dyn Policy>)
+        Ok(Policy::Transfers(Box::new(PerformanceCentric { count })))
     },
 };
 
@@ -31,17 +32,18 @@ struct PerformanceCentric {
     count: Count,
 }
 
-impl Policy for PerformanceCentric {
-    fn counts(&self, jobs: &[JobView]) -> Vec<f64> {
-        let count = |job: &JobView| {
-            let machines = f64::from(job.machines.max(1));
-            match (&self.count, job.broadcasts) {
+impl TransferPolicy for PerformanceCentric {
+    fn counts(&self, transfers: &[TransferView]) -> Vec<f64> {
+        let count = |transfer: &TransferView| {
+            let machines = f64::from(transfer.machines.max(1));
+            let own = match (&self.count, transfer.pattern == Pattern::Broadcast) {
                 (Count::Pattern, false) => 1.0,
                 (Count::Pattern, true) => 2.0,
                 (Count::Machines, false) => machines,
                 (Count::Machines, true) => machines * machines,
-            }
+            };
+            own * transfer.job.priority
         };
-        jobs.iter().map(count).collect()
+        transfers.iter().map(count).collect()
     }
 }

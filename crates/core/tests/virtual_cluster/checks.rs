@@ -1,10 +1,10 @@
 //! What has to hold after every step.
 
-use mission_core::host::fair::GroupShare;
+use mission_core::host::fair::{Level, QueueId, QueueShare, Shares};
 use mission_core::host::slots::{self, Slots};
-use mission_core::host::{ClientId, FromArbiter, GroupId, Ticket, ToArbiter};
-use mission_core::shares::caps_bind;
-use std::collections::BTreeMap;
+use mission_core::host::{ClientId, FromArbiter, GroupId, MemberId, Ticket, ToArbiter};
+use mission_core::shares::{cap, caps_bind};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Which bytes of a fetch have arrived.
 #[derive(Default)]
@@ -30,26 +30,31 @@ impl Ranges {
     }
 }
 
+/// Whose chunk it is.
+type Owner = (GroupId, MemberId);
+
 /// Follows the arbiter of one host: what it charged to whom, and whether shares, caps and budget were kept.
 #[derive(Default)]
 pub struct Ledger {
-    wants: BTreeMap<(ClientId, Ticket), (GroupId, u64)>,
-    held: BTreeMap<(ClientId, Ticket), (GroupId, u64)>,
-    adopted: BTreeMap<(ClientId, Ticket), GroupId>,
-    charged: BTreeMap<GroupId, f64>,
-    returned: BTreeMap<GroupId, f64>,
+    wants: BTreeMap<(ClientId, Ticket), (Owner, u64)>,
+    held: BTreeMap<(ClientId, Ticket), (Owner, u64)>,
+    adopted: BTreeMap<(ClientId, Ticket), Owner>,
+    charged: BTreeMap<QueueId, f64>,
+    returned: BTreeMap<QueueId, f64>,
     largest: f64,
-    shares: Vec<GroupShare>,
+    level: Level,
+    shares: Vec<QueueShare>,
     limit: u32,
-    /// Since when two groups both wait below their caps: charged and returned by then.
-    pairs: BTreeMap<(GroupId, GroupId), [f64; 4]>,
+    /// Since when two queues both wait below their caps: charged and returned by then.
+    pairs: BTreeMap<(QueueId, QueueId), [f64; 4]>,
     pub pairs_checked: u64,
     pub grants: u64,
 }
 
 impl Ledger {
-    pub fn shares(&mut self, shares: &[GroupShare]) {
-        self.shares = shares.to_vec();
+    pub fn shares(&mut self, shares: &Shares) {
+        self.level = shares.level;
+        self.shares = shares.queues.clone();
         self.pairs.clear();
     }
 
@@ -63,17 +68,18 @@ impl Ledger {
 
     pub fn heard(&mut self, client: ClientId, message: ToArbiter) {
         match message {
-            ToArbiter::Want { ticket, group, bytes, .. } => {
-                self.wants.insert((client, ticket), (group, bytes));
+            ToArbiter::Want { ticket, group, member, bytes } => {
+                self.wants.insert((client, ticket), ((group, member), bytes));
                 self.largest = self.largest.max(bytes as f64);
             }
             ToArbiter::Withdraw { ticket } => drop(self.wants.remove(&(client, ticket))),
-            ToArbiter::Held { ticket, group, .. } => drop(self.adopted.insert((client, ticket), group)),
+            ToArbiter::Held { ticket, group, member } => drop(self.adopted.insert((client, ticket), (group, member))),
             ToArbiter::Done { ticket, moved } => {
-                if let Some((group, charged)) = self.held.remove(&(client, ticket)) {
+                if let Some((owner, charged)) = self.held.remove(&(client, ticket)) {
+                    let queue = self.queue(owner);
                     // A slot that nobody else wanted may have carried a longer chunk: that is charged in the end.
-                    *self.charged.entry(group).or_default() += moved.saturating_sub(charged) as f64;
-                    *self.returned.entry(group).or_default() += charged.saturating_sub(moved) as f64;
+                    *self.charged.entry(queue).or_default() += moved.saturating_sub(charged) as f64;
+                    *self.returned.entry(queue).or_default() += charged.saturating_sub(moved) as f64;
                 }
                 self.adopted.remove(&(client, ticket));
             }
@@ -87,11 +93,12 @@ impl Ledger {
         for command in commands {
             if let slots::Command::Send { client, message: FromArbiter::Grant { ticket } } = command {
                 let want = self.wants.remove(&(*client, *ticket));
-                let (group, bytes) = want.expect("only what is wanted is granted");
-                self.held.insert((*client, *ticket), (group, bytes));
-                *self.charged.entry(group).or_default() += bytes as f64;
+                let (owner, bytes) = want.expect("only what is wanted is granted");
+                let queue = self.queue(owner);
+                self.held.insert((*client, *ticket), (owner, bytes));
+                *self.charged.entry(queue).or_default() += bytes as f64;
                 self.grants += 1;
-                granted.push(group);
+                granted.push(queue);
             }
         }
         assert_eq!(slots.in_use() as usize, self.held.len() + self.adopted.len(), "every slot is somebody's");
@@ -106,65 +113,69 @@ impl Ledger {
         self.check_shares(slots);
     }
 
-    fn in_use(&self, group: GroupId) -> u32 {
-        let held = self.held.values().filter(|(own, _)| *own == group).count();
-        (held + self.adopted.values().filter(|own| **own == group).count()) as u32
+    fn queue(&self, (group, member): Owner) -> QueueId {
+        self.level.queue(group, member)
     }
 
-    fn waits(&self, group: GroupId) -> bool {
-        self.wants.values().any(|(own, _)| *own == group)
+    fn in_use(&self, queue: QueueId) -> u32 {
+        let held = self.held.values().map(|(owner, _)| owner).chain(self.adopted.values());
+        held.filter(|owner| self.queue(**owner) == queue).count() as u32
     }
 
-    fn groups(&self) -> Vec<GroupId> {
-        let mut all: Vec<GroupId> = self.wants.values().chain(self.held.values()).map(|(group, _)| *group).collect();
-        all.extend(self.adopted.values());
-        all.sort_unstable();
-        all.dedup();
-        all
+    fn waits(&self, queue: QueueId) -> bool {
+        self.wants.values().any(|(owner, _)| self.queue(*owner) == queue)
     }
 
-    fn capped(&self, slots: &Slots, group: GroupId) -> bool {
-        let share = self.shares.iter().find(|share| share.group == group);
-        caps_bind(slots.limit(), self.groups().len()) && share.is_some_and(|share| self.in_use(group) >= share.cap)
+    /// Those that wait or hold slots.
+    fn queues(&self) -> BTreeSet<QueueId> {
+        let owners = self.wants.values().chain(self.held.values()).map(|(owner, _)| owner);
+        owners.chain(self.adopted.values()).map(|owner| self.queue(*owner)).collect()
     }
 
-    /// Nobody is given more than his cap while somebody below his own waits.
-    fn check_caps(&self, slots: &Slots, granted: &[GroupId]) {
-        for group in granted {
-            let Some(share) = self.shares.iter().find(|share| share.group == *group) else { continue };
-            if caps_bind(slots.limit(), self.groups().len()) && self.in_use(*group) > share.cap {
-                let other = self
-                    .groups()
-                    .into_iter()
-                    .find(|other| other != group && self.waits(*other) && !self.capped(slots, *other));
-                assert!(other.is_none(), "group {group} is above its cap of {} and {other:?} waits", share.cap);
+    fn limit_of(&self, slots: &Slots, queue: QueueId) -> Option<u32> {
+        let share = self.shares.iter().find(|share| share.queue == queue)?;
+        caps_bind(slots.limit(), self.queues().len()).then(|| cap(slots.limit(), share.weight))
+    }
+
+    fn capped(&self, slots: &Slots, queue: QueueId) -> bool {
+        self.limit_of(slots, queue).is_some_and(|limit| self.in_use(queue) >= limit)
+    }
+
+    /// Nobody is given more than his limit while somebody below his own waits.
+    fn check_caps(&self, slots: &Slots, granted: &[QueueId]) {
+        for queue in granted {
+            let Some(limit) = self.limit_of(slots, *queue) else { continue };
+            if self.in_use(*queue) > limit {
+                let below = |other: &QueueId| other != queue && self.waits(*other) && !self.capped(slots, *other);
+                let other = self.queues().into_iter().find(below);
+                assert!(other.is_none(), "queue {queue} is above its limit of {limit} and {other:?} waits");
             }
         }
     }
 
-    /// Goyal, Vin and Cheng 1996, theorem 1: while two groups wait and neither is held back, the bytes charged to them,
+    /// Goyal, Vin and Cheng 1996, theorem 1: while two queues wait and neither is held back, the bytes charged to them,
     /// by weight, differ by at most one chunk of each. What was given back may be had once more.
     fn check_shares(&mut self, slots: &Slots) {
-        let groups: Vec<GroupShare> = self.shares.clone();
-        for (at, one) in groups.iter().enumerate() {
-            for other in &groups[at + 1..] {
-                let (a, b) = (one.group, other.group);
+        let queues: Vec<QueueShare> = self.shares.clone();
+        for (at, one) in queues.iter().enumerate() {
+            for other in &queues[at + 1..] {
+                let (a, b) = (one.queue, other.queue);
                 let both = self.waits(a) && self.waits(b) && !self.capped(slots, a) && !self.capped(slots, b);
                 if !both {
                     self.pairs.remove(&(a, b));
                     continue;
                 }
-                let of = |map: &BTreeMap<GroupId, f64>, group| map.get(&group).copied().unwrap_or(0.0);
+                let of = |map: &BTreeMap<QueueId, f64>, queue| map.get(&queue).copied().unwrap_or(0.0);
                 let now = [of(&self.charged, a), of(&self.charged, b), of(&self.returned, a), of(&self.returned, b)];
                 // Who is behind when it begins, because chunks broke off, may catch up.
-                let credit = |group| slots.behind(group);
+                let credit = |queue| slots.behind(queue);
                 let began = [now[0], now[1], now[2] - credit(a), now[3] - credit(b)];
                 let since = *self.pairs.entry((a, b)).or_insert(began);
                 self.pairs_checked += 1;
                 let [b1, b2, r1, r2] = std::array::from_fn(|index| now[index] - since[index]);
                 let apart = (b1 / one.weight - b2 / other.weight).abs();
                 let most = (self.largest + r1) / one.weight + (self.largest + r2) / other.weight;
-                assert!(apart <= most * (1.0 + 1e-9) + 1e-6, "groups {a} and {b} are {apart} apart, at most {most}");
+                assert!(apart <= most * (1.0 + 1e-9) + 1e-6, "queues {a} and {b} are {apart} apart, at most {most}");
             }
         }
     }

@@ -23,7 +23,7 @@ use mission_core::host::process::{Command, Event, Process};
 use mission_core::host::{GroupId, Ticket};
 use mission_core::mission;
 use mission_core::shares::FlowsPerHost;
-use mission_core::shares::caps_bind;
+use mission_core::shares::{cap, caps_bind};
 use mission_core::types::{Demands, JobId, TransferId, Transport};
 use mission_core::units::Time;
 use runs::{Assigned, Far, Running};
@@ -128,6 +128,9 @@ pub struct TransferRecord {
     pub moved: bool,
     #[serde(skip)]
     said_moved: bool,
+    /// Bytes that are still to come, by the worker that has them; as of the last report.
+    pub waits_for: BTreeMap<SocketAddr, u64>,
+    /// Ranges under way.
     pub flows: u32,
     pub flows_peak: u32,
     pub refetches: u64,
@@ -321,13 +324,19 @@ impl Fetcher {
         let shared = &self.shared;
         let mut state = shared.lock();
         match command {
-            mission::Command::Shares { flows_per_host, shares } => {
+            mission::Command::Shares { flows_per_host, level, shares } => {
                 state.flows_per_host = flows_per_host;
-                // A budget that is found by trial has no caps that could be told beforehand.
-                let bind = matches!(flows_per_host, FlowsPerHost::Fixed(flows) if caps_bind(flows, shares.len()));
-                let caps = shares.iter().filter(|_| bind).map(|share| (share.job.clone(), share.flows));
-                let closed = state.connections.set_caps(caps.collect());
-                shared.arbiter().set_shares(flows_per_host, &shares);
+                let mut caps = BTreeMap::new();
+                // A budget that is found by trial has no limits that could be told beforehand.
+                if let FlowsPerHost::Fixed(flows) = flows_per_host
+                    && caps_bind(flows, shares.len())
+                {
+                    for share in &shares {
+                        *caps.entry(share.job.clone()).or_insert(0) += cap(flows, share.weight);
+                    }
+                }
+                let closed = state.connections.set_caps(caps);
+                shared.arbiter().set_shares(flows_per_host, level, &shares);
                 shared.drain_arbiter(&mut state);
                 drop(state);
                 drop(closed);
@@ -342,8 +351,11 @@ impl Fetcher {
             mission::Command::Broadcast { transfer } => {
                 state.broadcasts.insert(transfer);
             }
-            // For whoever stands beside the Mission Controller: it runs the policy, and has probes made.
-            mission::Command::Weigh { .. } | mission::Command::ProbeEcn { .. } | mission::Command::Invalid { .. } => {}
+            // For whoever stands beside the Mission Controller: it runs the policy, keeps records, and has probes made.
+            mission::Command::Weigh { .. }
+            | mission::Command::Weights { .. }
+            | mission::Command::ProbeEcn { .. }
+            | mission::Command::Invalid { .. } => {}
         }
     }
 
@@ -368,6 +380,18 @@ impl Fetcher {
         let mut state = self.shared.lock();
         if !std::mem::take(&mut state.changed) {
             return None;
+        }
+        let mut waits: BTreeMap<TransferId, BTreeMap<SocketAddr, u64>> = BTreeMap::new();
+        for active in state.fetches.values() {
+            let own = waits.entry(active.transfer.clone()).or_default();
+            for far in active.far.iter().filter(|far| far.left > 0) {
+                if let Some(source) = far.sources.first() {
+                    *own.entry(*source).or_default() += far.left;
+                }
+            }
+        }
+        for (transfer, record) in &mut state.transfers {
+            record.waits_for = waits.remove(transfer).unwrap_or_default();
         }
         let records = state.transfers.values().filter(|record| record.moved || record.said_moved).cloned().collect();
         // Once more next time, to say that nothing moves any more.

@@ -38,6 +38,8 @@ pub(super) struct Far {
     /// Within the part.
     pub start: u64,
     pub len: u64,
+    /// Of those, bytes that have not arrived.
+    pub left: u64,
     /// Who has it, best first.
     pub sources: Vec<SocketAddr>,
     /// Where it goes in the memory of the fetch.
@@ -58,6 +60,7 @@ impl Far {
             part: wanted.part,
             start,
             len,
+            left: len,
             sources,
             place,
             copy: None,
@@ -434,8 +437,10 @@ impl Shared {
             Outcome::Broken { verified, .. } => *verified,
             Outcome::NotConnected { .. } | Outcome::Stale | Outcome::Unasked => 0,
         };
-        let active = state.fetches.get(&run.fetch).expect("a fetch outlives its runs");
-        let (transfer, peer) = (active.transfer.clone(), active.far[run.piece as usize].peer);
+        let active = state.fetches.get_mut(&run.fetch).expect("a fetch outlives its runs");
+        let far = &mut active.far[run.piece as usize];
+        far.left = far.left.saturating_sub(moved);
+        let (peer, transfer) = (far.peer, active.transfer.clone());
         let from_peer = peer == Some(state.sources[run.source as usize]);
         let record = state.record(&transfer);
         record.peer_bytes += if from_peer { moved } else { 0 };

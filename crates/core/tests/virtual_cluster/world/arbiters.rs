@@ -16,9 +16,9 @@ impl World {
                 }
                 slots::Event::Left { client } => arbiter.ledger.left(*client),
                 slots::Event::Shares { shares, flows_per_host } => {
-                    // A budget that is found by trial splits the caps anew itself, and often.
-                    let shares = if *flows_per_host == FlowsPerHost::Auto { &[] } else { &shares[..] };
-                    arbiter.ledger.shares(shares);
+                    // A budget that is found by trial has other limits, and often.
+                    let queues = if *flows_per_host == FlowsPerHost::Auto { Vec::new() } else { shares.queues.clone() };
+                    arbiter.ledger.shares(&Shares { level: shares.level, queues });
                 }
                 _ => {}
             }
@@ -137,11 +137,8 @@ impl World {
                 let generation = self.generations[host] + 1;
                 self.generations[host] = generation;
                 let id = self.arbiters.len();
-                let mut ledger = Ledger::default();
+                let ledger = Ledger::default();
                 let shares = self.workers[process].shares.clone();
-                if self.flows != FlowsPerHost::Auto {
-                    ledger.shares(&shares);
-                }
                 let slots = Slots::new(self.now, self.flows, generation > 1);
                 self.arbiters.push(Some(Arbiter {
                     host,

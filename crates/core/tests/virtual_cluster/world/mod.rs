@@ -5,19 +5,21 @@ mod processes;
 
 use crate::checks::{Ledger, Ranges};
 use mission_core::flight::Environment;
-use mission_core::host::fair::GroupShare;
+use mission_core::host::fair::{QueueShare, Shares};
 use mission_core::host::fetches::{Fault, FetchError, FetchId, Outcome, Piece, Run, SourceId};
 use mission_core::host::process::{self, Process};
 use mission_core::host::slots::{self, SELF, Slots};
 use mission_core::host::{ClientId, FromArbiter, GroupId, HEARTBEAT, MemberId, Ticket, ToArbiter};
 use mission_core::mission::{self, MissionController};
+use mission_core::policy::POLICIES;
 use mission_core::random::SplitMix;
-use mission_core::shares::FlowsPerHost;
+use mission_core::shares::{FlowsPerHost, Share};
 use mission_core::types::{JobSpec, TransferId};
 use mission_core::units::Time;
 use mission_core::versions::{Inbox, Outbox, Received};
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use std::sync::Arc;
 use std::time::Duration;
 
 type ProcessId = usize;
@@ -52,10 +54,11 @@ enum Happens {
     Leave { process: ProcessId },
     Break { process: ProcessId },
     Report,
-    SharesArrive { process: ProcessId, version: u64, shares: Vec<GroupShare> },
-    MissedArrives { process: ProcessId, missed: Vec<(u64, Vec<GroupShare>)> },
+    SharesArrive { process: ProcessId, version: u64, shares: Shares },
+    MissedArrives { process: ProcessId, missed: Vec<(u64, Shares)> },
     Priority,
     Budget,
+    Policy,
 }
 
 struct Entry {
@@ -96,7 +99,7 @@ struct Worker {
     fetches: BTreeMap<FetchId, Fetch>,
     /// Ranges under way, and what follows each on its connection.
     running: BTreeMap<Ticket, Under>,
-    shares: Vec<GroupShare>,
+    shares: Shares,
     inbox: Inbox,
     asked: BTreeMap<TransferId, (u64, u64)>,
 }
@@ -145,8 +148,8 @@ pub struct World {
     arbiters: Vec<Option<Arbiter>>,
     generations: Vec<u64>,
     mission: MissionController,
-    outbox: Outbox<ProcessId, Vec<GroupShare>>,
-    shares: Vec<GroupShare>,
+    outbox: Outbox<ProcessId, Shares>,
+    shares: Shares,
     flows: FlowsPerHost,
     jobs: Vec<f64>,
     calm_at: Time,
@@ -172,6 +175,11 @@ fn group_of(job: usize) -> GroupId {
     job as GroupId + 1
 }
 
+/// Of the transfer that begins at one of a job's two stages.
+fn member_of(group: GroupId, stage: u64) -> MemberId {
+    group * 100 + stage
+}
+
 impl World {
     /// A cluster of as many hosts as the seed says.
     pub fn new(seed: u64) -> World {
@@ -180,8 +188,7 @@ impl World {
 
     pub fn of(seed: u64, hosts: Option<usize>) -> World {
         let mut random = SplitMix(seed);
-        let policies = ["fair", "fifo", "priority", "performance-centric"];
-        let policy = policies[random.next() as usize % policies.len()];
+        let policy = POLICIES[random.next() as usize % POLICIES.len()].name;
         let budget = 1 + random.next() as u32 % 12;
         let flows = if random.next().is_multiple_of(10) { FlowsPerHost::Auto } else { FlowsPerHost::Fixed(budget) };
         let mission = MissionController::new(policy, flows, Environment::default()).unwrap();
@@ -201,7 +208,7 @@ impl World {
             generations: vec![0; hosts],
             mission,
             outbox: Outbox::default(),
-            shares: Vec::new(),
+            shares: Shares::default(),
             flows,
             jobs,
             next_fetch: 1,
@@ -306,11 +313,12 @@ impl World {
     fn plan_harm(&mut self) {
         for _ in 0..self.random.next() % 6 {
             let (at, process) = (self.until_calm(), self.any_process());
-            let what = match self.random.next() % 6 {
+            let what = match self.random.next() % 7 {
                 0 => Happens::Leave { process },
                 1 | 2 => Happens::Break { process },
                 3 => Happens::Priority,
                 4 => Happens::Budget,
+                5 => Happens::Policy,
                 _ => Happens::Stop { process },
             };
             self.at(at, what);
@@ -329,7 +337,7 @@ impl World {
             wake: None,
             fetches: BTreeMap::new(),
             running: BTreeMap::new(),
-            shares: Vec::new(),
+            shares: Shares::default(),
             inbox: Inbox::default(),
             asked: BTreeMap::new(),
         });
@@ -347,22 +355,22 @@ impl World {
         let mut commands = Vec::new();
         self.mission.handle(self.now, event, &mut commands);
         for command in commands {
-            if let mission::Command::Shares { shares, .. } = command {
-                let job = |name: &str| name.trim_start_matches("job").parse::<usize>().unwrap();
-                let share = |share: &mission_core::shares::Share| GroupShare {
-                    group: group_of(job(&share.job)),
-                    weight: share.weight,
-                    cap: share.flows,
+            if let mission::Command::Shares { shares, level, .. } = command {
+                let number = |name: &str, what: &str| name.trim_start_matches(what).parse::<usize>().unwrap();
+                let share = |share: &Share| {
+                    let group = group_of(number(&share.job, "job"));
+                    let member = |(from, _): &(Arc<str>, Arc<str>)| member_of(group, number(from, "from") as u64);
+                    QueueShare { queue: share.stages.as_ref().map_or(group, member), weight: share.weight }
                 };
-                self.shares = shares.iter().map(share).collect();
+                let queues = shares.iter().map(share).collect();
+                self.shares = Shares { level, queues };
                 self.tell_all();
             }
         }
     }
 
     fn arrive(&mut self, job: usize) {
-        let spec =
-            JobSpec { job: job_name(job).into(), priority: self.jobs[job], demands: Default::default(), machines: 0 };
+        let spec = JobSpec { priority: self.jobs[job], ..JobSpec::named(job_name(job).into()) };
         self.mission(mission::Event::JobArrived { spec });
     }
 
@@ -390,7 +398,7 @@ impl World {
         self.after(wait, Happens::MissedArrives { process, missed });
     }
 
-    fn take_shares(&mut self, id: ProcessId, shares: Vec<GroupShare>) {
+    fn take_shares(&mut self, id: ProcessId, shares: Shares) {
         self.workers[id].shares = shares.clone();
         let own = self.workers[id].link.filter(|link| link.client == SELF);
         if let Some(link) = own
@@ -524,7 +532,14 @@ impl World {
                     self.outbox.seen(&id, self.workers[id].inbox.last());
                     for (transfer, (asked_bytes, served_bytes)) in self.workers[id].asked.clone() {
                         let (worker, moved) = (format!("w{id}").into(), false);
-                        self.mission(mission::Event::Progress { worker, transfer, asked_bytes, served_bytes, moved });
+                        self.mission(mission::Event::Progress {
+                            worker,
+                            transfer,
+                            asked_bytes,
+                            served_bytes,
+                            moved,
+                            waits_for: BTreeMap::new(),
+                        });
                     }
                 }
                 self.mission(mission::Event::Tick);
@@ -546,6 +561,10 @@ impl World {
                 let job = self.random.next() as usize % self.jobs.len();
                 self.jobs[job] = 0.5 + self.chance() * 8.0;
                 self.arrive(job);
+            }
+            Happens::Policy => {
+                let policy = POLICIES[self.random.next() as usize % POLICIES.len()].name.to_owned();
+                self.mission(mission::Event::Policy { policy });
             }
             Happens::Budget => {
                 if self.flows != FlowsPerHost::Auto {

@@ -35,7 +35,7 @@ impl World {
         self.asks_left -= 1;
         let job = self.random.next() as usize % self.jobs.len();
         let stage = self.random.next() % 2;
-        let member = group_of(job) * 100 + stage as MemberId;
+        let member = member_of(group_of(job), stage);
         let others: Vec<ProcessId> =
             (0..self.workers.len()).filter(|other| *other != id && self.workers[*other].alive).collect();
         if others.is_empty() {

@@ -1,0 +1,107 @@
+"""Transfers of different patterns at once: the first job has a broadcast beside its shuffle, all others a shuffle.
+
+It shows how a policy shares the network between transfers. All objects are there before the clock starts; the tasks
+that are timed only fetch. A host receives twice as many bytes of the broadcast as of a shuffle, so that all end
+together where a broadcast counts twice (paper 001, table 4.3).
+"""
+
+from __future__ import annotations
+
+import itertools
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+from uuid import uuid4
+
+import numpy as np
+
+import mission_control
+from mission_control import _native
+
+if TYPE_CHECKING:
+    from distributed import Client, Future
+
+    from mission_control.scenario import Workload
+
+TASKS_PER_WORKER = 4
+"""Tasks of each transfer on each worker: enough that a worker waits for some while another one computes."""
+
+
+class Mix:
+    """One job of the mix.
+
+    Args:
+        workload: of the scenario; its size is what a shuffle moves.
+        number: of the job, from 0; the first has a broadcast.
+        folder: not used.
+        workers: of the cluster; each sends to all.
+    """
+
+    def __init__(self, workload: Workload, number: int, folder: Path, workers: int = 1):
+        self.workers = workers
+        self.readers = workers * TASKS_PER_WORKER
+        self.part_bytes = max(1, workload.size // (workers * self.readers))
+        self.model_bytes = max(1, 2 * workload.size // (workers * self.readers))
+        self.has_broadcast = number == 0
+        self.seed = workload.seed * 1000 + number
+        self.maps: list[Future] = []
+        self.models: list[Future] = []
+        self.found: list[list[int]] = []
+        self.expected: list[list[int]] = []
+
+    def prepare(self, client: Client, say: Callable[[str], None]) -> None:
+        say(f"makes {_native.format_bytes(self.part_bytes * self.workers * self.readers)} for its shuffle")
+        homes, run = self.homes(client), uuid4().hex
+
+        def put(stage: str, index: int, parts: int, part_bytes: int) -> Future:
+            given, home = (self.seed, stage, index, parts, part_bytes), homes[index % len(homes)]
+            return client.submit(put_random, *given, key=(f"mix-{stage}-{run}", index), pure=False, workers=[home])
+
+        self.maps = [put("map", index, self.readers, self.part_bytes) for index in range(self.workers)]
+        if self.has_broadcast:
+            self.models = [put("model", index, 1, self.model_bytes) for index in range(self.readers)]
+        maps, models = ([made.checksums for made in client.gather(group)] for group in (self.maps, self.models))
+        self.expected = [[checksums[index] for checksums in maps] for index in range(self.readers)]
+        self.expected += [checksums for checksums in models for _ in homes]
+
+    def run(self, client: Client, say: Callable[[str], None]) -> None:
+        say("fetches")
+        homes, run = self.homes(client), uuid4().hex
+
+        def fetch(stage: str, home: str, index: int, made: list[Future], part: int) -> Future:
+            where = {"workers": [home], "allow_other_workers": True}
+            return client.submit(fetch_part, made, part, key=(f"mix-{stage}-{run}", index), pure=False, **where)
+
+        tasks = [fetch("reduce", homes[index % len(homes)], index, self.maps, index) for index in range(self.readers)]
+        for number, (model, home) in enumerate(itertools.product(self.models, homes)):
+            tasks.append(fetch("read", home, number, [model], 0))
+        self.found = client.gather(tasks)
+        self.maps, self.models = [], []
+
+    def homes(self, client: Client) -> list[str]:
+        """Addresses of its workers."""
+        return sorted(client.scheduler_info(n_workers=-1)["workers"])[: self.workers]
+
+    def check(self, client: Client, say: Callable[[str], None]) -> dict[str, bool]:
+        return {"content": self.found == self.expected}
+
+
+class Made(NamedTuple):
+    """What a task put."""
+
+    reference: mission_control.Reference
+    checksums: list[int]
+    """Of its parts."""
+
+
+def put_random(seed: int, stage: str, number: int, parts: int, part_bytes: int) -> Made:
+    """Puts an object of random parts."""
+    random = np.random.Generator(np.random.PCG64([seed, len(stage), number]))
+    made = [random.bytes(part_bytes) for _ in range(parts)]
+    return Made(mission_control.put(made), [zlib.crc32(part) for part in made])
+
+
+def fetch_part(made: list[Made], part: int) -> list[int]:
+    """Fetches one part of each object; gives their checksums."""
+    return [zlib.crc32(data) for data in mission_control.fetch([entry.reference for entry in made], part=part)]
