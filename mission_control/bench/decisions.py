@@ -57,15 +57,15 @@ def weights() -> float:
 
 def graph() -> float:
     """Seconds to learn a graph of layers: each task takes from two of the layer before."""
-    graph = _native.Graph()
+    mission = _native.MissionController("fair", 10, "{}")
     layers, width = 10, TASKS // 10
     began = time.perf_counter()
     for layer in range(layers):
-        stage, first = f"job\0layer-{layer}", (layer - 1) * width
+        stage, first = f"layer-{layer}", (layer - 1) * width
         for index in range(width):
             inputs = [first + index, first + (index + 1) % width] if layer else []
-            graph.add(layer * width + index, stage, "work", inputs)
-    patterns = graph.patterns()
+            mission.add_task(layer * width + index, "job", stage, "work", inputs)
+    mission.handle(0.0, json.dumps({"event": "tick"}))
     seconds = time.perf_counter() - began
-    assert len(patterns) == layers - 1
+    assert sum(len(job["transfers"]) for job in json.loads(mission.status())) == layers - 1
     return seconds

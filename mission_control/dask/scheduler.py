@@ -41,6 +41,8 @@ REGISTERED_WITHIN_S = 30
 """After it joined, a worker that Dask does not know by then is gone."""
 OBJECT = re.compile("[0-9a-f]{32}")
 """What :meth:`mission_control.put` calls an object."""
+PARTS_MAX = 2**32 - 1
+"""Parts that an object can have."""
 RECORDS_MAX = 200_000
 """Records kept for reports; beyond it the oldest are forgotten."""
 
@@ -77,7 +79,6 @@ class MissionControlScheduler(SchedulerPlugin):
         self.runner: Runner | None = self.runner_of(self.policy)
         self.mission = _native.MissionController(name_of(self.policy), self.flows_per_host, json.dumps(environment))
         self.policy_error: str | None = None
-        self.graph = _native.Graph()
         self.started = time.monotonic()
         self.token = secrets.token_bytes(32)
         self.workers: dict[str, dict[str, Any]] = {}
@@ -248,7 +249,7 @@ class MissionControlScheduler(SchedulerPlugin):
             "workers": {worker: {**own, "memory": self.memory_of(worker)} for worker, own in self.workers.items()},
             "without": self.without,
             "objects": len(self.objects),
-            "graph_tasks": len(self.graph),
+            "graph_tasks": self.mission.tasks,
             "jobs": jobs,
             "hidden": hidden,
         }
@@ -343,12 +344,14 @@ class MissionControlScheduler(SchedulerPlugin):
     def known(self, job: str) -> bool:
         return job in self.jobs.specs or job in self.ending
 
-    def on_task(self, worker: str, key: Any, carries: list[tuple[str, str]]) -> None:
+    def on_task(self, worker: str, key: Any, carries: list[tuple[str, str, int]]) -> None:
         """A task's result carries references; said before the scheduler hears that the task is done."""
-        for name, owner in carries:
+        for name, owner, parts in carries:
             # A task may return a reference that somebody made up.
             if not (isinstance(name, str) and isinstance(owner, str) and OBJECT.fullmatch(name)):
                 continue
+            if key in self.numbers and isinstance(parts, int) and 0 < parts <= PARTS_MAX:
+                self.mission.put(self.numbers[key], parts)
             self.objects.carry(key, name, owner)
             if owner not in self.scheduler.workers:
                 self.lose(owner, [name])
@@ -393,10 +396,9 @@ class MissionControlScheduler(SchedulerPlugin):
         self.learn(new)
 
     def learn(self, new: list[Any]) -> None:
-        """Adds tasks to the graph, inputs first, and passes on what it says of the jobs' patterns."""
+        """Adds tasks to the Mission Controller's graph, inputs first."""
         pending = list(reversed(new))
         wanted = {task.key for task in new}
-        edges = set()
         while pending:
             task = pending[-1]
             if task.key in self.numbers:
@@ -416,15 +418,8 @@ class MissionControlScheduler(SchedulerPlugin):
             inputs = [
                 self.numbers[dependency.key] for dependency in task.dependencies if dependency.key in self.numbers
             ]
-            self.graph.add(number, f"{job}\0{stage}", kind, inputs)
-            if inputs and kind == "work":
-                edges.add(job)
-        if edges:
-            for source, to, pattern in self.graph.patterns():
-                job, _, stage = to.partition("\0")
-                if job in edges:
-                    transfer = {"job": job, "from": source.partition("\0")[2], "to": stage}
-                    self.event({"event": "classified", "transfer": transfer, "pattern": pattern})
+            self.mission.add_task(number, job, stage, kind, inputs)
+        self.event({"event": "tick"})
 
     def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
         """A key's life is the life of the objects that it carries."""
@@ -450,7 +445,7 @@ class MissionControlScheduler(SchedulerPlugin):
             self.submitted_on.pop(key, None)
             number = self.numbers.pop(key, None)
             if number is not None:
-                self.graph.forget(number)
+                self.mission.forget_task(number)
             ended = self.jobs.remove(key)
             if ended is not None:
                 self.end(ended)

@@ -303,7 +303,8 @@ class MissionControlWorker(WorkerPlugin):
                 found = results.carried_by(actors[key] if key in actors else self.worker.data[key])
             if found:
                 # Ahead of the message that the task is done: both take the same ordered stream.
-                self.send("mission-control-task", key=key, carries=[(entry.object, entry.worker) for entry in found])
+                carries = [(entry.object, entry.worker, len(entry)) for entry in found]
+                self.send("mission-control-task", key=key, carries=carries)
         carried = found or set()
         for name in set(put) - {entry.object for entry in carried}:
             assert self.endpoint is not None

@@ -1,14 +1,17 @@
-//! Patterns of the engine's own edges, from its task graph, stage by stage and incrementally (DESIGN 4.2).
+//! Patterns of transfers from the engine's task graph, stage by stage, before a byte moves (DESIGN 4.2).
 //!
-//! Tasks are numbers and stages are names. Each task is added once, after its inputs; each edge costs constant work, so
-//! a graph that grows while it runs is never walked twice.
+//! Tasks are numbers; stages have a job and a name. Each task is added once, after its inputs; each edge costs constant
+//! work, so a graph that grows while it runs is never walked twice. What a graph tells changes once more when a task has
+//! put an object: of objects with several parts every consumer takes its own.
 
-use crate::types::{Pattern, Stage};
-use std::collections::BTreeMap;
+use crate::types::{JobId, Pattern, Stage};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasherDefault, Hasher};
 
 /// What a task is to the graph.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Kind {
     Work,
     /// Only selects or splits (Dask's `getitem`, `split-*`): a part of the edge, not a stage.
@@ -39,17 +42,35 @@ impl Hasher for NumberHasher {
 
 #[derive(Default)]
 pub struct Graph {
-    stages: Vec<(Stage, u32)>,
-    stage_numbers: BTreeMap<Stage, u32>,
+    /// By number; numbers are not used again.
+    stages: BTreeMap<StageNumber, StageNode>,
+    numbers: BTreeMap<(JobId, Stage), StageNumber>,
+    next_stage: StageNumber,
     tasks: FastMap<Node>,
-    edges: BTreeMap<(u32, u32), Edge>,
+    /// By the stages that data moves from and to.
+    edges: BTreeMap<(StageNumber, StageNumber), Edge>,
+    /// The same edges, to and from.
+    into: BTreeSet<(StageNumber, StageNumber)>,
+    /// Edges of which more is known than was said.
+    changed: BTreeSet<(StageNumber, StageNumber)>,
+}
+
+type StageNumber = u32;
+
+struct StageNode {
+    job: JobId,
+    name: Stage,
+    /// That do work.
+    tasks: u32,
+    /// Most parts of an object that one of them put; 0: none was seen.
+    parts: u32,
 }
 
 struct Node {
-    stage: u32,
+    stage: StageNumber,
     kind: Kind,
     /// Consumers in the stage that last took from this task; reset when another stage takes.
-    taken_by: (u32, u32),
+    taken_by: (StageNumber, u32),
     /// For [`Kind::Select`] and [`Kind::Barrier`]: the tasks behind them that do work, at most [`BEHIND_MAX`].
     behind: Vec<u64>,
 }
@@ -70,10 +91,23 @@ struct Edge {
     barrier: bool,
 }
 
+/// What the graph tells of the data that moves between two stages.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Classified {
+    pub pattern: Pattern,
+    /// Tasks of the second stage that take from the first.
+    pub consumers: u32,
+    /// By what the pattern is known, in words.
+    pub why: String,
+}
+
+/// Two stages of the engine's graph, by job and name.
+pub type Between = ((JobId, Stage), (JobId, Stage));
+
 impl Graph {
     /// Adds a task and its inputs; inputs that were never added are outside the graph and do not count.
-    pub fn add(&mut self, task: u64, stage: &Stage, kind: Kind, inputs: &[u64]) {
-        let stage = self.stage_number(stage);
+    pub fn add(&mut self, task: u64, job: &JobId, stage: &Stage, kind: Kind, inputs: &[u64]) {
+        let stage = self.stage_number(job, stage);
         if self.tasks.contains_key(&task) {
             return;
         }
@@ -90,12 +124,14 @@ impl Graph {
                     break;
                 }
             }
-            self.tasks.insert(task, Node { stage, kind, taken_by: (u32::MAX, 0), behind });
+            self.tasks.insert(task, Node { stage, kind, taken_by: (StageNumber::MAX, 0), behind });
             return;
         }
-        self.stages[stage as usize].1 += 1;
+        if let Some(own) = self.stages.get_mut(&stage) {
+            own.tasks += 1;
+        }
         // A task takes from few stages: a scan beats a map.
-        let mut taken: Vec<(u32, u32)> = Vec::new();
+        let mut taken: Vec<(StageNumber, u32)> = Vec::new();
         for input in inputs {
             let Some(node) = self.tasks.get(input) else { continue };
             if node.kind == Kind::Work {
@@ -110,11 +146,19 @@ impl Graph {
             let edge = self.edges.entry((from, stage)).or_default();
             edge.consumers += 1;
             edge.fan_in = edge.fan_in.max(inputs);
+            self.into.insert((stage, from));
+            self.changed.insert((from, stage));
         }
-        self.tasks.insert(task, Node { stage, kind, taken_by: (u32::MAX, 0), behind: Vec::new() });
+        self.tasks.insert(task, Node { stage, kind, taken_by: (StageNumber::MAX, 0), behind: Vec::new() });
     }
 
-    fn take(&mut self, stage: u32, producer: u64, through: Option<Kind>, taken: &mut Vec<(u32, u32)>) {
+    fn take(
+        &mut self,
+        stage: StageNumber,
+        producer: u64,
+        through: Option<Kind>,
+        taken: &mut Vec<(StageNumber, u32)>,
+    ) {
         let Some(node) = self.tasks.get_mut(&producer) else { return };
         node.taken_by = if node.taken_by.0 == stage { (stage, node.taken_by.1 + 1) } else { (stage, 1) };
         let (from, fan_out) = (node.stage, node.taken_by.1);
@@ -129,59 +173,95 @@ impl Graph {
         edge.fan_out = edge.fan_out.max(fan_out);
     }
 
-    /// The engine has forgotten this task; what its edges taught stays.
+    /// A task has put an object of so many parts.
+    pub fn put(&mut self, task: u64, parts: u32) {
+        let Some(stage) = self.tasks.get(&task).map(|node| node.stage) else { return };
+        let Some(own) = self.stages.get_mut(&stage) else { return };
+        // One part or several: more is nothing new.
+        let new = own.parts.min(2) < parts.min(2);
+        own.parts = own.parts.max(parts);
+        if new {
+            self.changed.extend(self.edges.range((stage, 0)..=(stage, StageNumber::MAX)).map(|(edge, _)| *edge));
+        }
+    }
+
+    /// The engine has forgotten this task; what its edges taught stays as long as its job.
     pub fn forget(&mut self, task: u64) {
         self.tasks.remove(&task);
+    }
+
+    /// The job is over.
+    pub fn forget_job(&mut self, job: &JobId) {
+        let all = (job.clone(), Stage::from(""))..;
+        let of_job = self.numbers.range(all).take_while(|((own, _), _)| own == job).map(|(key, number)| (key.clone(), *number));
+        for (key, stage) in of_job.collect::<Vec<_>>() {
+            self.numbers.remove(&key);
+            self.stages.remove(&stage);
+            let after = self.edges.range((stage, 0)..=(stage, StageNumber::MAX)).map(|(edge, _)| *edge);
+            let before = self.into.range((stage, 0)..=(stage, StageNumber::MAX)).map(|(to, from)| (*from, *to));
+            for (from, to) in after.chain(before).collect::<Vec<_>>() {
+                self.edges.remove(&(from, to));
+                self.into.remove(&(to, from));
+                self.changed.remove(&(from, to));
+            }
+        }
     }
 
     pub fn tasks(&self) -> usize {
         self.tasks.len()
     }
 
-    /// The pattern between two stages; [`Pattern::Unknown`] where no task of the second takes from the first.
-    pub fn pattern(&self, from: &Stage, to: &Stage) -> Pattern {
-        match (self.stage_numbers.get(from), self.stage_numbers.get(to)) {
-            (Some(&from), Some(&to)) => {
-                self.edges.get(&(from, to)).map_or(Pattern::Unknown, |e| self.classify(from, e))
-            }
-            _ => Pattern::Unknown,
-        }
+    /// Stages and edges that are remembered.
+    pub fn remembered(&self) -> (usize, usize) {
+        (self.stages.len(), self.edges.len())
     }
 
-    /// All pairs of stages between which data moves, with their patterns.
-    pub fn patterns(&self) -> impl Iterator<Item = (&Stage, &Stage, Pattern)> {
-        self.edges.iter().map(|(&(from, to), edge)| {
-            (&self.stages[from as usize].0, &self.stages[to as usize].0, self.classify(from, edge))
-        })
+    /// What is new since the last call.
+    pub fn changed(&mut self) -> Vec<(Between, Classified)> {
+        let changed = std::mem::take(&mut self.changed);
+        changed.into_iter().filter_map(|(from, to)| self.classified(from, to)).collect()
     }
 
-    fn classify(&self, from: u32, edge: &Edge) -> Pattern {
-        let producers = self.stages[from as usize].1;
-        let from_many = edge.fan_in > 1;
-        let to_many = edge.fan_out > 1;
-        let in_pieces = 2 * edge.pieces > edge.inputs;
-        match (from_many, to_many) {
-            _ if edge.barrier => Pattern::Shuffle,
-            (true, true) if in_pieces => Pattern::Shuffle,
-            // Neighbours that take a few whole outputs each (a stencil) move less than all to all; what they move they
-            // move whole and more than once, as a broadcast does.
-            (true, true) => Pattern::Broadcast,
-            (true, false) => Pattern::Gather,
-            (false, true) if in_pieces && producers > 1 => Pattern::Shuffle,
-            (false, true) if in_pieces => Pattern::OneToOne,
-            (false, true) => Pattern::Broadcast,
-            (false, false) => Pattern::OneToOne,
-        }
+    fn classified(&self, from: StageNumber, to: StageNumber) -> Option<(Between, Classified)> {
+        let edge = self.edges.get(&(from, to))?;
+        let (producers, consumers) = (self.stages.get(&from)?, self.stages.get(&to)?);
+        let (pattern, why) = classify(producers, edge);
+        let name = |node: &StageNode| (node.job.clone(), node.name.clone());
+        Some(((name(producers), name(consumers)), Classified { pattern, consumers: edge.consumers, why }))
     }
 
-    fn stage_number(&mut self, stage: &Stage) -> u32 {
-        if let Some(&number) = self.stage_numbers.get(stage) {
+    fn stage_number(&mut self, job: &JobId, stage: &Stage) -> StageNumber {
+        let key = (job.clone(), stage.clone());
+        if let Some(&number) = self.numbers.get(&key) {
             return number;
         }
-        let number = self.stages.len() as u32;
-        self.stages.push((stage.clone(), 0));
-        self.stage_numbers.insert(stage.clone(), number);
+        let number = self.next_stage;
+        self.next_stage += 1;
+        self.stages.insert(number, StageNode { job: key.0.clone(), name: key.1.clone(), tasks: 0, parts: 0 });
+        self.numbers.insert(key, number);
         number
+    }
+}
+
+/// The pattern of an edge, and why.
+fn classify(producers: &StageNode, edge: &Edge) -> (Pattern, String) {
+    let (from_many, to_many) = (edge.fan_in > 1, edge.fan_out > 1);
+    let in_pieces = 2 * edge.pieces > edge.inputs;
+    let parts = producers.parts;
+    let takes = format!("each task takes from up to {}, each result goes to up to {}", edge.fan_in, edge.fan_out);
+    match (from_many, to_many) {
+        _ if edge.barrier => (Pattern::Shuffle, "all tasks wait behind the barrier of a shuffle".into()),
+        (_, true) if in_pieces && (from_many || producers.tasks > 1) => {
+            (Pattern::Shuffle, format!("{takes}, in pieces"))
+        }
+        (_, true) if in_pieces => (Pattern::OneToOne, "one result, of which each task takes a piece".into()),
+        // Until fetches show that all take the same parts.
+        (_, true) if parts > 1 => (Pattern::Shuffle, format!("{takes}; its objects have up to {parts} parts")),
+        // Neighbours that take a few whole outputs each (a stencil) move less than all to all; what they move they
+        // move whole and more than once, as a broadcast does.
+        (_, true) => (Pattern::Broadcast, format!("{takes}, whole")),
+        (true, false) => (Pattern::Gather, takes),
+        (false, false) => (Pattern::OneToOne, takes),
     }
 }
 
@@ -189,13 +269,14 @@ impl Graph {
 mod tests {
     use super::*;
 
-    fn stage(name: &str) -> Stage {
-        Stage::from(name)
+    fn pattern(graph: &Graph, from: &str, to: &str) -> Pattern {
+        let number = |name: &str| graph.numbers[&("job".into(), name.into())];
+        graph.classified(number(from), number(to)).map_or(Pattern::Unknown, |(_, own)| own.pattern)
     }
 
     /// `count` tasks numbered from `first`, with the inputs that `inputs` gives each.
     fn add(graph: &mut Graph, name: &str, kind: Kind, first: u64, count: u64, inputs: impl Fn(u64) -> Vec<u64>) {
-        (0..count).for_each(|i| graph.add(first + i, &stage(name), kind, &inputs(i)));
+        (0..count).for_each(|i| graph.add(first + i, &"job".into(), &name.into(), kind, &inputs(i)));
     }
 
     #[test]
@@ -204,8 +285,8 @@ mod tests {
         add(&mut graph, "map", Kind::Work, 0, 4, |_| vec![]);
         add(&mut graph, "getitem", Kind::Select, 100, 12, |i| vec![i / 3]);
         add(&mut graph, "reduce", Kind::Work, 200, 3, |i| (0..4).map(|m| 100 + 3 * m + i).collect());
-        assert_eq!(graph.pattern(&stage("map"), &stage("reduce")), Pattern::Shuffle);
-        assert_eq!(graph.patterns().count(), 1, "selecting nodes are no stage");
+        assert_eq!(pattern(&graph, "map", "reduce"), Pattern::Shuffle);
+        assert_eq!(graph.changed().len(), 1, "selecting nodes are no stage");
     }
 
     #[test]
@@ -213,7 +294,7 @@ mod tests {
         let mut graph = Graph::default();
         add(&mut graph, "centres", Kind::Work, 0, 2, |_| vec![]);
         add(&mut graph, "assign", Kind::Work, 10, 5, |_| vec![0, 1]);
-        assert_eq!(graph.pattern(&stage("centres"), &stage("assign")), Pattern::Broadcast);
+        assert_eq!(pattern(&graph, "centres", "assign"), Pattern::Broadcast);
     }
 
     #[test]
@@ -222,9 +303,9 @@ mod tests {
         add(&mut graph, "load", Kind::Work, 0, 1, |_| vec![]);
         add(&mut graph, "work", Kind::Work, 10, 5, |_| vec![0]);
         add(&mut graph, "sum", Kind::Work, 20, 1, |_| (10..15).collect());
-        assert_eq!(graph.pattern(&stage("load"), &stage("work")), Pattern::Broadcast);
-        assert_eq!(graph.pattern(&stage("work"), &stage("sum")), Pattern::Gather);
-        assert_eq!(graph.pattern(&stage("load"), &stage("sum")), Pattern::Unknown);
+        assert_eq!(pattern(&graph, "load", "work"), Pattern::Broadcast);
+        assert_eq!(pattern(&graph, "work", "sum"), Pattern::Gather);
+        assert_eq!(pattern(&graph, "load", "sum"), Pattern::Unknown);
     }
 
     #[test]
@@ -233,7 +314,7 @@ mod tests {
         add(&mut graph, "transfer", Kind::Work, 0, 4, |_| vec![]);
         add(&mut graph, "barrier", Kind::Barrier, 10, 1, |_| vec![0, 1, 2, 3]);
         add(&mut graph, "unpack", Kind::Work, 20, 4, |_| vec![10]);
-        assert_eq!(graph.pattern(&stage("transfer"), &stage("unpack")), Pattern::Shuffle);
+        assert_eq!(pattern(&graph, "transfer", "unpack"), Pattern::Shuffle);
     }
 
     #[test]
@@ -241,8 +322,51 @@ mod tests {
         let mut graph = Graph::default();
         add(&mut graph, "a", Kind::Work, 0, 3, |_| vec![]);
         add(&mut graph, "b", Kind::Work, 10, 1, |_| vec![0]);
-        assert_eq!(graph.pattern(&stage("a"), &stage("b")), Pattern::OneToOne);
+        assert_eq!(pattern(&graph, "a", "b"), Pattern::OneToOne);
         add(&mut graph, "b", Kind::Work, 11, 3, |_| vec![0]);
-        assert_eq!(graph.pattern(&stage("a"), &stage("b")), Pattern::Broadcast);
+        assert_eq!(pattern(&graph, "a", "b"), Pattern::Broadcast);
+    }
+    #[test]
+    fn objects_of_several_parts_make_a_shuffle_before_a_byte_is_fetched() {
+        let mut graph = Graph::default();
+        add(&mut graph, "map", Kind::Work, 0, 4, |_| vec![]);
+        add(&mut graph, "reduce", Kind::Work, 10, 4, |_| vec![0, 1, 2, 3]);
+        add(&mut graph, "sum", Kind::Work, 20, 1, |_| vec![0, 1, 2, 3]);
+        assert_eq!(pattern(&graph, "map", "reduce"), Pattern::Broadcast, "nothing is known of the results");
+        graph.changed();
+        graph.put(2, 4);
+        assert_eq!(graph.changed().len(), 2);
+        graph.put(3, 5);
+        assert_eq!(graph.changed(), [], "that is nothing new");
+        assert_eq!(pattern(&graph, "map", "reduce"), Pattern::Shuffle);
+        let mut whole = Graph::default();
+        add(&mut whole, "map", Kind::Work, 0, 4, |_| vec![]);
+        add(&mut whole, "reduce", Kind::Work, 10, 4, |_| vec![0, 1, 2, 3]);
+        whole.put(2, 1);
+        assert_eq!(pattern(&whole, "map", "reduce"), Pattern::Broadcast);
+    }
+
+    #[test]
+    fn what_is_new_is_said_once_and_a_job_is_forgotten_whole() {
+        let mut graph = Graph::default();
+        for number in 0..100u64 {
+            let job = JobId::from(format!("job-{number}"));
+            for task in 0..8 {
+                let inputs = if task < 4 { vec![] } else { vec![8 * number, 8 * number + 1] };
+                graph.add(8 * number + task, &job, &(if task < 4 { "map" } else { "reduce" }).into(), Kind::Work, &inputs);
+            }
+            // One more job takes from all of them.
+            graph.add(10_000 + number, &"all".into(), &"sum".into(), Kind::Work, &[8 * number]);
+            assert_eq!(graph.changed().len(), 2, "the others said nothing new");
+            assert_eq!(graph.changed(), []);
+        }
+        for number in 0..100 {
+            graph.put(8 * number, 3);
+            graph.forget_job(&format!("job-{number}").into());
+            (0..8).for_each(|task| graph.forget(8 * number + task));
+        }
+        assert_eq!((graph.remembered(), graph.changed()), ((1, 0), vec![]));
+        graph.forget_job(&"all".into());
+        assert_eq!((graph.remembered(), graph.into.len(), graph.tasks()), ((0, 0), 0, 100));
     }
 }

@@ -6,13 +6,14 @@
 use crate::defaults;
 use crate::ecn::{self, Prober};
 use crate::flight::{self, Environment, FlightPlan};
+use crate::graph::{Classified, Graph, Kind};
 use crate::host::fair::Level;
 use crate::pattern::{Asked, Evidence};
 use crate::policy::external::{self, Counts};
 use crate::policy::{self, JobView, Policy, TransferView};
 use crate::shares;
 use crate::shares::{FlowsPerHost, Share};
-use crate::types::{Demands, Encryption, HostId, JobId, JobSpec, Pattern, TransferId, Transport, check_priority};
+use crate::types::{Demands, Encryption, HostId, JobId, JobSpec, Pattern, Stage, TransferId, Transport, check_priority};
 use crate::units::Time;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -61,10 +62,22 @@ pub enum Event {
         #[serde(default)]
         waits_for: BTreeMap<Arc<str>, u64>,
     },
-    /// The task graph tells the pattern.
-    Classified {
-        transfer: TransferId,
-        pattern: Pattern,
+    /// The engine has a new task, after its inputs; tasks are numbered by the caller. Those that are not known do not count.
+    TaskAdded {
+        task: u64,
+        job: JobId,
+        stage: Stage,
+        kind: Kind,
+        inputs: Vec<u64>,
+    },
+    /// A task's result carries an object of so many parts.
+    Put {
+        task: u64,
+        parts: u32,
+    },
+    /// The engine has forgotten a task.
+    TaskForgotten {
+        task: u64,
     },
     /// Another policy from now on.
     Policy {
@@ -123,6 +136,7 @@ pub struct MissionController {
     weights: BTreeMap<TransferId, Weight>,
     weighed_at: Option<Time>,
     prober: Prober,
+    graph: Graph,
     /// Transports that the caller's Carriers offer while no worker has joined yet.
     environment: Environment,
 }
@@ -155,7 +169,8 @@ struct Transfer {
     arrival: u64,
     began_at: Time,
     evidence: Evidence,
-    classified: Option<Pattern>,
+    /// What the task graph tells.
+    classified: Option<Classified>,
     /// The workers know that it is a broadcast.
     announced: bool,
     progress: BTreeMap<WorkerId, Progress>,
@@ -251,19 +266,27 @@ impl Transfer {
         }
     }
 
-    /// By what its pattern is known.
-    fn why(&self) -> Arc<str> {
-        match (self.evidence.pattern(), self.classified) {
-            (Pattern::Unknown, None) => "nothing was fetched yet".into(),
-            (Pattern::Unknown, Some(_)) => "the task graph".into(),
-            _ => self.evidence.words().into(),
-        }
+    /// The task graph decides until fetches show otherwise: parts that several tasks took, or what half of all tasks did.
+    fn by_graph(&self) -> Option<&Classified> {
+        let graph = self.classified.as_ref().filter(|graph| graph.pattern != Pattern::Unknown)?;
+        let shown = match self.evidence.pattern() {
+            Pattern::Broadcast if self.evidence.receivers() > 1 => true,
+            Pattern::Unknown => false,
+            _ => 2 * self.evidence.receivers() >= graph.consumers,
+        };
+        (!shown).then_some(graph)
     }
 
     fn pattern(&self) -> Pattern {
-        match self.evidence.pattern() {
-            Pattern::Unknown => self.classified.unwrap_or(Pattern::Unknown),
-            seen => seen,
+        self.by_graph().map_or_else(|| self.evidence.pattern(), |graph| graph.pattern)
+    }
+
+    /// By what its pattern is known.
+    fn why(&self) -> Arc<str> {
+        match (self.by_graph(), self.evidence.pattern()) {
+            (Some(graph), _) => format!("task graph: {}", graph.why).into(),
+            (None, Pattern::Unknown) => "nothing was fetched yet".into(),
+            (None, _) => self.evidence.words().into(),
         }
     }
 }
@@ -296,6 +319,7 @@ impl MissionController {
             weights: BTreeMap::new(),
             weighed_at: None,
             prober: Prober::default(),
+            graph: Graph::default(),
             environment,
         })
     }
@@ -349,7 +373,10 @@ impl MissionController {
                 self.arrive(now, spec, commands);
                 false
             }
-            Event::JobEnded { job } => self.jobs.remove(&job).is_some(),
+            Event::JobEnded { job } => {
+                self.graph.forget_job(&job);
+                self.jobs.remove(&job).is_some()
+            }
             Event::Asked { transfer: id, asked } => {
                 let transfer = self.transfer(now, &id);
                 let before = transfer.pattern();
@@ -358,11 +385,18 @@ impl MissionController {
                 transfer.announce(id, commands);
                 changed
             }
-            Event::Classified { transfer: id, pattern } => {
-                let transfer = self.transfer(now, &id);
-                transfer.classified = Some(pattern);
-                transfer.announce(id, commands);
-                false
+            // What these tell is looked at with the next other event: a graph comes task by task.
+            Event::TaskAdded { task, job, stage, kind, inputs } => {
+                self.graph.add(task, &job, &stage, kind, &inputs);
+                return Ok(());
+            }
+            Event::Put { task, parts } => {
+                self.graph.put(task, parts);
+                return Ok(());
+            }
+            Event::TaskForgotten { task } => {
+                self.graph.forget(task);
+                return Ok(());
             }
             Event::Progress { worker, transfer, asked_bytes, served_bytes, moved, waits_for } => {
                 let transfer = self.transfer(now, &transfer);
@@ -389,6 +423,7 @@ impl MissionController {
             }
             Event::Tick => false,
         };
+        let reweigh = self.learn(now, commands) || reweigh;
         if reweigh || self.weighed_at.is_none_or(|at| now.since(at) >= defaults::WEIGHTS_EVERY) {
             self.weighed_at = Some(now);
             self.weigh(now, asks, commands);
@@ -493,6 +528,25 @@ impl MissionController {
         }
         let environment = self.common_environment();
         self.plan(&job, &environment, commands);
+    }
+
+    /// Takes over what the task graph has told since the last time; true if the pattern of an active transfer changed.
+    fn learn(&mut self, now: Time, commands: &mut Vec<Command>) -> bool {
+        let mut changed = false;
+        for (((_, from), (job, to)), classified) in self.graph.changed() {
+            let id = TransferId { job, from, to };
+            let transfer = self.transfer(now, &id);
+            let before = transfer.pattern();
+            transfer.classified = Some(classified);
+            changed |= transfer.active() && before != transfer.pattern();
+            transfer.announce(id, commands);
+        }
+        changed
+    }
+
+    /// Tasks of the engine that are remembered.
+    pub fn tasks(&self) -> usize {
+        self.graph.tasks()
     }
 
     /// The transfer, and its job where nobody announced it.

@@ -47,10 +47,15 @@ impl Evidence {
         }
     }
 
+    /// Tasks that fetched.
+    pub fn receivers(&self) -> u32 {
+        self.receivers.len() as u32
+    }
+
     /// What was seen, in words.
     pub fn words(&self) -> String {
         let (receivers, parts, shared) = (self.receivers.len(), self.takers.len(), self.shared);
-        format!("{receivers} receivers; of {parts} parts that were looked at {shared} went to several")
+        format!("{receivers} tasks fetched; of {parts} parts that were looked at {shared} went to several")
     }
 
     /// Every receiver its own parts of many objects: shuffle; the same parts to many receivers: broadcast; one receiver

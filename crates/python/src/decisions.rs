@@ -7,7 +7,7 @@ use mission_core::host::slots::{Command, Event, SELF, Slots};
 use mission_core::host::{FromArbiter, ToArbiter};
 use mission_core::policy::{self, JobView, TransferView};
 use mission_core::shares::FlowsPerHost;
-use mission_core::types::{self, Demands, JobId, JobSpec, Pattern, Stage, TransferId, Transport};
+use mission_core::types::{self, Demands, JobId, JobSpec, Pattern, TransferId, Transport};
 use mission_core::units::Time;
 use mission_core::{defaults as core_defaults, flight, graph, mission, shares, units};
 use pyo3::prelude::*;
@@ -59,6 +59,31 @@ impl MissionController {
         serde_json::to_string(&commands).map_err(bad_input)
     }
 
+    /// One event for each task of a graph: without JSON, because there are many.
+    fn add_task(&self, task: u64, job: &str, stage: &str, kind: &str, inputs: Vec<u64>) -> PyResult<()> {
+        let kind = match kind {
+            "work" => graph::Kind::Work,
+            "select" => graph::Kind::Select,
+            "barrier" => graph::Kind::Barrier,
+            _ => return Err(bad_input(format!("{kind:?} is no kind of task: use work, select or barrier"))),
+        };
+        self.silent(mission::Event::TaskAdded { task, job: job.into(), stage: stage.into(), kind, inputs });
+        Ok(())
+    }
+
+    fn put(&self, task: u64, parts: u32) {
+        self.silent(mission::Event::Put { task, parts });
+    }
+
+    fn forget_task(&self, task: u64) {
+        self.silent(mission::Event::TaskForgotten { task });
+    }
+
+    #[getter]
+    fn tasks(&self) -> usize {
+        self.lock().tasks()
+    }
+
     fn briefing(&self) -> PyResult<String> {
         serde_json::to_string(&guarded(|| self.lock().briefing())?).map_err(bad_input)
     }
@@ -85,6 +110,13 @@ impl MissionController {
 }
 
 impl MissionController {
+    /// Takes an event that nothing is said to and that does not depend on the time.
+    fn silent(&self, event: mission::Event) {
+        let mut commands = Vec::new();
+        self.lock().handle(Time(0), event, &mut commands);
+        debug_assert!(commands.is_empty());
+    }
+
     fn lock(&self) -> std::sync::MutexGuard<'_, mission::MissionController> {
         self.0.lock().expect("no panic while held")
     }
@@ -129,45 +161,6 @@ pub fn seconds_per_grant(py: Python<'_>, groups: u64, waiting: u64, chunks: u64)
         }
         began.elapsed().as_secs_f64() / chunks as f64
     })
-}
-
-#[pyclass(frozen)]
-pub struct Graph(Mutex<graph::Graph>);
-
-#[pymethods]
-impl Graph {
-    #[new]
-    fn new() -> Self {
-        Graph(Mutex::default())
-    }
-
-    fn add(&self, task: u64, stage: &str, kind: &str, inputs: Vec<u64>) -> PyResult<()> {
-        let kind = match kind {
-            "work" => graph::Kind::Work,
-            "select" => graph::Kind::Select,
-            "barrier" => graph::Kind::Barrier,
-            _ => return Err(bad_input(format!("{kind:?} is no kind of task: use work, select or barrier"))),
-        };
-        self.0.lock().expect("no panic while held").add(task, &Stage::from(stage), kind, &inputs);
-        Ok(())
-    }
-
-    fn forget(&self, task: u64) {
-        self.0.lock().expect("no panic while held").forget(task);
-    }
-
-    fn patterns(&self) -> Vec<(String, String, String)> {
-        let graph = self.0.lock().expect("no panic while held");
-        let name = |pattern| serde_json::to_value(pattern).ok().and_then(|value| value.as_str().map(str::to_owned));
-        graph
-            .patterns()
-            .map(|(from, to, pattern)| (from.to_string(), to.to_string(), name(pattern).unwrap_or_default()))
-            .collect()
-    }
-
-    fn __len__(&self) -> usize {
-        self.0.lock().expect("no panic while held").tasks()
-    }
 }
 
 /// A transfer of `mission weights`.

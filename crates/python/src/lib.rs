@@ -22,7 +22,7 @@ mod _native {
     use super::_panic;
     #[pymodule_export]
     use super::decisions::{
-        Graph, MissionController, check_priority, contradiction, defaults, format_bytes, parse_bytes, parse_duration,
+        MissionController, check_priority, contradiction, defaults, format_bytes, parse_bytes, parse_duration,
         parse_rate, policies, seconds_per_grant, transports, weights,
     };
     #[pymodule_export]
