@@ -297,7 +297,11 @@ def decisions(records: list[dict[str, Any]]) -> str:
             )
             rows.append((time_of(record), "weights", what))
         elif record["kind"] == "decision" and record["command"] == "plan":
-            legs = "; ".join(f"{leg['transport']}: {leg['reason']}" for leg in record["plan"]["legs"])
+            legs = "; ".join(
+                f"{leg['transport']}: {leg['reason']}"
+                + (f" (not everywhere: {leg['except']})" if leg["except"] else "")
+                for leg in record["plan"]["legs"]
+            )
             refused = "; ".join(f"{transport}: {why}" for transport, why in record["plan"]["refused"])
             rows.append(
                 (time_of(record), f"plan of {record['job']}", f"{legs}. Not taken: {refused}" if refused else legs)

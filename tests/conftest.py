@@ -106,7 +106,7 @@ def held_by_scheduler(client: Client) -> dict[str, int]:
             "changed": own.changed,
         }
         sizes |= {
-            "graph": own.graph,
+            "graph": range(own.mission.tasks),
             "submitted": own.submitted_by,
             "recomputed": own.recomputed,
             "submitted_on": own.submitted_on,

@@ -449,6 +449,24 @@ def test_a_path_that_is_cut_in_the_middle_costs_no_byte(tmp_path):
     assert status in (0, 5), "its bytes are asked for, and not its times"
 
 
+def test_one_host_with_one_interface_takes_nothing_from_the_others(tmp_path):
+    paths = [f'{{a="h{host}", b="s{path + 1}", path={path}}}' for host in (1, 2, 3) for path in (0, 1)]
+    # The last one is the scheduler's.
+    paths += ['{a="h4", b="s1"}', '{a="h5", b="s1"}']
+    file = tmp_path / "own.toml"
+    links = ", ".join(paths)
+    file.write_text(f'version = 1\nworld = "lab"\n[topology]\nkind = "custom"\nlinks = [{links}]\n')
+    done = mission("run", str(file), "--size", "16MiB", "--partitions", "4", "--results", str(tmp_path), "--json")
+    assert done.returncode in (0, 5), done.stderr
+    result = json.loads(done.stdout)
+    assert all(result["checks"].values()) and not result["errors"], result
+    facts = result["jobs"][0]["transfers"][-1]["transport"]
+    # Of six ways between the three, and six from or to the fourth, about as much.
+    assert min(facts["bytes"].get(transport, 0) for transport in ("mptcp", "tcp")) > 2 << 20, facts
+    assert {entry["subflows"] for entry in facts["negotiated"] if entry["transport"] == "mptcp"} == {2}, facts
+    assert not [fallback for fallback in facts["fallbacks"] if "carrier" in fallback], facts
+
+
 def test_a_host_that_dies_in_the_middle_costs_no_byte(tmp_path):
     words = ["--hosts", "5", "--size", "32MiB", "--partitions", "8", "--link-rate", "20Mbit/s", "--transport", "tcp"]
     event = 'topology.events=[{after="1500 ms", do="die", host="h2"}]'

@@ -32,14 +32,19 @@ def transfer_of(client, job: str, to: str) -> dict[str, Any] | None:
     return found[0] if len(found) == 1 else None
 
 
-def shown(client, job: str, to: str, pattern: str) -> str:
-    """Waits until the transfer has this pattern; gives the evidence."""
+def shown(client, job: str, to: str, pattern: str, evidence: str) -> None:
+    """Waits until the transfer has this pattern, by this evidence."""
+    seen: list[dict[str, Any] | None] = []
 
-    def look() -> str | None:
+    def look() -> bool:
         own = transfer_of(client, job, to)
-        return own["evidence"] if own is not None and own["pattern"] == pattern else None
+        seen[:] = [own]
+        return own is not None and own["pattern"] == pattern and evidence in own["evidence"]
 
-    return until(look, f"{to} of {job} is a {pattern}: {transfer_of(client, job, to)}")
+    try:
+        until(look, f"{to} of {job} is a {pattern}")
+    except AssertionError as error:
+        raise AssertionError(f"{error}: {seen}") from None
 
 
 @pytest.mark.parametrize(
@@ -49,27 +54,26 @@ def test_the_graph_tells_and_fetches_correct_it(client, parts, own_parts, patter
     job = f"tells-{parts}-{own_parts}"
     gate = Event(job, client)
     with mission_control.job(job, transport="tcp", client=client):
-        made = [client.submit(make, parts, key=f"map-{job}-{index}", pure=False) for index in range(3)]
+        made = [client.submit(make, parts, key=("map-" + job, index), pure=False) for index in range(3)]
         wait(made)
         part = range(6) if own_parts else [None] * 6
         done = [
-            client.submit(take, made, part[index], job, key=(f"reduce-{job}", index), pure=False) for index in range(6)
+            client.submit(take, made, part[index], job, key=("reduce-" + job, index), pure=False) for index in range(6)
         ]
     before = "broadcast" if parts == 1 else "shuffle"
-    evidence = shown(client, job, f"reduce-{job}", before)
-    assert evidence.startswith("task graph: each task takes from up to 3, each result goes to up to 6"), evidence
-    assert transfer_of(client, job, f"reduce-{job}")["asked_bytes"] == 0
+    shown(client, job, "reduce-tells", before, "task graph: each task takes from up to 3, each result goes to up to 6")
+    assert transfer_of(client, job, "reduce-tells")["asked_bytes"] == 0
     gate.set()
     assert set(client.gather(done)) == {3 * BYTES * (1 if own_parts else parts)}
-    assert "tasks fetched" in shown(client, job, f"reduce-{job}", pattern)
+    shown(client, job, "reduce-tells", pattern, "6 tasks fetched")
 
 
 def test_many_into_one_is_a_gather(client):
     gate = Event("gathers", client)
     with mission_control.job("gathers", transport="tcp", client=client):
-        made = [client.submit(make, 2, key=f"part-{index}", pure=False) for index in range(5)]
-        done = client.submit(take, made, None, "gathers", key="whole-gathers", pure=False)
-    assert shown(client, "gathers", "whole-gathers", "gather").startswith("task graph")
+        made = [client.submit(make, 2, key=("part", index), pure=False) for index in range(5)]
+        done = client.submit(take, made, None, "gathers", key="whole", pure=False)
+    shown(client, "gathers", "whole", "gather", "task graph")
     gate.set()
     assert done.result() == 5 * 2 * BYTES
 

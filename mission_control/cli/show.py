@@ -132,6 +132,7 @@ def print_explanation(job: dict[str, Any], policy: str) -> None:
         return
     for place, leg in enumerate(job["plan"]["legs"]):
         where = "on the same host" if leg["reach"] == "same-host" else "anywhere"
+        where = f"where it can be had, {leg['except']}" if leg["except"] else where
         print(f"  {'first' if place == 0 else 'else'} {leg['transport']} ({where}): {leg['reason']}")
     for transport, why in job["plan"]["refused"]:
         print(f"  not {transport}: {why}")

@@ -41,6 +41,8 @@ REGISTERED_WITHIN_S = 30
 """After it joined, a worker that Dask does not know by then is gone."""
 OBJECT = re.compile("[0-9a-f]{32}")
 """What :meth:`mission_control.put` calls an object."""
+TOLD_TO_ALL = ("shares", "plan", "broadcast", "refuse", "hosts")
+"""Commands for every worker."""
 PARTS_MAX = 2**32 - 1
 """Parts that an object can have."""
 RECORDS_MAX = 200_000
@@ -161,7 +163,7 @@ class MissionControlScheduler(SchedulerPlugin):
         self.record("worker", worker=worker, host=host, address=address)
         where = {"worker": worker, "host": host, "address": address}
         self.event({"event": "worker-joined", **where, "environment": json.loads(environment)})
-        return {"commands": json.loads(self.mission.briefing()), "version": self.outbox.last(worker)}
+        return {"commands": json.loads(self.mission.briefing(worker)), "version": self.outbox.last(worker)}
 
     async def on_admit(self, spec: dict[str, Any], client: str) -> dict[str, Any]:
         """Whether a job may run, and the name under which it does; it arrives now, and stays at least until left."""
@@ -500,15 +502,19 @@ class MissionControlScheduler(SchedulerPlugin):
         """Lets the Mission Controller decide, and tells the workers."""
         commands = json.loads(self.mission.handle(time.monotonic() - self.started, json.dumps(event)))
         for command in commands:
-            if command["command"] == "weigh" and self.runner is not None:
-                self.runner.ask(command["transfers"])
-            elif command["command"] == "probe-ecn":
+            kind = command["command"]
+            if kind == "weigh":
+                if self.runner is not None:
+                    self.runner.ask(command["transfers"])
+                continue
+            if kind == "probe-ecn":
                 senders = [self.workers[sender]["address"] for sender in command["senders"] if sender in self.workers]
                 self.tell({"probe_ecn": senders}, [command["worker"]])
-        commands = [command for command in commands if command["command"] not in ("weigh", "probe-ecn")]
-        for command in commands:
+                continue
             self.record("decision", **command)
-        commands = [command for command in commands if command["command"] != "weights"]
+            if kind == "own":
+                self.tell({"commands": [command]}, [command["worker"]])
+        commands = [command for command in commands if command["command"] in TOLD_TO_ALL]
         if self.mission.policy_error != self.policy_error:
             self.policy_error = self.mission.policy_error
             if self.policy_error is not None:

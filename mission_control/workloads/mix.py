@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     from mission_control.scenario import Workload
 
 TASKS_PER_WORKER = 4
-"""Tasks of each transfer on each worker: enough that a worker waits for some while another one computes."""
+"""Tasks of each shuffle on each worker, so that some wait for bytes while others look at what came."""
+OBJECTS_PER_WORKER = 4
+"""Objects of each transfer on each worker: a task of a shuffle fetches many small parts, as those of real shuffles do;
+and a receiver asks for few pieces of one broadcast object at once, too few for a share of half of ten flows."""
 
 
 class Mix:
@@ -41,8 +44,9 @@ class Mix:
     def __init__(self, workload: Workload, number: int, folder: Path, workers: int = 1):
         self.workers = workers
         self.readers = workers * TASKS_PER_WORKER
-        self.part_bytes = max(1, workload.size // (workers * self.readers))
-        self.model_bytes = max(1, 2 * workload.size // (workers * self.readers))
+        self.objects = workers * OBJECTS_PER_WORKER
+        self.part_bytes = max(1, workload.size // (self.objects * self.readers))
+        self.model_bytes = max(1, 2 * workload.size // (workers * self.objects))
         self.has_broadcast = number == 0
         self.seed = workload.seed * 1000 + number
         self.maps: list[Future] = []
@@ -51,16 +55,16 @@ class Mix:
         self.expected: list[list[int]] = []
 
     def prepare(self, client: Client, say: Callable[[str], None]) -> None:
-        say(f"makes {_native.format_bytes(self.part_bytes * self.workers * self.readers)} for its shuffle")
+        say(f"makes {_native.format_bytes(self.part_bytes * self.objects * self.readers)} for its shuffle")
         homes, run = self.homes(client), uuid4().hex
 
         def put(stage: str, index: int, parts: int, part_bytes: int) -> Future:
             given, home = (self.seed, stage, index, parts, part_bytes), homes[index % len(homes)]
             return client.submit(put_random, *given, key=(f"mix-{stage}-{run}", index), pure=False, workers=[home])
 
-        self.maps = [put("map", index, self.readers, self.part_bytes) for index in range(self.workers)]
+        self.maps = [put("map", index, self.readers, self.part_bytes) for index in range(self.objects)]
         if self.has_broadcast:
-            self.models = [put("model", index, 1, self.model_bytes) for index in range(self.readers)]
+            self.models = [put("model", index, 1, self.model_bytes) for index in range(self.objects)]
         maps, models = ([made.checksums for made in client.gather(group)] for group in (self.maps, self.models))
         self.expected = [[checksums[index] for checksums in maps] for index in range(self.readers)]
         self.expected += [checksums for checksums in models for _ in homes]

@@ -8,8 +8,7 @@
 //! it can pass on. So a turn of all hosts takes a few rounds, and who sends changes with each turn, and so do the paths.
 
 use crate::defaults::{ECN_PROBE_AGAIN, ECN_PROBE_EVERY, ECN_PROBE_LOST_MIN, ECN_PROBE_ROUND};
-use crate::mission::WorkerId;
-use crate::types::HostId;
+use crate::types::{HostId, WorkerId};
 use crate::units::Time;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -39,14 +38,6 @@ impl Seen {
         }
         let why = format!("{host}'s packets were lost and none was marked");
         (self.lost >= ECN_PROBE_LOST_MIN).then_some((false, why))
-    }
-}
-
-/// What is known of two hosts together: marks arrive where they do at both; what fails decides before what is not known.
-pub fn both(one: Option<(bool, String)>, other: Option<(bool, String)>) -> Option<(bool, String)> {
-    match (one, other) {
-        (Some((false, why)), _) | (_, Some((false, why))) => Some((false, why)),
-        (one, other) => one.and(other),
     }
 }
 

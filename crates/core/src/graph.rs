@@ -152,13 +152,7 @@ impl Graph {
         self.tasks.insert(task, Node { stage, kind, taken_by: (StageNumber::MAX, 0), behind: Vec::new() });
     }
 
-    fn take(
-        &mut self,
-        stage: StageNumber,
-        producer: u64,
-        through: Option<Kind>,
-        taken: &mut Vec<(StageNumber, u32)>,
-    ) {
+    fn take(&mut self, stage: StageNumber, producer: u64, through: Option<Kind>, taken: &mut Vec<(StageNumber, u32)>) {
         let Some(node) = self.tasks.get_mut(&producer) else { return };
         node.taken_by = if node.taken_by.0 == stage { (stage, node.taken_by.1 + 1) } else { (stage, 1) };
         let (from, fan_out) = (node.stage, node.taken_by.1);
@@ -193,7 +187,8 @@ impl Graph {
     /// The job is over.
     pub fn forget_job(&mut self, job: &JobId) {
         let all = (job.clone(), Stage::from(""))..;
-        let of_job = self.numbers.range(all).take_while(|((own, _), _)| own == job).map(|(key, number)| (key.clone(), *number));
+        let of_job =
+            self.numbers.range(all).take_while(|((own, _), _)| own == job).map(|(key, number)| (key.clone(), *number));
         for (key, stage) in of_job.collect::<Vec<_>>() {
             self.numbers.remove(&key);
             self.stages.remove(&stage);
@@ -353,7 +348,13 @@ mod tests {
             let job = JobId::from(format!("job-{number}"));
             for task in 0..8 {
                 let inputs = if task < 4 { vec![] } else { vec![8 * number, 8 * number + 1] };
-                graph.add(8 * number + task, &job, &(if task < 4 { "map" } else { "reduce" }).into(), Kind::Work, &inputs);
+                graph.add(
+                    8 * number + task,
+                    &job,
+                    &(if task < 4 { "map" } else { "reduce" }).into(),
+                    Kind::Work,
+                    &inputs,
+                );
             }
             // One more job takes from all of them.
             graph.add(10_000 + number, &"all".into(), &"sum".into(), Kind::Work, &[8 * number]);

@@ -4,13 +4,14 @@
 //! same code runs beside Dask's scheduler, in a worker's data plane, in a simulator and in a unit test. The
 //! `clippy.toml` of this crate keeps it so.
 //!
-//! Read in this order: [`types`], [`policy`], [`shares`], [`pattern`], [`graph`], [`flight`], then the state machines
+//! Read in this order: [`types`], [`policy`], [`shares`], [`pattern`], [`graph`], [`flight`], [`cluster`], then the state machines
 //! that put them together: [`mission`] (one per cluster) and [`host`] (slots and fetches of each host's processes); and
 //! [`swarm`], the books of a broadcast, and [`ecn`], the search for switches that mark. [`incast`] is the model of what
 //! happens where many answer one; [`budget`] and [`ictcp`] are two cures, and [`turns`]
 //! goes with the first.
 
 pub mod budget;
+pub mod cluster;
 pub mod defaults;
 pub mod ecn;
 pub mod flight;

@@ -3,6 +3,7 @@
 //! It knows jobs, transfers and workers; it assigns weights and picks transports. Events in, commands out; the caller
 //! owns the clock and the channels. Workers keep the last commands they got, so a scheduler that stalls stops nothing.
 
+use crate::cluster::{Cluster, Hosts};
 use crate::defaults;
 use crate::ecn::{self, Prober};
 use crate::flight::{self, Environment, FlightPlan};
@@ -13,14 +14,11 @@ use crate::policy::external::{self, Counts};
 use crate::policy::{self, JobView, Policy, TransferView};
 use crate::shares;
 use crate::shares::{FlowsPerHost, Share};
-use crate::types::{Demands, Encryption, HostId, JobId, JobSpec, Pattern, Stage, TransferId, Transport, check_priority};
+use crate::types::{Demands, Encryption, HostId, JobId, JobSpec, Pattern, Stage, TransferId, WorkerId, check_priority};
 use crate::units::Time;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-
-/// Address of a worker process.
-pub type WorkerId = Arc<str>;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "kebab-case")]
@@ -104,6 +102,10 @@ pub enum Command {
     Shares { flows_per_host: FlowsPerHost, level: Level, shares: Vec<Share> },
     /// To every worker.
     Plan { job: JobId, plan: FlightPlan },
+    /// To every worker: what the hosts of its senders can do.
+    Hosts { hosts: Hosts },
+    /// To this worker: what its own host can do.
+    Own { worker: WorkerId, environment: Environment },
     /// To every worker: many receive the same parts in this transfer, and serve one another ([`crate::swarm`]).
     Broadcast { transfer: TransferId },
     /// The job may not run; said before a byte moves.
@@ -128,9 +130,7 @@ pub struct MissionController {
     /// Jobs and transfers that there were.
     arrivals: u64,
     jobs: BTreeMap<JobId, Job>,
-    workers: BTreeMap<WorkerId, Worker>,
-    /// Where objects are fetched.
-    hosts_of_addresses: BTreeMap<Arc<str>, HostId>,
+    cluster: Cluster,
     /// Of the active transfers, as of [`MissionController::weighed_at`].
     shares: Vec<Share>,
     weights: BTreeMap<TransferId, Weight>,
@@ -187,13 +187,6 @@ struct Progress {
     served: u64,
     moved: bool,
     waits_for: BTreeMap<Arc<str>, u64>,
-}
-
-struct Worker {
-    host: HostId,
-    /// On which its objects are fetched.
-    address: Arc<str>,
-    environment: Environment,
 }
 
 /// What the Mission Controller knows of a job, for people to look at.
@@ -313,8 +306,7 @@ impl MissionController {
             flows_per_host,
             arrivals: 0,
             jobs: BTreeMap::new(),
-            workers: BTreeMap::new(),
-            hosts_of_addresses: BTreeMap::new(),
+            cluster: Cluster::default(),
             shares: Vec::new(),
             weights: BTreeMap::new(),
             weighed_at: None,
@@ -345,27 +337,23 @@ impl MissionController {
                 | Event::EcnProbed { .. }
         );
         let reweigh = match event {
-            Event::WorkerJoined { worker, host, address, mut environment } => {
-                // What is known of its host is known of it.
-                let neighbour = self.workers.values().find(|own| own.host == host && own.environment.ecn.is_some());
-                if let Some(known) = neighbour {
-                    environment.ecn = known.environment.ecn.clone();
-                }
-                self.hosts_of_addresses.insert(address.clone(), host.clone());
-                self.workers.insert(worker, Worker { host, address, environment });
+            Event::WorkerJoined { worker, host, address, environment } => {
+                let changed = self.cluster.join(worker, host, address, environment);
                 self.prober.changed();
-                self.plan_all(commands);
-                true
+                if changed {
+                    self.plan_all(commands);
+                }
+                false
             }
             Event::WorkerLeft { worker } => {
-                if let Some(own) = self.workers.remove(&worker) {
-                    self.hosts_of_addresses.remove(&own.address);
-                }
+                let changed = self.cluster.leave(&worker);
                 self.prober.changed();
                 for transfer in self.jobs.values_mut().flat_map(|job| job.transfers.values_mut()) {
                     transfer.left += transfer.progress.remove(&worker).map_or(0, |own| own.served);
                 }
-                self.plan_all(commands);
+                if changed {
+                    self.plan_all(commands);
+                }
                 true
             }
             Event::JobArrived { spec } => {
@@ -416,12 +404,20 @@ impl MissionController {
             Event::Weighed { asked, counts } => self.weighed(&asked, counts),
             Event::EcnProbed { worker, seen } => {
                 self.prober.reported(&worker);
-                if self.probed(&worker, seen) {
+                if self.cluster.probed(&worker, seen) {
                     self.plan_all(commands);
+                    let environment = self.cluster.environment_of(&worker).expect("it has just spoken");
+                    for worker in self.cluster.workers_of(&worker).cloned() {
+                        commands.push(Command::Own { worker, environment: environment.clone() });
+                    }
                 }
                 false
             }
-            Event::Tick => false,
+            Event::Tick => {
+                // Once a second, and not for each of many workers that join.
+                commands.extend(self.cluster.news().map(|hosts| Command::Hosts { hosts }));
+                false
+            }
         };
         let reweigh = self.learn(now, commands) || reweigh;
         if reweigh || self.weighed_at.is_none_or(|at| now.since(at) >= defaults::WEIGHTS_EVERY) {
@@ -435,7 +431,10 @@ impl MissionController {
     }
 
     /// All that a worker that has just joined must be told.
-    pub fn briefing(&self) -> Vec<Command> {
+    pub fn briefing(&self, worker: &str) -> Vec<Command> {
+        let own = self.cluster.environment_of(worker);
+        let own = own.map(|environment| Command::Own { worker: worker.into(), environment });
+        let hosts = Command::Hosts { hosts: self.cluster.hosts() };
         let plans = self
             .jobs
             .iter()
@@ -445,7 +444,7 @@ impl MissionController {
                 transfer: TransferId { job: job.clone(), from: from.clone(), to: to.clone() },
             })
         });
-        std::iter::once(self.command()).chain(plans).chain(broadcasts).collect()
+        own.into_iter().chain([hosts, self.command()]).chain(plans).chain(broadcasts).collect()
     }
 
     fn command(&self) -> Command {
@@ -458,7 +457,7 @@ impl MissionController {
     /// # Errors
     /// The refusal: one line that names what is missing.
     pub fn admits(&self, spec: &JobSpec) -> Result<FlightPlan, String> {
-        flight::choose(&spec.demands, &self.common_environment())
+        flight::choose(&spec.demands, &self.kinds())
     }
 
     pub fn policy(&self) -> &str {
@@ -526,8 +525,8 @@ impl MissionController {
             let new = Job { spec, arrival, arrived_at: now, plan: None, refused: None, transfers };
             self.jobs.insert(job.clone(), new);
         }
-        let environment = self.common_environment();
-        self.plan(&job, &environment, commands);
+        let hosts = self.kinds();
+        self.plan(&job, &hosts, commands);
     }
 
     /// Takes over what the task graph has told since the last time; true if the pattern of an active transfer changed.
@@ -564,13 +563,13 @@ impl MissionController {
 
     fn plan_all(&mut self, commands: &mut Vec<Command>) {
         let jobs: Vec<JobId> = self.jobs.keys().cloned().collect();
-        let environment = self.common_environment();
-        jobs.iter().for_each(|job| self.plan(job, &environment, commands));
+        let hosts = self.kinds();
+        jobs.iter().for_each(|job| self.plan(job, &hosts, commands));
     }
 
-    fn plan(&mut self, id: &JobId, environment: &Environment, commands: &mut Vec<Command>) {
+    fn plan(&mut self, id: &JobId, hosts: &[Environment], commands: &mut Vec<Command>) {
         let Some(job) = self.jobs.get_mut(id) else { return };
-        match flight::choose(&job.spec.demands, environment) {
+        match flight::choose(&job.spec.demands, hosts) {
             Ok(plan) => {
                 job.refused = None;
                 if job.plan.as_ref() != Some(&plan) {
@@ -588,50 +587,20 @@ impl MissionController {
         }
     }
 
-    /// What all workers have in common; before the first joins, what the scheduler's own side offers.
-    fn common_environment(&self) -> Environment {
-        let mut all = self.workers.values().map(|worker| &worker.environment);
-        let Some(first) = all.next() else { return self.environment.clone() };
-        let mut common = all.fold(first.clone(), |common, own| Environment {
-            carriers: intersect(&common.carriers, &own.carriers),
-            interfaces: common.interfaces.min(own.interfaces),
-            link_bits_per_sec: common.link_bits_per_sec.zip(own.link_bits_per_sec).map(|(one, other)| one.min(other)),
-            ecn: ecn::both(common.ecn, own.ecn.clone()),
-            congestion_controls: intersect(&common.congestion_controls, &own.congestion_controls),
-            engine_tls: common.engine_tls && own.engine_tls,
-        });
-        // Shared memory needs two processes on one host, not all of them.
-        let hosts: BTreeSet<_> = self.workers.values().map(|worker| &worker.host).collect();
-        if hosts.len() == self.workers.len() && self.workers.len() > 1 {
-            common.carriers.retain(|transport| *transport != Transport::Shm);
-        }
-        common
+    /// One host of each kind; before the first worker joins, what the scheduler's own side offers.
+    fn kinds(&self) -> Vec<Environment> {
+        if self.cluster.is_empty() { vec![self.environment.clone()] } else { self.cluster.kinds().collect() }
     }
 
     /// Has ECN measured where that decides: some job leaves the transport open, and every host has DCTCP.
     fn probe(&mut self, now: Time, commands: &mut Vec<Command>) {
         let open = |job: &Job| job.spec.demands.transport.is_none() && job.spec.demands.encrypt == Encryption::None;
-        if !self.jobs.values().any(open) || !flight::has_dctcp(&self.common_environment()) {
+        if !self.jobs.values().any(open) || !self.kinds().iter().all(flight::has_dctcp) {
             return;
         }
-        let probes = self.prober.due(now, self.workers.iter().map(|(worker, own)| (worker, &own.host)));
+        let probes = self.prober.due(now, self.cluster.places());
         let command = |probe: ecn::Probe| Command::ProbeEcn { worker: probe.receiver, senders: probe.senders };
         commands.extend(probes.into_iter().map(command));
-    }
-
-    /// What one worker saw holds for all of its host; true if that was not known.
-    fn probed(&mut self, worker: &WorkerId, seen: ecn::Seen) -> bool {
-        let Some(own) = self.workers.get(worker) else { return false };
-        let (host, Some((arrive, why))) = (own.host.clone(), seen.verdict(worker)) else { return false };
-        let mut new = false;
-        for own in self.workers.values_mut() {
-            let known = own.environment.ecn.as_ref().is_some_and(|(before, _)| *before == arrive);
-            if own.host == host && !known {
-                own.environment.ecn = Some((arrive, why.clone()));
-                new = true;
-            }
-        }
-        new
     }
 
     /// Takes what an external policy says; true if weights may change by it.
@@ -661,13 +630,12 @@ impl MissionController {
         let weights = policy::weights(&self.policy, &views);
         let flows = shares::split(self.flows_per_host.usual(), &weights.transfers);
         let own = weights.transfers.iter().zip(flows).map(|(&weight, flows)| Weight { weight, flows });
-        let own: BTreeMap<TransferId, Weight> = views.iter().map(|view| view.transfer.clone()).zip(own).collect();
+        let all =
+            views.iter().zip(own).map(|(view, weight)| TransferWeight { transfer: view.transfer.clone(), weight });
+        let all: Vec<TransferWeight> = all.collect();
+        let own: BTreeMap<TransferId, Weight> = all.iter().map(|one| (one.transfer.clone(), one.weight)).collect();
         if own != self.weights && !own.is_empty() {
-            let all = views.iter().map(|view| TransferWeight {
-                transfer: view.transfer.clone(),
-                weight: own[&view.transfer],
-            });
-            commands.push(Command::Weights { transfers: all.collect() });
+            commands.push(Command::Weights { transfers: all });
         }
         self.weights = own;
         let new: Vec<Share> = match self.policy.level() {
@@ -729,11 +697,11 @@ impl MissionController {
             let (mut to_receive, mut to_send) = (BTreeMap::new(), BTreeMap::new());
             let mut hosts = BTreeSet::new();
             for (worker, own) in &transfer.progress {
-                let receiver = self.workers.get(worker).map_or_else(|| worker.clone(), |own| own.host.clone());
+                let receiver = self.cluster.host_of(worker).unwrap_or(worker).clone();
                 *to_receive.entry(receiver.clone()).or_insert(0) += own.asked.saturating_sub(own.served);
                 hosts.insert(receiver);
                 for (source, bytes) in &own.waits_for {
-                    let sender = self.hosts_of_addresses.get(source).unwrap_or(source).clone();
+                    let sender = self.cluster.host_at(source).unwrap_or(source).clone();
                     *to_send.entry(sender.clone()).or_insert(0) += bytes;
                     hosts.insert(sender);
                 }
@@ -762,10 +730,6 @@ fn is_external(policy_spec: &str) -> bool {
     policy_spec.starts_with(external::PREFIX)
 }
 
-fn intersect<T: Clone + PartialEq>(a: &[T], b: &[T]) -> Vec<T> {
-    a.iter().filter(|item| b.contains(item)).cloned().collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -775,7 +739,7 @@ mod tests {
         mission.handle(now, event, &mut commands);
         commands
     }
-    use crate::types::{Demands, Encryption};
+    use crate::types::{Demands, Encryption, Transport};
 
     fn controller(policy: &str) -> MissionController {
         let environment = Environment { carriers: vec![Transport::Tcp, Transport::Tls], ..Environment::default() };

@@ -7,6 +7,8 @@ use std::sync::Arc;
 pub type JobId = Arc<str>;
 /// Name of a stage of a job (in Dask: a task group).
 pub type Stage = Arc<str>;
+/// Address of a worker process, as the engine knows it.
+pub type WorkerId = Arc<str>;
 /// Name of a host: one network namespace of one machine.
 pub type HostId = Arc<str>;
 

@@ -84,8 +84,8 @@ impl MissionController {
         self.lock().tasks()
     }
 
-    fn briefing(&self) -> PyResult<String> {
-        serde_json::to_string(&guarded(|| self.lock().briefing())?).map_err(bad_input)
+    fn briefing(&self, worker: &str) -> PyResult<String> {
+        serde_json::to_string(&guarded(|| self.lock().briefing(worker))?).map_err(bad_input)
     }
 
     fn admits(&self, spec: &str) -> PyResult<Option<String>> {

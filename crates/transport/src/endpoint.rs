@@ -698,8 +698,10 @@ mod tests {
                 rto_min_us: None,
                 subflows: None,
                 reason,
+                except: None,
             };
-            let plan = FlightPlan { legs: vec![leg], chunk_bytes: 1 << 20, refused: vec![] };
+            let plan =
+                FlightPlan { demands: Demands::default(), legs: vec![leg], chunk_bytes: 1 << 20, refused: vec![] };
             mission_core::mission::Command::Plan { job: job.clone(), plan }
         };
         reader.fetcher.command(plan(Transport::Tcp, Encryption::None));

@@ -83,6 +83,7 @@ fn one(sender: SocketAddr, context: &Context, streams: &Streams) -> Result<Seen,
         rto_min_us: Some(RTO_MIN_US),
         subflows: None,
         reason: String::new(),
+        except: None,
     };
     let carrier = carrier::carrier(leg.transport).expect("every transport of byte streams has one");
     let mut connection = carrier.connect(sender, &leg, context)?;

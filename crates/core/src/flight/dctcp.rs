@@ -6,7 +6,7 @@ use crate::types::{Demands, Encryption, Transport};
 
 pub struct Dctcp;
 
-/// Whether every host can use it.
+/// Whether a host can use it.
 pub fn has_dctcp(environment: &Environment) -> bool {
     let allowed = environment.congestion_controls.iter().any(|name| name == Transport::Dctcp.name());
     allowed && environment.carriers.contains(&Transport::Dctcp)
@@ -17,12 +17,12 @@ impl FlightController for Dctcp {
         Transport::Dctcp
     }
 
-    fn plan(&self, demands: &Demands, environment: &Environment) -> Result<Leg, String> {
+    fn leg(&self, demands: &Demands, receiver: &Environment, source: &Environment) -> Result<Leg, String> {
         refuse_plain(demands)?;
-        if !has_dctcp(environment) {
-            return Err("some host's kernel has no dctcp congestion control".into());
+        if !(has_dctcp(receiver) && has_dctcp(source)) {
+            return Err("a host's kernel has no dctcp congestion control".into());
         }
-        match &environment.ecn {
+        match &receiver.ecn {
             _ if demands.transport == Some(Transport::Dctcp) => {}
             Some((true, _)) => {}
             Some((false, why)) => return Err(format!("ECN marks do not arrive end to end: {why}")),
@@ -35,6 +35,7 @@ impl FlightController for Dctcp {
             congestion_control: Some("dctcp".into()),
             rto_min_us: Some(RTO_MIN_US),
             subflows: None,
+            except: None,
             reason: reason_of_choice(demands, Transport::Dctcp, "ECN marks arrive end to end"),
         })
     }

@@ -14,17 +14,15 @@ impl FlightController for Ictcp {
         Transport::Ictcp
     }
 
-    fn plan(&self, demands: &Demands, environment: &Environment) -> Result<Leg, String> {
+    fn leg(&self, demands: &Demands, receiver: &Environment, _: &Environment) -> Result<Leg, String> {
         refuse_plain(demands)?;
         if demands.transport != Some(Transport::Ictcp) {
             return Err(
                 "it is taken only where a job demands it: a budget of flows does more (--flows-per-host auto)".into()
             );
         }
-        if environment.link_bits_per_sec.is_none() {
-            return Err(
-                "some host does not know its link's rate: set MISSION_LINK_RATE=10Gbit/s for its workers".into()
-            );
+        if receiver.link_bits_per_sec.is_none() {
+            return Err("a host does not know its link's rate: set MISSION_LINK_RATE=10Gbit/s for its workers".into());
         }
         Ok(Leg {
             transport: Transport::Ictcp,
@@ -33,6 +31,7 @@ impl FlightController for Ictcp {
             congestion_control: None,
             rto_min_us: Some(RTO_MIN_US),
             subflows: None,
+            except: None,
             reason: reason_of_choice(demands, Transport::Ictcp, ""),
         })
     }

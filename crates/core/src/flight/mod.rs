@@ -1,7 +1,8 @@
 //! Flight Controllers: the pure half of every transport, and the choice between them (DESIGN 4.3).
 //!
-//! A Flight Controller turns (demands, environment) into a [`Leg`] of a flight plan, or refuses with its reason. A new
-//! transport is one file here, one line in [`FLIGHT_CONTROLLERS`], and its Carrier in `crates/transport`.
+//! A Flight Controller says whether it can carry what a job demands from one host to another, by a [`Leg`], or why not. A
+//! plan lists the legs that hold between some hosts of the cluster; a receiver takes the first that holds for each of its
+//! senders. A new transport is one file here, one line in [`FLIGHT_CONTROLLERS`], and its Carrier in `crates/transport`.
 
 mod dctcp;
 mod ictcp;
@@ -14,19 +15,19 @@ use crate::defaults;
 use crate::types::{Demands, Encryption, Transport};
 use serde::{Deserialize, Serialize};
 
-/// What the hosts of a cluster have in common, as measured and never as configured.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// What a host can do, as measured and never as configured.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Environment {
-    /// Transports whose Carriers every host has.
+    /// Transports that it has Carriers for.
     pub carriers: Vec<Transport>,
-    /// Network interfaces that carry traffic: the fewest of any host.
+    /// Network interfaces that carry traffic.
     pub interfaces: u32,
-    /// Of the link of a host: the smallest; `None`: some host does not know its own.
+    /// Of its link; `None`: it does not know.
     pub link_bits_per_sec: Option<u64>,
-    /// Whether ECN marks arrive end to end, and why that is believed ([`crate::ecn`]); `None`: not known.
+    /// Whether ECN marks arrive there, and why that is believed ([`crate::ecn`]); `None`: not known.
     pub ecn: Option<(bool, String)>,
-    /// Congestion controls that every host may use.
+    /// Congestion controls that it may use.
     pub congestion_controls: Vec<String>,
     /// The engine's own channel is encrypted and authenticated, so keys may travel over it.
     pub engine_tls: bool,
@@ -55,12 +56,17 @@ pub struct Leg {
     #[serde(default)]
     pub subflows: Option<u32>,
     pub reason: String,
+    /// Why it does not hold between all hosts of the cluster; `None`: it does.
+    #[serde(default)]
+    pub except: Option<String>,
 }
 
-/// What hosts need to know to carry a transfer: the first leg that reaches a source is used; what it does not deliver
+/// What hosts need to know to carry a transfer: the first leg that holds for a source is used; what it does not deliver
 /// is a recorded fallback to the next.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FlightPlan {
+    #[serde(default)]
+    pub demands: Demands,
     pub legs: Vec<Leg>,
     pub chunk_bytes: u64,
     /// What was considered and not taken, with the reason.
@@ -70,8 +76,35 @@ pub struct FlightPlan {
 /// The pure half of a transport.
 pub trait FlightController: Sync {
     fn transport(&self) -> Transport;
-    /// A leg, or the reason why there is none.
-    fn plan(&self, demands: &Demands, environment: &Environment) -> Result<Leg, String>;
+    /// A leg that carries from a host like `source` to one like `receiver`, or the reason why there is none.
+    fn leg(&self, demands: &Demands, receiver: &Environment, source: &Environment) -> Result<Leg, String>;
+}
+
+impl FlightPlan {
+    /// The legs that hold from `source` to `receiver`, as they are there, best first; all where nothing is known of them.
+    pub fn between(&self, receiver: &Environment, source: &Environment) -> Vec<Leg> {
+        let holds = |leg: &Leg| {
+            let controller = FLIGHT_CONTROLLERS.iter().find(|controller| controller.transport() == leg.transport)?;
+            let own = fits(*controller, &self.demands, receiver, source).ok()?;
+            Some(Leg { subflows: own.subflows, ..leg.clone() })
+        };
+        let legs: Vec<Leg> = self.legs.iter().filter_map(holds).collect();
+        if legs.iter().any(|leg| leg.reach == Reach::Anywhere) { legs } else { self.legs.clone() }
+    }
+}
+
+/// The leg of a Flight Controller between two hosts, both of which have its Carrier.
+fn fits(
+    controller: &dyn FlightController,
+    demands: &Demands,
+    receiver: &Environment,
+    source: &Environment,
+) -> Result<Leg, String> {
+    let transport = controller.transport();
+    if [receiver, source].iter().any(|host| !host.carriers.contains(&transport)) {
+        return Err(format!("not every host can carry {}", transport.name()));
+    }
+    controller.leg(demands, receiver, source)
 }
 
 pub use dctcp::has_dctcp;
@@ -80,32 +113,41 @@ pub use dctcp::has_dctcp;
 pub const FLIGHT_CONTROLLERS: &[&dyn FlightController] =
     &[&shm::Shm, &mptcp::Mptcp, &dctcp::Dctcp, &tls::Tls, &ictcp::Ictcp, &tcp::Tcp];
 
-/// Chooses the transport of a job's transfers.
+/// Chooses the transports of a job's transfers, where `hosts` has one of each kind that there is. What the job demands must
+/// hold between all of them; everything else where it can.
 ///
 /// # Errors
 /// The job is refused: one line that names what is missing. Encryption that was demanded is never dropped.
-pub fn choose(demands: &Demands, environment: &Environment) -> Result<FlightPlan, String> {
+pub fn choose(demands: &Demands, hosts: &[Environment]) -> Result<FlightPlan, String> {
     if let Some(contradiction) = contradiction(demands) {
         return Err(contradiction);
     }
-    let mut plan = FlightPlan { legs: Vec::new(), chunk_bytes: defaults::CHUNK_BYTES, refused: Vec::new() };
+    let (demands, chunk_bytes) = (*demands, defaults::CHUNK_BYTES);
+    let mut plan = FlightPlan { demands, legs: Vec::new(), chunk_bytes, refused: Vec::new() };
     for controller in FLIGHT_CONTROLLERS {
         let transport = controller.transport();
         if demands.transport.is_some_and(|wanted| wanted != transport) {
             continue;
         }
-        if !environment.carriers.contains(&transport) {
-            plan.refused.push((transport, format!("not every host can carry {}", transport.name())));
-            continue;
+        let pairs = hosts.iter().flat_map(|receiver| hosts.iter().map(move |source| (receiver, source)));
+        let (mut leg, mut except) = (None, None);
+        for (receiver, source) in pairs {
+            match fits(*controller, &demands, receiver, source) {
+                Ok(own) => leg = leg.or(Some(own)),
+                Err(reason) => except = except.or(Some(reason)),
+            }
         }
-        match controller.plan(demands, environment) {
+        let must = demands.transport.is_some() || demands.encrypt != Encryption::None;
+        match (leg, except) {
             // After one leg that reaches everywhere, the rest are what a host falls back to.
-            Ok(leg) => plan.legs.push(leg),
-            Err(reason) => plan.refused.push((transport, reason)),
+            (Some(leg), None) => plan.legs.push(leg),
+            (Some(leg), except) if !must => plan.legs.push(Leg { except, ..leg }),
+            (_, reason) => plan.refused.push((transport, reason.unwrap_or_else(|| "there are no hosts".into()))),
         }
     }
     // Memory alone would leave what lies on other hosts out of reach, unless just that was demanded.
-    let reaches = |leg: &Leg| leg.reach == Reach::Anywhere || demands.transport == Some(leg.transport);
+    let reaches =
+        |leg: &Leg| (leg.reach == Reach::Anywhere || demands.transport == Some(leg.transport)) && leg.except.is_none();
     if plan.legs.iter().any(reaches) {
         return Ok(plan);
     }
@@ -159,7 +201,7 @@ mod tests {
 
     #[test]
     fn tcp_is_what_is_left() {
-        let plan = choose(&Demands::default(), &environment(&Transport::ALL)).unwrap();
+        let plan = choose(&Demands::default(), &[environment(&Transport::ALL)]).unwrap();
         assert_eq!(transports(&plan), ["shm", "tcp"]);
         assert_eq!(plan.legs[0].reach, Reach::SameHost);
         let refused: Vec<_> = plan.refused.iter().map(|(transport, _)| transport.name()).collect();
@@ -170,10 +212,10 @@ mod tests {
     fn ictcp_is_taken_where_it_is_demanded_and_every_host_knows_its_link() {
         let mut environment = environment(&Transport::ALL);
         let wanted = demands(Encryption::None, Some(Transport::Ictcp));
-        assert!(choose(&wanted, &environment).unwrap_err().contains("MISSION_LINK_RATE"));
+        assert!(choose(&wanted, &[environment.clone()]).unwrap_err().contains("MISSION_LINK_RATE"));
         environment.link_bits_per_sec = Some(1_000_000_000);
-        assert_eq!(transports(&choose(&wanted, &environment).unwrap()), ["ictcp"]);
-        assert_eq!(transports(&choose(&Demands::default(), &environment).unwrap()), ["shm", "tcp"]);
+        assert_eq!(transports(&choose(&wanted, &[environment.clone()]).unwrap()), ["ictcp"]);
+        assert_eq!(transports(&choose(&Demands::default(), &[environment.clone()]).unwrap()), ["shm", "tcp"]);
     }
 
     #[test]
@@ -182,33 +224,67 @@ mod tests {
         environment.interfaces = 2;
         environment.ecn = Some((true, "seen".into()));
         environment.congestion_controls = vec!["dctcp".into()];
-        let plan = choose(&Demands::default(), &environment).unwrap();
+        let plan = choose(&Demands::default(), &[environment.clone()]).unwrap();
         assert_eq!(transports(&plan), ["shm", "mptcp", "dctcp", "tcp"]);
         environment.ecn = Some((false, "packets were lost and none was marked".into()));
-        assert_eq!(transports(&choose(&Demands::default(), &environment).unwrap()), ["shm", "mptcp", "tcp"]);
+        assert_eq!(transports(&choose(&Demands::default(), &[environment.clone()]).unwrap()), ["shm", "mptcp", "tcp"]);
     }
 
     #[test]
     fn demanded_encryption_is_never_dropped() {
         let plain = environment(&[Transport::Tcp, Transport::Shm]);
-        let refusal = choose(&demands(Encryption::Opportunistic, None), &plain).unwrap_err();
+        let refusal = choose(&demands(Encryption::Opportunistic, None), &[plain]).unwrap_err();
         assert!(refusal.contains("cannot be had"), "{refusal}");
         let without_engine_tls = environment(&[Transport::Tcp, Transport::Tls]);
-        let refusal = choose(&demands(Encryption::Authenticated, None), &without_engine_tls).unwrap_err();
+        let refusal =
+            choose(&demands(Encryption::Authenticated, None), std::slice::from_ref(&without_engine_tls)).unwrap_err();
         assert!(refusal.contains("TLS"), "{refusal}");
-        let plan = choose(&demands(Encryption::Opportunistic, None), &without_engine_tls).unwrap();
+        let plan =
+            choose(&demands(Encryption::Opportunistic, None), std::slice::from_ref(&without_engine_tls)).unwrap();
         assert_eq!(transports(&plan), ["tls"]);
     }
 
     #[test]
     fn encrypted_plain_memory_is_a_contradiction() {
-        let refusal = choose(&demands(Encryption::Authenticated, Some(Transport::Shm)), &environment(&Transport::ALL));
+        let refusal =
+            choose(&demands(Encryption::Authenticated, Some(Transport::Shm)), &[environment(&Transport::ALL)]);
         assert!(refusal.unwrap_err().contains("plain memory is not encrypted"));
     }
 
     #[test]
     fn a_demanded_transport_that_is_missing_refuses_the_job() {
-        let refusal = choose(&demands(Encryption::None, Some(Transport::Mptcp)), &environment(&[Transport::Tcp]));
+        let refusal = choose(&demands(Encryption::None, Some(Transport::Mptcp)), &[environment(&[Transport::Tcp])]);
         assert!(refusal.unwrap_err().contains("mptcp"));
+    }
+    #[test]
+    fn one_host_that_is_different_takes_nothing_from_the_others() {
+        let two = Environment { interfaces: 2, ..environment(&Transport::ALL) };
+        let one = environment(&Transport::ALL);
+        let plan = choose(&Demands::default(), &[two.clone(), one.clone()]).unwrap();
+        assert_eq!(transports(&plan), ["shm", "mptcp", "tcp"]);
+        assert_eq!(plan.legs[1].except.as_deref(), Some("a host has only one interface"));
+        let names = |receiver, source| -> Vec<&str> {
+            plan.between(receiver, source).iter().map(|leg| leg.transport.name()).collect()
+        };
+        assert_eq!(names(&two, &two), ["shm", "mptcp", "tcp"]);
+        assert_eq!([names(&two, &one), names(&one, &two)], [["shm", "tcp"], ["shm", "tcp"]]);
+        assert_eq!(plan.between(&two, &two)[1].subflows, Some(2));
+        // Nothing is known of a sender: what holds between most is tried.
+        assert_eq!(names(&two, &Environment::default()), ["shm", "mptcp", "tcp"]);
+        // What was demanded must hold everywhere.
+        let without = environment(&[Transport::Tcp]);
+        let demanded = demands(Encryption::None, Some(Transport::Mptcp));
+        assert!(choose(&demanded, &[two.clone(), without]).unwrap_err().contains("not every host can carry mptcp"));
+        assert!(choose(&demanded, &[two, one]).is_ok(), "it carries, if only on one path");
+    }
+
+    #[test]
+    fn marks_are_a_matter_of_the_receiver() {
+        let kernel = Environment { congestion_controls: vec!["dctcp".into()], ..environment(&Transport::ALL) };
+        let marked = Environment { ecn: Some((true, "seen".into())), ..kernel.clone() };
+        let plan = choose(&Demands::default(), &[kernel.clone(), marked.clone()]).unwrap();
+        assert_eq!(transports(&plan), ["shm", "dctcp", "tcp"]);
+        let first = |receiver, source| plan.between(receiver, source)[1].transport;
+        assert_eq!([first(&marked, &kernel), first(&kernel, &marked)], [Transport::Dctcp, Transport::Tcp]);
     }
 }

@@ -11,10 +11,11 @@ impl FlightController for Mptcp {
         Transport::Mptcp
     }
 
-    fn plan(&self, demands: &Demands, environment: &Environment) -> Result<Leg, String> {
+    fn leg(&self, demands: &Demands, receiver: &Environment, source: &Environment) -> Result<Leg, String> {
         refuse_plain(demands)?;
-        if environment.interfaces < 2 && demands.transport != Some(Transport::Mptcp) {
-            return Err("some host has only one interface".into());
+        let paths = receiver.interfaces.min(source.interfaces);
+        if paths < 2 && demands.transport != Some(Transport::Mptcp) {
+            return Err("a host has only one interface".into());
         }
         Ok(Leg {
             transport: Transport::Mptcp,
@@ -24,8 +25,9 @@ impl FlightController for Mptcp {
             // Multipath sockets have no such option (tried on Linux 6.18).
             rto_min_us: None,
             // As many as there are paths: more on one path would only compete with each other.
-            subflows: Some(environment.interfaces.max(1)),
-            reason: reason_of_choice(demands, Transport::Mptcp, "every host has more than one interface"),
+            subflows: Some(paths.max(1)),
+            except: None,
+            reason: reason_of_choice(demands, Transport::Mptcp, "both hosts have more than one interface"),
         })
     }
 }

@@ -10,7 +10,7 @@ impl FlightController for Shm {
         Transport::Shm
     }
 
-    fn plan(&self, demands: &Demands, _: &Environment) -> Result<Leg, String> {
+    fn leg(&self, demands: &Demands, _: &Environment, _: &Environment) -> Result<Leg, String> {
         refuse_plain(demands)?;
         Ok(Leg {
             transport: Transport::Shm,
@@ -19,6 +19,7 @@ impl FlightController for Shm {
             congestion_control: None,
             rto_min_us: None,
             subflows: None,
+            except: None,
             reason: reason_of_choice(demands, Transport::Shm, "both ends are on one host"),
         })
     }

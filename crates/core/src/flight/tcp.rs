@@ -11,7 +11,7 @@ impl FlightController for Tcp {
         Transport::Tcp
     }
 
-    fn plan(&self, demands: &Demands, _: &Environment) -> Result<Leg, String> {
+    fn leg(&self, demands: &Demands, _: &Environment, _: &Environment) -> Result<Leg, String> {
         refuse_plain(demands)?;
         Ok(Leg {
             transport: Transport::Tcp,
@@ -20,6 +20,7 @@ impl FlightController for Tcp {
             congestion_control: None,
             rto_min_us: Some(RTO_MIN_US),
             subflows: None,
+            except: None,
             reason: reason_of_choice(demands, Transport::Tcp, "the default: nothing faster fits both ends"),
         })
     }

@@ -11,12 +11,13 @@ impl FlightController for Tls {
         Transport::Tls
     }
 
-    fn plan(&self, demands: &Demands, environment: &Environment) -> Result<Leg, String> {
+    fn leg(&self, demands: &Demands, receiver: &Environment, source: &Environment) -> Result<Leg, String> {
+        let engine_tls = receiver.engine_tls && source.engine_tls;
         let encryption = match (demands.encrypt, demands.transport) {
-            (Encryption::None, Some(Transport::Tls)) if environment.engine_tls => Encryption::Authenticated,
+            (Encryption::None, Some(Transport::Tls)) if engine_tls => Encryption::Authenticated,
             (Encryption::None, Some(Transport::Tls)) => Encryption::Opportunistic,
             (Encryption::None, _) => return Err("the job does not ask for encryption".into()),
-            (Encryption::Authenticated, _) if !environment.engine_tls => {
+            (Encryption::Authenticated, _) if !engine_tls => {
                 return Err(
                     "the engine's own channel is not TLS, and keys would travel over it in the clear: start the \
                             cluster with TLS, or ask for encrypt=\"opportunistic\""
@@ -36,6 +37,7 @@ impl FlightController for Tls {
             congestion_control: None,
             rto_min_us: Some(RTO_MIN_US),
             subflows: None,
+            except: None,
             reason: reason_of_choice(demands, Transport::Tls, kind),
         })
     }

@@ -1,6 +1,6 @@
 //! One worker process: its fetches and its slots as one state machine, the Throttle Controller.
 
-use super::fetches::{self, FetchError, FetchId, Fetches, Outcome, Piece, Run, Tally};
+use super::fetches::{self, FetchError, FetchId, Fetches, Outcome, Piece, Run, SourceId, Tally};
 use super::leases::{self, Leases};
 use super::{FromArbiter, GroupId, MemberId, Ticket, ToArbiter};
 use crate::units::Time;
@@ -36,6 +36,12 @@ pub enum Event {
         group: GroupId,
         legs: u8,
     },
+    /// So many of them reach this source, where that is not all.
+    Reaches {
+        group: GroupId,
+        source: SourceId,
+        legs: u8,
+    },
     Forget {
         group: GroupId,
     },
@@ -64,6 +70,7 @@ pub enum Command {
     },
     FellBack {
         fetch: FetchId,
+        source: SourceId,
         leg: u8,
         why: String,
     },
@@ -118,6 +125,9 @@ impl Process {
             Event::Planned { group, legs } => {
                 self.steps.push_back(Step::Fetches(fetches::Event::Planned { group, legs }));
             }
+            Event::Reaches { group, source, legs } => {
+                self.steps.push_back(Step::Fetches(fetches::Event::Reaches { group, source, legs }));
+            }
             Event::Forget { group } => self.steps.push_back(Step::Fetches(fetches::Event::Forget { group })),
             Event::Abandon { fetch, error } => {
                 self.steps.push_back(Step::Fetches(fetches::Event::Abandon { fetch, error }));
@@ -171,8 +181,8 @@ impl Process {
                 }
                 fetches::Command::Run(run) => commands.push(Command::Run(run)),
                 fetches::Command::Cut { ticket } => commands.push(Command::Cut { ticket }),
-                fetches::Command::FellBack { fetch, leg, why } => {
-                    commands.push(Command::FellBack { fetch, leg, why });
+                fetches::Command::FellBack { fetch, source, leg, why } => {
+                    commands.push(Command::FellBack { fetch, source, leg, why });
                 }
                 fetches::Command::Finished { fetch, result, tally } => {
                     commands.push(Command::Finished { fetch, result, tally });
@@ -608,7 +618,7 @@ mod tests {
         let run = runs(&host.ask(&[piece(4, &[1])], 9))[0];
         assert_eq!(run.leg, 0);
         let fell = host.event(Event::Ended { run, outcome: refused() });
-        assert!(fell.contains(&Command::FellBack { fetch: 1, leg: 0, why: "refused".into() }), "{fell:?}");
+        assert!(fell.contains(&Command::FellBack { fetch: 1, source: 1, leg: 0, why: "refused".into() }), "{fell:?}");
         let run = runs(&fell)[0];
         assert_eq!(run.leg, 1);
         // The last one: it waits, and begins with the first.
@@ -621,6 +631,22 @@ mod tests {
         let stale = runs(&fell)[0];
         let again = host.event(Event::Ended { run: stale, outcome: refused() });
         assert_eq!(runs(&again)[0].leg, 0);
+    }
+
+    /// Where one leg of two reaches a source, that one is tried again and no other.
+    #[test]
+    fn legs_that_do_not_hold_for_a_source_are_not_tried() {
+        let mut host = Alone::new(1);
+        host.event(Event::Planned { group: 1, legs: 2 });
+        host.event(Event::Reaches { group: 1, source: 1, legs: 1 });
+        let refused = || Outcome::NotConnected { fault: Fault::Connection("refused".into()) };
+        let run = runs(&host.ask(&[piece(4, &[1])], 9))[0];
+        let said = host.event(Event::Ended { run, outcome: refused() });
+        assert!(
+            runs(&said).is_empty() && !said.iter().any(|said| matches!(said, Command::FellBack { .. })),
+            "{said:?}"
+        );
+        assert_eq!(runs(&host.pass(Duration::from_millis(500)))[0].leg, 0);
     }
 
     #[test]

@@ -152,12 +152,12 @@ pub struct Weights {
 
 /// Weighs active transfers.
 pub fn weights(policy: &Policy, transfers: &[TransferView]) -> Weights {
-    let mut jobs: BTreeMap<u64, (&JobView, usize)> = BTreeMap::new();
-    for view in transfers {
-        jobs.entry(view.job.arrival).or_insert((&view.job, 0)).1 += 1;
-    }
     match policy {
         Policy::Jobs(policy) => {
+            let mut jobs: BTreeMap<u64, (&JobView, usize)> = BTreeMap::new();
+            for view in transfers {
+                jobs.entry(view.job.arrival).or_insert((&view.job, 0)).1 += 1;
+            }
             let views: Vec<JobView> = jobs.values().map(|(view, _)| (*view).clone()).collect();
             let weights = normalized(policy.counts(&views));
             let by_arrival: BTreeMap<u64, f64> = jobs
@@ -172,15 +172,11 @@ pub fn weights(policy: &Policy, transfers: &[TransferView]) -> Weights {
         }
         Policy::Transfers(policy) => {
             let weights = normalized(policy.counts(transfers));
-            let of = |arrival: u64| {
-                transfers
-                    .iter()
-                    .zip(&weights)
-                    .filter(move |(view, _)| view.job.arrival == arrival)
-                    .map(|(_, weight)| weight)
-            };
-            let jobs = jobs.iter().map(|(arrival, (view, _))| (view.job.clone(), of(*arrival).sum())).collect();
-            Weights { jobs, transfers: weights }
+            let mut of_job: BTreeMap<u64, (JobId, f64)> = BTreeMap::new();
+            for (view, weight) in transfers.iter().zip(&weights) {
+                of_job.entry(view.job.arrival).or_insert_with(|| (view.job.job.clone(), 0.0)).1 += weight;
+            }
+            Weights { jobs: of_job.into_values().collect(), transfers: weights }
         }
     }
 }

@@ -170,8 +170,7 @@ impl Shared {
         let connect = |leg: &Leg, address: &SocketAddr| -> Option<Box<dyn Connection>> {
             carrier::carrier(leg.transport)?.connect(*address, leg, &self.context).ok()
         };
-        let asks = |leg| wanted.addresses.iter().find_map(|address| connect(leg, address));
-        planned.legs.iter().find_map(asks)
+        wanted.addresses.iter().find_map(|address| planned.to(*address).iter().find_map(|leg| connect(leg, address)))
     }
 }
 

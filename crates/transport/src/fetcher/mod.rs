@@ -17,6 +17,7 @@ use crate::object::ObjectId;
 use crate::parts::{FetchRequest, Fetched, Home, Part, places};
 use crate::segment::{Pool, Segment};
 use crate::store::Store;
+use mission_core::cluster::Senders;
 use mission_core::flight::{self, Environment, FlightPlan, Leg};
 use mission_core::host::fetches::{FetchError, FetchId, SourceId, Tally};
 use mission_core::host::process::{Command, Event, Process};
@@ -50,7 +51,6 @@ struct Shared {
     arbiter: OnceLock<Arbiter>,
     borrower: Borrower,
     context: Context,
-    environment: Environment,
     store: Arc<Store>,
     pool: Arc<Pool>,
     own_address: SocketAddr,
@@ -75,6 +75,9 @@ struct State {
     connections: Connections,
     flows_per_host: FlowsPerHost,
     plans: BTreeMap<JobId, Result<Arc<Planned>, String>>,
+    /// What this host can do, and what those can do that it fetches from.
+    own: Arc<Environment>,
+    senders: Arc<Senders>,
     groups: HashMap<GroupId, JobId>,
     transfers: BTreeMap<TransferId, TransferRecord>,
     /// Those that many receive alike.
@@ -88,13 +91,28 @@ struct State {
 /// A flight plan, and those of its legs that lead to other hosts and that this process has a carrier for.
 struct Planned {
     plan: FlightPlan,
-    legs: Vec<Leg>,
+    legs: Arc<[Leg]>,
+    own: Arc<Environment>,
+    senders: Arc<Senders>,
+    /// Those legs that hold for a sender, once they were asked for.
+    to: Mutex<HashMap<SocketAddr, Arc<[Leg]>>>,
 }
 
 impl Planned {
-    fn new(plan: FlightPlan) -> Arc<Planned> {
+    fn new(plan: FlightPlan, own: Arc<Environment>, senders: Arc<Senders>) -> Arc<Planned> {
         let legs = plan.legs.iter().filter(|leg| runs::is_carried(leg)).cloned().collect();
-        Arc::new(Planned { plan, legs })
+        Arc::new(Planned { plan, legs, own, senders, to: Mutex::default() })
+    }
+
+    /// The legs over which a sender is reached, best first; those of the plan where none of them is known to hold.
+    fn to(&self, sender: SocketAddr) -> Arc<[Leg]> {
+        let mut known = self.to.lock().expect("no panic while held");
+        let find = || {
+            let legs = self.plan.between(&self.own, self.senders.at(&sender.to_string()));
+            let legs: Arc<[Leg]> = legs.into_iter().filter(runs::is_carried).collect();
+            if legs.is_empty() { self.legs.clone() } else { legs }
+        };
+        known.entry(sender).or_insert_with(find).clone()
     }
 }
 
@@ -177,6 +195,8 @@ impl Fetcher {
             connections: Connections::default(),
             flows_per_host,
             plans: BTreeMap::new(),
+            own: Arc::new(environment),
+            senders: Arc::default(),
             groups: HashMap::new(),
             transfers: BTreeMap::new(),
             broadcasts: BTreeSet::new(),
@@ -194,7 +214,6 @@ impl Fetcher {
             arbiter: OnceLock::new(),
             borrower,
             context,
-            environment,
             store,
             pool,
             own_address,
@@ -342,8 +361,15 @@ impl Fetcher {
                 drop(closed);
             }
             mission::Command::Plan { job, plan } => {
-                let planned = Planned::new(plan);
-                shared.planned(&mut state, &job, planned);
+                shared.planned(&mut state, &job, plan);
+            }
+            mission::Command::Hosts { hosts } => {
+                Arc::make_mut(&mut state.senders).learn(hosts);
+                shared.plan_again(&mut state);
+            }
+            mission::Command::Own { environment, .. } => {
+                state.own = environment.into();
+                shared.plan_again(&mut state);
             }
             mission::Command::Refuse { job, reason } => {
                 state.plans.insert(job, Err(reason));
@@ -509,12 +535,8 @@ impl Shared {
         if let Some(known) = state.plans.get(job) {
             return known.clone().map_err(FetchError::Denied);
         }
-        match flight::choose(demands, &self.environment) {
-            Ok(plan) => {
-                let planned = Planned::new(plan);
-                self.planned(&mut state, job, planned.clone());
-                Ok(planned)
-            }
+        match flight::choose(demands, std::slice::from_ref(&state.own)) {
+            Ok(plan) => Ok(self.planned(&mut state, job, plan)),
             Err(reason) => {
                 state.plans.insert(job.clone(), Err(reason.clone()));
                 Err(FetchError::Denied(reason))
@@ -522,11 +544,22 @@ impl Shared {
         }
     }
 
-    fn planned(&self, state: &mut State, job: &JobId, planned: Arc<Planned>) {
+    /// Another plan for a job; what is under way on the old one ends.
+    fn planned(&self, state: &mut State, job: &JobId, plan: FlightPlan) -> Arc<Planned> {
+        let planned = Planned::new(plan, state.own.clone(), state.senders.clone());
         let (group, legs) = (arbiter::group_of(job), planned.legs.len().min(u8::MAX.into()) as u8);
         state.groups.insert(group, job.clone());
-        state.plans.insert(job.clone(), Ok(planned));
+        state.plans.insert(job.clone(), Ok(planned.clone()));
         self.handle(state, Event::Planned { group, legs });
+        planned
+    }
+
+    /// The same plans, where other legs of them may hold now.
+    fn plan_again(&self, state: &mut State) {
+        let plans = state.plans.iter().filter_map(|(job, planned)| Some((job.clone(), planned.as_ref().ok()?.clone())));
+        for (job, before) in plans.collect::<Vec<_>>() {
+            self.planned(state, &job, before.plan.clone());
+        }
     }
 
     fn abandon_all(&self, state: &mut State) {

@@ -17,7 +17,7 @@ use mission_core::host::fetches::{Fault, FetchError, Outcome, Piece, Run, Tally,
 use mission_core::host::process::{Command, Event};
 use mission_core::host::{HEARTBEAT, Ticket};
 use mission_core::types::{JobId, TransferId};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, MutexGuard};
@@ -166,8 +166,19 @@ impl Shared {
         let seed = u64::from_ne_bytes(crate::auth::random());
         let (group, member) = (arbiter::group_of(&transfer.job), arbiter::member_of(transfer));
         let chunk_bytes = planned.plan.chunk_bytes;
-        // Where flows are subflows, one connection carries all that comes from a source.
-        let runs_per_source = if planned.legs[0].subflows.is_some() { 1 } else { u32::MAX };
+        let (mut runs_per_source, mut sources) = (u32::MAX, BTreeMap::new());
+        for (piece, far) in pieces.iter().zip(&state.fetches[&id].far) {
+            sources.extend(piece.sources.iter().copied().zip(far.sources.iter().copied()));
+        }
+        for (source, address) in sources {
+            let legs = planned.to(address);
+            // Where flows are subflows, one connection carries all that comes from a source.
+            runs_per_source = if legs[0].subflows.is_some() { 1 } else { runs_per_source };
+            if legs.len() != planned.legs.len() {
+                let legs = legs.len().min(u8::MAX.into()) as u8;
+                self.handle(&mut state, Event::Reaches { group, source, legs });
+            }
+        }
         self.handle(&mut state, Event::Asked { fetch: id, group, member, pieces, chunk_bytes, runs_per_source, seed });
         let mut looked = Instant::now();
         loop {
@@ -230,12 +241,15 @@ impl Shared {
                         let _ = stream.shutdown(Shutdown::Both);
                     }
                 }
-                Command::FellBack { fetch, leg, why } => {
+                Command::FellBack { fetch, source, leg, why } => {
                     let Some(transfer) = state.fetches.get(&fetch).map(|active| active.transfer.clone()) else {
                         continue;
                     };
                     let name = match state.plans.get(&transfer.job) {
-                        Some(Ok(planned)) => planned.legs.get(usize::from(leg)).map(|leg| leg.transport.name()),
+                        Some(Ok(planned)) => {
+                            let legs = planned.to(state.sources[source as usize]);
+                            legs.get(usize::from(leg)).map(|leg| leg.transport.name())
+                        }
                         _ => None,
                     };
                     let fallback = format!("{}: {why}", name.unwrap_or("an earlier plan"));
@@ -267,8 +281,9 @@ impl Shared {
         let Some(active) = state.fetches.get_mut(&run.fetch) else { return };
         let planned = planned.unwrap_or_else(|| active.planned.clone());
         // The newest plan, so that a transport can be replaced at a chunk boundary.
-        let leg = planned.legs.get(usize::from(run.leg)).or(planned.legs.first()).or(active.planned.legs.first());
-        let leg = leg.expect("a fetch without any leg is refused").clone();
+        let address = state.sources[run.source as usize];
+        let legs = if planned.legs.is_empty() { active.planned.to(address) } else { planned.to(address) };
+        let leg = legs.get(usize::from(run.leg)).or(legs.first()).expect("a fetch without any leg is refused").clone();
         let transfer = active.transfer.clone();
         let assigned = Assigned { run, job: transfer.job.clone(), planned, leg };
         if active.caller_waits && active.mine.is_empty() {
@@ -518,7 +533,8 @@ fn broken(verified: u64, fault: Fault) -> Outcome {
 /// Records what a connection carried, what it agreed to, and how it fares.
 fn note(facts: &mut TransportFacts, plan: &FlightPlan, leg: &Leg, bytes: u64, connection: &dyn Connection) {
     facts.carried(leg, bytes, connection.negotiated());
-    for skipped in plan.legs.iter().take_while(|other| *other != leg).filter(|leg| leg.reach == Reach::Anywhere) {
+    let before = plan.legs.iter().take_while(|other| other.transport != leg.transport);
+    for skipped in before.filter(|leg| leg.reach == Reach::Anywhere && !is_carried(leg)) {
         facts.fallbacks.insert(format!("{}: this process has no carrier for it", skipped.transport.name()));
     }
     let sender = connection.sender();

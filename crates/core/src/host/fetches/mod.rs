@@ -59,6 +59,12 @@ pub enum Event {
         group: GroupId,
         legs: u8,
     },
+    /// Only so many of its legs reach this source; until the next plan.
+    Reaches {
+        group: GroupId,
+        source: SourceId,
+        legs: u8,
+    },
     /// Nothing of the group is remembered any more.
     Forget {
         group: GroupId,
@@ -154,6 +160,7 @@ pub enum Command {
     /// A leg could not be connected to this source; the next one is tried.
     FellBack {
         fetch: FetchId,
+        source: SourceId,
         leg: u8,
         why: String,
     },
@@ -235,6 +242,8 @@ struct Group {
     plan: u32,
     /// The leg that each source was last reached by, where it is not the first.
     leg_of: BTreeMap<SourceId, u8>,
+    /// Sources that fewer legs reach, and how many.
+    fewer: BTreeMap<SourceId, u8>,
     /// Sources to which a connection has just carried a chunk: going on with them saves a handshake.
     warm: Vec<SourceId>,
     members: u32,
@@ -290,7 +299,11 @@ impl Fetches {
                 group.legs = legs;
                 group.plan = group.plan.wrapping_add(1);
                 group.leg_of.clear();
+                group.fewer.clear();
                 group.warm.clear();
+            }
+            Event::Reaches { group, source, legs } => {
+                self.groups.entry(group).or_default().fewer.insert(source, legs);
             }
             Event::Forget { group: id } => {
                 if let Some(group) = self.groups.get_mut(&id) {
@@ -515,7 +528,7 @@ impl Fetches {
                     Some(()) => {
                         let why = words(&fault);
                         fetch.fault = Some(why.clone());
-                        commands.push(Command::FellBack { fetch: run.fetch, leg: run.leg, why });
+                        commands.push(Command::FellBack { fetch: run.fetch, source: run.source, leg: run.leg, why });
                         None
                     }
                     None => fetch.handle_fault(now, run, source, fault),
@@ -664,7 +677,7 @@ impl Group {
             // Another run has found out before, or there is another plan.
             return Some(());
         }
-        if run.leg + 1 < self.legs {
+        if run.leg + 1 < self.fewer.get(&run.source).copied().unwrap_or(self.legs) {
             self.leg_of.insert(run.source, run.leg + 1);
             return Some(());
         }
