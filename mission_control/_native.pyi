@@ -1,7 +1,7 @@
 """Decisions and data plane in Rust. What crosses seldom crosses as JSON; the types are those of `crates/core`."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from typing_extensions import Buffer
 
@@ -78,13 +78,32 @@ class Endpoint:
         parts: Sequence[tuple[str, int, int, list[str]]],
         packed: bool,
         whole: bool = False,
-    ) -> tuple[list[Part], Part | None, str]: ...
-    def command(self, command: str) -> None: ...
+        receiver: str | None = None,
+        part_count: int = 0,
+    ) -> tuple[list[Part], Part | None, str]:
+        """`receiver`: who asks, and how many parts each object has: for the pattern of the transfer."""
+
+    def command(self, command: str) -> None:
+        """One command for the data plane, outside the numbered messages."""
+
+    def joined(self, commands: str, version: int) -> None:
+        """This process has joined: all that it must know (JSON), as of a version."""
+
+    def hear(self, version: int, message: str) -> tuple[int | None, str | None, list[str]]:
+        """Does what a message says. Gives the version after which something is missing, the job on which to say the
+        last words, and the addresses to be probed."""
+
+    @property
+    def heard(self) -> int:
+        """The version of the last message that was obeyed."""
+
+    def known_lost(self, objects: Sequence[str]) -> list[str]: ...
     def probe_ecn(self, senders: Sequence[str]) -> str: ...
     def lost(self, objects: Sequence[str], why: str) -> None: ...
     def forget_job(self, job: str) -> None: ...
-    def report(self) -> str | None: ...
-    def copied(self) -> list[str]: ...
+    def report(self, cpu: float = 0.0, last_of: str | None = None) -> str | None:
+        """What has changed since the last report, as JSON (`WorkerReport`); `None`: nothing."""
+
     def transfers(self) -> str: ...
     def resources(self) -> str: ...
     def close(self) -> None: ...
@@ -119,56 +138,53 @@ class Switch:
     def trace(self, on: bool) -> None: ...
     def samples(self) -> list[tuple[int, int, int, int]]: ...
 
-class MissionController:
-    """The Mission Controller's state machine; `now` in seconds since any start."""
+class Controller:
+    """All that is known of a cluster, and what is said to whom about it; `now` in seconds since any start.
+
+    Commands come as JSON, or not at all. Tasks are numbered by the caller.
+    """
 
     def __init__(self, policy: str, flows_per_host: int | str, environment: str) -> None: ...
-    def handle(self, now: float, event: str) -> str: ...
-    def add_task(self, task: int, job: str, stage: str, kind: str, inputs: Sequence[int]) -> None:
-        """A task of the engine's graph, after its inputs; kind: work, select (only selects or splits) or barrier."""
+    def handle(self, now: float, event: str) -> str | None: ...
+    def tasks(
+        self,
+        now: float,
+        tasks: Sequence[tuple[int, str, str, Sequence[int]]],
+        client: str,
+        spec: str | None = None,
+        by: int | None = None,
+        span: str | None = None,
+    ) -> str | None:
+        """New tasks of one origin, each after its inputs: number, stage, kind (work, select or barrier), inputs."""
 
-    def put(self, task: int, parts: int) -> None:
-        """A task's result carries an object of so many parts."""
+    def submitted(self, now: float, by: int, tasks: Sequence[int]) -> str | None:
+        """A task has submitted others, new ones or not."""
 
-    def forget_task(self, task: int) -> None: ...
-    @property
-    def tasks(self) -> int:
-        """Tasks of the graph that are remembered."""
+    def begins(self, now: float, task: int, worker: str) -> str | None:
+        """A task was given to a worker, or to another one."""
 
-    def briefing(self, worker: str) -> str: ...
-    def admits(self, spec: str) -> str | None: ...
-    def status(self) -> str: ...
+    def ends(self, now: float, task: int) -> str | None:
+        """A task is done, or was taken away."""
+
+    def carries(self, now: float, task: int, objects: Sequence[Any], alive: bool) -> str | None:
+        """A task's result carries objects: name, owner, number of parts; what makes no sense is passed over."""
+
+    def result_gone(self, now: float, task: int, wanted: bool) -> str | None:
+        """A result is gone, and is going to be computed again or not."""
+
+    def forgotten(self, now: float, task: int) -> str | None: ...
+    def spec_of(self, task: int) -> str | None:
+        """The job of a task as it is specified now."""
+
+    def status(self, most: int | None = None) -> str: ...
+    def held(self) -> dict[str, int]:
+        """How many of each thing are remembered."""
+
     @property
     def policy(self) -> str: ...
-    @property
-    def policy_error(self) -> str | None: ...
 
 def check_priority(job: str, priority: float) -> None:
     """Raises ValueError: one line that says which priority a job can have."""
-
-class Outbox:
-    """What was said to each receiver, numbered from 1, until the receiver has seen it."""
-
-    def __init__(self) -> None: ...
-    def send(self, receiver: str, message: Any) -> int:
-        """Keeps a message; gives the version with which it goes out."""
-    def last(self, receiver: str) -> int:
-        """The version of the last message. A receiver that joins gets the whole state, and begins there."""
-    def seen(self, receiver: str, version: int) -> None:
-        """Everything up to this version is known there, and need not be kept."""
-    def after(self, receiver: str, version: int) -> list[tuple[int, Any]]:
-        """What comes after a version, oldest first, for a receiver that asks again."""
-    def forget(self, receiver: str) -> None: ...
-
-class Inbox:
-    """The versions that a receiver has seen; it begins with the version of the state that it got."""
-
-    def __init__(self, version: int) -> None: ...
-    def receive(self, version: int) -> Literal["in-order", "old", "gap"]:
-        """What to make of a message: it is in force, was seen before, or something is missing before it."""
-    @property
-    def last(self) -> int:
-        """Everything up to this version has been seen."""
 
 def weights(spec: str, transfers: str, flows_per_host: int | str) -> list[tuple[float, int]]: ...
 

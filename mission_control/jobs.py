@@ -14,7 +14,7 @@ from mission_control import _native
 if TYPE_CHECKING:
     from distributed import Client
 
-    from mission_control.dask.policy import Policy
+    from mission_control.policies import Policy
 
 ANNOTATION = "mission_control"
 """Name of the annotation that a job's tasks carry."""
@@ -138,7 +138,7 @@ def install(client: Client, *, policy: str | Policy | None = None, flows_per_hos
 
     Args:
         policy: how jobs share the network; see ``mission weights --help``; or a function that is given the active jobs
-            and their transfers and returns how much each counts, see :mod:`mission_control.dask.policy`. Given for a
+            and their transfers and returns how much each counts, see :mod:`mission_control.policies`. Given for a
             cluster that has Mission Control, it replaces the policy there.
         flows_per_host: receiving slots of every host, ``all`` or ``auto`` (found by trial); only for a cluster that has
             no Mission Control yet.

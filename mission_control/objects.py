@@ -245,9 +245,10 @@ def fetch(references: Reference | Iterable[Reference], part: int | None = None, 
         wanted.extend((reference.object, number, sizes[number], [reference.address]) for number in numbers)
     whole = len(wanted) == sum(map(len, references))
     stage = references[0].stage if references else "nothing"
-    plugin.remember_asked(task, stage, references, wanted, whole)
     try:
-        parts, all, tally = endpoint.fetch(task.job, stage, task.stage, json.dumps(task.demands), wanted, packed, whole)
+        asks = (str(task.key), len(references[0]) if references else 0)
+        given = (task.job, stage, task.stage, json.dumps(task.demands), wanted, packed, whole, *asks)
+        parts, all, tally = endpoint.fetch(*given)
     except _native.Lost as error:
         plugin.reschedule_if_lost(task.key, {reference.object for reference in references}, error)
         kept = "it lives as long as a result that carries its reference: keep the future of the task that put it"

@@ -264,7 +264,7 @@ def transfers(result: dict[str, Any]) -> str:
                     job["name"],
                     f"{transfer['from']} → {transfer['to']}",
                     transfer["pattern"],
-                    f"{transfer['weight']:.2f}" if transfer["weight"] is not None else "",
+                    f"{transfer['weight']:.2f}" if transfer.get("weight") is not None else "",
                     transfer["flows_peak"],
                     _native.format_bytes(transfer["bytes"]),
                     facts.get("chosen") or "none",
@@ -299,7 +299,7 @@ def decisions(records: list[dict[str, Any]]) -> str:
         elif record["kind"] == "decision" and record["command"] == "plan":
             legs = "; ".join(
                 f"{leg['transport']}: {leg['reason']}"
-                + (f" (not everywhere: {leg['except']})" if leg["except"] else "")
+                + (f" (not everywhere: {leg['except']})" if leg.get("except") else "")
                 for leg in record["plan"]["legs"]
             )
             refused = "; ".join(f"{transport}: {why}" for transport, why in record["plan"]["refused"])

@@ -89,29 +89,8 @@ def held_by_scheduler(client: Client) -> dict[str, int]:
 
     def count(dask_scheduler: Any) -> dict[str, int]:
         own = dask_scheduler.plugins["mission-control"]
-        jobs, objects = own.jobs, own.objects
-        sizes = {
-            "jobs of tasks": jobs.of,
-            "submitted specifications": jobs.submitted,
-            "specifications": jobs.specs,
-            "owners": jobs._owners,
-            "holds": jobs._holds,
-        }
-        sizes |= {"tasks": jobs._tasks, "objects": objects._owner, "carriers": objects._carried, "keys": objects._keys}
-        sizes |= {
-            "transfers": own.transfers,
-            "merged": own.merged,
-            "moved": own.moved,
-            "numbers": own.numbers,
-            "changed": own.changed,
-        }
-        sizes |= {
-            "graph": range(own.mission.tasks),
-            "submitted": own.submitted_by,
-            "recomputed": own.recomputed,
-            "submitted_on": own.submitted_on,
-        }
-        return {name: len(value) for name, value in sizes.items()}
+        translated = {"numbers": own.numbers, "keys": own.keys, "submitted by": own.submitted_by}
+        return {**own.controller.held(), **{name: len(value) for name, value in translated.items()}}
 
     return client.run_on_scheduler(count)
 

@@ -14,7 +14,6 @@ import pytest
 from distributed import Client, LocalCluster
 
 import mission_control
-from mission_control.dask.worker import Newest
 from tests.conftest import held_by_scheduler, status, until
 
 
@@ -90,11 +89,12 @@ def test_memory_that_is_kept_for_the_next_objects_is_shown(client):
     until(lambda: kept_bytes(client) < 3 << 20, "nobody wants it", seconds=40)
 
 
-def test_a_worker_remembers_only_the_newest_lost_objects():
-    lost = Newest(3)
-    lost.update(["a", "b", "c"])
-    lost.update(["a", "d"])
-    assert len(lost) == 3 and lost & {"a", "b", "c", "d"} == {"a", "c", "d"}
+def test_a_worker_remembers_only_the_newest_lost_objects(endpoint):
+    own, names = endpoint(), [f"{number:032x}" for number in range(100_001)]
+    own.lost(names[:-1], "their worker left")
+    assert own.known_lost([names[0], names[-2], names[-1]]) == [names[0], names[-2]]
+    own.lost(names[-1:], "their worker left")
+    assert own.known_lost([names[0], names[1], names[-1]]) == [names[1], names[-1]]
 
 
 def test_handlers_that_an_operator_blocks_are_not_offered():
@@ -114,6 +114,6 @@ def test_a_rejected_job_leaves_its_name_to_others(client, cluster):
         rejected = mission_control.job("wanted", encrypt=True, client=client)
         with pytest.raises(mission_control.JobRejected), rejected:
             pass
-        assert held_by_scheduler(client)["owners"] == 0
+        assert held_by_scheduler(client)["names of jobs"] == 0
         with mission_control.job("wanted", client=other):
             assert [job["job"] for job in status(other)["jobs"]] == ["wanted"]

@@ -113,9 +113,18 @@ def test_a_reference_that_somebody_made_up_harms_nobody(client, name, owner):
     # Whatever else a message brings that cannot be done, the rest of it is.
     kept = client.submit(child, 8, pure=False)
     wait(kept)
-    client.run_on_scheduler(
-        lambda dask_scheduler: dask_scheduler.plugins["mission-control"].tell({"free": ["hello"], "lost": ["hello"]})
-    )
+
+    def say_nonsense(dask_scheduler: Any) -> None:
+        own = dask_scheduler.plugins["mission-control"]
+        tell = own.tell
+        own.tell = lambda worker, version, message: tell(
+            worker, version, {**message, "free": ["hello"], "lost": ["hello"]}
+        )
+        own.event("admit", spec={"job": "nonsense"}, client="nobody")
+        own.event("client-gone", client="nobody")
+        own.tell = tell
+
+    client.run_on_scheduler(say_nonsense)
     time.sleep(1)
     assert client.run(os.getpid) == processes
     assert client.submit(take, kept, pure=False).result(timeout=60) == content(8)
@@ -324,14 +333,15 @@ def test_a_worker_that_fails_after_it_joined_is_not_counted_on():
     with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster, Client(cluster) as client:
         mission_control.install(client)
         plugin = cluster.scheduler.plugins["mission-control"]
-        until(lambda: len(plugin.workers) == 2, "both joined")
-        failed, sound = sorted(plugin.workers)
+        until(lambda: len(status(client)["workers"]) == 2, "both joined")
+        failed, sound = sorted(status(client)["workers"])
         client.sync(plugin.on_without, failed, "it broke")
-        assert set(plugin.workers) == {sound} and plugin.without == {failed: "it broke"}
+        assert set(status(client)["workers"]) == {sound} and status(client)["without"] == {failed: "it broke"}
         for number in range(3):
             with mission_control.job(f"job{number}", client=client):
                 assert client.submit(sum, [1, 2], pure=False).result() == 3
-        assert plugin.outbox.after(failed, 0) == []
+        told = [record for record in plugin.records if record["kind"] == "worker-left"]
+        assert [record["worker"] for record in told] == [failed] and set(status(client)["workers"]) == {sound}
 
 
 def test_bad_settings_of_the_data_plane_stop_no_worker(monkeypatch):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any
 
 import pytest
@@ -23,25 +22,21 @@ def made(seed: int) -> mission_control.Reference:
 def lose(messages: int, dask_scheduler: Any) -> None:
     """The next messages to each worker do not arrive."""
     own = dask_scheduler.plugins["mission-control"]
-    left = dict.fromkeys(own.workers, messages)
+    left = dict.fromkeys(own.status()["workers"], messages)
 
-    def send(worker: str, version: int, message: dict[str, Any]) -> None:
+    def tell(worker: str, version: int, message: dict[str, Any]) -> None:
         if left[worker] > 0:
             left[worker] -= 1
         else:
-            type(own).send(own, worker, version, message)
+            type(own).tell(own, worker, version, message)
 
-    own.send = send
+    own.tell = tell
 
 
 def versions(client: Client) -> tuple[dict[str, int], dict[str, int]]:
     """The last version that was sent to each worker, and the last that it saw."""
-    sent = client.run_on_scheduler(
-        lambda dask_scheduler: {
-            worker: dask_scheduler.plugins["mission-control"].outbox.last(worker) for worker in dask_scheduler.workers
-        }
-    )
-    return sent, client.run(lambda dask_worker: dask_worker.plugins["mission-control"].inbox.last)
+    sent = {worker: own["version"] for worker, own in status(client)["workers"].items()}
+    return sent, client.run(lambda dask_worker: dask_worker.plugins["mission-control"].endpoint.heard)
 
 
 @pytest.mark.parametrize("messages", [1, 3])
@@ -65,12 +60,11 @@ def test_what_workers_saw_is_not_kept(client):
     for seed in range(20):
         wait(client.submit(made, seed, pure=False))
 
-    def kept(dask_scheduler: Any) -> int:
-        own = dask_scheduler.plugins["mission-control"]
-        return sum(len(own.outbox.after(worker, 0)) for worker in dask_scheduler.workers)
+    def kept() -> int:
+        return sum(own["unseen"] for own in status(client)["workers"].values())
 
     assert any(versions(client)[0].values())
-    until(lambda: client.run_on_scheduler(kept) == 0, "every worker said what it has seen")
+    until(lambda: kept() == 0, "every worker said what it has seen")
 
 
 def test_what_is_said_while_a_worker_joins_is_not_lost():
@@ -82,7 +76,7 @@ def test_what_is_said_while_a_worker_joins_is_not_lost():
 
         async def join(worker: str, **known: Any) -> dict[str, Any]:
             answer = await joined(worker=worker, **known)
-            own.tell({"free": ["00" * 16]}, [worker])
+            own.event("admit", spec={"job": f"early for {worker}"}, client="nobody")
             await asyncio.sleep(0.5)  # that arrives first
             return answer
 
@@ -107,15 +101,12 @@ def test_a_worker_that_dask_does_not_take_is_forgotten(client):
 
     def join(dask_scheduler: Any) -> bool:
         own = dask_scheduler.plugins["mission-control"]
-        worker, (known, *_) = "tcp://127.0.0.1:1", own.workers.values()
-        own.workers[worker] = dict(known)
-        own.unregistered[worker] = time.monotonic() - 31
-        return worker in own.workers
-
-    def is_known(dask_scheduler: Any) -> bool:
-        own = dask_scheduler.plugins["mission-control"]
-        return "tcp://127.0.0.1:1" in own.workers or bool(own.unregistered)
+        where = {"worker": "tcp://127.0.0.1:1", "host": "nowhere", "address": "127.0.0.1:1"}
+        own.event("join", **where, environment={})
+        joined = len(own.status()["workers"]) == 4
+        own.started -= 31  # half a minute passes
+        return joined
 
     assert client.run_on_scheduler(join)
-    until(lambda: not client.run_on_scheduler(is_known), "it is forgotten")
+    until(lambda: len(status(client)["workers"]) < 4, "it is forgotten")
     assert len(status(client)["workers"]) == 3

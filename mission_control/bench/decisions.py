@@ -12,6 +12,8 @@ from mission_control.environment import describe
 
 JOBS, TRANSFERS = 1_000, 3
 TASKS = 1_000_000
+UPDATE = 1_000
+"""Tasks of one update of a graph."""
 ROUNDS = 21
 WORKERS = 10_000
 GROUPS, WAITING, CHUNKS = 100, 1_000, 20_000
@@ -29,7 +31,7 @@ def measure() -> dict[str, Any]:
             "what": f"one chunk from request to grant, {GROUPS} jobs and {WAITING:,} waiting chunks",
             "seconds": statistics.median(_native.seconds_per_grant(GROUPS, WAITING, CHUNKS) for _ in range(ROUNDS)),
         },
-        {"what": f"{TASKS:,} tasks classified one by one, 2 inputs each", "seconds": graph()},
+        {"what": f"{TASKS:,} tasks in updates of {UPDATE:,}, 2 inputs each", "seconds": graph()},
         {"what": f"{WORKERS:,} workers join one by one, each with its briefing", "seconds": joins()},
         {"what": f"one report of a worker, {JOBS:,} jobs with {TRANSFERS} active transfers each", "seconds": report()},
         {"what": f"one task more in a graph, after {JOBS:,} jobs that are over", "seconds": graph_update()},
@@ -40,86 +42,103 @@ def measure() -> dict[str, Any]:
 def progress(job: int, served: int, number: int = 0) -> str:
     """What a worker says of a transfer."""
     transfer = {"job": f"job-{job}", "from": f"map-{number}", "to": "reduce"}
-    totals = {"asked_bytes": 100, "served_bytes": served}
-    return json.dumps({"event": "progress", "worker": "w", "transfer": transfer, **totals})
+    record = {**transfer, "asked_bytes": 100, "served_bytes": served}
+    return json.dumps({"event": "report", "worker": "w", "report": {"records": [record]}})
 
 
-def busy() -> _native.MissionController:
+def controller(*jobs: str, policy: str = "fair", flows: int = 10) -> _native.Controller:
+    """Of a cluster to which a client has submitted these jobs."""
+    made = _native.Controller(policy, flows, '{"carriers": ["tcp"]}')
+    for job in jobs:
+        made.handle(0.0, json.dumps({"event": "admit", "spec": {"job": job}, "client": "client"}))
+    return made
+
+
+def busy() -> _native.Controller:
     """With all transfers active, and weighed."""
-    mission = _native.MissionController("performance-centric", 10 * JOBS * TRANSFERS, "{}")
+    jobs = [f"job-{number}" for number in range(JOBS)]
+    made = controller(*jobs, policy="performance-centric", flows=10 * JOBS * TRANSFERS)
+    where = {"worker": "w", "host": "h", "address": "h:1"}
+    made.handle(0.0, json.dumps({"event": "join", **where, "environment": {"carriers": ["tcp"]}}))
     for job in range(JOBS):
         for number in range(TRANSFERS):
-            mission.handle(0.0, progress(job, 0, number))
-    return mission
+            made.handle(0.0, progress(job, 0, number))
+    return made
+
+
+def weights() -> float:
+    """Seconds of a round: a report that changes who is active, to the commands that it causes."""
+    made = busy()
+    samples = []
+    for number in range(ROUNDS):
+        event = progress(0, 100 if number % 2 == 0 else 0)
+        began = time.perf_counter()
+        commands = made.handle(number + 1.0, event)
+        samples.append(time.perf_counter() - began)
+        assert commands is not None and '"command":"weights"' in commands and '"command":"shares"' in commands
+    return statistics.median(samples)
 
 
 def report() -> float:
     """Seconds of a report that changes nothing of who is active."""
-    mission = busy()
+    made = busy()
     began = time.perf_counter()
     for number in range(JOBS):
-        assert mission.handle(0.0, progress(number, 50)) == "[]"
+        made.handle(0.0, progress(number, 50))
     return (time.perf_counter() - began) / JOBS
 
 
 def joins() -> float:
     """Seconds until all workers have joined a cluster with one job, each on a host of its own."""
-    mission = _native.MissionController("fair", 10, "{}")
-    mission.handle(0.0, json.dumps({"event": "job-arrived", "spec": {"job": "j"}}))
+    made = controller("job")
     environment = {"carriers": ["shm", "tcp"], "interfaces": 1}
     began = time.perf_counter()
     for number in range(WORKERS):
         where = {"worker": f"tcp://w{number}", "host": f"h{number}", "address": f"h{number}:1"}
-        mission.handle(0.0, json.dumps({"event": "worker-joined", **where, "environment": environment}))
-        mission.briefing(where["worker"])
+        made.handle(0.0, json.dumps({"event": "join", **where, "environment": environment}))
+        made.handle(0.0, json.dumps({"event": "known", "worker": where["worker"]}))
     return time.perf_counter() - began
-
-
-def graph_update() -> float:
-    """Seconds of one task more, and of what it tells, after many jobs have come and gone."""
-    mission = _native.MissionController("fair", 10, "{}")
-    tick = json.dumps({"event": "tick"})
-    number = 0
-    for job in range(JOBS):
-        for stage in range(4):
-            mission.add_task(number, f"job-{job}", f"stage-{stage}", "work", [number - 1] if stage else [])
-            number += 1
-        mission.handle(0.0, tick)
-        for task in range(number - 4, number):
-            mission.forget_task(task)
-        mission.handle(0.0, json.dumps({"event": "job-ended", "job": f"job-{job}"}))
-    mission.add_task(number, "job", "a", "work", [])
-    began = time.perf_counter()
-    for task in range(1, JOBS):
-        mission.add_task(number + task, "job", "b", "work", [number])
-        mission.handle(0.0, tick)
-    return (time.perf_counter() - began) / JOBS
-
-
-def weights() -> float:
-    """Seconds of a round: an event that changes who is active, to the commands that it causes."""
-    mission = busy()
-    samples = []
-    for number in range(ROUNDS):
-        event = progress(0, 100 if number % 2 == 0 else 0)
-        began = time.perf_counter()
-        commands = mission.handle(0.0, event)
-        samples.append(time.perf_counter() - began)
-        assert {command["command"] for command in json.loads(commands)} == {"weights", "shares"}
-    return statistics.median(samples)
 
 
 def graph() -> float:
     """Seconds to learn a graph of layers: each task takes from two of the layer before."""
-    mission = _native.MissionController("fair", 10, "{}")
+    made = controller("job")
     layers, width = 10, TASKS // 10
-    began = time.perf_counter()
+    seconds = 0.0
     for layer in range(layers):
         stage, first = f"layer-{layer}", (layer - 1) * width
-        for index in range(width):
-            inputs = [first + index, first + (index + 1) % width] if layer else []
-            mission.add_task(layer * width + index, "job", stage, "work", inputs)
-    mission.handle(0.0, json.dumps({"event": "tick"}))
-    seconds = time.perf_counter() - began
-    assert sum(len(job["transfers"]) for job in json.loads(mission.status())) == layers - 1
+        tasks = [
+            (layer * width + index, stage, "work", [first + index, first + (index + 1) % width] if layer else [])
+            for index in range(width)
+        ]
+        began = time.perf_counter()
+        for start in range(0, width, UPDATE):
+            made.tasks(0.0, tasks[start : start + UPDATE], "client", '{"job": "job"}')
+        seconds += time.perf_counter() - began
+    began = time.perf_counter()
+    made.handle(0.0, json.dumps({"event": "flush"}))
+    seconds += time.perf_counter() - began
+    assert sum(len(job["transfers"]) for job in json.loads(made.status())["jobs"]) == layers - 1
     return seconds
+
+
+def graph_update() -> float:
+    """Seconds of one task more, and of what it tells, after many jobs have come and gone."""
+    made = controller("job")
+    flush = json.dumps({"event": "flush"})
+    number = 0
+    for job in range(JOBS):
+        for stage in range(4):
+            inputs = [number - 1] if stage else []
+            made.tasks(0.0, [(number, f"stage-{stage}", "work", inputs)], "client", f'{{"job": "job-{job}"}}')
+            number += 1
+        made.handle(0.0, flush)
+        for task in range(number - 4, number):
+            made.forgotten(0.0, task)
+    assert made.held()["tasks of the graph"] == 0 and made.held()["jobs"] == 1
+    made.tasks(0.0, [(number, "a", "work", [])], "client", '{"job": "job"}')
+    began = time.perf_counter()
+    for task in range(1, JOBS):
+        made.tasks(0.0, [(number + task, "b", "work", [number])], "client", '{"job": "job"}')
+        made.handle(0.0, flush)
+    return (time.perf_counter() - began) / JOBS

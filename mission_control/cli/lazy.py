@@ -16,7 +16,7 @@ COMMANDS = {
         "exec",
         "Runs a program whose TCP sockets get this before their first packet; says at its end what they really had.",
     ),
-    "weights": ("weights", "What share of the network each job would get."),
+    "weights": ("weights", "What share of the network each job, or each of its transfers, would get."),
     "report": ("run", "Draws the report of a run or of a study again, from what it has left."),
     "top": (
         "top",

@@ -27,7 +27,7 @@ def weights(
     flows_per_host: Annotated[int, typer.Option(help="receiving slots of a host")] = _native.FLOWS_PER_HOST,
     as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
 ) -> None:
-    """What share of the network each job, or each of its transfers, would get while all of them wait for data."""
+    """What share of the network each job, or each of its transfers, would get."""
     names = [text.split(":")[0] for text in transfers]
     if twice := {name for name in names if names.count(name) > 1}:
         raise BadInput(f"{min(twice)} is named twice: give each a name of its own, as in {min(twice)}/other")

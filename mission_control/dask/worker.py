@@ -10,7 +10,6 @@ import os
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -22,10 +21,9 @@ from tornado.ioloop import PeriodicCallback
 
 from mission_control import _native
 from mission_control.dask import results
-from mission_control.jobs import ANNOTATION
 
 if TYPE_CHECKING:
-    from mission_control.objects import Reference, Task
+    from mission_control.objects import Reference
 
 logger = logging.getLogger(__name__)
 
@@ -35,34 +33,8 @@ RESCHEDULES_MAX = 5
 """Times that one task may find its object lost before that is an error."""
 RESCHEDULE_AFTER_S = 0.05
 """At first, and twice as long each time: whoever recomputes the object may not have heard yet that it is lost."""
-
-
 ASK_AGAIN_S = 1.0
 """At the earliest, where something that the scheduler said is missing: until then the answer may be on its way."""
-
-LOST_MAX = 100_000
-"""Lost objects that a worker remembers: a task that asks for one of them runs again once it is recomputed."""
-
-
-class Newest:
-    """A set of names that keeps only the newest ones."""
-
-    def __init__(self, most: int):
-        self.most = most
-        self._names: dict[str, None] = {}
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-    def update(self, names: Iterable[str]) -> None:
-        for name in names:
-            self._names.pop(name, None)
-            self._names[name] = None
-        while len(self._names) > self.most:
-            del self._names[next(iter(self._names))]
-
-    def __and__(self, names: set[str]) -> set[str]:
-        return {name for name in names if name in self._names}
 
 
 class NoMissionController(RuntimeError):
@@ -90,10 +62,6 @@ class MissionControlWorker(WorkerPlugin):
         self.lock = threading.Lock()
         self.puts: defaultdict[Any, list[str]] = defaultdict(list)
         self.carried: dict[Any, set[Reference]] = {}
-        self.asked: list[dict[str, Any]] = []
-        self.lost = Newest(LOST_MAX)
-        self.inbox: _native.Inbox | None = None
-        self.reported_version = 0
         self.asked_again_at = 0.0
         self.rescheduled: defaultdict[Any, int] = defaultdict(int)
         worker.stream_handlers["mission-control"] = self.on_message
@@ -140,12 +108,10 @@ class MissionControlWorker(WorkerPlugin):
             address=endpoint.address,
             problems=endpoint.problems,
         )
-        for command in briefing["commands"]:
-            endpoint.command(json.dumps(command))
-        self.inbox = _native.Inbox(briefing["version"])
+        endpoint.joined(json.dumps(briefing["commands"]), briefing["version"])
         self.endpoint = endpoint
         # Messages that arrived meanwhile were dropped.
-        self.ask_again(self.inbox.last)
+        self.ask_again(briefing["version"])
 
     async def teardown(self, worker: Worker) -> None:
         worker.metrics.pop(self.name, None)
@@ -160,44 +126,18 @@ class MissionControlWorker(WorkerPlugin):
 
     # --- what the scheduler says ------------------------------------------------------------------------------------
 
-    def on_message(
-        self,
-        version: int,
-        commands: Sequence[dict[str, Any]] = (),
-        free: Sequence[str] = (),
-        lost: Sequence[str] = (),
-        why: str = "",
-        forget_job: str | None = None,
-        report: str | None = None,
-        probe_ecn: Sequence[str] = (),
-        **_: Any,
-    ) -> None:
-        if self.closing or self.endpoint is None or self.inbox is None:
+    def on_message(self, version: int, **message: Any) -> None:
+        """Does what the scheduler says; Dask closes a worker whose handler of messages raises."""
+        if self.closing or self.endpoint is None:
             return
-        received = self.inbox.receive(version)
-        if received == "gap" and time.monotonic() - self.asked_again_at > ASK_AGAIN_S:
-            self.ask_again(self.inbox.last)
-        if received != "in-order":
-            return
-        for command in commands:
-            self.attempt(self.endpoint.command, json.dumps(command))
-        for name in free:
-            self.attempt(self.endpoint.free, name)
-        if lost:
-            self.lost.update(lost)
-            self.attempt(self.endpoint.lost, lost, why)
-        if report is not None:
-            self.attempt(self.report, report)
-        if forget_job is not None:
-            self.attempt(self.endpoint.forget_job, forget_job)
-        if probe_ecn:
-            probe = threading.Thread(target=self.probe_ecn, args=(list(probe_ecn),), name="mission-probe", daemon=True)
-            self.attempt(probe.start)
-
-    def attempt(self, action: Callable[..., Any], *given: Any) -> None:
-        """Does one of the things that a message asks for; Dask closes a worker whose handler of messages raises."""
         try:
-            action(*given)
+            missing_after, last_of, probed = self.endpoint.hear(version, json.dumps(message))
+            if missing_after is not None and time.monotonic() - self.asked_again_at > ASK_AGAIN_S:
+                self.ask_again(missing_after)
+            if last_of is not None:
+                self.report(last_of)
+            if probed:
+                threading.Thread(target=self.probe_ecn, args=(probed,), name="mission-probe", daemon=True).start()
         except Exception:
             logger.exception("Mission Control could not do what the scheduler said")
 
@@ -241,27 +181,9 @@ class MissionControlWorker(WorkerPlugin):
         # Of whatever job: an argument, a closure, a Variable or a Queue may have brought it.
         return bool(Reference._live)
 
-    def remember_asked(
-        self, task: Task, stage: str, references: list[Reference], wanted: list[tuple], whole: bool
-    ) -> None:
-        """For the pattern; told with the next report."""
-        if not wanted:
-            return
-        asked = {
-            "receiver": str(task.key),
-            "objects": len(references),
-            "object": wanted[0][0],
-            "part": wanted[0][1],
-            "parts": len(references[0]),
-            "whole": whole,
-        }
-        transfer = {"job": task.job, "from": stage, "to": task.stage}
-        with self.lock:
-            self.asked.append({"transfer": transfer, "asked": asked})
-
     def reschedule_if_lost(self, key: Any, objects: set[str], error: Exception) -> None:
         """Where an object went with its worker its key is being recomputed: this task has to wait for that."""
-        lost = self.lost & objects
+        lost = set(self.endpoint.known_lost(list(objects))) if self.endpoint is not None else set()
         if lost:
             self.worker.loop.add_callback(self.tell_stale, key, lost)
             self.rescheduled[key] += 1
@@ -314,16 +236,10 @@ class MissionControlWorker(WorkerPlugin):
 
     def report(self, last_of: str | None = None) -> None:
         """Tells what has changed; and, where the scheduler asks for the last words on a job, that this is all."""
-        assert self.endpoint is not None and self.inbox is not None
-        with self.lock:
-            asked, self.asked = self.asked, []
-        records, copied, seen = self.endpoint.report(), self.endpoint.copied(), self.inbox.last
-        if records is None and not asked and not copied and last_of is None and seen == self.reported_version:
-            return
-        self.reported_version = seen
-        cpu, records = sum(os.times()[:2]), json.loads(records or "[]")
-        more = {"cpu": cpu, "seen": seen, "last_of": last_of}
-        self.send("mission-control-progress", records=records, asked=asked, copied=copied, **more)
+        assert self.endpoint is not None
+        report = self.endpoint.report(sum(os.times()[:2]), last_of)
+        if report is not None:
+            self.send("mission-control-report", report=json.loads(report))
 
     def send(self, op: str, **message: Any) -> None:
         # Where the scheduler is away the data plane goes on, and totals are told again.
@@ -339,11 +255,6 @@ class MissionControlWorker(WorkerPlugin):
         """What the data plane holds now."""
         assert self.endpoint is not None
         return {"time": time.time(), **json.loads(self.endpoint.resources())}
-
-
-def job_of(state: Any) -> str | None:
-    """The job of a task, as far as its worker knows."""
-    return ((state.annotations or {}).get(ANNOTATION) or {}).get("job") if state is not None else None
 
 
 def certificates(worker: Worker) -> dict[str, Any]:

@@ -17,7 +17,7 @@ pub type Address = Arc<str>;
 pub struct Cluster {
     workers: BTreeMap<WorkerId, Worker>,
     hosts: BTreeMap<HostId, Host>,
-    addresses: BTreeMap<Address, HostId>,
+    addresses: BTreeMap<Address, WorkerId>,
     /// How many workers are of each kind.
     kinds: BTreeMap<Kind, u32>,
     /// Hosts with several workers.
@@ -106,7 +106,7 @@ impl Cluster {
         }
         let arrive = own.ecn.as_ref().map(|(arrive, _)| *arrive);
         changed |= self.count((environment.clone(), arrive), 1);
-        self.addresses.insert(address.clone(), host.clone());
+        self.addresses.insert(address.clone(), worker.clone());
         let common = self.common.get_or_insert_with(|| {
             self.news.common = true;
             environment.clone()
@@ -116,15 +116,23 @@ impl Cluster {
             self.news.others.insert(address.clone());
         }
         self.workers.insert(worker, Worker { host, address, environment });
-        changed
+        // As many again differ: to name those that are as it is costs less. Seldom, however many join.
+        if self.others.len() > 2 * (self.workers.len() - self.others.len()) {
+            self.choose_common();
+        }
+        // With a second worker elsewhere there is nobody to share memory with.
+        changed || (self.workers.len() == 2 && self.shared_hosts == 0)
     }
 
     /// A worker is gone; true if something is possible now that was not, or the other way round.
     pub fn leave(&mut self, worker: &str) -> bool {
         let Some(Worker { host, address, environment }) = self.workers.remove(worker) else { return false };
-        self.addresses.remove(&address);
-        if self.others.remove(&address).is_some() {
-            self.news.others.insert(address);
+        // Another worker may have it by now.
+        if self.addresses.get(&address).is_some_and(|own| **own == *worker) {
+            self.addresses.remove(&address);
+            if self.others.remove(&address).is_some() {
+                self.news.others.insert(address);
+            }
         }
         let own = self.hosts.get_mut(&host).expect("it has this worker");
         let arrive = own.ecn.as_ref().map(|(arrive, _)| *arrive);
@@ -144,13 +152,17 @@ impl Cluster {
         if !left && self.common.as_ref() == Some(&environment) {
             self.choose_common();
         }
-        changed
+        changed || (self.workers.len() == 1 && self.shared_hosts == 0)
     }
 
-    /// None of the common kind is left: another kind is common now.
+    /// Few or none of the common kind are left: another kind is common now.
     fn choose_common(&mut self) {
-        let most = self.kinds.iter().max_by_key(|(_, count)| **count);
-        self.common = most.map(|((environment, _), _)| environment.clone());
+        let mut counts: BTreeMap<&Arc<Environment>, u32> = BTreeMap::new();
+        for ((environment, _), count) in &self.kinds {
+            *counts.entry(environment).or_default() += count;
+        }
+        let most = counts.into_iter().max_by_key(|(_, count)| *count);
+        self.common = most.map(|(environment, _)| environment.clone());
         let differ = |own: &&Worker| Some(&own.environment) != self.common.as_ref();
         let others = self.workers.values().filter(differ);
         self.others = others.map(|own| (own.address.clone(), own.environment.clone())).collect();
@@ -247,6 +259,11 @@ impl Cluster {
         Some(Environment { ecn, ..(*own.environment).clone() })
     }
 
+    /// Whether something holds for the host of a worker.
+    pub fn is(&self, worker: &str, holds: impl Fn(&Environment) -> bool) -> bool {
+        self.workers.get(worker).is_some_and(|own| holds(&own.environment))
+    }
+
     /// The workers of a host.
     pub fn workers_of<'a>(&'a self, worker: &str) -> impl Iterator<Item = &'a WorkerId> {
         let host = self.workers.get(worker).and_then(|own| self.hosts.get(&own.host));
@@ -263,7 +280,7 @@ impl Cluster {
     }
 
     pub fn host_at(&self, address: &str) -> Option<&HostId> {
-        self.addresses.get(address)
+        self.host_of(self.addresses.get(address)?)
     }
 }
 
@@ -285,7 +302,7 @@ mod tests {
     fn only_what_is_new_changes_anything() {
         let mut cluster = Cluster::default();
         assert!(join(&mut cluster, 1, 1, 2));
-        assert!(!join(&mut cluster, 2, 2, 2));
+        assert!(join(&mut cluster, 2, 2, 2), "alone it could have shared memory with whoever comes");
         assert!(cluster.kinds().all(|own| !own.carriers.contains(&Transport::Shm)), "no two are on one host");
         assert!(join(&mut cluster, 3, 2, 2), "now there are");
         assert!(cluster.kinds().all(|own| own.carriers.contains(&Transport::Shm)));
@@ -293,7 +310,7 @@ mod tests {
         assert!(!join(&mut cluster, 5, 4, 1));
         assert_eq!(cluster.kinds().count(), 2);
         assert!(!cluster.leave("w4") && cluster.leave("w5") && !cluster.leave("w5"));
-        assert!(cluster.leave("w3") && !cluster.leave("w2") && cluster.leave("w1") && cluster.is_empty());
+        assert!(cluster.leave("w3") && cluster.leave("w2") && cluster.leave("w1") && cluster.is_empty());
         assert_eq!((cluster.hosts.len(), cluster.addresses.len(), cluster.kinds.len()), (0, 0, 0));
     }
 

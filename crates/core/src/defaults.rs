@@ -56,6 +56,8 @@ pub const LANES: u32 = 2;
 pub const HEAD_BYTES_MAX: usize = 16 << 10;
 /// Weights are recomputed at least this often (paper 001, 4.2: "updated every second").
 pub const WEIGHTS_EVERY: Duration = Duration::from_secs(1);
+/// And not more often, whatever begins and ends: each time all workers are told.
+pub const WEIGHTS_APART: Duration = Duration::from_millis(100);
 /// Whether switches mark packets is measured anew this often while jobs run that leave the transport open.
 pub const ECN_PROBE_EVERY: Duration = Duration::from_secs(10);
 /// So long a round of it is waited for; what two hosts send then takes half a second at 10 Mbit/s.
@@ -130,7 +132,11 @@ pub fn table() -> Vec<(&'static str, String, &'static str)> {
             bytes(ECN_PROBE_BYTES),
             "what each of two hosts sends to a third for that; needs three hosts, and dctcp in their kernels",
         ),
-        ("weights", seconds(WEIGHTS_EVERY), "recomputed at least this often, and at every arrival and end"),
+        (
+            "weights",
+            seconds(WEIGHTS_EVERY),
+            "recomputed at least this often, and when transfers begin or end, at most every 100 ms",
+        ),
         (
             "store memory",
             format!("{STORE_MEMORY_FRACTION} of the worker's limit"),

@@ -12,6 +12,7 @@
 
 pub mod budget;
 pub mod cluster;
+pub mod control;
 pub mod defaults;
 pub mod ecn;
 pub mod flight;
@@ -23,6 +24,7 @@ pub mod mission;
 pub mod pattern;
 pub mod policy;
 pub mod random;
+pub mod report;
 pub mod shares;
 pub mod swarm;
 pub mod turns;

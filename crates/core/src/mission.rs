@@ -35,6 +35,9 @@ pub enum Event {
     },
     JobArrived {
         spec: JobSpec,
+        /// A client has just said so: a deadline counts from now.
+        #[serde(default)]
+        admitted: bool,
     },
     /// All tasks of the job are forgotten.
     JobEnded {
@@ -135,6 +138,8 @@ pub struct MissionController {
     shares: Vec<Share>,
     weights: BTreeMap<TransferId, Weight>,
     weighed_at: Option<Time>,
+    /// Something has changed since then that weights depend on.
+    stale: bool,
     prober: Prober,
     graph: Graph,
     /// Transports that the caller's Carriers offer while no worker has joined yet.
@@ -160,6 +165,8 @@ struct Job {
     spec: JobSpec,
     arrival: u64,
     arrived_at: Time,
+    /// By a client, the last time: its deadline counts from then.
+    admitted_at: Time,
     plan: Option<FlightPlan>,
     refused: Option<String>,
     transfers: BTreeMap<(Arc<str>, Arc<str>), Transfer>,
@@ -167,7 +174,8 @@ struct Job {
 
 struct Transfer {
     arrival: u64,
-    began_at: Time,
+    /// When the first fetch began.
+    began_at: Option<Time>,
     evidence: Evidence,
     /// What the task graph tells.
     classified: Option<Classified>,
@@ -176,6 +184,9 @@ struct Transfer {
     progress: BTreeMap<WorkerId, Progress>,
     /// Totals of workers that left.
     left: u64,
+    /// Bytes that are still to come, by the hosts that receive and that send them: sums over `progress`.
+    to_receive: BTreeMap<HostId, u64>,
+    to_send: BTreeMap<HostId, u64>,
     /// When its rate was measured last, what had been served by then, and the rate.
     measured: (Time, u64, f64),
 }
@@ -186,11 +197,13 @@ struct Progress {
     asked: u64,
     served: u64,
     moved: bool,
-    waits_for: BTreeMap<Arc<str>, u64>,
+    /// Its host, and those that it waits for.
+    host: Option<HostId>,
+    waits_for: Vec<(HostId, u64)>,
 }
 
 /// What the Mission Controller knows of a job, for people to look at.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct JobStatus {
     pub job: JobId,
     pub priority: f64,
@@ -201,10 +214,11 @@ pub struct JobStatus {
     pub flows: Option<u32>,
     pub refused: Option<String>,
     pub plan: Option<FlightPlan>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub transfers: Vec<TransferStatus>,
 }
 
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TransferStatus {
     pub from: Arc<str>,
     pub to: Arc<str>,
@@ -223,14 +237,43 @@ impl Transfer {
     fn new(arrival: u64, now: Time) -> Transfer {
         Transfer {
             arrival,
-            began_at: now,
+            began_at: None,
             evidence: Evidence::default(),
             classified: None,
             announced: false,
             progress: BTreeMap::new(),
             left: 0,
+            to_receive: BTreeMap::new(),
+            to_send: BTreeMap::new(),
             measured: (now, 0, 0.0),
         }
+    }
+
+    /// What a worker says from now on, in place of what it said before; nothing more, where it is gone.
+    fn learn(&mut self, worker: &WorkerId, new: Option<Progress>) -> Progress {
+        let before = match new {
+            Some(new) => {
+                if let Some(host) = &new.host {
+                    *self.to_receive.entry(host.clone()).or_default() += new.asked.saturating_sub(new.served);
+                }
+                for (host, bytes) in &new.waits_for {
+                    *self.to_send.entry(host.clone()).or_default() += bytes;
+                }
+                self.progress.insert(worker.clone(), new)
+            }
+            None => self.progress.remove(worker),
+        };
+        let before = before.unwrap_or_default();
+        let mut less = |sums: fn(&mut Transfer) -> &mut BTreeMap<HostId, u64>, host: &HostId, bytes: u64| {
+            if let Some(sum) = sums(self).get_mut(host) {
+                *sum = sum.saturating_sub(bytes);
+            }
+        };
+        if let Some(host) = &before.host {
+            less(|own| &mut own.to_receive, host, before.asked.saturating_sub(before.served));
+        }
+        before.waits_for.iter().for_each(|(host, bytes)| less(|own| &mut own.to_send, host, *bytes));
+        before
     }
 
     fn totals(&self) -> (u64, u64) {
@@ -240,6 +283,18 @@ impl Transfer {
 
     fn active(&self) -> bool {
         self.progress.values().any(|own| own.served < own.asked || own.moved)
+    }
+
+    /// Something was asked for, or has moved. Its rate is measured from then on; that of an idle one is nothing.
+    fn stirs(&mut self, now: Time) {
+        self.began_at.get_or_insert(now);
+        if !self.active() {
+            self.measured = (now, self.totals().1, 0.0);
+        }
+    }
+
+    fn bytes_per_sec(&self) -> f64 {
+        if self.active() { self.measured.2 } else { 0.0 }
     }
 
     fn measure(&mut self, now: Time) {
@@ -310,6 +365,7 @@ impl MissionController {
             shares: Vec::new(),
             weights: BTreeMap::new(),
             weighed_at: None,
+            stale: false,
             prober: Prober::default(),
             graph: Graph::default(),
             environment,
@@ -327,6 +383,8 @@ impl MissionController {
     fn take(&mut self, now: Time, event: Event, commands: &mut Vec<Command>) -> Result<(), String> {
         // An answer is not answered by the same question.
         let asks = !matches!(event, Event::Weighed { .. });
+        // Whoever says these waits for what comes of it.
+        let at_once = matches!(event, Event::Weighed { .. } | Event::Policy { .. });
         // Only these can make a probe due; most events are reports, and there are many.
         let may_probe = matches!(
             event,
@@ -349,16 +407,20 @@ impl MissionController {
                 let changed = self.cluster.leave(&worker);
                 self.prober.changed();
                 for transfer in self.jobs.values_mut().flat_map(|job| job.transfers.values_mut()) {
-                    transfer.left += transfer.progress.remove(&worker).map_or(0, |own| own.served);
+                    transfer.left += transfer.learn(&worker, None).served;
                 }
                 if changed {
                     self.plan_all(commands);
                 }
                 true
             }
-            Event::JobArrived { spec } => {
+            Event::JobArrived { spec, admitted } => {
                 check_priority(&spec.job, spec.priority)?;
+                let job = spec.job.clone();
                 self.arrive(now, spec, commands);
+                if let Some(own) = self.jobs.get_mut(&job).filter(|_| admitted) {
+                    own.admitted_at = now;
+                }
                 false
             }
             Event::JobEnded { job } => {
@@ -367,6 +429,7 @@ impl MissionController {
             }
             Event::Asked { transfer: id, asked } => {
                 let transfer = self.transfer(now, &id);
+                transfer.stirs(now);
                 let before = transfer.pattern();
                 transfer.evidence.add(&asked);
                 let changed = before != transfer.pattern();
@@ -387,10 +450,17 @@ impl MissionController {
                 return Ok(());
             }
             Event::Progress { worker, transfer, asked_bytes, served_bytes, moved, waits_for } => {
+                let host = Some(self.cluster.host_of(&worker).unwrap_or(&worker).clone());
+                let at = |(address, bytes): (Arc<str>, u64)| {
+                    let host = self.cluster.host_at(&address).cloned();
+                    (host.unwrap_or(address), bytes)
+                };
+                let waits_for = waits_for.into_iter().map(at).collect();
                 let transfer = self.transfer(now, &transfer);
+                transfer.stirs(now);
                 let before = transfer.active();
-                let progress = Progress { asked: asked_bytes, served: served_bytes, moved, waits_for };
-                transfer.progress.insert(worker, progress);
+                let progress = Progress { asked: asked_bytes, served: served_bytes, moved, host, waits_for };
+                transfer.learn(&worker, Some(progress));
                 before != transfer.active()
             }
             Event::Policy { policy } => {
@@ -406,9 +476,9 @@ impl MissionController {
                 self.prober.reported(&worker);
                 if self.cluster.probed(&worker, seen) {
                     self.plan_all(commands);
-                    let environment = self.cluster.environment_of(&worker).expect("it has just spoken");
                     for worker in self.cluster.workers_of(&worker).cloned() {
-                        commands.push(Command::Own { worker, environment: environment.clone() });
+                        let environment = self.cluster.environment_of(&worker);
+                        commands.extend(environment.map(|environment| Command::Own { worker, environment }));
                     }
                 }
                 false
@@ -419,9 +489,11 @@ impl MissionController {
                 false
             }
         };
-        let reweigh = self.learn(now, commands) || reweigh;
-        if reweigh || self.weighed_at.is_none_or(|at| now.since(at) >= defaults::WEIGHTS_EVERY) {
-            self.weighed_at = Some(now);
+        self.stale |= self.learn(now, commands) || reweigh;
+        let since = self.weighed_at.map(|at| now.since(at));
+        let due = if self.stale { defaults::WEIGHTS_APART } else { defaults::WEIGHTS_EVERY };
+        if (at_once && self.stale) || since.is_none_or(|since| since >= due) {
+            (self.weighed_at, self.stale) = (Some(now), false);
             self.weigh(now, asks, commands);
         }
         if may_probe && self.prober.is_due(now) {
@@ -505,7 +577,7 @@ impl MissionController {
             evidence: transfer.why(),
             weight: own.map(|own| own.weight),
             flows: own.map(|own| own.flows),
-            bytes_per_sec: transfer.measured.2,
+            bytes_per_sec: transfer.bytes_per_sec(),
             asked_bytes,
             served_bytes,
         }
@@ -522,7 +594,7 @@ impl MissionController {
             let arrival = self.arrivals;
             self.arrivals += 1;
             let transfers = BTreeMap::new();
-            let new = Job { spec, arrival, arrived_at: now, plan: None, refused: None, transfers };
+            let new = Job { spec, arrival, arrived_at: now, admitted_at: now, plan: None, refused: None, transfers };
             self.jobs.insert(job.clone(), new);
         }
         let hosts = self.kinds();
@@ -595,10 +667,11 @@ impl MissionController {
     /// Has ECN measured where that decides: some job leaves the transport open, and every host has DCTCP.
     fn probe(&mut self, now: Time, commands: &mut Vec<Command>) {
         let open = |job: &Job| job.spec.demands.transport.is_none() && job.spec.demands.encrypt == Encryption::None;
-        if !self.jobs.values().any(open) || !self.kinds().iter().all(flight::has_dctcp) {
+        if !self.jobs.values().any(open) || !self.kinds().iter().any(flight::has_dctcp) {
             return;
         }
-        let probes = self.prober.due(now, self.cluster.places());
+        let with_dctcp = self.cluster.places().filter(|(worker, _)| self.cluster.is(worker, flight::has_dctcp));
+        let probes = self.prober.due(now, with_dctcp);
         let command = |probe: ecn::Probe| Command::ProbeEcn { worker: probe.receiver, senders: probe.senders };
         commands.extend(probes.into_iter().map(command));
     }
@@ -683,29 +756,26 @@ impl MissionController {
     fn views<'a>(&'a self, now: Time, job: &'a Job) -> impl Iterator<Item = TransferView> + 'a {
         let spec = &job.spec;
         let age_secs = now.since(job.arrived_at).as_secs_f64();
+        let since_admission_secs = now.since(job.admitted_at).as_secs_f64();
         let view = JobView {
             job: spec.job.clone(),
             user: spec.user.clone(),
             class: spec.class.clone(),
             arrival: job.arrival,
             priority: spec.priority,
-            deadline_secs: spec.deadline_secs.map(|deadline| deadline - age_secs),
+            deadline_secs: spec.deadline_secs.map(|deadline| deadline - since_admission_secs),
             age_secs,
         };
         let active = job.transfers.iter().filter(|(_, transfer)| transfer.active());
         active.map(move |((from, to), transfer)| {
-            let (mut to_receive, mut to_send) = (BTreeMap::new(), BTreeMap::new());
-            let mut hosts = BTreeSet::new();
-            for (worker, own) in &transfer.progress {
-                let receiver = self.cluster.host_of(worker).unwrap_or(worker).clone();
-                *to_receive.entry(receiver.clone()).or_insert(0) += own.asked.saturating_sub(own.served);
-                hosts.insert(receiver);
-                for (source, bytes) in &own.waits_for {
-                    let sender = self.cluster.host_at(source).unwrap_or(source).clone();
-                    *to_send.entry(sender.clone()).or_insert(0) += bytes;
-                    hosts.insert(sender);
-                }
-            }
+            let (to_receive, to_send) = match self.policy.looks_at_hosts() {
+                true => (transfer.to_receive.clone(), transfer.to_send.clone()),
+                false => Default::default(),
+            };
+            let machines = || {
+                let hosts: BTreeSet<&HostId> = transfer.to_receive.keys().chain(transfer.to_send.keys()).collect();
+                hosts.len() as u32
+            };
             let (asked_bytes, served_bytes) = transfer.totals();
             TransferView {
                 transfer: TransferId { job: spec.job.clone(), from: from.clone(), to: to.clone() },
@@ -713,13 +783,13 @@ impl MissionController {
                 arrival: transfer.arrival,
                 pattern: transfer.pattern(),
                 evidence: transfer.why(),
-                machines: if spec.machines == 0 { hosts.len() as u32 } else { spec.machines },
+                machines: if spec.machines > 0 || !self.policy.looks_at_hosts() { spec.machines } else { machines() },
                 asked_bytes,
                 served_bytes,
                 to_receive,
                 to_send,
-                bytes_per_sec: transfer.measured.2,
-                age_secs: now.since(transfer.began_at).as_secs_f64(),
+                bytes_per_sec: transfer.bytes_per_sec(),
+                age_secs: transfer.began_at.map_or(0.0, |began| now.since(began).as_secs_f64()),
             }
         })
     }
@@ -765,11 +835,26 @@ mod tests {
     #[test]
     fn shares_follow_the_jobs_that_are_active() {
         let mut mission = controller("fifo");
-        let mut at = |event| handled(&mut mission, Time(0), event);
+        let mut now = Time(0);
+        let mut at = |event| {
+            now = now + defaults::WEIGHTS_APART;
+            handled(&mut mission, now, event)
+        };
         assert_eq!(flows(&at(progress("one", 100, 0))), [("one".into(), 10)]);
         assert_eq!(flows(&at(progress("two", 100, 0))), [("one".into(), 7), ("two".into(), 3)]);
         assert!(at(progress("two", 100, 50)).is_empty(), "nothing changed");
         assert_eq!(flows(&at(progress("one", 100, 100))), [("two".into(), 10)]);
+    }
+
+    #[test]
+    fn what_comes_and_goes_at_once_is_weighed_once() {
+        let mut mission = controller("fair");
+        assert_eq!(handled(&mut mission, Time(0), progress("one", 100, 0)).len(), 2);
+        assert!(handled(&mut mission, Time(1), progress("two", 100, 0)).is_empty());
+        assert!(handled(&mut mission, Time(2), progress("three", 100, 0)).is_empty());
+        // Whatever is said next, once it is time.
+        let later = Time(0) + defaults::WEIGHTS_APART;
+        assert_eq!(flows(&handled(&mut mission, later, Event::Tick)).len(), 3);
     }
 
     #[test]
@@ -788,10 +873,10 @@ mod tests {
         handled(&mut mission, Time(0), progress("shuffles", 1, 0));
         handled(&mut mission, Time(0), progress("broadcasts", 1, 0));
         let mut commands = Vec::new();
-        for receiver in ["r0", "r1"] {
+        for (at, receiver) in [(100_000_000, "r0"), (200_000_000, "r1")] {
             let asked =
                 Asked { receiver: receiver.into(), objects: 1, object: "o".into(), part: 0, parts: 1, whole: true };
-            commands = handled(&mut mission, Time(0), Event::Asked { transfer: transfer("broadcasts"), asked });
+            commands = handled(&mut mission, Time(at), Event::Asked { transfer: transfer("broadcasts"), asked });
         }
         assert_eq!(flows(&commands), [("shuffles".into(), 3), ("broadcasts".into(), 7)]);
     }
@@ -801,7 +886,7 @@ mod tests {
         let mut mission = controller("fair");
         let demands = Demands { encrypt: Encryption::Authenticated, transport: None };
         let spec = JobSpec { demands, ..JobSpec::named("secret".into()) };
-        let commands = handled(&mut mission, Time(0), Event::JobArrived { spec });
+        let commands = handled(&mut mission, Time(0), Event::JobArrived { spec, admitted: false });
         assert!(matches!(&commands[0], Command::Refuse { reason, .. } if reason.contains("TLS")));
         // Said once, and not again whenever plans are looked at.
         let joined = |worker: &str| Event::WorkerJoined {
@@ -818,7 +903,7 @@ mod tests {
     #[test]
     fn priority_0_is_bad_input() {
         let spec = JobSpec { priority: 0.0, ..JobSpec::named("j".into()) };
-        let said = handled(&mut controller("priority"), Time(0), Event::JobArrived { spec });
+        let said = handled(&mut controller("priority"), Time(0), Event::JobArrived { spec, admitted: false });
         assert!(matches!(&said[..], [Command::Invalid { why }] if why.contains("above 0")), "{said:?}");
     }
 
@@ -826,8 +911,8 @@ mod tests {
     fn plans_are_sent_once_and_again_when_the_environment_changes() {
         let mut mission = controller("fair");
         let spec = JobSpec::named("j".into());
-        assert_eq!(handled(&mut mission, Time(0), Event::JobArrived { spec: spec.clone() }).len(), 1);
-        assert!(handled(&mut mission, Time(0), Event::JobArrived { spec }).is_empty());
+        assert_eq!(handled(&mut mission, Time(0), Event::JobArrived { spec: spec.clone(), admitted: false }).len(), 1);
+        assert!(handled(&mut mission, Time(0), Event::JobArrived { spec, admitted: false }).is_empty());
         let environment =
             Environment { carriers: vec![Transport::Tcp, Transport::Mptcp], interfaces: 2, ..Environment::default() };
         let (worker, address) = ("w".into(), "w:1".into());

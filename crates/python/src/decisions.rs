@@ -1,19 +1,18 @@
 //! Decisions of `mission_core` for Python.
 
-use crate::{bad_input, guarded};
+use crate::bad_input;
 use mission_core::budget::FLOWS_MAX;
 use mission_core::host::fair::{Level, QueueShare, Shares};
 use mission_core::host::slots::{Command, Event, SELF, Slots};
 use mission_core::host::{FromArbiter, ToArbiter};
 use mission_core::policy::{self, JobView, TransferView};
 use mission_core::shares::FlowsPerHost;
-use mission_core::types::{self, Demands, JobId, JobSpec, Pattern, TransferId, Transport};
+use mission_core::types::{self, Demands, JobId, Pattern, TransferId, Transport};
 use mission_core::units::Time;
-use mission_core::{defaults as core_defaults, flight, graph, mission, shares, units};
+use mission_core::{defaults as core_defaults, flight, shares, units};
 use pyo3::prelude::*;
 use serde::Deserialize;
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::Mutex;
 
 /// A number of flows, or by its name how it is found.
 #[derive(FromPyObject)]
@@ -30,95 +29,6 @@ impl Flows {
             Flows::Name(name) if name == "all" => Ok(FlowsPerHost::Fixed(FLOWS_MAX)),
             Flows::Name(name) => Err(bad_input(format!("{name} flows per host: use a number, all, or auto"))),
         }
-    }
-}
-
-#[pyclass(frozen)]
-pub struct MissionController(Mutex<mission::MissionController>);
-
-#[pymethods]
-impl MissionController {
-    #[new]
-    fn new(policy: &str, flows_per_host: Flows, environment: &str) -> PyResult<Self> {
-        let environment = serde_json::from_str(environment).map_err(bad_input)?;
-        let controller =
-            mission::MissionController::new(policy, flows_per_host.get()?, environment).map_err(bad_input)?;
-        Ok(MissionController(Mutex::new(controller)))
-    }
-
-    fn handle(&self, now: f64, event: &str) -> PyResult<String> {
-        let event = serde_json::from_str(event).map_err(bad_input)?;
-        let commands = guarded(|| {
-            let mut commands = Vec::new();
-            self.lock().handle(Time::from_secs_f64(now), event, &mut commands);
-            commands
-        })?;
-        if let Some(mission::Command::Invalid { why }) = commands.first() {
-            return Err(bad_input(why));
-        }
-        serde_json::to_string(&commands).map_err(bad_input)
-    }
-
-    /// One event for each task of a graph: without JSON, because there are many.
-    fn add_task(&self, task: u64, job: &str, stage: &str, kind: &str, inputs: Vec<u64>) -> PyResult<()> {
-        let kind = match kind {
-            "work" => graph::Kind::Work,
-            "select" => graph::Kind::Select,
-            "barrier" => graph::Kind::Barrier,
-            _ => return Err(bad_input(format!("{kind:?} is no kind of task: use work, select or barrier"))),
-        };
-        self.silent(mission::Event::TaskAdded { task, job: job.into(), stage: stage.into(), kind, inputs });
-        Ok(())
-    }
-
-    fn put(&self, task: u64, parts: u32) {
-        self.silent(mission::Event::Put { task, parts });
-    }
-
-    fn forget_task(&self, task: u64) {
-        self.silent(mission::Event::TaskForgotten { task });
-    }
-
-    #[getter]
-    fn tasks(&self) -> usize {
-        self.lock().tasks()
-    }
-
-    fn briefing(&self, worker: &str) -> PyResult<String> {
-        serde_json::to_string(&guarded(|| self.lock().briefing(worker))?).map_err(bad_input)
-    }
-
-    fn admits(&self, spec: &str) -> PyResult<Option<String>> {
-        let spec: JobSpec = serde_json::from_str(spec).map_err(bad_input)?;
-        types::check_priority(&spec.job, spec.priority).map_err(bad_input)?;
-        guarded(|| self.lock().admits(&spec).err())
-    }
-
-    fn status(&self) -> PyResult<String> {
-        serde_json::to_string(&guarded(|| self.lock().status())?).map_err(bad_input)
-    }
-
-    #[getter]
-    fn policy_error(&self) -> Option<String> {
-        self.lock().policy_error().map(str::to_owned)
-    }
-
-    #[getter]
-    fn policy(&self) -> String {
-        self.lock().policy().to_owned()
-    }
-}
-
-impl MissionController {
-    /// Takes an event that nothing is said to and that does not depend on the time.
-    fn silent(&self, event: mission::Event) {
-        let mut commands = Vec::new();
-        self.lock().handle(Time(0), event, &mut commands);
-        debug_assert!(commands.is_empty());
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, mission::MissionController> {
-        self.0.lock().expect("no panic while held")
     }
 }
 

@@ -4,6 +4,7 @@ use crate::decisions::Flows;
 use crate::memory::{Part, Segment, buffer_of, bytes_of};
 use crate::{bad_input, detached};
 use mission_core::host::fetches::FetchError;
+use mission_core::pattern::Asked;
 use mission_core::types::{Demands, JobId, TransferId};
 use mission_transport::endpoint;
 use mission_transport::object::ObjectId;
@@ -12,6 +13,7 @@ use mission_transport::tls::Identity;
 use pyo3::create_exception;
 use pyo3::exceptions::{PyOSError, PyRuntimeError};
 use pyo3::prelude::*;
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::{Arc, RwLock};
 
@@ -132,7 +134,8 @@ impl Endpoint {
     }
 
     /// `parts`: (object, part, length, addresses). Gives the parts, all of them as one if packed, and what it took (JSON).
-    #[pyo3(signature = (job, source, to, demands, parts, packed, whole=false))]
+    /// `receiver`: who asks, for the pattern of the transfer.
+    #[pyo3(signature = (job, source, to, demands, parts, packed, whole=false, receiver=None, part_count=0))]
     #[allow(clippy::too_many_arguments)]
     fn fetch(
         &self,
@@ -144,6 +147,8 @@ impl Endpoint {
         parts: Vec<(String, u32, u64, Vec<String>)>,
         packed: bool,
         whole: bool,
+        receiver: Option<&str>,
+        part_count: u32,
     ) -> PyResult<(Vec<Part>, Option<Part>, String)> {
         let demands = parse_demands(demands)?;
         let wanted = |(object, part, len, addresses): (String, u32, u64, Vec<String>)| {
@@ -155,6 +160,12 @@ impl Endpoint {
         let parts = parts.into_iter().map(wanted).collect::<PyResult<Vec<_>>>()?;
         let transfer = TransferId { job: job.into(), from: source.into(), to: to.into() };
         let endpoint = self.get()?;
+        if let (Some(receiver), Some(first)) = (receiver, parts.first()) {
+            let objects = parts.iter().map(|part| &part.object).collect::<BTreeSet<_>>().len() as u32;
+            let (object, part) = (first.object.to_string().into(), first.part);
+            let asked = Asked { receiver: receiver.into(), objects, object, part, parts: part_count, whole };
+            endpoint.asks(transfer.clone(), asked);
+        }
         let mut signal = None;
         let fetched = detached(py, || {
             let interrupted = || Python::attach(|py| py.check_signals().map_err(|error| signal = Some(error)).is_err());
@@ -166,10 +177,44 @@ impl Endpoint {
         Ok((fetched.parts.into_iter().map(part).collect(), fetched.all.map(part), tally))
     }
 
+    /// One command for the data plane, outside the numbered messages.
     fn command(&self, py: Python<'_>, command: &str) -> PyResult<()> {
         let command = serde_json::from_str(command).map_err(bad_input)?;
         let endpoint = self.get()?;
         detached(py, || endpoint.fetcher.command(command))
+    }
+
+    /// This process has joined: commands (JSON), as of a version.
+    fn joined(&self, py: Python<'_>, commands: &str, version: u64) -> PyResult<()> {
+        let commands = serde_json::from_str(commands).map_err(bad_input)?;
+        let endpoint = self.get()?;
+        detached(py, || endpoint.joined(commands, version))
+    }
+
+    /// Does what a message (JSON) says. Gives the version after which something is missing, the job on which to say the last
+    /// words, and the addresses to be probed.
+    fn hear(
+        &self,
+        py: Python<'_>,
+        version: u64,
+        message: &str,
+    ) -> PyResult<(Option<u64>, Option<String>, Vec<String>)> {
+        let message = serde_json::from_str(message).map_err(bad_input)?;
+        let endpoint = self.get()?;
+        let left = detached(py, || endpoint.hear(version, message))?;
+        let probed = left.probe_ecn.iter().map(ToString::to_string).collect();
+        Ok((left.missing_after, left.report.map(|job| job.to_string()), probed))
+    }
+
+    #[getter]
+    fn heard(&self) -> PyResult<u64> {
+        Ok(self.get()?.heard())
+    }
+
+    fn known_lost(&self, py: Python<'_>, objects: Vec<String>) -> PyResult<Vec<String>> {
+        let objects = objects.iter().filter_map(|object| object.parse().ok()).collect::<Vec<_>>();
+        let endpoint = self.get()?;
+        Ok(detached(py, || endpoint.fetcher.known_lost(&objects))?.iter().map(ToString::to_string).collect())
     }
 
     /// Has the processes at these addresses send here at once; JSON: `mission_core::ecn::Seen`.
@@ -192,16 +237,12 @@ impl Endpoint {
         detached(py, || endpoint.fetcher.forget_job(&job))
     }
 
-    fn report(&self, py: Python<'_>) -> PyResult<Option<String>> {
-        let endpoint = self.get()?;
-        let report = detached(py, || endpoint.fetcher.report())?;
-        report.map(|records| serde_json::to_string(&records).map_err(bad_input)).transpose()
-    }
-
-    /// Objects of which a part was received in a broadcast and is kept, since the last call.
-    fn copied(&self, py: Python<'_>) -> PyResult<Vec<String>> {
-        let endpoint = self.get()?;
-        Ok(detached(py, || endpoint.store.copies.news())?.iter().map(ToString::to_string).collect())
+    /// What has changed since the last report, as JSON; `None`: nothing.
+    #[pyo3(signature = (cpu=0.0, last_of=None))]
+    fn report(&self, py: Python<'_>, cpu: f64, last_of: Option<&str>) -> PyResult<Option<String>> {
+        let (endpoint, last_of) = (self.get()?, last_of.map(Into::into));
+        let report = detached(py, || endpoint.report(cpu, last_of))?;
+        report.map(|report| serde_json::to_string(&report).map_err(bad_input)).transpose()
     }
 
     fn transfers(&self, py: Python<'_>) -> PyResult<String> {

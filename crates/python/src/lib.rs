@@ -3,6 +3,7 @@
 //! What crosses often (bytes) crosses as buffers; what crosses seldom (events, commands, status) as JSON. No Python lock
 //! is held while bytes move. The Python side of every name is described in `mission_control/_native.pyi`.
 
+mod control;
 mod decisions;
 mod endpoint;
 mod incast;
@@ -10,7 +11,6 @@ mod incast;
 mod kernel;
 mod memory;
 mod records;
-mod versions;
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -21,9 +21,11 @@ mod _native {
     #[pymodule_export]
     use super::_panic;
     #[pymodule_export]
+    use super::control::Controller;
+    #[pymodule_export]
     use super::decisions::{
-        MissionController, check_priority, contradiction, defaults, format_bytes, parse_bytes, parse_duration,
-        parse_rate, policies, seconds_per_grant, transports, weights,
+        check_priority, contradiction, defaults, format_bytes, parse_bytes, parse_duration, parse_rate, policies,
+        seconds_per_grant, transports, weights,
     };
     #[pymodule_export]
     use super::endpoint::{
@@ -38,8 +40,6 @@ mod _native {
     use super::memory::{Part, Segment};
     #[pymodule_export]
     use super::records::{records_check, records_partition, records_sort};
-    #[pymodule_export]
-    use super::versions::{Inbox, Outbox};
 
     #[pymodule_export]
     const FLOWS_PER_HOST: u32 = mission_core::defaults::FLOWS_PER_HOST;

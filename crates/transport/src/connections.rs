@@ -38,7 +38,7 @@ impl Connections {
         leg: &Leg,
         fresh: bool,
     ) -> (Option<Box<dyn Connection>>, Closed) {
-        let fits = |idle: &Idle| !fresh && idle.job == *job && idle.source == source && idle.leg == *leg;
+        let fits = |idle: &Idle| !fresh && idle.job == *job && idle.source == source && idle.leg.serves(leg);
         let kept = self.idle.iter().rposition(fits).map(|at| self.idle.remove(at).connection);
         *self.busy.entry(job.clone()).or_default() += 1;
         (kept, self.trim())

@@ -3,6 +3,7 @@
 use crate::auth::Token;
 use crate::carrier::shm::Lender;
 use crate::carrier::{self, Context};
+use crate::control::Control;
 use crate::fetcher::Fetcher;
 use crate::host;
 use crate::object::ObjectId;
@@ -52,6 +53,7 @@ pub struct Endpoint {
     /// What this process cannot do, and why; everything else works.
     pub problems: Vec<String>,
     context: Context,
+    pub(crate) control: Control,
 }
 
 /// What an endpoint holds now; all of it is 0 again when nothing is under way and everything is freed.
@@ -110,7 +112,19 @@ impl Endpoint {
             settings.flows_per_host,
         )?;
         problems.extend(fetcher.arbitrates_alone());
-        Ok(Endpoint { server, _lender: lender.ok(), problems, fetcher, store, pool, host, environment, context })
+        let control = Control::default();
+        Ok(Endpoint {
+            server,
+            _lender: lender.ok(),
+            problems,
+            fetcher,
+            store,
+            pool,
+            host,
+            environment,
+            context,
+            control,
+        })
     }
 
     pub fn address(&self) -> SocketAddr {

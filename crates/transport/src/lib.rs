@@ -10,6 +10,7 @@ pub mod auth;
 pub mod carrier;
 pub mod checksum;
 mod connections;
+pub mod control;
 pub mod copies;
 pub mod endpoint;
 pub mod facts;

@@ -61,6 +61,14 @@ pub struct Leg {
     pub except: Option<String>,
 }
 
+impl Leg {
+    /// Whether a connection that was made for the one serves the other: reasons are words.
+    pub fn serves(&self, other: &Leg) -> bool {
+        let of = |leg: &Leg| (leg.transport, leg.reach, leg.encryption, leg.rto_min_us, leg.subflows);
+        of(self) == of(other) && self.congestion_control == other.congestion_control
+    }
+}
+
 /// What hosts need to know to carry a transfer: the first leg that holds for a source is used; what it does not deliver
 /// is a recorded fallback to the next.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -86,7 +94,7 @@ impl FlightPlan {
         let holds = |leg: &Leg| {
             let controller = FLIGHT_CONTROLLERS.iter().find(|controller| controller.transport() == leg.transport)?;
             let own = fits(*controller, &self.demands, receiver, source).ok()?;
-            Some(Leg { subflows: own.subflows, ..leg.clone() })
+            Some(Leg { subflows: own.subflows, encryption: own.encryption, ..leg.clone() })
         };
         let legs: Vec<Leg> = self.legs.iter().filter_map(holds).collect();
         if legs.iter().any(|leg| leg.reach == Reach::Anywhere) { legs } else { self.legs.clone() }

@@ -12,7 +12,7 @@
 
 use super::{ClientId, GroupId, MemberId, Ticket};
 use crate::shares::{cap, caps_bind};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 /// A chunk that waits for a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,12 +75,13 @@ pub struct Shares {
 #[derive(Default)]
 pub struct FairQueue {
     level: Level,
-    /// In no particular order; found by scanning, since a host has few at a time.
+    /// Weight and rank of each queue that the Mission Controller has named: those of the whole cluster.
+    shares: BTreeMap<QueueId, (f64, u32)>,
+    /// Those that want slots here, in no particular order; found by scanning, since a host has few at a time.
     queues: Vec<Queue>,
     virtual_time: f64,
     waiting: usize,
     in_use: u32,
-    named: usize,
 }
 
 struct Queue {
@@ -117,15 +118,11 @@ impl FairQueue {
         }
         let before: Vec<(QueueId, f64)> =
             (0..self.queues.len()).map(|at| (self.queues[at].id, self.weight(at))).collect();
+        let named = shares.queues.iter().zip(0..);
+        self.shares = named.map(|(share, rank)| (share.queue, (share.weight.max(1e-9), rank))).collect();
         for queue in &mut self.queues {
-            (queue.weight, queue.rank) = (None, u32::MAX);
+            (queue.weight, queue.rank) = named_as(&self.shares, queue.id);
         }
-        for (rank, share) in shares.queues.iter().enumerate() {
-            let at = self.find_or_add(share.queue);
-            self.queues[at].weight = Some(share.weight.max(1e-9));
-            self.queues[at].rank = rank as u32;
-        }
-        self.named = shares.queues.len();
         // Who is ahead stays ahead by as many bytes: a chunk that was much for a small weight is little for a large one.
         for (id, old) in before {
             if let Some(at) = self.queues.iter().position(|queue| queue.id == id) {
@@ -133,7 +130,7 @@ impl FairQueue {
                 self.queues[at].tag = self.virtual_time + ahead * old / self.weight(at);
             }
         }
-        self.queues.retain(|queue| queue.weight.is_some() || !queue.idle());
+        self.forget_idle();
     }
 
     /// Every member goes to the queue that is its by now.
@@ -231,13 +228,16 @@ impl FairQueue {
         if self.waiting == 0 {
             return None;
         }
-        // With fewer slots than twice the queues that want them, bytes alone decide.
-        let wanting = self.queues.iter().filter(|queue| !queue.idle()).count();
-        let caps_bind = caps_bind(budget, wanting);
+        // With fewer slots than twice the queues that want them, bytes alone decide. Weights are of the whole cluster; who
+        // wants slots here shares all of them.
+        let wanting = (0..self.queues.len()).filter(|at| !self.queues[*at].idle());
+        let (count, total) = wanting.fold((0, 0.0), |(count, total), at| (count + 1, total + self.weight(at)));
+        let (caps_bind, average) = (caps_bind(budget, count), self.average());
         let virtual_time = self.virtual_time;
         let mut best: Option<(Key, usize)> = None;
         for (at, queue) in self.queues.iter_mut().enumerate().filter(|(_, queue)| queue.waiting > 0) {
-            let capped = caps_bind && queue.weight.is_some_and(|weight| queue.in_use >= cap(budget, weight));
+            let part = queue.weight.unwrap_or(average) / total;
+            let capped = caps_bind && queue.in_use >= cap(budget, part);
             if queue.was_capped && !capped {
                 queue.tag = queue.tag.max(virtual_time);
             }
@@ -294,10 +294,11 @@ impl FairQueue {
         }
         self.forget_idle();
         let tag = self.virtual_time;
+        let (weight, rank) = named_as(&self.shares, id);
         self.queues.push(Queue {
             id,
-            weight: None,
-            rank: u32::MAX,
+            weight,
+            rank,
             waiting: 0,
             in_use: 0,
             tag,
@@ -308,9 +309,13 @@ impl FairQueue {
         self.queues.len() - 1
     }
 
-    /// A queue that the Mission Controller has not named yet counts as an average one, and has no cap.
+    /// A queue that the Mission Controller has not named yet counts as an average one.
     fn weight(&self, at: usize) -> f64 {
-        self.queues[at].weight.unwrap_or(1.0 / self.named.max(1) as f64)
+        self.queues[at].weight.unwrap_or(self.average())
+    }
+
+    fn average(&self) -> f64 {
+        1.0 / self.shares.len().max(1) as f64
     }
 
     /// Forgets a member or queue that is idle. One that is ahead of the others is kept: it has had its bytes.
@@ -346,6 +351,11 @@ impl FairQueue {
     }
 }
 
+/// Weight and rank of a queue; one that was not named is last.
+fn named_as(shares: &BTreeMap<QueueId, (f64, u32)>, id: QueueId) -> (Option<f64>, u32) {
+    shares.get(&id).map_or((None, u32::MAX), |(weight, rank)| (Some(*weight), *rank))
+}
+
 /// What decides whose turn it is: whether it holds its cap, its tag, its rank, and at last its id.
 type Key = (bool, f64, u32, QueueId);
 
@@ -359,7 +369,7 @@ impl Queue {
     }
 
     fn is_forgotten(&self, virtual_time: f64) -> bool {
-        self.idle() && self.weight.is_none() && self.tag <= virtual_time
+        self.idle() && self.tag <= virtual_time
     }
 
     fn member(&mut self, group: GroupId, id: MemberId) -> &mut Member {
@@ -390,7 +400,6 @@ impl Member {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::collections::BTreeMap;
 
     const CHUNK: u64 = 1 << 20;
 

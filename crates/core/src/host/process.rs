@@ -4,7 +4,7 @@ use super::fetches::{self, FetchError, FetchId, Fetches, Outcome, Piece, Run, So
 use super::leases::{self, Leases};
 use super::{FromArbiter, GroupId, MemberId, Ticket, ToArbiter};
 use crate::units::Time;
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
@@ -15,7 +15,7 @@ pub enum Event {
         member: MemberId,
         pieces: Vec<Piece>,
         chunk_bytes: u64,
-        runs_per_source: u32,
+        one_run: BTreeSet<SourceId>,
         seed: u64,
     },
     /// A run's range was asked for, and its bytes are on their way: the next may be asked for on its connection.
@@ -104,8 +104,8 @@ enum Step {
 impl Process {
     pub fn handle(&mut self, now: Time, event: Event, commands: &mut Vec<Command>) {
         match event {
-            Event::Asked { fetch, group, member, pieces, chunk_bytes, runs_per_source, seed } => {
-                let asked = fetches::Event::Asked { fetch, group, member, pieces, chunk_bytes, runs_per_source, seed };
+            Event::Asked { fetch, group, member, pieces, chunk_bytes, one_run, seed } => {
+                let asked = fetches::Event::Asked { fetch, group, member, pieces, chunk_bytes, one_run, seed };
                 self.steps.push_back(Step::Fetches(asked));
             }
             Event::Streaming { run } => {
@@ -283,8 +283,10 @@ mod tests {
         }
 
         fn ask(&mut self, pieces: &[Piece], runs_per_source: u32) -> Vec<Command> {
+            let all = pieces.iter().flat_map(|piece| piece.sources.iter().copied());
+            let one_run = all.filter(|_| runs_per_source == 1).collect();
             let (pieces, chunk_bytes) = (pieces.to_vec(), 4);
-            self.event(Event::Asked { fetch: 1, group: 1, member: 1, pieces, chunk_bytes, runs_per_source, seed: 7 })
+            self.event(Event::Asked { fetch: 1, group: 1, member: 1, pieces, chunk_bytes, one_run, seed: 7 })
         }
 
         /// Answers every run by `reply` until the fetch is over.
@@ -513,7 +515,7 @@ mod tests {
         let mut run = runs(&host.ask(&[piece(4000, &[1])], u32::MAX))[0];
         let (pieces, chunk_bytes) = (vec![piece(4, &[1])], 4);
         let younger =
-            Event::Asked { fetch: 2, group: 1, member: 1, pieces, chunk_bytes, runs_per_source: u32::MAX, seed: 7 };
+            Event::Asked { fetch: 2, group: 1, member: 1, pieces, chunk_bytes, one_run: BTreeSet::new(), seed: 7 };
         assert!(host.event(younger).is_empty());
         for _ in 0..200 {
             let mut outside = host.pass(Duration::from_secs(1));

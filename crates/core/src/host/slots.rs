@@ -166,20 +166,10 @@ impl Slots {
         self.flows_per_host = flows_per_host;
         self.shares = shares;
         match flows_per_host {
-            FlowsPerHost::Fixed(flows) => {
-                (self.budget, self.limit) = (None, flows);
-                self.queue.set_shares(&self.shares);
-            }
-            FlowsPerHost::Auto => {
-                let limit = self.budget.get_or_insert_default().limit();
-                self.set_limit(limit);
-            }
+            FlowsPerHost::Fixed(flows) => (self.budget, self.limit) = (None, flows),
+            FlowsPerHost::Auto => self.limit = self.budget.get_or_insert_default().limit(),
         }
-    }
-
-    /// Another budget: it is split anew by the weights.
-    fn set_limit(&mut self, limit: u32) {
-        self.limit = limit;
+        self.queue.set_shares(&self.shares);
     }
 
     fn message(&mut self, now: Time, id: ClientId, message: ToArbiter, commands: &mut Vec<Command>) {
@@ -285,7 +275,7 @@ impl Slots {
         budget.observe(now, bytes, chunks, self.queue.in_use(), self.queue.waiting() as u32);
         let limit = budget.limit();
         if limit != before {
-            self.set_limit(limit);
+            self.limit = limit;
         }
         limit != before
     }

@@ -68,15 +68,21 @@ impl<Id: Ord> Answered<Id> {
     where
         Id: 'a,
     {
-        let known: Vec<f64> = ids.clone().filter_map(|id| self.0.get(id)).copied().collect();
+        // Beside the largest, so that the sum of large ones is still a number.
+        let largest = self.0.values().copied().fold(f64::MIN_POSITIVE, f64::max);
+        let known: Vec<f64> = ids.clone().filter_map(|id| self.0.get(id)).map(|count| count / largest).collect();
         let mean = if known.is_empty() { 1.0 } else { known.iter().sum::<f64>() / known.len() as f64 };
-        ids.map(|id| self.0.get(id).copied().unwrap_or(mean)).collect()
+        ids.map(|id| self.0.get(id).map_or(mean, |count| count / largest)).collect()
     }
 }
 
 impl JobPolicy for Answered<JobId> {
     fn counts(&self, jobs: &[JobView]) -> Vec<f64> {
         Answered::counts(self, jobs.iter().map(|view| &view.job))
+    }
+
+    fn looks_at_hosts(&self) -> bool {
+        true
     }
 }
 

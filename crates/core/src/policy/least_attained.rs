@@ -32,6 +32,10 @@ impl TransferPolicy for LeastAttained {
         order.sort_by_key(|&index| (queue(transfers[index].served_bytes), transfers[index].arrival));
         ranks::counts(&order)
     }
+
+    fn looks_at_hosts(&self) -> bool {
+        false
+    }
 }
 
 #[cfg(test)]

@@ -77,12 +77,22 @@ impl TransferView {
 pub trait JobPolicy: Send {
     /// How much each job counts, in the order of `jobs`: above 0, of any scale.
     fn counts(&self, jobs: &[JobView]) -> Vec<f64>;
+
+    /// Whether views of transfers must have their bytes by host: somebody else computes it, from those.
+    fn looks_at_hosts(&self) -> bool {
+        false
+    }
 }
 
 /// Weighs transfers.
 pub trait TransferPolicy: Send {
     /// How much each transfer counts, in the order of `transfers`: above 0, of any scale.
     fn counts(&self, transfers: &[TransferView]) -> Vec<f64>;
+
+    /// Whether it reads `to_receive`, `to_send` or `machines`: they are left out of the views where it does not.
+    fn looks_at_hosts(&self) -> bool {
+        true
+    }
 }
 
 pub enum Policy {
@@ -91,6 +101,14 @@ pub enum Policy {
 }
 
 impl Policy {
+    /// Whether it reads the bytes of a transfer by host, or the number of hosts.
+    pub fn looks_at_hosts(&self) -> bool {
+        match self {
+            Policy::Jobs(policy) => policy.looks_at_hosts(),
+            Policy::Transfers(policy) => policy.looks_at_hosts(),
+        }
+    }
+
     pub fn level(&self) -> Level {
         match self {
             Policy::Jobs(_) => Level::Groups,
@@ -181,10 +199,14 @@ pub fn weights(policy: &Policy, transfers: &[TransferView]) -> Weights {
     }
 }
 
+/// Counts as parts of their sum; none is nothing, however small.
 fn normalized(counts: Vec<f64>) -> Vec<f64> {
     let total: f64 = counts.iter().sum();
-    counts.iter().map(|count| count / total).collect()
+    counts.iter().map(|count| (count / total).max(LEAST)).collect()
 }
+
+/// The smallest weight: of the sum of a million of them nobody else has to know.
+const LEAST: f64 = 1e-12;
 
 /// For policies without parameters.
 fn no_parameters(name: &str, parameters: &[(&str, &str)]) -> Result<(), String> {

@@ -46,4 +46,8 @@ impl TransferPolicy for PerformanceCentric {
         };
         transfers.iter().map(count).collect()
     }
+
+    fn looks_at_hosts(&self) -> bool {
+        matches!(self.count, Count::Machines)
+    }
 }

@@ -133,8 +133,15 @@ impl Ledger {
     }
 
     fn limit_of(&self, slots: &Slots, queue: QueueId) -> Option<u32> {
-        let share = self.shares.iter().find(|share| share.queue == queue)?;
-        caps_bind(slots.limit(), self.queues().len()).then(|| cap(slots.limit(), share.weight))
+        let wanting = self.queues();
+        let total: f64 = wanting.iter().map(|own| self.weight(*own)).sum();
+        caps_bind(slots.limit(), wanting.len()).then(|| cap(slots.limit(), self.weight(queue) / total))
+    }
+
+    /// As told, or the average of all that were told.
+    fn weight(&self, queue: QueueId) -> f64 {
+        let told = self.shares.iter().find(|share| share.queue == queue);
+        told.map_or(1.0 / self.shares.len().max(1) as f64, |share| share.weight)
     }
 
     fn capped(&self, slots: &Slots, queue: QueueId) -> bool {

@@ -3,13 +3,14 @@
 use super::{Ask, Broken, Channel, Connection};
 use crate::auth::{self, Nonce, Purpose, Role, Token};
 use crate::checksum;
-use crate::facts::{Negotiated, Sender};
+use crate::facts::Sender;
 use crate::object::{ObjectId, from_hex, to_hex};
 use crate::socket;
 use crate::wire::{HeadReader, PieceReply, Request, Response, Wants};
 use mission_core::defaults::{BLOCK_BYTES, BUSY_RETRY_MS, CONNECT, STALL};
 use mission_core::flight::Leg;
 use mission_core::host::fetches::Fault;
+use mission_core::report::Negotiated;
 use mission_core::types::{Encryption, Transport};
 use socket2::{Domain, Protocol, Socket, Type};
 use std::collections::VecDeque;

@@ -12,13 +12,14 @@ mod tcp;
 mod tls;
 
 use crate::auth::Token;
-use crate::facts::{Negotiated, Sender};
+use crate::facts::Sender;
 use crate::object::ObjectId;
 use crate::tls::TlsSettings;
 use crate::windows::Governor;
 use crate::wire::{PieceReply, Wants};
 use mission_core::flight::Leg;
 use mission_core::host::fetches::Fault;
+use mission_core::report::Negotiated;
 use mission_core::types::{Encryption, Transport};
 use std::fs::File;
 use std::io::{self, Read, Write};

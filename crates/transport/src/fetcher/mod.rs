@@ -12,7 +12,6 @@ use crate::arbiter::{self, Arbiter, Said};
 use crate::carrier::Context;
 use crate::carrier::shm::Borrower;
 use crate::connections::Connections;
-use crate::facts::TransportFacts;
 use crate::object::ObjectId;
 use crate::parts::{FetchRequest, Fetched, Home, Part, places};
 use crate::segment::{Pool, Segment};
@@ -23,12 +22,12 @@ use mission_core::host::fetches::{FetchError, FetchId, SourceId, Tally};
 use mission_core::host::process::{Command, Event, Process};
 use mission_core::host::{GroupId, Ticket};
 use mission_core::mission;
+use mission_core::report::TransferReport;
 use mission_core::shares::FlowsPerHost;
 use mission_core::shares::{cap, caps_bind};
 use mission_core::types::{Demands, JobId, TransferId, Transport};
 use mission_core::units::Time;
 use runs::{Assigned, Far, Running};
-use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::net::SocketAddr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, Weak};
@@ -79,11 +78,15 @@ struct State {
     own: Arc<Environment>,
     senders: Arc<Senders>,
     groups: HashMap<GroupId, JobId>,
-    transfers: BTreeMap<TransferId, TransferRecord>,
+    transfers: BTreeMap<TransferId, TransferReport>,
+    /// Those of which the last report said that something was under way.
+    said_moved: BTreeSet<TransferId>,
     /// Those that many receive alike.
     broadcasts: BTreeSet<TransferId>,
     /// Objects whose owners are gone, and why; names of objects never come again.
     lost: BTreeMap<ObjectId, String>,
+    /// The same, oldest first.
+    lost_first: VecDeque<ObjectId>,
     changed: bool,
     closing: bool,
 }
@@ -129,39 +132,8 @@ struct Active {
     result: Option<(Result<(), FetchError>, Tally)>,
 }
 
-/// What one process has received in a transfer; totals since its start.
-#[derive(Clone, Debug, Default, Serialize)]
-pub struct TransferRecord {
-    pub job: String,
-    pub from: String,
-    pub to: String,
-    pub asked_bytes: u64,
-    pub served_bytes: u64,
-    /// Of those, bytes that never left this process.
-    pub local_bytes: u64,
-    /// And bytes that another receiver served, not their owner.
-    pub peer_bytes: u64,
-    pub fetches: u64,
-    /// Something was under way since the last report.
-    pub moved: bool,
-    #[serde(skip)]
-    said_moved: bool,
-    /// Bytes that are still to come, by the worker that has them; as of the last report.
-    pub waits_for: BTreeMap<SocketAddr, u64>,
-    /// Ranges under way.
-    pub flows: u32,
-    pub flows_peak: u32,
-    pub refetches: u64,
-    pub resumed: u64,
-    pub busy: u64,
-    /// Seconds since the epoch.
-    pub started: f64,
-    pub ended: f64,
-    pub transport: TransportFacts,
-}
-
-/// Lost objects that are remembered, for fetches that are just between two steps.
-const LOST_MAX: usize = 10_000;
+/// Lost objects that are remembered: a task that asks for one of them runs again once it is recomputed.
+const LOST_MAX: usize = 100_000;
 /// How long closing waits for fetches to end: each of their threads sees it at the next byte, or after a stall.
 const CLOSE_WITHIN: Duration = Duration::from_secs(15);
 /// More than any process has addresses for.
@@ -199,8 +171,10 @@ impl Fetcher {
             senders: Arc::default(),
             groups: HashMap::new(),
             transfers: BTreeMap::new(),
+            said_moved: BTreeSet::new(),
             broadcasts: BTreeSet::new(),
             lost: BTreeMap::new(),
+            lost_first: VecDeque::new(),
             changed: false,
             closing: false,
         };
@@ -325,10 +299,16 @@ impl Fetcher {
     /// Ends every fetch that still waits for an object which is known to be lost.
     pub fn lost(&self, objects: &[ObjectId], why: &str) {
         let mut state = self.shared.lock();
-        if state.lost.len() > LOST_MAX {
-            state.lost.clear();
+        for object in objects {
+            if state.lost.insert(*object, why.to_owned()).is_none() {
+                state.lost_first.push_back(*object);
+            }
         }
-        state.lost.extend(objects.iter().map(|object| (*object, why.to_owned())));
+        while state.lost.len() > LOST_MAX
+            && let Some(oldest) = state.lost_first.pop_front()
+        {
+            state.lost.remove(&oldest);
+        }
         let lost: HashSet<&ObjectId> = objects.iter().collect();
         let hit = |active: &Active| active.far.iter().any(|far| lost.contains(&far.object));
         let hit: Vec<_> = state.fetches.iter().filter(|(_, active)| hit(active)).map(|(id, _)| *id).collect();
@@ -336,6 +316,12 @@ impl Fetcher {
             let error = FetchError::Lost(why.to_owned());
             self.shared.handle(&mut state, Event::Abandon { fetch, error });
         }
+    }
+
+    /// Which of these are known to be lost.
+    pub fn known_lost(&self, objects: &[ObjectId]) -> Vec<ObjectId> {
+        let state = self.shared.lock();
+        objects.iter().filter(|object| state.lost.contains_key(*object)).copied().collect()
     }
 
     /// Does what the Mission Controller says.
@@ -393,6 +379,7 @@ impl Fetcher {
         state.groups.remove(&group);
         self.shared.handle(&mut state, Event::Forget { group });
         state.transfers.retain(|id, _| id.job != *job);
+        state.said_moved.retain(|id| id.job != *job);
         state.broadcasts.retain(|id| id.job != *job);
         let closed = state.connections.forget_job(job);
         drop(state);
@@ -402,33 +389,39 @@ impl Fetcher {
     }
 
     /// The transfers of this process that changed since the last call, if any did.
-    pub fn report(&self) -> Option<Vec<TransferRecord>> {
+    pub fn report(&self) -> Option<Vec<TransferReport>> {
         let mut state = self.shared.lock();
         if !std::mem::take(&mut state.changed) {
             return None;
         }
-        let mut waits: BTreeMap<TransferId, BTreeMap<SocketAddr, u64>> = BTreeMap::new();
+        let mut waits: BTreeMap<TransferId, BTreeMap<String, u64>> = BTreeMap::new();
         for active in state.fetches.values() {
             let own = waits.entry(active.transfer.clone()).or_default();
             for far in active.far.iter().filter(|far| far.left > 0) {
                 if let Some(source) = far.sources.first() {
-                    *own.entry(*source).or_default() += far.left;
+                    *own.entry(source.to_string()).or_default() += far.left;
                 }
             }
         }
-        for (transfer, record) in &mut state.transfers {
+        let (mut records, mut moved) = (Vec::new(), BTreeSet::new());
+        let State { transfers, said_moved, .. } = &mut *state;
+        for (transfer, record) in transfers {
             record.waits_for = waits.remove(transfer).unwrap_or_default();
+            if record.moved || said_moved.contains(transfer) {
+                records.push(record.clone());
+            }
+            if record.moved {
+                moved.insert(transfer.clone());
+                record.moved = record.flows > 0;
+            }
         }
-        let records = state.transfers.values().filter(|record| record.moved || record.said_moved).cloned().collect();
         // Once more next time, to say that nothing moves any more.
-        state.changed = state.transfers.values().any(|record| record.moved);
-        for record in state.transfers.values_mut() {
-            (record.said_moved, record.moved) = (record.moved, record.flows > 0);
-        }
+        state.changed = !moved.is_empty();
+        state.said_moved = moved;
         Some(records)
     }
 
-    pub fn transfers(&self) -> Vec<TransferRecord> {
+    pub fn transfers(&self) -> Vec<TransferReport> {
         self.shared.lock().transfers.values().cloned().collect()
     }
 
@@ -488,15 +481,15 @@ impl State {
         number
     }
 
-    fn record(&mut self, transfer: &TransferId) -> &mut TransferRecord {
+    fn record(&mut self, transfer: &TransferId) -> &mut TransferReport {
         self.changed = true;
-        let record = self.transfers.entry(transfer.clone()).or_insert_with(|| TransferRecord {
+        let record = self.transfers.entry(transfer.clone()).or_insert_with(|| TransferReport {
             job: transfer.job.to_string(),
             from: transfer.from.to_string(),
             to: transfer.to.to_string(),
             started: now(),
             ended: now(),
-            ..TransferRecord::default()
+            ..TransferReport::default()
         });
         record.moved = true;
         record
@@ -551,6 +544,10 @@ impl Shared {
         state.groups.insert(group, job.clone());
         state.plans.insert(job.clone(), Ok(planned.clone()));
         self.handle(state, Event::Planned { group, legs });
+        let of_job = state.fetches.iter().filter(|(_, active)| active.transfer.job == *job).map(|(fetch, _)| *fetch);
+        for fetch in of_job.collect::<Vec<_>>() {
+            self.reaches(state, fetch, group, &planned);
+        }
         planned
     }
 
@@ -558,7 +555,14 @@ impl Shared {
     fn plan_again(&self, state: &mut State) {
         let plans = state.plans.iter().filter_map(|(job, planned)| Some((job.clone(), planned.as_ref().ok()?.clone())));
         for (job, before) in plans.collect::<Vec<_>>() {
-            self.planned(state, &job, before.plan.clone());
+            let after = Planned::new(before.plan.clone(), state.own.clone(), state.senders.clone());
+            let known = before.to.lock().expect("no panic while held").clone();
+            if known.iter().all(|(sender, legs)| after.to(*sender) == *legs) {
+                // What is under way goes on.
+                state.plans.insert(job, Ok(after));
+            } else {
+                self.planned(state, &job, before.plan.clone());
+            }
         }
     }
 

@@ -7,17 +7,17 @@ use super::{Active, INTERRUPT_EVERY, Planned, Shared, State, now};
 use crate::arbiter;
 use crate::carrier::{self, Ask, Broken, Connection};
 use crate::copies::PartCopy;
-use crate::facts::TransportFacts;
 use crate::object::ObjectId;
 use crate::parts::Wanted;
 use crate::segment::Segment;
 use mission_core::defaults::{BLOCK_BYTES, FLOWS_PER_HOST};
-use mission_core::flight::{FlightPlan, Leg, Reach};
-use mission_core::host::fetches::{Fault, FetchError, Outcome, Piece, Run, Tally, too_slow};
+use mission_core::flight::{Leg, Reach};
+use mission_core::host::fetches::{Fault, FetchError, FetchId, Outcome, Piece, Run, Tally, too_slow};
 use mission_core::host::process::{Command, Event};
-use mission_core::host::{HEARTBEAT, Ticket};
+use mission_core::host::{GroupId, HEARTBEAT, Ticket};
+use mission_core::report::TransportFacts;
 use mission_core::types::{JobId, TransferId};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, MutexGuard};
@@ -166,20 +166,18 @@ impl Shared {
         let seed = u64::from_ne_bytes(crate::auth::random());
         let (group, member) = (arbiter::group_of(&transfer.job), arbiter::member_of(transfer));
         let chunk_bytes = planned.plan.chunk_bytes;
-        let (mut runs_per_source, mut sources) = (u32::MAX, BTreeMap::new());
-        for (piece, far) in pieces.iter().zip(&state.fetches[&id].far) {
-            sources.extend(piece.sources.iter().copied().zip(far.sources.iter().copied()));
-        }
-        for (source, address) in sources {
-            let legs = planned.to(address);
-            // Where flows are subflows, one connection carries all that comes from a source.
-            runs_per_source = if legs[0].subflows.is_some() { 1 } else { runs_per_source };
-            if legs.len() != planned.legs.len() {
-                let legs = legs.len().min(u8::MAX.into()) as u8;
-                self.handle(&mut state, Event::Reaches { group, source, legs });
-            }
-        }
-        self.handle(&mut state, Event::Asked { fetch: id, group, member, pieces, chunk_bytes, runs_per_source, seed });
+        // The newest plan's, whichever the fetch began with.
+        let newest = match state.plans.get(&transfer.job) {
+            Some(Ok(newest)) => newest.clone(),
+            _ => planned.clone(),
+        };
+        self.reaches(&mut state, id, group, &newest);
+        // Where flows are subflows, one connection carries all that comes from a source.
+        let subflows = |address: &SocketAddr| newest.to(*address).first().is_some_and(|leg| leg.subflows.is_some());
+        let all =
+            pieces.iter().zip(&state.fetches[&id].far).flat_map(|(piece, far)| piece.sources.iter().zip(&far.sources));
+        let one_run = all.filter(|(_, address)| subflows(address)).map(|(source, _)| *source).collect();
+        self.handle(&mut state, Event::Asked { fetch: id, group, member, pieces, chunk_bytes, one_run, seed });
         let mut looked = Instant::now();
         loop {
             if looked.elapsed() >= INTERRUPT_EVERY {
@@ -274,6 +272,19 @@ impl Shared {
         chained
     }
 
+    /// Says which sources of a fetch fewer legs of the plan reach.
+    pub(super) fn reaches(&self, state: &mut State, fetch: FetchId, group: GroupId, planned: &Planned) {
+        let Some(active) = state.fetches.get(&fetch) else { return };
+        let sources: BTreeSet<SocketAddr> = active.far.iter().flat_map(|far| far.sources.iter().copied()).collect();
+        for address in sources {
+            let legs = planned.to(address).len();
+            if legs != planned.legs.len() {
+                let (source, legs) = (state.source(address), legs.min(u8::MAX.into()) as u8);
+                self.handle(state, Event::Reaches { group, source, legs });
+            }
+        }
+    }
+
     /// The caller's own thread if it waits, else a helper; a new one if none is idle.
     fn assign(&self, state: &mut State, run: Run) {
         let job = state.groups.get(&run.group).cloned();
@@ -347,7 +358,7 @@ impl Shared {
             if !goes_on {
                 state.running.remove(&ticket);
             }
-            let used = connection.as_deref().map(|connection| (connection, &planned.plan, &leg));
+            let used = connection.as_deref().map(|connection| (connection, &*planned, &leg));
             self.ended(&mut state, run, outcome, used, !goes_on);
             match next {
                 Some(next) if goes_on => current = Some((next, true)),
@@ -444,7 +455,7 @@ impl Shared {
         state: &mut State,
         run: Run,
         outcome: Outcome,
-        used: Option<(&dyn Connection, &FlightPlan, &Leg)>,
+        used: Option<(&dyn Connection, &Planned, &Leg)>,
         last_of_slot: bool,
     ) {
         let moved = match &outcome {
@@ -463,10 +474,10 @@ impl Shared {
         record.flows = record.flows.saturating_sub(u32::from(last_of_slot));
         record.served_bytes += moved;
         record.ended = now();
-        if let Some((connection, plan, leg)) = used
+        if let Some((connection, planned, leg)) = used
             && moved > 0
         {
-            note(&mut record.transport, plan, leg, moved, connection);
+            note(&mut record.transport, planned, leg, moved, connection);
         }
         self.handle(state, Event::Ended { run, outcome });
     }
@@ -531,10 +542,11 @@ fn broken(verified: u64, fault: Fault) -> Outcome {
 }
 
 /// Records what a connection carried, what it agreed to, and how it fares.
-fn note(facts: &mut TransportFacts, plan: &FlightPlan, leg: &Leg, bytes: u64, connection: &dyn Connection) {
+fn note(facts: &mut TransportFacts, planned: &Planned, leg: &Leg, bytes: u64, connection: &dyn Connection) {
+    let (plan, carried) = (&planned.plan, &planned.legs);
     facts.carried(leg, bytes, connection.negotiated());
     let before = plan.legs.iter().take_while(|other| other.transport != leg.transport);
-    for skipped in before.filter(|leg| leg.reach == Reach::Anywhere && !is_carried(leg)) {
+    for skipped in before.filter(|leg| leg.reach == Reach::Anywhere && !carried.contains(leg)) {
         facts.fallbacks.insert(format!("{}: this process has no carrier for it", skipped.transport.name()));
     }
     let sender = connection.sender();

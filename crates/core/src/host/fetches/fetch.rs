@@ -5,7 +5,7 @@ use crate::defaults;
 use crate::host::{GroupId, MemberId, Ticket};
 use crate::random::SplitMix;
 use crate::units::Time;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 pub struct Fetch {
     pub group: GroupId,
@@ -26,7 +26,8 @@ pub struct Fetch {
     pub running: u32,
     /// Chunks that wait for a slot or run, by source.
     pub on_source: BTreeMap<SourceId, u32>,
-    pub runs_per_source: u32,
+    /// Sources that have one run at a time.
+    pub one_run: BTreeSet<SourceId>,
     pub unfinished: usize,
     pub last_progress: Time,
     /// Ranges in a row that broke before a block of them was whole.
@@ -59,7 +60,7 @@ impl Fetch {
         member: MemberId,
         pieces: &[Piece],
         chunk_bytes: u64,
-        runs_per_source: u32,
+        one_run: BTreeSet<SourceId>,
         seed: u64,
     ) -> Fetch {
         let mut fetch = Fetch {
@@ -75,7 +76,7 @@ impl Fetch {
             asked: VecDeque::new(),
             running: 0,
             on_source: BTreeMap::new(),
-            runs_per_source: runs_per_source.max(1),
+            one_run,
             unfinished: 0,
             last_progress: now,
             fruitless: 0,
@@ -126,6 +127,11 @@ impl Fetch {
         self.queued += 1;
     }
 
+    /// Whether a source that has one run at a time has it.
+    fn is_taken(&self, source: SourceId) -> bool {
+        self.one_run.contains(&source) && self.on_source.get(&source).is_some_and(|runs| *runs > 0)
+    }
+
     /// The source of a list to be asked now, or when the first may be asked; `None`: not before a run ends.
     pub fn eligible(
         &self,
@@ -133,7 +139,7 @@ impl Fetch {
         list: u32,
         sources: &BTreeMap<SourceId, Source>,
     ) -> Result<SourceId, Option<Time>> {
-        let taken = |source: &SourceId| self.on_source.get(source).is_some_and(|runs| *runs >= self.runs_per_source);
+        let taken = |source: &SourceId| self.is_taken(*source);
         let mut first: Option<Time> = None;
         for source in self.lists[list as usize].iter().filter(|source| !taken(source)) {
             let not_before = sources.get(source).map_or(Time(0), |own| own.not_before);
@@ -147,7 +153,7 @@ impl Fetch {
     }
 
     pub fn may_ask(&self, now: Time, source: SourceId, list: u32, sources: &BTreeMap<SourceId, Source>) -> bool {
-        let taken = self.on_source.get(&source).is_some_and(|runs| *runs >= self.runs_per_source);
+        let taken = self.is_taken(source);
         let ready = sources.get(&source).is_none_or(|own| own.not_before <= now);
         !taken && ready && self.lists[list as usize].contains(&source)
     }

@@ -37,8 +37,8 @@ pub enum Event {
         member: MemberId,
         pieces: Vec<Piece>,
         chunk_bytes: u64,
-        /// Most runs on one source at once; one, where a connection is to carry all.
-        runs_per_source: u32,
+        /// Sources of which one connection is to carry all: one run at a time.
+        one_run: BTreeSet<SourceId>,
         /// Decides the order of the sources; the same seed gives the same order.
         seed: u64,
     },
@@ -277,8 +277,8 @@ impl Tally {
 impl Fetches {
     pub fn handle(&mut self, now: Time, event: Event, commands: &mut Vec<Command>) {
         match event {
-            Event::Asked { fetch, group, member, pieces, chunk_bytes, runs_per_source, seed } => {
-                let new = Fetch::new(now, group, member, &pieces, chunk_bytes, runs_per_source, seed);
+            Event::Asked { fetch, group, member, pieces, chunk_bytes, one_run, seed } => {
+                let new = Fetch::new(now, group, member, &pieces, chunk_bytes, one_run, seed);
                 if new.chunks.is_empty() {
                     commands.push(Command::Finished { fetch, result: Ok(()), tally: Tally::default() });
                     return;

@@ -15,11 +15,7 @@ impl World {
                     arbiter.ledger.heard(*client, *message);
                 }
                 slots::Event::Left { client } => arbiter.ledger.left(*client),
-                slots::Event::Shares { shares, flows_per_host } => {
-                    // A budget that is found by trial has other limits, and often.
-                    let queues = if *flows_per_host == FlowsPerHost::Auto { Vec::new() } else { shares.queues.clone() };
-                    arbiter.ledger.shares(&Shares { level: shares.level, queues });
-                }
+                slots::Event::Shares { shares, .. } => arbiter.ledger.shares(shares),
                 _ => {}
             }
             arbiter.slots.handle(self.now, event, &mut commands);

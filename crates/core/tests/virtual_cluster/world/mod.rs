@@ -371,7 +371,7 @@ impl World {
 
     fn arrive(&mut self, job: usize) {
         let spec = JobSpec { priority: self.jobs[job], ..JobSpec::named(job_name(job).into()) };
-        self.mission(mission::Event::JobArrived { spec });
+        self.mission(mission::Event::JobArrived { spec, admitted: false });
     }
 
     /// Tells every process the shares; some messages are lost.

@@ -58,6 +58,8 @@ impl World {
         let transfer = TransferId { job: job_name(job).into(), from: format!("from{stage}").into(), to: "to".into() };
         let total: u64 = pieces.iter().map(|(len, _)| len).sum();
         self.workers[id].asked.entry(transfer.clone()).or_default().0 += total;
+        let all = pieces.iter().flat_map(|(_, sources)| sources.iter().map(|own| *own as SourceId));
+        let one_run = if self.chance() < 0.1 { all.collect() } else { BTreeSet::new() };
         let event = process::Event::Asked {
             fetch,
             group: group_of(job),
@@ -70,7 +72,7 @@ impl World {
                 })
                 .collect(),
             chunk_bytes: CHUNK,
-            runs_per_source: if self.chance() < 0.1 { 1 } else { u32::MAX },
+            one_run,
             seed: self.random.next(),
         };
         let own = Fetch { transfer, pieces, arrived: Ranges::default(), abandoned: false };

@@ -3,12 +3,12 @@
 use super::{Answer, Given, MESSAGE_BYTES, NO_SUCH_OBJECT, PARTS_MAX, Place, Question, name};
 use crate::auth::{Purpose, Token};
 use crate::checksum;
-use crate::facts::Negotiated;
 use crate::host;
 use crate::local::{self, Incoming, Outgoing};
 use crate::object::ObjectId;
 use crate::segment::SEALS;
 use mission_core::defaults::STALL;
+use mission_core::report::Negotiated;
 use mission_core::types::Transport;
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};

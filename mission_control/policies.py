@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import threading
@@ -57,7 +58,7 @@ class Runner:
 
     Args:
         policy: the function.
-        say: is given the event for the Mission Controller, in whatever thread; it must hand it to its own.
+        say: is given the answer for the Mission Controller (`Weighed`), in whatever thread; it must hand it to its own.
     """
 
     def __init__(self, policy: Policy, say: Callable[[dict[str, Any]], None]):
@@ -83,7 +84,8 @@ class Runner:
 
     def _run(self, transfers: list[dict[str, Any]], answered: threading.Event) -> None:
         try:
-            counts = counts_of(self.policy(jobs_of(transfers)))
+            # Its own copy: what it is given goes back with the answer.
+            counts = counts_of(self.policy(jobs_of(copy.deepcopy(transfers))))
             json.dumps(counts, allow_nan=False)
             answer: dict[str, Any] = {"Ok": counts}
         except BaseException as error:  # whatever a stranger's function raises, SystemExit too
@@ -92,13 +94,13 @@ class Runner:
         answered.set()
         self._busy = False
         if not late:
-            self.say({"event": "weighed", "asked": transfers, "counts": answer})
+            self.say({"asked": transfers, "counts": answer})
 
     def _watch(self, transfers: list[dict[str, Any]], answered: threading.Event) -> None:
         if not answered.wait(PATIENCE_S):
             answered.set()
             stalled = {"Err": f"it has not answered within {PATIENCE_S} s"}
-            self.say({"event": "weighed", "asked": transfers, "counts": stalled})
+            self.say({"asked": transfers, "counts": stalled})
 
 
 def jobs_of(transfers: list[dict[str, Any]]) -> list[dict[str, Any]]:

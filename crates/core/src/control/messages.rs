@@ -1,0 +1,32 @@
+//! What is said to a worker, beside the version of it.
+
+use crate::mission;
+use crate::types::{JobId, ObjectId};
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+/// All that a worker is to do now; what is absent asks for nothing.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Message {
+    /// For its data plane.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub commands: Vec<mission::Command>,
+    /// Objects, and copies of objects, that nothing carries any more.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub free: Vec<ObjectId>,
+    /// Objects that nobody has any more, and why.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub lost: Vec<ObjectId>,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub why: String,
+    /// Say the last words on this job, which is over.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub report: Option<JobId>,
+    /// Nothing more of this job is coming.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub forget_job: Option<JobId>,
+    /// Have these send to it at once, and say what became of their packets ([`crate::ecn`]).
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub probe_ecn: Vec<Arc<str>>,
+}

@@ -1,0 +1,295 @@
+//! The directory of objects: which results carry each, where it is, and when it is free or lost.
+//!
+//! An object lives as long as something carries its reference: the result of a task, or a hold for tasks whose results are
+//! not known yet. It lies whole with one or more workers (whoever put it, and replicas); workers that received parts of it in
+//! a broadcast keep those as copies, which cannot replace it.
+
+use crate::types::{ObjectId, WorkerId};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What keeps an object alive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Holder {
+    /// The result of a task.
+    Result(u64),
+    /// Tasks that may still hand its reference on.
+    Hold(u64),
+}
+
+/// Objects by the worker that is to hear of them.
+pub type ByWorker = BTreeMap<WorkerId, Vec<ObjectId>>;
+
+#[derive(Default)]
+pub struct Objects {
+    objects: BTreeMap<ObjectId, Object>,
+    held: BTreeMap<Holder, BTreeSet<ObjectId>>,
+    /// What lies with each worker, whole or in part.
+    at: BTreeMap<WorkerId, BTreeSet<ObjectId>>,
+}
+
+struct Object {
+    bytes: u64,
+    /// Workers that have all of it, whoever had it first.
+    whole: Vec<WorkerId>,
+    /// Workers that keep parts of it.
+    parts: BTreeSet<WorkerId>,
+    holders: BTreeSet<Holder>,
+}
+
+/// What went with a worker.
+#[derive(Debug, Default, PartialEq)]
+pub struct Lost {
+    /// Nobody has them whole any more.
+    pub objects: Vec<ObjectId>,
+    /// Tasks whose results carry one of those: they are invalid, wherever copies of them are.
+    pub results: BTreeSet<u64>,
+    /// Objects that others have, and who: fetches go there from now on.
+    pub elsewhere: Vec<(ObjectId, WorkerId)>,
+}
+
+impl Objects {
+    /// Something carries an object's reference; it lies whole with `owner`, unless that is gone.
+    pub fn hold(&mut self, holder: Holder, object: ObjectId, owner: Option<&WorkerId>, bytes: u64) {
+        let own = self.objects.entry(object).or_insert_with(|| Object {
+            bytes: 0,
+            whole: Vec::new(),
+            parts: BTreeSet::new(),
+            holders: BTreeSet::new(),
+        });
+        own.bytes = own.bytes.max(bytes);
+        if let Some(owner) = owner.filter(|_| own.whole.is_empty()) {
+            own.whole.push(owner.clone());
+            self.at.entry(owner.clone()).or_default().insert(object);
+        }
+        own.holders.insert(holder);
+        self.held.entry(holder).or_default().insert(object);
+    }
+
+    /// A worker keeps parts of an object; false if there is no such object any more.
+    pub fn copied(&mut self, object: ObjectId, worker: &WorkerId) -> bool {
+        let Some(own) = self.objects.get_mut(&object) else { return false };
+        if !own.whole.contains(worker) {
+            own.parts.insert(worker.clone());
+            self.at.entry(worker.clone()).or_default().insert(object);
+        }
+        true
+    }
+
+    /// A worker has all of an object now; false if there is no such object any more.
+    #[cfg_attr(not(test), expect(dead_code, reason = "workers that leave hand their objects over next"))]
+    pub fn replicated(&mut self, object: ObjectId, worker: &WorkerId) -> bool {
+        let Some(own) = self.objects.get_mut(&object) else { return false };
+        own.parts.remove(worker);
+        if !own.whole.contains(worker) {
+            own.whole.push(worker.clone());
+        }
+        self.at.entry(worker.clone()).or_default().insert(object);
+        true
+    }
+
+    /// The objects that a holder holds, each with a worker that has it whole.
+    pub fn held_by(&self, holder: Holder) -> Vec<(ObjectId, WorkerId)> {
+        let held = self.held.get(&holder).into_iter().flatten();
+        held.filter_map(|object| Some((*object, self.objects[object].whole.first()?.clone()))).collect()
+    }
+
+    /// Whether there is such an object.
+    pub fn has(&self, object: ObjectId) -> bool {
+        self.objects.contains_key(&object)
+    }
+
+    pub fn holds(&self, holder: Holder) -> bool {
+        self.held.contains_key(&holder)
+    }
+
+    /// A holder is gone; gives what nothing holds now, by each worker that has some of it.
+    pub fn release(&mut self, holder: Holder) -> ByWorker {
+        let mut free = ByWorker::new();
+        for object in self.held.remove(&holder).into_iter().flatten() {
+            let own = self.objects.get_mut(&object).expect("it is held");
+            own.holders.remove(&holder);
+            if own.holders.is_empty() {
+                let own = self.objects.remove(&object).expect("it was there");
+                for worker in own.whole.into_iter().chain(own.parts) {
+                    self.leave(&worker, object);
+                    free.entry(worker).or_default().push(object);
+                }
+            }
+        }
+        free
+    }
+
+    /// A worker is gone, with all that was there. What is lost stays known as long as a result carries it: the engine says
+    /// when that is over.
+    pub fn worker_gone(&mut self, worker: &WorkerId) -> Lost {
+        let mut lost = Lost::default();
+        for object in self.at.remove(worker).into_iter().flatten() {
+            let own = self.objects.get_mut(&object).expect("it lies there");
+            own.parts.remove(worker);
+            let Some(place) = own.whole.iter().position(|other| other == worker) else { continue };
+            own.whole.remove(place);
+            match own.whole.first() {
+                Some(other) => lost.elsewhere.push((object, other.clone())),
+                None => {
+                    lost.objects.push(object);
+                    let results = own.holders.iter().filter_map(|holder| match holder {
+                        Holder::Result(task) => Some(*task),
+                        Holder::Hold(_) => None,
+                    });
+                    lost.results.extend(results);
+                }
+            }
+        }
+        lost
+    }
+
+    /// Whole objects that lie with a worker and nowhere else, largest first, with their bytes: what it has to hand over
+    /// before it leaves.
+    #[cfg_attr(not(test), expect(dead_code, reason = "workers that leave hand their objects over next"))]
+    pub fn only_at(&self, worker: &WorkerId) -> Vec<(ObjectId, u64)> {
+        let at = self.at.get(worker).into_iter().flatten();
+        let only = at.filter(|object| self.objects[object].whole == [worker.clone()]);
+        let mut found: Vec<(ObjectId, u64)> = only.map(|object| (*object, self.objects[object].bytes)).collect();
+        found.sort_by_key(|(object, bytes)| (std::cmp::Reverse(*bytes), *object));
+        found
+    }
+
+    /// Bytes of whole objects with each worker.
+    pub fn bytes_at(&self, worker: &WorkerId) -> u64 {
+        let at = self.at.get(worker).into_iter().flatten();
+        at.map(|object| &self.objects[object]).filter(|own| own.whole.contains(worker)).map(|own| own.bytes).sum()
+    }
+
+    pub fn len(&self) -> usize {
+        self.objects.len()
+    }
+
+    #[cfg(test)]
+    pub fn is_empty(&self) -> bool {
+        self.objects.is_empty()
+    }
+
+    fn leave(&mut self, worker: &WorkerId, object: ObjectId) {
+        if let Some(at) = self.at.get_mut(worker) {
+            at.remove(&object);
+            if at.is_empty() {
+                self.at.remove(worker);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::random::SplitMix;
+
+    fn id(number: u128) -> ObjectId {
+        ObjectId(number)
+    }
+
+    fn worker(number: u64) -> WorkerId {
+        format!("w{number}").into()
+    }
+
+    #[test]
+    fn an_object_lives_as_long_as_something_carries_it() {
+        let mut objects = Objects::default();
+        objects.hold(Holder::Result(1), id(7), Some(&worker(1)), 100);
+        objects.hold(Holder::Hold(1), id(7), Some(&worker(1)), 100);
+        assert!(objects.copied(id(7), &worker(2)) && !objects.copied(id(8), &worker(2)));
+        assert!(objects.release(Holder::Result(1)).is_empty());
+        assert_eq!(objects.held_by(Holder::Hold(1)), [(id(7), worker(1))]);
+        assert_eq!(
+            objects.release(Holder::Hold(1)),
+            ByWorker::from([(worker(1), vec![id(7)]), (worker(2), vec![id(7)])])
+        );
+        assert!(objects.is_empty() && objects.at.is_empty() && objects.held.is_empty());
+    }
+
+    #[test]
+    fn what_one_worker_had_alone_is_lost_with_it() {
+        let mut objects = Objects::default();
+        for (task, object) in [(1, 11), (1, 12), (2, 12), (3, 13)] {
+            objects.hold(Holder::Result(task), id(object), Some(&worker(1)), 10);
+        }
+        // A copy of some parts replaces nothing; a replica does.
+        objects.copied(id(11), &worker(2));
+        assert!(objects.replicated(id(13), &worker(3)));
+        assert_eq!(objects.only_at(&worker(1)), [(id(11), 10), (id(12), 10)]);
+        let lost = objects.worker_gone(&worker(1));
+        assert_eq!((lost.objects, lost.results), (vec![id(11), id(12)], BTreeSet::from([1, 2])));
+        assert_eq!(lost.elsewhere, [(id(13), worker(3))]);
+        assert_eq!(objects.held_by(Holder::Result(1)), []);
+        assert_eq!(objects.held_by(Holder::Result(3)), [(id(13), worker(3))]);
+        // The copy is freed with the results that carried the lost object.
+        assert_eq!(objects.release(Holder::Result(1)), ByWorker::from([(worker(2), vec![id(11)])]));
+    }
+
+    /// Whatever happens: an object is there exactly while something holds it, and every worker that has some of it hears
+    /// when it is free.
+    #[test]
+    fn nothing_is_left_and_nobody_is_forgotten() {
+        let mut random = SplitMix(5);
+        for _ in 0..200 {
+            let mut objects = Objects::default();
+            let mut held: BTreeMap<Holder, BTreeSet<ObjectId>> = BTreeMap::new();
+            let mut places: BTreeSet<(ObjectId, WorkerId)> = BTreeSet::new();
+            for _ in 0..200 {
+                let object = id(u128::from(random.next() % 10));
+                let by = worker(random.next() % 5);
+                let holder = if random.next().is_multiple_of(2) {
+                    Holder::Result(random.next() % 6)
+                } else {
+                    Holder::Hold(random.next() % 3)
+                };
+                let there = held.values().any(|all| all.contains(&object));
+                match random.next() % 6 {
+                    0 | 1 => {
+                        let whole = objects.objects.get(&object).is_some_and(|own| !own.whole.is_empty());
+                        objects.hold(holder, object, Some(&by), 1);
+                        held.entry(holder).or_default().insert(object);
+                        if !whole {
+                            places.insert((object, by));
+                        }
+                    }
+                    2 => {
+                        assert_eq!(objects.copied(object, &by), there);
+                        if there {
+                            places.insert((object, by));
+                        }
+                    }
+                    3 => {
+                        assert_eq!(objects.replicated(object, &by), there);
+                        if there {
+                            places.insert((object, by));
+                        }
+                    }
+                    4 => {
+                        let before: BTreeSet<ObjectId> = held.remove(&holder).unwrap_or_default();
+                        let free = objects.release(holder);
+                        let mut told: BTreeSet<(ObjectId, WorkerId)> = BTreeSet::new();
+                        for (worker, all) in free {
+                            told.extend(all.into_iter().map(|object| (object, worker.clone())));
+                        }
+                        let gone = |object: &ObjectId| {
+                            before.contains(object) && !held.values().any(|all| all.contains(object))
+                        };
+                        let expected: BTreeSet<_> = places.iter().filter(|(object, _)| gone(object)).cloned().collect();
+                        assert_eq!(told, expected);
+                        places.retain(|(object, _)| !gone(object));
+                    }
+                    _ => {
+                        let lost = objects.worker_gone(&by);
+                        places.retain(|(_, worker)| *worker != by);
+                        assert!(lost.objects.iter().all(|object| objects.objects[object].whole.is_empty()));
+                        assert!(lost.elsewhere.iter().all(|place| places.contains(place)));
+                    }
+                }
+                assert_eq!(objects.len(), held.values().flatten().collect::<BTreeSet<_>>().len());
+            }
+            held.keys().for_each(|holder| _ = objects.release(*holder));
+            assert!(objects.is_empty() && objects.held.is_empty() && objects.at.is_empty());
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! All that can be shown of a cluster now.
+
+use super::Controller;
+use crate::mission::{JobStatus, TransferStatus};
+use crate::report::Merged;
+use crate::types::{HostId, TransferId, WorkerId};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Status {
+    pub policy: String,
+    /// What is wrong with a policy of the user's own; the last weights that it gave are in force.
+    pub policy_error: Option<String>,
+    pub workers: BTreeMap<WorkerId, WorkerNow>,
+    /// Workers that have no data plane, and why.
+    pub without: BTreeMap<WorkerId, String>,
+    /// Objects that something carries.
+    pub objects: usize,
+    pub graph_tasks: usize,
+    pub jobs: Vec<JobNow>,
+    /// Transfers that were left out.
+    pub hidden: usize,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct WorkerNow {
+    pub host: HostId,
+    pub address: Arc<str>,
+    /// What its data plane cannot do.
+    pub problems: Vec<String>,
+    /// Of whole objects that lie there.
+    pub object_bytes: u64,
+    /// Of the last message to it; and messages that it has not seen yet.
+    pub version: u64,
+    pub unseen: usize,
+}
+
+/// A job, with what the workers say of its transfers.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct JobNow {
+    #[serde(flatten)]
+    pub status: JobStatus,
+    /// Results that were lost with their objects.
+    pub recomputed: u64,
+    pub transfers: Vec<TransferNow>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TransferNow {
+    #[serde(flatten)]
+    pub status: TransferStatus,
+    #[serde(flatten)]
+    pub reported: Merged,
+}
+
+impl Controller {
+    /// Of the transfers at most so many, those that moved last.
+    pub fn status(&mut self, most: Option<usize>) -> Status {
+        let mut jobs = self.jobs_now(|_| true);
+        let all = jobs.iter().flat_map(|job| job.transfers.iter().map(|own| id(job, own)));
+        let mut all: Vec<TransferId> = all.collect();
+        let hidden = most.map_or(0, |most| all.len().saturating_sub(most));
+        if hidden > 0 {
+            all.sort_by_key(|transfer| std::cmp::Reverse(self.transfers.moved_at(transfer)));
+            let shown: BTreeSet<TransferId> = all.drain(..most.unwrap_or(0)).collect();
+            for job in &mut jobs {
+                let transfers = std::mem::take(&mut job.transfers);
+                job.transfers = transfers.into_iter().filter(|own| shown.contains(&id(job, own))).collect();
+            }
+        }
+        let now = |(worker, own): (&WorkerId, &super::Joined)| {
+            let (host, address, problems) = (own.host.clone(), own.address.clone(), own.problems.clone());
+            let (version, unseen) = (self.outbox.last(worker), self.outbox.after(worker, 0).count());
+            let object_bytes = self.objects.bytes_at(worker);
+            (worker.clone(), WorkerNow { host, address, problems, object_bytes, version, unseen })
+        };
+        Status {
+            policy: self.mission.policy().to_owned(),
+            policy_error: self.policy_error.clone(),
+            workers: self.workers.iter().map(now).collect(),
+            without: self.without.clone(),
+            objects: self.objects.len(),
+            graph_tasks: self.mission.tasks(),
+            jobs,
+            hidden,
+        }
+    }
+
+    /// How many of each thing are remembered; of most of them none once nothing runs.
+    pub fn held(&self) -> BTreeMap<&'static str, usize> {
+        BTreeMap::from([
+            ("jobs", self.jobs.len()),
+            ("tasks of jobs", self.jobs.tasks()),
+            ("names of jobs", self.jobs.names()),
+            ("tasks of the graph", self.mission.tasks()),
+            ("changed jobs", self.changed.len()),
+            ("jobs that end", self.ending.len()),
+            ("recomputed", self.recomputed.len()),
+            ("objects", self.objects.len()),
+            ("lost objects", self.lost.len()),
+            ("holds", self.holds.len()),
+            ("submitted tasks", self.submitted_on.len()),
+            ("transfers", self.transfers.len()),
+        ])
+    }
+
+    pub(super) fn jobs_now(&mut self, wanted: impl Fn(&JobStatus) -> bool) -> Vec<JobNow> {
+        let now = |mut status: JobStatus| {
+            let own = std::mem::take(&mut status.transfers);
+            let transfers = own.into_iter().map(|own| {
+                let TransferStatus { from, to, .. } = &own;
+                let id = TransferId { job: status.job.clone(), from: from.clone(), to: to.clone() };
+                TransferNow { reported: self.transfers.merged(&id), status: own }
+            });
+            let transfers = transfers.collect();
+            JobNow { recomputed: self.recomputed.get(&status.job).copied().unwrap_or(0), transfers, status }
+        };
+        self.mission.status().into_iter().filter(wanted).map(now).collect()
+    }
+}
+
+fn id(job: &JobNow, own: &TransferNow) -> TransferId {
+    TransferId { job: job.status.job.clone(), from: own.status.from.clone(), to: own.status.to.clone() }
+}

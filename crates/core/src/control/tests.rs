@@ -1,0 +1,267 @@
+//! The lives of workers, jobs and objects, as an engine's adapter would tell them.
+
+use super::*;
+use crate::report::TransferReport;
+use std::collections::VecDeque;
+
+struct World {
+    controller: Controller,
+    now: Time,
+    /// What was said to each worker, oldest first.
+    told: BTreeMap<WorkerId, VecDeque<Arc<Message>>>,
+    records: Vec<Record>,
+    recompute: BTreeSet<u64>,
+}
+
+impl World {
+    fn new(workers: &[&str]) -> World {
+        let environment = Environment { carriers: vec![Transport::Tcp], interfaces: 1, ..Environment::default() };
+        let controller = Controller::new("fair", FlowsPerHost::Fixed(10), environment.clone()).unwrap();
+        let mut world =
+            World { controller, now: Time(0), told: BTreeMap::new(), records: Vec::new(), recompute: BTreeSet::new() };
+        for worker in workers {
+            let (host, address) = (format!("host of {worker}").into(), format!("{worker}:1").into());
+            let environment = environment.clone();
+            world.event(Event::Join { worker: (*worker).into(), host, address, environment, problems: vec![] });
+            world.event(Event::Known { worker: (*worker).into() });
+        }
+        world.told.clear();
+        world
+    }
+
+    /// Gives the commands that are neither messages nor records.
+    fn event(&mut self, event: Event) -> Vec<Command> {
+        let mut commands = Vec::new();
+        self.controller.handle(self.now, event, &mut commands);
+        let mut rest = Vec::new();
+        for command in commands {
+            match command {
+                Command::Tell { worker, message, .. } => self.told.entry(worker).or_default().push_back(message),
+                Command::Record { record } => self.records.push(*record),
+                Command::Recompute { tasks } => self.recompute.extend(tasks),
+                other => rest.push(other),
+            }
+        }
+        rest
+    }
+
+    fn pass(&mut self, time: Duration) {
+        self.now = self.now + time;
+        self.event(Event::Tick);
+    }
+
+    fn admit(&mut self, job: &str, client: &str) -> JobId {
+        let spec = JobSpec::named(job.into());
+        let said = self.event(Event::Admit { spec, client: client.into() });
+        let [Command::Admitted { job, refused: None }] = &said[..] else { panic!("{said:?}") };
+        job.clone()
+    }
+
+    fn task(&mut self, task: u64, job: &str, by: Option<u64>) {
+        let spec = (!job.is_empty()).then(|| JobSpec::named(job.into()));
+        let origin = Origin { client: "client".into(), spec, by, span: None };
+        let new = NewTask { task, stage: "stage".into(), kind: Kind::Work, inputs: vec![] };
+        self.event(Event::Tasks { origin, tasks: vec![new] });
+    }
+
+    fn carries(&mut self, task: u64, object: u128, owner: &str) -> Vec<Command> {
+        let carried = Carried { object: ObjectId(object), owner: owner.into(), parts: 1, bytes: 5 };
+        self.event(Event::Carries { task, objects: vec![carried], alive: true })
+    }
+
+    /// What a worker was told to free, and of what it heard that it is lost, since it was asked last.
+    fn heard(&mut self, worker: &str) -> (Vec<u128>, Vec<u128>) {
+        let all = self.told.remove(worker).unwrap_or_default();
+        let ids = |of: fn(&Message) -> &Vec<ObjectId>| {
+            all.iter().flat_map(|message| of(message).iter().map(|id| id.0)).collect()
+        };
+        (ids(|message| &message.free), ids(|message| &message.lost))
+    }
+
+    fn left(&self) -> Vec<(&'static str, usize)> {
+        self.controller.held().into_iter().filter(|(_, count)| *count > 0).collect()
+    }
+}
+
+#[test]
+fn a_job_is_over_when_all_have_said_their_last_words_or_are_late() {
+    for late in [false, true] {
+        let mut world = World::new(&["a", "b"]);
+        let job = world.admit("etl", "client");
+        world.task(1, "etl", None);
+        world.event(Event::Leave { job: job.clone(), client: "client".into() });
+        let report =
+            TransferReport { job: "etl".into(), from: "m".into(), to: "r".into(), ..TransferReport::default() };
+        let of = |last_of: Option<JobId>, served_bytes| {
+            let records = vec![TransferReport { served_bytes, asked_bytes: 9, ..report.clone() }];
+            WorkerReport { records, last_of, ..WorkerReport::default() }
+        };
+        world.event(Event::Report { worker: "a".into(), report: of(None, 4) });
+        world.event(Event::Forgotten { task: 1 });
+        let asked: Vec<_> = world.told["a"].iter().filter_map(|message| message.report.clone()).collect();
+        assert!(asked.iter().eq([&job]));
+        world.event(Event::Report { worker: "a".into(), report: of(Some(job.clone()), 9) });
+        assert!(!world.records.iter().any(|record| matches!(record, Record::JobEnded(_))), "b has not spoken");
+        if late {
+            world.pass(LAST_WORDS);
+        } else {
+            world.event(Event::Report { worker: "b".into(), report: of(Some(job.clone()), 1) });
+        }
+        let ended = world.records.iter().find_map(|record| match record {
+            Record::JobEnded(job) => Some(job.transfers[0].status.served_bytes),
+            _ => None,
+        });
+        assert_eq!(ended, Some(if late { 9 } else { 10 }));
+        assert!(world.told["b"].iter().any(|message| message.forget_job == Some(job.clone())));
+        assert_eq!(world.left(), []);
+        // Late words bring nothing back.
+        world.event(Event::Report { worker: "b".into(), report: of(None, 8) });
+        assert_eq!(world.left(), []);
+    }
+}
+
+#[test]
+fn objects_of_a_worker_that_is_gone_are_lost_and_computed_again() {
+    let mut world = World::new(&["a", "b"]);
+    world.task(1, "etl", None);
+    world.task(2, "etl", None);
+    world.carries(1, 11, "a");
+    world.carries(2, 12, "b");
+    let copied = WorkerReport { copied: vec![ObjectId(11), ObjectId(99)], ..WorkerReport::default() };
+    world.event(Event::Report { worker: "b".into(), report: copied });
+    assert_eq!(world.heard("b"), (vec![99], vec![]), "that was freed while it was copied");
+    let said = world.event(Event::Gone { worker: "a".into() });
+    assert_eq!((said, &world.recompute), (vec![Command::Soon], &BTreeSet::from([1])));
+    world.event(Event::ResultGone { task: 1, wanted: true });
+    world.event(Event::Flush);
+    assert_eq!(world.heard("b"), (vec![11], vec![11]), "its copy is freed");
+    assert!(world.records.contains(&Record::Recomputed { job: "etl".into(), task: 1 }));
+    // Late word of a result that was made there.
+    assert_eq!(world.carries(1, 13, "a"), [Command::Soon]);
+    world.event(Event::Flush);
+    assert_eq!(world.heard("b"), (vec![], vec![13]));
+    // It is computed again, on another worker.
+    world.event(Event::ResultGone { task: 1, wanted: true });
+    world.carries(1, 14, "b");
+    for task in [1, 2] {
+        world.event(Event::Forgotten { task });
+    }
+    assert_eq!(world.heard("b").0, [14, 12]);
+    world.pass(LAST_WORDS);
+    assert_eq!(world.left(), []);
+}
+
+#[test]
+fn what_a_child_carries_lives_until_the_tasks_beside_its_parent_are_done() {
+    let mut world = World::new(&["a"]);
+    world.task(1, "etl", None);
+    world.event(Event::Begins { task: 1, worker: "a".into() });
+    world.task(2, "", Some(1));
+    world.event(Event::Submitted { by: 1, tasks: vec![2] });
+    world.event(Event::Begins { task: 2, worker: "a".into() });
+    world.carries(2, 7, "a");
+    world.event(Event::Ends { task: 2 });
+    // Its client is gone with the call: the parent may still return the reference.
+    world.event(Event::ResultGone { task: 2, wanted: false });
+    world.event(Event::Forgotten { task: 2 });
+    assert_eq!(world.heard("a").0, [0u128; 0]);
+    world.carries(1, 7, "a");
+    world.event(Event::Ends { task: 1 });
+    assert_eq!(world.heard("a").0, [0u128; 0], "its own result carries it");
+    world.event(Event::Forgotten { task: 1 });
+    assert_eq!(world.heard("a").0, [7]);
+    world.pass(LAST_WORDS);
+    assert_eq!(world.left(), []);
+}
+
+#[test]
+fn a_task_belongs_to_the_job_that_the_program_the_parent_or_the_client_says() {
+    let mut world = World::new(&[]);
+    world.task(1, "etl", None);
+    world.task(2, "", Some(1));
+    world.task(3, "", None);
+    let span = Origin { client: "client".into(), spec: None, by: None, span: Some("part".into()) };
+    let new = NewTask { task: 4, stage: "s".into(), kind: Kind::Work, inputs: vec![] };
+    world.event(Event::Tasks { origin: span, tasks: vec![new] });
+    let jobs = [1, 2, 3, 4].map(|task| world.controller.spec_of_task(task).unwrap().job.to_string());
+    assert_eq!(jobs, ["etl", "etl", "client", "part"]);
+}
+
+#[test]
+fn what_somebody_changed_of_a_job_holds_for_its_later_tasks() {
+    let mut world = World::new(&["a"]);
+    world.task(1, "etl", None);
+    let change = Change { priority: Some(5.0), transport: Some(Some(Transport::Tcp)) };
+    let said = world.event(Event::Change { job: "etl".into(), change });
+    assert_eq!(said, [Command::Changed { error: None, refused: None }]);
+    world.task(2, "etl", None);
+    assert_eq!(world.controller.spec_of_task(2).unwrap().priority, 5.0);
+    for (change, wrong, refused) in [
+        (Change { priority: Some(0.0), transport: None }, true, false),
+        (Change { priority: None, transport: Some(Some(Transport::Mptcp)) }, false, true),
+    ] {
+        let said = world.event(Event::Change { job: "etl".into(), change });
+        let [Command::Changed { error, refused: why }] = &said[..] else { panic!("{said:?}") };
+        assert_eq!((error.is_some(), why.is_some()), (wrong, refused));
+    }
+    let said = world.event(Event::Change { job: "nobody".into(), change: Change::default() });
+    assert!(matches!(&said[..], [Command::Changed { error: Some(why), .. }] if why.contains("no job")), "{said:?}");
+    assert_eq!(world.controller.spec_of_task(1).unwrap().priority, 5.0);
+}
+
+#[test]
+fn a_worker_that_the_engine_does_not_know_is_gone_after_a_while() {
+    let mut world = World::new(&["a"]);
+    let (host, address) = ("h".into(), "b:1".into());
+    let environment = Environment { carriers: vec![Transport::Tcp], ..Environment::default() };
+    let said = world.event(Event::Join { worker: "b".into(), host, address, environment, problems: vec![] });
+    assert!(
+        matches!(&said[..], [Command::Briefing { version, .. }] if *version == world.told.get("b").map_or(0, |told| told.len() as u64))
+    );
+    world.pass(KNOWN_WITHIN);
+    assert_eq!(world.controller.status(None).workers.len(), 2);
+    world.pass(Duration::from_secs(1));
+    assert_eq!(world.controller.status(None).workers.len(), 1);
+    assert!(world.records.contains(&Record::WorkerLeft { worker: "b".into() }));
+}
+
+#[test]
+fn jobs_that_demand_something_are_rejected_where_no_worker_has_a_data_plane() {
+    let mut world = World::new(&[]);
+    world.event(Event::Without { worker: "a".into(), why: "no memory".into() });
+    world.event(Event::Known { worker: "a".into() });
+    let mut spec = JobSpec::named("etl".into());
+    world.admit("anything", "client");
+    spec.demands.transport = Some(Transport::Tcp);
+    let said = world.event(Event::Admit { spec: spec.clone(), client: "client".into() });
+    assert!(
+        matches!(&said[..], [Command::Admitted { refused: Some(why), .. }] if why.contains("no memory")),
+        "{said:?}"
+    );
+    world.event(Event::Gone { worker: "a".into() });
+    let said = world.event(Event::Admit { spec, client: "another".into() });
+    assert!(matches!(&said[..], [Command::Admitted { refused: None, job }] if &**job == "etl"), "{said:?}");
+}
+
+#[test]
+fn tasks_come_in_any_order() {
+    let new = |task, inputs: &[u64]| NewTask { task, stage: "s".into(), kind: Kind::Work, inputs: inputs.to_vec() };
+    let given = vec![new(3, &[1, 2]), new(1, &[0, 99]), new(2, &[1, 2]), new(0, &[])];
+    let order: Vec<u64> = inputs_first(given).into_iter().map(|own| own.task).collect();
+    assert_eq!(order, [0, 1, 2, 3]);
+    // A chain as long as any: no recursion.
+    let chain: Vec<NewTask> = (0..100_000).rev().map(|task: u64| new(task, &[task.wrapping_sub(1)])).collect();
+    assert!(inputs_first(chain).iter().map(|own| own.task).eq(0..100_000));
+}
+
+/// Dask says that a result is gone before it says so of the worker that had it.
+#[test]
+fn what_went_with_a_result_that_is_wanted_is_lost() {
+    let mut world = World::new(&["a", "b"]);
+    world.task(1, "etl", None);
+    world.carries(1, 11, "a");
+    assert_eq!(world.event(Event::ResultGone { task: 1, wanted: true }), [Command::Soon]);
+    world.event(Event::Gone { worker: "a".into() });
+    world.event(Event::Flush);
+    assert_eq!(world.heard("b"), (vec![], vec![11]));
+}

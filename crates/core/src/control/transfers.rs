@@ -1,0 +1,153 @@
+//! What workers say of their transfers.
+
+use super::{Command, Controller, Record, record};
+use crate::mission;
+use crate::pattern::Asked;
+use crate::report::{Merged, TransferReport};
+use crate::types::{JobId, ObjectId, TransferId, WorkerId};
+use crate::units::Time;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// What has changed with a worker since it spoke last.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct WorkerReport {
+    /// Transfers that moved, or have just stopped; totals.
+    pub records: Vec<TransferReport>,
+    /// Fetches that began, for the patterns.
+    pub asked: Vec<Fetched>,
+    /// Objects of which it keeps parts.
+    pub copied: Vec<ObjectId>,
+    /// Processor seconds of its process.
+    pub cpu: f64,
+    /// The version of the last message that it has seen.
+    pub seen: u64,
+    /// This is all that it will say of this job.
+    pub last_of: Option<JobId>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Fetched {
+    pub transfer: TransferId,
+    pub asked: Asked,
+}
+
+/// A worker's totals of a transfer at some time, as reports draw them.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Progress {
+    pub worker: WorkerId,
+    #[serde(flatten)]
+    pub transfer: TransferId,
+    pub cpu: f64,
+    pub asked_bytes: u64,
+    pub served_bytes: u64,
+    pub local_bytes: u64,
+    /// Ranges under way.
+    pub flows: u32,
+    pub started: f64,
+    pub ended: f64,
+}
+
+/// The last report of each worker on each transfer.
+#[derive(Default)]
+pub struct Transfers {
+    reports: BTreeMap<TransferId, Reported>,
+}
+
+#[derive(Default)]
+struct Reported {
+    by_worker: BTreeMap<WorkerId, TransferReport>,
+    /// All of it as one, until one of them says more.
+    merged: Option<Merged>,
+    /// When somebody said something new.
+    moved_at: Time,
+}
+
+impl Transfers {
+    /// Takes a report; false if it says nothing new.
+    fn learn(&mut self, now: Time, transfer: &TransferId, worker: &WorkerId, report: TransferReport) -> bool {
+        let own = self.reports.entry(transfer.clone()).or_default();
+        if own.by_worker.get(worker) == Some(&report) {
+            return false;
+        }
+        own.by_worker.insert(worker.clone(), report);
+        (own.merged, own.moved_at) = (None, now);
+        true
+    }
+
+    /// What all workers say of a transfer, as one.
+    pub fn merged(&mut self, transfer: &TransferId) -> Merged {
+        let Some(own) = self.reports.get_mut(transfer) else { return Merged::of([]) };
+        own.merged.get_or_insert_with(|| Merged::of(own.by_worker.values())).clone()
+    }
+
+    /// When somebody said something new of a transfer.
+    pub fn moved_at(&self, transfer: &TransferId) -> Option<Time> {
+        self.reports.get(transfer).map(|own| own.moved_at)
+    }
+
+    pub fn forget(&mut self, job: &JobId) {
+        self.reports.retain(|transfer, _| transfer.job != *job);
+    }
+
+    /// Nothing of it is under way any more; what it has received stays counted.
+    pub fn worker_gone(&mut self, worker: &WorkerId) {
+        for own in self.reports.values_mut() {
+            if let Some(report) = own.by_worker.get_mut(worker) {
+                report.flows = 0;
+                own.merged = None;
+            }
+        }
+    }
+
+    pub fn len(&self) -> usize {
+        self.reports.len()
+    }
+}
+
+impl Controller {
+    pub(super) fn report(&mut self, now: Time, worker: &WorkerId, report: WorkerReport, commands: &mut Vec<Command>) {
+        let WorkerReport { records, asked, copied, cpu, seen, last_of } = report;
+        self.outbox.seen(worker, seen);
+        let freed: Vec<ObjectId> = copied.into_iter().filter(|object| !self.objects.copied(*object, worker)).collect();
+        if !freed.is_empty() {
+            // They were freed while they were copied.
+            self.free(BTreeMap::from([(worker.clone(), freed)]), commands);
+        }
+        for Fetched { transfer, asked } in asked {
+            if self.is_known(&transfer.job) {
+                self.decide(now, mission::Event::Asked { transfer, asked }, commands);
+            }
+        }
+        for own in records {
+            let transfer =
+                TransferId { job: own.job.as_str().into(), from: own.from.as_str().into(), to: own.to.as_str().into() };
+            // Late words on a job that is over would bring it back for ever.
+            if !self.is_known(&transfer.job) || !self.transfers.learn(now, &transfer, worker, own.clone()) {
+                continue;
+            }
+            let TransferReport {
+                asked_bytes, served_bytes, local_bytes, flows, started, ended, moved, waits_for, ..
+            } = own;
+            let waits_for = waits_for.into_iter().map(|(address, bytes)| (Arc::from(address), bytes)).collect();
+            let (worker, id) = (worker.clone(), transfer.clone());
+            let event = mission::Event::Progress {
+                worker: worker.clone(),
+                transfer: id,
+                asked_bytes,
+                served_bytes,
+                moved,
+                waits_for,
+            };
+            self.decide(now, event, commands);
+            let progress =
+                Progress { worker, transfer, cpu, asked_bytes, served_bytes, local_bytes, flows, started, ended };
+            commands.push(record(Record::Progress(progress)));
+        }
+        if let Some(job) = last_of {
+            self.last_words(now, worker, Some(&job), commands);
+        }
+    }
+}

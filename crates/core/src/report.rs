@@ -1,0 +1,254 @@
+//! What workers say of transfers: what was planned, what was negotiated, and what was observed; three things, recorded apart.
+
+use crate::flight::Leg;
+use crate::types::{Encryption, Transport};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What one process has received in a transfer; totals since its start, so a lost message costs nothing.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct TransferReport {
+    pub job: String,
+    pub from: String,
+    pub to: String,
+    pub asked_bytes: u64,
+    pub served_bytes: u64,
+    /// Of those, bytes that never left this process.
+    pub local_bytes: u64,
+    /// And bytes that another receiver served, not their owner.
+    pub peer_bytes: u64,
+    pub fetches: u64,
+    /// Something was under way since the last report.
+    pub moved: bool,
+    /// Bytes that are still to come, by the address of the worker that has them.
+    pub waits_for: BTreeMap<String, u64>,
+    /// Ranges under way.
+    pub flows: u32,
+    pub flows_peak: u32,
+    pub refetches: u64,
+    pub resumed: u64,
+    pub busy: u64,
+    /// Seconds since the epoch.
+    pub started: f64,
+    pub ended: f64,
+    pub transport: TransportFacts,
+}
+
+/// What was agreed with the peer.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Negotiated {
+    pub transport: String,
+    pub congestion_control: String,
+    pub rto_min_us: Option<u32>,
+    /// TLS version and cipher, as the library names them.
+    pub tls: Option<String>,
+    /// The peer showed a certificate of the cluster.
+    pub authenticated: bool,
+    /// Of a Multipath TCP connection.
+    pub subflows: Option<u32>,
+    /// What was verified of shared memory.
+    pub memory: Option<String>,
+}
+
+/// What happened on the connections of a transfer.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Observed {
+    pub rto_us_max: u32,
+    pub rtt_us_max: u32,
+    pub retransmits: u64,
+    pub timeouts: u64,
+    pub marks: u64,
+}
+
+/// All of it, for one transfer at one receiver.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct TransportFacts {
+    pub chosen: Option<Transport>,
+    pub reason: String,
+    pub planned: Option<Leg>,
+    /// Each agreement that was reached; one, where all connections are alike.
+    pub negotiated: BTreeSet<Negotiated>,
+    pub observed: Observed,
+    /// Bytes that each transport carried.
+    pub bytes: BTreeMap<Transport, u64>,
+    /// Where the plan and the agreement differ, and why.
+    pub fallbacks: BTreeSet<String>,
+}
+
+/// What all workers say of one transfer, as one.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Merged {
+    pub local_bytes: u64,
+    pub peer_bytes: u64,
+    pub fetches: u64,
+    pub refetches: u64,
+    pub resumed: u64,
+    pub busy: u64,
+    /// Ranges under way.
+    pub flows_now: u32,
+    /// Of one worker.
+    pub flows_peak: u32,
+    /// Seconds since the epoch; absent while nobody has said anything.
+    pub started: Option<f64>,
+    pub ended: Option<f64>,
+    pub transport: TransportFacts,
+}
+
+/// What is said of a transfer of which nothing left its worker.
+const NOTHING_LEFT: &str = "nothing had to leave its worker";
+
+impl Merged {
+    pub fn of<'a>(reports: impl IntoIterator<Item = &'a TransferReport>) -> Merged {
+        let mut merged = Merged::default();
+        let mut reasons: BTreeMap<Transport, (String, Option<Leg>)> = BTreeMap::new();
+        for own in reports {
+            merged.local_bytes += own.local_bytes;
+            merged.peer_bytes += own.peer_bytes;
+            merged.fetches += own.fetches;
+            merged.refetches += own.refetches;
+            merged.resumed += own.resumed;
+            merged.busy += own.busy;
+            merged.flows_now += own.flows;
+            merged.flows_peak = merged.flows_peak.max(own.flows_peak);
+            merged.started = Some(merged.started.map_or(own.started, |first| first.min(own.started)));
+            merged.ended = Some(merged.ended.map_or(own.ended, |last| last.max(own.ended)));
+            let (facts, transport) = (&mut merged.transport, &own.transport);
+            for (carrier, bytes) in &transport.bytes {
+                *facts.bytes.entry(*carrier).or_default() += bytes;
+            }
+            if let Some(chosen) = transport.chosen {
+                let said = || (transport.reason.clone(), transport.planned.clone());
+                reasons.entry(chosen).or_insert_with(said);
+            }
+            facts.negotiated.extend(transport.negotiated.iter().cloned());
+            facts.fallbacks.extend(transport.fallbacks.iter().cloned());
+            facts.observed.add(&transport.observed);
+        }
+        // What is said of the transfer as a whole is said of the transport that carried most of it.
+        let facts = &mut merged.transport;
+        let most = facts.bytes.iter().max_by_key(|(_, bytes)| **bytes).map(|(transport, _)| *transport);
+        facts.reason = NOTHING_LEFT.into();
+        if let Some((chosen, (reason, planned))) = most.and_then(|most| Some((most, reasons.remove(&most)?))) {
+            (facts.chosen, facts.reason, facts.planned) = (Some(chosen), reason, planned);
+        }
+        merged
+    }
+}
+
+impl Observed {
+    /// The largest of both: counters of a kernel only grow, and those of several connections do not add up to anything.
+    fn add(&mut self, other: &Observed) {
+        self.rto_us_max = self.rto_us_max.max(other.rto_us_max);
+        self.rtt_us_max = self.rtt_us_max.max(other.rtt_us_max);
+        self.retransmits = self.retransmits.max(other.retransmits);
+        self.timeouts = self.timeouts.max(other.timeouts);
+        self.marks = self.marks.max(other.marks);
+    }
+}
+
+impl TransportFacts {
+    /// Notes bytes that a leg of the plan carried. What is said of the transfer as a whole is said of the transport that
+    /// carried most of it.
+    pub fn carried(&mut self, leg: &Leg, bytes: u64, negotiated: Negotiated) {
+        let own = self.bytes.entry(leg.transport).or_default();
+        *own += bytes;
+        let own = *own;
+        if self.planned.as_ref() != Some(leg) && self.bytes.values().all(|other| *other <= own) {
+            self.chosen = Some(leg.transport);
+            self.reason = leg.reason.clone();
+            self.planned = Some(leg.clone());
+        }
+        self.agree(leg, negotiated);
+    }
+
+    /// Notes an agreement and where it falls short of the plan.
+    fn agree(&mut self, leg: &Leg, negotiated: Negotiated) {
+        if self.negotiated.contains(&negotiated) {
+            return;
+        }
+        if let Some(wanted) = &leg.congestion_control
+            && *wanted != negotiated.congestion_control
+        {
+            let got = &negotiated.congestion_control;
+            self.fallbacks.insert(format!("{wanted} was planned, the sender's kernel uses {got}"));
+        }
+        if leg.rto_min_us.is_some() && negotiated.rto_min_us.is_none() {
+            self.fallbacks.insert("the sender's kernel has no minimum RTO per socket (before 6.15)".into());
+        }
+        if leg.transport == Transport::Mptcp && negotiated.subflows.is_none() {
+            self.fallbacks.insert("mptcp was planned, the connection fell back to plain tcp".into());
+        }
+        if let (Some(planned), Some(got)) = (leg.subflows, negotiated.subflows)
+            && got < planned
+        {
+            // The first range may be over before the path manager has made them all.
+            self.fallbacks.insert(format!(
+                "{planned} subflows were planned, a connection had {got}: the hosts' path managers decide (ip mptcp limits, \
+                 ip mptcp endpoint)"
+            ));
+        }
+        if leg.encryption == Encryption::Authenticated && !negotiated.authenticated {
+            self.fallbacks.insert("the peer showed no certificate".into());
+        }
+        self.negotiated.insert(negotiated);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn leg(transport: Transport) -> Leg {
+        Leg {
+            transport,
+            reach: crate::flight::Reach::Anywhere,
+            encryption: Encryption::None,
+            congestion_control: None,
+            rto_min_us: None,
+            subflows: None,
+            reason: format!("by {}", transport.name()),
+            except: None,
+        }
+    }
+
+    fn report(carried: &[(Transport, u64)], started: f64, ended: f64) -> TransferReport {
+        let mut own =
+            TransferReport { flows: 1, flows_peak: 3, fetches: 2, started, ended, ..TransferReport::default() };
+        for (transport, bytes) in carried {
+            let negotiated = Negotiated { transport: transport.name().into(), ..Negotiated::default() };
+            own.transport.carried(&leg(*transport), *bytes, negotiated);
+        }
+        own
+    }
+
+    #[test]
+    fn what_is_said_of_all_is_said_of_what_carried_most_of_it() {
+        let all = [
+            report(&[(Transport::Shm, 100)], 5.0, 6.0),
+            report(&[(Transport::Tcp, 70), (Transport::Shm, 20)], 4.0, 9.0),
+            report(&[(Transport::Tcp, 80)], 7.0, 8.0),
+        ];
+        let merged = Merged::of(&all);
+        assert_eq!((merged.started, merged.ended), (Some(4.0), Some(9.0)));
+        assert_eq!((merged.flows_now, merged.flows_peak, merged.fetches), (3, 3, 6));
+        assert_eq!(merged.transport.bytes, BTreeMap::from([(Transport::Shm, 120), (Transport::Tcp, 150)]));
+        assert_eq!((merged.transport.chosen, &*merged.transport.reason), (Some(Transport::Tcp), "by tcp"));
+        assert_eq!(merged.transport.negotiated.len(), 2);
+    }
+
+    #[test]
+    fn nobody_has_said_anything_yet() {
+        let merged = Merged::of([]);
+        assert_eq!((merged.started, merged.transport.chosen), (None, None));
+        assert_eq!(merged.transport.reason, NOTHING_LEFT);
+    }
+
+    #[test]
+    fn a_report_is_read_as_it_was_written() {
+        let report = report(&[(Transport::Mptcp, 7)], 1.0, 2.0);
+        let text = serde_json::to_string(&report).unwrap();
+        assert_eq!(serde_json::from_str::<TransferReport>(&text).unwrap(), report);
+    }
+}

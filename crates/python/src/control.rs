@@ -1,0 +1,126 @@
+//! The controller of a cluster for an engine's adapter in Python.
+
+use crate::decisions::Flows;
+use crate::{bad_input, guarded};
+use mission_core::units::Time;
+use mission_core::{control, graph};
+use pyo3::prelude::*;
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+
+/// All that is known of a cluster. What is said often has methods of its own, without JSON for the event; they give
+/// commands, or `None` where there are none.
+#[pyclass(frozen)]
+pub struct Controller(Mutex<control::Controller>);
+
+#[pymethods]
+impl Controller {
+    #[new]
+    fn new(policy: &str, flows_per_host: Flows, environment: &str) -> PyResult<Self> {
+        let environment = serde_json::from_str(environment).map_err(bad_input)?;
+        let controller = control::Controller::new(policy, flows_per_host.get()?, environment).map_err(bad_input)?;
+        Ok(Controller(Mutex::new(controller)))
+    }
+
+    fn handle(&self, now: f64, event: &str) -> PyResult<Option<String>> {
+        self.take(now, serde_json::from_str(event).map_err(bad_input)?)
+    }
+
+    #[pyo3(signature = (now, tasks, client, spec=None, by=None, span=None))]
+    fn tasks(
+        &self,
+        now: f64,
+        tasks: Vec<(u64, String, String, Vec<u64>)>,
+        client: &str,
+        spec: Option<&str>,
+        by: Option<u64>,
+        span: Option<&str>,
+    ) -> PyResult<Option<String>> {
+        let spec = spec.map(serde_json::from_str).transpose().map_err(bad_input)?;
+        let origin = control::Origin { client: client.into(), spec, by, span: span.map(Into::into) };
+        let new = |(task, stage, kind, inputs): (u64, String, String, Vec<u64>)| {
+            let kind = match &*kind {
+                "work" => graph::Kind::Work,
+                "select" => graph::Kind::Select,
+                "barrier" => graph::Kind::Barrier,
+                _ => return Err(bad_input(format!("{kind:?} is no kind of task: use work, select or barrier"))),
+            };
+            Ok(control::NewTask { task, stage: stage.into(), kind, inputs })
+        };
+        let tasks = tasks.into_iter().map(new).collect::<PyResult<Vec<_>>>()?;
+        self.take(now, control::Event::Tasks { origin, tasks })
+    }
+
+    fn submitted(&self, now: f64, by: u64, tasks: Vec<u64>) -> PyResult<Option<String>> {
+        self.take(now, control::Event::Submitted { by, tasks })
+    }
+
+    fn begins(&self, now: f64, task: u64, worker: &str) -> PyResult<Option<String>> {
+        self.take(now, control::Event::Begins { task, worker: worker.into() })
+    }
+
+    fn ends(&self, now: f64, task: u64) -> PyResult<Option<String>> {
+        self.take(now, control::Event::Ends { task })
+    }
+
+    /// Objects by name, owner and number of parts; what makes no sense is passed over, for anybody may make a reference up.
+    fn carries(&self, now: f64, task: u64, objects: Vec<Bound<'_, PyAny>>, alive: bool) -> PyResult<Option<String>> {
+        let read = |object: &Bound<'_, PyAny>| {
+            let (name, owner, parts): (String, String, u32) = object.extract().ok()?;
+            Some(control::Carried { object: name.parse().ok()?, owner: owner.into(), parts, bytes: 0 })
+        };
+        let objects = objects.iter().filter_map(read).collect();
+        self.take(now, control::Event::Carries { task, objects, alive })
+    }
+
+    fn result_gone(&self, now: f64, task: u64, wanted: bool) -> PyResult<Option<String>> {
+        self.take(now, control::Event::ResultGone { task, wanted })
+    }
+
+    fn forgotten(&self, now: f64, task: u64) -> PyResult<Option<String>> {
+        self.take(now, control::Event::Forgotten { task })
+    }
+
+    /// What is told of the job of a task, as JSON.
+    fn spec_of(&self, task: u64) -> PyResult<Option<String>> {
+        let controller = self.lock();
+        controller.spec_of_task(task).map(|spec| serde_json::to_string(spec).map_err(bad_input)).transpose()
+    }
+
+    #[pyo3(signature = (most=None))]
+    fn status(&self, most: Option<usize>) -> PyResult<String> {
+        serde_json::to_string(&guarded(|| self.lock().status(most))?).map_err(bad_input)
+    }
+
+    fn held(&self) -> BTreeMap<&'static str, usize> {
+        self.lock().held()
+    }
+
+    #[getter]
+    fn policy(&self) -> String {
+        self.lock().policy().to_owned()
+    }
+}
+
+impl Controller {
+    fn take(&self, now: f64, event: control::Event) -> PyResult<Option<String>> {
+        let commands = guarded(|| {
+            let mut commands = Vec::new();
+            self.lock().handle(Time::from_secs_f64(now), event, &mut commands);
+            commands
+        })?;
+        if let Some(control::Command::Invalid { why }) =
+            commands.iter().find(|command| matches!(command, control::Command::Invalid { .. }))
+        {
+            return Err(bad_input(why));
+        }
+        if commands.is_empty() {
+            return Ok(None);
+        }
+        serde_json::to_string(&commands).map(Some).map_err(bad_input)
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, control::Controller> {
+        self.0.lock().expect("no panic while held")
+    }
+}

@@ -1,0 +1,131 @@
+//! What the Mission Controller says to this process, and what this process says to it ([`mission_core::control`]). The engine
+//! carries both.
+
+use crate::endpoint::Endpoint;
+use crate::object::ObjectId;
+use mission_core::control::{Fetched, Message, WorkerReport};
+use mission_core::mission;
+use mission_core::pattern::Asked;
+use mission_core::types::{self, JobId, TransferId};
+use mission_core::versions::{Inbox, Received};
+use std::net::SocketAddr;
+use std::sync::{Mutex, MutexGuard};
+
+/// What was heard and is to be said.
+#[derive(Default)]
+pub(crate) struct Control(Mutex<State>);
+
+#[derive(Default)]
+struct State {
+    /// `None` until this process has joined.
+    inbox: Option<Inbox>,
+    /// The version that the last report had.
+    said: u64,
+    /// Fetches that began since.
+    asked: Vec<Fetched>,
+}
+
+/// What a message asks of whoever carries messages here.
+#[derive(Debug, PartialEq)]
+pub struct Left {
+    /// Something is missing before it: have all that comes after this version said again. It was not obeyed.
+    pub missing_after: Option<u64>,
+    /// Say the last words on this job: [`Endpoint::report`].
+    pub report: Option<JobId>,
+    /// Probe these: [`Endpoint::probe_ecn`].
+    pub probe_ecn: Vec<SocketAddr>,
+}
+
+impl Control {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().expect("no panic while held")
+    }
+}
+
+impl Endpoint {
+    /// This process has joined: all that it must know, as of a version.
+    pub fn joined(&self, commands: Vec<mission::Command>, version: u64) {
+        commands.into_iter().for_each(|command| self.fetcher.command(command));
+        self.control.lock().inbox = Some(Inbox::from(version));
+    }
+
+    /// Does what a message says, unless it was heard before or something is missing before it.
+    pub fn hear(&self, version: u64, message: Message) -> Left {
+        let mut left = Left { missing_after: None, report: None, probe_ecn: Vec::new() };
+        {
+            let mut state = self.control.lock();
+            // What is said before it has joined it will hear again.
+            let Some(inbox) = &mut state.inbox else { return left };
+            match inbox.receive(version) {
+                Received::InOrder => {}
+                Received::Old => return left,
+                Received::Gap => {
+                    left.missing_after = Some(inbox.last());
+                    return left;
+                }
+            }
+        }
+        let Message { commands, free, lost, why, report, forget_job, probe_ecn } = message;
+        commands.into_iter().for_each(|command| self.fetcher.command(command));
+        free.into_iter().for_each(|object| _ = self.free(&object.into()));
+        if !lost.is_empty() {
+            let lost: Vec<ObjectId> = lost.into_iter().map(Into::into).collect();
+            self.fetcher.lost(&lost, &why);
+        }
+        if let Some(job) = forget_job {
+            self.fetcher.forget_job(&job);
+        }
+        left.report = report;
+        left.probe_ecn = probe_ecn.iter().filter_map(|address| address.parse().ok()).collect();
+        left
+    }
+
+    /// The version of the last message that was obeyed.
+    pub fn heard(&self) -> u64 {
+        self.control.lock().inbox.as_ref().map_or(0, Inbox::last)
+    }
+
+    /// A fetch begins: for the pattern of its transfer.
+    pub fn asks(&self, transfer: TransferId, asked: Asked) {
+        self.control.lock().asked.push(Fetched { transfer, asked });
+    }
+
+    /// What has changed since the last report; `None`: nothing. `cpu`: processor seconds of this process. `last_of`: this is
+    /// to be all that is said of a job.
+    pub fn report(&self, cpu: f64, last_of: Option<JobId>) -> Option<WorkerReport> {
+        let records = self.fetcher.report();
+        let copied: Vec<types::ObjectId> = self.store.copies.news().into_iter().map(Into::into).collect();
+        let mut state = self.control.lock();
+        let (asked, seen) = (std::mem::take(&mut state.asked), state.inbox.as_ref().map_or(0, Inbox::last));
+        if records.is_none() && copied.is_empty() && asked.is_empty() && last_of.is_none() && seen == state.said {
+            return None;
+        }
+        state.said = seen;
+        Some(WorkerReport { records: records.unwrap_or_default(), asked, copied, cpu, seen, last_of })
+    }
+}
+
+impl From<types::ObjectId> for ObjectId {
+    fn from(id: types::ObjectId) -> ObjectId {
+        ObjectId(id.0.to_be_bytes())
+    }
+}
+
+impl From<ObjectId> for types::ObjectId {
+    fn from(id: ObjectId) -> types::ObjectId {
+        types::ObjectId(u128::from_be_bytes(id.0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_names_of_an_object_are_written_alike() {
+        let id = ObjectId::random();
+        let core = types::ObjectId::from(id);
+        assert_eq!(core.to_string(), id.to_string());
+        assert_eq!(ObjectId::from(core), id);
+    }
+}
