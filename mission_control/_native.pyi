@@ -6,6 +6,8 @@ from typing import Any
 from typing_extensions import Buffer
 
 FLOWS_PER_HOST: int
+LATE_TURN_MS: int
+PROTOCOL: int
 REPORT_EVERY_MS: int
 STORE_MEMORY_FRACTION: float
 """Defaults that Python reads (docs/defaults.md)."""
@@ -86,8 +88,8 @@ class Endpoint:
     def command(self, command: str) -> None:
         """One command for the data plane, outside the numbered messages."""
 
-    def joined(self, commands: str, version: int) -> None:
-        """This process has joined: all that it must know (JSON), as of a version."""
+    def joined(self, briefing: str) -> None:
+        """This process has joined, and was given its briefing (JSON)."""
 
     def hear(self, version: int, message: str) -> tuple[int | None, str | None, list[str]]:
         """Does what a message says. Gives the version after which something is missing, the job on which to say the
@@ -105,6 +107,12 @@ class Endpoint:
         """What has changed since the last report, as JSON (`WorkerReport`); `None`: nothing."""
 
     def transfers(self) -> str: ...
+    def weights(self) -> dict[str, float]:
+        """What each job's transfers weigh together, of the jobs that move bytes."""
+
+    def live_bytes(self) -> int:
+        """Bytes of memory that objects and what was fetched use now."""
+
     def resources(self) -> str: ...
     def close(self) -> None: ...
 
@@ -138,6 +146,43 @@ class Switch:
     def trace(self, on: bool) -> None: ...
     def samples(self) -> list[tuple[int, int, int, int]]: ...
 
+class Threads:
+    """The threads of a worker: whose task runs next.
+
+    What is said to it (at ``now``, in seconds) gives the tasks that have a thread from now on.
+    """
+
+    def __init__(self, threads: int) -> None: ...
+    def weights(self, now: float, weights: dict[str, float]) -> list[int]:
+        """What the jobs that move bytes weigh now."""
+
+    def begins(self, now: float, task: int, job: str, priority: float) -> list[int]:
+        """The engine gives a task to a thread."""
+
+    def lends(self, now: float, task: int) -> list[int]:
+        """It waits for the network."""
+
+    def goes_on(self, now: float, task: int) -> list[int]:
+        """It has what it waited for."""
+
+    def late(self, now: float, task: int) -> list[int]:
+        """It has waited for too long, and goes on all the same."""
+
+    def ends(self, now: float, task: int) -> list[int]:
+        """It is over."""
+
+    def next(self, now: float, jobs: list[str]) -> str | None:
+        """Of several jobs, whose task is to be begun next."""
+
+    def ahead(self, live_bytes: int, limit_bytes: int) -> int:
+        """How many tasks more than threads may have begun."""
+
+    @property
+    def most(self) -> int:
+        """How many tasks may have lent their threads at most."""
+
+    def __len__(self) -> int: ...
+
 class Controller:
     """All that is known of a cluster, and what is said to whom about it; `now` in seconds since any start.
 
@@ -167,7 +212,29 @@ class Controller:
         """A task is done, or was taken away."""
 
     def carries(self, now: float, task: int, objects: Sequence[Any], alive: bool) -> str | None:
-        """A task's result carries objects: name, owner, number of parts; what makes no sense is passed over."""
+        """A task's result carries objects: name, owner, number of parts, bytes, and how many workers shall have them.
+
+        What makes no sense is passed over.
+        """
+
+    def job_of(self, task: int) -> str | None:
+        """The job of a task."""
+
+    @property
+    def jobs(self) -> int:
+        """How many jobs have tasks."""
+
+    def processing(self, job: str, worker: str) -> int:
+        """How many tasks of a job a worker has."""
+
+    def is_handing_over(self, worker: str) -> bool:
+        """Whether a worker that leaves has still to wait until others have its objects."""
+
+    def object_bytes(self, worker: str) -> int:
+        """Bytes of whole objects that lie with a worker."""
+
+    def far_bytes(self, inputs: Sequence[int], worker: str) -> int:
+        """Bytes of objects that a task with these inputs would probably have to bring to a worker."""
 
     def result_gone(self, now: float, task: int, wanted: bool) -> str | None:
         """A result is gone, and is going to be computed again or not."""

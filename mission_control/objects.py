@@ -11,6 +11,7 @@ import threading
 import time
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, overload
 
 from mission_control import _native
@@ -25,17 +26,28 @@ if TYPE_CHECKING:
 
 
 class Reference:
-    """Stands for an object of n parts on some worker; small, and picklable.
+    """Names an object of n parts; small, and picklable.
 
-    The object lives as long as a task's result on the scheduler that carries a reference to it. It is freed when the
-    last such result is released, and recomputed with it when its worker is lost.
+    The object lives as long as a task's result on the scheduler that carries a reference to it, and is freed when the
+    last such result is released. It lies on the worker that put it (:attr:`worker`), and maybe on others: a worker that
+    retires hands its objects over first. When the last worker that has it is lost it is recomputed with that result.
     """
 
-    __slots__ = ("__weakref__", "_sizes", "address", "job", "object", "stage", "worker")
+    __slots__ = ("__weakref__", "_sizes", "address", "copies", "job", "object", "stage", "worker")
     _live: ClassVar[dict[int, str]] = {}
     """The job of each reference in this process. By identity: equal ones are counted apart."""
 
-    def __init__(self, object: str, worker: str, address: str, job: str, stage: str, sizes: Sequence[int] | bytes):
+    def __init__(
+        self,
+        object: str,
+        worker: str,
+        address: str,
+        job: str,
+        stage: str,
+        sizes: Sequence[int] | bytes,
+        copies: int = 1,
+    ):
+        self.copies = copies
         self.object = object
         self.worker = worker
         self.address = address
@@ -57,7 +69,7 @@ class Reference:
         return len(self._sizes) // 8
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Reference, (self.object, self.worker, self.address, self.job, self.stage, self._sizes)
+        return Reference, (self.object, self.worker, self.address, self.job, self.stage, self._sizes, self.copies)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Reference) and other.object == self.object
@@ -73,7 +85,7 @@ class Reference:
 
     def __repr__(self) -> str:
         size = _native.format_bytes(sum(self.sizes))
-        return f"<Reference to {len(self)} parts of {self.stage}, {size} on {self.worker}>"
+        return f"<Reference to {len(self)} parts of {self.stage}, {size}, put on {self.worker}>"
 
 
 class Fetched(Sequence["_native.Part"]):
@@ -142,19 +154,25 @@ def allocate(nbytes: int, *, scratch: bool = False) -> _native.Segment:
     return endpoint.allocate(nbytes, (task.job, json.dumps(task.demands)))
 
 
-def put(parts: Iterable[Buffer] | _native.Segment, *, sizes: Sequence[int] | None = None) -> Reference:
+def put(parts: Iterable[Buffer] | _native.Segment, *, sizes: Sequence[int] | None = None, copies: int = 1) -> Reference:
     """Gives this worker's object store an object of n parts; returns a reference for the task to return.
 
     Args:
         parts: buffers of any kind, copied; an array with gaps is stored without them, in C order; or a segment from
             :func:`allocate`, kept as it is and not to be written to any more.
         sizes: of a segment: bytes of each part, one after another; by default it is one part.
+        copies: how many workers shall have the object, on several hosts where there are several. The others get it once
+            the task is done; where one of them is lost nothing is recomputed, and another one gets it.
 
     Raises:
+        ValueError: ``copies`` is below 1.
         RuntimeError: outside a task, or without Mission Control on this cluster.
         TypeError: a part is no buffer, or holds Python objects.
         OSError: no memory, or the spool disk is full; nothing was kept.
     """
+    copies = operator.index(copies)
+    if copies < 1:
+        raise ValueError(f"put(copies={copies}): at least this worker has the object, so give 1 or more")
     worker, plugin, endpoint = _plane("put")
     task = _task(worker)
     demands = json.dumps(task.demands)
@@ -164,7 +182,7 @@ def put(parts: Iterable[Buffer] | _native.Segment, *, sizes: Sequence[int] | Non
     else:
         name, sizes = endpoint.put(_buffers(parts), task.job, demands)
     plugin.remember_put(task.key, name)
-    return Reference(name, worker.address, endpoint.address, task.job, task.stage, sizes)
+    return Reference(name, worker.address, endpoint.address, task.job, task.stage, sizes, copies)
 
 
 def _buffers(parts: Iterable[Buffer]) -> list[Buffer]:
@@ -248,7 +266,8 @@ def fetch(references: Reference | Iterable[Reference], part: int | None = None, 
     try:
         asks = (str(task.key), len(references[0]) if references else 0)
         given = (task.job, stage, task.stage, json.dumps(task.demands), wanted, packed, whole, *asks)
-        parts, all, tally = endpoint.fetch(*given)
+        with plugin.turns.lent() if plugin.turns is not None else nullcontext():
+            parts, all, tally = endpoint.fetch(*given)
     except _native.Lost as error:
         plugin.reschedule_if_lost(task.key, {reference.object for reference in references}, error)
         kept = "it lives as long as a result that carries its reference: keep the future of the task that put it"

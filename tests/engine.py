@@ -61,17 +61,23 @@ def work(pipe: Connection, token: bytes, spool: str) -> None:
             say("failed", task=task, why=str(error))
 
     where = {"host": endpoint.host, "address": endpoint.address, "environment": json.loads(endpoint.environment)}
+    where["protocol"] = _native.PROTOCOL
     say("join", **where)
     kind, values = pipe.recv()
     assert kind == "briefing"
-    endpoint.joined(json.dumps(values["commands"]), values["version"])
+    endpoint.joined(json.dumps(values))
     threading.Thread(target=keep_reporting, daemon=True).start()
     tasks: queue.Queue = queue.Queue()
     threading.Thread(target=lambda: [run(**tasks.get()) for _ in itertools.count()], daemon=True).start()
     with contextlib.suppress(EOFError):
         while True:
             kind, values = pipe.recv()
-            obey(**values) if kind == "tell" else tasks.put(values)
+            if kind == "join":
+                say("join", **where)
+            elif kind == "briefing":
+                endpoint.joined(json.dumps(values))
+            else:
+                obey(**values) if kind == "tell" else tasks.put(values)
 
 
 @dataclass
@@ -84,6 +90,7 @@ class Task:
     content: list[bytes] | None = None
     inputs: list[Task] = field(default_factory=list)
     part: int = 0
+    copies: int = 1
     # Of one that puts: its object, the sizes of its parts, and where it lies. Of one that fetches: what came.
     made: tuple[str, list[int], str] | None = None
     data: list[bytes] | None = None
@@ -94,6 +101,7 @@ class Engine:
     """Starts workers, and runs tasks on them in turn; all of it in the thread that calls."""
 
     def __init__(self, workers: int, spool: str, policy: str = "performance-centric"):
+        self.policy = policy
         self.controller = _native.Controller(policy, 10, "{}")
         self.began = time.monotonic()
         self.pipes: dict[str, Connection] = {}
@@ -162,6 +170,13 @@ class Engine:
     def ended(self, task: Task) -> None:
         self.carry_out(self.controller.ends(self.now(), task.number))
 
+    def carries(self, task: Task) -> None:
+        """Says which object the result of a task carries."""
+        assert task.made is not None
+        name, sizes, _ = task.made
+        carried = (name, task.worker, len(sizes), sum(sizes), task.copies)
+        self.carry_out(self.controller.carries(self.now(), task.number, [carried], True))
+
     def lose(self, task: Task) -> None:
         """A result is invalid: what it was is computed again."""
         task.made = None
@@ -191,7 +206,7 @@ class Engine:
         elif kind == "put" and task is not None:
             name, sizes = values["object"]
             task.made = (name, sizes, self.addresses[worker])
-            self.carry_out(self.controller.carries(self.now(), task.number, [(name, worker, len(sizes))], True))
+            self.carries(task)
             self.ended(task)
         elif kind == "fetched" and task is not None:
             task.data = values["data"]
@@ -227,6 +242,27 @@ class Engine:
         pid = self.processes[worker].pid
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
+
+    def begin_anew(self) -> None:
+        """The controller is lost, with all that it knew; the workers join another one."""
+        self.controller = _native.Controller(self.policy, 10, "{}")
+        joined, self.addresses = self.addresses, {}
+        for worker in joined:
+            self.send(worker, "join", {})
+        self.until(lambda: self.addresses == joined, "all workers have joined again")
+
+    def tell_again(self, task: Task) -> None:
+        """A task whose result is there, to a controller that does not know it."""
+        new = (task.number, task.stage, "work", [own.number for own in task.inputs])
+        self.carry_out(self.controller.tasks(self.now(), [new], "client", json.dumps({"job": task.job})))
+        self.carries(task)
+
+    def retire(self, worker: str) -> None:
+        """Ends a worker once others have its objects."""
+        self.event("leaving", worker=worker)
+        self.until(lambda: not self.controller.is_handing_over(worker), f"others have the objects of {worker}")
+        self.kill(worker)
+        self.until(lambda: worker not in self.addresses, f"{worker} is gone")
 
     def close(self) -> None:
         for process in self.processes.values():

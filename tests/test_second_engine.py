@@ -82,3 +82,62 @@ def test_what_a_dead_worker_had_is_computed_again(engine):
     assert all(task.worker != victim for task in maps)
     engine.forget(*reduces, *maps)
     engine.until(lambda: not any(engine.controller.held().values()), "nothing is left of them")
+
+
+def recomputed(engine: Engine) -> int:
+    return sum(record["kind"] == "recomputed" for record in engine.records)
+
+
+def test_a_worker_that_retires_hands_its_objects_over(engine):
+    maps, reduces = shuffle(engine, "moves", 0)
+    leaves = maps[0].worker
+    assert leaves is not None
+    engine.retire(leaves)
+    for task in reduces:
+        engine.start(task)
+    engine.until(lambda: all(task.data for task in reduces), "all have fetched")
+    check(reduces, 0)
+    assert recomputed(engine) == 0
+    (handed,) = [record for record in engine.records if record["kind"] == "handed-over"]
+    mine = sum(task.worker == leaves for task in maps)
+    assert (handed["objects"], handed["bytes"]) == (mine, mine * PARTS * BYTES)
+    engine.forget(*reduces, *maps)
+    engine.until(lambda: not any(engine.controller.held().values()), "nothing is left of them")
+
+
+def test_an_object_with_copies_outlives_the_worker_that_put_it(engine):
+    maps = [engine.submit("copies", "map", content=content(seed), copies=2) for seed in range(4)]
+    for task in maps:
+        engine.start(task)
+
+    def copied() -> bool:
+        bytes_of = [worker["object_bytes"] for worker in engine.status()["workers"].values()]
+        return sum(bytes_of) == 2 * 4 * PARTS * BYTES
+
+    engine.until(copied, "two workers have each")
+    victim = maps[0].worker
+    assert victim is not None
+    engine.kill(victim)
+    engine.until(lambda: victim not in engine.addresses, "it is gone")
+    reduces = [engine.submit("copies", "reduce", inputs=maps, part=part) for part in range(PARTS)]
+    for task in reduces:
+        engine.start(task)
+    engine.until(lambda: all(task.data for task in reduces), "all have fetched")
+    check(reduces, 0)
+    assert recomputed(engine) == 0
+    engine.until(copied, "another one has what is missing")
+
+
+def test_a_controller_that_begins_anew_knows_again_what_workers_hold(engine):
+    maps, _ = shuffle(engine, "again", 0)
+    engine.begin_anew()
+    assert engine.status()["objects"] == 0
+    for task in maps:
+        engine.tell_again(task)
+    reduces = [engine.submit("again", "reduce", inputs=maps, part=part) for part in range(PARTS)]
+    for task in reduces:
+        engine.start(task)
+    engine.until(lambda: all(task.data for task in reduces), "all have fetched")
+    check(reduces, 0)
+    engine.forget(*reduces, *maps)
+    engine.until(lambda: not any(engine.controller.held().values()), "nothing is left of them")

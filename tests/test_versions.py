@@ -9,7 +9,7 @@ import pytest
 from distributed import Client, LocalCluster, wait
 
 import mission_control
-from mission_control import put
+from mission_control import _native, put
 from mission_control.dask.scheduler import MissionControlScheduler
 from mission_control.dask.worker import MissionControlWorker
 from tests.conftest import resources, status, until
@@ -102,7 +102,7 @@ def test_a_worker_that_dask_does_not_take_is_forgotten(client):
     def join(dask_scheduler: Any) -> bool:
         own = dask_scheduler.plugins["mission-control"]
         where = {"worker": "tcp://127.0.0.1:1", "host": "nowhere", "address": "127.0.0.1:1"}
-        own.event("join", **where, environment={})
+        own.event("join", **where, environment={}, protocol=_native.PROTOCOL)
         joined = len(own.status()["workers"]) == 4
         own.started -= 31  # half a minute passes
         return joined
@@ -110,3 +110,19 @@ def test_a_worker_that_dask_does_not_take_is_forgotten(client):
     assert client.run_on_scheduler(join)
     until(lambda: len(status(client)["workers"]) < 4, "it is forgotten")
     assert len(status(client)["workers"]) == 3
+
+
+def test_a_worker_of_another_version_is_refused_and_works_for_dask(monkeypatch):
+    """It says why in one line, and so does what its tasks get."""
+    with LocalCluster(n_workers=1, dashboard_address=":0", processes=False) as cluster, Client(cluster) as client:
+        mission_control.install(client)
+        monkeypatch.setattr(_native, "PROTOCOL", _native.PROTOCOL - 1)
+        cluster.scale(2)
+        client.wait_for_workers(2)
+        late = next(iter(set(client.scheduler_info()["workers"]) - set(status(client)["workers"])))
+        until(lambda: status(client)["without"], "the scheduler hears of it")
+        (why,) = status(client)["without"].values()
+        assert "this worker's is the older one: install the same version on both" in why and "\n" not in why
+        assert client.submit(sum, [1, 2], workers=[late]).result() == 3
+        with pytest.raises(RuntimeError, match=r"no data plane.*install the same version"):
+            client.submit(lambda: put([b"x"]), workers=[late]).result()

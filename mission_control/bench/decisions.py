@@ -58,7 +58,7 @@ def busy() -> _native.Controller:
     """With all transfers active, and weighed."""
     jobs = [f"job-{number}" for number in range(JOBS)]
     made = controller(*jobs, policy="performance-centric", flows=10 * JOBS * TRANSFERS)
-    where = {"worker": "w", "host": "h", "address": "h:1"}
+    where = {"worker": "w", "host": "h", "address": "h:1", "protocol": _native.PROTOCOL}
     made.handle(0.0, json.dumps({"event": "join", **where, "environment": {"carriers": ["tcp"]}}))
     for job in range(JOBS):
         for number in range(TRANSFERS):
@@ -91,11 +91,11 @@ def report() -> float:
 def joins() -> float:
     """Seconds until all workers have joined a cluster with one job, each on a host of its own."""
     made = controller("job")
-    environment = {"carriers": ["shm", "tcp"], "interfaces": 1}
+    own = {"environment": {"carriers": ["shm", "tcp"], "interfaces": 1}, "protocol": _native.PROTOCOL}
     began = time.perf_counter()
     for number in range(WORKERS):
         where = {"worker": f"tcp://w{number}", "host": f"h{number}", "address": f"h{number}:1"}
-        made.handle(0.0, json.dumps({"event": "join", **where, "environment": environment}))
+        made.handle(0.0, json.dumps({"event": "join", **where, **own}))
         made.handle(0.0, json.dumps({"event": "known", "worker": where["worker"]}))
     return time.perf_counter() - began
 

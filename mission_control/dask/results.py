@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
@@ -77,11 +78,13 @@ def watch(name: str) -> None:
 
     @functools.wraps(run_task)
     def run_and_look(task: Any, data: dict, execution_state: dict, key: Any, *rest: Any, **more: Any) -> Any:
-        message = run_task(task, data, execution_state, key, *rest, **more)
         plugin = execution_state["worker"].plugins.get(name)
-        if plugin is not None and message["op"] == "task-finished":
-            plugin.remember_carried(key, message["result"])
-        return message
+        turns = plugin.turns if plugin is not None else None
+        with turns.turn(key) if turns is not None else nullcontext():
+            message = run_task(task, data, execution_state, key, *rest, **more)
+            if plugin is not None and message["op"] == "task-finished":
+                plugin.remember_carried(key, message["result"])
+            return message
 
     @functools.wraps(run_task_async)
     async def run_and_note(task: Any, data: dict, *rest: Any, **more: Any) -> Any:

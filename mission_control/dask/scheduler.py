@@ -25,6 +25,7 @@ from distributed.protocol import pickle
 from tornado.ioloop import PeriodicCallback
 
 from mission_control import _native, page
+from mission_control.dask import seams, turns
 from mission_control.jobs import ANNOTATION
 from mission_control.metrics import Metrics
 from mission_control.policies import PREFIX, Policy, Runner, load
@@ -88,6 +89,8 @@ class MissionControlScheduler(SchedulerPlugin):
             scheduler.stream_handlers[f"mission-control-{name}"] = guarded(getattr(self, f"on_{name}"))
         self._inherit_jobs(scheduler)
         self._send_jobs(scheduler)
+        self.unwrap = seams.wrap(self, scheduler)
+        self.unqueue = turns.queue_by_job(self, scheduler)
         tick = PeriodicCallback(self.tick, 1000)
         scheduler.periodic_callbacks[self.name] = tick
         tick.start()
@@ -102,6 +105,9 @@ class MissionControlScheduler(SchedulerPlugin):
         self.metrics.unregister()
         # The class has the original.
         vars(self.scheduler).pop("_task_to_msg", None)
+        self.unwrap()
+        if self.unqueue is not None:
+            self.unqueue()
 
     # --- what is asked of the plug-in -------------------------------------------------------------------------------
 
@@ -116,13 +122,15 @@ class MissionControlScheduler(SchedulerPlugin):
         self.known(worker)
 
     async def on_join(
-        self, worker: str, host: str, environment: str, address: str, problems: Sequence[str] = ()
+        self, worker: str, host: str, environment: str, address: str, problems: Sequence[str] = (), protocol: int = 0
     ) -> dict[str, Any]:
         """A worker's data plane is up; gives it all that it must know, and the version as of which that holds."""
         where = {"worker": worker, "host": host, "address": address, "problems": list(problems)}
-        briefing = self.event("join", **where, environment=json.loads(environment))["briefing"]
+        said = self.event("join", **where, environment=json.loads(environment), protocol=protocol)
+        if "rejected" in said:
+            return {"rejected": said["rejected"]["why"]}
         self.known(worker)
-        return briefing
+        return said["briefing"]
 
     async def on_admit(self, spec: dict[str, Any], client: str) -> dict[str, Any]:
         """Whether a job may run, and the name under which it does; it arrives now, and stays at least until left."""
@@ -326,6 +334,12 @@ class MissionControlScheduler(SchedulerPlugin):
     def record(self, record: dict[str, Any]) -> None:
         if record["kind"] == "policy-error":
             logger.warning(record["why"])
+        elif record["kind"] == "not-handed-over":
+            size = _native.format_bytes(record["bytes"])
+            logger.warning(
+                "worker %s leaves with %d objects (%s) that nobody else has, so their tasks run again: %s",
+                *(record["worker"], record["objects"], size, record["why"]),
+            )
         if "task" in record:
             record["key"] = str(self.keys.get(record.pop("task")))
         number = self.records[-1]["number"] + 1 if self.records else 0

@@ -21,6 +21,7 @@ from tornado.ioloop import PeriodicCallback
 
 from mission_control import _native
 from mission_control.dask import results
+from mission_control.dask.turns import Turns
 
 if TYPE_CHECKING:
     from mission_control.objects import Reference
@@ -64,6 +65,7 @@ class MissionControlWorker(WorkerPlugin):
         self.carried: dict[Any, set[Reference]] = {}
         self.asked_again_at = 0.0
         self.rescheduled: defaultdict[Any, int] = defaultdict(int)
+        self.turns: Turns | None = None
         worker.stream_handlers["mission-control"] = self.on_message
         try:
             await self.start(worker)
@@ -107,9 +109,15 @@ class MissionControlWorker(WorkerPlugin):
             environment=endpoint.environment,
             address=endpoint.address,
             problems=endpoint.problems,
+            protocol=_native.PROTOCOL,
         )
-        endpoint.joined(json.dumps(briefing["commands"]), briefing["version"])
+        if "rejected" in briefing:
+            await asyncio.get_running_loop().run_in_executor(None, endpoint.close)
+            raise RuntimeError(briefing["rejected"])
+        endpoint.joined(json.dumps(briefing))
         self.endpoint = endpoint
+        turns = Turns(worker, endpoint, settings["memory_limit"])
+        self.turns = turns if turns.start() else None
         # Messages that arrived meanwhile were dropped.
         self.ask_again(briefing["version"])
 
@@ -119,6 +127,8 @@ class MissionControlWorker(WorkerPlugin):
         if callback is not None:
             callback.stop()
         self.closing = True
+        if self.turns is not None:
+            self.turns.close()
         if self.endpoint is not None:
             self.report()
             # Waits for the data plane's threads, which may wait for the network.
@@ -225,7 +235,7 @@ class MissionControlWorker(WorkerPlugin):
                 found = results.carried_by(actors[key] if key in actors else self.worker.data[key])
             if found:
                 # Ahead of the message that the task is done: both take the same ordered stream.
-                carries = [(entry.object, entry.worker, len(entry)) for entry in found]
+                carries = [(entry.object, entry.worker, len(entry), sum(entry.sizes), entry.copies) for entry in found]
                 self.send("mission-control-task", key=key, carries=carries)
         carried = found or set()
         for name in set(put) - {entry.object for entry in carried}:
@@ -237,6 +247,8 @@ class MissionControlWorker(WorkerPlugin):
     def report(self, last_of: str | None = None) -> None:
         """Tells what has changed; and, where the scheduler asks for the last words on a job, that this is all."""
         assert self.endpoint is not None
+        if self.turns is not None and not self.turns.closed:
+            self.turns.weigh()
         report = self.endpoint.report(sum(os.times()[:2]), last_of)
         if report is not None:
             self.send("mission-control-report", report=json.loads(report))

@@ -27,6 +27,7 @@ pub mod random;
 pub mod report;
 pub mod shares;
 pub mod swarm;
+pub mod threads;
 pub mod turns;
 pub mod types;
 pub mod units;

@@ -63,11 +63,41 @@ impl Controller {
         self.take(now, control::Event::Ends { task })
     }
 
-    /// Objects by name, owner and number of parts; what makes no sense is passed over, for anybody may make a reference up.
+    fn job_of(&self, task: u64) -> Option<String> {
+        self.lock().job_of(task).map(ToString::to_string)
+    }
+
+    /// How many jobs have tasks.
+    #[getter]
+    fn jobs(&self) -> usize {
+        self.lock().jobs()
+    }
+
+    /// How many tasks of a job a worker has.
+    fn processing(&self, job: &str, worker: &str) -> usize {
+        self.lock().processing(&job.into(), &worker.into())
+    }
+
+    /// Whether a worker that leaves has still to wait until others have its objects.
+    fn is_handing_over(&self, worker: &str) -> bool {
+        self.lock().is_handing_over(&worker.into())
+    }
+
+    /// Bytes of whole objects that lie with a worker.
+    fn object_bytes(&self, worker: &str) -> u64 {
+        self.lock().object_bytes(&worker.into())
+    }
+
+    /// Bytes of objects that a task with these inputs would probably have to bring to a worker.
+    fn far_bytes(&self, inputs: Vec<u64>, worker: &str) -> u64 {
+        self.lock().far_bytes(&inputs, &worker.into())
+    }
+
+    /// Objects by name, owner, number of parts, bytes, and how many workers shall have them; what makes no sense is passed over, for anybody may make a reference up.
     fn carries(&self, now: f64, task: u64, objects: Vec<Bound<'_, PyAny>>, alive: bool) -> PyResult<Option<String>> {
         let read = |object: &Bound<'_, PyAny>| {
-            let (name, owner, parts): (String, String, u32) = object.extract().ok()?;
-            Some(control::Carried { object: name.parse().ok()?, owner: owner.into(), parts, bytes: 0 })
+            let (name, owner, parts, bytes, copies): (String, String, u32, u64, u32) = object.extract().ok()?;
+            Some(control::Carried { object: name.parse().ok()?, owner: owner.into(), parts, bytes, copies })
         };
         let objects = objects.iter().filter_map(read).collect();
         self.take(now, control::Event::Carries { task, objects, alive })

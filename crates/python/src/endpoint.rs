@@ -4,8 +4,10 @@ use crate::decisions::Flows;
 use crate::memory::{Part, Segment, buffer_of, bytes_of};
 use crate::{bad_input, detached};
 use mission_core::host::fetches::FetchError;
+use mission_core::mission;
 use mission_core::pattern::Asked;
 use mission_core::types::{Demands, JobId, TransferId};
+use mission_transport::control::Place;
 use mission_transport::endpoint;
 use mission_transport::object::ObjectId;
 use mission_transport::parts::{FetchRequest, Wanted};
@@ -13,7 +15,8 @@ use mission_transport::tls::Identity;
 use pyo3::create_exception;
 use pyo3::exceptions::{PyOSError, PyRuntimeError};
 use pyo3::prelude::*;
-use std::collections::BTreeSet;
+use serde::Deserialize;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::{Arc, RwLock};
 
@@ -184,11 +187,11 @@ impl Endpoint {
         detached(py, || endpoint.fetcher.command(command))
     }
 
-    /// This process has joined: commands (JSON), as of a version.
-    fn joined(&self, py: Python<'_>, commands: &str, version: u64) -> PyResult<()> {
-        let commands = serde_json::from_str(commands).map_err(bad_input)?;
+    /// This process has joined, and was given its briefing (JSON).
+    fn joined(&self, py: Python<'_>, briefing: &str) -> PyResult<()> {
+        let Briefing { commands, places, version } = serde_json::from_str(briefing).map_err(bad_input)?;
         let endpoint = self.get()?;
-        detached(py, || endpoint.joined(commands, version))
+        detached(py, || endpoint.joined(commands, places, version))
     }
 
     /// Does what a message (JSON) says. Gives the version after which something is missing, the job on which to say the last
@@ -250,6 +253,17 @@ impl Endpoint {
         serde_json::to_string(&detached(py, || endpoint.fetcher.transfers())?).map_err(bad_input)
     }
 
+    /// What each job's transfers weigh together, of the jobs that move bytes.
+    fn weights(&self) -> PyResult<BTreeMap<String, f64>> {
+        let weights = self.get()?.fetcher.weights();
+        Ok(weights.into_iter().map(|(job, weight)| (job.to_string(), weight)).collect())
+    }
+
+    /// Bytes of memory that objects and what was fetched use now.
+    fn live_bytes(&self) -> PyResult<u64> {
+        Ok(self.get()?.pool.live_bytes())
+    }
+
     fn resources(&self, py: Python<'_>) -> PyResult<String> {
         let endpoint = self.get()?;
         serde_json::to_string(&detached(py, || endpoint.resources())?).map_err(bad_input)
@@ -285,6 +299,14 @@ impl Endpoint {
         let inner = self.inner.read().expect("no panic while held").clone();
         inner.ok_or_else(|| PyRuntimeError::new_err("this endpoint is closed"))
     }
+}
+
+/// As [`mission_core::control::Command::Briefing`].
+#[derive(Deserialize)]
+struct Briefing {
+    commands: Vec<mission::Command>,
+    places: Vec<Place>,
+    version: u64,
 }
 
 fn exception(error: FetchError) -> PyErr {

@@ -11,6 +11,7 @@ mod incast;
 mod kernel;
 mod memory;
 mod records;
+mod threads;
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -40,9 +41,15 @@ mod _native {
     use super::memory::{Part, Segment};
     #[pymodule_export]
     use super::records::{records_check, records_partition, records_sort};
+    #[pymodule_export]
+    use super::threads::Threads;
 
     #[pymodule_export]
     const FLOWS_PER_HOST: u32 = mission_core::defaults::FLOWS_PER_HOST;
+    #[pymodule_export]
+    const LATE_TURN_MS: u128 = mission_core::defaults::LATE_TURN.as_millis();
+    #[pymodule_export]
+    const PROTOCOL: u32 = mission_core::control::PROTOCOL;
     #[pymodule_export]
     const REPORT_EVERY_MS: u128 = mission_core::defaults::REPORT_EVERY.as_millis();
     #[pymodule_export]

@@ -2,14 +2,15 @@
 //! carries both.
 
 use crate::endpoint::Endpoint;
+use crate::handover;
 use crate::object::ObjectId;
-use mission_core::control::{Fetched, Message, WorkerReport};
+use mission_core::control::{Described, Fetched, Message, Untaken, WorkerReport};
 use mission_core::mission;
 use mission_core::pattern::Asked;
 use mission_core::types::{self, JobId, TransferId};
 use mission_core::versions::{Inbox, Received};
 use std::net::SocketAddr;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// What was heard and is to be said.
 #[derive(Default)]
@@ -23,6 +24,9 @@ struct State {
     said: u64,
     /// Fetches that began since.
     asked: Vec<Fetched>,
+    described: Vec<Described>,
+    took: Vec<types::ObjectId>,
+    untaken: Vec<Untaken>,
 }
 
 /// What a message asks of whoever carries messages here.
@@ -37,6 +41,14 @@ pub struct Left {
 }
 
 impl Control {
+    pub(crate) fn took(&self, object: types::ObjectId) {
+        self.lock().took.push(object);
+    }
+
+    pub(crate) fn untaken(&self, untaken: Untaken) {
+        self.lock().untaken.push(untaken);
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.0.lock().expect("no panic while held")
     }
@@ -44,8 +56,9 @@ impl Control {
 
 impl Endpoint {
     /// This process has joined: all that it must know, as of a version.
-    pub fn joined(&self, commands: Vec<mission::Command>, version: u64) {
+    pub fn joined(&self, commands: Vec<mission::Command>, places: Vec<Place>, version: u64) {
         commands.into_iter().for_each(|command| self.fetcher.command(command));
+        self.fetcher.places(addresses(places));
         self.control.lock().inbox = Some(Inbox::from(version));
     }
 
@@ -65,8 +78,17 @@ impl Endpoint {
                 }
             }
         }
-        let Message { commands, free, lost, why, report, forget_job, probe_ecn } = message;
+        let Message { commands, free, lost, why, places, describe, take, report, forget_job, probe_ecn } = message;
         commands.into_iter().for_each(|command| self.fetcher.command(command));
+        self.fetcher.places(addresses(places));
+        for asked in describe {
+            let job = asked.job.clone();
+            // Without memory for a manifest, one that there is not: those who shall have the objects say so.
+            let none = |_| Described { job, manifest: ObjectId::random().into(), bytes: 1 };
+            let described = handover::describe(&self.store, asked).unwrap_or_else(none);
+            self.control.lock().described.push(described);
+        }
+        take.into_iter().for_each(|take| self.taker.order(take));
         free.into_iter().for_each(|object| _ = self.free(&object.into()));
         if !lost.is_empty() {
             let lost: Vec<ObjectId> = lost.into_iter().map(Into::into).collect();
@@ -96,13 +118,31 @@ impl Endpoint {
         let records = self.fetcher.report();
         let copied: Vec<types::ObjectId> = self.store.copies.news().into_iter().map(Into::into).collect();
         let mut state = self.control.lock();
-        let (asked, seen) = (std::mem::take(&mut state.asked), state.inbox.as_ref().map_or(0, Inbox::last));
-        if records.is_none() && copied.is_empty() && asked.is_empty() && last_of.is_none() && seen == state.said {
-            return None;
-        }
-        state.said = seen;
-        Some(WorkerReport { records: records.unwrap_or_default(), asked, copied, cpu, seen, last_of })
+        let seen = state.inbox.as_ref().map_or(0, Inbox::last);
+        let said = std::mem::replace(&mut state.said, seen);
+        let report = WorkerReport {
+            records: records.unwrap_or_default(),
+            asked: std::mem::take(&mut state.asked),
+            copied,
+            described: std::mem::take(&mut state.described),
+            took: std::mem::take(&mut state.took),
+            untaken: std::mem::take(&mut state.untaken),
+            cpu,
+            seen,
+            last_of,
+        };
+        let nothing = WorkerReport { cpu, seen, ..WorkerReport::default() };
+        (seen != said || report != nothing).then_some(report)
     }
+}
+
+/// Who has an object.
+pub type Place = (types::ObjectId, Vec<Arc<str>>);
+
+fn addresses(places: Vec<Place>) -> Vec<(ObjectId, Vec<SocketAddr>)> {
+    let parse =
+        |(object, at): Place| (ObjectId::from(object), at.iter().filter_map(|address| address.parse().ok()).collect());
+    places.into_iter().map(parse).collect()
 }
 
 impl From<types::ObjectId> for ObjectId {

@@ -5,6 +5,7 @@ use crate::carrier::shm::Lender;
 use crate::carrier::{self, Context};
 use crate::control::Control;
 use crate::fetcher::Fetcher;
+use crate::handover::Taker;
 use crate::host;
 use crate::object::ObjectId;
 use crate::parts::{FetchRequest, Fetched};
@@ -41,11 +42,12 @@ pub struct Settings {
     pub send_limit: Option<u64>,
 }
 
-// Fields are dropped in this order: the server first, so that nothing is served from a store that closes.
+// Fields are dropped in this order: the server before the store, so that nothing is served from a store that closes.
 pub struct Endpoint {
+    pub(crate) taker: Taker,
     pub server: Server,
     _lender: Option<Lender>,
-    pub fetcher: Fetcher,
+    pub fetcher: Arc<Fetcher>,
     pub store: Arc<Store>,
     pub pool: Arc<Pool>,
     pub host: String,
@@ -53,7 +55,7 @@ pub struct Endpoint {
     /// What this process cannot do, and why; everything else works.
     pub problems: Vec<String>,
     context: Context,
-    pub(crate) control: Control,
+    pub(crate) control: Arc<Control>,
 }
 
 /// What an endpoint holds now; all of it is 0 again when nothing is under way and everything is freed.
@@ -112,8 +114,10 @@ impl Endpoint {
             settings.flows_per_host,
         )?;
         problems.extend(fetcher.arbitrates_alone());
-        let control = Control::default();
+        let (fetcher, control) = (Arc::new(fetcher), Arc::new(Control::default()));
+        let taker = Taker::new(fetcher.clone(), store.clone(), control.clone())?;
         Ok(Endpoint {
+            taker,
             server,
             _lender: lender.ok(),
             problems,
@@ -179,6 +183,13 @@ impl Endpoint {
             gives_out_slots: self.fetcher.gives_out_slots(),
             has_neighbours: self.fetcher.has_neighbours(),
         }
+    }
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        // Whatever still fetches ends.
+        self.fetcher.abandon();
     }
 }
 

@@ -15,6 +15,7 @@ pub mod copies;
 pub mod endpoint;
 pub mod facts;
 pub mod fetcher;
+mod handover;
 pub mod host;
 pub mod incast;
 mod limit;

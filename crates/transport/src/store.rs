@@ -94,6 +94,22 @@ impl Store {
     /// # Errors
     /// The sizes do not add up to the segment, or the spool disk is full: nothing was kept.
     pub fn adopt(&self, segment: Arc<Segment>, sizes: &[u64], encryption: Encryption) -> io::Result<ObjectId> {
+        let id = ObjectId::random();
+        self.adopt_as(id, segment, sizes, encryption)?;
+        Ok(id)
+    }
+
+    /// As [`Store::adopt`], under a name that the object has already.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn adopt_as(
+        &self,
+        id: ObjectId,
+        segment: Arc<Segment>,
+        sizes: &[u64],
+        encryption: Encryption,
+    ) -> io::Result<()> {
         if sizes.iter().sum::<u64>() != segment.len() as u64 {
             let text = format!(
                 "the sizes of the parts add up to {}, the segment has {}",
@@ -118,9 +134,8 @@ impl Store {
         } else {
             Body::Memory(segment)
         };
-        let id = ObjectId::random();
         self.objects.write().expect("no panic while held").insert(id, Arc::new(Object { encryption, parts, body }));
-        Ok(id)
+        Ok(())
     }
 
     pub fn get(&self, id: &ObjectId) -> Option<Arc<Object>> {
@@ -199,6 +214,11 @@ impl Holding {
 impl Object {
     pub fn part_len(&self, part: u32) -> Option<u64> {
         self.parts.get(part as usize).map(|usize| usize.len)
+    }
+
+    /// Bytes of each part.
+    pub fn sizes(&self) -> Vec<u64> {
+        self.parts.iter().map(|part| part.len).collect()
     }
 
     /// Where a part lies in memory: start and length in a segment; `None` where it does not.

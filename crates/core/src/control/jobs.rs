@@ -2,7 +2,7 @@
 //!
 //! A job is over with its last task, once no client submits for it any more.
 
-use crate::types::{JobId, JobSpec};
+use crate::types::{JobId, JobSpec, WorkerId};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -15,6 +15,9 @@ pub struct Jobs {
     /// Whose name it is.
     owners: BTreeMap<JobId, ClientId>,
     tasks: BTreeMap<u64, JobId>,
+    /// Where each task is that a worker has, and how many of each job a worker has.
+    places: BTreeMap<u64, WorkerId>,
+    processing: BTreeMap<(JobId, WorkerId), usize>,
 }
 
 struct Job {
@@ -80,10 +83,37 @@ impl Jobs {
 
     /// A task is forgotten; gives its job where that is over.
     pub fn remove(&mut self, task: u64) -> Option<JobId> {
+        self.ends(task);
         let job = self.tasks.remove(&task)?;
         let own = self.jobs.get_mut(&job)?;
         own.tasks -= 1;
         self.over(job)
+    }
+
+    /// A task was given to a worker, or to another one.
+    pub fn begins(&mut self, task: u64, worker: &WorkerId) {
+        self.ends(task);
+        if let Some(job) = self.tasks.get(&task) {
+            *self.processing.entry((job.clone(), worker.clone())).or_default() += 1;
+            self.places.insert(task, worker.clone());
+        }
+    }
+
+    /// No worker has a task any more.
+    pub fn ends(&mut self, task: u64) {
+        let (Some(worker), Some(job)) = (self.places.remove(&task), self.tasks.get(&task)) else { return };
+        let place = (job.clone(), worker);
+        if let Some(count) = self.processing.get_mut(&place) {
+            *count -= 1;
+            if *count == 0 {
+                self.processing.remove(&place);
+            }
+        }
+    }
+
+    /// How many tasks of a job a worker has.
+    pub fn processing(&self, job: &JobId, worker: &WorkerId) -> usize {
+        self.processing.get(&(job.clone(), worker.clone())).copied().unwrap_or(0)
     }
 
     /// A client is going to submit for a job that has arrived.

@@ -1,5 +1,6 @@
 //! What is said to a worker, beside the version of it.
 
+use super::{Describe, Take};
 use crate::mission;
 use crate::types::{JobId, ObjectId};
 use serde::{Deserialize, Serialize};
@@ -20,6 +21,14 @@ pub struct Message {
     pub lost: Vec<ObjectId>,
     #[serde(skip_serializing_if = "String::is_empty")]
     pub why: String,
+    /// Who has these objects, best first: they lie elsewhere than their references say.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub places: Vec<(ObjectId, Vec<Arc<str>>)>,
+    /// Put a manifest of each of these.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub describe: Vec<Describe>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub take: Vec<Take>,
     /// Say the last words on this job, which is over.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub report: Option<JobId>,

@@ -5,6 +5,7 @@
 //!
 //! Tasks are numbered by the adapter: keys of an engine may be anything. A number is not used again while its task is known.
 
+mod handover;
 mod holds;
 mod jobs;
 mod messages;
@@ -24,6 +25,8 @@ use crate::shares::FlowsPerHost;
 use crate::types::{Encryption, HostId, JobId, JobSpec, ObjectId, Stage, Transport, WorkerId};
 use crate::units::Time;
 use crate::versions::Outbox;
+use handover::Handover;
+pub use handover::{Describe, Described, TRY_AGAIN, Take, Untaken};
 use holds::Holds;
 pub use jobs::ClientId;
 use jobs::Jobs;
@@ -37,6 +40,9 @@ use std::time::Duration;
 use transfers::Transfers;
 pub use transfers::{Fetched, WorkerReport};
 
+/// What controller and workers say to one another, as a number: it is raised with every change that an older one would not
+/// understand, or would misunderstand.
+pub const PROTOCOL: u32 = 2;
 /// After the last task of a job, for its workers' last reports: a worker that does not answer may be gone.
 pub const LAST_WORDS: Duration = Duration::from_secs(5);
 /// After it joined, a worker that the engine does not know by then is gone.
@@ -45,7 +51,7 @@ pub const KNOWN_WITHIN: Duration = Duration::from_secs(30);
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "kebab-case")]
 pub enum Event {
-    /// A worker's data plane is up; the answer is [`Command::Briefing`].
+    /// A worker's data plane is up; the answer is [`Command::Briefing`], or [`Command::Rejected`].
     Join {
         worker: WorkerId,
         host: HostId,
@@ -53,6 +59,9 @@ pub enum Event {
         environment: Environment,
         #[serde(default)]
         problems: Vec<String>,
+        /// Its [`PROTOCOL`].
+        #[serde(default)]
+        protocol: u32,
     },
     /// A worker works without a data plane; it may have joined before something failed.
     Without {
@@ -61,6 +70,14 @@ pub enum Event {
     },
     /// The engine knows this worker: it may have joined before.
     Known {
+        worker: WorkerId,
+    },
+    /// A worker is going to leave: others are to have its objects first; see [`Controller::is_handing_over`].
+    Leaving {
+        worker: WorkerId,
+    },
+    /// It does not leave after all.
+    Stays {
         worker: WorkerId,
     },
     /// A worker is gone, and its objects with it.
@@ -178,6 +195,13 @@ pub struct Carried {
     pub parts: u32,
     #[serde(default)]
     pub bytes: u64,
+    /// How many workers shall have it.
+    #[serde(default = "one")]
+    pub copies: u32,
+}
+
+fn one() -> u32 {
+    1
 }
 
 /// What somebody changes of a job while it runs.
@@ -196,7 +220,15 @@ pub enum Command {
     /// To this worker, with this version.
     Tell { worker: WorkerId, version: u64, message: Arc<Message> },
     /// To a worker that has joined: all that it must know, and the version as of which that holds.
-    Briefing { worker: WorkerId, commands: Vec<mission::Command>, version: u64 },
+    Briefing {
+        worker: WorkerId,
+        commands: Vec<mission::Command>,
+        /// Of objects that lie elsewhere than their references say.
+        places: Vec<(ObjectId, Vec<Arc<str>>)>,
+        version: u64,
+    },
+    /// To a worker that cannot join, and why: it works without a data plane.
+    Rejected { worker: WorkerId, why: String },
     /// To a client: the name under which its job runs, or why it may not.
     Admitted { job: JobId, refused: Option<String> },
     /// To who asked: why the job cannot be changed so, if it cannot.
@@ -224,6 +256,19 @@ pub enum Record {
     },
     WorkerWithout {
         worker: WorkerId,
+        why: String,
+    },
+    /// Before it left, others took so many objects of a worker.
+    HandedOver {
+        worker: WorkerId,
+        objects: usize,
+        bytes: u64,
+    },
+    /// A worker leaves, and nobody has these objects of it.
+    NotHandedOver {
+        worker: WorkerId,
+        objects: usize,
+        bytes: u64,
         why: String,
     },
     WorkerLeft {
@@ -270,6 +315,7 @@ pub struct Controller {
     objects: Objects,
     /// Lost objects that were not told yet, by what became of them.
     lost: BTreeMap<String, BTreeSet<ObjectId>>,
+    handover: Handover,
     holds: Holds,
     /// Of each task that tasks submitted, the workers on which they ran.
     submitted_on: BTreeMap<u64, BTreeSet<WorkerId>>,
@@ -305,6 +351,7 @@ impl Controller {
             recomputed: BTreeMap::new(),
             objects: Objects::default(),
             lost: BTreeMap::new(),
+            handover: Handover::default(),
             holds: Holds::default(),
             submitted_on: BTreeMap::new(),
             transfers: Transfers::default(),
@@ -324,6 +371,21 @@ impl Controller {
         self.jobs.spec(self.jobs.of(task)?)
     }
 
+    /// The job of a task.
+    pub fn job_of(&self, task: u64) -> Option<&JobId> {
+        self.jobs.of(task)
+    }
+
+    /// How many jobs have tasks.
+    pub fn jobs(&self) -> usize {
+        self.jobs.len()
+    }
+
+    /// How many tasks of a job a worker has.
+    pub fn processing(&self, job: &JobId, worker: &WorkerId) -> usize {
+        self.jobs.processing(job, worker)
+    }
+
     pub fn policy(&self) -> &str {
         self.mission.policy()
     }
@@ -332,11 +394,16 @@ impl Controller {
     /// nothing; the answer is [`Command::Invalid`] then.
     pub fn handle(&mut self, now: Time, event: Event, commands: &mut Vec<Command>) {
         match event {
-            Event::Join { worker, host, address, environment, problems } => {
+            Event::Join { worker, protocol, .. } if protocol != PROTOCOL => {
+                commands.push(Command::Rejected { worker, why: of_another_version(protocol) });
+            }
+            Event::Join { worker, host, address, environment, problems, .. } => {
                 self.join(now, worker, Joined { host, address, problems }, environment, commands);
             }
             Event::Without { worker, why } => self.without(now, worker, why, commands),
             Event::Known { worker } => _ = self.unknown.remove(&worker),
+            Event::Leaving { worker } => self.leaving(now, &worker, commands),
+            Event::Stays { worker } => self.stays(&worker),
             Event::Gone { worker } => self.gone(now, &worker, commands),
             Event::Again { worker, after } => {
                 let again = self.outbox.after(&worker, after).map(|(version, message)| Command::Tell {
@@ -371,8 +438,12 @@ impl Controller {
                     }
                 }
             }
-            Event::Begins { task, worker } => self.holds.begin(task, &worker),
+            Event::Begins { task, worker } => {
+                self.jobs.begins(task, &worker);
+                self.holds.begin(task, &worker);
+            }
             Event::Ends { task } => {
+                self.jobs.ends(task);
                 for hold in self.holds.end(task) {
                     self.release(Holder::Hold(hold), commands);
                 }
@@ -406,6 +477,7 @@ impl Controller {
             }
             Event::Flush => {
                 self.tell_lost(commands);
+                self.hand_over_again(now, commands);
                 // And what a graph has told.
                 self.decide(now, mission::Event::Tick, commands);
             }
@@ -419,6 +491,7 @@ impl Controller {
         for worker in self.unknown.iter().filter_map(late).collect::<Vec<_>>() {
             self.gone(now, &worker, commands);
         }
+        self.hand_over_again(now, commands);
         let over = |(job, own): (&JobId, &Ending)| (now >= own.until).then(|| job.clone());
         for job in self.ending.iter().filter_map(over).collect::<Vec<_>>() {
             self.finish(now, &job, commands);
@@ -500,7 +573,11 @@ impl Controller {
         let event = mission::Event::WorkerJoined { worker: worker.clone(), host, address, environment };
         self.decide(now, event, commands);
         let (briefing, version) = (self.mission.briefing(&worker), self.outbox.last(&worker));
-        commands.push(Command::Briefing { worker, commands: briefing, version });
+        let places = self.places(self.objects.moved().collect());
+        commands.push(Command::Briefing { worker, commands: briefing, places, version });
+        if self.shall_hand_over() {
+            self.hand_over_soon(commands); // it may take what nobody could
+        }
     }
 
     fn without(&mut self, now: Time, worker: WorkerId, why: String, commands: &mut Vec<Command>) {
@@ -523,6 +600,8 @@ impl Controller {
         self.last_words(now, worker, None, commands);
         self.decide(now, mission::Event::WorkerLeft { worker: worker.clone() }, commands);
         let lost = self.objects.worker_gone(worker);
+        self.hand_over_without(now, worker, commands);
+        self.tell_places(lost.elsewhere.iter().map(|(object, _)| *object).collect(), commands);
         self.lose(&format!("worker {worker} left"), lost.objects, commands);
         if !lost.results.is_empty() {
             commands.push(Command::Recompute { tasks: lost.results });
@@ -662,17 +741,23 @@ impl Controller {
 /// Objects.
 impl Controller {
     fn carries(&mut self, now: Time, task: u64, objects: Vec<Carried>, alive: bool, commands: &mut Vec<Command>) {
-        for Carried { object, owner, parts, bytes } in objects {
+        let mut shared = false;
+        for Carried { object, owner, parts, bytes, copies } in objects {
+            shared |= copies > 1 || self.handover.is_leaving(&owner);
             let put = mission::Event::Put { task, parts };
             self.decide(now, put, commands);
             let there = self.workers.contains_key(&owner);
-            self.objects.hold(Holder::Result(task), object, there.then_some(&owner), bytes);
-            if !there {
+            self.objects.hold(Holder::Result(task), object, there.then_some(&owner), bytes, copies);
+            self.objects.has_parts(object, parts);
+            if self.objects.whole(object).is_empty() {
                 self.lose(&format!("worker {owner} left"), [object], commands);
             }
         }
         if !alive {
             self.release(Holder::Result(task), commands);
+        }
+        if shared {
+            self.hand_over_soon(commands);
         }
     }
 
@@ -682,7 +767,7 @@ impl Controller {
         let Some(workers) = self.submitted_on.get(&task).filter(|_| !carried.is_empty()) else { return };
         if let Some(hold) = self.holds.hold(workers) {
             for (object, owner) in carried {
-                self.objects.hold(Holder::Hold(hold), object, Some(&owner), 0);
+                self.objects.hold(Holder::Hold(hold), object, Some(&owner), 0, 1);
             }
         }
     }
@@ -744,6 +829,14 @@ fn changed(spec: JobSpec, change: &Change) -> JobSpec {
     spec.priority = change.priority.unwrap_or(spec.priority);
     spec.demands.transport = change.transport.unwrap_or(spec.demands.transport);
     spec
+}
+
+fn of_another_version(protocol: u32) -> String {
+    let older = if protocol < PROTOCOL { "this worker's is the older one" } else { "the scheduler's is the older one" };
+    format!(
+        "its Mission Control speaks protocol {protocol} and the scheduler's speaks {PROTOCOL}; {older}: install the same \
+         version on both, and start it again"
+    )
 }
 
 fn record(record: Record) -> Command {

@@ -25,10 +25,17 @@ pub struct Objects {
     held: BTreeMap<Holder, BTreeSet<ObjectId>>,
     /// What lies with each worker, whole or in part.
     at: BTreeMap<WorkerId, BTreeSet<ObjectId>>,
+    /// Objects that fewer workers have than shall have them.
+    wanting: BTreeSet<ObjectId>,
+    /// Objects that lie elsewhere than their references say.
+    moved: BTreeSet<ObjectId>,
 }
 
 struct Object {
     bytes: u64,
+    part_count: u32,
+    /// How many workers shall have it whole.
+    copies: u32,
     /// Workers that have all of it, whoever had it first.
     whole: Vec<WorkerId>,
     /// Workers that keep parts of it.
@@ -48,21 +55,36 @@ pub struct Lost {
 }
 
 impl Objects {
-    /// Something carries an object's reference; it lies whole with `owner`, unless that is gone.
-    pub fn hold(&mut self, holder: Holder, object: ObjectId, owner: Option<&WorkerId>, bytes: u64) {
+    /// Something carries an object's reference; it lies whole with `owner`, unless that is gone. `copies`: so many workers
+    /// shall have it.
+    pub fn hold(&mut self, holder: Holder, object: ObjectId, owner: Option<&WorkerId>, bytes: u64, copies: u32) {
         let own = self.objects.entry(object).or_insert_with(|| Object {
             bytes: 0,
+            part_count: 1,
+            copies: 1,
             whole: Vec::new(),
             parts: BTreeSet::new(),
             holders: BTreeSet::new(),
         });
-        own.bytes = own.bytes.max(bytes);
+        (own.bytes, own.copies) = (own.bytes.max(bytes), own.copies.max(copies));
         if let Some(owner) = owner.filter(|_| own.whole.is_empty()) {
             own.whole.push(owner.clone());
             self.at.entry(owner.clone()).or_default().insert(object);
         }
         own.holders.insert(holder);
         self.held.entry(holder).or_default().insert(object);
+        self.look(object);
+    }
+
+    /// Whether an object lacks workers.
+    fn look(&mut self, object: ObjectId) {
+        // What nobody has cannot be had by more.
+        let lacks = |own: &Object| !own.whole.is_empty() && own.whole.len() < own.copies as usize;
+        if self.objects.get(&object).is_some_and(lacks) {
+            self.wanting.insert(object);
+        } else {
+            self.wanting.remove(&object);
+        }
     }
 
     /// A worker keeps parts of an object; false if there is no such object any more.
@@ -76,7 +98,6 @@ impl Objects {
     }
 
     /// A worker has all of an object now; false if there is no such object any more.
-    #[cfg_attr(not(test), expect(dead_code, reason = "workers that leave hand their objects over next"))]
     pub fn replicated(&mut self, object: ObjectId, worker: &WorkerId) -> bool {
         let Some(own) = self.objects.get_mut(&object) else { return false };
         own.parts.remove(worker);
@@ -84,7 +105,16 @@ impl Objects {
             own.whole.push(worker.clone());
         }
         self.at.entry(worker.clone()).or_default().insert(object);
+        self.moved.insert(object);
+        self.look(object);
         true
+    }
+
+    /// An object has so many parts.
+    pub fn has_parts(&mut self, object: ObjectId, count: u32) {
+        if let Some(own) = self.objects.get_mut(&object) {
+            own.part_count = count;
+        }
     }
 
     /// The objects that a holder holds, each with a worker that has it whole.
@@ -110,6 +140,8 @@ impl Objects {
             own.holders.remove(&holder);
             if own.holders.is_empty() {
                 let own = self.objects.remove(&object).expect("it was there");
+                self.wanting.remove(&object);
+                self.moved.remove(&object);
                 for worker in own.whole.into_iter().chain(own.parts) {
                     self.leave(&worker, object);
                     free.entry(worker).or_default().push(object);
@@ -128,6 +160,7 @@ impl Objects {
             own.parts.remove(worker);
             let Some(place) = own.whole.iter().position(|other| other == worker) else { continue };
             own.whole.remove(place);
+            let own = &self.objects[&object];
             match own.whole.first() {
                 Some(other) => lost.elsewhere.push((object, other.clone())),
                 None => {
@@ -139,19 +172,68 @@ impl Objects {
                     lost.results.extend(results);
                 }
             }
+            self.look(object);
         }
         lost
     }
 
     /// Whole objects that lie with a worker and nowhere else, largest first, with their bytes: what it has to hand over
     /// before it leaves.
-    #[cfg_attr(not(test), expect(dead_code, reason = "workers that leave hand their objects over next"))]
     pub fn only_at(&self, worker: &WorkerId) -> Vec<(ObjectId, u64)> {
         let at = self.at.get(worker).into_iter().flatten();
         let only = at.filter(|object| self.objects[object].whole == [worker.clone()]);
         let mut found: Vec<(ObjectId, u64)> = only.map(|object| (*object, self.objects[object].bytes)).collect();
         found.sort_by_key(|(object, bytes)| (std::cmp::Reverse(*bytes), *object));
         found
+    }
+
+    /// Whether a worker has an object that nobody else has.
+    pub fn has_alone(&self, worker: &WorkerId) -> bool {
+        let mut at = self.at.get(worker).into_iter().flatten();
+        at.any(|object| self.objects[object].whole == [worker.clone()])
+    }
+
+    /// Objects that fewer workers have than shall have them.
+    pub fn wanting(&self) -> impl Iterator<Item = ObjectId> {
+        self.wanting.iter().copied()
+    }
+
+    /// Objects that lie elsewhere than their references say.
+    pub fn moved(&self) -> impl Iterator<Item = ObjectId> {
+        self.moved.iter().copied()
+    }
+
+    /// Who has all of an object, in the order in which they got it.
+    pub fn whole(&self, object: ObjectId) -> &[WorkerId] {
+        self.objects.get(&object).map_or(&[], |own| &own.whole)
+    }
+
+    /// Whether a worker keeps parts of an object.
+    pub fn keeps(&self, object: ObjectId, worker: &WorkerId) -> bool {
+        self.objects.get(&object).is_some_and(|own| own.parts.contains(worker))
+    }
+
+    /// What a holder holds.
+    pub fn of(&self, holder: Holder) -> impl Iterator<Item = ObjectId> {
+        self.held.get(&holder).into_iter().flatten().copied()
+    }
+
+    /// Bytes of a part of an object, were they all alike.
+    pub fn bytes_of_part(&self, object: ObjectId) -> u64 {
+        self.objects.get(&object).map_or(0, |own| own.bytes / u64::from(own.part_count.max(1)))
+    }
+
+    pub fn bytes(&self, object: ObjectId) -> u64 {
+        self.objects.get(&object).map_or(0, |own| own.bytes)
+    }
+
+    /// How many workers shall have an object.
+    pub fn copies(&self, object: ObjectId) -> u32 {
+        self.objects.get(&object).map_or(0, |own| own.copies)
+    }
+
+    pub fn holders(&self, object: ObjectId) -> impl Iterator<Item = Holder> {
+        self.objects.get(&object).into_iter().flat_map(|own| own.holders.iter().copied())
     }
 
     /// Bytes of whole objects with each worker.
@@ -195,8 +277,8 @@ mod tests {
     #[test]
     fn an_object_lives_as_long_as_something_carries_it() {
         let mut objects = Objects::default();
-        objects.hold(Holder::Result(1), id(7), Some(&worker(1)), 100);
-        objects.hold(Holder::Hold(1), id(7), Some(&worker(1)), 100);
+        objects.hold(Holder::Result(1), id(7), Some(&worker(1)), 100, 1);
+        objects.hold(Holder::Hold(1), id(7), Some(&worker(1)), 100, 1);
         assert!(objects.copied(id(7), &worker(2)) && !objects.copied(id(8), &worker(2)));
         assert!(objects.release(Holder::Result(1)).is_empty());
         assert_eq!(objects.held_by(Holder::Hold(1)), [(id(7), worker(1))]);
@@ -211,7 +293,7 @@ mod tests {
     fn what_one_worker_had_alone_is_lost_with_it() {
         let mut objects = Objects::default();
         for (task, object) in [(1, 11), (1, 12), (2, 12), (3, 13)] {
-            objects.hold(Holder::Result(task), id(object), Some(&worker(1)), 10);
+            objects.hold(Holder::Result(task), id(object), Some(&worker(1)), 10, 1);
         }
         // A copy of some parts replaces nothing; a replica does.
         objects.copied(id(11), &worker(2));
@@ -247,7 +329,7 @@ mod tests {
                 match random.next() % 6 {
                     0 | 1 => {
                         let whole = objects.objects.get(&object).is_some_and(|own| !own.whole.is_empty());
-                        objects.hold(holder, object, Some(&by), 1);
+                        objects.hold(holder, object, Some(&by), 1, 1);
                         held.entry(holder).or_default().insert(object);
                         if !whole {
                             places.insert((object, by));

@@ -1,6 +1,7 @@
 //! All that can be shown of a cluster now.
 
 use super::Controller;
+use super::objects::Holder;
 use crate::mission::{JobStatus, TransferStatus};
 use crate::report::Merged;
 use crate::types::{HostId, TransferId, WorkerId};
@@ -88,6 +89,22 @@ impl Controller {
         }
     }
 
+    /// Bytes of whole objects that lie with a worker.
+    pub fn object_bytes(&self, worker: &WorkerId) -> u64 {
+        self.objects.bytes_at(worker)
+    }
+
+    /// Bytes that a task with these inputs would probably have to bring to a worker: of an object of several parts one part,
+    /// and nothing of what lies on its host.
+    pub fn far_bytes(&self, inputs: &[u64], worker: &WorkerId) -> u64 {
+        let Some(joined) = self.workers.get(worker) else { return 0 };
+        let here = |other: &WorkerId| self.workers.get(other).is_some_and(|other| other.host == joined.host);
+        let objects = inputs.iter().flat_map(|task| self.objects.of(Holder::Result(*task)));
+        let far = objects
+            .filter(|object| !self.objects.keeps(*object, worker) && !self.objects.whole(*object).iter().any(here));
+        far.map(|object| self.objects.bytes_of_part(object)).sum()
+    }
+
     /// How many of each thing are remembered; of most of them none once nothing runs.
     pub fn held(&self) -> BTreeMap<&'static str, usize> {
         BTreeMap::from([
@@ -100,6 +117,7 @@ impl Controller {
             ("recomputed", self.recomputed.len()),
             ("objects", self.objects.len()),
             ("lost objects", self.lost.len()),
+            ("objects handed over", self.handover.len()),
             ("holds", self.holds.len()),
             ("submitted tasks", self.submitted_on.len()),
             ("transfers", self.transfers.len()),

@@ -1,6 +1,7 @@
 //! The lives of workers, jobs and objects, as an engine's adapter would tell them.
 
 use super::*;
+use crate::defaults::HAND_OVER_WITHIN;
 use crate::report::TransferReport;
 use std::collections::VecDeque;
 
@@ -22,9 +23,17 @@ impl World {
         for worker in workers {
             let (host, address) = (format!("host of {worker}").into(), format!("{worker}:1").into());
             let environment = environment.clone();
-            world.event(Event::Join { worker: (*worker).into(), host, address, environment, problems: vec![] });
+            world.event(Event::Join {
+                worker: (*worker).into(),
+                host,
+                address,
+                environment,
+                problems: vec![],
+                protocol: PROTOCOL,
+            });
             world.event(Event::Known { worker: (*worker).into() });
         }
+        world.event(Event::Flush);
         world.told.clear();
         world
     }
@@ -65,7 +74,7 @@ impl World {
     }
 
     fn carries(&mut self, task: u64, object: u128, owner: &str) -> Vec<Command> {
-        let carried = Carried { object: ObjectId(object), owner: owner.into(), parts: 1, bytes: 5 };
+        let carried = Carried { object: ObjectId(object), owner: owner.into(), parts: 1, bytes: 5, copies: 1 };
         self.event(Event::Carries { task, objects: vec![carried], alive: true })
     }
 
@@ -214,7 +223,14 @@ fn a_worker_that_the_engine_does_not_know_is_gone_after_a_while() {
     let mut world = World::new(&["a"]);
     let (host, address) = ("h".into(), "b:1".into());
     let environment = Environment { carriers: vec![Transport::Tcp], ..Environment::default() };
-    let said = world.event(Event::Join { worker: "b".into(), host, address, environment, problems: vec![] });
+    let said = world.event(Event::Join {
+        worker: "b".into(),
+        host,
+        address,
+        environment,
+        problems: vec![],
+        protocol: PROTOCOL,
+    });
     assert!(
         matches!(&said[..], [Command::Briefing { version, .. }] if *version == world.told.get("b").map_or(0, |told| told.len() as u64))
     );
@@ -264,4 +280,177 @@ fn what_went_with_a_result_that_is_wanted_is_lost() {
     world.event(Event::Gone { worker: "a".into() });
     world.event(Event::Flush);
     assert_eq!(world.heard("b"), (vec![], vec![11]));
+}
+
+/// A world in which a worker has put some objects, each of a task's result, and leaves.
+fn leaving(objects: &[u128]) -> World {
+    let mut world = World::new(&["a", "b", "c"]);
+    for (task, object) in (1..).zip(objects) {
+        world.task(task, "etl", None);
+        world.carries(task, *object, "a");
+    }
+    world.told.clear();
+    world.event(Event::Leaving { worker: "a".into() });
+    world
+}
+
+impl World {
+    fn says(&mut self, worker: &str, report: WorkerReport) {
+        self.event(Event::Report { worker: worker.into(), report });
+        self.event(Event::Flush);
+    }
+
+    /// What a worker is told to describe; it puts this manifest.
+    fn describes(&mut self, worker: &str, manifest: u128) -> Vec<u128> {
+        let all = self.told.remove(worker).unwrap_or_default();
+        let asked: Vec<&Describe> = all.iter().flat_map(|message| &message.describe).collect();
+        if let [Describe { job, objects }] = &asked[..] {
+            let described = vec![Described { job: job.clone(), manifest: ObjectId(manifest), bytes: 9 }];
+            self.says(worker, WorkerReport { described, ..WorkerReport::default() });
+            return objects.iter().map(|id| id.0).collect();
+        }
+        assert!(asked.is_empty(), "{asked:?}");
+        Vec::new()
+    }
+
+    /// What a worker is told to take.
+    fn takes(&mut self, worker: &str) -> Vec<u128> {
+        let all = self.told.remove(worker).unwrap_or_default();
+        all.iter().flat_map(|message| &message.take).flat_map(|take| take.objects.iter().map(|id| id.0)).collect()
+    }
+
+    fn took(&mut self, worker: &str, objects: &[u128]) {
+        let took = objects.iter().map(|object| ObjectId(*object)).collect();
+        self.says(worker, WorkerReport { took, ..WorkerReport::default() });
+    }
+
+    fn is_handing_over(&self) -> bool {
+        self.controller.is_handing_over(&"a".into())
+    }
+}
+
+#[test]
+fn a_worker_that_leaves_waits_until_others_have_its_objects() {
+    let mut world = leaving(&[11, 12]);
+    assert!(world.is_handing_over());
+    assert_eq!(world.describes("a", 99), [11, 12]);
+    let (b, c) = (world.takes("b"), world.takes("c"));
+    assert_eq!((b.len(), c.len()), (1, 1), "each takes some");
+    world.took("b", &b);
+    assert!(world.is_handing_over());
+    assert!(world.told["c"].iter().any(|message| message.places[0].1 == ["b:1".into(), "a:1".into()]));
+    world.took("c", &c);
+    assert!(!world.is_handing_over());
+    assert_eq!(world.heard("a").0, [99], "nobody needs the manifest any more");
+    // Something that it did meanwhile.
+    world.task(3, "etl", None);
+    world.carries(3, 13, "a");
+    world.event(Event::Flush);
+    assert!(world.is_handing_over());
+    assert_eq!(world.describes("a", 98), [13]);
+    world.took("b", &[13]);
+    assert!(!world.is_handing_over());
+    // It is gone, and nothing is computed again.
+    world.told.clear();
+    world.event(Event::Gone { worker: "a".into() });
+    assert!(world.recompute.is_empty());
+    let handed = Record::HandedOver { worker: "a".into(), objects: 3, bytes: 15 };
+    assert!(world.records.contains(&handed));
+    let places: Vec<_> = world.told["b"].iter().flat_map(|message| message.places.clone()).collect();
+    assert_eq!(places.len(), 3);
+    assert!(places.iter().all(|(_, at)| at.len() == 1 && &*at[0] != "a:1"));
+    // A result that was on its way carries the reference as it was.
+    world.task(4, "etl", None);
+    world.carries(4, 11, "a");
+    assert!(world.recompute.is_empty() && world.heard("b").1.is_empty());
+    for task in 1..=4 {
+        world.event(Event::Forgotten { task });
+    }
+    world.pass(LAST_WORDS);
+    assert_eq!(world.left(), []);
+    assert_eq!((world.heard("b").0.len(), world.heard("c").0.len()), (b.len() + 1, c.len()));
+}
+
+#[test]
+fn who_has_no_room_is_asked_again_and_a_worker_that_nobody_can_help_leaves_at_last() {
+    let mut world = leaving(&[11]);
+    world.describes("a", 99);
+    let mut asked = Vec::new();
+    let untaken = || vec![Untaken { object: ObjectId(11), why: "the disk is full".into() }];
+    let mut manifest = 100;
+    for _ in 0..4 {
+        for worker in ["b", "c"] {
+            if world.takes(worker) == [11] {
+                asked.push(worker);
+                world.says(worker, WorkerReport { untaken: untaken(), ..WorkerReport::default() });
+                manifest += 1;
+                world.describes("a", manifest);
+            }
+        }
+    }
+    assert_eq!(asked, ["b", "c"], "each once");
+    world.pass(TRY_AGAIN);
+    world.describes("a", 200);
+    assert_eq!(world.takes("b"), [11]);
+    assert!(world.is_handing_over());
+    world.pass(HAND_OVER_WITHIN);
+    assert!(!world.is_handing_over());
+    let gave_up = world.records.iter().any(|record| {
+        matches!(record, Record::NotHandedOver { objects: 1, bytes: 5, why, .. } if why == "c: the disk is full")
+    });
+    assert!(gave_up, "{:?}", world.records);
+    world.event(Event::Gone { worker: "a".into() });
+    assert_eq!(world.recompute, BTreeSet::from([1]));
+}
+
+#[test]
+fn whoever_is_gone_takes_nothing_and_another_one_does() {
+    let mut world = leaving(&[11]);
+    world.describes("a", 99);
+    assert_eq!(world.takes("b"), [11]);
+    world.event(Event::Gone { worker: "b".into() });
+    assert_eq!(world.describes("a", 98), [11]);
+    assert_eq!(world.takes("c"), [11]);
+    // The source dies: what was being taken is lost, unless it has arrived.
+    world.event(Event::Gone { worker: "a".into() });
+    assert_eq!(world.recompute, BTreeSet::from([1]));
+    world.event(Event::ResultGone { task: 1, wanted: true });
+    world.took("c", &[11]);
+    assert_eq!(world.heard("c").0, [11], "it came too late");
+    world.event(Event::Forgotten { task: 1 });
+    world.pass(LAST_WORDS);
+    assert_eq!(world.left(), []);
+}
+
+#[test]
+fn an_object_of_several_copies_lies_on_several_hosts_and_outlives_one_of_them() {
+    let mut world = World::new(&["a", "b", "c"]);
+    world.task(1, "etl", None);
+    let carried = Carried { object: ObjectId(11), owner: "a".into(), parts: 1, bytes: 5, copies: 2 };
+    let said = world.event(Event::Carries { task: 1, objects: vec![carried], alive: true });
+    assert_eq!(said, [Command::Soon]);
+    world.event(Event::Flush);
+    world.describes("a", 99);
+    assert_eq!(world.takes("b"), [11]);
+    world.took("b", &[11]);
+    world.told.clear();
+    world.event(Event::Gone { worker: "a".into() });
+    assert!(world.recompute.is_empty());
+    // Two shall have it: another one takes it from the one that is left.
+    assert_eq!(world.describes("b", 98), [11]);
+    assert_eq!(world.takes("c"), [11]);
+    let joined = world.controller.places(vec![ObjectId(11)]);
+    assert_eq!(joined, [(ObjectId(11), vec!["b:1".into()])]);
+}
+
+#[test]
+fn a_worker_of_another_version_does_not_join() {
+    let mut world = World::new(&["a"]);
+    let (host, address) = ("host".into(), "b:1".into());
+    let environment = Environment::default();
+    let join = Event::Join { worker: "b".into(), host, address, environment, problems: vec![], protocol: PROTOCOL - 1 };
+    let said = world.event(join);
+    let [Command::Rejected { why, .. }] = &said[..] else { panic!("{said:?}") };
+    assert!(why.contains("this worker's is the older one") && why.contains("install the same version"), "{why}");
+    assert!(!world.controller.workers.contains_key("b"));
 }

@@ -1,6 +1,6 @@
 //! What workers say of their transfers.
 
-use super::{Command, Controller, Record, record};
+use super::{Command, Controller, Described, Record, Untaken, record};
 use crate::mission;
 use crate::pattern::Asked;
 use crate::report::{Merged, TransferReport};
@@ -20,6 +20,11 @@ pub struct WorkerReport {
     pub asked: Vec<Fetched>,
     /// Objects of which it keeps parts.
     pub copied: Vec<ObjectId>,
+    /// Manifests of what it was told to describe.
+    pub described: Vec<Described>,
+    /// What it has taken, whole, of what it was told to take; and what it could not.
+    pub took: Vec<ObjectId>,
+    pub untaken: Vec<Untaken>,
     /// Processor seconds of its process.
     pub cpu: f64,
     /// The version of the last message that it has seen.
@@ -109,8 +114,13 @@ impl Transfers {
 
 impl Controller {
     pub(super) fn report(&mut self, now: Time, worker: &WorkerId, report: WorkerReport, commands: &mut Vec<Command>) {
-        let WorkerReport { records, asked, copied, cpu, seen, last_of } = report;
+        let WorkerReport { records, asked, copied, described, took, untaken, cpu, seen, last_of } = report;
         self.outbox.seen(worker, seen);
+        if !self.workers.contains_key(worker) {
+            return; // late words of a worker that is gone
+        }
+        described.into_iter().for_each(|described| self.described(worker, described, commands));
+        self.took(now, worker, took, untaken, commands);
         let freed: Vec<ObjectId> = copied.into_iter().filter(|object| !self.objects.copied(*object, worker)).collect();
         if !freed.is_empty() {
             // They were freed while they were copied.

@@ -42,6 +42,13 @@ pub enum Event {
         source: SourceId,
         legs: u8,
     },
+    /// A piece of a fetch lies with this source too.
+    Found {
+        fetch: FetchId,
+        piece: u32,
+        source: SourceId,
+        one_run: bool,
+    },
     Forget {
         group: GroupId,
     },
@@ -127,6 +134,9 @@ impl Process {
             }
             Event::Reaches { group, source, legs } => {
                 self.steps.push_back(Step::Fetches(fetches::Event::Reaches { group, source, legs }));
+            }
+            Event::Found { fetch, piece, source, one_run } => {
+                self.steps.push_back(Step::Fetches(fetches::Event::Found { fetch, piece, source, one_run }));
             }
             Event::Forget { group } => self.steps.push_back(Step::Fetches(fetches::Event::Forget { group })),
             Event::Abandon { fetch, error } => {

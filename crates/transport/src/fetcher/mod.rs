@@ -13,7 +13,7 @@ use crate::carrier::Context;
 use crate::carrier::shm::Borrower;
 use crate::connections::Connections;
 use crate::object::ObjectId;
-use crate::parts::{FetchRequest, Fetched, Home, Part, places};
+use crate::parts::{FetchRequest, Fetched, Home, Part, Wanted, places};
 use crate::segment::{Pool, Segment};
 use crate::store::Store;
 use mission_core::cluster::Senders;
@@ -78,6 +78,8 @@ struct State {
     own: Arc<Environment>,
     senders: Arc<Senders>,
     groups: HashMap<GroupId, JobId>,
+    /// What each job's transfers weigh together.
+    weights: BTreeMap<JobId, f64>,
     transfers: BTreeMap<TransferId, TransferReport>,
     /// Those of which the last report said that something was under way.
     said_moved: BTreeSet<TransferId>,
@@ -87,6 +89,10 @@ struct State {
     lost: BTreeMap<ObjectId, String>,
     /// The same, oldest first.
     lost_first: VecDeque<ObjectId>,
+    /// Who has objects that lie elsewhere than their references say, best first.
+    places: BTreeMap<ObjectId, Vec<SocketAddr>>,
+    /// The same objects, oldest first.
+    places_first: VecDeque<ObjectId>,
     changed: bool,
     closing: bool,
 }
@@ -134,6 +140,8 @@ struct Active {
 
 /// Lost objects that are remembered: a task that asks for one of them runs again once it is recomputed.
 const LOST_MAX: usize = 100_000;
+/// Objects of which it is remembered where they lie now.
+const PLACES_MAX: usize = 100_000;
 /// How long closing waits for fetches to end: each of their threads sees it at the next byte, or after a stall.
 const CLOSE_WITHIN: Duration = Duration::from_secs(15);
 /// More than any process has addresses for.
@@ -170,11 +178,14 @@ impl Fetcher {
             own: Arc::new(environment),
             senders: Arc::default(),
             groups: HashMap::new(),
+            weights: BTreeMap::new(),
             transfers: BTreeMap::new(),
             said_moved: BTreeSet::new(),
             broadcasts: BTreeSet::new(),
             lost: BTreeMap::new(),
             lost_first: VecDeque::new(),
+            places: BTreeMap::new(),
+            places_first: VecDeque::new(),
             changed: false,
             closing: false,
         };
@@ -213,13 +224,27 @@ impl Fetcher {
     ///
     /// # Errors
     /// What stands in the way, by cause; no part of the memory is given away then.
-    pub fn fetch(&self, request: FetchRequest, mut interrupted: impl FnMut() -> bool) -> Result<Fetched, FetchError> {
+    pub fn fetch(&self, request: FetchRequest, interrupted: impl FnMut() -> bool) -> Result<Fetched, FetchError> {
+        self.fetch_for(request, None, interrupted)
+    }
+
+    /// As [`Fetcher::fetch`], into memory that other processes of the host can map for `sharers`, a job.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn fetch_for(
+        &self,
+        mut request: FetchRequest,
+        sharers: Option<GroupId>,
+        mut interrupted: impl FnMut() -> bool,
+    ) -> Result<Fetched, FetchError> {
         let shared = &self.shared;
+        shared.look_up(&mut request.parts);
         let planned = shared.plan(&request.transfer.job, &request.demands)?;
         let (mut homes, receiving) = shared.begin(&request, &planned.plan, &mut interrupted)?;
         let elsewhere = |number: usize| homes[number].is_some() || receiving.contains_key(&number);
         let (places, len) = places(&request, elsewhere);
-        let segment = shared.take(len)?;
+        let segment = shared.take(len, sharers)?;
         let mut far = Vec::new();
         let (mut far_bytes, mut here_bytes, mut local_bytes) = (0, 0, 0);
         for (number, (wanted, &(start, len))) in request.parts.iter().zip(&places).enumerate() {
@@ -257,7 +282,7 @@ impl Fetcher {
                 let (own, start) = if request.packed {
                     (segment.clone(), places[number].0)
                 } else {
-                    (shared.take(wanted.len as usize)?, 0)
+                    (shared.take(wanted.len as usize, None)?, 0)
                 };
                 receiving.copy.lies_in(own.clone(), start);
                 let (ended, took) =
@@ -318,6 +343,31 @@ impl Fetcher {
         }
     }
 
+    /// Who has these objects, best first: they lie elsewhere than their references say. Fetches of them that are under way
+    /// go on there.
+    pub fn places(&self, places: Vec<(ObjectId, Vec<SocketAddr>)>) {
+        if places.is_empty() {
+            return;
+        }
+        let mut state = self.shared.lock();
+        let state = &mut *state;
+        for (object, at) in &places {
+            if state.places.insert(*object, at.clone()).is_none() {
+                state.places_first.push_back(*object);
+            }
+        }
+        while state.places.len() > PLACES_MAX
+            && let Some(oldest) = state.places_first.pop_front()
+        {
+            state.places.remove(&oldest);
+        }
+        let places: HashMap<ObjectId, Vec<SocketAddr>> = places.into_iter().collect();
+        let fetches: Vec<FetchId> = state.fetches.keys().copied().collect();
+        for fetch in fetches {
+            self.shared.found(state, fetch, &places);
+        }
+    }
+
     /// Which of these are known to be lost.
     pub fn known_lost(&self, objects: &[ObjectId]) -> Vec<ObjectId> {
         let state = self.shared.lock();
@@ -331,6 +381,10 @@ impl Fetcher {
         match command {
             mission::Command::Shares { flows_per_host, level, shares } => {
                 state.flows_per_host = flows_per_host;
+                state.weights.clear();
+                for share in &shares {
+                    *state.weights.entry(share.job.clone()).or_default() += share.weight;
+                }
                 let mut caps = BTreeMap::new();
                 // A budget that is found by trial has no limits that could be told beforehand.
                 if let FlowsPerHost::Fixed(flows) = flows_per_host
@@ -425,6 +479,11 @@ impl Fetcher {
         self.shared.lock().transfers.values().cloned().collect()
     }
 
+    /// What each job's transfers weigh together, of the jobs that move bytes.
+    pub fn weights(&self) -> BTreeMap<JobId, f64> {
+        self.shared.lock().weights.clone()
+    }
+
     /// Data connections: under way, and kept.
     pub fn connections(&self) -> (u32, usize) {
         self.shared.lock().connections.count()
@@ -444,12 +503,18 @@ impl Fetcher {
         self.shared.arbiter().alone()
     }
 
-    /// Abandons every fetch, cuts what is under way, and lets none begin; waits until all have ended, but not for ever.
+    /// Abandons every fetch, cuts what is under way, and lets none begin.
+    pub fn abandon(&self) {
+        let mut state = self.shared.lock();
+        state.closing = true;
+        self.shared.abandon_all(&mut state);
+    }
+
+    /// As [`Fetcher::abandon`]; waits until all have ended, but not for ever.
     pub fn close(&self) {
+        self.abandon();
         let shared = &self.shared;
         let mut state = shared.lock();
-        state.closing = true;
-        shared.abandon_all(&mut state);
         let end = Instant::now() + CLOSE_WITHIN;
         while !state.fetches.is_empty() && Instant::now() < end {
             state = shared.ended.wait_timeout(state, INTERRUPT_EVERY).expect("no panic while held").0;
@@ -510,13 +575,56 @@ impl Shared {
     }
 
     /// Memory for what is fetched.
-    fn take(&self, len: usize) -> Result<Arc<Segment>, FetchError> {
+    fn take(&self, len: usize, sharers: Option<GroupId>) -> Result<Arc<Segment>, FetchError> {
         if len > ADDRESSABLE {
             return Err(FetchError::Cancelled(format!("no memory for {len} bytes")));
         }
         self.store.make_room(len as u64);
-        let taken = self.pool.take(len, None);
+        let taken = self.pool.take(len, sharers);
         taken.map(Arc::new).map_err(|error| FetchError::Cancelled(format!("no memory for {len} bytes: {error}")))
+    }
+
+    /// Where each object lies, if that is not where its reference says. Of several that have it, each process asks another
+    /// one first.
+    fn look_up(&self, parts: &mut [Wanted]) {
+        let state = self.lock();
+        if state.places.is_empty() {
+            return;
+        }
+        for wanted in parts {
+            if let Some(at) = state.places.get(&wanted.object).filter(|at| !at.is_empty()) {
+                wanted.addresses.clone_from(at);
+                let first = usize::from(self.own_address.port() ^ u16::from(wanted.object.0[0])) % at.len();
+                wanted.addresses.rotate_left(first);
+            }
+        }
+    }
+
+    /// A fetch may also ask these, who have its objects.
+    fn found(&self, state: &mut State, fetch: FetchId, places: &HashMap<ObjectId, Vec<SocketAddr>>) {
+        let Some(active) = state.fetches.get_mut(&fetch) else { return };
+        let mut new = Vec::new();
+        for (piece, far) in (0..).zip(&mut active.far) {
+            for address in places.get(&far.object).into_iter().flatten() {
+                if !far.sources.contains(address) {
+                    far.sources.push(*address);
+                    new.push((piece, *address));
+                }
+            }
+        }
+        let job = active.transfer.job.clone();
+        let planned = match state.plans.get(&job) {
+            Some(Ok(planned)) => planned.clone(),
+            _ => active.planned.clone(),
+        };
+        if !new.is_empty() {
+            self.reaches(state, fetch, arbiter::group_of(&job), &planned);
+        }
+        for (piece, address) in new {
+            let source = state.source(address);
+            let one_run = runs::has_one_run(&planned, address);
+            self.handle(state, Event::Found { fetch, piece, source, one_run });
+        }
     }
 
     /// The plan that the Mission Controller sent; where it has sent none yet, its choice is made here, by the same code.

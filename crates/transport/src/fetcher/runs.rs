@@ -76,6 +76,11 @@ pub(super) fn is_carried(leg: &Leg) -> bool {
     leg.reach == Reach::Anywhere && available(leg.transport)
 }
 
+/// Where flows are subflows, one connection carries all that comes from a source.
+pub(super) fn has_one_run(planned: &Planned, source: SocketAddr) -> bool {
+    planned.to(source).first().is_some_and(|leg| leg.subflows.is_some())
+}
+
 /// A run, and the leg that it takes.
 pub(super) struct Assigned {
     run: Run,
@@ -172,11 +177,9 @@ impl Shared {
             _ => planned.clone(),
         };
         self.reaches(&mut state, id, group, &newest);
-        // Where flows are subflows, one connection carries all that comes from a source.
-        let subflows = |address: &SocketAddr| newest.to(*address).first().is_some_and(|leg| leg.subflows.is_some());
         let all =
             pieces.iter().zip(&state.fetches[&id].far).flat_map(|(piece, far)| piece.sources.iter().zip(&far.sources));
-        let one_run = all.filter(|(_, address)| subflows(address)).map(|(source, _)| *source).collect();
+        let one_run = all.filter(|(_, address)| has_one_run(&newest, **address)).map(|(source, _)| *source).collect();
         self.handle(&mut state, Event::Asked { fetch: id, group, member, pieces, chunk_bytes, one_run, seed });
         let mut looked = Instant::now();
         loop {

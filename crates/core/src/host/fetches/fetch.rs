@@ -218,6 +218,22 @@ impl Fetch {
         }
         let mut rest: Vec<SourceId> = self.lists[list].iter().copied().filter(|own| *own != source).collect();
         rest.extend(ask_last.then_some(source));
+        self.relist(piece, rest);
+    }
+
+    /// A piece lies with this source too.
+    pub fn add_source(&mut self, piece: u32, source: SourceId) {
+        let Some(list) = self.pieces.get(piece as usize) else { return };
+        let mut sources = self.lists[*list as usize].clone();
+        if !sources.contains(&source) {
+            sources.push(source);
+            self.relist(piece, sources);
+        }
+    }
+
+    /// Another list of sources for a piece; its waiting chunks go with it.
+    fn relist(&mut self, piece: u32, rest: Vec<SourceId>) {
+        let list = self.pieces[piece as usize] as usize;
         if rest == self.lists[list] {
             return;
         }

@@ -65,6 +65,14 @@ pub enum Event {
         source: SourceId,
         legs: u8,
     },
+    /// A piece of a fetch lies with this source too: it is asked where those known before fail. `one_run`: one connection is
+    /// to carry all that comes from it.
+    Found {
+        fetch: FetchId,
+        piece: u32,
+        source: SourceId,
+        one_run: bool,
+    },
     /// Nothing of the group is remembered any more.
     Forget {
         group: GroupId,
@@ -304,6 +312,15 @@ impl Fetches {
             }
             Event::Reaches { group, source, legs } => {
                 self.groups.entry(group).or_default().fewer.insert(source, legs);
+            }
+            Event::Found { fetch: id, piece, source, one_run } => {
+                let Some(fetch) = self.fetches.get_mut(&id) else { return };
+                if one_run {
+                    fetch.one_run.insert(source);
+                }
+                fetch.add_source(piece, source);
+                let member = fetch.member;
+                self.adjust(now, member, commands);
             }
             Event::Forget { group: id } => {
                 if let Some(group) = self.groups.get_mut(&id) {

@@ -1,0 +1,402 @@
+//! Objects go from worker to worker: what a worker that leaves has alone, and what shall lie with several.
+//!
+//! The source first describes objects ([`Message::describe`]): it puts a manifest, an object of its own that says their
+//! sizes. Those who shall have them are told so ([`Message::take`]), and fetch the manifest and then the objects, under the
+//! names that they have. As soon as somebody has one, all workers hear where it lies ([`Message::places`]).
+
+use super::objects::{Holder, Objects};
+use super::{Command, Controller, Message, Record, record};
+use crate::defaults::HAND_OVER_WITHIN;
+use crate::types::{Demands, JobId, ObjectId, WorkerId};
+use crate::units::Time;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Who could not take an object is asked again after this: what took the room may be gone.
+pub const TRY_AGAIN: Duration = Duration::from_secs(5);
+
+/// What a worker is to describe: objects of one job, so that their manifest is no better protected and no worse than they.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Describe {
+    pub job: JobId,
+    pub objects: Vec<ObjectId>,
+}
+
+/// What a worker is to take from another: objects of one job, under their names.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Take {
+    pub job: JobId,
+    /// What the job demands of its transfers, for whoever has no plan of it.
+    pub demands: Demands,
+    /// Where both the manifest and the objects lie.
+    pub from: Arc<str>,
+    pub manifest: ObjectId,
+    pub manifest_bytes: u64,
+    pub objects: Vec<ObjectId>,
+}
+
+/// A worker has put a manifest of what it was told to describe.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Described {
+    pub job: JobId,
+    pub manifest: ObjectId,
+    pub bytes: u64,
+}
+
+/// A worker could not take an object.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Untaken {
+    pub object: ObjectId,
+    pub why: String,
+}
+
+#[derive(Default)]
+pub struct Handover {
+    leaving: BTreeMap<WorkerId, Leaving>,
+    /// What each source was told to describe, by job, and for whom.
+    described: BTreeMap<WorkerId, BTreeMap<JobId, Vec<(ObjectId, WorkerId)>>>,
+    /// By their manifests.
+    batches: BTreeMap<ObjectId, Batch>,
+    /// Who is about to have an object.
+    taking: BTreeMap<ObjectId, BTreeSet<WorkerId>>,
+    /// Who could not take an object.
+    untaken: BTreeMap<ObjectId, BTreeSet<WorkerId>>,
+    /// When they are asked again.
+    again: Option<Time>,
+    /// [`Command::Soon`] was said for this.
+    soon: bool,
+}
+
+struct Leaving {
+    /// When it was told, or an object of it arrived somewhere.
+    progress_at: Time,
+    objects: usize,
+    bytes: u64,
+    gave_up: bool,
+    /// Why an object was not taken, if one was not.
+    why: Option<String>,
+}
+
+struct Batch {
+    source: WorkerId,
+    /// Who has still to say what became of which object.
+    open: BTreeSet<(ObjectId, WorkerId)>,
+}
+
+impl Handover {
+    /// How many things are under way.
+    pub fn len(&self) -> usize {
+        self.described.len() + self.batches.len() + self.taking.len() + self.untaken.len()
+    }
+
+    pub fn is_leaving(&self, worker: &WorkerId) -> bool {
+        self.leaving.contains_key(worker)
+    }
+
+    fn is_busy(&self, source: &WorkerId) -> bool {
+        self.described.contains_key(source) || self.batches.values().any(|batch| batch.source == *source)
+    }
+
+    fn is_untaken(&self, object: ObjectId, worker: &WorkerId) -> bool {
+        self.untaken.get(&object).is_some_and(|workers| workers.contains(worker))
+    }
+
+    /// A worker takes an object no more.
+    fn stop_taking(&mut self, object: ObjectId, worker: &WorkerId) {
+        if let Some(workers) = self.taking.get_mut(&object) {
+            workers.remove(worker);
+            if workers.is_empty() {
+                self.taking.remove(&object);
+            }
+        }
+    }
+
+    fn stop_describing(&mut self, source: &WorkerId, job: Option<&JobId>) -> Vec<(ObjectId, WorkerId)> {
+        let Some(own) = self.described.get_mut(source) else { return Vec::new() };
+        let stopped = own.extract_if(.., |other, _| job.is_none_or(|job| other == job));
+        let stopped: Vec<_> = stopped.flat_map(|(_, asked)| asked).collect();
+        if own.is_empty() {
+            self.described.remove(source);
+        }
+        stopped.iter().for_each(|(object, target)| self.stop_taking(*object, target));
+        stopped
+    }
+}
+
+impl Controller {
+    /// Whether a worker that leaves has still to wait: somebody is to have its objects first.
+    pub fn is_handing_over(&self, worker: &WorkerId) -> bool {
+        let waits = self.handover.leaving.get(worker).is_some_and(|leaving| !leaving.gave_up);
+        waits && (self.handover.is_busy(worker) || self.objects.has_alone(worker))
+    }
+
+    /// A worker is going to leave: nothing is handed to it any more, and others get what it has alone.
+    pub(super) fn leaving(&mut self, now: Time, worker: &WorkerId, commands: &mut Vec<Command>) {
+        if !self.workers.contains_key(worker) || self.handover.leaving.contains_key(worker) {
+            return;
+        }
+        let leaving = Leaving { progress_at: now, objects: 0, bytes: 0, gave_up: false, why: None };
+        self.handover.leaving.insert(worker.clone(), leaving);
+        self.hand_over(now, commands);
+    }
+
+    /// It does not leave after all.
+    pub(super) fn stays(&mut self, worker: &WorkerId) {
+        self.handover.leaving.remove(worker);
+    }
+
+    /// Tells sources to describe what others shall have, and whose turn that is.
+    pub(super) fn hand_over(&mut self, now: Time, commands: &mut Vec<Command>) {
+        let mut wanted: BTreeMap<WorkerId, BTreeMap<JobId, Vec<(ObjectId, WorkerId)>>> = BTreeMap::new();
+        let mut room: Option<BTreeMap<WorkerId, u64>> = None;
+        let alone = self.handover.leaving.iter().filter(|(_, leaving)| !leaving.gave_up);
+        let alone: Vec<ObjectId> = alone
+            .filter(|(worker, _)| !self.handover.is_busy(worker))
+            .flat_map(|(worker, _)| self.objects.only_at(worker).into_iter().map(|(object, _)| object))
+            .collect();
+        let more = self.objects.wanting().filter(|object| !alone.contains(object));
+        let all: Vec<ObjectId> = alone.iter().copied().chain(more).collect();
+        for object in all {
+            let whole = self.objects.whole(object);
+            let staying = whole.iter().filter(|worker| !self.handover.leaving.contains_key(*worker));
+            let have = staying.clone().count() + self.handover.taking.get(&object).map_or(0, BTreeSet::len);
+            let Some(source) = staying.chain(whole).next().cloned() else { continue };
+            if self.handover.is_busy(&source) {
+                continue;
+            }
+            let room = room.get_or_insert_with(|| {
+                let staying = self.workers.keys().filter(|worker| !self.handover.leaving.contains_key(*worker));
+                staying.map(|worker| (worker.clone(), self.objects.bytes_at(worker))).collect()
+            });
+            for _ in have..self.objects.copies(object) as usize {
+                let Some(target) = self.target(object, room) else { break };
+                *room.get_mut(&target).expect("it was chosen from there") += self.objects.bytes(object);
+                self.handover.taking.entry(object).or_default().insert(target.clone());
+                let job = self.objects.results(object).find_map(|task| self.jobs.of(task)).cloned();
+                let of_source = wanted.entry(source.clone()).or_default();
+                of_source.entry(job.unwrap_or_else(|| "unnamed".into())).or_default().push((object, target));
+            }
+        }
+        for (source, asked) in wanted {
+            let describe = asked.iter().map(|(job, asked)| {
+                let objects: BTreeSet<ObjectId> = asked.iter().map(|(object, _)| *object).collect();
+                Describe { job: job.clone(), objects: objects.into_iter().collect() }
+            });
+            let message = Message { describe: describe.collect(), ..Message::default() };
+            self.handover.described.insert(source.clone(), asked);
+            self.tell(&source, message.into(), commands);
+        }
+        self.give_up(now, commands);
+    }
+
+    /// Who shall have an object: best whose host has none of it where several are wanted, else who keeps parts of it, else
+    /// who has least; nobody that could not take it just now.
+    fn target(&self, object: ObjectId, room: &BTreeMap<WorkerId, u64>) -> Option<WorkerId> {
+        let whole = self.objects.whole(object);
+        let taking = self.handover.taking.get(&object);
+        let has = |worker: &WorkerId| whole.contains(worker) || taking.is_some_and(|all| all.contains(worker));
+        let several = self.objects.copies(object) > 1;
+        let on_host = |worker: &WorkerId| {
+            let host = &self.workers[worker].host;
+            let all = whole.iter().chain(taking.into_iter().flatten());
+            several && all.filter_map(|other| self.workers.get(other)).any(|other| other.host == *host)
+        };
+        let free = room.iter().filter(|(worker, _)| !has(worker) && !self.handover.is_untaken(object, worker));
+        let best = free.min_by_key(|(worker, bytes)| (on_host(worker), !self.objects.keeps(object, worker), **bytes));
+        best.map(|(worker, _)| worker.clone())
+    }
+
+    /// A source has described what it was told to: those who shall have it are told to take it.
+    pub(super) fn described(&mut self, source: &WorkerId, described: Described, commands: &mut Vec<Command>) {
+        let Described { job, manifest, bytes: manifest_bytes } = described;
+        let asked = self.handover.stop_describing(source, Some(&job));
+        let mut takes: BTreeMap<WorkerId, Vec<ObjectId>> = BTreeMap::new();
+        let mut open = BTreeSet::new();
+        for (object, target) in asked {
+            let goes = self.workers.contains_key(&target) && !self.handover.leaving.contains_key(&target);
+            if !goes || !self.objects.has(object) {
+                continue;
+            }
+            takes.entry(target.clone()).or_default().push(object);
+            self.handover.taking.entry(object).or_default().insert(target.clone());
+            open.insert((object, target));
+        }
+        let Some(from) = self.workers.get(source).map(|joined| joined.address.clone()) else { return };
+        if open.is_empty() {
+            let free = Message { free: vec![manifest], ..Message::default() };
+            return self.tell(source, free.into(), commands);
+        }
+        self.handover.batches.insert(manifest, Batch { source: source.clone(), open });
+        let demands = self.jobs.spec(&job).map(|spec| spec.demands).unwrap_or_default();
+        for (target, objects) in takes {
+            let take = Take { job: job.clone(), demands, from: from.clone(), manifest, manifest_bytes, objects };
+            self.tell(&target, Message { take: vec![take], ..Message::default() }.into(), commands);
+        }
+    }
+
+    /// What a worker says of the objects that it was to take.
+    pub(super) fn took(
+        &mut self,
+        now: Time,
+        worker: &WorkerId,
+        took: Vec<ObjectId>,
+        untaken: Vec<Untaken>,
+        commands: &mut Vec<Command>,
+    ) {
+        if took.is_empty() && untaken.is_empty() {
+            return;
+        }
+        let batches = self.handover.batches.len();
+        let (mut free, mut moved) = (Vec::new(), Vec::new());
+        for object in took {
+            let source = self.answered(object, worker, commands);
+            if !self.objects.replicated(object, worker) {
+                free.push(object); // it was freed while it came
+                continue;
+            }
+            moved.push(object);
+            let bytes = self.objects.bytes(object);
+            if let Some(leaving) = source.and_then(|source| self.handover.leaving.get_mut(&source)) {
+                (leaving.progress_at, leaving.objects, leaving.bytes) =
+                    (now, leaving.objects + 1, leaving.bytes + bytes);
+            }
+        }
+        for Untaken { object, why } in untaken {
+            let source = self.answered(object, worker, commands);
+            if let Some(leaving) = source.and_then(|source| self.handover.leaving.get_mut(&source)) {
+                leaving.why = Some(format!("{worker}: {why}"));
+            }
+            if self.objects.has(object) {
+                self.handover.untaken.entry(object).or_default().insert(worker.clone());
+                self.handover.again.get_or_insert(now + TRY_AGAIN);
+            }
+        }
+        if !free.is_empty() {
+            self.free(BTreeMap::from([(worker.clone(), free)]), commands);
+        }
+        self.tell_places(moved, commands);
+        if self.handover.batches.len() < batches {
+            self.hand_over(now, commands);
+        }
+    }
+
+    /// Something has changed of what others shall have; looked at once for all that comes together.
+    pub(super) fn hand_over_soon(&mut self, commands: &mut Vec<Command>) {
+        if !std::mem::replace(&mut self.handover.soon, true) {
+            commands.push(Command::Soon);
+        }
+    }
+
+    /// A worker has said what became of an object; gives whom it had it from.
+    fn answered(&mut self, object: ObjectId, worker: &WorkerId, commands: &mut Vec<Command>) -> Option<WorkerId> {
+        self.handover.stop_taking(object, worker);
+        let own = (object, worker.clone());
+        let mut batches = self.handover.batches.iter_mut();
+        let (manifest, batch) = batches.find(|(_, batch)| batch.open.contains(&own))?;
+        batch.open.remove(&own);
+        let (manifest, source, over) = (*manifest, batch.source.clone(), batch.open.is_empty());
+        if over {
+            self.handover.batches.remove(&manifest);
+            let free = Message { free: vec![manifest], ..Message::default() };
+            self.tell(&source, free.into(), commands);
+        }
+        Some(source)
+    }
+
+    /// A worker is gone: it takes nothing and gives nothing.
+    pub(super) fn hand_over_without(&mut self, now: Time, worker: &WorkerId, commands: &mut Vec<Command>) {
+        if let Some(leaving) = self.handover.leaving.remove(worker)
+            && leaving.objects > 0
+        {
+            let (objects, bytes) = (leaving.objects, leaving.bytes);
+            commands.push(record(Record::HandedOver { worker: worker.clone(), objects, bytes }));
+        }
+        self.handover.stop_describing(worker, None);
+        let open = self.handover.batches.values().flat_map(|batch| &batch.open);
+        let open: Vec<ObjectId> = open.filter(|(_, target)| target == worker).map(|(object, _)| *object).collect();
+        open.into_iter().for_each(|object| _ = self.answered(object, worker, commands));
+        let gone: Vec<ObjectId> = self
+            .handover
+            .batches
+            .iter()
+            .filter(|(_, own)| own.source == *worker)
+            .map(|(manifest, _)| *manifest)
+            .collect();
+        for manifest in gone {
+            let batch = self.handover.batches.remove(&manifest).expect("it was just there");
+            batch.open.iter().for_each(|(object, target)| self.handover.stop_taking(*object, target));
+        }
+        for workers in self.handover.untaken.values_mut() {
+            workers.remove(worker);
+        }
+        self.handover.untaken.retain(|_, workers| !workers.is_empty());
+        self.hand_over(now, commands);
+    }
+
+    /// Asks again who could not take an object, and lets a worker leave that nobody can help.
+    pub(super) fn hand_over_again(&mut self, now: Time, commands: &mut Vec<Command>) {
+        self.handover.soon = false;
+        if self.handover.again.is_some_and(|again| now >= again) {
+            self.handover.again = None;
+            self.handover.untaken.clear();
+        }
+        if self.shall_hand_over() {
+            self.hand_over(now, commands);
+        }
+    }
+
+    /// Whether somebody may have to take something.
+    pub(super) fn shall_hand_over(&self) -> bool {
+        self.handover.leaving.values().any(|leaving| !leaving.gave_up) || self.objects.wanting().next().is_some()
+    }
+
+    /// Workers that leave wait only so long; what they still have alone is computed again.
+    fn give_up(&mut self, now: Time, commands: &mut Vec<Command>) {
+        for (worker, leaving) in &mut self.handover.leaving {
+            if leaving.gave_up || now.since(leaving.progress_at) < HAND_OVER_WITHIN {
+                continue;
+            }
+            let alone = self.objects.only_at(worker);
+            if alone.is_empty() {
+                leaving.progress_at = now; // what is still to come from it counts anew
+                continue;
+            }
+            leaving.gave_up = true;
+            let why = leaving.why.clone().unwrap_or_else(|| "no other worker has a data plane and stays".into());
+            let (objects, bytes) = (alone.len(), alone.iter().map(|(_, bytes)| bytes).sum());
+            commands.push(record(Record::NotHandedOver { worker: worker.clone(), objects, bytes, why }));
+        }
+    }
+
+    /// Tells all workers who has these objects.
+    pub(super) fn tell_places(&mut self, objects: Vec<ObjectId>, commands: &mut Vec<Command>) {
+        let places = self.places(objects);
+        if !places.is_empty() {
+            self.tell_all(Message { places, ..Message::default() }, commands);
+        }
+    }
+
+    /// The addresses of those that have each object: first who stays.
+    pub(super) fn places(&self, objects: Vec<ObjectId>) -> Vec<(ObjectId, Vec<Arc<str>>)> {
+        let place = |object: ObjectId| {
+            let mut whole: Vec<&WorkerId> = self.objects.whole(object).iter().collect();
+            whole.sort_by_key(|worker| self.handover.leaving.contains_key(*worker));
+            let at: Vec<_> =
+                whole.into_iter().filter_map(|worker| Some(self.workers.get(worker)?.address.clone())).collect();
+            (!at.is_empty()).then_some((object, at))
+        };
+        objects.into_iter().filter_map(place).collect()
+    }
+}
+
+impl Objects {
+    /// The tasks whose results carry an object.
+    pub fn results(&self, object: ObjectId) -> impl Iterator<Item = u64> {
+        self.holders(object).filter_map(|holder| match holder {
+            Holder::Result(task) => Some(task),
+            Holder::Hold(_) => None,
+        })
+    }
+}

@@ -1,0 +1,152 @@
+//! Objects that go from worker to worker, as the Mission Controller says: the manifest that their owner puts, and the thread
+//! of those who take them ([`mission_core::control`]).
+
+use crate::control::Control;
+use crate::fetcher::Fetcher;
+use crate::object::ObjectId;
+use crate::parts::{FetchRequest, Home, Wanted};
+use crate::store::Store;
+use mission_core::control::{Describe, Described, Take, Untaken};
+use mission_core::types::{Demands, Encryption, TransferId};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+
+/// Objects that are taken at once: each is a fetch with flows of its own, and small ones would wait for round trips.
+const AT_ONCE: usize = 4;
+
+/// What a manifest says of an object.
+#[derive(Serialize, Deserialize)]
+struct Entry {
+    object: ObjectId,
+    encryption: Encryption,
+    sizes: Vec<u64>,
+}
+
+/// Puts a manifest of objects that are here; what is not here it does not name.
+///
+/// # Errors
+/// No memory.
+pub fn describe(store: &Store, asked: Describe) -> io::Result<Described> {
+    let mut protection = Encryption::None;
+    let mut entries = Vec::new();
+    for object in asked.objects.into_iter().map(ObjectId::from) {
+        if let Some(own) = store.get(&object) {
+            protection = protection.max(own.encryption);
+            entries.push(Entry { object, encryption: own.encryption, sizes: own.sizes() });
+        }
+    }
+    let text = serde_json::to_vec(&entries).expect("numbers and names");
+    let manifest = store.put(&[&text], protection, None)?;
+    Ok(Described { job: asked.job, manifest: manifest.into(), bytes: text.len() as u64 })
+}
+
+/// Takes what it is told to take, one order after another, in a thread of its own.
+pub struct Taker {
+    orders: Option<Sender<Take>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Taker {
+    pub(crate) fn new(fetcher: Arc<Fetcher>, store: Arc<Store>, control: Arc<Control>) -> io::Result<Taker> {
+        let (orders, ordered) = channel();
+        let own = Own { fetcher, store, control };
+        let thread = thread::Builder::new().name("mission-take".into()).spawn(move || own.take_all(&ordered))?;
+        Ok(Taker { orders: Some(orders), thread: Some(thread) })
+    }
+
+    pub fn order(&self, take: Take) {
+        let _ = self.orders.as_ref().expect("only dropping takes it").send(take);
+    }
+}
+
+impl Drop for Taker {
+    /// Its fetches have been abandoned before.
+    fn drop(&mut self) {
+        drop(self.orders.take());
+        self.thread.take().map(JoinHandle::join);
+    }
+}
+
+struct Own {
+    fetcher: Arc<Fetcher>,
+    store: Arc<Store>,
+    control: Arc<Control>,
+}
+
+impl Own {
+    fn take_all(&self, ordered: &Receiver<Take>) {
+        while let Ok(take) = ordered.recv() {
+            let objects: Vec<ObjectId> = take.objects.iter().map(|object| (*object).into()).collect();
+            let entries = match self.manifest(&take) {
+                Ok(entries) => entries,
+                Err(why) => {
+                    objects.into_iter().for_each(|object| self.say(object, Err(why.clone())));
+                    continue;
+                }
+            };
+            let left = Mutex::new(objects.into_iter());
+            let work = || {
+                loop {
+                    let Some(object) = left.lock().expect("no panic while held").next() else { return };
+                    self.say(object, self.take(&take, object, entries.get(&object)));
+                }
+            };
+            thread::scope(|scope| {
+                for _ in 1..AT_ONCE.min(entries.len()) {
+                    // Where no thread can be had, fewer do it.
+                    let _ = thread::Builder::new().name("mission-take".into()).spawn_scoped(scope, work);
+                }
+                work();
+            });
+        }
+    }
+
+    fn say(&self, object: ObjectId, taken: Result<(), String>) {
+        match taken {
+            Ok(()) => self.control.took(object.into()),
+            Err(why) => self.control.untaken(Untaken { object: object.into(), why }),
+        }
+    }
+
+    fn manifest(&self, take: &Take) -> Result<BTreeMap<ObjectId, Entry>, String> {
+        let parts = vec![wanted(take, take.manifest.into(), 0, take.manifest_bytes)?];
+        let fetched = self.fetcher.fetch(request(take, take.demands, parts), || false);
+        let fetched = fetched.map_err(|error| error.to_string())?;
+        let entries: Vec<Entry> = serde_json::from_slice(fetched.parts[0].bytes()).map_err(|why| why.to_string())?;
+        Ok(entries.into_iter().map(|entry| (entry.object, entry)).collect())
+    }
+
+    fn take(&self, take: &Take, object: ObjectId, entry: Option<&Entry>) -> Result<(), String> {
+        if self.store.get(&object).is_some() {
+            return Ok(());
+        }
+        let entry = entry.ok_or("its owner does not have it")?;
+        let numbered = (0u32..).zip(&entry.sizes);
+        let parts = numbered.map(|(part, len)| wanted(take, object, part, *len)).collect::<Result<Vec<_>, _>>()?;
+        let demands = Demands { encrypt: take.demands.encrypt.max(entry.encryption), ..take.demands };
+        let sharers = self.fetcher.sharers(&take.job, &demands);
+        let fetched = self.fetcher.fetch_for(request(take, demands, parts), sharers, || false);
+        let all = fetched.map_err(|error| error.to_string())?.all.expect("it is packed");
+        let Home::Own(segment) = all.home else { return Err("it did not come into memory of this process".into()) };
+        let adopted = self.store.adopt_as(object, segment, &entry.sizes, entry.encryption);
+        adopted.map_err(|error| error.to_string())?;
+        // Parts of it that were kept from a broadcast.
+        self.store.copies.free(&object);
+        Ok(())
+    }
+}
+
+fn wanted(take: &Take, object: ObjectId, part: u32, len: u64) -> Result<Wanted, String> {
+    let address: SocketAddr = take.from.parse().map_err(|_| format!("{} is no address", take.from))?;
+    Ok(Wanted { object, part, len, addresses: vec![address] })
+}
+
+fn request(take: &Take, demands: Demands, parts: Vec<Wanted>) -> FetchRequest {
+    let transfer = TransferId { job: take.job.clone(), from: "objects".into(), to: "hand-over".into() };
+    FetchRequest { transfer, demands, parts, whole: true, packed: true }
+}

@@ -1,0 +1,122 @@
+"""Where Dask asks nobody: parts of its scheduler that Mission Control replaces by private names.
+
+Each is checked when the plug-in starts. One that is not as expected is left as it is, with a warning: Dask goes on
+without what it would have brought.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from distributed import Scheduler
+
+if TYPE_CHECKING:
+    from mission_control.dask.scheduler import MissionControlScheduler
+
+logger = logging.getLogger(__name__)
+
+INPUTS_MAX = 32
+"""A task that takes from more than this has as much to bring wherever it runs; to look would only cost."""
+
+
+def wrap(plugin: MissionControlScheduler, scheduler: Scheduler) -> Callable[[], None]:
+    """Replace them on one scheduler; gives what takes that back."""
+    wrapped = [
+        name
+        for name, parameters, make, without in (
+            ("_track_retire_worker", ["ws", "policy"], hand_over, "objects of workers that retire are computed again"),
+            ("get_comm_cost", ["ts", "ws"], count_far, "tasks are placed without regard to their objects"),
+            ("workers_to_close", [], count_held, "scale-down takes workers without regard to their objects"),
+        )
+        if _wrap(plugin, scheduler, name, parameters, make, without)
+    ]
+    if "workers_to_close" in wrapped:
+        scheduler.handlers["workers_to_close"] = scheduler.workers_to_close
+
+    def unwrap() -> None:
+        for name in wrapped:
+            # The class has the original.
+            vars(scheduler).pop(name, None)
+
+    return unwrap
+
+
+def _wrap(
+    plugin: MissionControlScheduler,
+    scheduler: Scheduler,
+    name: str,
+    parameters: list[str],
+    make: Callable[[MissionControlScheduler, Scheduler, Any], Any],
+    without: str,
+) -> bool:
+    original = getattr(scheduler, name, None)
+    known = list(inspect.signature(original).parameters) if callable(original) else []
+    if original is None or known[: len(parameters)] != parameters:
+        logger.warning("This version of Dask has no Scheduler.%s as Mission Control knows it: %s", name, without)
+        return False
+    setattr(scheduler, name, make(plugin, scheduler, original))
+    return True
+
+
+class BothDone:
+    """As Dask's policy of a worker that retires, which is over when its results are elsewhere; and its objects, too."""
+
+    def __init__(self, policy: Any, hands_over: Callable[[], bool]):
+        self.policy = policy
+        self.hands_over = hands_over
+
+    def done(self) -> bool:
+        return self.policy.done() and (self.policy.no_recipients or not self.hands_over())
+
+    @property
+    def no_recipients(self) -> bool:
+        return self.policy.no_recipients
+
+
+def hand_over(plugin: MissionControlScheduler, scheduler: Scheduler, retire: Any) -> Any:
+    """A worker that retires waits until others have its objects."""
+
+    async def with_objects(ws: Any, policy: Any, *args: Any, **kwargs: Any) -> Any:
+        worker = ws.address
+        plugin.event("leaving", worker=worker)
+        both = BothDone(policy, lambda: plugin.controller.is_handing_over(worker))
+        try:
+            return await retire(ws, both, *args, **kwargs)
+        finally:
+            # Of one that is gone this says nothing.
+            plugin.event("stays", worker=worker)
+
+    return with_objects
+
+
+def count_far(plugin: MissionControlScheduler, scheduler: Scheduler, cost: Any) -> Any:
+    """A task runs best where its objects are: its inputs hold only references."""
+
+    def with_objects(ts: Any, ws: Any) -> float:
+        seconds = cost(ts, ws)
+        if len(ts.dependencies) > INPUTS_MAX:
+            return seconds
+        inputs = [plugin.numbers[own.key] for own in ts.dependencies if own.key in plugin.numbers]
+        far = plugin.controller.far_bytes(inputs, ws.address) if inputs else 0
+        return seconds + far / scheduler.bandwidth
+
+    return with_objects
+
+
+def count_held(plugin: MissionControlScheduler, scheduler: Scheduler, choose: Any) -> Any:
+    """Scale-down takes workers that hold little, and keeps memory for all that there is: objects count."""
+
+    def with_objects(*args: Any, **kwargs: Any) -> Any:
+        held = {ws: plugin.controller.object_bytes(address) for address, ws in scheduler.workers.items()}
+        for ws, nbytes in held.items():
+            ws.nbytes += nbytes
+        try:
+            return choose(*args, **kwargs)
+        finally:
+            for ws, nbytes in held.items():
+                ws.nbytes -= nbytes
+
+    return with_objects

@@ -1,0 +1,386 @@
+"""Whose task runs next, on workers and in the scheduler's queue: by the jobs' weights (DESIGN 4.1).
+
+A task that waits in ``fetch`` lends its thread to another, so that tasks of all jobs ask for data at once. Tasks begin,
+and go on once their data has come, in the order that `crates/core` (`threads`) gives; in the scheduler's queue each job
+has its own places on the workers. Each of the three can be turned off in Dask's configuration (`PARTS`). All rests on
+private parts of Dask: where they are not as expected, that part stays as Dask has it, with a warning.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import dask
+from distributed import Scheduler, Worker
+from distributed.collections import HeapSet
+from distributed.core import Status
+from distributed.threadpoolexecutor import ThreadPoolExecutor, thread_state
+from distributed.worker_state_machine import UnpauseEvent, WorkerState
+
+from mission_control import _native
+from mission_control.jobs import ANNOTATION
+
+logger = logging.getLogger(__name__)
+
+PARTS = ("lend-threads", "order-tasks", "queue-by-job")
+"""Set ``mission-control.lend-threads`` and so on to false to have Dask's own way."""
+
+
+def wanted(part: str) -> bool:
+    """Whether a part is turned on."""
+    assert part in PARTS
+    return bool(dask.config.get(f"mission-control.{part}", default=True))
+
+
+class Turns:
+    """Of one worker: each of its tasks runs in its turn."""
+
+    def __init__(self, worker: Worker, endpoint: _native.Endpoint, limit_bytes: int):
+        self.worker = worker
+        self.endpoint = endpoint
+        self.limit_bytes = limit_bytes
+        self.threads = _native.Threads(worker.state.nthreads)
+        self.lock = threading.Lock()
+        self.waits: dict[int, threading.Event] = {}
+        self.numbers = itertools.count(1)
+        self.own = threading.local()
+        self.weights: dict[str, float] = {}
+        self.asked = False
+        self.closed = False
+        self.undo: list[Callable[[], None]] = []
+
+    # --- in the threads of tasks ------------------------------------------------------------------------------------
+
+    @contextmanager
+    def turn(self, key: Any) -> Iterator[None]:
+        """Waits until a task has its turn, and ends that with it. What runs elsewhere than on the worker's own threads
+        (actors, other executors) waits for nothing."""
+        if getattr(thread_state, "executor", None) is not self.worker.executors["default"]:
+            yield
+            return
+        number = next(self.numbers)
+        job = job_of(self.worker.state.tasks.get(key))
+        self.own.number, self.own.lent, self.own.job = number, False, job
+        self._wait("begins", number, *job)
+        try:
+            yield
+        finally:
+            self.own.number = None
+            self._say("ends", number)
+
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        """While it waits for the network, a task lends its thread."""
+        if not self._lend():
+            yield
+            return
+        try:
+            yield
+        finally:
+            self._wait("goes_on", self.own.number)
+            self.own.lent = False
+
+    def _lend(self) -> bool:
+        """False if this thread has none to lend."""
+        number = getattr(self.own, "number", None)
+        if number is None or self.own.lent or self.closed:
+            return False
+        self.own.lent = True
+        self._say("lends", number)
+        if not self.asked and (self.worker.state.ready or self.worker.state.constrained):
+            self.asked = True
+            self.worker.loop.add_callback(self._begin_more)
+        return True
+
+    def _leave(self) -> None:
+        """The task leaves the pool, for good or until it comes back; Dask itself begins another one."""
+        if getattr(self.own, "number", None) is not None and not self.own.lent:
+            self.own.lent = True
+            self._say("ends", self.own.number)
+
+    def _come_back(self) -> None:
+        if getattr(self.own, "number", None) is not None and self.own.lent:
+            self._wait("begins", self.own.number, *self.own.job)
+            self.own.lent = False
+
+    def _wait(self, what: str, number: int, *rest: Any) -> None:
+        event = threading.Event()
+        with self.lock:
+            if self.closed:
+                return
+            self.waits[number] = event
+            self._run(getattr(self.threads, what)(time.monotonic(), number, *rest))
+        while not event.wait(_native.LATE_TURN_MS / 1000):
+            # Who has the threads may wait for this task: for a lock that it holds, for instance.
+            self._say("late", number)
+
+    def _say(self, what: str, *rest: Any) -> None:
+        with self.lock:
+            self._run(getattr(self.threads, what)(time.monotonic(), *rest))
+
+    def _run(self, numbers: list[int]) -> None:
+        for number in numbers:
+            if (event := self.waits.pop(number, None)) is not None:
+                event.set()
+
+    # --- in the worker's event loop ---------------------------------------------------------------------------------
+
+    def _begin_more(self) -> None:
+        """A thread was lent: has Dask look for a ready task."""
+        self.asked = False
+        if not self.closed and self.worker.status == Status.running and self.worker.state.running:
+            self.worker.handle_stimulus(UnpauseEvent(stimulus_id=f"mission-control-lent-{time.time()}"))
+
+    def weigh(self) -> None:
+        """Takes over what jobs weigh now."""
+        weights = self.endpoint.weights()
+        if weights != self.weights:
+            self.weights = weights
+            self._say("weights", weights)
+
+    def next_job(self, jobs: list[str]) -> str:
+        """Whose ready task begins next."""
+        with self.lock:
+            return self.threads.next(time.monotonic(), jobs) or jobs[0]
+
+    def ahead(self) -> int:
+        """How many tasks more than threads may have begun."""
+        with self.lock:
+            return self.threads.ahead(self.endpoint.live_bytes(), self.limit_bytes)
+
+    def start(self) -> bool:
+        """Takes the worker's threads over; false, with a warning, where Dask is not as expected."""
+        state, executor = self.worker.state, self.worker.executors.get("default")
+        known = (
+            isinstance(executor, ThreadPoolExecutor)
+            and {"_max_workers", "_rejoin_list"} <= vars(executor).keys()
+            and type(state) is WorkerState
+            and type(state.ready) is HeapSet
+            and {"_ensure_computing", "nthreads", "executing"} <= set(dir(WorkerState))
+        )
+        if not known:
+            logger.warning(
+                "This version of Dask has no workers as Mission Control knows them: weights decide who gets the "
+                "network, and not whose task runs"
+            )
+            return False
+        if wanted("lend-threads"):
+            self._lend_threads(state, executor)
+        if wanted("order-tasks"):
+            state.ready = ByJob.of(state.ready, lambda task: job_of(task)[0], self.next_job)
+            self.undo.append(lambda: setattr(state, "ready", state.ready.plain()))
+        return True
+
+    def _lend_threads(self, state: WorkerState, executor: Any) -> None:
+        turns = self
+        adjust, submit = executor._adjust_thread_count, executor.submit
+
+        class Lending(WorkerState):
+            """Gives tasks to as many threads as are not lent."""
+
+            __slots__ = ()
+
+            def _ensure_computing(self) -> Any:
+                threads = state.nthreads
+                state.nthreads = threads + turns.ahead()
+                try:
+                    return super()._ensure_computing()
+                finally:
+                    state.nthreads = threads
+
+        def adjust_and_lend() -> None:
+            # `secede`, in the task's own thread.
+            if not getattr(thread_state, "proceed", True):
+                turns._leave()
+            adjust()
+
+        def submit_and_go_on(*args: Any, **kwargs: Any) -> Any:
+            # `rejoin` of a task that has left the pool.
+            if not getattr(thread_state, "proceed", True):
+                turns._come_back()
+            return submit(*args, **kwargs)
+
+        state.__class__ = Lending
+        executor._adjust_thread_count, executor.submit = adjust_and_lend, submit_and_go_on
+        executor._max_workers += self.threads.most
+
+        def undo() -> None:
+            state.__class__ = WorkerState
+            vars(executor).pop("_adjust_thread_count", None)
+            vars(executor).pop("submit", None)
+            executor._max_workers -= self.threads.most
+
+        self.undo.append(undo)
+
+    def close(self) -> None:
+        """Nobody waits for a turn any more."""
+        with self.lock:
+            self.closed = True
+            for event in self.waits.values():
+                event.set()
+            self.waits.clear()
+        while self.undo:
+            self.undo.pop()()
+
+
+class ByJob(HeapSet):
+    """As Dask's, but the smallest element is that of the job that is chosen."""
+
+    __slots__ = ("choose", "front", "heaps", "job_of", "jobs_of")
+
+    def __init__(self, *, key: Callable[[Any], Any], job_of: Callable[[Any], str], choose: Callable[[list[str]], str]):
+        super().__init__(key=key)
+        self.job_of, self.choose = job_of, choose
+        self.heaps: dict[str, HeapSet] = {}
+        self.jobs_of: dict[Any, str] = {}
+        # What `peek` gave stays first until it is taken.
+        self.front: str | None = None
+
+    @classmethod
+    def of(cls, plain: HeapSet, job_of: Callable[[Any], str], choose: Callable[[list[str]], str]) -> ByJob:
+        own = cls(key=plain.key, job_of=job_of, choose=choose)
+        for value in plain.sorted():
+            own.add(value)
+        return own
+
+    def plain(self) -> HeapSet:
+        """The same elements in Dask's own order."""
+        own = HeapSet(key=self.key)
+        for value in self:
+            own.add(value)
+        return own
+
+    def __reduce__(self) -> tuple[Callable, tuple]:
+        return self.plain().__reduce__()
+
+    def jobs(self) -> list[str]:
+        return list(self.heaps)
+
+    def first_of(self, job: str) -> Any:
+        """The smallest element of one job, if it has any."""
+        heap = self.heaps.get(job)
+        return heap.peek() if heap else None
+
+    def add(self, value: Any) -> None:
+        if value not in self._data:
+            self._data.add(value)
+            job = self.jobs_of[value] = self.job_of(value)
+            if job not in self.heaps:
+                self.heaps[job] = HeapSet(key=self.key)
+            self.heaps[job].add(value)
+
+    def discard(self, value: Any) -> None:
+        if value in self._data:
+            self._data.discard(value)
+            job = self.jobs_of.pop(value)
+            self.heaps[job].discard(value)
+            if not self.heaps[job]:
+                del self.heaps[job]
+            self.front = None
+
+    def peek(self) -> Any:
+        if not self._data:
+            raise KeyError("peek into empty set")
+        if self.front is None:
+            self.front = next(iter(self.heaps)) if len(self.heaps) == 1 else self.choose(list(self.heaps))
+        return self.heaps[self.front].peek()
+
+    def pop(self) -> Any:
+        value = self.peek()
+        self.discard(value)
+        return value
+
+    def peekright(self) -> Any:
+        if not self._data:
+            raise KeyError("peek into empty set")
+        return next(reversed(self.heaps.values())).peekright()
+
+    def popright(self) -> Any:
+        value = self.peekright()
+        self.discard(value)
+        return value
+
+    def sorted(self) -> Iterator[Any]:
+        return iter(sorted(self._data, key=self.key))
+
+    def clear(self) -> None:
+        self._data.clear()
+        self.heaps.clear()
+        self.jobs_of.clear()
+        self.front = None
+
+
+def job_of(task: Any) -> tuple[str, float]:
+    """The job of a worker's task, and its priority."""
+    spec = (getattr(task, "annotations", None) or {}).get(ANNOTATION) or {}
+    return spec.get("job", "unnamed"), float(spec.get("priority", 1.0))
+
+
+def queue_by_job(plugin: Any, scheduler: Scheduler) -> Callable[[], None] | None:
+    """In the scheduler's queue each job has its own places on the workers, and no task of another one takes them.
+
+    Returns:
+        What takes that back.
+    """
+    if not wanted("queue-by-job"):
+        return None
+    names = ("stimulus_queue_slots_maybe_opened", "decide_worker_rootish_queuing_enabled", "check_idle_saturated")
+    if type(getattr(scheduler, "queued", None)) is not HeapSet or not all(hasattr(scheduler, name) for name in names):
+        logger.warning(
+            "This version of Dask has no queue as Mission Control knows it: jobs wait for each other's root tasks"
+        )
+        return None
+    slots, decide = scheduler.stimulus_queue_slots_maybe_opened, scheduler.decide_worker_rootish_queuing_enabled
+    chosen: list[Any] = []
+
+    def job_of_task(task: Any) -> str:
+        number = plugin.numbers.get(task.key)
+        return (plugin.controller.job_of(number) if number is not None else None) or "unnamed"
+
+    def choose(jobs: list[str]) -> str:
+        return min(jobs, key=lambda job: queued.key(queued.heaps[job].peek()))
+
+    def slots_of_each(*, stimulus_id: str) -> None:
+        slots(stimulus_id=stimulus_id)
+        if not queued or plugin.controller.jobs < 2 or math.isinf(scheduler.WORKER_SATURATION):
+            return
+        for job in queued.jobs():
+            room = {}
+            for worker in scheduler.running:
+                most = max(math.ceil(scheduler.WORKER_SATURATION * worker.nthreads), 1)
+                if (free := most - plugin.controller.processing(job, worker.address)) > 0:
+                    room[worker] = free
+            while room and (task := queued.first_of(job)) is not None:
+                worker = min(room, key=lambda own: len(own.processing) / own.nthreads)
+                chosen.append(worker)
+                try:
+                    scheduler.transitions({task.key: "processing"}, stimulus_id)
+                finally:
+                    chosen.clear()
+                room[worker] -= 1
+                if not room[worker]:
+                    del room[worker]
+                if task in queued:
+                    break  # it may not go there
+
+    def decide_or_chosen() -> Any:
+        return chosen[-1] if chosen else decide()
+
+    queued = ByJob.of(scheduler.queued, job_of_task, choose)
+    scheduler.queued = queued
+    scheduler.stimulus_queue_slots_maybe_opened = slots_of_each
+    scheduler.decide_worker_rootish_queuing_enabled = decide_or_chosen
+
+    def undo() -> None:
+        scheduler.queued = queued.plain()
+        for name in names[:2]:
+            vars(scheduler).pop(name, None)
+
+    return undo
