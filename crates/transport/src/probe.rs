@@ -1,6 +1,6 @@
 //! Bytes that mean nothing, sent to learn what the network does with them.
 
-use crate::carrier::{self, Ask, Context};
+use crate::carrier::{self, Ask, Context, End};
 use crate::checksum;
 use crate::object::ObjectId;
 use mission_core::defaults::{ECN_PROBE_BYTES, RTO_MIN_US};
@@ -8,7 +8,7 @@ use mission_core::ecn::Seen;
 use mission_core::flight::{Leg, Reach};
 use mission_core::host::fetches::Fault;
 use mission_core::types::{Encryption, Transport};
-use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, LazyLock, Mutex};
 use std::thread;
@@ -19,7 +19,7 @@ pub const OBJECT: ObjectId = ObjectId([0; 16]);
 /// Of a whole probe, from the first connection to the last byte.
 const PROBE_TIME: Duration = Duration::from_secs(10);
 /// Of the senders that are connected; none once the probe is over.
-type Streams = Mutex<Option<Vec<Arc<TcpStream>>>>;
+type Streams = Mutex<Option<Vec<Arc<dyn End>>>>;
 
 /// Asked for at last: its answer tells what became of all before it.
 const LAST_BYTES: usize = 1;
@@ -63,7 +63,7 @@ pub fn ecn(senders: &[SocketAddr], context: &Context) -> Result<Seen, Fault> {
         };
         // Whoever still waits for a sender that trickles would wait for ever.
         let streams = streams.lock().expect("no panic while held").take();
-        streams.into_iter().flatten().for_each(|stream| drop(stream.shutdown(Shutdown::Both)));
+        streams.into_iter().flatten().for_each(|stream| stream.end());
         result
     })?;
     let sum = |sum: Seen, own: Seen| Seen {

@@ -1,7 +1,7 @@
 //! Gives parts of a store's objects to those who may have them.
 
 use crate::auth::{self, Nonce, Purpose, Role};
-use crate::carrier::{self, Channel, Context};
+use crate::carrier::{self, Below, Channel, Context, Incoming};
 use crate::checksum;
 use crate::facts::Sender;
 use crate::limit::{self, Limit};
@@ -320,9 +320,9 @@ fn serve(stream: Arc<TcpStream>, registered: &Registered<'_>) -> io::Result<()> 
     stream.set_read_timeout(Some(SERVER_IDLE))?;
     // A receiver that takes nothing for this long has given this connection up.
     stream.set_write_timeout(Some(2 * STALL))?;
-    let mut channel = carrier::accept(stream, &shared.context)?;
+    let mut channel = carrier::accept(Incoming::of(stream), &shared.context)?;
     let mut client = Client {
-        peer: channel.socket().peer_addr()?.ip(),
+        peer: channel.below().peer()?,
         binding: channel.binding()?,
         admitted: false,
         challenged: false,
@@ -402,7 +402,7 @@ fn answer(
                 return refuse(channel, status, "no such part, or the range does not lie in it block by block");
             };
             let congestion_control = congestion_control.as_ref().unwrap_or(&shared.congestion_control);
-            ask_of_socket(channel.socket(), client, (Some(congestion_control.clone()), *rto_min_us));
+            ask_below(channel.below(), client, (Some(congestion_control.clone()), *rto_min_us));
             let encryption = holding.encryption();
             let head = Response { len: *len, blocks: checksums, encryption, ..Response::refusal(206, "", seen) };
             send(channel, client, head, source, shared)
@@ -443,17 +443,7 @@ fn send(
     shared: &Shared,
 ) -> io::Result<()> {
     let (congestion_control, rto_min_us) = client.given.clone().expect("asked just now");
-    let info = socket::tcp_info(channel.socket());
-    let sender = Sender {
-        congestion_control,
-        rto_min_us,
-        rto_us: info.rto_us,
-        rtt_us: info.rtt_us,
-        cwnd: info.cwnd,
-        retransmits: info.retransmits,
-        timeouts: info.timeouts,
-        marks: info.delivered_ce,
-    };
+    let sender = Sender { congestion_control, rto_min_us, ..channel.below().facts() };
     let len = head.len;
     let head = Response { sender, ..head }.write();
     match (source, &shared.limit) {
@@ -516,19 +506,12 @@ fn admit(
     channel.send(&response.write(), b"").map(|()| Admission::Asked)
 }
 
-/// Asks of the socket what the flight plan says, and reads back what came of it.
-fn ask_of_socket(socket: &TcpStream, client: &mut Client, asked: (Option<String>, Option<u32>)) {
-    if client.given.is_some() && client.asked == asked {
-        return;
+/// Asks of what is below what the flight plan says, and reads back what came of it.
+fn ask_below(below: &dyn Below, client: &mut Client, asked: (Option<String>, Option<u32>)) {
+    if client.given.is_none() || client.asked != asked {
+        client.given = Some(below.ask(asked.0.as_deref(), asked.1));
+        client.asked = asked;
     }
-    if let Some(name) = &asked.0 {
-        let _ = socket::set_congestion_control(socket, name);
-    }
-    if let Some(value) = asked.1 {
-        let _ = socket::set_rto_min_us(socket, value);
-    }
-    client.asked = asked;
-    client.given = Some((socket::congestion_control(socket), socket::rto_min_us(socket)));
 }
 
 #[cfg(test)]

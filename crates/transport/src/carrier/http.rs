@@ -1,6 +1,7 @@
 //! The client's side of the wire, over any byte stream.
 
-use super::{Ask, Broken, Channel, Connection};
+use super::tcp::Plain;
+use super::{Ask, Broken, Channel, Connection, End};
 use crate::auth::{self, Nonce, Purpose, Role, Token};
 use crate::checksum;
 use crate::facts::Sender;
@@ -24,7 +25,7 @@ use std::time::Duration;
 ///
 /// # Errors
 /// Not reachable in time.
-pub fn connect(address: SocketAddr, leg: &Leg, protocol: Protocol) -> Result<TcpStream, Fault> {
+pub(super) fn connect(address: SocketAddr, leg: &Leg, protocol: Protocol) -> Result<Plain, Fault> {
     let fault = |error: io::Error| Fault::Connection(format!("connection to {address}: {error}"));
     let made = Socket::new(Domain::for_address(address), Type::STREAM, Some(protocol)).map_err(fault)?;
     // The data flows the other way: what counts is what the server sets, and that is read back. But requests wait for
@@ -41,7 +42,7 @@ pub fn connect(address: SocketAddr, leg: &Leg, protocol: Protocol) -> Result<Tcp
     if let Some(value) = leg.rto_min_us {
         let _ = socket::set_rto_min_us(&stream, value);
     }
-    Ok(stream)
+    Ok(Plain(Arc::new(stream)))
 }
 
 pub struct HttpConnection<C> {
@@ -213,13 +214,13 @@ impl<C: Channel> Connection for HttpConnection<C> {
         self.usable
     }
 
-    fn watch(&self) -> (Arc<TcpStream>, Arc<AtomicU64>) {
-        (self.channel.socket().clone(), self.received.clone())
+    fn watch(&self) -> (Arc<dyn End>, Arc<AtomicU64>) {
+        (self.channel.below().ends(), self.received.clone())
     }
 
     fn negotiated(&self) -> Negotiated {
         let multipath = match self.leg.transport {
-            Transport::Mptcp => socket::mptcp_info(self.channel.socket()),
+            Transport::Mptcp => self.channel.below().subflows(),
             _ => None,
         };
         let plain = self.leg.transport == Transport::Mptcp && multipath.is_none();

@@ -2,15 +2,14 @@
 
 use super::http::{self, HttpConnection};
 use super::tcp::Plain;
-use super::{Carrier, Channel, Connection, Context};
+use super::{Below, Carrier, Channel, Connection, Context};
 use crate::windows::Governed;
 use mission_core::flight::Leg;
 use mission_core::host::fetches::Fault;
 use mission_core::types::{Encryption, Transport};
 use socket2::Protocol;
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpStream};
-use std::sync::Arc;
+use std::net::SocketAddr;
 
 pub struct Ictcp;
 
@@ -22,9 +21,9 @@ impl Carrier for Ictcp {
     fn connect(&self, address: SocketAddr, leg: &Leg, context: &Context) -> Result<Box<dyn Connection>, Fault> {
         let denied = || Fault::Denied("this host does not know its link's rate: set MISSION_LINK_RATE".into());
         let governor = context.governor.as_ref().ok_or_else(denied)?;
-        let stream = Arc::new(http::connect(address, leg, Protocol::TCP)?);
-        let governed = governor.govern(stream.clone()).map_err(|error| Fault::Connection(error.to_string()))?;
-        let channel = Channeled { plain: Plain(stream), _governed: governed };
+        let plain = http::connect(address, leg, Protocol::TCP)?;
+        let governed = governor.govern(plain.0.clone()).map_err(|error| Fault::Connection(error.to_string()))?;
+        let channel = Channeled { plain, _governed: governed };
         Ok(Box::new(HttpConnection::new(channel, leg, context.token.clone())))
     }
 }
@@ -51,8 +50,8 @@ impl Write for Channeled {
 }
 
 impl Channel for Channeled {
-    fn socket(&self) -> &Arc<TcpStream> {
-        self.plain.socket()
+    fn below(&self) -> &dyn Below {
+        &self.plain
     }
 
     fn encryption(&self) -> Encryption {

@@ -1,7 +1,8 @@
 //! Carriers: the acting half of every transport.
 //!
-//! A Carrier makes connections; a [`Connection`] moves ranges and tells what was negotiated. A new transport is one file
-//! here, one line in [`CARRIERS`], and its Flight Controller in core. Carriers of byte streams share [`http`].
+//! A Carrier makes connections and takes those that clients make; a [`Connection`] moves ranges and tells what was
+//! negotiated. A new transport is one file here, one line in [`CARRIERS`], and its Flight Controller in core. Carriers of
+//! byte streams share [`http`], whose ends are [`Channel`]s.
 
 mod dctcp;
 pub mod http;
@@ -23,10 +24,11 @@ use mission_core::report::Negotiated;
 use mission_core::types::{Encryption, Transport};
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+pub use tcp::Incoming;
 
 /// What every connection of this process needs.
 #[derive(Clone)]
@@ -63,6 +65,24 @@ pub trait Carrier: Sync {
     /// # Errors
     /// Not reachable in time, or the peer does not agree to what the leg demands.
     fn connect(&self, address: SocketAddr, leg: &Leg, context: &Context) -> Result<Box<dyn Connection>, Fault>;
+
+    /// Whether its clients begin with this byte, and others' do not.
+    fn begins_with(&self, _first: u8) -> bool {
+        false
+    }
+
+    /// Takes a connection whose client has begun as this carrier's do.
+    ///
+    /// # Errors
+    /// The client went away, or does not agree.
+    fn accept(&self, _incoming: Incoming, _context: &Context) -> io::Result<Box<dyn Channel>> {
+        Err(io::Error::new(io::ErrorKind::Unsupported, "clients of this carrier begin as another's do"))
+    }
+}
+
+/// Ends a connection from another thread: whoever waits for it hears so at once.
+pub trait End: Send + Sync {
+    fn end(&self);
 }
 
 pub trait Connection: Send {
@@ -91,8 +111,8 @@ pub trait Connection: Send {
     /// Whether more can be asked for, or is still to be received.
     fn usable(&self) -> bool;
 
-    /// For another thread: the socket, to shut it down, and how much of the range has arrived that is being received.
-    fn watch(&self) -> (Arc<TcpStream>, Arc<AtomicU64>);
+    /// For another thread: what ends it, and how much of the range has arrived that is being received.
+    fn watch(&self) -> (Arc<dyn End>, Arc<AtomicU64>);
 
     fn negotiated(&self) -> Negotiated;
 
@@ -113,9 +133,29 @@ pub fn carrier(transport: Transport) -> Option<&'static dyn Carrier> {
     CARRIERS.iter().copied().find(|carrier| carrier.transport() == transport)
 }
 
+/// What a sender is asked for, and what the network below a channel does.
+pub trait Below {
+    /// Where the other end is.
+    ///
+    /// # Errors
+    /// The connection is gone.
+    fn peer(&self) -> io::Result<IpAddr>;
+
+    fn ends(&self) -> Arc<dyn End>;
+
+    /// Asks for a congestion control and a minimum RTO (microseconds) where they are given; gives what is in force.
+    fn ask(&self, congestion_control: Option<&str>, rto_min_us: Option<u32>) -> (String, Option<u32>);
+
+    /// What there is to say of it now; without what [`Below::ask`] gave.
+    fn facts(&self) -> Sender;
+
+    /// How many subflows it has; `None`: it is one flow by its kind.
+    fn subflows(&self) -> Option<u32>;
+}
+
 /// A byte stream over which [`http`] speaks, on either side.
 pub trait Channel: Read + Write + Send {
-    fn socket(&self) -> &Arc<TcpStream>;
+    fn below(&self) -> &dyn Below;
 
     /// What only the two ends of the session know (RFC 9266); empty without a session.
     ///
@@ -154,21 +194,19 @@ pub trait Channel: Read + Write + Send {
     }
 }
 
-/// Takes a connection that a client made: TLS where its first byte begins a handshake, else plain.
+/// Takes a connection that a client made, by the carrier whose clients begin as it does.
 ///
 /// # Errors
-/// The client went away, or its handshake failed.
-pub fn accept(stream: Arc<TcpStream>, context: &Context) -> io::Result<Box<dyn Channel>> {
-    const TLS_HANDSHAKE: u8 = 22;
-    let mut first = [0];
-    if stream.peek(&mut first)? == 0 {
-        return Err(io::ErrorKind::UnexpectedEof.into());
-    }
-    if first[0] == TLS_HANDSHAKE { tls::accept(stream, &context.tls) } else { Ok(Box::new(tcp::Plain(stream))) }
+/// The client went away, or does not agree with that carrier.
+pub fn accept(incoming: Incoming, context: &Context) -> io::Result<Box<dyn Channel>> {
+    let first = incoming.first()?;
+    let carrier = CARRIERS.iter().find(|carrier| carrier.begins_with(first));
+    let unknown = || io::Error::new(io::ErrorKind::InvalidData, format!("no carrier's clients begin with {first}"));
+    carrier.ok_or_else(unknown)?.accept(incoming, context)
 }
 
 /// Sends a range of a file without copying it.
-fn sendfile(socket: &TcpStream, file: &File, offset: u64, len: u64) -> io::Result<()> {
+fn sendfile(socket: &impl AsRawFd, file: &File, offset: u64, len: u64) -> io::Result<()> {
     let mut at = offset as libc::off_t;
     let end = at + len as libc::off_t;
     while at < end {

@@ -4,14 +4,13 @@
 //! plain TCP is what is left, is read back from the socket.
 
 use super::http::{self, HttpConnection};
-use super::tcp::Plain;
 use super::{Carrier, Connection, Context};
 use mission_core::flight::Leg;
 use mission_core::host::fetches::Fault;
 use mission_core::types::Transport;
 use socket2::{Domain, Protocol, Socket, Type};
 use std::net::SocketAddr;
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 
 pub struct Mptcp;
 
@@ -27,7 +26,7 @@ impl Carrier for Mptcp {
     }
 
     fn connect(&self, address: SocketAddr, leg: &Leg, context: &Context) -> Result<Box<dyn Connection>, Fault> {
-        let stream = http::connect(address, leg, Protocol::MPTCP)?;
-        Ok(Box::new(HttpConnection::new(Plain(Arc::new(stream)), leg, context.token.clone())))
+        let plain = http::connect(address, leg, Protocol::MPTCP)?;
+        Ok(Box::new(HttpConnection::new(plain, leg, context.token.clone())))
     }
 }

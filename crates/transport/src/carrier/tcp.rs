@@ -1,14 +1,17 @@
 //! Plain TCP.
 
 use super::http::{self, HttpConnection};
-use super::{Carrier, Channel, Connection, Context};
+use super::tls::Tls;
+use super::{Below, Carrier, Channel, Connection, Context, End};
+use crate::facts::Sender;
+use crate::socket;
 use mission_core::flight::Leg;
 use mission_core::host::fetches::Fault;
 use mission_core::types::{Encryption, Transport};
 use socket2::Protocol;
 use std::fs::File;
 use std::io::{self, IoSlice, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
 use std::sync::Arc;
 
 pub struct Tcp;
@@ -19,13 +22,90 @@ impl Carrier for Tcp {
     }
 
     fn connect(&self, address: SocketAddr, leg: &Leg, context: &Context) -> Result<Box<dyn Connection>, Fault> {
-        let stream = http::connect(address, leg, Protocol::TCP)?;
-        Ok(Box::new(HttpConnection::new(Plain(Arc::new(stream)), leg, context.token.clone())))
+        let plain = http::connect(address, leg, Protocol::TCP)?;
+        Ok(Box::new(HttpConnection::new(plain, leg, context.token.clone())))
+    }
+
+    /// Whatever is no TLS: clients of all carriers without it begin alike.
+    fn begins_with(&self, first: u8) -> bool {
+        !Tls.begins_with(first)
+    }
+
+    fn accept(&self, incoming: Incoming, _context: &Context) -> io::Result<Box<dyn Channel>> {
+        Ok(Box::new(incoming.plain()))
     }
 }
 
-/// A socket that another thread can shut down.
-pub struct Plain(pub Arc<TcpStream>);
+/// A TCP or MPTCP connection that another thread can end, as a client has made it.
+pub struct Incoming(Arc<TcpStream>);
+
+impl Incoming {
+    pub fn of(stream: Arc<TcpStream>) -> Incoming {
+        Incoming(stream)
+    }
+
+    /// The first byte that its client says; it is still there to be read.
+    ///
+    /// # Errors
+    /// The client went away.
+    pub fn first(&self) -> io::Result<u8> {
+        let mut first = [0];
+        if self.0.peek(&mut first)? == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        Ok(first[0])
+    }
+
+    pub(super) fn plain(self) -> Plain {
+        Plain(self.0)
+    }
+}
+
+/// A socket as the byte stream that it is.
+pub(super) struct Plain(pub Arc<TcpStream>);
+
+impl End for TcpStream {
+    fn end(&self) {
+        let _ = self.shutdown(Shutdown::Both);
+    }
+}
+
+impl Below for Plain {
+    fn peer(&self) -> io::Result<IpAddr> {
+        Ok(self.0.peer_addr()?.ip())
+    }
+
+    fn ends(&self) -> Arc<dyn End> {
+        self.0.clone()
+    }
+
+    fn ask(&self, congestion_control: Option<&str>, rto_min_us: Option<u32>) -> (String, Option<u32>) {
+        if let Some(name) = congestion_control {
+            let _ = socket::set_congestion_control(&self.0, name);
+        }
+        if let Some(value) = rto_min_us {
+            let _ = socket::set_rto_min_us(&self.0, value);
+        }
+        (socket::congestion_control(&self.0), socket::rto_min_us(&self.0))
+    }
+
+    fn facts(&self) -> Sender {
+        let info = socket::tcp_info(&self.0);
+        Sender {
+            rto_us: info.rto_us,
+            rtt_us: info.rtt_us,
+            cwnd: info.cwnd,
+            retransmits: info.retransmits,
+            timeouts: info.timeouts,
+            marks: info.delivered_ce,
+            ..Sender::default()
+        }
+    }
+
+    fn subflows(&self) -> Option<u32> {
+        socket::mptcp_info(&self.0)
+    }
+}
 
 impl Read for Plain {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
@@ -44,8 +124,8 @@ impl Write for Plain {
 }
 
 impl Channel for Plain {
-    fn socket(&self) -> &Arc<TcpStream> {
-        &self.0
+    fn below(&self) -> &dyn Below {
+        self
     }
 
     fn encryption(&self) -> Encryption {
@@ -72,6 +152,6 @@ impl Channel for Plain {
 
     fn send_file(&mut self, head: &[u8], file: &File, offset: u64, len: u64) -> io::Result<()> {
         (&*self.0).write_all(head)?;
-        super::sendfile(&self.0, file, offset, len)
+        super::sendfile(&*self.0, file, offset, len)
     }
 }

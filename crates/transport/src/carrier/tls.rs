@@ -2,7 +2,7 @@
 
 use super::http::{self, HttpConnection};
 use super::tcp::Plain;
-use super::{Carrier, Channel, Connection, Context};
+use super::{Below, Carrier, Channel, Connection, Context, Incoming};
 use crate::tls::{AUTHENTICATED, OPPORTUNISTIC, TlsSettings};
 use mission_core::defaults::STALL;
 use mission_core::flight::Leg;
@@ -13,12 +13,14 @@ use rustls::server::Acceptor;
 use rustls::{ClientConnection, ServerConnection, StreamOwned};
 use socket2::Protocol;
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpStream};
-use std::sync::Arc;
+use std::net::SocketAddr;
 use std::time::Instant;
 
 /// RFC 9266, section 2.
 const EXPORTER: &[u8] = b"EXPORTER-Channel-Binding";
+
+/// The content type of a handshake record (RFC 8446, section 5.1).
+const HANDSHAKE: u8 = 22;
 
 pub struct Tls;
 
@@ -35,7 +37,7 @@ impl Carrier for Tls {
             }
             _ => (&context.tls.opportunistic, OPPORTUNISTIC),
         };
-        let mut stream = Plain(Arc::new(http::connect(address, leg, Protocol::TCP)?));
+        let mut stream = http::connect(address, leg, Protocol::TCP)?;
         let fault = |error: &dyn std::fmt::Display| Fault::Connection(format!("TLS with {address}: {error}"));
         let name = ServerName::try_from(name).expect("a constant that is a name");
         let end = Instant::now() + STALL;
@@ -54,9 +56,17 @@ impl Carrier for Tls {
                 }
             })?;
         }
-        stream.socket().set_read_timeout(Some(STALL)).map_err(|error| fault(&error))?;
+        stream.0.set_read_timeout(Some(STALL)).map_err(|error| fault(&error))?;
         let channel = Encrypted { stream: StreamOwned::new(session, stream), encryption: leg.encryption };
         Ok(Box::new(HttpConnection::new(channel, leg, context.token.clone())))
+    }
+
+    fn begins_with(&self, first: u8) -> bool {
+        first == HANDSHAKE
+    }
+
+    fn accept(&self, incoming: Incoming, context: &Context) -> io::Result<Box<dyn Channel>> {
+        accept(incoming.plain(), &context.tls)
     }
 }
 
@@ -72,7 +82,7 @@ impl Read for Until<'_> {
         if left.is_zero() {
             return Err(io::ErrorKind::TimedOut.into());
         }
-        self.stream.socket().set_read_timeout(Some(left))?;
+        self.stream.0.set_read_timeout(Some(left))?;
         self.stream.read(into)
     }
 }
@@ -88,8 +98,7 @@ impl Write for Until<'_> {
 }
 
 /// The server's half of the handshake; the client's hello says which kind of encryption it wants.
-pub fn accept(stream: Arc<TcpStream>, settings: &TlsSettings) -> io::Result<Box<dyn Channel>> {
-    let mut stream = Plain(stream);
+fn accept(mut stream: Plain, settings: &TlsSettings) -> io::Result<Box<dyn Channel>> {
     let invalid = |error: &dyn std::fmt::Display| io::Error::new(io::ErrorKind::InvalidData, error.to_string());
     let mut acceptor = Acceptor::default();
     let accepted = loop {
@@ -128,7 +137,7 @@ struct Encrypted<S> {
 
 /// Both ends of a session, as far as they are alike.
 trait Session: Read + Write + Send {
-    fn socket(&self) -> &Arc<TcpStream>;
+    fn below(&self) -> &dyn Below;
     fn binding(&self) -> io::Result<Vec<u8>>;
     fn agreed(&self) -> String;
 }
@@ -136,8 +145,8 @@ trait Session: Read + Write + Send {
 macro_rules! session {
     ($connection:ty) => {
         impl Session for StreamOwned<$connection, Plain> {
-            fn socket(&self) -> &Arc<TcpStream> {
-                self.sock.socket()
+            fn below(&self) -> &dyn Below {
+                &self.sock
             }
 
             fn binding(&self) -> io::Result<Vec<u8>> {
@@ -173,8 +182,8 @@ impl<S: Session> Write for Encrypted<S> {
 }
 
 impl<S: Session> Channel for Encrypted<S> {
-    fn socket(&self) -> &Arc<TcpStream> {
-        self.stream.socket()
+    fn below(&self) -> &dyn Below {
+        self.stream.below()
     }
 
     fn binding(&self) -> io::Result<Vec<u8>> {

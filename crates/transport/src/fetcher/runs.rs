@@ -5,7 +5,7 @@
 
 use super::{Active, INTERRUPT_EVERY, Planned, Shared, State, now};
 use crate::arbiter;
-use crate::carrier::{self, Ask, Broken, Connection};
+use crate::carrier::{self, Ask, Broken, Connection, End};
 use crate::copies::PartCopy;
 use crate::object::ObjectId;
 use crate::parts::Wanted;
@@ -18,7 +18,7 @@ use mission_core::host::{GroupId, HEARTBEAT, Ticket};
 use mission_core::report::TransportFacts;
 use mission_core::types::{JobId, TransferId};
 use std::collections::{BTreeSet, VecDeque};
-use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, MutexGuard};
 use std::thread;
@@ -93,7 +93,7 @@ pub(super) struct Assigned {
 #[derive(Default)]
 pub(super) struct Running {
     /// Of its connection, once there is one.
-    stream: Option<Arc<TcpStream>>,
+    ends: Option<Arc<dyn End>>,
     received: Arc<AtomicU64>,
     cut: bool,
 }
@@ -238,8 +238,8 @@ impl Shared {
                 Command::Cut { ticket } => {
                     let running = state.running.entry(ticket).or_default();
                     running.cut = true;
-                    if let Some(stream) = &running.stream {
-                        let _ = stream.shutdown(Shutdown::Both);
+                    if let Some(ends) = &running.ends {
+                        ends.end();
                     }
                 }
                 Command::FellBack { fetch, source, leg, why } => {
@@ -394,15 +394,15 @@ impl Shared {
             *connection = Some(carrier.connect(address, leg, &self.context)?);
         }
         let connection = connection.as_deref_mut().expect("there is one now");
-        let (stream, received) = connection.watch();
+        let (ends, received) = connection.watch();
         received.store(0, Ordering::Relaxed);
         let mut state = self.lock();
         let running = state.running.entry(ticket).or_default();
         if running.cut {
             // It was cut while it connected.
-            let _ = stream.shutdown(Shutdown::Both);
+            ends.end();
         }
-        (running.stream, running.received) = (Some(stream), received);
+        (running.ends, running.received) = (Some(ends), received);
         Ok(connection)
     }
 
@@ -503,7 +503,7 @@ impl Shared {
                 let received =
                     |(ticket, running): (&Ticket, &Running)| (*ticket, running.received.load(Ordering::Relaxed));
                 let all: Vec<(Ticket, u64)> =
-                    state.running.iter().filter(|(_, own)| own.stream.is_some()).map(received).collect();
+                    state.running.iter().filter(|(_, own)| own.ends.is_some()).map(received).collect();
                 for (ticket, bytes) in all {
                     self.handle(&mut state, Event::Received { ticket, bytes });
                 }
