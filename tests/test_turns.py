@@ -34,7 +34,9 @@ def cluster(threads: int) -> Iterator[Client]:
 
 @pytest.fixture
 def client() -> Iterator[Client]:
-    yield from cluster(1)
+    # With one thread nothing is lent unless it is asked for.
+    with dask.config.set({"mission-control.lend-threads": True}):
+        yield from cluster(1)
 
 
 def turns_of(client: Client) -> Turns:
@@ -61,7 +63,8 @@ def waits(number: int) -> int:
 def test_a_thread_is_lent_while_a_task_waits_for_the_network():
     BEGAN.clear()
     # Root tasks wait in the scheduler, which knows nothing of threads that were lent; these do not.
-    with dask.config.set({"distributed.scheduler.worker-saturation": float("inf")}):
+    without = {"distributed.scheduler.worker-saturation": float("inf"), "mission-control.lend-threads": True}
+    with dask.config.set(without):
         for client in cluster(1):
             assert client.gather(client.map(waits, range(8), pure=False)) == list(range(8))
             # As many as may have lent their threads (three for each), and one more.
@@ -124,12 +127,19 @@ def test_a_job_does_not_wait_for_the_root_tasks_of_another(client):
 @pytest.mark.parametrize("part", ["lend-threads", "order-tasks", "queue-by-job"])
 def test_each_part_can_be_turned_off(part):
     with dask.config.set({f"mission-control.{part}": False}):
-        for client in cluster(1):
+        for client in cluster(2):
             (worker,) = client.cluster.workers.values()
             assert (type(worker.state) is WorkerState) == (part == "lend-threads")
             assert (type(worker.state.ready) is HeapSet) == (part == "order-tasks")
             assert (type(client.cluster.scheduler.queued) is HeapSet) == (part == "queue-by-job")
-            assert client.submit(lambda: len(fetch(make(1))[0])).result() == 100_000
+            assert client.submit(submits, 4, pure=False).result() == 100_000
+
+
+def test_who_wants_one_thread_has_one_task_at_a_time():
+    for client in cluster(1):
+        (worker,) = client.cluster.workers.values()
+        assert type(worker.state) is WorkerState and not turns_of(client).lends
+        assert client.submit(submits, 4, pure=False).result() == 100_000
 
 
 def test_a_version_of_dask_that_is_not_known_keeps_its_own_way(caplog):

@@ -146,6 +146,31 @@ def broadcast(
 
 
 @app.command()
+def retirement(
+    size: Annotated[str, typer.Option(help="of all objects, as in 1GiB")] = "1GiB",
+    objects: Annotated[int, typer.Option(min=1, help="how many")] = 64,
+    rounds: Annotated[int, typer.Option(min=1, help="samples of each; medians are given")] = 3,
+    as_json: Json = False,
+) -> None:
+    """Until another worker has the objects of one that retires, beside a fetch of them."""
+    from mission_control.bench.retirement import measure
+
+    with interruptible(as_json):
+        result = measure(bytes_of(size, "--size"), objects, rounds, say=say)
+    if as_json:
+        print(json.dumps(result))
+        return
+    print(
+        f"{size} in {objects} objects, tcp between two workers, {rounds} rounds; {result['recomputed']} computed again"
+    )
+    print(f"{'what':<48}{'seconds':>9}  spread")
+    for row in result["rows"]:
+        low, high = row["spread"]
+        print(f"{row['what']:<48}{row['seconds']:>9.2f}  {low:.2f} to {high:.2f} s")
+    print_ratios(result)
+
+
+@app.command()
 def decisions(as_json: Json = False) -> None:
     """Measure a round of weights, a chunk from request to grant, and the classification of a graph."""
     from mission_control.bench.decisions import measure

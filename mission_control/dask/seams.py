@@ -64,12 +64,28 @@ def _wrap(
 class BothDone:
     """As Dask's policy of a worker that retires, which is over when its results are elsewhere; and its objects, too."""
 
-    def __init__(self, policy: Any, hands_over: Callable[[], bool]):
+    def __init__(self, policy: Any, worker: Any, hands_over: Callable[[], bool]):
         self.policy = policy
+        self.worker = worker
         self.hands_over = hands_over
+        self.again = False
 
     def done(self) -> bool:
-        return self.policy.done() and (self.policy.no_recipients or not self.hands_over())
+        if not self.policy.done():
+            return False
+        if self.policy.no_recipients:
+            return True
+        if self.hands_over():
+            return False
+        if self.again or all(len(task.who_has or ()) > 1 for task in self.worker.has_what):
+            return True
+        # Dask's policy is over with the first moment without unique results; tasks have ended there since.
+        self.again = True
+        manager = self.policy.manager
+        self.policy = type(self.policy)(self.worker.address)
+        manager.add_policy(self.policy)
+        manager.run_once()
+        return False
 
     @property
     def no_recipients(self) -> bool:
@@ -82,12 +98,19 @@ def hand_over(plugin: MissionControlScheduler, scheduler: Scheduler, retire: Any
     async def with_objects(ws: Any, policy: Any, *args: Any, **kwargs: Any) -> Any:
         worker = ws.address
         plugin.event("leaving", worker=worker)
-        both = BothDone(policy, lambda: plugin.controller.is_handing_over(worker))
+
+        def hands_over() -> bool:
+            # Where all workers go nobody needs their objects.
+            return bool(scheduler.running) and plugin.controller.is_handing_over(worker)
+
+        retired = False
         try:
-            return await retire(ws, both, *args, **kwargs)
+            answer = await retire(ws, BothDone(policy, ws, hands_over), *args, **kwargs)
+            retired = answer[1] == "OK"
+            return answer
         finally:
-            # Of one that is gone this says nothing.
-            plugin.event("stays", worker=worker)
+            if not retired:
+                plugin.event("stays", worker=worker)
 
     return with_objects
 

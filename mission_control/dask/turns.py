@@ -1,9 +1,10 @@
 """Whose task runs next, on workers and in the scheduler's queue: by the jobs' weights (DESIGN 4.1).
 
-A task that waits in ``fetch`` lends its thread to another, so that tasks of all jobs ask for data at once. Tasks begin,
-and go on once their data has come, in the order that `crates/core` (`threads`) gives; in the scheduler's queue each job
-has its own places on the workers. Each of the three can be turned off in Dask's configuration (`PARTS`). All rests on
-private parts of Dask: where they are not as expected, that part stays as Dask has it, with a warning.
+A task that waits in ``fetch`` lends its thread to another, so that tasks of all jobs ask for data at once; workers with
+one thread lend none unless they are told to. Tasks begin, and go on once their data has come, in the order that
+`crates/core` (`threads`) gives. In the scheduler's queue each job has its own places on the workers. Each of the three can
+be turned off in Dask's configuration (`PARTS`). All rests on private parts of Dask: where they are not as expected, that
+part stays as Dask has it, with a warning.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ PARTS = ("lend-threads", "order-tasks", "queue-by-job")
 """Set ``mission-control.lend-threads`` and so on to false to have Dask's own way."""
 
 
-def wanted(part: str) -> bool:
+def wanted(part: str, default: bool = True) -> bool:
     """Whether a part is turned on."""
     assert part in PARTS
-    return bool(dask.config.get(f"mission-control.{part}", default=True))
+    return bool(dask.config.get(f"mission-control.{part}", default=default))
 
 
 class Turns:
@@ -54,6 +55,7 @@ class Turns:
         self.weights: dict[str, float] = {}
         self.asked = False
         self.closed = False
+        self.lends = False
         self.undo: list[Callable[[], None]] = []
 
     # --- in the threads of tasks ------------------------------------------------------------------------------------
@@ -90,7 +92,7 @@ class Turns:
     def _lend(self) -> bool:
         """False if this thread has none to lend."""
         number = getattr(self.own, "number", None)
-        if number is None or self.own.lent or self.closed:
+        if number is None or self.own.lent or self.closed or not self.lends:
             return False
         self.own.lent = True
         self._say("lends", number)
@@ -152,8 +154,12 @@ class Turns:
 
     def ahead(self) -> int:
         """How many tasks more than threads may have begun."""
+        live = self.endpoint.live_bytes()
+        if self.worker.memory_manager.memory_limit:
+            # What tasks hold beside objects counts alike.
+            live = max(live, int(self.worker.monitor.get_process_memory() * _native.STORE_MEMORY_FRACTION))
         with self.lock:
-            return self.threads.ahead(self.endpoint.live_bytes(), self.limit_bytes)
+            return self.threads.ahead(live, self.limit_bytes)
 
     def start(self) -> bool:
         """Takes the worker's threads over; false, with a warning, where Dask is not as expected."""
@@ -171,16 +177,41 @@ class Turns:
                 "network, and not whose task runs"
             )
             return False
-        if wanted("lend-threads"):
+        self._watch_pool(executor)
+        # Who wants one thread may rely on it that no other task is under way.
+        self.lends = wanted("lend-threads", default=state.nthreads > 1)
+        if self.lends:
             self._lend_threads(state, executor)
         if wanted("order-tasks"):
             state.ready = ByJob.of(state.ready, lambda task: job_of(task)[0], self.next_job)
             self.undo.append(lambda: setattr(state, "ready", state.ready.plain()))
         return True
 
-    def _lend_threads(self, state: WorkerState, executor: Any) -> None:
+    def _watch_pool(self, executor: Any) -> None:
+        """Tasks leave the pool (`secede`) and come back (`rejoin`), each in its own thread."""
         turns = self
         adjust, submit = executor._adjust_thread_count, executor.submit
+
+        def adjust_and_leave() -> None:
+            if not getattr(thread_state, "proceed", True):
+                turns._leave()
+            adjust()
+
+        def submit_and_come_back(*args: Any, **kwargs: Any) -> Any:
+            if not getattr(thread_state, "proceed", True):
+                turns._come_back()
+            return submit(*args, **kwargs)
+
+        executor._adjust_thread_count, executor.submit = adjust_and_leave, submit_and_come_back
+
+        def undo() -> None:
+            vars(executor).pop("_adjust_thread_count", None)
+            vars(executor).pop("submit", None)
+
+        self.undo.append(undo)
+
+    def _lend_threads(self, state: WorkerState, executor: Any) -> None:
+        turns = self
 
         class Lending(WorkerState):
             """Gives tasks to as many threads as are not lent."""
@@ -195,26 +226,11 @@ class Turns:
                 finally:
                     state.nthreads = threads
 
-        def adjust_and_lend() -> None:
-            # `secede`, in the task's own thread.
-            if not getattr(thread_state, "proceed", True):
-                turns._leave()
-            adjust()
-
-        def submit_and_go_on(*args: Any, **kwargs: Any) -> Any:
-            # `rejoin` of a task that has left the pool.
-            if not getattr(thread_state, "proceed", True):
-                turns._come_back()
-            return submit(*args, **kwargs)
-
         state.__class__ = Lending
-        executor._adjust_thread_count, executor.submit = adjust_and_lend, submit_and_go_on
         executor._max_workers += self.threads.most
 
         def undo() -> None:
             state.__class__ = WorkerState
-            vars(executor).pop("_adjust_thread_count", None)
-            vars(executor).pop("submit", None)
             executor._max_workers -= self.threads.most
 
         self.undo.append(undo)

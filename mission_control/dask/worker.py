@@ -47,6 +47,8 @@ class MissionControlWorker(WorkerPlugin):
 
     name = "mission-control"
     idempotent = True
+    # Dask knows the plug-in before it is set up.
+    turns: Turns | None = None
 
     def __init__(self) -> None:
         self.endpoint: _native.Endpoint | None = None
@@ -65,7 +67,6 @@ class MissionControlWorker(WorkerPlugin):
         self.carried: dict[Any, set[Reference]] = {}
         self.asked_again_at = 0.0
         self.rescheduled: defaultdict[Any, int] = defaultdict(int)
-        self.turns: Turns | None = None
         worker.stream_handlers["mission-control"] = self.on_message
         try:
             await self.start(worker)

@@ -85,7 +85,7 @@ impl Endpoint {
             let job = asked.job.clone();
             // Without memory for a manifest, one that there is not: those who shall have the objects say so.
             let none = |_| Described { job, manifest: ObjectId::random().into(), bytes: 1 };
-            let described = handover::describe(&self.store, asked).unwrap_or_else(none);
+            let described = handover::describe(&self.store, &self.fetcher, asked).unwrap_or_else(none);
             self.control.lock().described.push(described);
         }
         take.into_iter().for_each(|take| self.taker.order(take));

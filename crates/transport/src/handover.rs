@@ -5,8 +5,9 @@ use crate::control::Control;
 use crate::fetcher::Fetcher;
 use crate::object::ObjectId;
 use crate::parts::{FetchRequest, Home, Wanted};
+use crate::segment::SHARED_MIN;
 use crate::store::Store;
-use mission_core::control::{Describe, Described, Take, Untaken};
+use mission_core::control::{Describe, Described, HAND_OVER, Take, Untaken};
 use mission_core::types::{Demands, Encryption, TransferId};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -31,7 +32,7 @@ struct Entry {
 ///
 /// # Errors
 /// No memory.
-pub fn describe(store: &Store, asked: Describe) -> io::Result<Described> {
+pub fn describe(store: &Store, fetcher: &Fetcher, asked: Describe) -> io::Result<Described> {
     let mut protection = Encryption::None;
     let mut entries = Vec::new();
     for object in asked.objects.into_iter().map(ObjectId::from) {
@@ -40,8 +41,13 @@ pub fn describe(store: &Store, asked: Describe) -> io::Result<Described> {
             entries.push(Entry { object, encryption: own.encryption, sizes: own.sizes() });
         }
     }
-    let text = serde_json::to_vec(&entries).expect("numbers and names");
-    let manifest = store.put(&[&text], protection, None)?;
+    let mut text = serde_json::to_vec(&entries).expect("numbers and names");
+    let sharers = fetcher.sharers(&asked.job, &Demands { encrypt: protection, transport: None });
+    if sharers.is_some() {
+        // So long that it can be mapped: the job may allow nothing else.
+        text.resize(text.len().max(SHARED_MIN), b' ');
+    }
+    let manifest = store.put(&[&text], protection, sharers)?;
     Ok(Described { job: asked.job, manifest: manifest.into(), bytes: text.len() as u64 })
 }
 
@@ -147,6 +153,6 @@ fn wanted(take: &Take, object: ObjectId, part: u32, len: u64) -> Result<Wanted, 
 }
 
 fn request(take: &Take, demands: Demands, parts: Vec<Wanted>) -> FetchRequest {
-    let transfer = TransferId { job: take.job.clone(), from: "objects".into(), to: "hand-over".into() };
+    let transfer = TransferId { job: take.job.clone(), from: "objects".into(), to: HAND_OVER.into() };
     FetchRequest { transfer, demands, parts, whole: true, packed: true }
 }

@@ -14,6 +14,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+/// Where objects that are handed over go to, as the transfers of their jobs are called.
+pub const HAND_OVER: &str = "hand-over";
 /// Who could not take an object is asked again after this: what took the room may be gone.
 pub const TRY_AGAIN: Duration = Duration::from_secs(5);
 
@@ -152,7 +154,7 @@ impl Controller {
         let mut wanted: BTreeMap<WorkerId, BTreeMap<JobId, Vec<(ObjectId, WorkerId)>>> = BTreeMap::new();
         let mut room: Option<BTreeMap<WorkerId, u64>> = None;
         let alone = self.handover.leaving.iter().filter(|(_, leaving)| !leaving.gave_up);
-        let alone: Vec<ObjectId> = alone
+        let alone: BTreeSet<ObjectId> = alone
             .filter(|(worker, _)| !self.handover.is_busy(worker))
             .flat_map(|(worker, _)| self.objects.only_at(worker).into_iter().map(|(object, _)| object))
             .collect();
@@ -282,6 +284,11 @@ impl Controller {
         }
     }
 
+    /// Bytes of objects arrive somewhere.
+    pub(super) fn hand_over_moves(&mut self, now: Time) {
+        self.handover.leaving.values_mut().for_each(|leaving| leaving.progress_at = now);
+    }
+
     /// Something has changed of what others shall have; looked at once for all that comes together.
     pub(super) fn hand_over_soon(&mut self, commands: &mut Vec<Command>) {
         if !std::mem::replace(&mut self.handover.soon, true) {
@@ -354,16 +361,23 @@ impl Controller {
 
     /// Workers that leave wait only so long; what they still have alone is computed again.
     fn give_up(&mut self, now: Time, commands: &mut Vec<Command>) {
+        let stays = self.workers.keys().any(|worker| !self.handover.leaving.contains_key(worker));
+        let leaving: Vec<WorkerId> = self.handover.leaving.keys().cloned().collect();
+        let busy: BTreeSet<WorkerId> = leaving.into_iter().filter(|worker| self.handover.is_busy(worker)).collect();
         for (worker, leaving) in &mut self.handover.leaving {
-            if leaving.gave_up || now.since(leaving.progress_at) < HAND_OVER_WITHIN {
+            let late = now.since(leaving.progress_at) >= HAND_OVER_WITHIN;
+            if leaving.gave_up || (stays && !late) {
                 continue;
             }
             let alone = self.objects.only_at(worker);
-            if alone.is_empty() {
+            if alone.is_empty() && !busy.contains(worker) {
                 leaving.progress_at = now; // what is still to come from it counts anew
                 continue;
             }
             leaving.gave_up = true;
+            if alone.is_empty() {
+                continue; // somebody else's copy is awaited, which others can give
+            }
             let why = leaving.why.clone().unwrap_or_else(|| "no other worker has a data plane and stays".into());
             let (objects, bytes) = (alone.len(), alone.iter().map(|(_, bytes)| bytes).sum());
             commands.push(record(Record::NotHandedOver { worker: worker.clone(), objects, bytes, why }));

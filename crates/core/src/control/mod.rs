@@ -26,7 +26,7 @@ use crate::types::{Encryption, HostId, JobId, JobSpec, ObjectId, Stage, Transpor
 use crate::units::Time;
 use crate::versions::Outbox;
 use handover::Handover;
-pub use handover::{Describe, Described, TRY_AGAIN, Take, Untaken};
+pub use handover::{Describe, Described, HAND_OVER, TRY_AGAIN, Take, Untaken};
 use holds::Holds;
 pub use jobs::ClientId;
 use jobs::Jobs;
@@ -778,8 +778,16 @@ impl Controller {
     }
 
     fn free(&mut self, free: ByWorker, commands: &mut Vec<Command>) {
-        for (worker, objects) in free {
-            self.tell(&worker, Message { free: objects, ..Message::default() }.into(), commands);
+        let moved = self.objects.freed_moved();
+        if !moved.is_empty() {
+            // All know where they lie.
+            self.tell_all(Message { free: moved.iter().copied().collect(), ..Message::default() }, commands);
+        }
+        for (worker, mut objects) in free {
+            objects.retain(|object| !moved.contains(object));
+            if !objects.is_empty() {
+                self.tell(&worker, Message { free: objects, ..Message::default() }.into(), commands);
+            }
         }
     }
 

@@ -29,6 +29,8 @@ pub struct Objects {
     wanting: BTreeSet<ObjectId>,
     /// Objects that lie elsewhere than their references say.
     moved: BTreeSet<ObjectId>,
+    /// Of those, what is free since it was asked for.
+    freed_moved: BTreeSet<ObjectId>,
 }
 
 struct Object {
@@ -141,7 +143,9 @@ impl Objects {
             if own.holders.is_empty() {
                 let own = self.objects.remove(&object).expect("it was there");
                 self.wanting.remove(&object);
-                self.moved.remove(&object);
+                if self.moved.remove(&object) {
+                    self.freed_moved.insert(object);
+                }
                 for worker in own.whole.into_iter().chain(own.parts) {
                     self.leave(&worker, object);
                     free.entry(worker).or_default().push(object);
@@ -201,6 +205,11 @@ impl Objects {
     /// Objects that lie elsewhere than their references say.
     pub fn moved(&self) -> impl Iterator<Item = ObjectId> {
         self.moved.iter().copied()
+    }
+
+    /// Objects that lay elsewhere than their references say, and are free since the last call.
+    pub fn freed_moved(&mut self) -> BTreeSet<ObjectId> {
+        std::mem::take(&mut self.freed_moved)
     }
 
     /// Who has all of an object, in the order in which they got it.

@@ -1,6 +1,6 @@
 //! What workers say of their transfers.
 
-use super::{Command, Controller, Described, Record, Untaken, record};
+use super::{Command, Controller, Described, HAND_OVER, Record, Untaken, record};
 use crate::mission;
 use crate::pattern::Asked;
 use crate::report::{Merged, TransferReport};
@@ -137,6 +137,9 @@ impl Controller {
             // Late words on a job that is over would bring it back for ever.
             if !self.is_known(&transfer.job) || !self.transfers.learn(now, &transfer, worker, own.clone()) {
                 continue;
+            }
+            if *transfer.to == *HAND_OVER {
+                self.hand_over_moves(now);
             }
             let TransferReport {
                 asked_bytes, served_bytes, local_bytes, flows, started, ended, moved, waits_for, ..

@@ -91,8 +91,6 @@ struct State {
     lost_first: VecDeque<ObjectId>,
     /// Who has objects that lie elsewhere than their references say, best first.
     places: BTreeMap<ObjectId, Vec<SocketAddr>>,
-    /// The same objects, oldest first.
-    places_first: VecDeque<ObjectId>,
     changed: bool,
     closing: bool,
 }
@@ -140,8 +138,6 @@ struct Active {
 
 /// Lost objects that are remembered: a task that asks for one of them runs again once it is recomputed.
 const LOST_MAX: usize = 100_000;
-/// Objects of which it is remembered where they lie now.
-const PLACES_MAX: usize = 100_000;
 /// How long closing waits for fetches to end: each of their threads sees it at the next byte, or after a stall.
 const CLOSE_WITHIN: Duration = Duration::from_secs(15);
 /// More than any process has addresses for.
@@ -185,7 +181,6 @@ impl Fetcher {
             lost: BTreeMap::new(),
             lost_first: VecDeque::new(),
             places: BTreeMap::new(),
-            places_first: VecDeque::new(),
             changed: false,
             closing: false,
         };
@@ -351,21 +346,17 @@ impl Fetcher {
         }
         let mut state = self.shared.lock();
         let state = &mut *state;
-        for (object, at) in &places {
-            if state.places.insert(*object, at.clone()).is_none() {
-                state.places_first.push_back(*object);
-            }
-        }
-        while state.places.len() > PLACES_MAX
-            && let Some(oldest) = state.places_first.pop_front()
-        {
-            state.places.remove(&oldest);
-        }
+        state.places.extend(places.iter().cloned());
         let places: HashMap<ObjectId, Vec<SocketAddr>> = places.into_iter().collect();
         let fetches: Vec<FetchId> = state.fetches.keys().copied().collect();
         for fetch in fetches {
             self.shared.found(state, fetch, &places);
         }
+    }
+
+    /// An object is freed: nobody asks where it lies.
+    pub fn forget_place(&self, object: &ObjectId) {
+        self.shared.lock().places.remove(object);
     }
 
     /// Which of these are known to be lost.

@@ -129,11 +129,17 @@ impl Shared {
         &self,
         transfer: &TransferId,
         planned: &Arc<Planned>,
-        far: Vec<Far>,
+        mut far: Vec<Far>,
         segment: &Arc<Segment>,
         interrupted: &mut dyn FnMut() -> bool,
     ) -> (Result<(), FetchError>, Tally) {
         let mut state = self.lock();
+        // What was said since this fetch began: from now on it hears so itself.
+        for far in &mut far {
+            let at = state.places.get(&far.object).into_iter().flatten();
+            let new: Vec<SocketAddr> = at.filter(|address| !far.sources.contains(address)).copied().collect();
+            far.sources.extend(new);
+        }
         if far.is_empty() {
             return (Ok(()), Tally::default());
         }
