@@ -2,9 +2,9 @@
 
 A task that waits in ``fetch`` lends its thread to another, so that tasks of all jobs ask for data at once; workers with
 one thread lend none unless they are told to. Tasks begin, and go on once their data has come, in the order that
-`crates/core` (`threads`) gives. In the scheduler's queue each job has its own places on the workers. Each of the three can
-be turned off in Dask's configuration (`PARTS`). All rests on private parts of Dask: where they are not as expected, that
-part stays as Dask has it, with a warning.
+`crates/core` (`threads`) gives. In the scheduler's queue each job has its own places on the workers. Each of the three
+can be turned off in Dask's configuration (`PARTS`). All rests on private parts of Dask: where they are not as expected,
+that part stays as Dask has it, with a warning.
 """
 
 from __future__ import annotations
