@@ -340,7 +340,7 @@ def test_a_worker_that_fails_after_it_joined_is_not_counted_on():
         for number in range(3):
             with mission_control.job(f"job{number}", client=client):
                 assert client.submit(sum, [1, 2], pure=False).result() == 3
-        told = [record for record in plugin.records if record["kind"] == "worker-left"]
+        told = [record for record in plugin.log.since(0)[1] if record["kind"] == "worker-left"]
         assert [record["worker"] for record in told] == [failed] and set(status(client)["workers"]) == {sound}
 
 

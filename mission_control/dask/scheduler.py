@@ -12,7 +12,7 @@ import json
 import logging
 import secrets
 import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any
@@ -29,11 +29,9 @@ from mission_control.dask import seams, turns
 from mission_control.jobs import ANNOTATION
 from mission_control.metrics import Metrics
 from mission_control.policies import PREFIX, Policy, Runner, load
+from mission_control.records import Log
 
 logger = logging.getLogger(__name__)
-
-RECORDS_MAX = 200_000
-"""Records kept for reports; beyond it the oldest are forgotten."""
 
 
 class MissionControlScheduler(SchedulerPlugin):
@@ -73,7 +71,7 @@ class MissionControlScheduler(SchedulerPlugin):
         self.next_number = itertools.count()
         # By the stimulus of an update: the task that submitted it.
         self.submitted_by: dict[str, Any] = {}
-        self.records: deque[dict[str, Any]] = deque(maxlen=RECORDS_MAX)
+        self.log = Log()
         # What may fail comes first: without its plug-in the scheduler is to offer none of what follows.
         if hasattr(scheduler, "http_application"):  # not without a dashboard
             page.add_to(scheduler.http_application, self.status)
@@ -193,8 +191,7 @@ class MissionControlScheduler(SchedulerPlugin):
 
     async def on_since(self, seen: int) -> tuple[int, list[dict[str, Any]]]:
         """Records after the first ``seen`` ones."""
-        first = self.records[0]["number"] if self.records else 0
-        return (self.records[-1]["number"] + 1 if self.records else seen), list(self.records)[max(0, seen - first) :]
+        return self.log.since(seen)
 
     # --- what workers say -------------------------------------------------------------------------------------------
 
@@ -342,8 +339,7 @@ class MissionControlScheduler(SchedulerPlugin):
             )
         if "task" in record:
             record["key"] = str(self.keys.get(record.pop("task")))
-        number = self.records[-1]["number"] + 1 if self.records else 0
-        self.records.append({"number": number, "time": time.time(), **record})
+        self.log.add(record)
 
     def _send_jobs(self, scheduler: Scheduler) -> None:
         """Add the job of each task to the message that takes the task to a worker.

@@ -92,6 +92,8 @@ struct State {
     /// Who has objects that lie elsewhere than their references say, best first.
     places: BTreeMap<ObjectId, Vec<SocketAddr>>,
     changed: bool,
+    /// When it was last said what is waited for.
+    waits_said: Option<Instant>,
     closing: bool,
 }
 
@@ -143,6 +145,8 @@ const CLOSE_WITHIN: Duration = Duration::from_secs(15);
 /// More than any process has addresses for.
 const ADDRESSABLE: usize = 1 << 46;
 const CLOSES: &str = "this worker closes";
+/// How often it is said for how many bytes of whom fetches wait.
+const WAITS_EVERY: Duration = Duration::from_secs(1);
 /// How often a waiting caller looks whether it was interrupted.
 const INTERRUPT_EVERY: Duration = Duration::from_millis(100);
 
@@ -182,6 +186,7 @@ impl Fetcher {
             lost_first: VecDeque::new(),
             places: BTreeMap::new(),
             changed: false,
+            waits_said: None,
             closing: false,
         };
         let borrower = Borrower::new(cluster, context.token.clone())?;
@@ -439,19 +444,28 @@ impl Fetcher {
         if !std::mem::take(&mut state.changed) {
             return None;
         }
+        // What fetches wait for is long to tell, and policies look once a second.
+        let says_waits = state.waits_said.is_none_or(|said| said.elapsed() >= WAITS_EVERY);
         let mut waits: BTreeMap<TransferId, BTreeMap<String, u64>> = BTreeMap::new();
         for active in state.fetches.values() {
             let own = waits.entry(active.transfer.clone()).or_default();
-            for far in active.far.iter().filter(|far| far.left > 0) {
+            for far in active.far.iter().filter(|far| says_waits && far.left > 0) {
                 if let Some(source) = far.sources.first() {
                     *own.entry(source.to_string()).or_default() += far.left;
                 }
             }
         }
+        if says_waits {
+            state.waits_said = Some(Instant::now());
+        }
         let (mut records, mut moved) = (Vec::new(), BTreeSet::new());
         let State { transfers, said_moved, .. } = &mut *state;
         for (transfer, record) in transfers {
-            record.waits_for = waits.remove(transfer).unwrap_or_default();
+            match waits.remove(transfer) {
+                Some(waits) if says_waits => record.waits_for = waits,
+                Some(_) => {}
+                None => record.waits_for.clear(),
+            }
             if record.moved || said_moved.contains(transfer) {
                 records.push(record.clone());
             }

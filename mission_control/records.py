@@ -1,0 +1,36 @@
+"""What has happened, for reports: kept as text, up to a number of bytes."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from typing import Any
+
+BYTES_MAX = 64 << 20
+"""Bytes of records that are kept; beyond it the oldest are forgotten. Three sorts of 64 MiB in a lab make 0.3 MB."""
+
+
+class Log:
+    """Records by their numbers, from 0 on; the newest are kept."""
+
+    def __init__(self, most_bytes: int = BYTES_MAX):
+        self.most_bytes = most_bytes
+        self.kept: deque[str] = deque()
+        self.bytes = 0
+        self.next = 0
+
+    def add(self, record: dict[str, Any]) -> None:
+        """Keeps a record, with its number and the time (seconds since 1970)."""
+        text = json.dumps({"number": self.next, "time": time.time(), **record})
+        self.next += 1
+        self.kept.append(text)
+        self.bytes += len(text)
+        while self.bytes > self.most_bytes:
+            self.bytes -= len(self.kept.popleft())
+
+    def since(self, seen: int) -> tuple[int, list[dict[str, Any]]]:
+        """Give how many records there have been, and those of them after the first ``seen`` that are still kept."""
+        first = self.next - len(self.kept)
+        new = list(self.kept)[max(0, seen - first) :]
+        return self.next, [json.loads(text) for text in new]

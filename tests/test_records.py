@@ -1,0 +1,30 @@
+"""Records are numbered, and what is kept of them has a bound in bytes."""
+
+from __future__ import annotations
+
+from mission_control.records import Log
+
+
+def test_who_reads_now_and_then_gets_each_record_once():
+    log = Log()
+    assert log.since(0) == (0, [])
+    for number in range(5):
+        log.add({"kind": "job", "job": f"job-{number}"})
+    seen, new = log.since(0)
+    assert seen == 5 and [own["number"] for own in new] == [0, 1, 2, 3, 4]
+    assert log.since(seen) == (5, [])
+    log.add({"kind": "job", "job": "another"})
+    seen, (own,) = log.since(seen)
+    assert seen == 6 and own["job"] == "another" and own["time"] > 0
+
+
+def test_the_oldest_are_forgotten_by_bytes_and_not_by_number():
+    log = Log(most_bytes=10_000)
+    for number in range(1_000):
+        log.add({"kind": "text", "text": "x" * (number % 7) * 100})
+        assert log.bytes <= 10_000 and log.bytes == sum(map(len, log.kept))
+    seen, new = log.since(0)
+    assert seen == 1_000 and new[-1]["number"] == 999
+    assert [own["number"] for own in new] == list(range(1_000 - len(new), 1_000))
+    assert log.since(998)[1] == new[-2:]
+    assert log.since(2_000)[1] == [], "what another scheduler has said"
