@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import signal
+import time
 
 import numpy as np
-from distributed import Event, wait
+from distributed import Client, Event, LocalCluster, wait
 
 import mission_control
+from mission_control import _native
 from tests.conftest import data, resources, status, until
 
 BYTES = 32 << 20
@@ -87,3 +91,29 @@ def test_a_shuffle_whose_graph_looks_like_a_broadcast_is_none(client):
         Event("go").set()
         assert client.gather(tasks) == [3, 6, 9]
         assert not any(resource["copies"] for resource in resources(client).values())
+
+
+def test_a_broadcast_whose_owner_dies_goes_on_from_a_receiver():
+    """A copy of the reference is where the object was received; nothing of it is computed again."""
+    with (
+        LocalCluster(n_workers=3, threads_per_worker=2, dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+        mission_control.job("outlives", transport="tcp", client=client),
+    ):
+        mission_control.install(client)
+        owner, *readers = list(client.scheduler_info()["workers"])
+        reference = client.submit(produce, 3, workers=[owner], pure=False)
+        wait(reference)
+        broadcast(client, readers, reference, 3)
+        until(lambda: transfer_of(client, "outlives")["pattern"] == "broadcast", "it is seen as one")
+        until(lambda: sum(own["copies"] for own in resources(client).values()) == 2, "it is kept")
+        client.replicate([reference], 3)
+        time.sleep(2 * _native.REPORT_EVERY_MS / 1000)
+        (pid,) = client.run(os.getpid, workers=[owner]).values()
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: owner not in status(client)["workers"], "it is gone")
+        broadcast(client, readers, reference, 3)
+        _, records = client.sync(client.scheduler.mission_control_since, seen=0)
+        assert not [record for record in records if record["kind"] == "recomputed"]
+        held = {worker: own["object_bytes"] for worker, own in status(client)["workers"].items()}
+        assert sum(held.values()) == BYTES, "one of them has the object now"

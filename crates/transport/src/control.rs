@@ -2,7 +2,7 @@
 //! carries both.
 
 use crate::endpoint::Endpoint;
-use crate::handover;
+use crate::handover::{self, Order};
 use crate::object::ObjectId;
 use mission_core::control::{Described, Fetched, Message, Untaken, WorkerReport};
 use mission_core::mission;
@@ -78,7 +78,8 @@ impl Endpoint {
                 }
             }
         }
-        let Message { commands, free, lost, why, places, describe, take, report, forget_job, probe_ecn } = message;
+        let Message { commands, free, lost, why, places, describe, take, keep, report, forget_job, probe_ecn } =
+            message;
         commands.into_iter().for_each(|command| self.fetcher.command(command));
         self.fetcher.places(addresses(places));
         for asked in describe {
@@ -88,7 +89,8 @@ impl Endpoint {
             let described = handover::describe(&self.store, &self.fetcher, asked).unwrap_or_else(none);
             self.control.lock().described.push(described);
         }
-        take.into_iter().for_each(|take| self.taker.order(take));
+        take.into_iter().for_each(|take| self.taker.order(Order::Take(take)));
+        keep.into_iter().for_each(|keep| self.taker.order(Order::Keep(keep)));
         free.into_iter().for_each(|object| _ = self.free(&object.into()));
         if !lost.is_empty() {
             let lost: Vec<ObjectId> = lost.into_iter().map(Into::into).collect();

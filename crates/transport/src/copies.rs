@@ -178,6 +178,10 @@ impl PartCopy {
         self.blocks().encryption
     }
 
+    pub fn nbytes(&self) -> u64 {
+        self.len
+    }
+
     pub fn is_whole(&self) -> bool {
         self.blocks().missing == 0
     }

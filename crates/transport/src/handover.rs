@@ -2,12 +2,13 @@
 //! of those who take them ([`mission_core::control`]).
 
 use crate::control::Control;
+use crate::copies::PartCopy;
 use crate::fetcher::Fetcher;
 use crate::object::ObjectId;
 use crate::parts::{FetchRequest, Home, Wanted};
 use crate::segment::SHARED_MIN;
 use crate::store::Store;
-use mission_core::control::{Describe, Described, HAND_OVER, Take, Untaken};
+use mission_core::control::{Describe, Described, HAND_OVER, Keep, Take, Untaken};
 use mission_core::types::{Demands, Encryption, TransferId};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -51,9 +52,15 @@ pub fn describe(store: &Store, fetcher: &Fetcher, asked: Describe) -> io::Result
     Ok(Described { job: asked.job, manifest: manifest.into(), bytes: text.len() as u64 })
 }
 
-/// Takes what it is told to take, one order after another, in a thread of its own.
+/// What a worker is told of objects of others.
+pub enum Order {
+    Take(Take),
+    Keep(Keep),
+}
+
+/// Takes and keeps what it is told to, one order after another, in a thread of its own.
 pub struct Taker {
-    orders: Option<Sender<Take>>,
+    orders: Option<Sender<Order>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -61,12 +68,12 @@ impl Taker {
     pub(crate) fn new(fetcher: Arc<Fetcher>, store: Arc<Store>, control: Arc<Control>) -> io::Result<Taker> {
         let (orders, ordered) = channel();
         let own = Own { fetcher, store, control };
-        let thread = thread::Builder::new().name("mission-take".into()).spawn(move || own.take_all(&ordered))?;
+        let thread = thread::Builder::new().name("mission-take".into()).spawn(move || own.obey(&ordered))?;
         Ok(Taker { orders: Some(orders), thread: Some(thread) })
     }
 
-    pub fn order(&self, take: Take) {
-        let _ = self.orders.as_ref().expect("only dropping takes it").send(take);
+    pub fn order(&self, order: Order) {
+        let _ = self.orders.as_ref().expect("only dropping takes it").send(order);
     }
 }
 
@@ -85,8 +92,15 @@ struct Own {
 }
 
 impl Own {
-    fn take_all(&self, ordered: &Receiver<Take>) {
-        while let Ok(take) = ordered.recv() {
+    fn obey(&self, ordered: &Receiver<Order>) {
+        while let Ok(order) = ordered.recv() {
+            let take = match order {
+                Order::Take(take) => take,
+                Order::Keep(Keep { object, parts }) => {
+                    self.say(object.into(), self.keep(object.into(), parts));
+                    continue;
+                }
+            };
             let objects: Vec<ObjectId> = take.objects.iter().map(|object| (*object).into()).collect();
             let entries = match self.manifest(&take) {
                 Ok(entries) => entries,
@@ -117,6 +131,21 @@ impl Own {
             Ok(()) => self.control.took(object.into()),
             Err(why) => self.control.untaken(Untaken { object: object.into(), why }),
         }
+    }
+
+    /// Makes an object of the copies of all its parts, if they are here.
+    fn keep(&self, object: ObjectId, parts: u32) -> Result<(), String> {
+        if self.store.get(&object).is_some() {
+            return Ok(());
+        }
+        let copies = (0..parts).map(|part| self.store.copies.get(&(object, part)).filter(|copy| copy.is_whole()));
+        let copies: Vec<Arc<PartCopy>> = copies.collect::<Option<_>>().ok_or("it has not all of its parts")?;
+        let bytes: Vec<&[u8]> =
+            copies.iter().map(|copy| copy.range(0, copy.nbytes()).map_or(&[][..], |(bytes, _)| bytes)).collect();
+        let protection = copies.iter().map(|copy| copy.encryption()).max().unwrap_or(Encryption::None);
+        self.store.put_as(object, &bytes, protection, None).map_err(|error| error.to_string())?;
+        self.store.copies.free(&object);
+        Ok(())
     }
 
     fn manifest(&self, take: &Take) -> Result<BTreeMap<ObjectId, Entry>, String> {

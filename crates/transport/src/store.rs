@@ -77,6 +77,22 @@ impl Store {
     /// # Errors
     /// No memory, or the spool disk is full: nothing was kept.
     pub fn put(&self, parts: &[&[u8]], encryption: Encryption, sharers: Option<GroupId>) -> io::Result<ObjectId> {
+        let id = ObjectId::random();
+        self.put_as(id, parts, encryption, sharers)?;
+        Ok(id)
+    }
+
+    /// As [`Store::put`], under a name that the object has already.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn put_as(
+        &self,
+        id: ObjectId,
+        parts: &[&[u8]],
+        encryption: Encryption,
+        sharers: Option<GroupId>,
+    ) -> io::Result<()> {
         let len: usize = parts.iter().map(|part| part.len()).sum();
         let mut segment = self.pool.take(len, sharers)?;
         let mut rest = segment.bytes_mut();
@@ -86,7 +102,7 @@ impl Store {
             rest = after;
         }
         let sizes: Vec<u64> = parts.iter().map(|part| part.len() as u64).collect();
-        self.adopt(Arc::new(segment), &sizes, encryption)
+        self.adopt_as(id, Arc::new(segment), &sizes, encryption)
     }
 
     /// Keeps `segment` itself, cut into parts of `sizes`; nobody may write to it any more.

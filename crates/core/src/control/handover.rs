@@ -258,6 +258,7 @@ impl Controller {
                 free.push(object); // it was freed while it came
                 continue;
             }
+            self.is_certain(object);
             moved.push(object);
             let bytes = self.objects.bytes(object);
             if let Some(leaving) = source.and_then(|source| self.handover.leaving.get_mut(&source)) {
@@ -266,6 +267,10 @@ impl Controller {
             }
         }
         for Untaken { object, why } in untaken {
+            if self.doubts.has(object) {
+                self.keeps_not(worker, object, commands);
+                continue;
+            }
             let source = self.answered(object, worker, commands);
             if let Some(leaving) = source.and_then(|source| self.handover.leaving.get_mut(&source)) {
                 leaving.why = Some(format!("{worker}: {why}"));

@@ -1,6 +1,6 @@
 //! What is said to a worker, beside the version of it.
 
-use super::{Describe, Take};
+use super::{Describe, Keep, Take};
 use crate::mission;
 use crate::types::{JobId, ObjectId};
 use serde::{Deserialize, Serialize};
@@ -29,6 +29,9 @@ pub struct Message {
     pub describe: Vec<Describe>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub take: Vec<Take>,
+    /// Keep these whole, of which there may be copies of all parts.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub keep: Vec<Keep>,
     /// Say the last words on this job, which is over.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub report: Option<JobId>,

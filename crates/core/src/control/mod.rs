@@ -5,6 +5,7 @@
 //!
 //! Tasks are numbered by the adapter: keys of an engine may be anything. A number is not used again while its task is known.
 
+mod doubt;
 mod handover;
 mod holds;
 mod jobs;
@@ -25,6 +26,8 @@ use crate::shares::FlowsPerHost;
 use crate::types::{Encryption, HostId, JobId, JobSpec, ObjectId, Stage, Transport, WorkerId};
 use crate::units::Time;
 use crate::versions::Outbox;
+use doubt::Doubts;
+pub use doubt::{DOUBT, Keep};
 use handover::Handover;
 pub use handover::{Describe, Described, HAND_OVER, TRY_AGAIN, Take, Untaken};
 use holds::Holds;
@@ -316,6 +319,7 @@ pub struct Controller {
     /// Lost objects that were not told yet, by what became of them.
     lost: BTreeMap<String, BTreeSet<ObjectId>>,
     handover: Handover,
+    doubts: Doubts,
     holds: Holds,
     /// Of each task that tasks submitted, the workers on which they ran.
     submitted_on: BTreeMap<u64, BTreeSet<WorkerId>>,
@@ -352,6 +356,7 @@ impl Controller {
             objects: Objects::default(),
             lost: BTreeMap::new(),
             handover: Handover::default(),
+            doubts: Doubts::default(),
             holds: Holds::default(),
             submitted_on: BTreeMap::new(),
             transfers: Transfers::default(),
@@ -456,13 +461,14 @@ impl Controller {
                     commands.push(record(Record::Recomputed { job, task }));
                 }
                 self.hold_for_submitters(task);
-                let there = self.objects.held_by(Holder::Result(task));
+                // What is lost was told so.
+                let there = |object: &ObjectId| !self.objects.whole(*object).is_empty() || self.doubts.has(*object);
+                let there: Vec<ObjectId> = self.objects.of(Holder::Result(task)).filter(there).collect();
                 let free = self.objects.release(Holder::Result(task));
                 if wanted {
                     // A copy of the old result may still be on its way somewhere. Who meets it waits for the new one. The
                     // engine may say that the result is gone before it says so of its worker.
-                    let old: Vec<ObjectId> =
-                        there.into_iter().map(|(object, _)| object).filter(|old| !self.objects.has(*old)).collect();
+                    let old: Vec<ObjectId> = there.into_iter().filter(|old| !self.objects.has(*old)).collect();
                     self.lose("their result is computed again", old, commands);
                 }
                 self.free(free, commands);
@@ -492,6 +498,7 @@ impl Controller {
             self.gone(now, &worker, commands);
         }
         self.hand_over_again(now, commands);
+        self.doubt_no_longer(now, None, commands);
         let over = |(job, own): (&JobId, &Ending)| (now >= own.until).then(|| job.clone());
         for job in self.ending.iter().filter_map(over).collect::<Vec<_>>() {
             self.finish(now, &job, commands);
@@ -602,9 +609,13 @@ impl Controller {
         let lost = self.objects.worker_gone(worker);
         self.hand_over_without(now, worker, commands);
         self.tell_places(lost.elsewhere.iter().map(|(object, _)| *object).collect(), commands);
-        self.lose(&format!("worker {worker} left"), lost.objects, commands);
-        if !lost.results.is_empty() {
-            commands.push(Command::Recompute { tasks: lost.results });
+        self.doubt_no_longer(now, Some(worker), commands);
+        let why = format!("worker {worker} left");
+        let gone = self.doubt(now, &why, lost.objects, commands);
+        let tasks: BTreeSet<u64> = gone.iter().flat_map(|object| self.objects.results(*object)).collect();
+        self.lose(&why, gone, commands);
+        if !tasks.is_empty() {
+            commands.push(Command::Recompute { tasks });
         }
     }
 
@@ -749,7 +760,7 @@ impl Controller {
             let there = self.workers.contains_key(&owner);
             self.objects.hold(Holder::Result(task), object, there.then_some(&owner), bytes, copies);
             self.objects.has_parts(object, parts);
-            if self.objects.whole(object).is_empty() {
+            if self.objects.whole(object).is_empty() && !self.doubts.has(object) {
                 self.lose(&format!("worker {owner} left"), [object], commands);
             }
         }
@@ -778,6 +789,8 @@ impl Controller {
     }
 
     fn free(&mut self, free: ByWorker, commands: &mut Vec<Command>) {
+        let freed = free.values().flatten().copied().collect::<Vec<_>>();
+        freed.into_iter().for_each(|object| self.is_certain(object));
         let moved = self.objects.freed_moved();
         if !moved.is_empty() {
             // All know where they lie.

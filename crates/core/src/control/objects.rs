@@ -50,8 +50,6 @@ struct Object {
 pub struct Lost {
     /// Nobody has them whole any more.
     pub objects: Vec<ObjectId>,
-    /// Tasks whose results carry one of those: they are invalid, wherever copies of them are.
-    pub results: BTreeSet<u64>,
     /// Objects that others have, and who: fetches go there from now on.
     pub elsewhere: Vec<(ObjectId, WorkerId)>,
 }
@@ -167,14 +165,7 @@ impl Objects {
             let own = &self.objects[&object];
             match own.whole.first() {
                 Some(other) => lost.elsewhere.push((object, other.clone())),
-                None => {
-                    lost.objects.push(object);
-                    let results = own.holders.iter().filter_map(|holder| match holder {
-                        Holder::Result(task) => Some(*task),
-                        Holder::Hold(_) => None,
-                    });
-                    lost.results.extend(results);
-                }
+                None => lost.objects.push(object),
             }
             self.look(object);
         }
@@ -230,6 +221,15 @@ impl Objects {
     /// Bytes of a part of an object, were they all alike.
     pub fn bytes_of_part(&self, object: ObjectId) -> u64 {
         self.objects.get(&object).map_or(0, |own| own.bytes / u64::from(own.part_count.max(1)))
+    }
+
+    pub fn part_count(&self, object: ObjectId) -> u32 {
+        self.objects.get(&object).map_or(0, |own| own.part_count)
+    }
+
+    /// Who keeps parts of an object.
+    pub fn keepers(&self, object: ObjectId) -> impl Iterator<Item = &WorkerId> {
+        self.objects.get(&object).into_iter().flat_map(|own| &own.parts)
     }
 
     pub fn bytes(&self, object: ObjectId) -> u64 {
@@ -309,7 +309,8 @@ mod tests {
         assert!(objects.replicated(id(13), &worker(3)));
         assert_eq!(objects.only_at(&worker(1)), [(id(11), 10), (id(12), 10)]);
         let lost = objects.worker_gone(&worker(1));
-        assert_eq!((lost.objects, lost.results), (vec![id(11), id(12)], BTreeSet::from([1, 2])));
+        assert_eq!(lost.objects, [id(11), id(12)]);
+        assert_eq!(objects.results(id(12)).collect::<Vec<_>>(), [1, 2]);
         assert_eq!(lost.elsewhere, [(id(13), worker(3))]);
         assert_eq!(objects.held_by(Holder::Result(1)), []);
         assert_eq!(objects.held_by(Holder::Result(3)), [(id(13), worker(3))]);

@@ -118,6 +118,7 @@ impl Controller {
             ("objects", self.objects.len()),
             ("lost objects", self.lost.len()),
             ("objects handed over", self.handover.len()),
+            ("objects in doubt", self.doubts.len()),
             ("holds", self.holds.len()),
             ("submitted tasks", self.submitted_on.len()),
             ("transfers", self.transfers.len()),

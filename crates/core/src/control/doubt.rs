@@ -1,0 +1,121 @@
+//! Objects whose last owner is gone while others keep parts of them from a broadcast: one that has all parts keeps the object.
+//!
+//! They are asked one after another. Until one says yes the object is in doubt: its results are not computed again, and nobody
+//! hears that it is lost.
+
+use super::{Command, Controller, Message};
+use crate::types::{ObjectId, WorkerId};
+use crate::units::Time;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
+
+/// How long the answers may take: what has all parts copies them once.
+pub const DOUBT: Duration = Duration::from_secs(5);
+
+/// An object that a worker shall keep whole, if it has all of so many parts.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Keep {
+    pub object: ObjectId,
+    pub parts: u32,
+}
+
+#[derive(Default)]
+pub struct Doubts {
+    all: BTreeMap<ObjectId, Doubt>,
+}
+
+struct Doubt {
+    /// Why it would be lost.
+    why: String,
+    until: Time,
+    asked: WorkerId,
+    /// Who may be asked next.
+    others: VecDeque<WorkerId>,
+}
+
+impl Doubts {
+    pub fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    pub fn has(&self, object: ObjectId) -> bool {
+        self.all.contains_key(&object)
+    }
+}
+
+impl Controller {
+    /// The owner of these objects is gone: asks who keeps parts of them. Gives those that nobody has anything of.
+    pub(super) fn doubt(
+        &mut self,
+        now: Time,
+        why: &str,
+        objects: Vec<ObjectId>,
+        commands: &mut Vec<Command>,
+    ) -> Vec<ObjectId> {
+        let mut asks: BTreeMap<WorkerId, Vec<Keep>> = BTreeMap::new();
+        let mut lost = Vec::new();
+        for object in objects {
+            let keeps = |worker: &&WorkerId| self.workers.contains_key(*worker);
+            let mut others: VecDeque<WorkerId> = self.objects.keepers(object).filter(keeps).cloned().collect();
+            let Some(asked) = others.pop_front() else {
+                lost.push(object);
+                continue;
+            };
+            asks.entry(asked.clone()).or_default().push(self.keep(object));
+            let doubt = Doubt { why: why.to_owned(), until: now + DOUBT, asked, others };
+            self.doubts.all.insert(object, doubt);
+        }
+        for (worker, keep) in asks {
+            self.tell(&worker, Message { keep, ..Message::default() }.into(), commands);
+        }
+        lost
+    }
+
+    fn keep(&self, object: ObjectId) -> Keep {
+        Keep { object, parts: self.objects.part_count(object) }
+    }
+
+    /// Somebody has it whole, or nothing holds it any more.
+    pub(super) fn is_certain(&mut self, object: ObjectId) {
+        self.doubts.all.remove(&object);
+    }
+
+    /// A worker does not have all of an object: the next one is asked, if there is one.
+    pub(super) fn keeps_not(&mut self, worker: &WorkerId, object: ObjectId, commands: &mut Vec<Command>) {
+        let Some(doubt) = self.doubts.all.get_mut(&object).filter(|doubt| doubt.asked == *worker) else { return };
+        while let Some(next) = doubt.others.pop_front() {
+            if self.workers.contains_key(&next) {
+                doubt.asked = next.clone();
+                let message = Message { keep: vec![self.keep(object)], ..Message::default() };
+                return self.tell(&next, message.into(), commands);
+            }
+        }
+        self.lose_doubtful(BTreeSet::from([object]), commands);
+    }
+
+    /// Gives up what nobody has answered for in time, or who was asked is gone.
+    pub(super) fn doubt_no_longer(&mut self, now: Time, gone: Option<&WorkerId>, commands: &mut Vec<Command>) {
+        let late = |doubt: &Doubt| gone.is_none() && now >= doubt.until;
+        let over: BTreeSet<ObjectId> =
+            self.doubts.all.iter().filter(|(_, doubt)| late(doubt)).map(|(object, _)| *object).collect();
+        self.lose_doubtful(over, commands);
+        if let Some(gone) = gone {
+            let asked = self.doubts.all.iter().filter(|(_, doubt)| doubt.asked == *gone);
+            let asked: Vec<ObjectId> = asked.map(|(object, _)| *object).collect();
+            asked.into_iter().for_each(|object| self.keeps_not(gone, object, commands));
+        }
+    }
+
+    fn lose_doubtful(&mut self, objects: BTreeSet<ObjectId>, commands: &mut Vec<Command>) {
+        let mut tasks = BTreeSet::new();
+        for object in objects {
+            let Some(doubt) = self.doubts.all.remove(&object) else { continue };
+            tasks.extend(self.objects.results(object));
+            self.lose(&doubt.why, [object], commands);
+        }
+        if !tasks.is_empty() {
+            commands.push(Command::Recompute { tasks });
+        }
+    }
+}
