@@ -173,6 +173,9 @@ class Workload(Part):
         "auto",
         description="map tasks of each job; auto: one a worker, and at least: sort one for 64 MiB, kmeans 8",
     )
+    reducers: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        "auto", description="sort: reduce tasks of each job; auto: as many as map tasks"
+    )
     placement: Literal["free", "even"] = Field(
         "free",
         description="sort: where reduce tasks run; free: where Dask likes; even: in turn, all hosts get as much",

@@ -47,10 +47,11 @@ class Sort:
         self.records = max(1, workload.size // RECORD)
         auto = max(workers, math.ceil(self.records * RECORD / PARTITION_BYTES))
         self.partitions = min(self.records, auto if workload.partitions == "auto" else workload.partitions)
+        self.reducers = min(self.records, self.partitions if workload.reducers == "auto" else workload.reducers)
         self.even = workload.placement == "even"
         self.seed = workload.seed * 1000 + number
         self.inputs = [folder / f"input-{index:05}" for index in range(self.partitions)]
-        self.outputs = [folder / f"output-{index:05}" for index in range(self.partitions)]
+        self.outputs = [folder / f"output-{index:05}" for index in range(self.reducers)]
         self.made: list[tuple[int, int]] = []
 
     def prepare(self, client: Client, say: Callable[[str], None]) -> None:
@@ -70,7 +71,7 @@ class Sort:
             client.map(sample_keys, self.inputs, range(self.partitions), key="sort-sample", pure=False)
         )
         keys = np.sort(np.frombuffer(b"".join(samples), f"S{KEY}"))
-        places = [len(keys) * index // self.partitions for index in range(1, self.partitions)]
+        places = [len(keys) * index // self.reducers for index in range(1, self.reducers)]
         return keys[places].tobytes()
 
     def run(self, client: Client, say: Callable[[str], None]) -> None:
