@@ -6,7 +6,6 @@ from typing import Any
 from typing_extensions import Buffer
 
 FLOWS_PER_HOST: int
-LATE_TURN_MS: int
 PROTOCOL: int
 REPORT_EVERY_MS: int
 STORE_MEMORY_FRACTION: float
@@ -147,36 +146,35 @@ class Switch:
     def samples(self) -> list[tuple[int, int, int, int]]: ...
 
 class Threads:
-    """The threads of a worker: whose task runs next.
-
-    What is said to it (at ``now``, in seconds) gives the tasks that have a thread from now on.
-    """
+    """The threads of a worker: whose task runs next. A task that has no turn waits in its thread."""
 
     def __init__(self, threads: int) -> None: ...
-    def weights(self, now: float, weights: dict[str, float]) -> list[int]:
-        """What the jobs that move bytes weigh now."""
+    def begins(self, task: int, job: str, priority: float) -> None:
+        """The engine gives a task to a thread: waits for its turn, with a bound."""
 
-    def begins(self, now: float, task: int, job: str, priority: float) -> list[int]:
-        """The engine gives a task to a thread."""
-
-    def lends(self, now: float, task: int) -> list[int]:
+    def lends(self, task: int) -> None:
         """It waits for the network."""
 
-    def goes_on(self, now: float, task: int) -> list[int]:
-        """It has what it waited for."""
+    def goes_on(self, task: int) -> None:
+        """It has what it waited for: waits for a thread, with a bound."""
 
-    def late(self, now: float, task: int) -> list[int]:
-        """It has waited for too long, and goes on all the same."""
+    def ends(self, task: int) -> None:
+        """It is over, or leaves the threads."""
 
-    def ends(self, now: float, task: int) -> list[int]:
-        """It is over."""
+    def weigh(self, weights: dict[str, float]) -> None:
+        """What the jobs that move bytes weigh now."""
 
-    def next(self, now: float, jobs: list[str]) -> str | None:
+    def next(self, jobs: list[str]) -> str | None:
         """Of several jobs, whose task is to be begun next."""
 
     def ahead(self, live_bytes: int, limit_bytes: int) -> int:
         """How many tasks more than threads may have begun."""
 
+    def close(self) -> None:
+        """Nobody waits for a turn any more."""
+
+    @property
+    def closed(self) -> bool: ...
     @property
     def most(self) -> int:
         """How many tasks may have lent their threads at most."""

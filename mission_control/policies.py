@@ -53,15 +53,36 @@ def load(name: str) -> Policy:
     return policy
 
 
+def name_of(policy: str | Policy) -> str:
+    """As core and people call it."""
+    if isinstance(policy, str):
+        return policy
+    return PREFIX + getattr(policy, "__qualname__", type(policy).__name__)
+
+
+def runner_of(policy: str | Policy, say: Callable[[Runner, dict[str, Any]], None]) -> Runner | None:
+    """What computes a policy of the user's own; ``None`` for those of core.
+
+    Raises:
+        ValueError: there is no such policy.
+    """
+    if isinstance(policy, str):
+        if not policy.startswith(PREFIX):
+            return None
+        policy = load(policy.removeprefix(PREFIX))
+    return Runner(policy, say)
+
+
 class Runner:
     """Runs a policy in a thread of its own, so that one that stalls holds nobody up.
 
     Args:
         policy: the function.
-        say: is given the answer for the Mission Controller (`Weighed`), in whatever thread; it must hand it to its own.
+        say: is given the runner, and the answer for the Mission Controller (`Weighed`), in whatever thread; it must
+            hand it to its own.
     """
 
-    def __init__(self, policy: Policy, say: Callable[[dict[str, Any]], None]):
+    def __init__(self, policy: Policy, say: Callable[[Runner, dict[str, Any]], None]):
         self.policy = policy
         self.say = say
         self._busy = False
@@ -94,13 +115,13 @@ class Runner:
         answered.set()
         self._busy = False
         if not late:
-            self.say({"asked": transfers, "counts": answer})
+            self.say(self, {"asked": transfers, "counts": answer})
 
     def _watch(self, transfers: list[dict[str, Any]], answered: threading.Event) -> None:
         if not answered.wait(PATIENCE_S):
             answered.set()
             stalled = {"Err": f"it has not answered within {PATIENCE_S} s"}
-            self.say({"asked": transfers, "counts": stalled})
+            self.say(self, {"asked": transfers, "counts": stalled})
 
 
 def jobs_of(transfers: list[dict[str, Any]]) -> list[dict[str, Any]]:

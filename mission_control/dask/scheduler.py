@@ -14,7 +14,8 @@ import secrets
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
+from contextlib import ExitStack
+from functools import lru_cache, partial
 from typing import Any
 
 import dask
@@ -28,10 +29,13 @@ from mission_control import _native, page
 from mission_control.dask import seams, turns
 from mission_control.jobs import ANNOTATION
 from mission_control.metrics import Metrics
-from mission_control.policies import PREFIX, Policy, Runner, load
+from mission_control.policies import Policy, Runner, name_of, runner_of
 from mission_control.records import Log
 
 logger = logging.getLogger(__name__)
+
+SAID = ("report", "again", "probed", "leave")
+"""Events that workers and clients say as core hears them."""
 
 
 class MissionControlScheduler(SchedulerPlugin):
@@ -62,7 +66,7 @@ class MissionControlScheduler(SchedulerPlugin):
             "link_bits_per_sec": _native.link_rate(),
             "engine_tls": scheduler.address.startswith("tls://"),
         }
-        self.runner: Runner | None = self.runner_of(self.policy)
+        self.runner = runner_of(self.policy, self.weighed)
         self.controller = _native.Controller(name_of(self.policy), self.flows_per_host, json.dumps(environment))
         self.started = time.monotonic()
         self.token = secrets.token_bytes(32)
@@ -83,12 +87,14 @@ class MissionControlScheduler(SchedulerPlugin):
         for name in dask.config.get("distributed.scheduler.blocked-handlers", default=[]):
             offered.pop(name, None)
         scheduler.handlers.update(offered)
-        for name in ("report", "task", "again", "stale", "leave", "probed"):
-            scheduler.stream_handlers[f"mission-control-{name}"] = guarded(getattr(self, f"on_{name}"))
+        streams: dict[str, Callable[..., Any]] = {name: partial(self.event, name) for name in SAID}
+        for name, handler in (streams | {"task": self.on_task, "stale": self.on_stale}).items():
+            scheduler.stream_handlers[f"mission-control-{name}"] = guarded(handler)
+        self.undo = ExitStack()
         self._inherit_jobs(scheduler)
         self._send_jobs(scheduler)
-        self.unwrap = seams.wrap(self, scheduler)
-        self.unqueue = turns.queue_by_job(self, scheduler)
+        seams.wrap(self, scheduler, self.undo)
+        turns.queue_by_job(self, scheduler, self.undo)
         tick = PeriodicCallback(self.tick, 1000)
         scheduler.periodic_callbacks[self.name] = tick
         tick.start()
@@ -101,11 +107,7 @@ class MissionControlScheduler(SchedulerPlugin):
         if callback is not None:
             callback.stop()
         self.metrics.unregister()
-        # The class has the original.
-        vars(self.scheduler).pop("_task_to_msg", None)
-        self.unwrap()
-        if self.unqueue is not None:
-            self.unqueue()
+        self.undo.close()
 
     # --- what is asked of the plug-in -------------------------------------------------------------------------------
 
@@ -137,10 +139,6 @@ class MissionControlScheduler(SchedulerPlugin):
             self.event("client-gone", client=client)  # it went while it asked
         return admitted
 
-    def on_leave(self, job: str, client: str) -> None:
-        """The client submits no more for this job, and its graphs are read in: the job ends with its last task."""
-        self.event("leave", job=job, client=client)
-
     async def on_change(self, job: str, transport: str | None, priority: float | None) -> dict[str, Any]:
         """Another transport or priority for a job that runs; its workers hear of it at once."""
         change: dict[str, Any] = {"priority": priority}
@@ -156,26 +154,21 @@ class MissionControlScheduler(SchedulerPlugin):
         wanted = policy if isinstance(policy, str) else pickle.loads(policy)
         before = self.runner
         try:
-            self.runner = self.runner_of(wanted)
+            self.runner = runner_of(wanted, self.weighed)
             self.event("policy", policy=name_of(wanted))
         except ValueError as error:
             self.runner = before
             return {"error": str(error)}
         return {"error": None}
 
-    def runner_of(self, policy: str | Policy) -> Runner | None:
-        """What computes a policy of the user's own; ``None`` for those of core."""
-        if isinstance(policy, str):
-            if not policy.startswith(PREFIX):
-                return None
-            policy = load(policy.removeprefix(PREFIX))
-        runner = Runner(policy, lambda event: self.scheduler.loop.add_callback(self.weighed, runner, event))
-        return runner
-
     def weighed(self, runner: Runner, answer: dict[str, Any]) -> None:
-        """A policy's answer, unless it was replaced meanwhile."""
-        if runner is self.runner:
-            self.event("weighed", **answer)
+        """A policy's answer, in whatever thread, unless another one is in force by now."""
+
+        def hear() -> None:
+            if runner is self.runner:
+                self.event("weighed", **answer)
+
+        self.scheduler.loop.add_callback(hear)
 
     async def on_status(self, most: int | None = None) -> dict[str, Any]:
         return self.status(most)
@@ -194,19 +187,6 @@ class MissionControlScheduler(SchedulerPlugin):
         return self.log.since(seen)
 
     # --- what workers say -------------------------------------------------------------------------------------------
-
-    def on_report(self, worker: str, report: dict[str, Any]) -> None:
-        """What a worker's fetches asked for and got since its last word, what it keeps copies of, what it has seen."""
-        self.event("report", worker=worker, report=report)
-
-    def on_again(self, worker: str, after: int) -> None:
-        """A worker missed something: it is said again, with all that came after it."""
-        logger.info("worker %s missed what was said after version %d", worker, after)
-        self.event("again", worker=worker, after=after)
-
-    def on_probed(self, worker: str, seen: dict[str, Any]) -> None:
-        """What a worker learnt of ECN marks."""
-        self.event("probed", worker=worker, seen=seen)
 
     def on_task(self, worker: str, key: Any, carries: list[Any]) -> None:
         """A task's result carries references; said before the scheduler hears that the task is done."""
@@ -360,7 +340,7 @@ class MissionControlScheduler(SchedulerPlugin):
                 message["annotations"] = {**message["annotations"], ANNOTATION: parsed(spec)}
             return message
 
-        scheduler._task_to_msg = with_job
+        seams.replace(self.undo, scheduler, "_task_to_msg", with_job)
 
     def _inherit_jobs(self, scheduler: Scheduler) -> None:
         """Plug-ins are not told which task submits a graph; the stream handler is."""
@@ -395,13 +375,6 @@ def guarded(handler: Callable[..., None]) -> Callable[..., None]:
 @lru_cache(256)
 def parsed(spec: str) -> dict[str, Any]:
     return json.loads(spec)
-
-
-def name_of(policy: str | Policy) -> str:
-    """As core and people call it."""
-    if isinstance(policy, str):
-        return policy
-    return PREFIX + getattr(policy, "__qualname__", type(policy).__name__)
 
 
 def kind_of(key: Any) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from distributed import Scheduler
@@ -22,43 +23,28 @@ INPUTS_MAX = 32
 """A task that takes from more than this has as much to bring wherever it runs; to look would only cost."""
 
 
-def wrap(plugin: MissionControlScheduler, scheduler: Scheduler) -> Callable[[], None]:
-    """Replace them on one scheduler; gives what takes that back."""
-    wrapped = [
-        name
-        for name, parameters, make, without in (
-            ("_track_retire_worker", ["ws", "policy"], hand_over, "objects of workers that retire are computed again"),
-            ("get_comm_cost", ["ts", "ws"], count_far, "tasks are placed without regard to their objects"),
-            ("workers_to_close", [], count_held, "scale-down takes workers without regard to their objects"),
-        )
-        if _wrap(plugin, scheduler, name, parameters, make, without)
-    ]
-    if "workers_to_close" in wrapped:
-        scheduler.handlers["workers_to_close"] = scheduler.workers_to_close
-
-    def unwrap() -> None:
-        for name in wrapped:
-            # The class has the original.
-            vars(scheduler).pop(name, None)
-
-    return unwrap
+def replace(undo: ExitStack, owner: Any, name: str, value: Any) -> None:
+    """Replaces a method on one object, until `undo` closes: its class has the original."""
+    setattr(owner, name, value)
+    undo.callback(vars(owner).pop, name, None)
 
 
-def _wrap(
-    plugin: MissionControlScheduler,
-    scheduler: Scheduler,
-    name: str,
-    parameters: list[str],
-    make: Callable[[MissionControlScheduler, Scheduler, Any], Any],
-    without: str,
-) -> bool:
-    original = getattr(scheduler, name, None)
-    known = list(inspect.signature(original).parameters) if callable(original) else []
-    if original is None or known[: len(parameters)] != parameters:
-        logger.warning("This version of Dask has no Scheduler.%s as Mission Control knows it: %s", name, without)
-        return False
-    setattr(scheduler, name, make(plugin, scheduler, original))
-    return True
+def wrap(plugin: MissionControlScheduler, scheduler: Scheduler, undo: ExitStack) -> None:
+    """Replaces them on one scheduler."""
+    for name, parameters, make, without in (
+        ("_track_retire_worker", ["ws", "policy"], hand_over, "objects of workers that retire are computed again"),
+        ("get_comm_cost", ["ts", "ws"], count_far, "tasks are placed without regard to their objects"),
+        ("workers_to_close", [], count_held, "scale-down takes workers without regard to their objects"),
+    ):
+        original = getattr(scheduler, name, None)
+        known = list(inspect.signature(original).parameters) if callable(original) else []
+        if original is None or known[: len(parameters)] != parameters:
+            logger.warning("This version of Dask has no Scheduler.%s as Mission Control knows it: %s", name, without)
+            continue
+        replace(undo, scheduler, name, make(plugin, scheduler, original))
+        if name in scheduler.handlers:
+            scheduler.handlers[name] = getattr(scheduler, name)
+            undo.callback(scheduler.handlers.__setitem__, name, original)
 
 
 class BothDone:

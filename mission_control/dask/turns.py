@@ -15,7 +15,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import dask
@@ -26,6 +26,7 @@ from distributed.threadpoolexecutor import ThreadPoolExecutor, thread_state
 from distributed.worker_state_machine import UnpauseEvent, WorkerState
 
 from mission_control import _native
+from mission_control.dask.seams import replace
 from mission_control.jobs import ANNOTATION
 
 logger = logging.getLogger(__name__)
@@ -40,6 +41,13 @@ def wanted(part: str, default: bool = True) -> bool:
     return bool(dask.config.get(f"mission-control.{part}", default=default))
 
 
+class OwnTask(threading.local):
+    """The task of this thread, as `begins` takes it."""
+
+    task: tuple[int, str, float] | None = None
+    lent = False
+
+
 class Turns:
     """Of one worker: each of its tasks runs in its turn."""
 
@@ -48,15 +56,11 @@ class Turns:
         self.endpoint = endpoint
         self.limit_bytes = limit_bytes
         self.threads = _native.Threads(worker.state.nthreads)
-        self.lock = threading.Lock()
-        self.waits: dict[int, threading.Event] = {}
         self.numbers = itertools.count(1)
-        self.own = threading.local()
-        self.weights: dict[str, float] = {}
+        self.own = OwnTask()
         self.asked = False
-        self.closed = False
         self.lends = False
-        self.undo: list[Callable[[], None]] = []
+        self.undo = ExitStack()
 
     # --- in the threads of tasks ------------------------------------------------------------------------------------
 
@@ -67,90 +71,55 @@ class Turns:
         if getattr(thread_state, "executor", None) is not self.worker.executors["default"]:
             yield
             return
-        number = next(self.numbers)
-        job = job_of(self.worker.state.tasks.get(key))
-        self.own.number, self.own.lent, self.own.job = number, False, job
-        self._wait("begins", number, *job)
+        own = self.own
+        own.task, own.lent = (next(self.numbers), *job_of(self.worker.state.tasks.get(key))), False
+        self.threads.begins(*own.task)
         try:
             yield
         finally:
-            self.own.number = None
-            self._say("ends", number)
+            self.threads.ends(own.task[0])
+            own.task = None
 
     @contextmanager
     def lent(self) -> Iterator[None]:
         """While it waits for the network, a task lends its thread."""
-        if not self._lend():
+        own = self.own
+        if own.task is None or own.lent or self.threads.closed or not self.lends:
             yield
             return
-        try:
-            yield
-        finally:
-            self._wait("goes_on", self.own.number)
-            self.own.lent = False
-
-    def _lend(self) -> bool:
-        """False if this thread has none to lend."""
-        number = getattr(self.own, "number", None)
-        if number is None or self.own.lent or self.closed or not self.lends:
-            return False
-        self.own.lent = True
-        self._say("lends", number)
+        own.lent = True
+        self.threads.lends(own.task[0])
         if not self.asked and (self.worker.state.ready or self.worker.state.constrained):
             self.asked = True
             self.worker.loop.add_callback(self._begin_more)
-        return True
+        try:
+            yield
+        finally:
+            self.threads.goes_on(own.task[0])
+            own.lent = False
 
     def _leave(self) -> None:
         """The task leaves the pool, for good or until it comes back; Dask itself begins another one."""
-        if getattr(self.own, "number", None) is not None and not self.own.lent:
+        if self.own.task is not None and not self.own.lent:
             self.own.lent = True
-            self._say("ends", self.own.number)
+            self.threads.ends(self.own.task[0])
 
     def _come_back(self) -> None:
-        if getattr(self.own, "number", None) is not None and self.own.lent:
-            self._wait("begins", self.own.number, *self.own.job)
+        if self.own.task is not None and self.own.lent:
+            self.threads.begins(*self.own.task)
             self.own.lent = False
-
-    def _wait(self, what: str, number: int, *rest: Any) -> None:
-        event = threading.Event()
-        with self.lock:
-            if self.closed:
-                return
-            self.waits[number] = event
-            self._run(getattr(self.threads, what)(time.monotonic(), number, *rest))
-        while not event.wait(_native.LATE_TURN_MS / 1000):
-            # Who has the threads may wait for this task: for a lock that it holds, for instance.
-            self._say("late", number)
-
-    def _say(self, what: str, *rest: Any) -> None:
-        with self.lock:
-            self._run(getattr(self.threads, what)(time.monotonic(), *rest))
-
-    def _run(self, numbers: list[int]) -> None:
-        for number in numbers:
-            if (event := self.waits.pop(number, None)) is not None:
-                event.set()
 
     # --- in the worker's event loop ---------------------------------------------------------------------------------
 
     def _begin_more(self) -> None:
         """A thread was lent: has Dask look for a ready task."""
         self.asked = False
-        if not self.closed and self.worker.status == Status.running and self.worker.state.running:
+        if not self.threads.closed and self.worker.status == Status.running and self.worker.state.running:
             self.worker.handle_stimulus(UnpauseEvent(stimulus_id=f"mission-control-lent-{time.time()}"))
 
     def weigh(self) -> None:
         """Takes over what jobs weigh now."""
-        weights = self.endpoint.weights()
-        if weights != self.weights:
-            self.weights = weights
-            self._say("weights", weights)
-
-    def next_job(self, jobs: list[str]) -> str:
-        """Whose ready task begins next."""
-        with self.lock:
-            return self.threads.next(time.monotonic(), jobs) or jobs[0]
+        self.threads.weigh(self.endpoint.weights())
 
     def ahead(self) -> int:
         """How many tasks more than threads may have begun."""
@@ -158,8 +127,7 @@ class Turns:
         if self.worker.memory_manager.memory_limit:
             # What tasks hold beside objects counts alike.
             live = max(live, int(self.worker.monitor.get_process_memory() * _native.STORE_MEMORY_FRACTION))
-        with self.lock:
-            return self.threads.ahead(live, self.limit_bytes)
+        return self.threads.ahead(live, self.limit_bytes)
 
     def start(self) -> bool:
         """Takes the worker's threads over; false, with a warning, where Dask is not as expected."""
@@ -183,32 +151,27 @@ class Turns:
         if self.lends:
             self._lend_threads(state, executor)
         if wanted("order-tasks"):
-            state.ready = ByJob.of(state.ready, lambda task: job_of(task)[0], self.next_job)
-            self.undo.append(lambda: setattr(state, "ready", state.ready.plain()))
+            choose = lambda jobs: self.threads.next(jobs) or jobs[0]  # noqa: E731
+            state.ready = ByJob.of(state.ready, lambda task: job_of(task)[0], choose)
+            self.undo.callback(lambda: setattr(state, "ready", state.ready.plain()))
         return True
 
     def _watch_pool(self, executor: Any) -> None:
         """Tasks leave the pool (`secede`) and come back (`rejoin`), each in its own thread."""
-        turns = self
         adjust, submit = executor._adjust_thread_count, executor.submit
 
         def adjust_and_leave() -> None:
             if not getattr(thread_state, "proceed", True):
-                turns._leave()
+                self._leave()
             adjust()
 
         def submit_and_come_back(*args: Any, **kwargs: Any) -> Any:
             if not getattr(thread_state, "proceed", True):
-                turns._come_back()
+                self._come_back()
             return submit(*args, **kwargs)
 
-        executor._adjust_thread_count, executor.submit = adjust_and_leave, submit_and_come_back
-
-        def undo() -> None:
-            vars(executor).pop("_adjust_thread_count", None)
-            vars(executor).pop("submit", None)
-
-        self.undo.append(undo)
+        replace(self.undo, executor, "_adjust_thread_count", adjust_and_leave)
+        replace(self.undo, executor, "submit", submit_and_come_back)
 
     def _lend_threads(self, state: WorkerState, executor: Any) -> None:
         turns = self
@@ -228,22 +191,13 @@ class Turns:
 
         state.__class__ = Lending
         executor._max_workers += self.threads.most
-
-        def undo() -> None:
-            state.__class__ = WorkerState
-            executor._max_workers -= self.threads.most
-
-        self.undo.append(undo)
+        self.undo.callback(setattr, state, "__class__", WorkerState)
+        self.undo.callback(setattr, executor, "_max_workers", executor._max_workers - self.threads.most)
 
     def close(self) -> None:
         """Nobody waits for a turn any more."""
-        with self.lock:
-            self.closed = True
-            for event in self.waits.values():
-                event.set()
-            self.waits.clear()
-        while self.undo:
-            self.undo.pop()()
+        self.threads.close()
+        self.undo.close()
 
 
 class ByJob(HeapSet):
@@ -339,20 +293,16 @@ def job_of(task: Any) -> tuple[str, float]:
     return spec.get("job", "unnamed"), float(spec.get("priority", 1.0))
 
 
-def queue_by_job(plugin: Any, scheduler: Scheduler) -> Callable[[], None] | None:
-    """In the scheduler's queue each job has its own places on the workers, and no task of another one takes them.
-
-    Returns:
-        What takes that back.
-    """
+def queue_by_job(plugin: Any, scheduler: Scheduler, undo: ExitStack) -> None:
+    """In the scheduler's queue each job has its own places on the workers, and no task of another one takes them."""
     if not wanted("queue-by-job"):
-        return None
+        return
     names = ("stimulus_queue_slots_maybe_opened", "decide_worker_rootish_queuing_enabled", "check_idle_saturated")
     if type(getattr(scheduler, "queued", None)) is not HeapSet or not all(hasattr(scheduler, name) for name in names):
         logger.warning(
             "This version of Dask has no queue as Mission Control knows it: jobs wait for each other's root tasks"
         )
-        return None
+        return
     slots, decide = scheduler.stimulus_queue_slots_maybe_opened, scheduler.decide_worker_rootish_queuing_enabled
     chosen: list[Any] = []
 
@@ -386,17 +336,8 @@ def queue_by_job(plugin: Any, scheduler: Scheduler) -> Callable[[], None] | None
                 if task in queued:
                     break  # it may not go there
 
-    def decide_or_chosen() -> Any:
-        return chosen[-1] if chosen else decide()
-
     queued = ByJob.of(scheduler.queued, job_of_task, choose)
     scheduler.queued = queued
-    scheduler.stimulus_queue_slots_maybe_opened = slots_of_each
-    scheduler.decide_worker_rootish_queuing_enabled = decide_or_chosen
-
-    def undo() -> None:
-        scheduler.queued = queued.plain()
-        for name in names[:2]:
-            vars(scheduler).pop(name, None)
-
-    return undo
+    undo.callback(lambda: setattr(scheduler, "queued", queued.plain()))
+    replace(undo, scheduler, names[0], slots_of_each)
+    replace(undo, scheduler, names[1], lambda: chosen[-1] if chosen else decide())

@@ -20,6 +20,7 @@ from distributed.system import MEMORY_LIMIT
 from tornado.ioloop import PeriodicCallback
 
 from mission_control import _native
+from mission_control.carried import carried_by
 from mission_control.dask import results
 from mission_control.dask.turns import Turns
 
@@ -179,7 +180,7 @@ class MissionControlWorker(WorkerPlugin):
 
     def remember_carried(self, key: Any, value: Any) -> None:
         """Finds which references a result carries, in its task's thread; the transition says so to the scheduler."""
-        found = results.carried_by(value) if self.may_carry(key) else set()
+        found = carried_by(value) if self.may_carry(key) else set()
         with self.lock:
             self.carried[key] = found
 
@@ -212,7 +213,7 @@ class MissionControlWorker(WorkerPlugin):
         inputs = (
             [dependency.key for dependency in task.dependencies if dependency.key in self.worker.data] if task else []
         )
-        carried = {entry: results.carried_by(self.worker.data[entry]) for entry in inputs}
+        carried = {entry: carried_by(self.worker.data[entry]) for entry in inputs}
         stale = [entry for entry, held in carried.items() if any(reference.object in lost for reference in held)]
         if stale:
             self.send("mission-control-stale", keys=stale)
@@ -233,7 +234,7 @@ class MissionControlWorker(WorkerPlugin):
             actors = self.worker.state.actors
             if found is None and (put or Reference._live):
                 # An actor, which is no result that a thread looked at; or what another kind of executor gave.
-                found = results.carried_by(actors[key] if key in actors else self.worker.data[key])
+                found = carried_by(actors[key] if key in actors else self.worker.data[key])
             if found:
                 # Ahead of the message that the task is done: both take the same ordered stream.
                 carries = [(entry.object, entry.worker, len(entry), sum(entry.sizes), entry.copies) for entry in found]
@@ -248,7 +249,7 @@ class MissionControlWorker(WorkerPlugin):
     def report(self, last_of: str | None = None) -> None:
         """Tells what has changed; and, where the scheduler asks for the last words on a job, that this is all."""
         assert self.endpoint is not None
-        if self.turns is not None and not self.turns.closed:
+        if self.turns is not None and not self.turns.threads.closed:
             self.turns.weigh()
         report = self.endpoint.report(sum(os.times()[:2]), last_of)
         if report is not None:

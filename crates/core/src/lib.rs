@@ -25,6 +25,7 @@ pub mod pattern;
 pub mod policy;
 pub mod random;
 pub mod report;
+mod seconds;
 pub mod shares;
 pub mod swarm;
 pub mod threads;

@@ -1,14 +1,17 @@
 //! The threads of a worker: whose task runs next (DESIGN 4.1, "Weights must become time").
 //!
 //! Only tasks that run ask for data, so with few threads the engine's order of tasks would decide who gets the network,
-//! whatever the weights are. Here a task that waits for the network lends its thread to another; and tasks begin, and go on
-//! once their data has come, by start-time fair queueing over seconds of threads, job by job (Goyal, Vin, Cheng: Start-time
-//! Fair Queueing, SIGCOMM 1996). Inside a job those that go on come first, since they hold memory; then the engine's order.
+//! whatever the weights are. Here a task that waits for the network lends its thread to another. Two things are shared by
+//! the jobs' weights, each by fair queueing over seconds ([`crate::seconds`]): threads, among tasks that have begun; and
+//! places, as many tasks as may be under way, among those that the engine could begin. Threads alone would not do: where the
+//! network is what all wait for, whoever computes longest for each byte would get fewest. Inside a job those that go on come
+//! first, since they hold memory; then the engine's order.
 //!
 //! A job weighs what its transfers weigh together. One that moves nothing now weighs what its priority would bring: its part
 //! of what those that do have, by priority.
 
 use crate::defaults::{LENT_MAX, LENT_PER_THREAD};
+use crate::seconds::Seconds;
 use crate::types::JobId;
 use crate::units::Time;
 use std::collections::btree_map::Entry;
@@ -45,33 +48,21 @@ pub struct Threads {
     tasks: BTreeMap<TaskId, JobId>,
     jobs: BTreeMap<JobId, Job>,
     weights: BTreeMap<JobId, f64>,
-    /// The tag of the task that began last: who comes later begins there.
-    virtual_now: f64,
-    /// Seconds that a task of any job had a thread at a time, of late.
-    burst: f64,
+    running: Seconds,
+    under_way: Seconds,
 }
 
 #[derive(Default)]
 struct Job {
     priority: f64,
-    /// Seconds of threads that it has had, each divided by its weight then.
-    served: f64,
-    /// The same of one task at a time, of late; `None`: none has ended.
-    burst: Option<f64>,
-    /// Tasks that have threads, and since when.
-    running: BTreeMap<TaskId, Time>,
     going_on: VecDeque<TaskId>,
     beginning: VecDeque<TaskId>,
     /// Tasks that are here.
     tasks: usize,
 }
 
-/// How much of a mean the newest value makes.
-const NEWEST: f64 = 0.2;
 /// Tasks begin ahead while less than this part of the memory for objects is in use: one half.
 const AHEAD_MEMORY: u64 = 2;
-/// Seconds that a task is expected to need where nothing is known: what is compared are multiples of it.
-const FIRST_BURST: f64 = 0.1;
 
 impl Threads {
     pub fn new(threads: usize) -> Threads {
@@ -80,8 +71,8 @@ impl Threads {
             tasks: BTreeMap::new(),
             jobs: BTreeMap::new(),
             weights: BTreeMap::new(),
-            virtual_now: 0.0,
-            burst: FIRST_BURST,
+            running: Seconds::default(),
+            under_way: Seconds::default(),
         }
     }
 
@@ -91,42 +82,43 @@ impl Threads {
             Event::Begins { task, job, priority } => {
                 if let Entry::Vacant(new) = self.tasks.entry(task) {
                     new.insert(job.clone());
-                    let own =
-                        self.jobs.entry(job).or_insert_with(|| Job { served: self.virtual_now, ..Job::default() });
+                    let own = self.jobs.entry(job.clone()).or_default();
                     own.priority = priority;
                     own.tasks += 1;
                     own.beginning.push_back(task);
+                    let weight = self.weight(&job);
+                    self.under_way.start(now, &job, task, weight);
                 }
             }
             Event::Lends { task } => self.stop(now, task),
             Event::GoesOn { task } => {
-                let job = self.tasks.get(&task).and_then(|job| self.jobs.get_mut(job));
-                if let Some(job) = job.filter(|job| !job.has(task)) {
-                    job.going_on.push_back(task);
+                let Some(job) = self.tasks.get(&task) else { return };
+                let own = self.jobs.get_mut(job).expect("it has a task");
+                if !self.running.holds(job, task) && !own.waits(task) {
+                    own.going_on.push_back(task);
                 }
             }
             Event::Late { task } => {
-                if let Some(job) = self.tasks.get(&task).cloned() {
-                    let own = self.jobs.get_mut(&job).expect("it has a task");
-                    let waits = own.going_on.len() + own.beginning.len();
-                    own.going_on.retain(|other| *other != task);
-                    own.beginning.retain(|other| *other != task);
-                    if own.going_on.len() + own.beginning.len() < waits {
-                        own.running.insert(task, now);
-                        commands.push(Command::Run { task });
-                    }
+                if let Some(job) = self.tasks.get(&task).cloned()
+                    && self.jobs.get_mut(&job).is_some_and(|own| own.withdraw(task))
+                {
+                    self.run(now, &job, task, commands);
                 }
             }
             Event::Ends { task } => {
                 self.stop(now, task);
                 let Some(job) = self.tasks.remove(&task) else { return };
+                let weight = self.weight(&job);
+                self.under_way.stop(now, &job, task, weight);
                 let own = self.jobs.get_mut(&job).expect("it has a task");
-                own.going_on.retain(|other| *other != task);
-                own.beginning.retain(|other| *other != task);
+                own.withdraw(task);
                 own.tasks -= 1;
                 if own.tasks == 0 {
                     self.jobs.remove(&job);
                 }
+                let has_tasks = |job: &JobId| self.jobs.contains_key(job);
+                self.running.forget(has_tasks);
+                self.under_way.forget(has_tasks);
             }
         }
         self.give(now, commands);
@@ -144,19 +136,12 @@ impl Threads {
             return 0;
         }
         let waiting: usize = self.jobs.values().map(|job| job.going_on.len() + job.beginning.len()).sum();
-        (self.tasks.len() - self.running() - waiting).min(self.most())
+        (self.tasks.len() - self.running.len() - waiting).min(self.most())
     }
 
-    /// Of several jobs whose task is to be begun next; for an engine that keeps tasks until a thread may be
-    /// had. Tasks that have begun and wait count as if they ran.
+    /// Of several jobs whose task is to be begun next; for an engine that keeps tasks until a thread may be had.
     pub fn next<'a>(&self, now: Time, jobs: impl IntoIterator<Item = &'a JobId>) -> Option<&'a JobId> {
-        let tags = jobs.into_iter().map(|job| {
-            let tag = self.jobs.get(job).map_or(self.virtual_now, |own| {
-                let waiting = (own.beginning.len() + own.going_on.len()) as f64 * self.burst_of(own);
-                self.tag(now, job, own) + waiting / self.weight(job, own)
-            });
-            (tag, job)
-        });
+        let tags = jobs.into_iter().map(|job| (self.under_way.tag(now, job, self.weight(job)), job));
         tags.min_by(|(one, _), (other, _)| one.total_cmp(other)).map(|(_, job)| job)
     }
 
@@ -169,68 +154,56 @@ impl Threads {
         self.tasks.is_empty()
     }
 
-    fn running(&self) -> usize {
-        self.jobs.values().map(|job| job.running.len()).sum()
-    }
-
-    fn weight(&self, job: &JobId, own: &Job) -> f64 {
+    fn weight(&self, job: &JobId) -> f64 {
         if let Some(weight) = self.weights.get(job).filter(|weight| **weight > 0.0) {
             return *weight;
         }
         let active = self.jobs.iter().filter_map(|(job, own)| Some((*self.weights.get(job)?, own.priority)));
         let (weights, priorities) = active.fold((0.0, 0.0), |(all, of), (weight, own)| (all + weight, of + own));
         let by_priority = if weights > 0.0 && priorities > 0.0 { weights / priorities } else { 1.0 };
-        (own.priority * by_priority).max(f64::MIN_POSITIVE)
+        (self.jobs.get(job).map_or(1.0, |own| own.priority) * by_priority).max(f64::MIN_POSITIVE)
     }
 
-    fn burst_of(&self, job: &Job) -> f64 {
-        job.burst.unwrap_or(self.burst)
-    }
-
-    /// What a job has had, with what those of its tasks that run are going to have had at least.
-    fn tag(&self, now: Time, job: &JobId, own: &Job) -> f64 {
-        let burst = self.burst_of(own);
-        let running = own.running.values().map(|since| now.since(*since).as_secs_f64().max(burst));
-        own.served + running.sum::<f64>() / self.weight(job, own)
+    fn run(&mut self, now: Time, job: &JobId, task: TaskId, commands: &mut Vec<Command>) {
+        let weight = self.weight(job);
+        self.running.start(now, job, task, weight);
+        commands.push(Command::Run { task });
     }
 
     /// A task has its thread no more.
     fn stop(&mut self, now: Time, task: TaskId) {
-        let Some(job) = self.tasks.get(&task) else { return };
-        let Some(since) = self.jobs.get_mut(job).and_then(|own| own.running.remove(&task)) else { return };
-        let seconds = now.since(since).as_secs_f64();
-        let weight = self.weight(job, &self.jobs[job]);
-        let own = self.jobs.get_mut(job).expect("its task ran");
-        own.served += seconds / weight;
-        let mean = |before: f64| before + NEWEST * (seconds - before);
-        own.burst = Some(own.burst.map_or(seconds, mean));
-        self.burst = mean(self.burst);
+        if let Some(job) = self.tasks.get(&task) {
+            let weight = self.weight(job);
+            self.running.stop(now, job, task, weight);
+        }
     }
 
     /// Gives free threads to whoever is farthest behind.
     fn give(&mut self, now: Time, commands: &mut Vec<Command>) {
-        for _ in self.running()..self.threads {
+        for _ in self.running.len()..self.threads {
             let waiting = self.jobs.iter().filter(|(_, own)| !own.going_on.is_empty() || !own.beginning.is_empty());
-            let tags = waiting.map(|(job, own)| (self.tag(now, job, own), job));
-            let Some((tag, job)) = tags.min_by(|(one, _), (other, _)| one.total_cmp(other)) else { return };
-            let (tag, job) = (tag, job.clone());
+            let tags = waiting.map(|(job, _)| (self.running.tag(now, job, self.weight(job)), job));
+            let Some((_, job)) = tags.min_by(|(one, _), (other, _)| one.total_cmp(other)) else { return };
+            let job = job.clone();
             let own = self.jobs.get_mut(&job).expect("found there");
-            if own.running.is_empty() {
-                // Who had nothing to do is owed nothing.
-                own.served = own.served.max(self.virtual_now);
-            }
-            self.virtual_now = self.virtual_now.max(tag);
             let task = own.going_on.pop_front().or_else(|| own.beginning.pop_front()).expect("it waits");
-            own.running.insert(task, now);
-            commands.push(Command::Run { task });
+            self.run(now, &job, task, commands);
         }
     }
 }
 
 impl Job {
-    /// Whether a task runs, or waits for a thread.
-    fn has(&self, task: TaskId) -> bool {
-        self.running.contains_key(&task) || self.going_on.contains(&task) || self.beginning.contains(&task)
+    /// Whether a task waits for a thread.
+    fn waits(&self, task: TaskId) -> bool {
+        self.going_on.contains(&task) || self.beginning.contains(&task)
+    }
+
+    /// A task waits no more; false if it did not.
+    fn withdraw(&mut self, task: TaskId) -> bool {
+        let waited = self.waits(task);
+        self.going_on.retain(|other| *other != task);
+        self.beginning.retain(|other| *other != task);
+        waited
     }
 }
 
@@ -336,6 +309,68 @@ mod tests {
         }
     }
 
+    /// Each job has a queue at the engine, and the network serves the jobs that have fetches under way by their weights. Tasks
+    /// hardly compute, and those of one job more than others': what it gets is what the network gives.
+    #[test]
+    fn jobs_whose_tasks_wait_for_the_network_get_its_bytes_by_their_weights() {
+        let weights = [(1, 0.125), (2, 0.25), (5, 0.625)];
+        for most in [8, 16] {
+            let mut threads = Threads::new(4);
+            let told = BTreeMap::from(weights.map(|(number, weight)| (job(number), weight)));
+            threads.handle(Time(0), Event::Weights { weights: told }, &mut Vec::new());
+            // Of each fetch the seconds at the full rate that are left; of each task that computes, when it is over.
+            let mut fetching: BTreeMap<u64, VecDeque<(TaskId, f64)>> = BTreeMap::new();
+            let mut computing: Vec<(Time, TaskId)> = Vec::new();
+            let (mut of, mut fetched, mut got) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::<u64, f64>::new());
+            let (mut next, mut now, step) = (0, Time(0), 0.005);
+            while now < Time::from_secs_f64(120.0) {
+                let mut commands = Vec::new();
+                while threads.len() < most {
+                    let jobs = weights.map(|(number, _)| job(number));
+                    let chosen = threads.next(now, &jobs).unwrap().clone();
+                    let number = weights.iter().find(|(number, _)| job(*number) == chosen).unwrap().0;
+                    next += 1;
+                    of.insert(next, number);
+                    threads.handle(now, Event::Begins { task: next, job: chosen, priority: 1.0 }, &mut commands);
+                }
+                let over: Vec<TaskId> = computing.iter().filter(|(at, _)| *at <= now).map(|(_, task)| *task).collect();
+                computing.retain(|(at, _)| *at > now);
+                for task in over {
+                    let event = match fetched.get(&task) {
+                        Some(()) => Event::Ends { task },
+                        None => {
+                            fetching.entry(of[&task]).or_default().push_back((task, 0.15));
+                            Event::Lends { task }
+                        }
+                    };
+                    threads.handle(now, event, &mut commands);
+                }
+                let active: f64 = weights.iter().filter(|own| fetching.contains_key(&own.0)).map(|own| own.1).sum();
+                for (number, weight) in weights {
+                    let Some(queue) = fetching.get_mut(&number) else { continue };
+                    *got.entry(number).or_default() += step * weight / active;
+                    queue[0].1 -= step * weight / active;
+                    if queue[0].1 <= 0.0 {
+                        let (task, _) = queue.pop_front().unwrap();
+                        fetched.insert(task, ());
+                        threads.handle(now, Event::GoesOn { task }, &mut commands);
+                    }
+                    fetching.retain(|_, queue| !queue.is_empty());
+                }
+                for Command::Run { task } in commands {
+                    let seconds = if of[&task] == 5 { 0.05 } else { 0.01 };
+                    computing.push((now + Duration::from_secs_f64(seconds), task));
+                }
+                now = now + Duration::from_secs_f64(step);
+            }
+            let all: f64 = got.values().sum();
+            for (number, weight) in weights {
+                let part = got[&number] / all;
+                assert!((part - weight).abs() < 0.04, "{most} places, {number}: {part}");
+            }
+        }
+    }
+
     #[test]
     fn a_job_that_moves_nothing_weighs_what_its_priority_would_bring() {
         let mut world = World::new(2);
@@ -436,7 +471,7 @@ mod tests {
                     waits.swap_remove(at);
                     runs.push(task);
                 }
-                assert_eq!(runs.len(), threads.running());
+                assert_eq!(runs.len(), threads.running.len());
                 assert!(runs.len() <= threads.threads);
                 assert!(runs.len() == threads.threads || waits.is_empty(), "seed {seed}, step {step}");
             }

@@ -47,8 +47,6 @@ mod _native {
     #[pymodule_export]
     const FLOWS_PER_HOST: u32 = mission_core::defaults::FLOWS_PER_HOST;
     #[pymodule_export]
-    const LATE_TURN_MS: u128 = mission_core::defaults::LATE_TURN.as_millis();
-    #[pymodule_export]
     const PROTOCOL: u32 = mission_core::control::PROTOCOL;
     #[pymodule_export]
     const REPORT_EVERY_MS: u128 = mission_core::defaults::REPORT_EVERY.as_millis();

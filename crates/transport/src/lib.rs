@@ -28,6 +28,7 @@ pub mod server;
 pub mod socket;
 pub mod spool;
 pub mod store;
+pub mod threads;
 pub mod tls;
 mod tracker;
 pub mod windows;

@@ -1,0 +1,86 @@
+//! Start-time fair queueing over the seconds for which tasks hold something, job by job (Goyal, Vin, Cheng: Start-time Fair
+//! Queueing, SIGCOMM 1996). How long a task will hold it is not known when it gets it: until it gives it back, it counts as
+//! long as those before it took.
+
+use crate::threads::TaskId;
+use crate::types::JobId;
+use crate::units::Time;
+use std::collections::BTreeMap;
+
+pub(crate) struct Seconds {
+    /// The tag of whoever got something last: a job that comes later begins there.
+    virtual_now: f64,
+    /// Seconds that a task of any job held it, of late.
+    burst: f64,
+    jobs: BTreeMap<JobId, Account>,
+}
+
+struct Account {
+    /// Seconds that its tasks have had, each divided by the job's weight then.
+    had: f64,
+    /// Seconds that one task held it, of late; `None`: none has given it back.
+    burst: Option<f64>,
+    holds: BTreeMap<TaskId, Time>,
+}
+
+/// How much of a mean the newest value makes.
+const NEWEST: f64 = 0.2;
+/// Seconds that a task is expected to need where nothing is known: what is compared are multiples of it.
+const FIRST_BURST: f64 = 0.1;
+/// Who wanted nothing for a while, though it has tasks, is owed no more than so many times what one of them takes.
+const OWED_BURSTS: f64 = 16.0;
+
+impl Default for Seconds {
+    fn default() -> Seconds {
+        Seconds { virtual_now: 0.0, burst: FIRST_BURST, jobs: BTreeMap::new() }
+    }
+}
+
+impl Seconds {
+    /// What a job has had, with what those of its tasks that hold something are going to have had at least. Whose tag is
+    /// smallest is next.
+    pub fn tag(&self, now: Time, job: &JobId, weight: f64) -> f64 {
+        let Some(own) = self.jobs.get(job) else { return self.virtual_now };
+        let burst = own.burst.unwrap_or(self.burst);
+        let holding = own.holds.values().map(|since| now.since(*since).as_secs_f64().max(burst)).sum::<f64>();
+        own.had.max(self.virtual_now - OWED_BURSTS * burst / weight) + holding / weight
+    }
+
+    pub fn start(&mut self, now: Time, job: &JobId, task: TaskId, weight: f64) {
+        let tag = self.tag(now, job, weight);
+        let new = Account { had: self.virtual_now, burst: None, holds: BTreeMap::new() };
+        let own = self.jobs.entry(job.clone()).or_insert(new);
+        let burst = own.burst.unwrap_or(self.burst);
+        own.had = own.had.max(self.virtual_now - OWED_BURSTS * burst / weight);
+        own.holds.insert(task, now);
+        self.virtual_now = self.virtual_now.max(tag);
+    }
+
+    /// A task gives back what it held, if it held anything.
+    pub fn stop(&mut self, now: Time, job: &JobId, task: TaskId, weight: f64) {
+        let Some(own) = self.jobs.get_mut(job) else { return };
+        let Some(since) = own.holds.remove(&task) else { return };
+        let seconds = now.since(since).as_secs_f64();
+        own.had += seconds / weight;
+        let mean = |before: f64| before + NEWEST * (seconds - before);
+        own.burst = Some(own.burst.map_or(seconds, mean));
+        self.burst = mean(self.burst);
+    }
+
+    pub fn holds(&self, job: &JobId, task: TaskId) -> bool {
+        self.jobs.get(job).is_some_and(|own| own.holds.contains_key(&task))
+    }
+
+    /// Tasks that hold something.
+    pub fn len(&self) -> usize {
+        self.jobs.values().map(|own| own.holds.len()).sum()
+    }
+
+    /// Forgets the jobs that have no tasks, but who has had more than others: it would come again as if it had had nothing.
+    pub fn forget(&mut self, has_tasks: impl Fn(&JobId) -> bool) {
+        self.jobs.retain(|job, own| has_tasks(job) || own.had > self.virtual_now);
+        if self.jobs.keys().all(|job| !has_tasks(job)) {
+            self.jobs.clear();
+        }
+    }
+}

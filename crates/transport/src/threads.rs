@@ -1,0 +1,129 @@
+//! The threads of a worker ([`mission_core::threads`]), in real time: a task that has no turn waits in its thread.
+
+use mission_core::defaults::LATE_TURN;
+use mission_core::threads::{self, Command, Event, TaskId};
+use mission_core::types::JobId;
+use mission_core::units::Time;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Condvar, Mutex, MutexGuard};
+use std::time::Instant;
+
+pub struct Threads {
+    state: Mutex<State>,
+    /// Somebody's turn has come.
+    turn: Condvar,
+    started: Instant,
+}
+
+struct State {
+    threads: threads::Threads,
+    waiting: BTreeSet<TaskId>,
+    closed: bool,
+}
+
+impl Threads {
+    pub fn new(threads: usize) -> Threads {
+        let state = State { threads: threads::Threads::new(threads), waiting: BTreeSet::new(), closed: false };
+        Threads { state: Mutex::new(state), turn: Condvar::new(), started: Instant::now() }
+    }
+
+    /// Waits until a task may begin; `priority`: its job's.
+    pub fn begins(&self, task: TaskId, job: JobId, priority: f64) {
+        self.wait(task, Event::Begins { task, job, priority });
+    }
+
+    /// A task waits for the network: another one may have its thread.
+    pub fn lends(&self, task: TaskId) {
+        self.say(Event::Lends { task });
+    }
+
+    /// It has what it waited for. Waits until there is a thread again.
+    pub fn goes_on(&self, task: TaskId) {
+        self.wait(task, Event::GoesOn { task });
+    }
+
+    /// It is over, or leaves the threads.
+    pub fn ends(&self, task: TaskId) {
+        self.say(Event::Ends { task });
+    }
+
+    /// What jobs weigh now.
+    pub fn weigh(&self, weights: BTreeMap<JobId, f64>) {
+        self.say(Event::Weights { weights });
+    }
+
+    /// Of several jobs, whose task is to be begun next.
+    pub fn next(&self, jobs: &[JobId]) -> Option<JobId> {
+        let now = self.now();
+        self.lock().threads.next(now, jobs).cloned()
+    }
+
+    /// How many tasks more than threads may have begun.
+    pub fn ahead(&self, live_bytes: u64, limit_bytes: u64) -> usize {
+        self.lock().threads.ahead(live_bytes, limit_bytes)
+    }
+
+    /// How many tasks may have lent their threads at most.
+    pub fn most(&self) -> usize {
+        self.lock().threads.most()
+    }
+
+    /// Tasks that have begun and are not over.
+    pub fn len(&self) -> usize {
+        self.lock().threads.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Nobody waits for a turn any more.
+    pub fn close(&self) {
+        let mut state = self.lock();
+        state.closed = true;
+        state.waiting.clear();
+        self.turn.notify_all();
+    }
+
+    pub fn is_closed(&self) -> bool {
+        self.lock().closed
+    }
+
+    fn wait(&self, task: TaskId, event: Event) {
+        let mut state = self.lock();
+        if state.closed {
+            return;
+        }
+        state.waiting.insert(task);
+        self.handle(&mut state, event);
+        while state.waiting.contains(&task) {
+            let (woken, waited) = self.turn.wait_timeout(state, LATE_TURN).expect("no panic while held");
+            state = woken;
+            if waited.timed_out() && state.waiting.contains(&task) {
+                // Who has the threads may wait for this task: for a lock that it holds, for instance.
+                self.handle(&mut state, Event::Late { task });
+            }
+        }
+    }
+
+    fn say(&self, event: Event) {
+        self.handle(&mut self.lock(), event);
+    }
+
+    fn handle(&self, state: &mut State, event: Event) {
+        let mut commands = Vec::new();
+        state.threads.handle(self.now(), event, &mut commands);
+        for Command::Run { task } in commands {
+            state.waiting.remove(&task);
+            self.turn.notify_all();
+        }
+    }
+
+    fn now(&self) -> Time {
+        Time(self.started.elapsed().as_nanos() as u64)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no panic while held")
+    }
+}
