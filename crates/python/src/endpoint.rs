@@ -184,7 +184,7 @@ impl Endpoint {
     fn command(&self, py: Python<'_>, command: &str) -> PyResult<()> {
         let command = serde_json::from_str(command).map_err(bad_input)?;
         let endpoint = self.get()?;
-        detached(py, || endpoint.fetcher.command(command))
+        detached(py, || endpoint.command(command))
     }
 
     /// This process has joined, and was given its briefing (JSON).

@@ -125,6 +125,18 @@ pub fn member_of(transfer: &TransferId) -> MemberId {
     checksum::of([&transfer.job, "\0", &transfer.from, "\0", &transfer.to].concat().as_bytes())
 }
 
+/// Shares by the numbers of their jobs and transfers.
+pub fn shares_of(level: Level, shares: &[Share]) -> Shares {
+    let share = |share: &Share| {
+        let transfer = |(from, to): &(Stage, Stage)| {
+            member_of(&TransferId { job: share.job.clone(), from: from.clone(), to: to.clone() })
+        };
+        let queue = share.stages.as_ref().map_or_else(|| group_of(&share.job), transfer);
+        QueueShare { queue, weight: share.weight }
+    };
+    Shares { level, queues: shares.iter().map(share).collect() }
+}
+
 fn name(key: &str, generation: u64) -> String {
     format!("{}{generation}", prefix(key))
 }
@@ -205,15 +217,7 @@ impl Arbiter {
     }
 
     /// New shares of the host; in force here if this process gives the slots out, or once it does.
-    pub fn set_shares(&self, flows_per_host: FlowsPerHost, level: Level, shares: &[Share]) {
-        let share = |share: &Share| {
-            let transfer = |(from, to): &(Stage, Stage)| {
-                member_of(&TransferId { job: share.job.clone(), from: from.clone(), to: to.clone() })
-            };
-            let queue = share.stages.as_ref().map_or_else(|| group_of(&share.job), transfer);
-            QueueShare { queue, weight: share.weight }
-        };
-        let shares = Shares { level, queues: shares.iter().map(share).collect() };
+    pub fn set_shares(&self, flows_per_host: FlowsPerHost, shares: Shares) {
         let mut state = self.shared.lock();
         (state.flows_per_host, state.shares) = (flows_per_host, shares.clone());
         if let Role::Leader(_) = state.role {

@@ -1,6 +1,7 @@
 //! What the Mission Controller says to this process, and what this process says to it ([`mission_core::control`]). The engine
 //! carries both.
 
+use crate::arbiter;
 use crate::endpoint::Endpoint;
 use crate::handover::{self, Order};
 use crate::object::ObjectId;
@@ -57,9 +58,17 @@ impl Control {
 impl Endpoint {
     /// This process has joined: all that it must know, as of a version.
     pub fn joined(&self, commands: Vec<mission::Command>, places: Vec<Place>, version: u64) {
-        commands.into_iter().for_each(|command| self.fetcher.command(command));
+        commands.into_iter().for_each(|command| self.command(command));
         self.fetcher.places(addresses(places));
         self.control.lock().inbox = Some(Inbox::from(version));
+    }
+
+    /// Does what the Mission Controller says of jobs.
+    pub fn command(&self, command: mission::Command) {
+        if let mission::Command::Shares { flows_per_host, level, shares } = &command {
+            self.server.set_shares(*flows_per_host, arbiter::shares_of(*level, shares));
+        }
+        self.fetcher.command(command);
     }
 
     /// Does what a message says, unless it was heard before or something is missing before it.
@@ -80,7 +89,7 @@ impl Endpoint {
         }
         let Message { commands, free, lost, why, places, describe, take, keep, report, forget_job, probe_ecn } =
             message;
-        commands.into_iter().for_each(|command| self.fetcher.command(command));
+        commands.into_iter().for_each(|command| self.command(command));
         self.fetcher.places(addresses(places));
         for asked in describe {
             let job = asked.job.clone();

@@ -14,6 +14,7 @@ use crate::segment::{Pool, Segment};
 use crate::server::Server;
 use crate::store::Store;
 use crate::tls::{Identity, TlsSettings};
+use crate::uplink::Uplink;
 use crate::windows::Governor;
 use mission_core::ecn::Seen;
 use mission_core::flight::Environment;
@@ -97,7 +98,8 @@ impl Endpoint {
         // As much is kept for the next user as objects may take: a worker that was busy will be again.
         let pool = Pool::new(usize::try_from(settings.memory_limit).unwrap_or(usize::MAX));
         let store = Arc::new(Store::new(pool.clone(), settings.memory_limit, settings.spool_folder));
-        let server = Server::new(settings.host, store.clone(), context.clone(), settings.send_limit)?;
+        let uplink = Uplink::new(settings.flows_per_host, environment.link_bits_per_sec);
+        let server = Server::new(settings.host, store.clone(), context.clone(), settings.send_limit, uplink)?;
         let host = host::host_id()?;
         let cluster = host::cluster_name(&settings.token);
         let lender = Lender::new(&cluster, server.address(), context.token.clone(), store.clone());

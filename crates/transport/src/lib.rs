@@ -31,5 +31,6 @@ pub mod store;
 pub mod threads;
 pub mod tls;
 mod tracker;
+pub mod uplink;
 pub mod windows;
 pub mod wire;

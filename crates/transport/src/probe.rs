@@ -92,7 +92,7 @@ fn one(sender: SocketAddr, context: &Context, streams: &Streams) -> Result<Seen,
         None => return Err(Fault::Connection("the probe is over".into())),
     }
     for len in [ECN_PROBE_BYTES as usize, LAST_BYTES] {
-        connection.ask(&Ask { object: OBJECT, part: 0, start: 0 }, len as u64)?;
+        connection.ask(&Ask { object: OBJECT, part: 0, start: 0, transfer: None }, len as u64)?;
         connection.receive(&mut vec![0; len]).map_err(|broken| broken.fault)?;
     }
     let told = connection.sender();

@@ -9,10 +9,13 @@ use crate::object::{ObjectId, from_hex, to_hex};
 use crate::socket;
 use crate::store::{Holding, Source, Store};
 use crate::tracker::{Asking, Lane, Tracker};
+use crate::uplink::Uplink;
 use crate::wire::{HeadReader, PieceReply, Request, Response, Wants};
 use mission_core::defaults::{
     ADMISSION, BUSY_RETRY_MS, SERVER_CONNECTIONS, SERVER_IDLE, STALL, UNADMITTED_CONNECTIONS,
 };
+use mission_core::host::fair::Shares;
+use mission_core::shares::FlowsPerHost;
 use rustix::event::{PollFd, PollFlags, poll};
 use socket2::{Domain, Protocol, Socket, Type};
 use std::collections::{HashMap, VecDeque};
@@ -48,6 +51,7 @@ struct Shared {
     store: Arc<Store>,
     context: Context,
     limit: Option<Limit>,
+    uplink: Uplink,
     tracker: Tracker,
     /// Of this host, for clients that ask for none.
     congestion_control: String,
@@ -167,7 +171,13 @@ impl Server {
     ///
     /// # Errors
     /// The address is not this machine's.
-    pub fn new(host: IpAddr, store: Arc<Store>, context: Context, limit: Option<u64>) -> io::Result<Server> {
+    pub fn new(
+        host: IpAddr,
+        store: Arc<Store>,
+        context: Context,
+        limit: Option<u64>,
+        uplink: Uplink,
+    ) -> io::Result<Server> {
         let listener = listen(host)?;
         let address = SocketAddr::new(host, listener.local_addr()?.port());
         let shared = Arc::new(Shared {
@@ -175,6 +185,7 @@ impl Server {
             store,
             context,
             limit: limit.map(Limit::new),
+            uplink,
             tracker: Tracker::default(),
             congestion_control: socket::default_congestion_control(),
             closing: AtomicBool::new(false),
@@ -194,6 +205,11 @@ impl Server {
 
     pub fn connections(&self) -> usize {
         self.shared.connections().all.len()
+    }
+
+    /// By which weights ranges leave where the uplink is full.
+    pub fn set_shares(&self, flows_per_host: FlowsPerHost, shares: Shares) {
+        self.shared.uplink.set_shares(flows_per_host, shares);
     }
 
     /// An object is freed: nobody is told any more where its parts are.
@@ -395,7 +411,7 @@ fn answer(
         return refuse(channel, 403, "this object may only leave encrypted");
     }
     match &request.wants {
-        Wants::Range { start, len, congestion_control, rto_min_us } => {
+        Wants::Range { start, len, congestion_control, rto_min_us, transfer } => {
             let Some((source, checksums)) = holding.range(*start, *len) else {
                 // A copy may not have it yet: another source does.
                 let status = if matches!(holding, Holding::Copy(_)) { 404 } else { 416 };
@@ -405,7 +421,12 @@ fn answer(
             ask_below(channel.below(), client, (Some(congestion_control.clone()), *rto_min_us));
             let encryption = holding.encryption();
             let head = Response { len: *len, blocks: checksums, encryption, ..Response::refusal(206, "", seen) };
-            send(channel, client, head, source, shared)
+            let mut turn = transfer.map(|(job, transfer)| shared.uplink.turn(job, transfer, *len));
+            send(channel, client, head, source, shared)?;
+            if let Some(turn) = &mut turn {
+                turn.moved = *len;
+            }
+            Ok(())
         }
         Wants::Source { serves, has, missed } => {
             let Holding::Own(object, part) = holding else {

@@ -9,6 +9,7 @@ use crate::checksum;
 use crate::facts::Sender;
 use crate::object::{ObjectId, from_hex, to_hex};
 use mission_core::defaults::HEAD_BYTES_MAX;
+use mission_core::host::{GroupId, MemberId};
 use mission_core::types::Encryption;
 use std::fmt::Write;
 use std::io::{self, Read};
@@ -50,6 +51,8 @@ pub enum Wants {
         /// What the sender shall ask of its socket.
         congestion_control: Option<String>,
         rto_min_us: Option<u32>,
+        /// Of which job and transfer it is.
+        transfer: Option<(GroupId, MemberId)>,
     },
     /// Its next piece in a broadcast, and whom to get it from ([`mission_core::swarm`]).
     Source {
@@ -113,13 +116,16 @@ impl Request {
     pub fn write(&self) -> Vec<u8> {
         let mut head = format!("GET /v1/{}/{}", self.object, self.part);
         match &self.wants {
-            Wants::Range { start, len, congestion_control, rto_min_us } => {
+            Wants::Range { start, len, congestion_control, rto_min_us, transfer } => {
                 let _ = write!(head, " HTTP/1.1\r\nHost: mission\r\nRange: {}\r\n", range_of(*start, *len));
                 if let Some(name) = congestion_control {
                     let _ = write!(head, "Mission-Congestion-Control: {name}\r\n");
                 }
                 if let Some(value) = rto_min_us {
                     let _ = write!(head, "Mission-Rto-Min-Us: {value}\r\n");
+                }
+                if let Some((job, transfer)) = transfer {
+                    let _ = write!(head, "Mission-Transfer: {job:016x}/{transfer:016x}\r\n");
                 }
             }
             Wants::Source { serves, has, missed } => {
@@ -166,7 +172,7 @@ impl Request {
         let target = target.and_then(|(object, part)| Some((object.parse().ok()?, strict_number(part)?)));
         let (object, part) = target.ok_or_else(|| bad(404, "paths are /v1/<object>/<part>"))?;
         let part = u32::try_from(part).map_err(|_| bad(404, "no object has such a part"))?;
-        let (mut asked, mut congestion_control, mut rto_min_us) = (None, None, None);
+        let (mut asked, mut congestion_control, mut rto_min_us, mut transfer) = (None, None, None, None);
         let (mut serves, mut has, mut missed) = (None, None, None);
         let (mut own_nonce, mut proof) = (None, None);
         for header in parsed.headers.iter() {
@@ -178,6 +184,10 @@ impl Request {
                 "mission-rto-min-us" => {
                     let value = strict_number(value).and_then(|value| u32::try_from(value).ok());
                     rto_min_us = Some(value.ok_or_else(|| bad(400, "a minimum RTO is a number of microseconds"))?);
+                }
+                "mission-transfer" => {
+                    let ids = value.split_once('/').and_then(|(job, own)| Some((hex_u64(job)?, hex_u64(own)?)));
+                    transfer = Some(ids.ok_or_else(|| bad(400, "a transfer is two numbers of 16 hexadecimal digits"))?);
                 }
                 "mission-serves" => serves = address()?,
                 "mission-missed" => missed = address()?,
@@ -195,7 +205,7 @@ impl Request {
             Wants::Source { serves, has: has.unwrap_or_default(), missed }
         } else {
             let (start, len) = asked.ok_or_else(|| bad(416, "a range is needed: bytes=a-b"))?;
-            Wants::Range { start, len, congestion_control, rto_min_us }
+            Wants::Range { start, len, congestion_control, rto_min_us, transfer }
         };
         Ok(Request { object, part, wants, nonce: own_nonce, proof })
     }
@@ -418,6 +428,7 @@ mod tests {
                 len: 4 << 20,
                 congestion_control: Some("cubic".into()),
                 rto_min_us: Some(5000),
+                transfer: Some((0xaa, u64::MAX)),
             },
             nonce: Some([1; 16]),
             proof: Some("00ff".into()),

@@ -170,6 +170,7 @@ impl<C: Channel> Connection for HttpConnection<C> {
             len,
             congestion_control: self.leg.congestion_control.clone(),
             rto_min_us: self.leg.rto_min_us,
+            transfer: ask.transfer,
         };
         self.request(Request { object: ask.object, part: ask.part, wants, nonce: None, proof: None })
     }

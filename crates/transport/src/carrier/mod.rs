@@ -20,6 +20,7 @@ use crate::windows::Governor;
 use crate::wire::{PieceReply, Wants};
 use mission_core::flight::Leg;
 use mission_core::host::fetches::Fault;
+use mission_core::host::{GroupId, MemberId};
 use mission_core::report::Negotiated;
 use mission_core::types::{Encryption, Transport};
 use std::fs::File;
@@ -45,6 +46,8 @@ pub struct Ask {
     pub object: ObjectId,
     pub part: u32,
     pub start: u64,
+    /// Of which job and transfer: by their weights the sender gives its turns. `None`: it waits for nobody.
+    pub transfer: Option<(GroupId, MemberId)>,
 }
 
 /// A range that did not arrive whole: so much from its start did, and was verified; then this went wrong.

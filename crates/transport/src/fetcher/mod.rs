@@ -391,7 +391,7 @@ impl Fetcher {
                     }
                 }
                 let closed = state.connections.set_caps(caps);
-                shared.arbiter().set_shares(flows_per_host, level, &shares);
+                shared.arbiter().set_shares(flows_per_host, arbiter::shares_of(level, &shares));
                 shared.drain_arbiter(&mut state);
                 drop(state);
                 drop(closed);

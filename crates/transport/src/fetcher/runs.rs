@@ -113,7 +113,12 @@ impl Place {
         let active = state.fetches.get(&run.fetch).expect("a fetch outlives its runs");
         let far = &active.far[run.piece as usize];
         Place {
-            ask: Ask { object: far.object, part: far.part, start: far.start + run.start },
+            ask: Ask {
+                object: far.object,
+                part: far.part,
+                start: far.start + run.start,
+                transfer: Some((arbiter::group_of(&active.transfer.job), arbiter::member_of(&active.transfer))),
+            },
             segment: active.segment.clone(),
             start: far.place + run.start as usize,
             copy: far.copy.clone(),

@@ -1,0 +1,91 @@
+//! What leaves this process ([`mission_core::host::uplink`]), in real time: the thread that serves a range waits for its turn.
+
+use crate::host;
+use mission_core::host::fair::Shares;
+use mission_core::host::uplink::{self, Command, Event, LONGEST, LOOK_EVERY};
+use mission_core::host::{GroupId, MemberId, Ticket};
+use mission_core::shares::FlowsPerHost;
+use mission_core::units::Time;
+use std::collections::BTreeSet;
+use std::sync::{Condvar, Mutex, MutexGuard};
+use std::time::Instant;
+
+pub struct Uplink {
+    state: Mutex<State>,
+    /// Somebody's turn has come.
+    turn: Condvar,
+    started: Instant,
+}
+
+struct State {
+    uplink: uplink::Uplink,
+    waiting: BTreeSet<Ticket>,
+    next: Ticket,
+}
+
+/// A range that leaves now.
+pub struct Turn<'a> {
+    uplink: &'a Uplink,
+    ticket: Ticket,
+    /// Bytes of it that have left.
+    pub moved: u64,
+}
+
+impl Uplink {
+    /// `bits_per_sec`: the rate of this host's links, if it is known.
+    pub fn new(flows_per_host: FlowsPerHost, bits_per_sec: Option<u64>) -> Uplink {
+        let uplink = uplink::Uplink::new(flows_per_host, bits_per_sec);
+        let state = State { uplink, waiting: BTreeSet::new(), next: 0 };
+        Uplink { state: Mutex::new(state), turn: Condvar::new(), started: Instant::now() }
+    }
+
+    pub fn set_shares(&self, flows_per_host: FlowsPerHost, shares: Shares) {
+        self.handle(&mut self.lock(), Event::Shares { flows_per_host, shares });
+    }
+
+    /// Waits until a range may leave: [`LONGEST`] at most.
+    pub fn turn(&self, group: GroupId, member: MemberId, bytes: u64) -> Turn<'_> {
+        let mut state = self.lock();
+        let ticket = state.next;
+        state.next += 1;
+        state.waiting.insert(ticket);
+        self.handle(&mut state, Event::Asks { ticket, group, member, bytes });
+        let since = Instant::now();
+        while state.waiting.contains(&ticket) {
+            let (woken, waited) = self.turn.wait_timeout(state, LOOK_EVERY).expect("no panic while held");
+            state = woken;
+            if waited.timed_out() && state.waiting.contains(&ticket) {
+                let late = since.elapsed() >= LONGEST;
+                let event = if late { Event::Late { ticket } } else { Event::Looked { sent: host::sent_bytes() } };
+                self.handle(&mut state, event);
+            }
+        }
+        Turn { uplink: self, ticket, moved: 0 }
+    }
+
+    fn handle(&self, state: &mut State, event: Event) {
+        let now = Time(self.started.elapsed().as_nanos() as u64);
+        let mut commands = Vec::new();
+        state.uplink.handle(now, event, &mut commands);
+        if commands.contains(&Command::Look) {
+            state.uplink.handle(now, Event::Looked { sent: host::sent_bytes() }, &mut commands);
+        }
+        for command in commands {
+            if let Command::Send { ticket } = command {
+                state.waiting.remove(&ticket);
+                self.turn.notify_all();
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no panic while held")
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        let event = Event::Done { ticket: self.ticket, moved: self.moved };
+        self.uplink.handle(&mut self.uplink.lock(), event);
+    }
+}
