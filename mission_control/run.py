@@ -169,7 +169,9 @@ class Jobs:
         self.clients = [site.connect() for _ in self.names]
         workers = len(self.clients[0].scheduler_info(n_workers=-1)["workers"])
         make = WORKLOADS[workload.kind]
-        self.work = [make(workload, number, data / name, workers) for number, name in enumerate(self.names)]
+        sizes = workload.sizes or (workload.size,) * workload.jobs
+        own = [workload.model_copy(update={"size": size}) for size in sizes]
+        self.work = [make(own[number], number, data / name, workers) for number, name in enumerate(self.names)]
         self.seconds: dict[str, float] = {}
         self.checks: dict[str, bool] = {}
         self.errors: dict[str, str] = {}

@@ -156,14 +156,21 @@ class Stack(Part):
 class Workload(Part):
     """What is computed."""
 
-    kind: Literal["sort", "kmeans", "mix", "incast"] = Field(
+    kind: Literal["sort", "kmeans", "shuffle", "mix", "incast"] = Field(
         "sort",
-        description="sort: records of 100 bytes with a 10-byte key, files to files; kmeans: centres of points; mix: "
+        description="sort: records of 100 bytes with a 10-byte key, files to files; kmeans: centres of points; "
+        "shuffle: bytes that are there before the clock starts, from all to all; mix: "
         "the first job has a broadcast beside its shuffle, the others a shuffle; incast: "
         "synchronized reads of one receiver from many senders, without an engine",
     )
     size: Bytes = Field(
-        "1 GiB", validate_default=True, description="sort: bytes of input of each job; mix: of each shuffle", ge=100
+        "1 GiB",
+        validate_default=True,
+        description="sort: bytes of input of each job; shuffle, mix: of each shuffle",
+        ge=100,
+    )
+    sizes: tuple[Annotated[Bytes, Field(ge=100)], ...] = Field(
+        (), description="in place of `size`, one for each job: jobs that are unlike"
     )
     points: int = Field(2_000_000, ge=1, description="kmeans: points of each job")
     k: int = Field(100, ge=1, description="kmeans: centres")
@@ -256,7 +263,7 @@ class Study(Part):
     because: str = Field("", description="why it is seen, or is not")
     repeat: int = Field(1, ge=1, description="times that every variant is run")
     measure: tuple[
-        Literal["shuffle_seconds", "job_seconds", "fairness", "share", "first_shuffle_seconds", "mean_shuffle_seconds"],
+        Literal["shuffle_seconds", "job_seconds", "fairness", "share", "first_shuffle_seconds", "mean_job_seconds"],
         ...,
     ] = Field(
         ("shuffle_seconds",),
@@ -292,6 +299,8 @@ class Scenario(Part):
             raise ValueError(f"{self.workload.k} centres of {self.workload.points} points: use at most as many centres")
         if control.priorities and len(control.priorities) != jobs:
             raise ValueError(f"{len(control.priorities)} priorities for {jobs} jobs: give one for each job")
+        if self.workload.sizes and len(self.workload.sizes) != jobs:
+            raise ValueError(f"{len(self.workload.sizes)} sizes for {jobs} jobs: give one for each job")
         for priority in control.priorities or (1.0,):
             specification("job", priority=priority, encrypt=control.encrypt, transport=control.transport)
         if len({variant.name for variant in self.study.compare}) < len(self.study.compare):
@@ -451,6 +460,7 @@ UNITS = {
     "stack.rto_min_socket": "ms",
     "stack.rto_min_sysctl": "ms",
     "workload.size": "B",
+    "workload.sizes": "B",
     "workload.sender_rate": "bit/s",
     "workload.fragment": "B",
     "workload.total": "B",

@@ -245,6 +245,9 @@ def measured(result: dict[str, Any], measure: str) -> float | None:
     """What a study compares, of one run; ``None`` where the run does not have it."""
     if measure == "job_seconds":
         return result["seconds"]
+    if measure == "mean_job_seconds":
+        seconds = [job["seconds"] for job in result["jobs"] if job["seconds"] is not None]
+        return statistics.fmean(seconds) if seconds else None
     if measure == "share":
         return result["jobs"][0]["share"] if result["jobs"] else None
     of_jobs = [shuffle_seconds(job) for job in result["jobs"]]

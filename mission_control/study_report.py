@@ -13,6 +13,7 @@ from mission_control.report import COLOURS, document, figure, label_of, over_tim
 UNITS = {
     "shuffle_seconds": "shuffle, s",
     "job_seconds": "job, s",
+    "mean_job_seconds": "mean job, s",
     "fairness": "Jain's index",
     "share": "first job's part of the bytes",
     "first_shuffle_seconds": "first job's shuffle, s",

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mission_control.workloads.kmeans import KMeans
-from mission_control.workloads.mix import Mix
+from mission_control.workloads.mix import Mix, Shuffle
 from mission_control.workloads.sort import Sort
 
 if TYPE_CHECKING:
@@ -29,6 +29,11 @@ class Job(Protocol):
         """Whether the result is right: name of each check, and whether it holds; not timed."""
 
 
-WORKLOADS: dict[str, Callable[[Workload, int, Path, int], Any]] = {"sort": Sort, "kmeans": KMeans, "mix": Mix}
+WORKLOADS: dict[str, Callable[[Workload, int, Path, int], Any]] = {
+    "sort": Sort,
+    "kmeans": KMeans,
+    "shuffle": Shuffle,
+    "mix": Mix,
+}
 """By kind; made from the scenario's workload, the number of the job, a folder for its data, and the number of
 workers."""

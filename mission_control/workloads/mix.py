@@ -1,8 +1,8 @@
-"""Transfers of different patterns at once: the first job has a broadcast beside its shuffle, all others a shuffle.
+"""Transfers and nothing else: shuffles; and a mix of patterns, whose first job has a broadcast beside its shuffle.
 
-It shows how a policy shares the network between transfers. All objects are there before the clock starts; the tasks
-that are timed only fetch. A host receives twice as many bytes of the broadcast as of a shuffle, so that all end
-together where a broadcast counts twice (paper 001, table 4.3).
+They show how a policy shares the network between transfers. All objects are there before the clock starts; the tasks
+that are timed only fetch. In the mix a host receives twice as many bytes of the broadcast as of a shuffle, so that
+all end together where a broadcast counts twice (paper 001, table 4.3).
 """
 
 from __future__ import annotations
@@ -31,15 +31,17 @@ OBJECTS_PER_WORKER = 4
 and a receiver asks for few pieces of one broadcast object at once, too few for a share of half of ten flows."""
 
 
-class Mix:
-    """One job of the mix.
+class Shuffle:
+    """One job, of one shuffle.
 
     Args:
         workload: of the scenario; its size is what a shuffle moves.
-        number: of the job, from 0; the first has a broadcast.
+        number: of the job, from 0.
         folder: not used.
         workers: of the cluster; each sends to all.
     """
+
+    has_broadcast = False
 
     def __init__(self, workload: Workload, number: int, folder: Path, workers: int = 1):
         self.workers = workers
@@ -47,7 +49,6 @@ class Mix:
         self.objects = workers * OBJECTS_PER_WORKER
         self.part_bytes = max(1, workload.size // (self.objects * self.readers))
         self.model_bytes = max(1, 2 * workload.size // (workers * self.objects))
-        self.has_broadcast = number == 0
         self.seed = workload.seed * 1000 + number
         self.maps: list[Future] = []
         self.models: list[Future] = []
@@ -89,6 +90,14 @@ class Mix:
 
     def check(self, client: Client, say: Callable[[str], None]) -> dict[str, bool]:
         return {"content": self.found == self.expected}
+
+
+class Mix(Shuffle):
+    """One job of the mix: the first has a broadcast, too."""
+
+    def __init__(self, workload: Workload, number: int, folder: Path, workers: int = 1):
+        super().__init__(workload, number, folder, workers)
+        self.has_broadcast = number == 0
 
 
 class Made(NamedTuple):
