@@ -34,8 +34,13 @@ from mission_control.records import Log
 
 logger = logging.getLogger(__name__)
 
-SAID = ("report", "again", "probed", "leave")
-"""Events that workers and clients say as core hears them."""
+SAID = {
+    "report": ("worker", "report"),
+    "again": ("worker", "after"),
+    "probed": ("worker", "seen"),
+    "leave": ("job", "client"),
+}
+"""Events that workers and clients say as core hears them, and what each has: nothing else passes."""
 
 
 class MissionControlScheduler(SchedulerPlugin):
@@ -87,7 +92,7 @@ class MissionControlScheduler(SchedulerPlugin):
         for name in dask.config.get("distributed.scheduler.blocked-handlers", default=[]):
             offered.pop(name, None)
         scheduler.handlers.update(offered)
-        streams: dict[str, Callable[..., Any]] = {name: partial(self.event, name) for name in SAID}
+        streams: dict[str, Callable[..., Any]] = {name: partial(self.on_said, name) for name in SAID}
         for name, handler in (streams | {"task": self.on_task, "stale": self.on_stale}).items():
             scheduler.stream_handlers[f"mission-control-{name}"] = guarded(handler)
         self.undo = ExitStack()
@@ -187,6 +192,9 @@ class MissionControlScheduler(SchedulerPlugin):
         return self.log.since(seen)
 
     # --- what workers say -------------------------------------------------------------------------------------------
+
+    def on_said(self, name: str, /, **said: Any) -> None:
+        self.event(name, **{field: said[field] for field in SAID[name]})
 
     def on_task(self, worker: str, key: Any, carries: list[Any]) -> None:
         """A task's result carries references; said before the scheduler hears that the task is done."""

@@ -20,7 +20,21 @@ struct Account {
     had: f64,
     /// Seconds that one task held it, of late; `None`: none has given it back.
     burst: Option<f64>,
-    holds: BTreeMap<TaskId, Time>,
+    holds: BTreeMap<TaskId, Hold>,
+}
+
+#[derive(Clone, Copy)]
+struct Hold {
+    since: Time,
+    /// Its job has paid for the time until then.
+    paid: Time,
+}
+
+impl Hold {
+    /// Seconds that are to be paid yet, of so many at least.
+    fn owes(&self, now: Time, least: f64) -> f64 {
+        now.since(self.paid).as_secs_f64().max(least - self.paid.since(self.since).as_secs_f64())
+    }
 }
 
 /// How much of a mean the newest value makes.
@@ -40,31 +54,46 @@ impl Seconds {
     /// What a job has had, with what those of its tasks that hold something are going to have had at least. Whose tag is
     /// smallest is next.
     pub fn tag(&self, now: Time, job: &JobId, weight: f64) -> f64 {
-        let Some(own) = self.jobs.get(job) else { return self.virtual_now };
+        let Some(own) = self.jobs.get(job) else { return self.first_tag() };
         let burst = own.burst.unwrap_or(self.burst);
-        let holding = own.holds.values().map(|since| now.since(*since).as_secs_f64().max(burst)).sum::<f64>();
+        let holding = own.holds.values().map(|hold| hold.owes(now, burst)).sum::<f64>();
         own.had.max(self.virtual_now - OWED_BURSTS * burst / weight) + holding / weight
     }
 
     pub fn start(&mut self, now: Time, job: &JobId, task: TaskId, weight: f64) {
         let tag = self.tag(now, job, weight);
-        let new = Account { had: self.virtual_now, burst: None, holds: BTreeMap::new() };
+        let new = Account { had: self.first_tag(), burst: None, holds: BTreeMap::new() };
         let own = self.jobs.entry(job.clone()).or_insert(new);
         let burst = own.burst.unwrap_or(self.burst);
         own.had = own.had.max(self.virtual_now - OWED_BURSTS * burst / weight);
-        own.holds.insert(task, now);
+        own.holds.insert(task, Hold { since: now, paid: now });
         self.virtual_now = self.virtual_now.max(tag);
     }
 
     /// A task gives back what it held, if it held anything.
     pub fn stop(&mut self, now: Time, job: &JobId, task: TaskId, weight: f64) {
         let Some(own) = self.jobs.get_mut(job) else { return };
-        let Some(since) = own.holds.remove(&task) else { return };
-        let seconds = now.since(since).as_secs_f64();
-        own.had += seconds / weight;
+        let Some(hold) = own.holds.remove(&task) else { return };
+        let seconds = now.since(hold.since).as_secs_f64();
+        own.had += now.since(hold.paid).as_secs_f64() / weight;
         let mean = |before: f64| before + NEWEST * (seconds - before);
         own.burst = Some(own.burst.map_or(seconds, mean));
         self.burst = mean(self.burst);
+    }
+
+    /// Weights are about to change: what is held is paid for by those that there were.
+    pub fn settle(&mut self, now: Time, weight: impl Fn(&JobId) -> f64) {
+        for (job, own) in &mut self.jobs {
+            let paid: f64 = own.holds.values().map(|hold| now.since(hold.paid).as_secs_f64()).sum();
+            own.had += paid / weight(job);
+            own.holds.values_mut().for_each(|hold| hold.paid = now);
+        }
+    }
+
+    /// Where a job that had nothing begins: with those that have waited longest for long tasks to end.
+    fn first_tag(&self) -> f64 {
+        let holding = self.jobs.values().filter(|own| !own.holds.is_empty()).map(|own| own.had);
+        self.virtual_now.max(holding.min_by(f64::total_cmp).unwrap_or(0.0))
     }
 
     pub fn holds(&self, job: &JobId, task: TaskId) -> bool {

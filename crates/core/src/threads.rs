@@ -78,7 +78,15 @@ impl Threads {
 
     pub fn handle(&mut self, now: Time, event: Event, commands: &mut Vec<Command>) {
         match event {
-            Event::Weights { weights } => self.weights = weights,
+            Event::Weights { weights } => {
+                if weights != self.weights {
+                    let (mut running, mut under_way) =
+                        (std::mem::take(&mut self.running), std::mem::take(&mut self.under_way));
+                    running.settle(now, |job| self.weight(job));
+                    under_way.settle(now, |job| self.weight(job));
+                    (self.running, self.under_way, self.weights) = (running, under_way, weights);
+                }
+            }
             Event::Begins { task, job, priority } => {
                 if let Entry::Vacant(new) = self.tasks.entry(task) {
                     new.insert(job.clone());

@@ -77,11 +77,11 @@ pub fn interfaces() -> BTreeSet<String> {
     names
 }
 
-/// Bytes that this host's interfaces have sent since they were made, loopback not counted; 0 where nobody knows. Of this
-/// network namespace, which `/sys` need not show.
+/// Bytes that this host's [`interfaces`] have sent since they were made; 0 where nobody knows. Those without an address, such as
+/// the parts of a bond, would be counted twice. Of this network namespace, which `/sys` need not show.
 pub fn sent_bytes() -> u64 {
-    let text = std::fs::read_to_string("/proc/thread-self/net/dev").unwrap_or_default();
-    let interfaces = text.lines().filter_map(|line| line.split_once(':')).filter(|(name, _)| name.trim() != "lo");
+    let (text, own) = (std::fs::read_to_string("/proc/thread-self/net/dev").unwrap_or_default(), interfaces());
+    let interfaces = text.lines().filter_map(|line| line.split_once(':')).filter(|(name, _)| own.contains(name.trim()));
     // Eight numbers of what came, then of what went, bytes first.
     interfaces.filter_map(|(_, counts)| counts.split_whitespace().nth(8)?.parse::<u64>().ok()).sum()
 }

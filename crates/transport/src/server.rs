@@ -421,12 +421,11 @@ fn answer(
             ask_below(channel.below(), client, (Some(congestion_control.clone()), *rto_min_us));
             let encryption = holding.encryption();
             let head = Response { len: *len, blocks: checksums, encryption, ..Response::refusal(206, "", seen) };
-            let mut turn = transfer.map(|(job, transfer)| shared.uplink.turn(job, transfer, *len));
-            send(channel, client, head, source, shared)?;
-            if let Some(turn) = &mut turn {
-                turn.moved = *len;
-            }
-            Ok(())
+            // What stays on this host takes nothing of its link. What breaks off counts whole: else who breaks off often would
+            // be served more than others.
+            let leaves = transfer.filter(|_| client.peer != shared.address);
+            let _turn = leaves.map(|(job, transfer)| shared.uplink.turn(job, transfer, *len));
+            send(channel, client, head, source, shared)
         }
         Wants::Source { serves, has, missed } => {
             let Holding::Own(object, part) = holding else {

@@ -96,10 +96,12 @@ impl Threads {
         }
         state.waiting.insert(task);
         self.handle(&mut state, event);
+        let since = Instant::now();
         while state.waiting.contains(&task) {
-            let (woken, waited) = self.turn.wait_timeout(state, LATE_TURN).expect("no panic while held");
-            state = woken;
-            if waited.timed_out() && state.waiting.contains(&task) {
+            // Turns of others wake it, too: they are not to put its own off.
+            let left = LATE_TURN.saturating_sub(since.elapsed());
+            state = self.turn.wait_timeout(state, left).expect("no panic while held").0;
+            if since.elapsed() >= LATE_TURN && state.waiting.contains(&task) {
                 // Who has the threads may wait for this task: for a lock that it holds, for instance.
                 self.handle(&mut state, Event::Late { task });
             }

@@ -27,8 +27,7 @@ struct State {
 pub struct Turn<'a> {
     uplink: &'a Uplink,
     ticket: Ticket,
-    /// Bytes of it that have left.
-    pub moved: u64,
+    bytes: u64,
 }
 
 impl Uplink {
@@ -54,13 +53,17 @@ impl Uplink {
         while state.waiting.contains(&ticket) {
             let (woken, waited) = self.turn.wait_timeout(state, LOOK_EVERY).expect("no panic while held");
             state = woken;
-            if waited.timed_out() && state.waiting.contains(&ticket) {
-                let late = since.elapsed() >= LONGEST;
-                let event = if late { Event::Late { ticket } } else { Event::Looked { sent: host::sent_bytes() } };
-                self.handle(&mut state, event);
+            if !state.waiting.contains(&ticket) {
+                break;
+            }
+            // Turns of others wake it, too: they are not to put its own off.
+            if since.elapsed() >= LONGEST {
+                self.handle(&mut state, Event::Late { ticket });
+            } else if waited.timed_out() {
+                self.handle(&mut state, Event::Looked { sent: host::sent_bytes() });
             }
         }
-        Turn { uplink: self, ticket, moved: 0 }
+        Turn { uplink: self, ticket, bytes }
     }
 
     fn handle(&self, state: &mut State, event: Event) {
@@ -85,7 +88,7 @@ impl Uplink {
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        let event = Event::Done { ticket: self.ticket, moved: self.moved };
+        let event = Event::Done { ticket: self.ticket, moved: self.bytes };
         self.uplink.handle(&mut self.uplink.lock(), event);
     }
 }

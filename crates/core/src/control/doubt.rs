@@ -10,8 +10,10 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-/// How long the answers may take: what has all parts copies them once.
+/// How long an answer may take: who has all parts copies them once. Then the next one is asked.
 pub const DOUBT: Duration = Duration::from_secs(5);
+/// And all answers together.
+pub const DOUBT_ALL: Duration = Duration::from_secs(15);
 
 /// An object that a worker shall keep whole, if it has all of so many parts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -29,6 +31,7 @@ struct Doubt {
     /// Why it would be lost.
     why: String,
     until: Time,
+    all_until: Time,
     asked: WorkerId,
     /// Who may be asked next.
     others: VecDeque<WorkerId>,
@@ -41,6 +44,11 @@ impl Doubts {
 
     pub fn has(&self, object: ObjectId) -> bool {
         self.all.contains_key(&object)
+    }
+
+    /// Whether this worker is asked for it now.
+    pub fn asks(&self, object: ObjectId, worker: &WorkerId) -> bool {
+        self.all.get(&object).is_some_and(|doubt| doubt.asked == *worker)
     }
 }
 
@@ -63,7 +71,7 @@ impl Controller {
                 continue;
             };
             asks.entry(asked.clone()).or_default().push(self.keep(object));
-            let doubt = Doubt { why: why.to_owned(), until: now + DOUBT, asked, others };
+            let doubt = Doubt { why: why.to_owned(), until: now + DOUBT, all_until: now + DOUBT_ALL, asked, others };
             self.doubts.all.insert(object, doubt);
         }
         for (worker, keep) in asks {
@@ -82,11 +90,11 @@ impl Controller {
     }
 
     /// A worker does not have all of an object: the next one is asked, if there is one.
-    pub(super) fn keeps_not(&mut self, worker: &WorkerId, object: ObjectId, commands: &mut Vec<Command>) {
+    pub(super) fn keeps_not(&mut self, now: Time, worker: &WorkerId, object: ObjectId, commands: &mut Vec<Command>) {
         let Some(doubt) = self.doubts.all.get_mut(&object).filter(|doubt| doubt.asked == *worker) else { return };
         while let Some(next) = doubt.others.pop_front() {
             if self.workers.contains_key(&next) {
-                doubt.asked = next.clone();
+                (doubt.asked, doubt.until) = (next.clone(), now + DOUBT);
                 let message = Message { keep: vec![self.keep(object)], ..Message::default() };
                 return self.tell(&next, message.into(), commands);
             }
@@ -96,15 +104,14 @@ impl Controller {
 
     /// Gives up what nobody has answered for in time, or who was asked is gone.
     pub(super) fn doubt_no_longer(&mut self, now: Time, gone: Option<&WorkerId>, commands: &mut Vec<Command>) {
-        let late = |doubt: &Doubt| gone.is_none() && now >= doubt.until;
-        let over: BTreeSet<ObjectId> =
-            self.doubts.all.iter().filter(|(_, doubt)| late(doubt)).map(|(object, _)| *object).collect();
+        let over = self.doubts.all.iter().filter(|(_, doubt)| now >= doubt.all_until);
+        let over: BTreeSet<ObjectId> = over.map(|(object, _)| *object).collect();
         self.lose_doubtful(over, commands);
-        if let Some(gone) = gone {
-            let asked = self.doubts.all.iter().filter(|(_, doubt)| doubt.asked == *gone);
-            let asked: Vec<ObjectId> = asked.map(|(object, _)| *object).collect();
-            asked.into_iter().for_each(|object| self.keeps_not(gone, object, commands));
-        }
+        // Who was paused may answer yet; the next one need not wait for that.
+        let unanswered = |doubt: &Doubt| now >= doubt.until || gone == Some(&doubt.asked);
+        let asked = self.doubts.all.iter().filter(|(_, doubt)| unanswered(doubt));
+        let asked: Vec<_> = asked.map(|(object, doubt)| (*object, doubt.asked.clone())).collect();
+        asked.into_iter().for_each(|(object, worker)| self.keeps_not(now, &worker, object, commands));
     }
 
     fn lose_doubtful(&mut self, objects: BTreeSet<ObjectId>, commands: &mut Vec<Command>) {

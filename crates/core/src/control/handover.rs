@@ -63,6 +63,8 @@ pub struct Handover {
     batches: BTreeMap<ObjectId, Batch>,
     /// Who is about to have an object.
     taking: BTreeMap<ObjectId, BTreeSet<WorkerId>>,
+    /// Who was told to take what, and has not answered: also where the source is gone meanwhile.
+    told: BTreeSet<(ObjectId, WorkerId)>,
     /// Who could not take an object.
     untaken: BTreeMap<ObjectId, BTreeSet<WorkerId>>,
     /// When they are asked again.
@@ -90,7 +92,7 @@ struct Batch {
 impl Handover {
     /// How many things are under way.
     pub fn len(&self) -> usize {
-        self.described.len() + self.batches.len() + self.taking.len() + self.untaken.len()
+        self.described.len() + self.batches.len() + self.taking.len() + self.told.len() + self.untaken.len()
     }
 
     pub fn is_leaving(&self, worker: &WorkerId) -> bool {
@@ -223,6 +225,7 @@ impl Controller {
             }
             takes.entry(target.clone()).or_default().push(object);
             self.handover.taking.entry(object).or_default().insert(target.clone());
+            self.handover.told.insert((object, target.clone()));
             open.insert((object, target));
         }
         let Some(from) = self.workers.get(source).map(|joined| joined.address.clone()) else { return };
@@ -253,9 +256,14 @@ impl Controller {
         let batches = self.handover.batches.len();
         let (mut free, mut moved) = (Vec::new(), Vec::new());
         for object in took {
+            let was_asked = self.handover.told.remove(&(object, worker.clone())) || self.doubts.asks(object, worker);
             let source = self.answered(object, worker, commands);
-            if !self.objects.replicated(object, worker) {
-                free.push(object); // it was freed while it came
+            if !was_asked && self.objects.whole(object).contains(worker) {
+                continue;
+            }
+            // Whoever says so unasked would be believed to have what others put.
+            if !was_asked || !self.objects.replicated(object, worker) {
+                free.push(object); // or it was freed while it came
                 continue;
             }
             self.is_certain(object);
@@ -267,8 +275,9 @@ impl Controller {
             }
         }
         for Untaken { object, why } in untaken {
-            if self.doubts.has(object) {
-                self.keeps_not(worker, object, commands);
+            let of_take = self.handover.told.remove(&(object, worker.clone()));
+            if !of_take && self.doubts.has(object) {
+                self.keeps_not(now, worker, object, commands);
                 continue;
             }
             let source = self.answered(object, worker, commands);
@@ -326,6 +335,7 @@ impl Controller {
             commands.push(record(Record::HandedOver { worker: worker.clone(), objects, bytes }));
         }
         self.handover.stop_describing(worker, None);
+        self.handover.told.retain(|(_, target)| target != worker);
         let open = self.handover.batches.values().flat_map(|batch| &batch.open);
         let open: Vec<ObjectId> = open.filter(|(_, target)| target == worker).map(|(object, _)| *object).collect();
         open.into_iter().for_each(|object| _ = self.answered(object, worker, commands));
