@@ -48,15 +48,14 @@ def measure(
 
     samples: dict[str, list[float]] = {FETCH: [], RETIRE: []}
     recomputed = 0
-    with (
-        LocalCluster(n_workers=2, threads_per_worker=2, dashboard_address=None, memory_limit="8GiB") as cluster,
-        Client(cluster) as client,
-    ):
-        mission_control.install(client)
-        for number in range(rounds):
+    for number in range(rounds):
+        # A cluster of its own: Dask does not start a worker again that retired.
+        with (
+            LocalCluster(n_workers=2, threads_per_worker=2, dashboard_address=None, memory_limit="8GiB") as cluster,
+            Client(cluster) as client,
+        ):
+            mission_control.install(client)
             say(f"round {number + 1} of {rounds}: {objects} objects")
-            cluster.scale(2)
-            client.wait_for_workers(2)
             one, other = client.scheduler_info()["workers"]
             with job(f"retirement-{number}", transport="tcp", client=client):
                 made = client.map(partial(fill, size // objects), range(objects), workers=[one], pure=False)
