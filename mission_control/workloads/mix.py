@@ -24,12 +24,6 @@ if TYPE_CHECKING:
 
     from mission_control.scenario import Workload
 
-TASKS_PER_WORKER = 4
-"""Tasks of each shuffle on each worker, so that some wait for bytes while others look at what came."""
-OBJECTS_PER_WORKER = 4
-"""Objects of each transfer on each worker: a task of a shuffle fetches many small parts, as those of real shuffles do;
-and a receiver asks for few pieces of one broadcast object at once, too few for a share of half of ten flows."""
-
 
 class Shuffle:
     """One job, of one shuffle.
@@ -42,11 +36,14 @@ class Shuffle:
     """
 
     has_broadcast = False
+    # Many small parts cost more CPU than bandwidth where many jobs run at once.
+    tasks_per_worker = 1
+    objects_per_worker = 1
 
     def __init__(self, workload: Workload, number: int, folder: Path, workers: int = 1):
         self.workers = workers
-        self.readers = workers * TASKS_PER_WORKER
-        self.objects = workers * OBJECTS_PER_WORKER
+        self.readers = workers * self.tasks_per_worker
+        self.objects = workers * self.objects_per_worker
         self.part_bytes = max(1, workload.size // (self.objects * self.readers))
         self.model_bytes = max(1, 2 * workload.size // (workers * self.objects))
         self.seed = workload.seed * 1000 + number
@@ -94,6 +91,12 @@ class Shuffle:
 
 class Mix(Shuffle):
     """One job of the mix: the first has a broadcast, too."""
+
+    # So that some tasks wait for bytes while others look at what came.
+    tasks_per_worker = 4
+    # A task of a shuffle fetches many small parts, as those of real shuffles do; and a receiver asks for few pieces of
+    # one broadcast object at once, too few for a share of half of ten flows.
+    objects_per_worker = 4
 
     def __init__(self, workload: Workload, number: int, folder: Path, workers: int = 1):
         super().__init__(workload, number, folder, workers)
