@@ -324,8 +324,8 @@ mod tests {
         let weights = [(1, 0.125), (2, 0.25), (5, 0.625)];
         for most in [8, 16] {
             let mut threads = Threads::new(4);
-            let told = BTreeMap::from(weights.map(|(number, weight)| (job(number), weight)));
-            threads.handle(Time(0), Event::Weights { weights: told }, &mut Vec::new());
+            let known = BTreeMap::from(weights.map(|(number, weight)| (job(number), weight)));
+            threads.handle(Time(0), Event::Weights { weights: known }, &mut Vec::new());
             // Of each fetch the seconds at the full rate that are left; of each task that computes, when it is over.
             let mut fetching: BTreeMap<u64, VecDeque<(TaskId, f64)>> = BTreeMap::new();
             let mut computing: Vec<(Time, TaskId)> = Vec::new();

@@ -60,7 +60,7 @@ impl Uplink {
             if since.elapsed() >= LONGEST {
                 self.handle(&mut state, Event::Late { ticket });
             } else if waited.timed_out() {
-                self.handle(&mut state, Event::Looked { sent: host::sent_bytes() });
+                self.handle(&mut state, Event::Tick);
             }
         }
         Turn { uplink: self, ticket, bytes }

@@ -107,7 +107,7 @@ impl Controller {
         let over = self.doubts.all.iter().filter(|(_, doubt)| now >= doubt.all_until);
         let over: BTreeSet<ObjectId> = over.map(|(object, _)| *object).collect();
         self.lose_doubtful(over, commands);
-        // Who was paused may answer yet; the next one need not wait for that.
+        // A late answer is refused: the next worker was asked by then.
         let unanswered = |doubt: &Doubt| now >= doubt.until || gone == Some(&doubt.asked);
         let asked = self.doubts.all.iter().filter(|(_, doubt)| unanswered(doubt));
         let asked: Vec<_> = asked.map(|(object, doubt)| (*object, doubt.asked.clone())).collect();

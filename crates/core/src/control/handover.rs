@@ -63,8 +63,8 @@ pub struct Handover {
     batches: BTreeMap<ObjectId, Batch>,
     /// Who is about to have an object.
     taking: BTreeMap<ObjectId, BTreeSet<WorkerId>>,
-    /// Who was told to take what, and has not answered: also where the source is gone meanwhile.
-    told: BTreeSet<(ObjectId, WorkerId)>,
+    /// Takes without an answer yet. A take stays here when its source is gone: the worker may have all of the object by then.
+    unanswered: BTreeSet<(ObjectId, WorkerId)>,
     /// Who could not take an object.
     untaken: BTreeMap<ObjectId, BTreeSet<WorkerId>>,
     /// When they are asked again.
@@ -92,7 +92,7 @@ struct Batch {
 impl Handover {
     /// How many things are under way.
     pub fn len(&self) -> usize {
-        self.described.len() + self.batches.len() + self.taking.len() + self.told.len() + self.untaken.len()
+        self.described.len() + self.batches.len() + self.taking.len() + self.unanswered.len() + self.untaken.len()
     }
 
     pub fn is_leaving(&self, worker: &WorkerId) -> bool {
@@ -225,7 +225,7 @@ impl Controller {
             }
             takes.entry(target.clone()).or_default().push(object);
             self.handover.taking.entry(object).or_default().insert(target.clone());
-            self.handover.told.insert((object, target.clone()));
+            self.handover.unanswered.insert((object, target.clone()));
             open.insert((object, target));
         }
         let Some(from) = self.workers.get(source).map(|joined| joined.address.clone()) else { return };
@@ -256,7 +256,8 @@ impl Controller {
         let batches = self.handover.batches.len();
         let (mut free, mut moved) = (Vec::new(), Vec::new());
         for object in took {
-            let was_asked = self.handover.told.remove(&(object, worker.clone())) || self.doubts.asks(object, worker);
+            let was_asked =
+                self.handover.unanswered.remove(&(object, worker.clone())) || self.doubts.asks(object, worker);
             let source = self.answered(object, worker, commands);
             if !was_asked && self.objects.whole(object).contains(worker) {
                 continue;
@@ -275,7 +276,7 @@ impl Controller {
             }
         }
         for Untaken { object, why } in untaken {
-            let of_take = self.handover.told.remove(&(object, worker.clone()));
+            let of_take = self.handover.unanswered.remove(&(object, worker.clone()));
             if !of_take && self.doubts.has(object) {
                 self.keeps_not(now, worker, object, commands);
                 continue;
@@ -335,7 +336,7 @@ impl Controller {
             commands.push(record(Record::HandedOver { worker: worker.clone(), objects, bytes }));
         }
         self.handover.stop_describing(worker, None);
-        self.handover.told.retain(|(_, target)| target != worker);
+        self.handover.unanswered.retain(|(_, target)| target != worker);
         let open = self.handover.batches.values().flat_map(|batch| &batch.open);
         let open: Vec<ObjectId> = open.filter(|(_, target)| target == worker).map(|(object, _)| *object).collect();
         open.into_iter().for_each(|object| _ = self.answered(object, worker, commands));

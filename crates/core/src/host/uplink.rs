@@ -39,11 +39,12 @@ pub enum Event {
         member: MemberId,
         bytes: u64,
     },
-    /// Bytes that the host has sent since it was started: the answer to [`Command::Look`], and each [`LOOK_EVERY`] while a
-    /// range waits.
+    /// Bytes that the host has sent since it was started: the answer to [`Command::Look`].
     Looked {
         sent: u64,
     },
+    /// [`LOOK_EVERY`] has passed while a range waits.
+    Tick,
     /// A range has waited for [`LONGEST`].
     Late {
         ticket: Ticket,
@@ -106,6 +107,7 @@ impl Uplink {
                 self.queue.push(group, member, Request { client: 0, ticket, bytes });
             }
             Event::Looked { sent } => self.looked(now, sent),
+            Event::Tick => {}
             Event::Late { ticket } => {
                 let late = self.ranges.get_mut(&ticket).filter(|range| range.charged.is_none());
                 if let Some(range) = late.filter(|own| self.queue.withdraw(own.group, own.member, 0, ticket)) {
@@ -139,9 +141,6 @@ impl Uplink {
         let Some(rate) = self.bits_per_sec else { return };
         if let Some((at, before)) = self.looked {
             let elapsed = now.since(at);
-            if elapsed < LOOK_EVERY / 2 {
-                return;
-            }
             let bits = sent.saturating_sub(before) as f64 * 8.0;
             let full = bits >= FULL * rate as f64 * elapsed.as_secs_f64();
             if elapsed <= OLD {
