@@ -2,9 +2,13 @@
 //!
 //! A job is over with its last task, once no client submits for it any more.
 
-use crate::types::{JobId, JobSpec, WorkerId};
-use std::collections::BTreeMap;
+use super::{Change, Command, Controller, Message, NewTask, Origin, Record, record};
+use crate::mission;
+use crate::types::{Encryption, JobId, JobSpec, WorkerId};
+use crate::units::Time;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A program that submits work.
 pub type ClientId = Arc<str>;
@@ -27,6 +31,8 @@ struct Job {
     clients: Vec<ClientId>,
 }
 
+/// After the last task of a job, for its workers' last reports: a worker that does not answer may be gone.
+pub const LAST_WORDS: Duration = Duration::from_secs(5);
 /// Letters of a client's name that tell a job of the same name from another's.
 const SUFFIX: usize = 8;
 
@@ -166,6 +172,156 @@ impl Jobs {
     pub fn names(&self) -> usize {
         self.owners.len()
     }
+}
+
+/// A job that is over: whose last words are awaited, and how long.
+pub struct Ending {
+    pub awaits: BTreeSet<WorkerId>,
+    pub until: Time,
+}
+
+impl Controller {
+    pub(super) fn admit(&mut self, now: Time, mut spec: JobSpec, client: &ClientId, commands: &mut Vec<Command>) {
+        if let Err(why) = crate::types::check_priority(&spec.job, spec.priority) {
+            return commands.push(Command::Invalid { why });
+        }
+        let refused = self.mission.admits(&spec).err().or_else(|| self.lacks(&spec));
+        let job = self.jobs.name(&spec.job, client);
+        if let Some(reason) = &refused {
+            commands.push(record(Record::Refused { job: job.clone(), reason: reason.clone() }));
+            self.jobs.release_name(&job);
+        } else {
+            spec.job = job.clone();
+            self.arrive(now, spec, true, commands);
+            self.jobs.expect(&job, client);
+        }
+        commands.push(Command::Admitted { job, refused });
+    }
+
+    /// Why no worker can do what a job demands of its transfers, if none has a data plane.
+    pub(super) fn lacks(&self, spec: &JobSpec) -> Option<String> {
+        let demanded = spec.demands.transport.is_some() || spec.demands.encrypt != Encryption::None;
+        let (worker, why) = self.without.first_key_value().filter(|_| demanded && self.workers.is_empty())?;
+        Some(format!("no worker has a data plane; of {worker}: {why}"))
+    }
+
+    pub(super) fn change(&mut self, now: Time, job: &JobId, change: Change, commands: &mut Vec<Command>) {
+        let Some(spec) = self.jobs.spec(job) else {
+            let error = Some(format!("there is no job {job:?} now"));
+            return commands.push(Command::Changed { error, refused: None });
+        };
+        let changed = changed(spec.clone(), &change);
+        let wrong = crate::types::check_priority(job, changed.priority).err();
+        if let Some(error) = wrong.or_else(|| crate::flight::contradiction(&changed.demands)) {
+            return commands.push(Command::Changed { error: Some(error), refused: None });
+        }
+        let refused = self.mission.admits(&changed).err();
+        if refused.is_none() {
+            let known = self.changed.entry(job.clone()).or_default();
+            known.priority = change.priority.or(known.priority);
+            known.transport = change.transport.or(known.transport);
+            self.arrive(now, changed, false, commands);
+        }
+        commands.push(Command::Changed { error: None, refused });
+    }
+
+    pub(super) fn tasks(&mut self, now: Time, origin: Origin, tasks: Vec<NewTask>, commands: &mut Vec<Command>) {
+        let spec = self.spec_of(origin);
+        let job = spec.job.clone();
+        if let Err(why) = crate::types::check_priority(&job, spec.priority) {
+            return commands.push(Command::Invalid { why });
+        }
+        self.arrive(now, spec, false, commands);
+        for NewTask { task, stage, kind, inputs } in inputs_first(tasks) {
+            self.jobs.add(task, &job);
+            let added = mission::Event::TaskAdded { task, job: job.clone(), stage, kind, inputs };
+            self.decide(now, added, commands);
+        }
+    }
+
+    /// The job of new tasks: as the program says, else that of the task that submitted them, else that of the part of the
+    /// program, else one for the client.
+    pub(super) fn spec_of(&mut self, origin: Origin) -> JobSpec {
+        let Origin { client, spec, by, span } = origin;
+        if let Some(spec) = spec {
+            return spec;
+        }
+        let parent = by.and_then(|by| self.jobs.of(by)).and_then(|job| self.jobs.spec(job));
+        if let Some(parent) = parent {
+            return parent.clone();
+        }
+        JobSpec::named(self.jobs.name(&span.unwrap_or_else(|| client.clone()), &client))
+    }
+
+    pub(super) fn arrive(&mut self, now: Time, spec: JobSpec, admitted: bool, commands: &mut Vec<Command>) {
+        let spec = match self.changed.get(&spec.job) {
+            Some(change) => changed(spec, change),
+            None => spec,
+        };
+        let new = self.jobs.arrive(spec.clone());
+        if new {
+            commands.push(record(Record::Job(spec.clone())));
+        }
+        if new || admitted {
+            self.decide(now, mission::Event::JobArrived { spec, admitted }, commands);
+        }
+    }
+
+    /// The job is over; its workers have a moment to say what is still to be said of it.
+    pub(super) fn end(&mut self, now: Time, job: JobId, commands: &mut Vec<Command>) {
+        let awaits = self.workers.keys().cloned().collect();
+        self.ending.insert(job.clone(), Ending { awaits, until: now + LAST_WORDS });
+        self.tell_all(Message { report: Some(job.clone()), ..Message::default() }, commands);
+        if self.workers.is_empty() {
+            self.finish(now, &job, commands);
+        }
+    }
+
+    pub(super) fn finish(&mut self, now: Time, job: &JobId, commands: &mut Vec<Command>) {
+        if self.ending.remove(job).is_none() || self.jobs.spec(job).is_some() {
+            return; // it has come back meanwhile
+        }
+        self.changed.remove(job);
+        let ended = self.jobs_now(|own| own.job == *job);
+        commands.extend(ended.into_iter().map(|own| record(Record::JobEnded(Box::new(own)))));
+        self.recomputed.remove(job);
+        self.transfers.forget(job);
+        self.decide(now, mission::Event::JobEnded { job: job.clone() }, commands);
+        self.tell_all(Message { forget_job: Some(job.clone()), ..Message::default() }, commands);
+    }
+
+    /// Whether something may still be said of a job.
+    pub(super) fn is_known(&self, job: &JobId) -> bool {
+        self.jobs.spec(job).is_some() || self.ending.contains_key(job)
+    }
+}
+
+/// New tasks, each after those of them that it takes from; they have no cycle.
+fn inputs_first(tasks: Vec<NewTask>) -> Vec<NewTask> {
+    let places: BTreeMap<u64, usize> = tasks.iter().enumerate().map(|(place, new)| (new.task, place)).collect();
+    let mut tasks: Vec<Option<NewTask>> = tasks.into_iter().map(Some).collect();
+    let mut sorted = Vec::with_capacity(tasks.len());
+    for first in 0..tasks.len() {
+        let mut pending = vec![first];
+        while let Some(&place) = pending.last() {
+            let inputs = tasks[place].as_ref().map_or(&[][..], |new| &new.inputs);
+            let waits = |input: &u64| places.get(input).copied().filter(|own| *own != place && tasks[*own].is_some());
+            let before: Vec<usize> = inputs.iter().filter_map(waits).collect();
+            if before.is_empty() {
+                sorted.extend(tasks[place].take());
+                pending.pop();
+            }
+            pending.extend(before);
+        }
+    }
+    sorted
+}
+
+fn changed(spec: JobSpec, change: &Change) -> JobSpec {
+    let mut spec = spec;
+    spec.priority = change.priority.unwrap_or(spec.priority);
+    spec.demands.transport = change.transport.unwrap_or(spec.demands.transport);
+    spec
 }
 
 #[cfg(test)]

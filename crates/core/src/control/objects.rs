@@ -4,7 +4,10 @@
 //! not known yet. It lies whole with one or more workers (whoever put it, and replicas); workers that received parts of it in
 //! a broadcast keep those as copies, which cannot replace it.
 
+use super::{Carried, Command, Controller, Message};
+use crate::mission;
 use crate::types::{ObjectId, WorkerId};
+use crate::units::Time;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What keeps an object alive.
@@ -266,6 +269,80 @@ impl Objects {
             if at.is_empty() {
                 self.at.remove(worker);
             }
+        }
+    }
+}
+
+impl Controller {
+    pub(super) fn carries(&mut self, now: Time, task: u64, objects: Vec<Carried>, alive: bool, commands: &mut Vec<Command>) {
+        let mut shared = false;
+        for Carried { object, owner, parts, bytes, copies } in objects {
+            shared |= copies > 1 || self.handover.is_leaving(&owner);
+            let put = mission::Event::Put { task, parts };
+            self.decide(now, put, commands);
+            let there = self.workers.contains_key(&owner);
+            self.objects.hold(Holder::Result(task), object, there.then_some(&owner), bytes, copies);
+            self.objects.has_parts(object, parts);
+            if self.objects.whole(object).is_empty() && !self.doubts.has(object) {
+                self.lose(&format!("worker {owner} left"), [object], commands);
+            }
+        }
+        if !alive {
+            self.release(Holder::Result(task), commands);
+        }
+        if shared {
+            self.hand_over_soon(commands);
+        }
+    }
+
+    /// The tasks that submitted this one may return its references: they live until their own results are known.
+    pub(super) fn hold_for_submitters(&mut self, task: u64) {
+        let carried = self.objects.held_by(Holder::Result(task));
+        let Some(workers) = self.submitted_on.get(&task).filter(|_| !carried.is_empty()) else { return };
+        if let Some(hold) = self.holds.hold(workers) {
+            for (object, owner) in carried {
+                self.objects.hold(Holder::Hold(hold), object, Some(&owner), 0, 1);
+            }
+        }
+    }
+
+    pub(super) fn release(&mut self, holder: Holder, commands: &mut Vec<Command>) {
+        let free = self.objects.release(holder);
+        self.free(free, commands);
+    }
+
+    pub(super) fn free(&mut self, free: ByWorker, commands: &mut Vec<Command>) {
+        let freed = free.values().flatten().copied().collect::<Vec<_>>();
+        freed.into_iter().for_each(|object| self.is_certain(object));
+        let moved = self.objects.freed_moved();
+        if !moved.is_empty() {
+            // All know where they lie.
+            self.tell_all(Message { free: moved.iter().copied().collect(), ..Message::default() }, commands);
+        }
+        for (worker, mut objects) in free {
+            objects.retain(|object| !moved.contains(object));
+            if !objects.is_empty() {
+                self.tell(&worker, Message { free: objects, ..Message::default() }.into(), commands);
+            }
+        }
+    }
+
+    /// Objects that nobody has any more: a copy of a result that carries them may still be on its way.
+    pub(super) fn lose(&mut self, why: &str, objects: impl IntoIterator<Item = ObjectId>, commands: &mut Vec<Command>) {
+        let mut objects = objects.into_iter().peekable();
+        if objects.peek().is_none() {
+            return;
+        }
+        if self.lost.is_empty() {
+            // Once for all of them: where the only copy of a result went, the engine says so result by result.
+            commands.push(Command::Soon);
+        }
+        self.lost.entry(why.to_owned()).or_default().extend(objects);
+    }
+
+    pub(super) fn tell_lost(&mut self, commands: &mut Vec<Command>) {
+        for (why, objects) in std::mem::take(&mut self.lost) {
+            self.tell_all(Message { lost: objects.into_iter().collect(), why, ..Message::default() }, commands);
         }
     }
 }

@@ -1,0 +1,94 @@
+//! What the controller answers, and what it keeps for reports.
+
+use super::transfers::Progress;
+use super::{JobNow, Message};
+use crate::policy::TransferView;
+use crate::types::{HostId, JobId, JobSpec, ObjectId, WorkerId};
+use crate::{ecn, mission};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "command", rename_all = "kebab-case")]
+pub enum Command {
+    /// To this worker, with this version.
+    Tell { worker: WorkerId, version: u64, message: Arc<Message> },
+    /// To a worker that has joined: all that it must know, and the version as of which that holds.
+    Briefing {
+        worker: WorkerId,
+        commands: Vec<mission::Command>,
+        /// Of objects that lie elsewhere than their references say.
+        places: Vec<(ObjectId, Vec<Arc<str>>)>,
+        version: u64,
+    },
+    /// To a worker that cannot join, and why: it works without a data plane.
+    Rejected { worker: WorkerId, why: String },
+    /// To a client: the name under which its job runs, or why it may not.
+    Admitted { job: JobId, refused: Option<String> },
+    /// To who asked: why the job cannot be changed so, if it cannot.
+    Changed { error: Option<String>, refused: Option<String> },
+    /// To the engine: these results are invalid, with all their copies; what is still needed of them is computed again.
+    Recompute { tasks: BTreeSet<u64> },
+    /// To the adapter: say [`Event::Flush`] when it has done what it is at.
+    Soon,
+    /// To the adapter: have the external policy compute what these count, and say so by [`Event::Weighed`].
+    Weigh { transfers: Vec<TransferView> },
+    /// For reports.
+    Record { record: Box<Record> },
+    /// To the adapter itself: the event was wrong, in one line that says what to do; nothing has changed.
+    Invalid { why: String },
+}
+
+/// What is kept for reports.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "kebab-case")]
+pub enum Record {
+    Worker {
+        worker: WorkerId,
+        host: HostId,
+        address: Arc<str>,
+    },
+    WorkerWithout {
+        worker: WorkerId,
+        why: String,
+    },
+    /// Before it left, others took so many objects of a worker.
+    HandedOver {
+        worker: WorkerId,
+        objects: usize,
+        bytes: u64,
+    },
+    /// A worker leaves, and nobody has these objects of it.
+    NotHandedOver {
+        worker: WorkerId,
+        objects: usize,
+        bytes: u64,
+        why: String,
+    },
+    WorkerLeft {
+        worker: WorkerId,
+    },
+    Job(JobSpec),
+    Refused {
+        job: JobId,
+        reason: String,
+    },
+    JobEnded(Box<JobNow>),
+    Progress(Progress),
+    EcnProbed {
+        worker: WorkerId,
+        #[serde(flatten)]
+        seen: ecn::Seen,
+    },
+    /// By the number of the task.
+    Recomputed {
+        job: JobId,
+        task: u64,
+    },
+    Decision(mission::Command),
+    PolicyError {
+        why: String,
+    },
+}
+

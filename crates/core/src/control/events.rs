@@ -1,0 +1,178 @@
+//! What the controller is told of the cluster.
+
+use super::{ClientId, WorkerReport};
+use crate::ecn;
+use crate::flight::Environment;
+use crate::graph::Kind;
+use crate::policy::TransferView;
+use crate::policy::external::Counts;
+use crate::types::{HostId, JobId, JobSpec, ObjectId, Stage, Transport, WorkerId};
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "kebab-case")]
+pub enum Event {
+    /// A worker's data plane is up; the answer is [`Command::Briefing`], or [`Command::Rejected`].
+    Join {
+        worker: WorkerId,
+        host: HostId,
+        address: Arc<str>,
+        environment: Environment,
+        #[serde(default)]
+        problems: Vec<String>,
+        /// Its [`PROTOCOL`].
+        #[serde(default)]
+        protocol: u32,
+    },
+    /// A worker works without a data plane; it may have joined before something failed.
+    Without {
+        worker: WorkerId,
+        why: String,
+    },
+    /// The engine knows this worker: it may have joined before.
+    Known {
+        worker: WorkerId,
+    },
+    /// A worker is going to leave: others are to have its objects first; see [`Controller::is_handing_over`].
+    Leaving {
+        worker: WorkerId,
+    },
+    /// It does not leave after all.
+    Stays {
+        worker: WorkerId,
+    },
+    /// A worker is gone, and its objects with it.
+    Gone {
+        worker: WorkerId,
+    },
+    /// A worker missed what was said after a version: it is said again.
+    Again {
+        worker: WorkerId,
+        after: u64,
+    },
+    Report {
+        worker: WorkerId,
+        report: WorkerReport,
+    },
+    /// What a worker learnt of ECN marks.
+    Probed {
+        worker: WorkerId,
+        seen: ecn::Seen,
+    },
+    /// A client wants to submit for a job; the answer is [`Command::Admitted`].
+    Admit {
+        spec: JobSpec,
+        client: ClientId,
+    },
+    /// The client submits no more for this job.
+    Leave {
+        job: JobId,
+        client: ClientId,
+    },
+    ClientGone {
+        client: ClientId,
+    },
+    /// Another transport or priority for a job that runs; the answer is [`Command::Changed`].
+    Change {
+        job: JobId,
+        change: Change,
+    },
+    Policy {
+        policy: String,
+    },
+    Weighed {
+        asked: Vec<TransferView>,
+        counts: Result<Counts, String>,
+    },
+    /// New tasks of one origin, in any order; inputs among them or known before count.
+    Tasks {
+        origin: Origin,
+        tasks: Vec<NewTask>,
+    },
+    /// A task has submitted others, new ones or not.
+    Submitted {
+        by: u64,
+        tasks: Vec<u64>,
+    },
+    /// A task was given to a worker, or to another one.
+    Begins {
+        task: u64,
+        worker: WorkerId,
+    },
+    /// A task is done, or was taken away.
+    Ends {
+        task: u64,
+    },
+    /// A task's result carries these objects; said before the engine hears that the task is done. `alive`: the engine still
+    /// wants its result.
+    Carries {
+        task: u64,
+        objects: Vec<Carried>,
+        alive: bool,
+    },
+    /// A result is gone. `wanted`: it is going to be computed again.
+    ResultGone {
+        task: u64,
+        wanted: bool,
+    },
+    /// The engine has forgotten a task.
+    Forgotten {
+        task: u64,
+    },
+    /// What [`Command::Soon`] asked for.
+    Flush,
+    /// Only time has passed; to be said each second.
+    Tick,
+}
+
+/// Where tasks come from: it tells their job.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Origin {
+    pub client: ClientId,
+    /// What the program says of them.
+    #[serde(default)]
+    pub spec: Option<JobSpec>,
+    /// The task that submitted them.
+    #[serde(default)]
+    pub by: Option<u64>,
+    /// What the program calls this part of itself.
+    #[serde(default)]
+    pub span: Option<Arc<str>>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct NewTask {
+    pub task: u64,
+    pub stage: Stage,
+    pub kind: Kind,
+    pub inputs: Vec<u64>,
+}
+
+/// An object whose reference a result carries.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Carried {
+    pub object: ObjectId,
+    pub owner: WorkerId,
+    pub parts: u32,
+    #[serde(default)]
+    pub bytes: u64,
+    /// How many workers shall have it.
+    #[serde(default = "one")]
+    pub copies: u32,
+}
+
+fn one() -> u32 {
+    1
+}
+
+/// What somebody changes of a job while it runs.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Change {
+    #[serde(default)]
+    pub priority: Option<f64>,
+    /// `Some(None)`: Mission Control chooses again.
+    #[serde(default)]
+    pub transport: Option<Option<Transport>>,
+}
+

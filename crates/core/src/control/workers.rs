@@ -1,0 +1,99 @@
+//! Workers join, stay without a data plane, and go.
+
+use super::{Command, Controller, PROTOCOL, Record, record};
+use crate::flight::Environment;
+use crate::mission;
+use crate::types::{HostId, JobId, WorkerId};
+use crate::units::Time;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// After it joined, a worker that the engine does not know by then is gone.
+pub const KNOWN_WITHIN: Duration = Duration::from_secs(30);
+
+/// A worker whose data plane is up.
+pub struct Joined {
+    pub host: HostId,
+    pub address: Arc<str>,
+    pub problems: Vec<String>,
+}
+
+impl Controller {
+    pub(super) fn join(
+        &mut self,
+        now: Time,
+        worker: WorkerId,
+        joined: Joined,
+        environment: Environment,
+        commands: &mut Vec<Command>,
+    ) {
+        let Joined { host, address, .. } = &joined;
+        let (host, address) = (host.clone(), address.clone());
+        commands.push(record(Record::Worker { worker: worker.clone(), host: host.clone(), address: address.clone() }));
+        self.without.remove(&worker);
+        self.workers.insert(worker.clone(), joined);
+        self.unknown.insert(worker.clone(), now);
+        let event = mission::Event::WorkerJoined { worker: worker.clone(), host, address, environment };
+        self.decide(now, event, commands);
+        let (briefing, version) = (self.mission.briefing(&worker), self.outbox.last(&worker));
+        let places = self.places(self.objects.moved().collect());
+        commands.push(Command::Briefing { worker, commands: briefing, places, version });
+        if self.shall_hand_over() {
+            self.hand_over_soon(commands); // it may take what nobody could
+        }
+    }
+
+    pub(super) fn without(&mut self, now: Time, worker: WorkerId, why: String, commands: &mut Vec<Command>) {
+        self.gone(now, &worker, commands);
+        commands.push(record(Record::WorkerWithout { worker: worker.clone(), why: why.clone() }));
+        self.unknown.insert(worker.clone(), now);
+        self.without.insert(worker, why);
+    }
+
+    /// A worker is gone, and its objects with it: the results that carry them are invalid, wherever copies of them are.
+    pub(super) fn gone(&mut self, now: Time, worker: &WorkerId, commands: &mut Vec<Command>) {
+        self.unknown.remove(worker);
+        self.without.remove(worker);
+        if self.workers.remove(worker).is_none() {
+            return;
+        }
+        self.outbox.forget(worker);
+        commands.push(record(Record::WorkerLeft { worker: worker.clone() }));
+        self.transfers.worker_gone(worker);
+        self.last_words(now, worker, None, commands);
+        self.decide(now, mission::Event::WorkerLeft { worker: worker.clone() }, commands);
+        let lost = self.objects.worker_gone(worker);
+        self.hand_over_without(now, worker, commands);
+        self.tell_places(lost.elsewhere.iter().map(|(object, _)| *object).collect(), commands);
+        self.doubt_no_longer(now, Some(worker), commands);
+        let why = format!("worker {worker} left");
+        let gone = self.doubt(now, &why, lost.objects, commands);
+        let tasks: BTreeSet<u64> = gone.iter().flat_map(|object| self.objects.results(*object)).collect();
+        self.lose(&why, gone, commands);
+        if !tasks.is_empty() {
+            commands.push(Command::Recompute { tasks });
+        }
+    }
+
+    /// A worker has said its last words on a job, or on all.
+    pub(super) fn last_words(&mut self, now: Time, worker: &WorkerId, job: Option<&JobId>, commands: &mut Vec<Command>) {
+        let mut over = Vec::new();
+        for (own, ending) in self.ending.iter_mut().filter(|(own, _)| job.is_none_or(|job| *own == job)) {
+            ending.awaits.remove(worker);
+            if ending.awaits.is_empty() {
+                over.push(own.clone());
+            }
+        }
+        over.iter().for_each(|job| self.finish(now, job, commands));
+    }
+}
+
+pub(super) fn of_another_version(protocol: u32) -> String {
+    let older = if protocol < PROTOCOL { "this worker's is the older one" } else { "the scheduler's is the older one" };
+    format!(
+        "its Mission Control speaks protocol {protocol} and the scheduler's speaks {PROTOCOL}; {older}: install the same \
+         version on both, and start it again"
+    )
+}
+
