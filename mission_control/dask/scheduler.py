@@ -100,6 +100,8 @@ class MissionControlScheduler(SchedulerPlugin):
         self._send_jobs(scheduler)
         seams.wrap(self, scheduler, self.undo)
         turns.queue_by_job(self, scheduler, self.undo)
+        for worker in scheduler.workers:
+            self.known(worker)
         tick = PeriodicCallback(self.tick, 1000)
         scheduler.periodic_callbacks[self.name] = tick
         tick.start()
@@ -222,8 +224,8 @@ class MissionControlScheduler(SchedulerPlugin):
 
     def known(self, worker: str) -> None:
         """Dask may not know a worker that joins: it may refuse it, or have removed it meanwhile."""
-        if worker in self.scheduler.workers:
-            self.event("known", worker=worker)
+        if (own := self.scheduler.workers.get(worker)) is not None:
+            self.event("known", worker=worker, places=turns.places(self.scheduler, own.nthreads))
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
         self.event("gone", worker=worker)

@@ -293,6 +293,12 @@ def job_of(task: Any) -> tuple[str, float]:
     return spec.get("job", "unnamed"), float(spec.get("priority", 1.0))
 
 
+def places(scheduler: Scheduler, nthreads: int) -> int | None:
+    """So many tasks of each job may a worker have at once, if there is a bound."""
+    saturation = scheduler.WORKER_SATURATION
+    return None if math.isinf(saturation) else max(math.ceil(saturation * nthreads), 1)
+
+
 def queue_by_job(plugin: Any, scheduler: Scheduler, undo: ExitStack) -> None:
     """In the scheduler's queue each job has its own places on the workers, and no task of another one takes them."""
     if not wanted("queue-by-job"):
@@ -318,11 +324,8 @@ def queue_by_job(plugin: Any, scheduler: Scheduler, undo: ExitStack) -> None:
         if not queued or plugin.controller.jobs < 2 or math.isinf(scheduler.WORKER_SATURATION):
             return
         for job in queued.jobs():
-            room = {}
-            for worker in scheduler.running:
-                most = max(math.ceil(scheduler.WORKER_SATURATION * worker.nthreads), 1)
-                if (free := most - plugin.controller.processing(job, worker.address)) > 0:
-                    room[worker] = free
+            known = ((scheduler.workers.get(address), free) for address, free in plugin.controller.open(job))
+            room = {worker: free for worker, free in known if worker in scheduler.running}
             while room and (task := queued.first_of(job)) is not None:
                 worker = min(room, key=lambda own: len(own.processing) / own.nthreads)
                 chosen.append(worker)

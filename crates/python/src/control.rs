@@ -73,9 +73,10 @@ impl Controller {
         self.lock().jobs()
     }
 
-    /// How many tasks of a job a worker has.
-    fn processing(&self, job: &str, worker: &str) -> usize {
-        self.lock().processing(&job.into(), &worker.into())
+    /// Where a job may have more tasks at once, and how many.
+    fn open(&self, job: &str) -> Vec<(String, usize)> {
+        let open = self.lock().open(&job.into());
+        open.into_iter().map(|(worker, free)| (worker.to_string(), free)).collect()
     }
 
     /// Whether a worker that leaves has still to wait until others have its objects.

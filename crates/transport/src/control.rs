@@ -3,7 +3,7 @@
 
 use crate::arbiter;
 use crate::endpoint::Endpoint;
-use crate::handover::{self, Order};
+use crate::handover;
 use crate::object::ObjectId;
 use mission_core::control::{Described, Fetched, Message, Untaken, WorkerReport};
 use mission_core::mission;
@@ -98,8 +98,8 @@ impl Endpoint {
             let described = handover::describe(&self.store, &self.fetcher, asked).unwrap_or_else(none);
             self.control.lock().described.push(described);
         }
-        take.into_iter().for_each(|take| self.taker.order(Order::Take(take)));
-        keep.into_iter().for_each(|keep| self.taker.order(Order::Keep(keep)));
+        take.into_iter().for_each(|take| self.taker.take(take));
+        keep.into_iter().for_each(|keep| self.taker.keep(keep));
         free.into_iter().for_each(|object| _ = self.free(&object.into()));
         if !lost.is_empty() {
             let lost: Vec<ObjectId> = lost.into_iter().map(Into::into).collect();

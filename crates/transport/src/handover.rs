@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 
@@ -52,36 +52,49 @@ pub fn describe(store: &Store, fetcher: &Fetcher, asked: Describe) -> io::Result
     Ok(Described { job: asked.job, manifest: manifest.into(), bytes: text.len() as u64 })
 }
 
-/// What a worker is told of objects of others.
-pub enum Order {
-    Take(Take),
-    Keep(Keep),
-}
-
-/// Takes and keeps what it is told to, one order after another, in a thread of its own.
+/// Takes and keeps what it is told to, one order after another: a thread for each of the two, because a large object may take
+/// minutes, and whoever has all parts of one is asked how soon it says so.
 pub struct Taker {
-    orders: Option<Sender<Order>>,
-    thread: Option<JoinHandle<()>>,
+    takes: Option<Sender<Take>>,
+    keeps: Option<Sender<Keep>>,
+    threads: Vec<JoinHandle<()>>,
 }
 
 impl Taker {
     pub(crate) fn new(fetcher: Arc<Fetcher>, store: Arc<Store>, control: Arc<Control>) -> io::Result<Taker> {
-        let (orders, ordered) = channel();
-        let own = Own { fetcher, store, control };
-        let thread = thread::Builder::new().name("mission-take".into()).spawn(move || own.obey(&ordered))?;
-        Ok(Taker { orders: Some(orders), thread: Some(thread) })
+        let (own, (takes, to_take), (keeps, to_keep)) =
+            (Arc::new(Own { fetcher, store, control }), channel(), channel());
+        let mut taker = Taker { takes: Some(takes), keeps: Some(keeps), threads: Vec::new() };
+        let keeper = own.clone();
+        taker.threads.push(
+            thread::Builder::new().name("mission-keep".into()).spawn(move || {
+                to_keep.iter().for_each(|Keep { object, parts }| {
+                    keeper.say(object.into(), keeper.keep(object.into(), parts));
+                });
+            })?,
+        );
+        taker.threads.push(
+            thread::Builder::new()
+                .name("mission-take".into())
+                .spawn(move || to_take.iter().for_each(|take| own.take_all(&take)))?,
+        );
+        Ok(taker)
     }
 
-    pub fn order(&self, order: Order) {
-        let _ = self.orders.as_ref().expect("only dropping takes it").send(order);
+    pub fn take(&self, take: Take) {
+        let _ = self.takes.as_ref().expect("only dropping takes it").send(take);
+    }
+
+    pub fn keep(&self, keep: Keep) {
+        let _ = self.keeps.as_ref().expect("only dropping takes it").send(keep);
     }
 }
 
 impl Drop for Taker {
     /// Its fetches have been abandoned before.
     fn drop(&mut self) {
-        drop(self.orders.take());
-        self.thread.take().map(JoinHandle::join);
+        drop((self.takes.take(), self.keeps.take()));
+        self.threads.drain(..).for_each(|thread| _ = thread.join());
     }
 }
 
@@ -92,38 +105,26 @@ struct Own {
 }
 
 impl Own {
-    fn obey(&self, ordered: &Receiver<Order>) {
-        while let Ok(order) = ordered.recv() {
-            let take = match order {
-                Order::Take(take) => take,
-                Order::Keep(Keep { object, parts }) => {
-                    self.say(object.into(), self.keep(object.into(), parts));
-                    continue;
-                }
-            };
-            let objects: Vec<ObjectId> = take.objects.iter().map(|object| (*object).into()).collect();
-            let entries = match self.manifest(&take) {
-                Ok(entries) => entries,
-                Err(why) => {
-                    objects.into_iter().for_each(|object| self.say(object, Err(why.clone())));
-                    continue;
-                }
-            };
-            let left = Mutex::new(objects.into_iter());
-            let work = || {
-                loop {
-                    let Some(object) = left.lock().expect("no panic while held").next() else { return };
-                    self.say(object, self.take(&take, object, entries.get(&object)));
-                }
-            };
-            thread::scope(|scope| {
-                for _ in 1..AT_ONCE.min(entries.len()) {
-                    // Where no thread can be had, fewer do it.
-                    let _ = thread::Builder::new().name("mission-take".into()).spawn_scoped(scope, work);
-                }
-                work();
-            });
-        }
+    fn take_all(&self, take: &Take) {
+        let objects: Vec<(ObjectId, u64)> = take.objects.iter().map(|(object, len)| ((*object).into(), *len)).collect();
+        let entries = match self.manifest(take) {
+            Ok(entries) => entries,
+            Err(why) => return objects.into_iter().for_each(|(object, _)| self.say(object, Err(why.clone()))),
+        };
+        let left = Mutex::new(objects.into_iter());
+        let work = || {
+            loop {
+                let Some((object, len)) = left.lock().expect("no panic while held").next() else { return };
+                self.say(object, self.take(take, object, len, entries.get(&object)));
+            }
+        };
+        thread::scope(|scope| {
+            for _ in 1..AT_ONCE.min(entries.len()) {
+                // Where no thread can be had, fewer do it.
+                let _ = thread::Builder::new().name("mission-take".into()).spawn_scoped(scope, work);
+            }
+            work();
+        });
     }
 
     fn say(&self, object: ObjectId, taken: Result<(), String>) {
@@ -156,11 +157,15 @@ impl Own {
         Ok(entries.into_iter().map(|entry| (entry.object, entry)).collect())
     }
 
-    fn take(&self, take: &Take, object: ObjectId, entry: Option<&Entry>) -> Result<(), String> {
+    fn take(&self, take: &Take, object: ObjectId, len: u64, entry: Option<&Entry>) -> Result<(), String> {
         if self.store.get(&object).is_some() {
             return Ok(());
         }
         let entry = entry.ok_or("its owner does not have it")?;
+        let described = entry.sizes.iter().try_fold(0u64, |sum, part| sum.checked_add(*part));
+        if described != Some(len) {
+            return Err(format!("it has {len} bytes, and its owner describes another length"));
+        }
         let numbered = (0u32..).zip(&entry.sizes);
         let parts = numbered.map(|(part, len)| wanted(take, object, part, *len)).collect::<Result<Vec<_>, _>>()?;
         let demands = Demands { encrypt: take.demands.encrypt.max(entry.encryption), ..take.demands };

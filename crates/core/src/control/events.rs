@@ -30,9 +30,12 @@ pub enum Event {
         worker: WorkerId,
         why: String,
     },
-    /// The engine knows this worker: it may have joined before.
+    /// The engine knows this worker: it may have joined before. `places`: it may have so many tasks of each job at once, for
+    /// engines that let core count them ([`Controller::open`](super::Controller::open)).
     Known {
         worker: WorkerId,
+        #[serde(default)]
+        places: Option<usize>,
     },
     /// A worker is going to leave: others are to have its objects first; see [`Controller::is_handing_over`].
     Leaving {
@@ -155,7 +158,6 @@ pub struct Carried {
     pub object: ObjectId,
     pub owner: WorkerId,
     pub parts: u32,
-    #[serde(default)]
     pub bytes: u64,
     /// How many workers shall have it.
     #[serde(default = "one")]

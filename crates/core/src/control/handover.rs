@@ -19,6 +19,14 @@ pub const HAND_OVER: &str = "hand-over";
 /// Who could not take an object is asked again after this: what took the room may be gone.
 pub const TRY_AGAIN: Duration = Duration::from_secs(5);
 
+/// A manifest may always be so long: it is made so long that it can be mapped (`SHARED_MIN` of the data plane).
+const MANIFEST_MIN: u64 = 64 << 10;
+
+/// Bytes that an object of so many parts may take in a manifest: its name, its protection, and a number for each part.
+fn manifest_bytes_max(parts: u32) -> u64 {
+    128 + 21 * u64::from(parts)
+}
+
 /// What a worker is to describe: objects of one job, so that their manifest is no better protected and no worse than they.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Describe {
@@ -36,7 +44,8 @@ pub struct Take {
     pub from: Arc<str>,
     pub manifest: ObjectId,
     pub manifest_bytes: u64,
-    pub objects: Vec<ObjectId>,
+    /// With the bytes of each, as whoever put it said: nothing larger or smaller is taken under its name.
+    pub objects: Vec<(ObjectId, u64)>,
 }
 
 /// A worker has put a manifest of what it was told to describe.
@@ -213,17 +222,35 @@ impl Controller {
     }
 
     /// A source has described what it was told to: those who shall have it are told to take it.
-    pub(super) fn described(&mut self, source: &WorkerId, described: Described, commands: &mut Vec<Command>) {
+    pub(super) fn described(
+        &mut self,
+        now: Time,
+        source: &WorkerId,
+        described: Described,
+        commands: &mut Vec<Command>,
+    ) {
         let Described { job, manifest, bytes: manifest_bytes } = described;
         let asked = self.handover.stop_describing(source, Some(&job));
-        let mut takes: BTreeMap<WorkerId, Vec<ObjectId>> = BTreeMap::new();
+        let longest: u64 = asked.iter().map(|(object, _)| manifest_bytes_max(self.objects.part_count(*object))).sum();
+        if manifest_bytes > longest.max(MANIFEST_MIN) {
+            // Whoever reads it gives it memory first. Nobody is asked for these again before `TRY_AGAIN`.
+            let unread = asked.iter().map(|(object, target)| (*object, target.clone()));
+            unread.for_each(|(object, target)| _ = self.handover.untaken.entry(object).or_default().insert(target));
+            self.handover.again.get_or_insert(now + TRY_AGAIN);
+            if let Some(leaving) = self.handover.leaving.get_mut(source) {
+                leaving.why = Some(format!("{source} describes its objects in {manifest_bytes} bytes, and {longest} do"));
+            }
+            let free = Message { free: vec![manifest], ..Message::default() };
+            return self.tell(source, free.into(), commands);
+        }
+        let mut takes: BTreeMap<WorkerId, Vec<(ObjectId, u64)>> = BTreeMap::new();
         let mut open = BTreeSet::new();
         for (object, target) in asked {
             let goes = self.workers.contains_key(&target) && !self.handover.leaving.contains_key(&target);
             if !goes || !self.objects.has(object) {
                 continue;
             }
-            takes.entry(target.clone()).or_default().push(object);
+            takes.entry(target.clone()).or_default().push((object, self.objects.bytes(object)));
             self.handover.taking.entry(object).or_default().insert(target.clone());
             self.handover.unanswered.insert((object, target.clone()));
             open.insert((object, target));
@@ -299,9 +326,14 @@ impl Controller {
         }
     }
 
-    /// Bytes of objects arrive somewhere.
-    pub(super) fn hand_over_moves(&mut self, now: Time) {
-        self.handover.leaving.values_mut().for_each(|leaving| leaving.progress_at = now);
+    /// Bytes of objects arrive at a worker that takes some: those that it takes from get on.
+    pub(super) fn hand_over_moves(&mut self, now: Time, target: &WorkerId) {
+        let Handover { batches, leaving, .. } = &mut self.handover;
+        for batch in batches.values().filter(|batch| batch.open.iter().any(|(_, worker)| worker == target)) {
+            if let Some(leaving) = leaving.get_mut(&batch.source) {
+                leaving.progress_at = now;
+            }
+        }
     }
 
     /// Something has changed of what others shall have; looked at once for all that comes together.

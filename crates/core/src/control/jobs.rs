@@ -22,6 +22,10 @@ pub struct Jobs {
     /// Where each task is that a worker has, and how many of each job a worker has.
     places: BTreeMap<u64, WorkerId>,
     processing: BTreeMap<(JobId, WorkerId), usize>,
+    /// How many tasks of each job a worker may have.
+    places_at: BTreeMap<WorkerId, usize>,
+    /// Of each job for which that was asked, the workers that have fewer of its tasks.
+    open: BTreeMap<JobId, BTreeSet<WorkerId>>,
 }
 
 struct Job {
@@ -100,8 +104,10 @@ impl Jobs {
     pub fn begins(&mut self, task: u64, worker: &WorkerId) {
         self.ends(task);
         if let Some(job) = self.tasks.get(&task) {
+            let job = job.clone();
             *self.processing.entry((job.clone(), worker.clone())).or_default() += 1;
             self.places.insert(task, worker.clone());
+            self.look(&job, worker);
         }
     }
 
@@ -115,11 +121,53 @@ impl Jobs {
                 self.processing.remove(&place);
             }
         }
+        let (job, worker) = place;
+        self.look(&job, &worker);
     }
 
-    /// How many tasks of a job a worker has.
-    pub fn processing(&self, job: &JobId, worker: &WorkerId) -> usize {
-        self.processing.get(&(job.clone(), worker.clone())).copied().unwrap_or(0)
+    /// A worker may have so many tasks of each job; 0: it has no part in [`Jobs::open`].
+    pub fn has_places(&mut self, worker: WorkerId, places: usize) {
+        if places == 0 {
+            self.places_at.remove(&worker);
+        } else {
+            self.places_at.insert(worker.clone(), places);
+        }
+        let jobs: Vec<JobId> = self.open.keys().cloned().collect();
+        jobs.iter().for_each(|job| self.look(job, &worker));
+    }
+
+    pub fn worker_gone(&mut self, worker: &WorkerId) {
+        self.has_places(worker.clone(), 0);
+    }
+
+    /// Where a job has fewer tasks than places, and by how many.
+    pub fn open(&mut self, job: &JobId) -> Vec<(WorkerId, usize)> {
+        if !self.jobs.contains_key(job) {
+            return Vec::new();
+        }
+        if !self.open.contains_key(job) {
+            let all: Vec<WorkerId> = self.places_at.keys().cloned().collect();
+            self.open.insert(job.clone(), BTreeSet::new());
+            all.iter().for_each(|worker| self.look(job, worker));
+        }
+        self.open[job].iter().map(|worker| (worker.clone(), self.free(job, worker))).collect()
+    }
+
+    /// Places that a job has left with a worker.
+    fn free(&self, job: &JobId, worker: &WorkerId) -> usize {
+        let taken = self.processing.get(&(job.clone(), worker.clone())).copied().unwrap_or(0);
+        self.places_at.get(worker).copied().unwrap_or(0).saturating_sub(taken)
+    }
+
+    /// Something has changed of what a job has with a worker.
+    fn look(&mut self, job: &JobId, worker: &WorkerId) {
+        let free = self.free(job, worker);
+        let Some(open) = self.open.get_mut(job) else { return };
+        if free > 0 {
+            open.insert(worker.clone());
+        } else {
+            open.remove(worker);
+        }
     }
 
     /// A client is going to submit for a job that has arrived.
@@ -157,6 +205,7 @@ impl Jobs {
         }
         self.jobs.remove(&job);
         self.owners.remove(&job);
+        self.open.remove(&job);
         Some(job)
     }
 
@@ -296,16 +345,18 @@ impl Controller {
     }
 }
 
-/// New tasks, each after those of them that it takes from; they have no cycle.
+/// New tasks, each after those of them that it takes from. Engines refuse cycles; where one is, it is cut somewhere.
 fn inputs_first(tasks: Vec<NewTask>) -> Vec<NewTask> {
     let places: BTreeMap<u64, usize> = tasks.iter().enumerate().map(|(place, new)| (new.task, place)).collect();
     let mut tasks: Vec<Option<NewTask>> = tasks.into_iter().map(Some).collect();
     let mut sorted = Vec::with_capacity(tasks.len());
+    let mut waiting = vec![false; tasks.len()];
     for first in 0..tasks.len() {
         let mut pending = vec![first];
         while let Some(&place) = pending.last() {
+            waiting[place] = true;
             let inputs = tasks[place].as_ref().map_or(&[][..], |new| &new.inputs);
-            let waits = |input: &u64| places.get(input).copied().filter(|own| *own != place && tasks[*own].is_some());
+            let waits = |input: &u64| places.get(input).copied().filter(|own| !waiting[*own] && tasks[*own].is_some());
             let before: Vec<usize> = inputs.iter().filter_map(waits).collect();
             if before.is_empty() {
                 sorted.extend(tasks[place].take());
@@ -361,6 +412,43 @@ mod tests {
         assert!(jobs.client_gone(&one).is_empty(), "one has another client, the other a task");
         assert_eq!(jobs.client_gone(&other), [a]);
         assert_eq!(jobs.remove(1), Some(b));
+    }
+
+    #[test]
+    fn tasks_come_after_their_inputs_and_a_cycle_is_cut() {
+        let order = |given: &[(u64, &[u64])]| {
+            let new = given.iter().map(|(task, inputs)| NewTask {
+                task: *task,
+                stage: "s".into(),
+                kind: crate::graph::Kind::Work,
+                inputs: inputs.to_vec(),
+            });
+            inputs_first(new.collect()).into_iter().map(|new| new.task).collect::<Vec<_>>()
+        };
+        assert_eq!(order(&[(1, &[2, 3, 9]), (2, &[3]), (3, &[]), (4, &[1, 2])]), [3, 2, 1, 4]);
+        assert_eq!(order(&[(1, &[2]), (2, &[3]), (3, &[1, 3])]), [3, 2, 1]);
+    }
+
+    #[test]
+    fn each_job_has_places_of_its_own() {
+        let (mut jobs, one, two) = (Jobs::default(), WorkerId::from("w1"), WorkerId::from("w2"));
+        let (a, b) = (arrive(&mut jobs, "a"), arrive(&mut jobs, "b"));
+        (1..=3).for_each(|task| jobs.add(task, &a));
+        jobs.has_places(one.clone(), 2);
+        assert_eq!(jobs.open(&a), [(one.clone(), 2)]);
+        jobs.begins(1, &one);
+        jobs.begins(2, &one);
+        assert_eq!((jobs.open(&a), jobs.open(&b)), (vec![], vec![(one.clone(), 2)]));
+        jobs.has_places(two.clone(), 1);
+        assert_eq!(jobs.open(&a), [(two.clone(), 1)]);
+        // Another worker has stolen it.
+        jobs.begins(2, &two);
+        assert_eq!(jobs.open(&a), [(one.clone(), 1)]);
+        jobs.worker_gone(&one);
+        jobs.ends(1);
+        assert_eq!((jobs.open(&a), jobs.open(&b)), (vec![], vec![(two.clone(), 1)]));
+        (1..=3).for_each(|task| _ = jobs.remove(task));
+        assert_eq!((jobs.open(&a), jobs.open.len()), (vec![], 1), "it is over");
     }
 
     #[test]

@@ -118,9 +118,10 @@ impl Controller {
         self.jobs.len()
     }
 
-    /// How many tasks of a job a worker has.
-    pub fn processing(&self, job: &JobId, worker: &WorkerId) -> usize {
-        self.jobs.processing(job, worker)
+    /// Where a job may have more tasks at once, and how many: it has places of its own with each worker ([`Event::Known`]),
+    /// and no task of another job takes them. Costs what it gives, and not what there are workers.
+    pub fn open(&mut self, job: &JobId) -> Vec<(WorkerId, usize)> {
+        self.jobs.open(job)
     }
 
     pub fn policy(&self) -> &str {
@@ -138,7 +139,10 @@ impl Controller {
                 self.join(now, worker, Joined { host, address, problems }, environment, commands);
             }
             Event::Without { worker, why } => self.without(now, worker, why, commands),
-            Event::Known { worker } => _ = self.unknown.remove(&worker),
+            Event::Known { worker, places } => {
+                self.unknown.remove(&worker);
+                self.jobs.has_places(worker, places.unwrap_or(0));
+            }
             Event::Leaving { worker } => self.leaving(now, &worker, commands),
             Event::Stays { worker } => self.stays(&worker),
             Event::Gone { worker } => self.gone(now, &worker, commands),

@@ -38,7 +38,7 @@ pub struct Objects {
 
 struct Object {
     bytes: u64,
-    part_count: u32,
+    part_count: Option<u32>,
     /// How many workers shall have it whole.
     copies: u32,
     /// Workers that have all of it, whoever had it first.
@@ -63,7 +63,7 @@ impl Objects {
     pub fn hold(&mut self, holder: Holder, object: ObjectId, owner: Option<&WorkerId>, bytes: u64, copies: u32) {
         let own = self.objects.entry(object).or_insert_with(|| Object {
             bytes: 0,
-            part_count: 1,
+            part_count: None,
             copies: 1,
             whole: Vec::new(),
             parts: BTreeSet::new(),
@@ -113,17 +113,17 @@ impl Objects {
         true
     }
 
-    /// An object has so many parts.
+    /// An object has so many parts: who carries it first says so.
     pub fn has_parts(&mut self, object: ObjectId, count: u32) {
         if let Some(own) = self.objects.get_mut(&object) {
-            own.part_count = count;
+            own.part_count.get_or_insert(count);
         }
     }
 
-    /// The objects that a holder holds, each with a worker that has it whole.
-    pub fn held_by(&self, holder: Holder) -> Vec<(ObjectId, WorkerId)> {
+    /// The objects that a holder holds, each with a worker that has it whole, if one has.
+    pub fn held_by(&self, holder: Holder) -> Vec<(ObjectId, Option<WorkerId>)> {
         let held = self.held.get(&holder).into_iter().flatten();
-        held.filter_map(|object| Some((*object, self.objects[object].whole.first()?.clone()))).collect()
+        held.map(|object| (*object, self.objects[object].whole.first().cloned())).collect()
     }
 
     /// Whether there is such an object.
@@ -223,11 +223,11 @@ impl Objects {
 
     /// Bytes of a part of an object, were they all alike.
     pub fn bytes_of_part(&self, object: ObjectId) -> u64 {
-        self.objects.get(&object).map_or(0, |own| own.bytes / u64::from(own.part_count.max(1)))
+        self.objects.get(&object).map_or(0, |own| own.bytes / u64::from(own.part_count.unwrap_or(1).max(1)))
     }
 
     pub fn part_count(&self, object: ObjectId) -> u32 {
-        self.objects.get(&object).map_or(0, |own| own.part_count)
+        self.objects.get(&object).and_then(|own| own.part_count).unwrap_or(0)
     }
 
     /// Who keeps parts of an object.
@@ -297,11 +297,14 @@ impl Controller {
 
     /// The tasks that submitted this one may return its references: they live until their own results are known.
     pub(super) fn hold_for_submitters(&mut self, task: u64) {
-        let carried = self.objects.held_by(Holder::Result(task));
+        // Of an object whose owner is gone others may have all parts.
+        let doubts = &self.doubts;
+        let mut carried = self.objects.held_by(Holder::Result(task));
+        carried.retain(|(object, owner)| owner.is_some() || doubts.has(*object));
         let Some(workers) = self.submitted_on.get(&task).filter(|_| !carried.is_empty()) else { return };
         if let Some(hold) = self.holds.hold(workers) {
             for (object, owner) in carried {
-                self.objects.hold(Holder::Hold(hold), object, Some(&owner), 0, 1);
+                self.objects.hold(Holder::Hold(hold), object, owner.as_ref(), 0, 1);
             }
         }
     }
@@ -367,7 +370,7 @@ mod tests {
         objects.hold(Holder::Hold(1), id(7), Some(&worker(1)), 100, 1);
         assert!(objects.copied(id(7), &worker(2)) && !objects.copied(id(8), &worker(2)));
         assert!(objects.release(Holder::Result(1)).is_empty());
-        assert_eq!(objects.held_by(Holder::Hold(1)), [(id(7), worker(1))]);
+        assert_eq!(objects.held_by(Holder::Hold(1)), [(id(7), Some(worker(1)))]);
         assert_eq!(
             objects.release(Holder::Hold(1)),
             ByWorker::from([(worker(1), vec![id(7)]), (worker(2), vec![id(7)])])
@@ -389,8 +392,8 @@ mod tests {
         assert_eq!(lost.objects, [id(11), id(12)]);
         assert_eq!(objects.results(id(12)).collect::<Vec<_>>(), [1, 2]);
         assert_eq!(lost.elsewhere, [(id(13), worker(3))]);
-        assert_eq!(objects.held_by(Holder::Result(1)), []);
-        assert_eq!(objects.held_by(Holder::Result(3)), [(id(13), worker(3))]);
+        assert_eq!(objects.held_by(Holder::Result(1)), [(id(11), None), (id(12), None)]);
+        assert_eq!(objects.held_by(Holder::Result(3)), [(id(13), Some(worker(3)))]);
         // The copy is freed with the results that carried the lost object.
         assert_eq!(objects.release(Holder::Result(1)), ByWorker::from([(worker(2), vec![id(11)])]));
     }

@@ -31,7 +31,7 @@ impl World {
                 problems: vec![],
                 protocol: PROTOCOL,
             });
-            world.event(Event::Known { worker: (*worker).into() });
+            world.event(Event::Known { worker: (*worker).into(), places: None });
         }
         world.event(Event::Flush);
         world.told.clear();
@@ -247,7 +247,7 @@ fn a_worker_that_the_engine_does_not_know_is_gone_after_a_while() {
 fn jobs_that_demand_something_are_rejected_where_no_worker_has_a_data_plane() {
     let mut world = World::new(&[]);
     world.event(Event::Without { worker: "a".into(), why: "no memory".into() });
-    world.event(Event::Known { worker: "a".into() });
+    world.event(Event::Known { worker: "a".into(), places: None });
     let mut spec = JobSpec::named("etl".into());
     world.admit("anything", "client");
     spec.demands.transport = Some(Transport::Tcp);
@@ -318,7 +318,7 @@ impl World {
     /// What a worker is told to take.
     fn takes(&mut self, worker: &str) -> Vec<u128> {
         let all = self.told.remove(worker).unwrap_or_default();
-        all.iter().flat_map(|message| &message.take).flat_map(|take| take.objects.iter().map(|id| id.0)).collect()
+        all.iter().flat_map(|message| &message.take).flat_map(|take| take.objects.iter().map(|(id, _)| id.0)).collect()
     }
 
     fn took(&mut self, worker: &str, objects: &[u128]) {

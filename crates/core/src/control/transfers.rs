@@ -119,7 +119,7 @@ impl Controller {
         if !self.workers.contains_key(worker) {
             return; // late words of a worker that is gone
         }
-        described.into_iter().for_each(|described| self.described(worker, described, commands));
+        described.into_iter().for_each(|described| self.described(now, worker, described, commands));
         self.took(now, worker, took, untaken, commands);
         let freed: Vec<ObjectId> = copied.into_iter().filter(|object| !self.objects.copied(*object, worker)).collect();
         if !freed.is_empty() {
@@ -139,7 +139,7 @@ impl Controller {
                 continue;
             }
             if *transfer.to == *HAND_OVER {
-                self.hand_over_moves(now);
+                self.hand_over_moves(now, worker);
             }
             let TransferReport {
                 asked_bytes, served_bytes, local_bytes, flows, started, ended, moved, waits_for, ..

@@ -55,6 +55,7 @@ impl Controller {
     pub(super) fn gone(&mut self, now: Time, worker: &WorkerId, commands: &mut Vec<Command>) {
         self.unknown.remove(worker);
         self.without.remove(worker);
+        self.jobs.worker_gone(worker);
         if self.workers.remove(worker).is_none() {
             return;
         }
