@@ -6,6 +6,9 @@ in classes that nobody here knows. Buffers are not copied for that (pickle proto
 
 from __future__ import annotations
 
+import threading
+from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
@@ -57,3 +60,48 @@ def carried_by(value: Any) -> set[Reference]:
         # It cannot be sent, so it stays here: what it holds is what was met, and what the garbage collector sees.
         return {*finder.found.values(), *references_in(value)}
     return set(finder.found.values())
+
+
+class TaskObjects:
+    """What the tasks of one worker put: an object lives on only as far as the result of its task carries it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._put: defaultdict[Any, list[str]] = defaultdict(list)
+        self._carried: dict[Any, set[Reference]] = {}
+
+    def put(self, task: Any, name: str) -> None:
+        """A task has put an object."""
+        with self._lock:
+            self._put[task].append(name)
+
+    def look(self, task: Any, result: Any) -> None:
+        """Finds which references a result carries, in its task's thread: a large one takes a while."""
+        found = carried_by(result) if self._may_carry(task) else set()
+        with self._lock:
+            self._carried[task] = found
+
+    def ended(
+        self, task: Any, result: Callable[[], Any] | None
+    ) -> tuple[list[tuple[str, str, int, int, int]], list[str]]:
+        """A task is over.
+
+        Args:
+            result: Gives its result, which is looked at unless that was done; ``None``: there is none.
+
+        Returns:
+            What its result carries, as `Controller.carries` takes it; and the names of objects that nobody needs.
+        """
+        with self._lock:
+            put, found = self._put.pop(task, []), self._carried.pop(task, None)
+        if result is None:
+            return [], put
+        if found is None:
+            found = carried_by(result()) if put or Reference._live else set()
+        carries = [(own.object, own.worker, len(own), sum(own.sizes), own.copies) for own in found]
+        return carries, sorted(set(put) - {own.object for own in found})
+
+    def _may_carry(self, task: Any) -> bool:
+        """Whether it put something, or a reference lives here that it could have met: an argument, a closure, a
+        Variable or a Queue may have brought it, of whatever job."""
+        return bool(self._put.get(task) or Reference._live)

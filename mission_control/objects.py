@@ -181,7 +181,7 @@ def put(parts: Iterable[Buffer] | _native.Segment, *, sizes: Sequence[int] | Non
         name = endpoint.adopt(parts, sizes, demands)
     else:
         name, sizes = endpoint.put(_buffers(parts), task.job, demands)
-    plugin.remember_put(task.key, name)
+    plugin.objects.put(task.key, name)
     return Reference(name, worker.address, endpoint.address, task.job, task.stage, sizes, copies)
 
 

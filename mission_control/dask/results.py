@@ -18,7 +18,7 @@ def watch(name: str) -> None:
     """Have the plug-in `name` of a worker look at each result where it was made. Once per process, for all its workers.
 
     Args:
-        name: Of the worker plug-in; it has a method ``remember_carried(key, value)``.
+        name: Of the worker plug-in; it has ``objects`` and ``turns``.
     """
     run_task: Callable[..., Any] = dask_worker._run_task
     run_task_async: Callable[..., Awaitable[Any]] = dask_worker._run_task_async
@@ -29,10 +29,10 @@ def watch(name: str) -> None:
     def run_and_look(task: Any, data: dict, execution_state: dict, key: Any, *rest: Any, **more: Any) -> Any:
         plugin = execution_state["worker"].plugins.get(name)
         turns = plugin.turns if plugin is not None else None
-        with turns.turn(key) if turns is not None else nullcontext():
+        with turns.turn_of(key) if turns is not None else nullcontext():
             message = run_task(task, data, execution_state, key, *rest, **more)
             if plugin is not None and message["op"] == "task-finished":
-                plugin.remember_carried(key, message["result"])
+                plugin.objects.look(key, message["result"])
             return message
 
     @functools.wraps(run_task_async)
@@ -41,7 +41,7 @@ def watch(name: str) -> None:
         plugin = dask_worker.get_worker().plugins.get(name)
         if plugin is not None and message["op"] == "task-finished":
             # A large result takes a while, and this is the worker's event loop.
-            await asyncio.to_thread(plugin.remember_carried, task.key, message["result"])
+            await asyncio.to_thread(plugin.objects.look, task.key, message["result"])
         return message
 
     run_and_look._mission_control = True  # type: ignore[attr-defined]

@@ -26,7 +26,7 @@ from distributed.protocol import pickle
 from tornado.ioloop import PeriodicCallback
 
 from mission_control import _native, page
-from mission_control.dask import seams, turns
+from mission_control.dask import queue, seams
 from mission_control.jobs import ANNOTATION
 from mission_control.metrics import Metrics
 from mission_control.policies import Policy, Runner, name_of, runner_of
@@ -99,7 +99,7 @@ class MissionControlScheduler(SchedulerPlugin):
         self._inherit_jobs(scheduler)
         self._send_jobs(scheduler)
         seams.wrap(self, scheduler, self.undo)
-        turns.queue_by_job(self, scheduler, self.undo)
+        queue.queue_by_job(self, scheduler, self.undo)
         for worker in scheduler.workers:
             self.known(worker)
         tick = PeriodicCallback(self.tick, 1000)
@@ -225,7 +225,7 @@ class MissionControlScheduler(SchedulerPlugin):
     def known(self, worker: str) -> None:
         """Dask may not know a worker that joins: it may refuse it, or have removed it meanwhile."""
         if (own := self.scheduler.workers.get(worker)) is not None:
-            self.event("known", worker=worker, places=turns.places(self.scheduler, own.nthreads))
+            self.event("known", worker=worker, places=queue.places(self.scheduler, own.nthreads))
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
         self.event("gone", worker=worker)

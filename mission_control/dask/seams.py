@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+import dask
 from distributed import Scheduler
 
 if TYPE_CHECKING:
@@ -19,8 +20,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+PARTS = ("lend-threads", "order-tasks", "queue-by-job")
+"""Set ``mission-control.lend-threads`` and so on to false to have Dask's own way."""
+
 INPUTS_MAX = 32
 """A task that takes from more than this has as much to bring wherever it runs; to look would only cost."""
+
+
+def wanted(part: str, default: bool = True) -> bool:
+    """Whether a part is turned on."""
+    assert part in PARTS
+    return bool(dask.config.get(f"mission-control.{part}", default=default))
 
 
 def replace(undo: ExitStack, owner: Any, name: str, value: Any) -> None:

@@ -11,7 +11,7 @@ import threading
 import time
 from collections import defaultdict
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from distributed import Reschedule, Worker
 from distributed.comm import CommClosedError
@@ -20,12 +20,9 @@ from distributed.system import MEMORY_LIMIT
 from tornado.ioloop import PeriodicCallback
 
 from mission_control import _native
-from mission_control.carried import carried_by
+from mission_control.carried import TaskObjects, carried_by
 from mission_control.dask import results
 from mission_control.dask.turns import Turns
-
-if TYPE_CHECKING:
-    from mission_control.objects import Reference
 
 logger = logging.getLogger(__name__)
 
@@ -63,9 +60,7 @@ class MissionControlWorker(WorkerPlugin):
         self.worker = worker
         self.process = os.getpid()
         self.closing = False
-        self.lock = threading.Lock()
-        self.puts: defaultdict[Any, list[str]] = defaultdict(list)
-        self.carried: dict[Any, set[Reference]] = {}
+        self.objects = TaskObjects()
         self.asked_again_at = 0.0
         self.rescheduled: defaultdict[Any, int] = defaultdict(int)
         worker.stream_handlers["mission-control"] = self.on_message
@@ -173,26 +168,6 @@ class MissionControlWorker(WorkerPlugin):
 
     # --- what tasks do ----------------------------------------------------------------------------------------------
 
-    def remember_put(self, key: Any, name: str) -> None:
-        """So that the object is freed where its task's result does not carry it."""
-        with self.lock:
-            self.puts[key].append(name)
-
-    def remember_carried(self, key: Any, value: Any) -> None:
-        """Finds which references a result carries, in its task's thread; the transition says so to the scheduler."""
-        found = carried_by(value) if self.may_carry(key) else set()
-        with self.lock:
-            self.carried[key] = found
-
-    def may_carry(self, key: Any) -> bool:
-        """Whether a task may have met a reference: it put something, or one lives here that it could have seen."""
-        from mission_control.objects import Reference
-
-        if self.puts.get(key):
-            return True
-        # Of whatever job: an argument, a closure, a Variable or a Queue may have brought it.
-        return bool(Reference._live)
-
     def reschedule_if_lost(self, key: Any, objects: set[str], error: Exception) -> None:
         """Where an object went with its worker its key is being recomputed: this task has to wait for that."""
         lost = set(self.endpoint.known_lost(list(objects))) if self.endpoint is not None else set()
@@ -222,25 +197,19 @@ class MissionControlWorker(WorkerPlugin):
         """A task is over: its objects live on only as far as its result carries them."""
         if finish in RUNNING or (start not in RUNNING and finish != "memory"):
             return
-        with self.lock:
-            put, found = self.puts.pop(key, []), self.carried.pop(key, None)
         if finish != "rescheduled":
             self.rescheduled.pop(key, None)
-        if not put and finish != "memory":
-            return
-        from mission_control.objects import Reference
-
-        if finish == "memory" and start in RUNNING:
-            actors = self.worker.state.actors
-            if found is None and (put or Reference._live):
-                # An actor, which is no result that a thread looked at; or what another kind of executor gave.
-                found = carried_by(actors[key] if key in actors else self.worker.data[key])
-            if found:
-                # Ahead of the message that the task is done: both take the same ordered stream.
-                carries = [(entry.object, entry.worker, len(entry), sum(entry.sizes), entry.copies) for entry in found]
-                self.send("mission-control-task", key=key, carries=carries)
-        carried = found or set()
-        for name in set(put) - {entry.object for entry in carried}:
+        result = None
+        if finish == "memory":
+            if start not in RUNNING:
+                return  # it came from elsewhere
+            actors, data = self.worker.state.actors, self.worker.data
+            result = lambda: actors[key] if key in actors else data[key]  # noqa: E731
+        carries, free = self.objects.ended(key, result)
+        if carries:
+            # Ahead of the message that the task is done: both take the same ordered stream.
+            self.send("mission-control-task", key=key, carries=carries)
+        for name in free:
             assert self.endpoint is not None
             self.endpoint.free(name)
 
@@ -249,7 +218,7 @@ class MissionControlWorker(WorkerPlugin):
     def report(self, last_of: str | None = None) -> None:
         """Tells what has changed; and, where the scheduler asks for the last words on a job, that this is all."""
         assert self.endpoint is not None
-        if self.turns is not None and not self.turns.threads.closed:
+        if self.turns is not None:
             self.turns.weigh()
         report = self.endpoint.report(sum(os.times()[:2]), last_of)
         if report is not None:

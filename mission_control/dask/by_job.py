@@ -1,0 +1,95 @@
+"""A heap of Dask's tasks that gives those of the chosen job first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from distributed.collections import HeapSet
+
+
+class ByJob(HeapSet):
+    """As Dask's, but the smallest element is that of the job that is chosen."""
+
+    __slots__ = ("choose", "front", "heaps", "job_of", "jobs_of")
+
+    def __init__(self, *, key: Callable[[Any], Any], job_of: Callable[[Any], str], choose: Callable[[list[str]], str]):
+        super().__init__(key=key)
+        self.job_of, self.choose = job_of, choose
+        self.heaps: dict[str, HeapSet] = {}
+        self.jobs_of: dict[Any, str] = {}
+        # What `peek` gave stays first until it is taken.
+        self.front: str | None = None
+
+    @classmethod
+    def of(cls, plain: HeapSet, job_of: Callable[[Any], str], choose: Callable[[list[str]], str]) -> ByJob:
+        own = cls(key=plain.key, job_of=job_of, choose=choose)
+        for value in plain.sorted():
+            own.add(value)
+        return own
+
+    def plain(self) -> HeapSet:
+        """The same elements in Dask's own order."""
+        own = HeapSet(key=self.key)
+        for value in self:
+            own.add(value)
+        return own
+
+    def __reduce__(self) -> tuple[Callable, tuple]:
+        return self.plain().__reduce__()
+
+    def jobs(self) -> list[str]:
+        return list(self.heaps)
+
+    def first_of(self, job: str) -> Any:
+        """The smallest element of one job, if it has any."""
+        heap = self.heaps.get(job)
+        return heap.peek() if heap else None
+
+    def add(self, value: Any) -> None:
+        if value not in self._data:
+            self._data.add(value)
+            job = self.jobs_of[value] = self.job_of(value)
+            if job not in self.heaps:
+                self.heaps[job] = HeapSet(key=self.key)
+            self.heaps[job].add(value)
+
+    def discard(self, value: Any) -> None:
+        if value in self._data:
+            self._data.discard(value)
+            job = self.jobs_of.pop(value)
+            self.heaps[job].discard(value)
+            if not self.heaps[job]:
+                del self.heaps[job]
+            self.front = None
+
+    def peek(self) -> Any:
+        if not self._data:
+            raise KeyError("peek into empty set")
+        if self.front is None:
+            self.front = next(iter(self.heaps)) if len(self.heaps) == 1 else self.choose(list(self.heaps))
+        return self.heaps[self.front].peek()
+
+    def pop(self) -> Any:
+        value = self.peek()
+        self.discard(value)
+        return value
+
+    def peekright(self) -> Any:
+        if not self._data:
+            raise KeyError("peek into empty set")
+        return next(reversed(self.heaps.values())).peekright()
+
+    def popright(self) -> Any:
+        value = self.peekright()
+        self.discard(value)
+        return value
+
+    def sorted(self) -> Iterator[Any]:
+        return iter(sorted(self._data, key=self.key))
+
+    def clear(self) -> None:
+        self._data.clear()
+        self.heaps.clear()
+        self.jobs_of.clear()
+        self.front = None

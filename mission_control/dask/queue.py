@@ -1,0 +1,73 @@
+"""In the scheduler's queue of root tasks each job has its own places on the workers: no task of another takes them.
+
+Where the places are `crates/core` counts (`control::jobs`). Rests on private parts of Dask's scheduler: where they are
+not as expected the queue stays as Dask has it, with a warning.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from contextlib import ExitStack
+from typing import Any
+
+from distributed import Scheduler
+from distributed.collections import HeapSet
+
+from mission_control.dask.by_job import ByJob
+from mission_control.dask.seams import replace, wanted
+
+logger = logging.getLogger(__name__)
+
+
+def places(scheduler: Scheduler, nthreads: int) -> int | None:
+    """So many tasks of each job may a worker have at once, if there is a bound."""
+    saturation = scheduler.WORKER_SATURATION
+    return None if math.isinf(saturation) else max(math.ceil(saturation * nthreads), 1)
+
+
+def queue_by_job(plugin: Any, scheduler: Scheduler, undo: ExitStack) -> None:
+    """In the scheduler's queue each job has its own places on the workers, and no task of another one takes them."""
+    if not wanted("queue-by-job"):
+        return
+    names = ("stimulus_queue_slots_maybe_opened", "decide_worker_rootish_queuing_enabled", "check_idle_saturated")
+    if type(getattr(scheduler, "queued", None)) is not HeapSet or not all(hasattr(scheduler, name) for name in names):
+        logger.warning(
+            "This version of Dask has no queue as Mission Control knows it: jobs wait for each other's root tasks"
+        )
+        return
+    slots, decide = scheduler.stimulus_queue_slots_maybe_opened, scheduler.decide_worker_rootish_queuing_enabled
+    chosen: list[Any] = []
+
+    def job_of_task(task: Any) -> str:
+        number = plugin.numbers.get(task.key)
+        return (plugin.controller.job_of(number) if number is not None else None) or "unnamed"
+
+    def choose(jobs: list[str]) -> str:
+        return min(jobs, key=lambda job: queued.key(queued.heaps[job].peek()))
+
+    def slots_of_each(*, stimulus_id: str) -> None:
+        slots(stimulus_id=stimulus_id)
+        if not queued or plugin.controller.jobs < 2 or math.isinf(scheduler.WORKER_SATURATION):
+            return
+        for job in queued.jobs():
+            known = ((scheduler.workers.get(address), free) for address, free in plugin.controller.open(job))
+            room = {worker: free for worker, free in known if worker in scheduler.running}
+            while room and (task := queued.first_of(job)) is not None:
+                worker = min(room, key=lambda own: len(own.processing) / own.nthreads)
+                chosen.append(worker)
+                try:
+                    scheduler.transitions({task.key: "processing"}, stimulus_id)
+                finally:
+                    chosen.clear()
+                room[worker] -= 1
+                if not room[worker]:
+                    del room[worker]
+                if task in queued:
+                    break  # it may not go there
+
+    queued = ByJob.of(scheduler.queued, job_of_task, choose)
+    scheduler.queued = queued
+    undo.callback(lambda: setattr(scheduler, "queued", queued.plain()))
+    replace(undo, scheduler, names[0], slots_of_each)
+    replace(undo, scheduler, names[1], lambda: chosen[-1] if chosen else decide())
