@@ -171,6 +171,55 @@ def retirement(
 
 
 @app.command()
+def paths(
+    pairs: Annotated[int, typer.Option(min=2, help="of hosts with two paths")] = 4,
+    single: Annotated[int, typer.Option(min=0, help="hosts with one path")] = 1,
+    size: Annotated[str, typer.Option(help="that each reads, as in 16MiB")] = "16MiB",
+    rate: Annotated[str, typer.Option(help="of every link, as in 20Mbit/s")] = "20Mbit/s",
+    rounds: Annotated[int, typer.Option(min=1, help="samples of each; medians are given")] = 5,
+    as_json: Json = False,
+) -> None:
+    """Pairs of hosts with two paths, beside hosts with one (lab; root): over one path, and as is chosen."""
+    from mission_control.bench.paths import measure
+
+    with interruptible(as_json):
+        result = measure(pairs, single, bytes_of(size, "--size"), rate_of(rate, "--rate"), rounds, say=say)
+    if as_json:
+        print(json.dumps(result))
+        return
+    print(f"{size} for each of {2 * pairs} hosts with two paths, {single} with one, links of {rate}, {rounds} rounds")
+    print(f"{'what':<30}{'seconds':>9}  spread; bytes by transport")
+    for row in result["rows"]:
+        low, high = row["spread"]
+        carried = ", ".join(f"{name} {_native.format_bytes(count)}" for name, count in row["transports"].items())
+        print(f"{row['what']:<30}{row['seconds']:>9.2f}  {low:.2f} to {high:.2f} s; {carried}")
+    print_ratios(result)
+
+
+@app.command()
+def idle(
+    hosts: Annotated[int, typer.Option(min=2, help="in the lab")] = 4,
+    seconds: Annotated[float, typer.Option(min=1, help="that are counted, each time")] = 20,
+    rounds: Annotated[int, typer.Option(min=1, help="samples of each; medians are given")] = 3,
+    as_json: Json = False,
+) -> None:
+    """What workers and scheduler say while nothing changes (lab; root): with Mission Control, and Dask alone."""
+    from mission_control.bench.idle import measure
+
+    with interruptible(as_json):
+        result = measure(hosts, seconds, rounds, say=say)
+    if as_json:
+        print(json.dumps(result))
+        return
+    print(f"{hosts} hosts at rest, {seconds:g} s each, {rounds} rounds")
+    print(f"{'what':<24}{'bytes a host and second':>24}  spread")
+    for row in result["rows"]:
+        low, high = row["spread"]
+        print(f"{row['what']:<24}{row['bytes_per_second']:>24.0f}  {low:.0f} to {high:.0f}")
+    print(f"Mission Control adds {result['more']:.0f}")
+
+
+@app.command()
 def decisions(as_json: Json = False) -> None:
     """Measure a round of weights, a chunk from request to grant, and the classification of a graph."""
     from mission_control.bench.decisions import measure
