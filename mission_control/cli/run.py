@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from mission_control import _native, study
 from mission_control import run as runner
-from mission_control import study
 from mission_control.cli.show import LiveTable, one_line, print_incast, print_result, print_study, quiet
 from mission_control.incast import folder as incast_folder
 from mission_control.incast import run as incast
@@ -22,7 +22,7 @@ Option = typer.Option
 
 def run(
     scenario: Annotated[
-        str, typer.Argument(metavar="SCENARIO", help="sort, kmeans, a file that ends in .toml, or a folder of them")
+        str, typer.Argument(metavar="SCENARIO", help="sort, kmeans, mix, a file ending in .toml, or a folder of them")
     ],
     size: Annotated[str | None, Option(metavar="SIZE", help="Input per job (sort) [1GiB]")] = None,
     points: Annotated[int | None, Option(metavar="N", help="Points per job (kmeans) [2000000]")] = None,
@@ -45,11 +45,11 @@ def run(
         str | None,
         Option(
             metavar="NAME",
-            help="performance-centric, fair, fifo, priority or python:MODULE:FUNCTION [performance-centric]",
+            help=f"{', '.join(name for name, _ in _native.policies())} or python:MODULE:FUNCTION [performance-centric]",
         ),
     ] = None,
     priorities: Annotated[
-        str | None, Option(metavar="LIST", help="One number > 0 per job (policy priority), e.g. 1,2")
+        str | None, Option(metavar="LIST", help="One number > 0 per job, e.g. 1,2")
     ] = None,
     transport: Annotated[
         str | None, Option(metavar="NAME", help="Require shm, tcp, tls, mptcp, dctcp, ictcp [auto]")
