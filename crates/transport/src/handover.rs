@@ -66,13 +66,11 @@ impl Taker {
             (Arc::new(Own { fetcher, store, control }), channel(), channel());
         let mut taker = Taker { takes: Some(takes), keeps: Some(keeps), threads: Vec::new() };
         let keeper = own.clone();
-        taker.threads.push(
-            thread::Builder::new().name("mission-keep".into()).spawn(move || {
-                to_keep.iter().for_each(|Keep { object, parts }| {
-                    keeper.say(object.into(), keeper.keep(object.into(), parts));
-                });
-            })?,
-        );
+        taker.threads.push(thread::Builder::new().name("mission-keep".into()).spawn(move || {
+            to_keep.iter().for_each(|Keep { object, parts }| {
+                keeper.say(object.into(), keeper.keep(object.into(), parts));
+            });
+        })?);
         taker.threads.push(
             thread::Builder::new()
                 .name("mission-take".into())

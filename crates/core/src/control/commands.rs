@@ -91,4 +91,3 @@ pub enum Record {
         why: String,
     },
 }
-

@@ -177,4 +177,3 @@ pub struct Change {
     #[serde(default)]
     pub transport: Option<Option<Transport>>,
 }
-

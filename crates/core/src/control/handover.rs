@@ -238,7 +238,8 @@ impl Controller {
             unread.for_each(|(object, target)| _ = self.handover.untaken.entry(object).or_default().insert(target));
             self.handover.again.get_or_insert(now + TRY_AGAIN);
             if let Some(leaving) = self.handover.leaving.get_mut(source) {
-                leaving.why = Some(format!("{source} describes its objects in {manifest_bytes} bytes, and {longest} do"));
+                leaving.why =
+                    Some(format!("{source} describes its objects in {manifest_bytes} bytes, and {longest} do"));
             }
             let free = Message { free: vec![manifest], ..Message::default() };
             return self.tell(source, free.into(), commands);

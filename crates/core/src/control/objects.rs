@@ -274,7 +274,14 @@ impl Objects {
 }
 
 impl Controller {
-    pub(super) fn carries(&mut self, now: Time, task: u64, objects: Vec<Carried>, alive: bool, commands: &mut Vec<Command>) {
+    pub(super) fn carries(
+        &mut self,
+        now: Time,
+        task: u64,
+        objects: Vec<Carried>,
+        alive: bool,
+        commands: &mut Vec<Command>,
+    ) {
         let mut shared = false;
         for Carried { object, owner, parts, bytes, copies } in objects {
             shared |= copies > 1 || self.handover.is_leaving(&owner);

@@ -78,7 +78,13 @@ impl Controller {
     }
 
     /// A worker has said its last words on a job, or on all.
-    pub(super) fn last_words(&mut self, now: Time, worker: &WorkerId, job: Option<&JobId>, commands: &mut Vec<Command>) {
+    pub(super) fn last_words(
+        &mut self,
+        now: Time,
+        worker: &WorkerId,
+        job: Option<&JobId>,
+        commands: &mut Vec<Command>,
+    ) {
         let mut over = Vec::new();
         for (own, ending) in self.ending.iter_mut().filter(|(own, _)| job.is_none_or(|job| *own == job)) {
             ending.awaits.remove(worker);
@@ -97,4 +103,3 @@ pub(super) fn of_another_version(protocol: u32) -> String {
          version on both, and start it again"
     )
 }
-

@@ -2,10 +2,12 @@
 //!
 //! All decisions are in [`mission_core::host::process`] and [`mission_core::swarm`]; here are the clock, the threads and the
 //! connections. [`home`] looks what need not be moved, [`broadcast`] asks for the pieces of what many receive, and [`runs`]
-//! moves ranges.
+//! moves ranges; [`plans`] says over which legs, and [`places`] where objects lie.
 
 mod broadcast;
 mod home;
+mod places;
+mod plans;
 mod runs;
 
 use crate::arbiter::{self, Arbiter, Said};
@@ -13,11 +15,11 @@ use crate::carrier::Context;
 use crate::carrier::shm::Borrower;
 use crate::connections::Connections;
 use crate::object::ObjectId;
-use crate::parts::{FetchRequest, Fetched, Home, Part, Wanted, places};
+use crate::parts::{self, FetchRequest, Fetched, Home, Part};
 use crate::segment::{Pool, Segment};
 use crate::store::Store;
 use mission_core::cluster::Senders;
-use mission_core::flight::{self, Environment, FlightPlan, Leg};
+use mission_core::flight::Environment;
 use mission_core::host::fetches::{FetchError, FetchId, SourceId, Tally};
 use mission_core::host::process::{Command, Event, Process};
 use mission_core::host::{GroupId, Ticket};
@@ -27,8 +29,9 @@ use mission_core::shares::FlowsPerHost;
 use mission_core::shares::{cap, caps_bind};
 use mission_core::types::{Demands, JobId, TransferId, Transport};
 use mission_core::units::Time;
+use plans::Planned;
 use runs::{Assigned, Far, Running};
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, Weak};
 use std::thread;
@@ -97,34 +100,6 @@ struct State {
     closing: bool,
 }
 
-/// A flight plan, and those of its legs that lead to other hosts and that this process has a carrier for.
-struct Planned {
-    plan: FlightPlan,
-    legs: Arc<[Leg]>,
-    own: Arc<Environment>,
-    senders: Arc<Senders>,
-    /// Those legs that hold for a sender, once they were asked for.
-    to: Mutex<HashMap<SocketAddr, Arc<[Leg]>>>,
-}
-
-impl Planned {
-    fn new(plan: FlightPlan, own: Arc<Environment>, senders: Arc<Senders>) -> Arc<Planned> {
-        let legs = plan.legs.iter().filter(|leg| runs::is_carried(leg)).cloned().collect();
-        Arc::new(Planned { plan, legs, own, senders, to: Mutex::default() })
-    }
-
-    /// The legs over which a sender is reached, best first; those of the plan where none of them is known to hold.
-    fn to(&self, sender: SocketAddr) -> Arc<[Leg]> {
-        let mut known = self.to.lock().expect("no panic while held");
-        let find = || {
-            let legs = self.plan.between(&self.own, self.senders.at(&sender.to_string()));
-            let legs: Arc<[Leg]> = legs.into_iter().filter(runs::is_carried).collect();
-            if legs.is_empty() { self.legs.clone() } else { legs }
-        };
-        known.entry(sender).or_insert_with(find).clone()
-    }
-}
-
 /// A fetch that somebody waits for.
 struct Active {
     transfer: TransferId,
@@ -138,8 +113,6 @@ struct Active {
     result: Option<(Result<(), FetchError>, Tally)>,
 }
 
-/// Lost objects that are remembered: a task that asks for one of them runs again once it is recomputed.
-const LOST_MAX: usize = 100_000;
 /// How long closing waits for fetches to end: each of their threads sees it at the next byte, or after a stall.
 const CLOSE_WITHIN: Duration = Duration::from_secs(15);
 /// More than any process has addresses for.
@@ -243,7 +216,7 @@ impl Fetcher {
         let planned = shared.plan(&request.transfer.job, &request.demands)?;
         let (mut homes, receiving) = shared.begin(&request, &planned.plan, &mut interrupted)?;
         let elsewhere = |number: usize| homes[number].is_some() || receiving.contains_key(&number);
-        let (places, len) = places(&request, elsewhere);
+        let (places, len) = parts::places(&request, elsewhere);
         let segment = shared.take(len, sharers)?;
         let mut far = Vec::new();
         let (mut far_bytes, mut here_bytes, mut local_bytes) = (0, 0, 0);
@@ -319,55 +292,6 @@ impl Fetcher {
         let planned = self.shared.plan(job, demands);
         let planned = planned.is_ok_and(|planned| planned.plan.legs.iter().any(|leg| leg.transport == Transport::Shm));
         (planned && self.has_neighbours()).then(|| arbiter::group_of(job))
-    }
-
-    /// Ends every fetch that still waits for an object which is known to be lost.
-    pub fn lost(&self, objects: &[ObjectId], why: &str) {
-        let mut state = self.shared.lock();
-        for object in objects {
-            if state.lost.insert(*object, why.to_owned()).is_none() {
-                state.lost_first.push_back(*object);
-            }
-        }
-        while state.lost.len() > LOST_MAX
-            && let Some(oldest) = state.lost_first.pop_front()
-        {
-            state.lost.remove(&oldest);
-        }
-        let lost: HashSet<&ObjectId> = objects.iter().collect();
-        let hit = |active: &Active| active.far.iter().any(|far| lost.contains(&far.object));
-        let hit: Vec<_> = state.fetches.iter().filter(|(_, active)| hit(active)).map(|(id, _)| *id).collect();
-        for fetch in hit {
-            let error = FetchError::Lost(why.to_owned());
-            self.shared.handle(&mut state, Event::Abandon { fetch, error });
-        }
-    }
-
-    /// Who has these objects, best first: they lie elsewhere than their references say. Fetches of them that are under way
-    /// go on there.
-    pub fn places(&self, places: Vec<(ObjectId, Vec<SocketAddr>)>) {
-        if places.is_empty() {
-            return;
-        }
-        let mut state = self.shared.lock();
-        let state = &mut *state;
-        state.places.extend(places.iter().cloned());
-        let places: HashMap<ObjectId, Vec<SocketAddr>> = places.into_iter().collect();
-        let fetches: Vec<FetchId> = state.fetches.keys().copied().collect();
-        for fetch in fetches {
-            self.shared.found(state, fetch, &places);
-        }
-    }
-
-    /// An object is freed: nobody asks where it lies.
-    pub fn forget_place(&self, object: &ObjectId) {
-        self.shared.lock().places.remove(object);
-    }
-
-    /// Which of these are known to be lost.
-    pub fn known_lost(&self, objects: &[ObjectId]) -> Vec<ObjectId> {
-        let state = self.shared.lock();
-        objects.iter().filter(|object| state.lost.contains_key(*object)).copied().collect()
     }
 
     /// Does what the Mission Controller says.
@@ -587,96 +511,6 @@ impl Shared {
         self.store.make_room(len as u64);
         let taken = self.pool.take(len, sharers);
         taken.map(Arc::new).map_err(|error| FetchError::Cancelled(format!("no memory for {len} bytes: {error}")))
-    }
-
-    /// Where each object lies, if that is not where its reference says. Of several that have it, each process asks another
-    /// one first.
-    fn look_up(&self, parts: &mut [Wanted]) {
-        let state = self.lock();
-        if state.places.is_empty() {
-            return;
-        }
-        for wanted in parts {
-            if let Some(at) = state.places.get(&wanted.object).filter(|at| !at.is_empty()) {
-                wanted.addresses.clone_from(at);
-                let first = usize::from(self.own_address.port() ^ u16::from(wanted.object.0[0])) % at.len();
-                wanted.addresses.rotate_left(first);
-            }
-        }
-    }
-
-    /// A fetch may also ask these, who have its objects.
-    fn found(&self, state: &mut State, fetch: FetchId, places: &HashMap<ObjectId, Vec<SocketAddr>>) {
-        let Some(active) = state.fetches.get_mut(&fetch) else { return };
-        let mut new = Vec::new();
-        for (piece, far) in (0..).zip(&mut active.far) {
-            for address in places.get(&far.object).into_iter().flatten() {
-                if !far.sources.contains(address) {
-                    far.sources.push(*address);
-                    new.push((piece, *address));
-                }
-            }
-        }
-        let job = active.transfer.job.clone();
-        let planned = match state.plans.get(&job) {
-            Some(Ok(planned)) => planned.clone(),
-            _ => active.planned.clone(),
-        };
-        if !new.is_empty() {
-            self.reaches(state, fetch, arbiter::group_of(&job), &planned);
-        }
-        for (piece, address) in new {
-            let source = state.source(address);
-            let one_run = runs::has_one_run(&planned, address);
-            self.handle(state, Event::Found { fetch, piece, source, one_run });
-        }
-    }
-
-    /// The plan that the Mission Controller sent; where it has sent none yet, its choice is made here, by the same code.
-    fn plan(&self, job: &JobId, demands: &Demands) -> Result<Arc<Planned>, FetchError> {
-        let mut state = self.lock();
-        if state.closing {
-            return Err(FetchError::Cancelled(CLOSES.into()));
-        }
-        if let Some(known) = state.plans.get(job) {
-            return known.clone().map_err(FetchError::Denied);
-        }
-        match flight::choose(demands, std::slice::from_ref(&state.own)) {
-            Ok(plan) => Ok(self.planned(&mut state, job, plan)),
-            Err(reason) => {
-                state.plans.insert(job.clone(), Err(reason.clone()));
-                Err(FetchError::Denied(reason))
-            }
-        }
-    }
-
-    /// Another plan for a job; what is under way on the old one ends.
-    fn planned(&self, state: &mut State, job: &JobId, plan: FlightPlan) -> Arc<Planned> {
-        let planned = Planned::new(plan, state.own.clone(), state.senders.clone());
-        let (group, legs) = (arbiter::group_of(job), planned.legs.len().min(u8::MAX.into()) as u8);
-        state.groups.insert(group, job.clone());
-        state.plans.insert(job.clone(), Ok(planned.clone()));
-        self.handle(state, Event::Planned { group, legs });
-        let of_job = state.fetches.iter().filter(|(_, active)| active.transfer.job == *job).map(|(fetch, _)| *fetch);
-        for fetch in of_job.collect::<Vec<_>>() {
-            self.reaches(state, fetch, group, &planned);
-        }
-        planned
-    }
-
-    /// The same plans, where other legs of them may hold now.
-    fn plan_again(&self, state: &mut State) {
-        let plans = state.plans.iter().filter_map(|(job, planned)| Some((job.clone(), planned.as_ref().ok()?.clone())));
-        for (job, before) in plans.collect::<Vec<_>>() {
-            let after = Planned::new(before.plan.clone(), state.own.clone(), state.senders.clone());
-            let known = before.to.lock().expect("no panic while held").clone();
-            if known.iter().all(|(sender, legs)| after.to(*sender) == *legs) {
-                // What is under way goes on.
-                state.plans.insert(job, Ok(after));
-            } else {
-                self.planned(state, &job, before.plan.clone());
-            }
-        }
     }
 
     fn abandon_all(&self, state: &mut State) {

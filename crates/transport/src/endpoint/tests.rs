@@ -1,0 +1,529 @@
+//! Whole endpoints of one process: parts arrive as they were put, over every carrier, whoever lies or is gone.
+
+use super::*;
+use crate::parts::Wanted;
+use mission_core::flight::FlightPlan;
+use mission_core::types::{TransferId, Transport};
+
+fn settings(token: &[u8], memory_limit: u64, identity: Option<Identity>) -> Settings {
+    Settings {
+        host: "127.0.0.1".parse().unwrap(),
+        token: token.to_vec(),
+        identity,
+        memory_limit,
+        spool_folder: std::env::temp_dir(),
+        flows_per_host: FlowsPerHost::Fixed(4),
+        send_limit: None,
+    }
+}
+
+fn endpoint(token: &[u8], memory_limit: u64, identity: Option<Identity>) -> Endpoint {
+    Endpoint::new(settings(token, memory_limit, identity)).unwrap()
+}
+
+fn identity() -> Identity {
+    let [identity] = identities();
+    identity
+}
+
+/// Of one authority.
+fn identities<const N: usize>() -> [Identity; N] {
+    let key = rcgen::KeyPair::generate().unwrap();
+    let mut authority = rcgen::CertificateParams::new([]).unwrap();
+    authority.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    let authority = rcgen::CertifiedIssuer::self_signed(authority, &key).unwrap();
+    std::array::from_fn(|_| {
+        let own_key = rcgen::KeyPair::generate().unwrap();
+        let own = rcgen::CertificateParams::new(["somewhere.else".to_owned()])
+            .unwrap()
+            .signed_by(&own_key, &authority)
+            .unwrap();
+        Identity { ca: authority.pem().into(), certificate: own.pem().into(), key: own_key.serialize_pem().into() }
+    })
+}
+
+fn wanted(endpoint: &Endpoint, object: ObjectId, part: u32, len: u64) -> Wanted {
+    Wanted { object, part, len, addresses: vec![endpoint.address()] }
+}
+
+fn request(parts: Vec<Wanted>, demands: Demands) -> FetchRequest {
+    let transfer = TransferId { job: "job".into(), from: "map".into(), to: "reduce".into() };
+    FetchRequest { transfer, demands, parts, packed: true, whole: true }
+}
+
+fn demand(transport: Transport, encrypt: Encryption) -> Demands {
+    Demands { encrypt, transport: Some(transport) }
+}
+
+/// Waits until `owner` has heard of the others on its host.
+fn met(owner: &Endpoint) {
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(5);
+    while owner.fetcher.sharers(&"job".into(), &Demands::default()).is_none() {
+        assert!(std::time::Instant::now() < deadline);
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+}
+
+/// 9 MiB whose every byte depends on its place.
+fn data() -> Vec<u8> {
+    (0..9u32 << 20).map(|index| (index.wrapping_mul(2_654_435_761) >> 13) as u8).collect()
+}
+
+#[test]
+fn parts_arrive_as_they_were_put_over_every_carrier_from_memory_and_spool() {
+    let data = data();
+    for memory_limit in [u64::MAX, 0] {
+        for (transport, encrypt) in [
+            (Transport::Tcp, Encryption::None),
+            (Transport::Tls, Encryption::Opportunistic),
+            (Transport::Tls, Encryption::Authenticated),
+        ] {
+            let identities = (encrypt == Encryption::Authenticated).then(identity);
+            let again = identities.as_ref().map(|identity| Identity {
+                ca: identity.ca.clone(),
+                certificate: identity.certificate.clone(),
+                key: identity.key.clone(),
+            });
+            let token = crate::auth::random::<16>();
+            let owner = endpoint(&token, memory_limit, identities);
+            let reader = endpoint(&token, u64::MAX, again);
+            let id = owner.put(&[&data, b"", &data[..5]], &"job".into(), &demand(transport, encrypt)).unwrap();
+            let parts =
+                vec![wanted(&owner, id, 0, data.len() as u64), wanted(&owner, id, 1, 0), wanted(&owner, id, 2, 5)];
+            let fetched = reader.fetch(request(parts, demand(transport, encrypt)), || false).unwrap();
+            let part = |index: usize| fetched.parts[index].bytes();
+            assert!(part(0) == data && part(1).is_empty() && part(2) == &data[..5], "{transport:?} {memory_limit}");
+            let record = reader.fetcher.transfers().remove(0);
+            assert_eq!(record.served_bytes, data.len() as u64 + 5);
+            let agreed = record.transport.negotiated.first().unwrap();
+            assert_eq!(agreed.authenticated, encrypt == Encryption::Authenticated);
+            assert_eq!(agreed.tls.is_some(), transport == Transport::Tls);
+            if let Some(tls) = &agreed.tls {
+                assert_eq!(tls, "TLSv1_3 TLS13_AES_128_GCM_SHA256");
+            }
+        }
+    }
+}
+
+#[test]
+fn multipath_is_proved_by_the_socket() {
+    if !carrier::transports().contains(&Transport::Mptcp) {
+        return;
+    }
+    let token = crate::auth::random::<16>();
+    let (owner, reader) = (endpoint(&token, u64::MAX, None), endpoint(&token, u64::MAX, None));
+    let demands = demand(Transport::Mptcp, Encryption::None);
+    let data = data();
+    let id = owner.put(&[&data], &"job".into(), &demands).unwrap();
+    let fetched = reader.fetch(request(vec![wanted(&owner, id, 0, data.len() as u64)], demands), || false);
+    assert!(fetched.unwrap().parts[0].bytes() == data);
+    let facts = reader.fetcher.transfers().remove(0).transport;
+    assert_eq!(facts.bytes[&Transport::Mptcp], data.len() as u64);
+    assert!(facts.fallbacks.is_empty(), "{facts:?}");
+    assert!(
+        facts.negotiated.iter().all(|negotiated| negotiated.transport == "mptcp" && negotiated.subflows == Some(1)),
+        "{facts:?}"
+    );
+}
+
+/// Tells a reader that what it is going to fetch is a broadcast.
+fn announce(reader: &Endpoint) {
+    let transfer = request(Vec::new(), Demands::default()).transfer;
+    reader.fetcher.command(mission_core::mission::Command::Broadcast { transfer });
+}
+
+#[test]
+fn receivers_of_a_broadcast_serve_one_another_and_keep_what_they_got() {
+    let data: Vec<u8> = [data(), data()].concat();
+    for (transport, encrypt) in [(Transport::Tcp, Encryption::None), (Transport::Tls, Encryption::Opportunistic)] {
+        let token = crate::auth::random::<16>();
+        let (owner, demands) = (endpoint(&token, u64::MAX, None), demand(transport, encrypt));
+        let readers: Vec<_> = (0..6).map(|_| endpoint(&token, u64::MAX, None)).collect();
+        let id = owner.put(&[&data], &"job".into(), &demands).unwrap();
+        let parts = || vec![wanted(&owner, id, 0, data.len() as u64)];
+        readers.iter().for_each(announce);
+        std::thread::scope(|scope| {
+            // Two tasks of each: the second waits for what the first receives.
+            for reader in readers.iter().chain(&readers) {
+                scope.spawn(|| {
+                    let fetched = reader.fetch(request(parts(), demands), || false).unwrap();
+                    assert!(fetched.parts[0].bytes() == data);
+                });
+            }
+        });
+        let sent = owner.resources().sent_bytes as f64 / data.len() as f64;
+        assert!((1.0..3.0).contains(&sent), "{sent} copies left the owner");
+        let peers: u64 = readers.iter().map(|reader| reader.fetcher.transfers()[0].peer_bytes).sum();
+        assert_eq!(peers + owner.resources().sent_bytes, 6 * data.len() as u64);
+        // The owner is gone, and every reader still has it.
+        drop(owner);
+        for reader in &readers {
+            assert_eq!((reader.resources().copies, reader.store.copies.news()), (1, vec![id]));
+            reader.free(&id);
+            assert_eq!(reader.resources().live_bytes, 0);
+        }
+    }
+}
+
+#[test]
+fn strangers_that_say_nothing_keep_nobody_out() {
+    let token = crate::auth::random::<16>();
+    let (owner, reader) = (endpoint(&token, u64::MAX, None), endpoint(&token, u64::MAX, None));
+    let demands = demand(Transport::Tcp, Encryption::None);
+    let id = owner.put(&[&data()], &"job".into(), &demands).unwrap();
+    let fetch = || reader.fetch(request(vec![wanted(&owner, id, 0, 9 << 20)], demands), || false).unwrap().tally;
+    fetch();
+    // Strangers that say nothing take nobody's place, and only so many are held.
+    let most = mission_core::defaults::UNADMITTED_CONNECTIONS;
+    let _idle: Vec<_> = (0..4 * most).map(|_| std::net::TcpStream::connect(owner.address()).unwrap()).collect();
+    while owner.resources().serving_connections < most {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    assert_eq!(fetch().busy, 0);
+    // With the reader's own, and those that were just accepted.
+    assert!(owner.resources().serving_connections <= most + 32, "{}", owner.resources().serving_connections);
+}
+
+/// It was refused, and the task that fetched it failed for good.
+#[test]
+fn where_shared_memory_is_demanded_an_object_that_is_gone_is_lost() {
+    let token = crate::auth::random::<16>();
+    let (owner, reader) = (endpoint(&token, u64::MAX, None), endpoint(&token, u64::MAX, None));
+    met(&owner);
+    let demands = demand(Transport::Shm, Encryption::None);
+    let [freed, gone] = [(); 2].map(|()| owner.put(&[&data()], &"job".into(), &demands).unwrap());
+    let wanted = |id| wanted(&owner, id, 0, 9 << 20);
+    let parts = [freed, gone].map(wanted);
+    let fetch = |part: &Wanted| reader.fetch(request(vec![part.clone()], demands), || false);
+    assert!(fetch(&parts[0]).unwrap().parts[0].bytes() == data());
+    owner.store.free(&freed);
+    assert!(matches!(fetch(&parts[0]).err(), Some(FetchError::Lost(_))));
+    drop(owner);
+    std::thread::scope(|scope| {
+        let fetched = scope.spawn(|| fetch(&parts[1]).err());
+        // Word of it comes later than its sockets break.
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        reader.fetcher.lost(&[gone], "its worker left");
+        assert!(matches!(fetched.join().unwrap(), Some(FetchError::Lost(why)) if why == "its worker left"));
+    });
+}
+
+/// Another part of its slab stayed mapped meanwhile.
+#[test]
+fn a_part_to_which_its_owner_could_write_is_verified_again() {
+    use std::os::unix::fs::FileExt;
+    let token = crate::auth::random::<16>();
+    let (owner, reader) = (endpoint(&token, u64::MAX, None), endpoint(&token, u64::MAX, None));
+    met(&owner);
+    let (demands, small) = (demand(Transport::Shm, Encryption::None), &data()[..300_000]);
+    let [kept, changed] = [(); 2].map(|()| owner.put(&[small], &"job".into(), &demands).unwrap());
+    let fetch = |id| {
+        let parts = vec![wanted(&owner, id, 0, small.len() as u64)];
+        reader.fetch(FetchRequest { packed: false, whole: false, ..request(parts, demands) }, || false)
+    };
+    let keeps = fetch(kept).unwrap();
+    assert!(fetch(changed).unwrap().parts[0].bytes() == small);
+    let object = owner.store.get(&changed).unwrap();
+    let (segment, start, _) = object.in_memory(0).unwrap();
+    let other: Vec<u8> = small[..8].iter().map(|byte| !byte).collect();
+    // By way of the kernel, which refuses it for as long as the memory is read-only.
+    let memory = std::fs::File::options().write(true).open("/proc/self/mem").unwrap();
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(5);
+    while memory.write_at(&other, segment.as_ptr() as u64 + start).is_err() {
+        assert!(std::time::Instant::now() < deadline, "the lease never came back");
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    let why = fetch(changed).err().unwrap().to_string();
+    assert!(why.contains("checksum"), "{why}");
+    assert!(keeps.parts[0].bytes() == small);
+}
+
+#[test]
+fn a_broadcast_goes_on_without_a_receiver_that_has_given_up_its_copy() {
+    let token = crate::auth::random::<16>();
+    let owner = endpoint(&token, u64::MAX, None);
+    let (first, second) = (endpoint(&token, u64::MAX, None), endpoint(&token, u64::MAX, None));
+    let data = data();
+    let demands = demand(Transport::Tcp, Encryption::None);
+    let id = owner.put(&[&data], &"job".into(), &demands).unwrap();
+    for reader in [&first, &second] {
+        announce(reader);
+        let fetched = reader.fetch(request(vec![wanted(&owner, id, 0, data.len() as u64)], demands), || false);
+        assert!(fetched.unwrap().parts[0].bytes() == data);
+        reader.fetcher.forget_job(&"job".into());
+    }
+    assert_eq!(second.resources().copies, 0);
+}
+
+/// It knows the token, and serves its own bytes with checksums that fit them.
+#[test]
+fn a_receiver_that_serves_other_bytes_deceives_nobody() {
+    let deceived = || {
+        let token = crate::auth::random::<16>();
+        let owner = endpoint(&token, u64::MAX, None);
+        let (poisoner, reader) = (endpoint(&token, u64::MAX, None), endpoint(&token, u64::MAX, None));
+        let (data, demands) = (data(), demand(Transport::Tcp, Encryption::None));
+        let id = owner.put(&[&data], &"job".into(), &demands).unwrap();
+        let parts = || vec![wanted(&owner, id, 0, data.len() as u64)];
+        announce(&poisoner);
+        drop(poisoner.fetch(request(parts(), demands), || false).unwrap());
+        let (segment, start, len) = poisoner.store.copies.whole(&(id, 0)).unwrap();
+        // SAFETY: nobody reads the copy now; that nobody may write to it is what is broken here.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(segment.as_ptr().add(start), len) };
+        bytes.fill(0x66);
+        let copy = poisoner.store.copies.get(&(id, 0)).unwrap();
+        copy.arrived(0, &crate::checksum::of_blocks(bytes));
+        announce(&reader);
+        let fetched = reader.fetch(request(parts(), demands), || false).unwrap();
+        assert!(fetched.parts[0].bytes() == data);
+        assert_eq!(reader.fetcher.transfers()[0].peer_bytes, 0, "nothing of it was taken");
+        fetched.tally.refetches
+    };
+    // One time in ten the owner has not heard yet what the other one has, and sends all of it itself.
+    assert!((0..10).any(|_| deceived() > 0), "the reader was never sent to it");
+}
+
+#[test]
+fn a_broadcast_whose_owner_has_freed_it_is_lost() {
+    let token = crate::auth::random::<16>();
+    let (owner, reader) = (endpoint(&token, u64::MAX, None), endpoint(&token, u64::MAX, None));
+    let id = owner.put(&[&data()], &"job".into(), &Demands::default()).unwrap();
+    owner.store.free(&id);
+    announce(&reader);
+    let lost = reader.fetch(request(vec![wanted(&owner, id, 0, 9 << 20)], Demands::default()), || false);
+    assert!(matches!(lost.err(), Some(FetchError::Lost(_))));
+    assert_eq!((reader.resources().copies, reader.resources().live_bytes), (0, 0));
+}
+
+#[test]
+fn a_client_without_the_token_gets_nothing() {
+    let owner = endpoint(b"right", u64::MAX, None);
+    let id = owner.put(&[b"secret"], &"job".into(), &Demands::default()).unwrap();
+    let stranger = endpoint(b"wrong", u64::MAX, None);
+    for transport in [Transport::Tcp, Transport::Tls] {
+        let parts = vec![wanted(&owner, id, 0, 6)];
+        let refused = stranger.fetch(request(parts, demand(transport, Encryption::None)), || false).err().unwrap();
+        assert!(matches!(&refused, FetchError::Denied(why) if why.contains("token")), "{refused}");
+        stranger.fetcher.forget_job(&"job".into());
+    }
+}
+
+#[test]
+fn certificates_of_another_cluster_are_refused() {
+    let owner = endpoint(b"token", u64::MAX, Some(identity()));
+    let id = owner.put(&[b"secret"], &"job".into(), &demand(Transport::Tls, Encryption::Authenticated)).unwrap();
+    let stranger = endpoint(b"token", u64::MAX, Some(identity()));
+    let parts = vec![wanted(&owner, id, 0, 6)];
+    let refused = stranger.fetch(request(parts, demand(Transport::Tls, Encryption::Authenticated)), || false);
+    assert!(matches!(refused.err(), Some(FetchError::Denied(_))));
+}
+
+/// A certificate of their common authority admits nobody.
+#[test]
+fn clusters_of_one_authority_are_told_apart_by_their_tokens() {
+    let [one, two, three] = identities();
+    let demands = || demand(Transport::Tls, Encryption::Authenticated);
+    let owner = endpoint(b"a token", u64::MAX, Some(one));
+    let id = owner.put(&[b"secret"], &"job".into(), &demands()).unwrap();
+    let parts = || vec![wanted(&owner, id, 0, 6)];
+    let stranger = endpoint(b"another token", u64::MAX, Some(two));
+    let refused = stranger.fetch(request(parts(), demands()), || false);
+    assert!(matches!(refused.err(), Some(FetchError::Denied(_))));
+    let neighbour = endpoint(b"a token", u64::MAX, Some(three));
+    assert!(neighbour.fetch(request(parts(), demands()), || false).is_ok());
+}
+
+/// With several interfaces it listens on all addresses, and serves connections to its own alone.
+#[test]
+fn an_address_of_another_machine_is_refused() {
+    let elsewhere = Settings { host: "192.0.2.1".parse().unwrap(), ..settings(b"token", u64::MAX, None) };
+    assert!(Endpoint::new(elsewhere).is_err());
+}
+
+#[test]
+fn an_object_that_must_be_encrypted_does_not_leave_in_the_clear() {
+    let token = crate::auth::random::<16>();
+    let (owner, reader) = (endpoint(&token, u64::MAX, None), endpoint(&token, u64::MAX, None));
+    let id = owner.put(&[b"secret"], &"job".into(), &demand(Transport::Tls, Encryption::Opportunistic)).unwrap();
+    let parts = vec![wanted(&owner, id, 0, 6)];
+    let refused = reader.fetch(request(parts, demand(Transport::Tcp, Encryption::None)), || false).err().unwrap();
+    assert!(matches!(&refused, FetchError::Denied(why) if why.contains("encrypted")), "{refused}");
+}
+
+#[test]
+fn what_is_freed_is_lost_to_readers_and_its_memory_comes_back() {
+    let token = crate::auth::random::<16>();
+    let (owner, reader) = (endpoint(&token, u64::MAX, None), endpoint(&token, u64::MAX, None));
+    let id = owner.put(&[&data()], &"job".into(), &Demands::default()).unwrap();
+    assert!(owner.store.free(&id));
+    let parts = vec![wanted(&owner, id, 0, 9 << 20)];
+    let lost = reader.fetch(request(parts, Demands::default()), || false).err().unwrap();
+    assert!(matches!(lost, FetchError::Lost(_)), "{lost}");
+    assert_eq!((owner.resources().live_bytes, reader.resources().live_bytes), (0, 0));
+}
+
+#[test]
+fn many_callers_share_the_slots_of_their_host() {
+    let token = crate::auth::random::<16>();
+    let (owner, reader) = (endpoint(&token, u64::MAX, None), endpoint(&token, u64::MAX, None));
+    let data = data();
+    let id = owner.put(&[&data], &"job".into(), &Demands::default()).unwrap();
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                let parts = vec![wanted(&owner, id, 0, data.len() as u64)];
+                let fetched = reader.fetch(request(parts, Demands::default()), || false).unwrap();
+                assert!(fetched.parts[0].bytes() == data);
+            });
+        }
+    });
+    let record = reader.fetcher.transfers().remove(0);
+    assert!(record.flows_peak <= 4 && record.flows == 0, "{record:?}");
+    assert_eq!(record.served_bytes, 8 * data.len() as u64);
+}
+
+#[test]
+fn an_interrupted_fetch_ends_and_says_so() {
+    let reader = endpoint(b"token", u64::MAX, None);
+    // Nobody listens there: the fetch would try again until its patience ends.
+    let parts =
+        vec![Wanted { object: ObjectId([1; 16]), part: 0, len: 5, addresses: vec!["127.0.0.1:1".parse().unwrap()] }];
+    let reader = &reader;
+    let ended = std::thread::scope(|scope| {
+        // Whoever answers may wait for a thread that asks this process something.
+        let others_go_on = || {
+            let (done, told) = std::sync::mpsc::channel();
+            scope.spawn(move || done.send(reader.fetcher.transfers()));
+            told.recv_timeout(std::time::Duration::from_secs(2)).is_ok()
+        };
+        reader.fetch(request(parts, Demands::default()), others_go_on).err().unwrap()
+    });
+    assert!(matches!(ended, FetchError::Cancelled(_)), "{ended}");
+}
+
+#[test]
+fn what_a_neighbour_has_in_memory_is_read_where_it_lies_and_cannot_change_meanwhile() {
+    let token = crate::auth::random::<16>();
+    let (owner, reader) = (endpoint(&token, u64::MAX, None), endpoint(&token, u64::MAX, None));
+    met(&owner);
+    let (job, demands) = (JobId::from("job"), Demands::default());
+    let data = data();
+    let id = owner.put(&[&data, &data[..100]], &job, &demands).unwrap();
+    let parts = || vec![wanted(&owner, id, 0, data.len() as u64), wanted(&owner, id, 1, 100)];
+    let apart = FetchRequest { packed: false, ..request(parts(), demands) };
+    let fetched = reader.fetch(apart, || false).unwrap();
+    assert!(fetched.parts[0].bytes() == data && fetched.parts[1].bytes() == &data[..100]);
+    let record = reader.fetcher.transfers().remove(0);
+    assert_eq!(record.transport.bytes[&Transport::Shm], data.len() as u64 + 100);
+    assert!(record.transport.negotiated.first().unwrap().memory.is_some() && record.transport.fallbacks.is_empty());
+    // The owner frees it and puts the next: the reader's view stays as it was.
+    let live = owner.resources().live_bytes;
+    assert!(owner.store.free(&id));
+    let other = owner.put(&[&vec![0; data.len() + 100]], &job, &demands).unwrap();
+    assert!(fetched.parts[0].bytes() == data);
+    assert_eq!(owner.resources().live_bytes, 2 * live);
+    // Once it is given back the memory is used again.
+    drop(fetched);
+    assert!(owner.store.free(&other));
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(5);
+    while owner.resources().live_bytes > 0 {
+        assert!(std::time::Instant::now() < deadline, "the lender hears that it was given back");
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    let again = owner.put(&[&data], &job, &demands).unwrap();
+    let packed = reader.fetch(request(vec![wanted(&owner, again, 0, data.len() as u64)], demands), || false);
+    assert!(packed.unwrap().all.unwrap().bytes() == data);
+}
+
+#[test]
+fn what_cannot_be_lent_comes_another_way_and_says_why() {
+    let token = crate::auth::random::<16>();
+    let (small, spooled) = (endpoint(&token, u64::MAX, None), endpoint(&token, 0, None));
+    let reader = endpoint(&token, u64::MAX, None);
+    met(&small);
+    met(&spooled);
+    let job = JobId::from("job");
+    for (owner, len, why) in [(&small, 10, "below 64.0 KiB"), (&spooled, 1 << 20, "spool")] {
+        let content = vec![5; len];
+        let id = owner.put(&[&content], &job, &Demands::default()).unwrap();
+        let parts = vec![wanted(owner, id, 0, len as u64)];
+        let fetched = reader.fetch(request(parts, Demands::default()), || false).unwrap();
+        assert!(fetched.parts[0].bytes() == content);
+        let record = reader.fetcher.transfers().remove(0);
+        assert_eq!(record.transport.chosen, Some(Transport::Tcp));
+        assert!(record.transport.fallbacks.iter().any(|fallback| fallback.contains(why)), "{record:?}");
+        let parts = vec![wanted(owner, id, 0, len as u64)];
+        let demands = Demands { transport: Some(Transport::Shm), ..Demands::default() };
+        let other = endpoint(&token, u64::MAX, None);
+        let refused = other.fetch(request(parts, demands), || false).err().unwrap();
+        assert!(matches!(&refused, FetchError::Denied(own) if own.contains(why)), "{refused}");
+    }
+}
+
+#[test]
+fn memory_that_somebody_may_still_write_to_is_not_lent() {
+    let token = crate::auth::random::<16>();
+    let (owner, reader) = (endpoint(&token, u64::MAX, None), endpoint(&token, u64::MAX, None));
+    let (job, demands) = (JobId::from("job"), Demands::default());
+    met(&owner);
+    let segment = Arc::new(owner.allocate(1 << 20, &job, &demands).unwrap());
+    segment.add_writer();
+    let id = owner.adopt(segment.clone(), &[1 << 20], Encryption::None).unwrap();
+    let fetch = || {
+        let parts = vec![wanted(&owner, id, 0, 1 << 20)];
+        reader.fetch(request(parts, demands), || false).unwrap();
+        reader.fetcher.transfers().remove(0).transport
+    };
+    // Not even to a reader in the same process.
+    let own = FetchRequest { packed: false, ..request(vec![wanted(&owner, id, 0, 1 << 20)], demands) };
+    let fetched = owner.fetch(own, || false).unwrap();
+    assert_ne!(fetched.parts[0].bytes().as_ptr(), segment.as_ptr().cast_const());
+    let facts = fetch();
+    assert!(facts.fallbacks.iter().any(|fallback| fallback.contains("still holds")), "{facts:?}");
+    segment.writer_gone();
+    assert_eq!(fetch().bytes[&Transport::Shm], 1 << 20);
+}
+
+#[test]
+fn a_transport_is_replaced_at_half_of_a_transfer_and_nothing_is_lost_or_comes_twice() {
+    use mission_core::flight::{Leg, Reach};
+    let token = crate::auth::random::<16>();
+    let (owner, reader) = (endpoint(&token, u64::MAX, None), endpoint(&token, u64::MAX, None));
+    let job = JobId::from("job");
+    let data: Vec<u8> = data().iter().cycle().take(64 << 20).copied().collect();
+    let id = owner.put(&[&data], &job, &demand(Transport::Tcp, Encryption::None)).unwrap();
+    let plan = |transport, encryption| {
+        let (reach, reason) = (Reach::Anywhere, "the test says so".to_owned());
+        let leg = Leg {
+            transport,
+            reach,
+            encryption,
+            congestion_control: None,
+            rto_min_us: None,
+            subflows: None,
+            reason,
+            except: None,
+        };
+        let plan = FlightPlan { demands: Demands::default(), legs: vec![leg], chunk_bytes: 1 << 20, refused: vec![] };
+        mission_core::mission::Command::Plan { job: job.clone(), plan }
+    };
+    reader.fetcher.command(plan(Transport::Tcp, Encryption::None));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while reader.fetcher.transfers().first().is_none_or(|first| first.served_bytes < 24 << 20) {
+                std::hint::spin_loop();
+            }
+            reader.fetcher.command(plan(Transport::Tls, Encryption::Opportunistic));
+        });
+        let parts = vec![wanted(&owner, id, 0, data.len() as u64)];
+        let fetched = reader.fetch(request(parts, Demands::default()), || false).unwrap();
+        assert!(fetched.parts[0].bytes() == data);
+        assert_eq!((fetched.tally.bytes, fetched.tally.refetches), (data.len() as u64, 0));
+    });
+    let record = reader.fetcher.transfers().remove(0);
+    assert_eq!(record.served_bytes, data.len() as u64);
+    let carried = &record.transport.bytes;
+    assert_eq!(carried.values().sum::<u64>(), data.len() as u64);
+    // When the other thread gets to it is the machine's affair.
+    assert!(carried.len() == 2, "{carried:?}");
+}
