@@ -1,7 +1,8 @@
 """A second engine: processes that put and fetch objects, and know nothing of Dask.
 
-What an engine has to write to run on Mission Control's core: it numbers its tasks, says what becomes of them, hands
-messages on to its workers, and computes again what it is told to. This one runs one task at a time on each worker.
+What an engine has to write to run on Mission Control: it numbers its tasks, says what becomes of them, carries messages
+to its workers and their words back, and computes again what it is told to. This one runs one task at a time on each
+worker.
 """
 
 from __future__ import annotations
@@ -15,69 +16,76 @@ import queue
 import signal
 import threading
 import time
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
 from mission_control import _native
+from mission_control.controller import SAID, MissionController
+from mission_control.throttle import ThrottleController
 
 DEMANDS = json.dumps({"encrypt": "none", "transport": "tcp"})
 REPORT_S = 0.1
 
 
-def work(pipe: Connection, token: bytes, spool: str) -> None:
-    """A worker process: does what the engine says, and reports."""
-    endpoint = _native.Endpoint("127.0.0.1", token, memory_limit=1 << 28, spool_folder=spool, flows_per_host=10)
-    lock = threading.Lock()
+class Worker(ThrottleController):
+    """In a worker process: runs its tasks one after another, and says what the engine is to know."""
 
-    def say(kind: str, **values: Any) -> None:
-        with lock:
-            pipe.send((kind, values))
+    def __init__(self, pipe: Connection, token: bytes, spool: str):
+        self.pipe = pipe
+        self.lock = threading.Lock()
+        self.tasks: queue.Queue = queue.Queue()
+        self.begin()
+        self.own = _native.Endpoint("127.0.0.1", token, memory_limit=1 << 28, spool_folder=spool, flows_per_host=10)
+        threading.Thread(target=self.run_tasks, daemon=True).start()
+        self.say("join", **self.introduction(self.own))
+        with contextlib.suppress(EOFError):
+            while True:
+                self.obey(*pipe.recv())
 
-    def report(last_of: str | None = None) -> None:
-        if (report := endpoint.report(0.0, last_of)) is not None:
-            say("report", report=json.loads(report))
+    def obey(self, kind: str, values: dict[str, Any]) -> None:
+        if kind == "join":
+            self.say("join", **self.introduction(self.own))
+        elif kind == "briefing":
+            begins = self.endpoint is None
+            self.join(self.own, values)
+            if begins:
+                threading.Thread(target=self.keep_reporting, daemon=True).start()
+        elif kind == "tell":
+            self.hear(**values)
+        else:
+            self.tasks.put(values)
 
-    def keep_reporting() -> None:
+    def run_tasks(self) -> None:
+        while True:
+            self.run(**self.tasks.get())
+
+    def run(self, job: str, task: int, stage: str, content: list[bytes] | None, wanted: dict[str, Any]) -> None:
+        try:
+            if content is not None:
+                self.say("put", task=task, object=self.own.put(content, job, DEMANDS))
+            else:
+                parts, _, _ = self.own.fetch(job, wanted["from"], stage, DEMANDS, wanted["parts"], False)
+                self.say("fetched", task=task, data=[bytes(part) for part in parts])
+        except _native.TransferError as error:
+            self.say("failed", task=task, why=str(error))
+
+    def keep_reporting(self) -> None:
         with contextlib.suppress(OSError):
             while True:
                 time.sleep(REPORT_S)
-                report()
+                self.report()
 
-    def obey(version: int, message: dict[str, Any]) -> None:
-        missing_after, last_of, _ = endpoint.hear(version, json.dumps(message))
-        assert missing_after is None, "a pipe keeps all messages in order"
-        if last_of is not None:
-            report(last_of)
+    # --- what an engine has to write --------------------------------------------------------------------------------
 
-    def run(job: str, task: int, stage: str, content: list[bytes] | None, wanted: dict[str, Any]) -> None:
-        try:
-            if content is not None:
-                say("put", task=task, object=endpoint.put(content, job, DEMANDS))
-            else:
-                parts, _, _ = endpoint.fetch(job, wanted["from"], stage, DEMANDS, wanted["parts"], False)
-                say("fetched", task=task, data=[bytes(part) for part in parts])
-        except _native.TransferError as error:
-            say("failed", task=task, why=str(error))
+    def say(self, kind: str, **said: Any) -> None:
+        with self.lock:
+            self.pipe.send((kind, said))
 
-    where = {"host": endpoint.host, "address": endpoint.address, "environment": json.loads(endpoint.environment)}
-    where["protocol"] = _native.PROTOCOL
-    say("join", **where)
-    kind, values = pipe.recv()
-    assert kind == "briefing"
-    endpoint.joined(json.dumps(values))
-    threading.Thread(target=keep_reporting, daemon=True).start()
-    tasks: queue.Queue = queue.Queue()
-    threading.Thread(target=lambda: [run(**tasks.get()) for _ in itertools.count()], daemon=True).start()
-    with contextlib.suppress(EOFError):
-        while True:
-            kind, values = pipe.recv()
-            if kind == "join":
-                say("join", **where)
-            elif kind == "briefing":
-                endpoint.joined(json.dumps(values))
-            else:
-                obey(**values) if kind == "tell" else tasks.put(values)
+    def soon(self, call: Callable[[], Any]) -> None:
+        call()
 
 
 @dataclass
@@ -97,24 +105,23 @@ class Task:
     worker: str | None = None
 
 
-class Engine:
+class Engine(MissionController):
     """Starts workers, and runs tasks on them in turn; all of it in the thread that calls."""
 
     def __init__(self, workers: int, spool: str, policy: str = "performance-centric"):
         self.policy = policy
-        self.controller = _native.Controller(policy, 10, "{}")
-        self.began = time.monotonic()
+        self.begin(policy, 10, {})
+        self.calls: deque[Callable[[], Any]] = deque()
         self.pipes: dict[str, Connection] = {}
         self.processes: dict[str, multiprocessing.Process] = {}
         self.addresses: dict[str, str] = {}
         self.tasks: dict[int, Task] = {}
-        self.records: list[dict[str, Any]] = []
         self.numbers = itertools.count()
         self.turn = itertools.count()
         token, context = os.urandom(32), multiprocessing.get_context("spawn")
         for number in range(workers):
             here, there = context.Pipe()
-            process = context.Process(target=work, args=(there, token, f"{spool}/{number}"), daemon=True)
+            process = context.Process(target=Worker, args=(there, token, f"{spool}/{number}"), daemon=True)
             process.start()
             there.close()
             self.pipes[f"w{number}"], self.processes[f"w{number}"] = here, process
@@ -122,28 +129,18 @@ class Engine:
 
     # --- what an engine has to write --------------------------------------------------------------------------------
 
-    def now(self) -> float:
-        return time.monotonic() - self.began
+    def tell(self, worker: str, version: int, message: dict[str, Any]) -> None:
+        self.send(worker, "tell", {"version": version, "message": message})
 
-    def event(self, kind: str, **values: Any) -> dict[str, Any]:
-        return self.carry_out(self.controller.handle(self.now(), json.dumps({"event": kind, **values})))
+    def recompute(self, tasks: Sequence[int]) -> None:
+        for number in tasks:
+            self.lose(self.tasks[number])
 
-    def carry_out(self, commands: str | None) -> dict[str, Any]:
-        answers = {}
-        for command in json.loads(commands or "[]"):
-            kind = command.pop("command")
-            if kind == "tell":
-                self.send(command.pop("worker"), "tell", command)
-            elif kind == "record":
-                self.records.append(command["record"])
-            elif kind == "recompute":
-                for number in command["tasks"]:
-                    self.lose(self.tasks[number])
-            elif kind == "soon":
-                answers |= self.event("flush")
-            else:
-                answers[kind] = command
-        return answers
+    def soon(self, call: Callable[[], Any]) -> None:
+        self.calls.append(call)
+
+    def name_of_task(self, task: int) -> str:
+        return f"{self.tasks[task].stage}-{task}" if task in self.tasks else str(task)
 
     def submit(self, job: str, stage: str, *, inputs: list[Task] | None = None, **given: Any) -> Task:
         task = Task(next(self.numbers), job, stage, inputs=inputs or [], **given)
@@ -198,11 +195,11 @@ class Engine:
     def hear(self, worker: str, kind: str, values: dict[str, Any]) -> None:
         task = self.tasks.get(values.get("task", -1))
         if kind == "join":
-            self.send(worker, "briefing", self.event("join", worker=worker, **values)["briefing"])
+            self.send(worker, "briefing", self.join(worker=worker, **values))
             self.event("known", worker=worker)
             self.addresses[worker] = values["address"]
-        elif kind == "report":
-            self.event("report", worker=worker, **values)
+        elif kind in SAID:
+            self.said(kind, worker=worker, **values)
         elif kind == "put" and task is not None:
             name, sizes = values["object"]
             task.made = (name, sizes, self.addresses[worker])
@@ -226,6 +223,8 @@ class Engine:
                 del self.pipes[worker]
                 if self.addresses.pop(worker, None) is not None:
                     self.event("gone", worker=worker)
+        while self.calls:
+            self.calls.popleft()()
         self.event("tick")
 
     def until(self, true: Any, what: str, seconds: float = 30) -> Any:
@@ -235,8 +234,9 @@ class Engine:
             self.step()
         return value
 
-    def status(self) -> dict[str, Any]:
-        return json.loads(self.controller.status())
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        return self.log.since(0)[1]
 
     def kill(self, worker: str) -> None:
         pid = self.processes[worker].pid
@@ -245,7 +245,7 @@ class Engine:
 
     def begin_anew(self) -> None:
         """The controller is lost, with all that it knew; the workers join another one."""
-        self.controller = _native.Controller(self.policy, 10, "{}")
+        self.begin(self.policy, 10, {})
         joined, self.addresses = self.addresses, {}
         for worker in joined:
             self.send(worker, "join", {})

@@ -104,7 +104,7 @@ def test_a_worker_that_dask_does_not_take_is_forgotten(client):
         where = {"worker": "tcp://127.0.0.1:1", "host": "nowhere", "address": "127.0.0.1:1"}
         own.event("join", **where, environment={}, protocol=_native.PROTOCOL)
         joined = len(own.status()["workers"]) == 4
-        own.started -= 31  # half a minute passes
+        own.began -= 31  # half a minute passes
         return joined
 
     assert client.run_on_scheduler(join)

@@ -48,9 +48,7 @@ def run(
             help=f"{', '.join(name for name, _ in _native.policies())} or python:MODULE:FUNCTION [performance-centric]",
         ),
     ] = None,
-    priorities: Annotated[
-        str | None, Option(metavar="LIST", help="One number > 0 per job, e.g. 1,2")
-    ] = None,
+    priorities: Annotated[str | None, Option(metavar="LIST", help="One number > 0 per job, e.g. 1,2")] = None,
     transport: Annotated[
         str | None, Option(metavar="NAME", help="Require shm, tcp, tls, mptcp, dctcp, ictcp [auto]")
     ] = None,

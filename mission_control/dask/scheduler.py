@@ -1,8 +1,7 @@
-"""The Mission Controller beside Dask's scheduler: turns what the scheduler does into events, and carries commands out.
+"""The Mission Controller beside Dask's scheduler: turns what the scheduler does into events, and keys into numbers.
 
-Everything is decided and remembered in `crates/core` (`control`); here keys of Dask become numbers, and nothing else is
-kept but a log. Uses private parts of `distributed` (stream handlers, `transitions`, `_task_to_msg`), so its minor
-version is pinned in pyproject.toml.
+Uses private parts of `distributed` (stream handlers, `transitions`, `_task_to_msg`), so its minor version is pinned in
+pyproject.toml.
 """
 
 from __future__ import annotations
@@ -26,24 +25,16 @@ from distributed.protocol import pickle
 from tornado.ioloop import PeriodicCallback
 
 from mission_control import _native, page
+from mission_control.controller import SAID, MissionController
 from mission_control.dask import queue, seams
 from mission_control.jobs import ANNOTATION
 from mission_control.metrics import Metrics
-from mission_control.policies import Policy, Runner, name_of, runner_of
-from mission_control.records import Log
+from mission_control.policies import Policy, name_of
 
 logger = logging.getLogger(__name__)
 
-SAID = {
-    "report": ("worker", "report"),
-    "again": ("worker", "after"),
-    "probed": ("worker", "seen"),
-    "leave": ("job", "client"),
-}
-"""Events that workers and clients say as core hears them, and what each has: nothing else passes."""
 
-
-class MissionControlScheduler(SchedulerPlugin):
+class MissionControlScheduler(SchedulerPlugin, MissionController):
     """Scheduler plug-in.
 
     Args:
@@ -71,16 +62,13 @@ class MissionControlScheduler(SchedulerPlugin):
             "link_bits_per_sec": _native.link_rate(),
             "engine_tls": scheduler.address.startswith("tls://"),
         }
-        self.runner = runner_of(self.policy, self.weighed)
-        self.controller = _native.Controller(name_of(self.policy), self.flows_per_host, json.dumps(environment))
-        self.started = time.monotonic()
+        self.begin(self.policy, self.flows_per_host, environment)
         self.token = secrets.token_bytes(32)
         self.numbers: dict[Any, int] = {}
         self.keys: dict[int, Any] = {}
         self.next_number = itertools.count()
         # By the stimulus of an update: the task that submitted it.
         self.submitted_by: dict[str, Any] = {}
-        self.log = Log()
         # What may fail comes first: without its plug-in the scheduler is to offer none of what follows.
         if hasattr(scheduler, "http_application"):  # not without a dashboard
             page.add_to(scheduler.http_application, self.status)
@@ -92,7 +80,7 @@ class MissionControlScheduler(SchedulerPlugin):
         for name in dask.config.get("distributed.scheduler.blocked-handlers", default=[]):
             offered.pop(name, None)
         scheduler.handlers.update(offered)
-        streams: dict[str, Callable[..., Any]] = {name: partial(self.on_said, name) for name in SAID}
+        streams: dict[str, Callable[..., Any]] = {name: partial(self.said, name) for name in SAID}
         for name, handler in (streams | {"task": self.on_task, "stale": self.on_stale}).items():
             scheduler.stream_handlers[f"mission-control-{name}"] = guarded(handler)
         self.undo = ExitStack()
@@ -132,71 +120,42 @@ class MissionControlScheduler(SchedulerPlugin):
         self, worker: str, host: str, environment: str, address: str, problems: Sequence[str] = (), protocol: int = 0
     ) -> dict[str, Any]:
         """A worker's data plane is up; gives it all that it must know, and the version as of which that holds."""
-        where = {"worker": worker, "host": host, "address": address, "problems": list(problems)}
-        said = self.event("join", **where, environment=json.loads(environment), protocol=protocol)
-        if "rejected" in said:
-            return {"rejected": said["rejected"]["why"]}
-        self.known(worker)
-        return said["briefing"]
+        introduction = {"host": host, "environment": environment, "address": address, "problems": list(problems)}
+        briefing = self.join(worker=worker, **introduction, protocol=protocol)
+        if "rejected" not in briefing:
+            self.known(worker)
+        return briefing
 
     async def on_admit(self, spec: dict[str, Any], client: str) -> dict[str, Any]:
         """Whether a job may run, and the name under which it does; it arrives now, and stays at least until left."""
-        admitted = self.event("admit", spec=spec, client=client)["admitted"]
+        admitted = self.admit(spec, client)
         if client not in self.scheduler.clients:
             self.event("client-gone", client=client)  # it went while it asked
         return admitted
 
     async def on_change(self, job: str, transport: str | None, priority: float | None) -> dict[str, Any]:
-        """Another transport or priority for a job that runs; its workers hear of it at once."""
-        change: dict[str, Any] = {"priority": priority}
-        if transport is not None:
-            if transport not in ("auto", *_native.transports()):
-                known = ", ".join(_native.transports())
-                return {"error": f"there is no transport {transport!r}: use auto, {known}", "refused": None}
-            change["transport"] = None if transport == "auto" else transport
-        return self.event("change", job=job, change=change)["changed"]
+        return self.change(job, transport, priority)
 
     async def on_policy(self, policy: str | bytes) -> dict[str, Any]:
         """Another policy: its name, or a pickled function."""
-        wanted = policy if isinstance(policy, str) else pickle.loads(policy)
-        before = self.runner
-        try:
-            self.runner = runner_of(wanted, self.weighed)
-            self.event("policy", policy=name_of(wanted))
-        except ValueError as error:
-            self.runner = before
-            return {"error": str(error)}
-        return {"error": None}
-
-    def weighed(self, runner: Runner, answer: dict[str, Any]) -> None:
-        """A policy's answer, in whatever thread, unless another one is in force by now."""
-
-        def hear() -> None:
-            if runner is self.runner:
-                self.event("weighed", **answer)
-
-        self.scheduler.loop.add_callback(hear)
+        return {"error": self.set_policy(policy if isinstance(policy, str) else pickle.loads(policy))}
 
     async def on_status(self, most: int | None = None) -> dict[str, Any]:
         return self.status(most)
 
     def status(self, most: int | None = None) -> dict[str, Any]:
-        """All that can be shown of the cluster now; of the transfers at most so many, those that moved last."""
-        status = json.loads(self.controller.status(most))
+        status = super().status(most)
         for worker, own in status["workers"].items():
             known = self.scheduler.workers.get(worker)
             # Bytes that its data plane uses, by kind, as of its last heartbeat.
             own["memory"] = known.metrics.get(self.name, {}) if known is not None else {}
-        return {"time": time.time(), **status}
+        return status
 
     async def on_since(self, seen: int) -> tuple[int, list[dict[str, Any]]]:
         """Records after the first ``seen`` ones."""
         return self.log.since(seen)
 
     # --- what workers say -------------------------------------------------------------------------------------------
-
-    def on_said(self, name: str, /, **said: Any) -> None:
-        self.event(name, **{field: said[field] for field in SAID[name]})
 
     def on_task(self, worker: str, key: Any, carries: list[Any]) -> None:
         """A task's result carries references; said before the scheduler hears that the task is done."""
@@ -215,7 +174,7 @@ class MissionControlScheduler(SchedulerPlugin):
         """
         holder = self.scheduler.workers.get(worker)
         held = holder.has_what if holder is not None else ()
-        self.recompute(key for key in keys if self.scheduler.tasks.get(key) in held)
+        self.free(key for key in keys if self.scheduler.tasks.get(key) in held)
 
     # --- what the scheduler does ------------------------------------------------------------------------------------
 
@@ -280,56 +239,26 @@ class MissionControlScheduler(SchedulerPlugin):
 
     # --- commands ---------------------------------------------------------------------------------------------------
 
-    def now(self) -> float:
-        return time.monotonic() - self.started
-
-    def event(self, kind: str, **values: Any) -> dict[str, Any]:
-        """Lets core decide, and carries its commands out; gives those that answer whoever asked, by kind."""
-        return self.carry_out(self.controller.handle(self.now(), json.dumps({"event": kind, **values})))
-
-    def carry_out(self, commands: str | None) -> dict[str, Any]:
-        answers = {}
-        for command in json.loads(commands) if commands is not None else ():
-            kind = command.pop("command")
-            if kind == "tell":
-                self.tell(**command)
-            elif kind == "record":
-                self.record(command["record"])
-            elif kind == "recompute":
-                self.recompute(self.keys[task] for task in command["tasks"] if task in self.keys)
-            elif kind == "soon":
-                self.scheduler.loop.add_callback(self.event, "flush")
-            elif kind == "weigh":
-                if self.runner is not None:
-                    self.runner.ask(command["transfers"])
-            else:
-                answers[kind] = command
-        return answers
-
     def tell(self, worker: str, version: int, message: dict[str, Any]) -> None:
         stream = self.scheduler.stream_comms.get(worker)
         if stream is not None and not stream.closed():
             stream.send({"op": "mission-control", "version": version, **message})
 
-    def recompute(self, keys: Iterable[Any]) -> None:
+    def recompute(self, tasks: Sequence[int]) -> None:
+        self.free(self.keys[task] for task in tasks if task in self.keys)
+
+    def free(self, keys: Iterable[Any]) -> None:
         """Frees these results and all their copies; Dask computes again what is still needed of them."""
         tasks = self.scheduler.tasks
         stale = {key: "released" for key in keys if key in tasks and tasks[key].state == "memory"}
         if stale:
             self.scheduler.transitions(stale, stimulus_id=f"mission-control-lost-{time.time()}")
 
-    def record(self, record: dict[str, Any]) -> None:
-        if record["kind"] == "policy-error":
-            logger.warning(record["why"])
-        elif record["kind"] == "not-handed-over":
-            size = _native.format_bytes(record["bytes"])
-            logger.warning(
-                "worker %s leaves with %d objects (%s) that nobody else has, so their tasks run again: %s",
-                *(record["worker"], record["objects"], size, record["why"]),
-            )
-        if "task" in record:
-            record["key"] = str(self.keys.get(record.pop("task")))
-        self.log.add(record)
+    def soon(self, call: Callable[[], Any]) -> None:
+        self.scheduler.loop.add_callback(call)
+
+    def name_of_task(self, task: int) -> str:
+        return str(self.keys.get(task))
 
     def _send_jobs(self, scheduler: Scheduler) -> None:
         """Add the job of each task to the message that takes the task to a worker.

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import json
 import logging
 import os
-import threading
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -20,9 +19,10 @@ from distributed.system import MEMORY_LIMIT
 from tornado.ioloop import PeriodicCallback
 
 from mission_control import _native
-from mission_control.carried import TaskObjects, carried_by
+from mission_control.carried import carried_by
 from mission_control.dask import results
 from mission_control.dask.turns import Turns
+from mission_control.throttle import ThrottleController
 
 logger = logging.getLogger(__name__)
 
@@ -32,16 +32,14 @@ RESCHEDULES_MAX = 5
 """Times that one task may find its object lost before that is an error."""
 RESCHEDULE_AFTER_S = 0.05
 """At first, and twice as long each time: whoever recomputes the object may not have heard yet that it is lost."""
-ASK_AGAIN_S = 1.0
-"""At the earliest, where something that the scheduler said is missing: until then the answer may be on its way."""
 
 
 class NoMissionController(RuntimeError):
     """The worker's scheduler runs no Mission Controller."""
 
 
-class MissionControlWorker(WorkerPlugin):
-    """Worker plug-in; :attr:`endpoint` is the worker's data plane once it is up."""
+class MissionControlWorker(WorkerPlugin, ThrottleController):
+    """Worker plug-in."""
 
     name = "mission-control"
     idempotent = True
@@ -49,19 +47,16 @@ class MissionControlWorker(WorkerPlugin):
     turns: Turns | None = None
 
     def __init__(self) -> None:
-        self.endpoint: _native.Endpoint | None = None
         self.problem: str | None = None
         """Why there is no data plane on this worker, if there is none."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"endpoint": None, "problem": None}
+        return {"problem": None}
 
     async def setup(self, worker: Worker) -> None:
         self.worker = worker
         self.process = os.getpid()
-        self.closing = False
-        self.objects = TaskObjects()
-        self.asked_again_at = 0.0
+        self.begin()
         self.rescheduled: defaultdict[Any, int] = defaultdict(int)
         worker.stream_handlers["mission-control"] = self.on_message
         try:
@@ -100,23 +95,13 @@ class MissionControlWorker(WorkerPlugin):
         endpoint = await asyncio.get_running_loop().run_in_executor(None, make)
         for problem in endpoint.problems:
             logger.warning("Mission Control on this worker: %s", problem)
-        briefing = await worker.scheduler.mission_control_join(
-            worker=worker.address,
-            host=endpoint.host,
-            environment=endpoint.environment,
-            address=endpoint.address,
-            problems=endpoint.problems,
-            protocol=_native.PROTOCOL,
-        )
+        briefing = await worker.scheduler.mission_control_join(worker=worker.address, **self.introduction(endpoint))
         if "rejected" in briefing:
             await asyncio.get_running_loop().run_in_executor(None, endpoint.close)
             raise RuntimeError(briefing["rejected"])
-        endpoint.joined(json.dumps(briefing))
-        self.endpoint = endpoint
+        self.join(endpoint, briefing)
         turns = Turns(worker, endpoint, settings["memory_limit"])
         self.turns = turns if turns.start() else None
-        # Messages that arrived meanwhile were dropped.
-        self.ask_again(briefing["version"])
 
     async def teardown(self, worker: Worker) -> None:
         worker.metrics.pop(self.name, None)
@@ -131,40 +116,32 @@ class MissionControlWorker(WorkerPlugin):
             # Waits for the data plane's threads, which may wait for the network.
             await asyncio.get_running_loop().run_in_executor(None, self.endpoint.close)
 
-    # --- what the scheduler says ------------------------------------------------------------------------------------
+    # --- its words --------------------------------------------------------------------------------------------------
 
     def on_message(self, version: int, **message: Any) -> None:
-        """Does what the scheduler says; Dask closes a worker whose handler of messages raises."""
-        if self.closing or self.endpoint is None:
-            return
+        """What the scheduler says; Dask closes a worker whose handler of messages raises."""
         try:
-            missing_after, last_of, probed = self.endpoint.hear(version, json.dumps(message))
-            if missing_after is not None and time.monotonic() - self.asked_again_at > ASK_AGAIN_S:
-                self.ask_again(missing_after)
-            if last_of is not None:
-                self.report(last_of)
-            if probed:
-                threading.Thread(target=self.probe_ecn, args=(probed,), name="mission-probe", daemon=True).start()
+            self.hear(version, message)
         except Exception:
             logger.exception("Mission Control could not do what the scheduler said")
 
-    def ask_again(self, after: int) -> None:
-        """Asks for everything that comes after a version."""
-        self.asked_again_at = time.monotonic()
-        self.send("mission-control-again", after=after)
+    def say(self, kind: str, **said: Any) -> None:
+        # Where the scheduler is away the data plane goes on, and totals are told again.
+        with suppress(CommClosedError):
+            self.worker.batched_stream.send({"op": f"mission-control-{kind}", **said})
 
-    def probe_ecn(self, senders: list[str]) -> None:
-        """Has others send here at once, and tells what became of their packets."""
-        endpoint = self.endpoint
-        if endpoint is None:
-            return
-        try:
-            seen = json.loads(endpoint.probe_ecn(senders))
-        except (OSError, RuntimeError) as error:
-            # A sender that is gone, or this worker that closes: nothing was learnt, and the next round asks again.
-            logger.info("ECN was not measured: %s", error)
-            return
-        self.worker.loop.add_callback(self.send, "mission-control-probed", seen=seen)
+    def soon(self, call: Callable[[], Any]) -> None:
+        self.worker.loop.add_callback(call)
+
+    def report(self, last_of: str | None = None) -> None:
+        if self.turns is not None:
+            self.turns.weigh()
+        super().report(last_of)
+
+    def memory(self, worker: Worker) -> dict[str, int]:
+        """Bytes of objects and of what was fetched, bytes that are free and kept for the next ones, bytes on disk."""
+        resources = self.resources()
+        return {kind: resources[f"{kind}_bytes"] for kind in ("live", "kept", "spooled")}
 
     # --- what tasks do ----------------------------------------------------------------------------------------------
 
@@ -191,7 +168,7 @@ class MissionControlWorker(WorkerPlugin):
         carried = {entry: carried_by(self.worker.data[entry]) for entry in inputs}
         stale = [entry for entry, held in carried.items() if any(reference.object in lost for reference in held)]
         if stale:
-            self.send("mission-control-stale", keys=stale)
+            self.say("stale", keys=stale)
 
     def transition(self, key: Any, start: str, finish: str, **kwargs: Any) -> None:
         """A task is over: its objects live on only as far as its result carries them."""
@@ -205,39 +182,7 @@ class MissionControlWorker(WorkerPlugin):
                 return  # it came from elsewhere
             actors, data = self.worker.state.actors, self.worker.data
             result = lambda: actors[key] if key in actors else data[key]  # noqa: E731
-        carries, free = self.objects.ended(key, result)
-        if carries:
-            # Ahead of the message that the task is done: both take the same ordered stream.
-            self.send("mission-control-task", key=key, carries=carries)
-        for name in free:
-            assert self.endpoint is not None
-            self.endpoint.free(name)
-
-    # --- reports ----------------------------------------------------------------------------------------------------
-
-    def report(self, last_of: str | None = None) -> None:
-        """Tells what has changed; and, where the scheduler asks for the last words on a job, that this is all."""
-        assert self.endpoint is not None
-        if self.turns is not None:
-            self.turns.weigh()
-        report = self.endpoint.report(sum(os.times()[:2]), last_of)
-        if report is not None:
-            self.send("mission-control-report", report=json.loads(report))
-
-    def send(self, op: str, **message: Any) -> None:
-        # Where the scheduler is away the data plane goes on, and totals are told again.
-        with suppress(CommClosedError):
-            self.worker.batched_stream.send({"op": op, **message})
-
-    def memory(self, worker: Worker) -> dict[str, int]:
-        """Bytes of objects and of what was fetched, bytes that are free and kept for the next ones, bytes on disk."""
-        resources = self.resources()
-        return {kind: resources[f"{kind}_bytes"] for kind in ("live", "kept", "spooled")}
-
-    def resources(self) -> dict[str, Any]:
-        """What the data plane holds now."""
-        assert self.endpoint is not None
-        return {"time": time.time(), **json.loads(self.endpoint.resources())}
+        self.ended(key, result)
 
 
 def certificates(worker: Worker) -> dict[str, Any]:
