@@ -4,8 +4,9 @@
 //! whatever the weights are. Here a task that waits for the network lends its thread to another. Two things are shared by
 //! the jobs' weights, each by fair queueing over seconds ([`crate::seconds`]): threads, among tasks that have begun; and
 //! places, as many tasks as may be under way, among those that the engine could begin. Threads alone would not do: where the
-//! network is what all wait for, whoever computes longest for each byte would get fewest. Inside a job those that go on come
-//! first, since they hold memory; then the engine's order.
+//! network is what all wait for, whoever computes longest for each byte would get fewest. A job has the whole places of its
+//! part at any time, whatever it had before: without a task under way it asks for no data, and what it misses then the network
+//! does not make up for. Inside a job those that go on come first, since they hold memory; then the engine's order.
 //!
 //! A job weighs what its transfers weigh together. One that moves nothing now weighs what its priority would bring: its part
 //! of what those that do have, by priority.
@@ -147,10 +148,20 @@ impl Threads {
         (self.tasks.len() - self.running.len() - waiting).min(self.most())
     }
 
-    /// Of several jobs whose task is to be begun next; for an engine that keeps tasks until a thread may be had.
+    /// Of several jobs whose task is to be begun next; for an engine that keeps tasks until a thread may be had. First who
+    /// would still have no more tasks under way than its part of all, that one included; then by seconds.
     pub fn next<'a>(&self, now: Time, jobs: impl IntoIterator<Item = &'a JobId>) -> Option<&'a JobId> {
-        let tags = jobs.into_iter().map(|job| (self.under_way.tag(now, job, self.weight(job)), job));
-        tags.min_by(|(one, _), (other, _)| one.total_cmp(other)).map(|(_, job)| job)
+        let jobs: Vec<&JobId> = jobs.into_iter().collect();
+        let others = self.jobs.keys().filter(|job| !jobs.contains(job));
+        let all: f64 = jobs.iter().copied().chain(others).map(|job| self.weight(job)).sum();
+        let places = self.tasks.len() + 1;
+        let keys = jobs.into_iter().map(|job| {
+            let (weight, tasks) = (self.weight(job), self.jobs.get(job).map_or(0, |own| own.tasks));
+            // What is whole but for the error of a floating point number stays whole.
+            let has_its_part = (tasks + 1) as f64 > weight / all * places as f64 + 1e-9;
+            (has_its_part, self.under_way.tag(now, job, weight), job)
+        });
+        keys.min_by(|one, other| one.0.cmp(&other.0).then(one.1.total_cmp(&other.1))).map(|(_, _, job)| job)
     }
 
     /// Tasks that have begun and are not over.
@@ -377,6 +388,40 @@ mod tests {
                 assert!((part - weight).abs() < 0.04, "{most} places, {number}: {part}");
             }
         }
+    }
+
+    /// A job that has all places at first gives them up as its tasks end, and from then on each has the whole places of its
+    /// part: also one whose tasks take long.
+    #[test]
+    fn no_job_is_without_its_places_for_what_it_had_before() {
+        let weights = [(1, 0.125), (2, 0.25), (5, 0.625)];
+        let mut threads = Threads::new(4);
+        let known = BTreeMap::from(weights.map(|(number, weight)| (job(number), weight)));
+        threads.handle(Time(0), Event::Weights { weights: known }, &mut Vec::new());
+        // Tasks that are under way, and when they are over: those of the lightest job take four times as long.
+        let mut under_way: BTreeMap<(Time, TaskId), u64> = BTreeMap::new();
+        let mut next = 0;
+        let mut begin = |threads: &mut Threads, under_way: &mut BTreeMap<(Time, TaskId), u64>, now, number| {
+            next += 1;
+            threads.handle(now, Event::Begins { task: next, job: job(number), priority: 1.0 }, &mut Vec::new());
+            threads.handle(now, Event::Lends { task: next }, &mut Vec::new());
+            let lasts = [8.0, 2.0, 2.0][usize::from(number > 1)] + next as f64 * 1e-3;
+            under_way.insert((now + Duration::from_secs_f64(lasts), next), number);
+        };
+        for _ in 0..16 {
+            begin(&mut threads, &mut under_way, Time(0), 5);
+        }
+        let mut settled = false;
+        while let Some(((now, task), _)) = under_way.pop_first().filter(|((now, _), _)| *now < Time::from_secs_f64(100.0)) {
+            threads.handle(now, Event::Ends { task }, &mut Vec::new());
+            let chosen = threads.next(now, &weights.map(|(number, _)| job(number))).unwrap().clone();
+            let number = weights.iter().find(|(number, _)| job(*number) == chosen).unwrap().0;
+            begin(&mut threads, &mut under_way, now, number);
+            let counts = [1, 2, 5].map(|number| under_way.values().filter(|own| **own == number).count());
+            settled |= counts == [2, 4, 10];
+            assert!(!settled || counts == [2, 4, 10], "{counts:?} at {now:?}");
+        }
+        assert!(settled);
     }
 
     #[test]
