@@ -7,6 +7,9 @@ pub const FLOWS_PER_HOST: u32 = 10;
 /// Bytes that one slot carries before it is given out anew. Shares are exact to one chunk per job, so smaller is
 /// fairer; larger costs fewer requests.
 pub const CHUNK_BYTES: u64 = 4 << 20;
+/// Chunks of slow links are smaller: so that all slots of a host come free within this time, and a small transfer does not wait
+/// for a large one's chunks. 4 MiB take 17 s for ten slots of 20 Mbit/s.
+pub const ROUND: Duration = Duration::from_secs(1);
 /// Unit of the checksum; a broken range resumes after its last whole block. Small enough to be checked while it still
 /// lies in a core's second-level cache.
 pub const BLOCK_BYTES: u64 = 256 << 10;
@@ -94,6 +97,7 @@ pub fn table() -> Vec<(&'static str, String, &'static str)> {
     vec![
         ("flows per host", FLOWS_PER_HOST.to_string(), "receiving slots of a host, shared by all its worker processes"),
         ("chunk", bytes(CHUNK_BYTES), "what a slot carries before it is given out anew; shares are exact to one chunk"),
+        ("round", seconds(ROUND), "in which all slots of a host come free: chunks of slow links are smaller"),
         (
             "block",
             bytes(BLOCK_BYTES),

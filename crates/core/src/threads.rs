@@ -412,7 +412,9 @@ mod tests {
             begin(&mut threads, &mut under_way, Time(0), 5);
         }
         let mut settled = false;
-        while let Some(((now, task), _)) = under_way.pop_first().filter(|((now, _), _)| *now < Time::from_secs_f64(100.0)) {
+        while let Some(((now, task), _)) =
+            under_way.pop_first().filter(|((now, _), _)| *now < Time::from_secs_f64(100.0))
+        {
             threads.handle(now, Event::Ends { task }, &mut Vec::new());
             let chosen = threads.next(now, &weights.map(|(number, _)| job(number))).unwrap().clone();
             let number = weights.iter().find(|(number, _)| job(*number) == chosen).unwrap().0;

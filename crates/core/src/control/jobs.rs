@@ -346,7 +346,7 @@ impl Controller {
 }
 
 /// New tasks, each after those of them that it takes from. Engines refuse cycles; where one is, it is cut somewhere.
-fn inputs_first(tasks: Vec<NewTask>) -> Vec<NewTask> {
+pub(super) fn inputs_first(tasks: Vec<NewTask>) -> Vec<NewTask> {
     let places: BTreeMap<u64, usize> = tasks.iter().enumerate().map(|(place, new)| (new.task, place)).collect();
     let mut tasks: Vec<Option<NewTask>> = tasks.into_iter().map(Some).collect();
     let mut sorted = Vec::with_capacity(tasks.len());

@@ -41,7 +41,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use transfers::Transfers;
 pub use transfers::{Fetched, WorkerReport};
-use workers::Joined;
+use workers::{Joined, of_another_version};
 pub use workers::KNOWN_WITHIN;
 
 pub struct Controller {

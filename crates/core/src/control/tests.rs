@@ -1,9 +1,13 @@
 //! The lives of workers, jobs and objects, as an engine's adapter would tell them.
 
+use super::jobs::inputs_first;
 use super::*;
 use crate::defaults::HAND_OVER_WITHIN;
+use crate::graph::Kind;
 use crate::report::TransferReport;
+use crate::types::Transport;
 use std::collections::VecDeque;
+use std::time::Duration;
 
 struct World {
     controller: Controller,

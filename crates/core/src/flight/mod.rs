@@ -76,6 +76,7 @@ pub struct FlightPlan {
     #[serde(default)]
     pub demands: Demands,
     pub legs: Vec<Leg>,
+    /// Most that a slot carries before it is given out anew.
     pub chunk_bytes: u64,
     /// What was considered and not taken, with the reason.
     pub refused: Vec<(Transport, String)>,
@@ -89,6 +90,15 @@ pub trait FlightController: Sync {
 }
 
 impl FlightPlan {
+    /// What a slot of `receiver` carries before it is given out anew: whole blocks, and on a slow link so little that all slots
+    /// come free within [`defaults::ROUND`].
+    pub fn chunk_at(&self, receiver: &Environment) -> u64 {
+        let Some(rate) = receiver.link_bits_per_sec else { return self.chunk_bytes };
+        let slot_bytes = rate as f64 / 8.0 * defaults::ROUND.as_secs_f64() / f64::from(defaults::FLOWS_PER_HOST);
+        let blocks = (slot_bytes as u64 / defaults::BLOCK_BYTES).max(1);
+        (blocks * defaults::BLOCK_BYTES).min(self.chunk_bytes)
+    }
+
     /// The legs that hold from `source` to `receiver`, as they are there, best first; all where nothing is known of them.
     pub fn between(&self, receiver: &Environment, source: &Environment) -> Vec<Leg> {
         let holds = |leg: &Leg| {
@@ -194,6 +204,16 @@ fn reason_of_choice(demands: &Demands, own: Transport, otherwise: &str) -> Strin
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn slow_links_carry_small_chunks() {
+        let chunk = |rate| {
+            let host = Environment { link_bits_per_sec: rate, ..environment(&[Transport::Tcp]) };
+            choose(&Demands::default(), std::slice::from_ref(&host)).unwrap().chunk_at(&host)
+        };
+        let rates = [None, Some(1_000_000), Some(20_000_000), Some(100_000_000), Some(10_000_000_000)];
+        assert_eq!(rates.map(chunk), [4 << 20, 256 << 10, 256 << 10, 1 << 20, 4 << 20]);
+    }
 
     fn environment(carriers: &[Transport]) -> Environment {
         Environment { carriers: carriers.to_vec(), interfaces: 1, ..Environment::default() }

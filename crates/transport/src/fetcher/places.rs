@@ -1,6 +1,6 @@
 //! Where objects lie that have moved, and which are lost.
 
-use super::{Fetcher, Shared, State, runs};
+use super::{Active, Fetcher, Shared, State, runs};
 use crate::arbiter;
 use crate::object::ObjectId;
 use crate::parts::Wanted;

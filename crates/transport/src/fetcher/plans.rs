@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex};
 pub(super) struct Planned {
     pub(super) plan: FlightPlan,
     pub(super) legs: Arc<[Leg]>,
-    own: Arc<Environment>,
+    pub(super) own: Arc<Environment>,
     senders: Arc<Senders>,
     /// Those legs that hold for a sender, once they were asked for.
     to: Mutex<HashMap<SocketAddr, Arc<[Leg]>>>,

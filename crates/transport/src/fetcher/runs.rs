@@ -181,7 +181,7 @@ impl Shared {
         state.fetches.insert(id, active);
         let seed = u64::from_ne_bytes(crate::auth::random());
         let (group, member) = (arbiter::group_of(&transfer.job), arbiter::member_of(transfer));
-        let chunk_bytes = planned.plan.chunk_bytes;
+        let chunk_bytes = planned.plan.chunk_at(&planned.own);
         // The newest plan's, whichever the fetch began with.
         let newest = match state.plans.get(&transfer.job) {
             Some(Ok(newest)) => newest.clone(),
