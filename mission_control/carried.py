@@ -1,4 +1,6 @@
-"""Which references a value carries: found by pickling it into nothing.
+"""Which references a task's result carries, and which of its objects it does not: those are freed with the task.
+
+References are found by pickling the value into nothing.
 
 What an engine would send of it is what counts, wherever in it a reference hides: in object arrays, in pandas columns,
 in classes that nobody here knows. Buffers are not copied for that (pickle protocol 5, out of band).

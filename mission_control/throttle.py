@@ -30,7 +30,8 @@ class ThrottleController:
     # --- what an adapter does in its engine's way -------------------------------------------------------------------
 
     def say(self, kind: str, **said: Any) -> None:
-        """Says something to the Mission Controller (`controller.SAID`), in order with what the engine says."""
+        """Says something to the Mission Controller, in order with what the engine says: what `controller.SAID` has, or
+        ``task`` (what a result carries, for `Controller.carries`)."""
         raise NotImplementedError
 
     def soon(self, call: Callable[[], Any]) -> None:

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 def places(scheduler: Scheduler, nthreads: int) -> int | None:
     """So many tasks of each job may a worker have at once, if there is a bound."""
-    saturation = scheduler.WORKER_SATURATION
+    saturation = getattr(scheduler, "WORKER_SATURATION", math.inf)
     return None if math.isinf(saturation) else max(math.ceil(saturation * nthreads), 1)
 
 

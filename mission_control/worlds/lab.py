@@ -30,9 +30,12 @@ LIMIT_SHARE = 0.6
 
 
 @contextmanager
-def in_lab(scenario: Scenario, scheduler: str | None = None) -> Iterator[Site]:
+def in_lab(scenario: Scenario, scheduler: str | None = None, *, plain: bool = False) -> Iterator[Site]:
     """Builds the topology with one host more, for the scheduler and for this process; starts a worker on each of the
     others.
+
+    Args:
+        plain: Dask alone, without Mission Control.
 
     Raises:
         PrerequisiteMissing: no root, or what the lab needs is not there.
@@ -46,10 +49,11 @@ def in_lab(scenario: Scenario, scheduler: str | None = None) -> Iterator[Site]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mission-lab-")))
         *workers, first = built.topology.hosts
         check(built, scenario.topology.events, workers)
-        secured = certificates(security, folder) if security else []
+        given = certificates(security, folder) if security else []
+        given += [] if plain else ["--preload", "mission_control.dask"]
         address = f"{'tls' if security else 'tcp'}://{built.topology.address(first)}:{PORT}"
         words = ["--host", address.rpartition(":")[0], "--port", str(PORT)]
-        started = [_start(built, first, folder, "scheduler", *words, *secured)]
+        started = [_start(built, first, folder, "scheduler", *words, *given)]
         stack.enter_context(_inside(built.namespace(first)))
         limit = memory_limit(scenario.topology, len(workers))
         for host in workers:
@@ -61,13 +65,14 @@ def in_lab(scenario: Scenario, scheduler: str | None = None) -> Iterator[Site]:
                 str(limit),
                 "--host",
                 built.topology.address(host),
-                *secured,
+                *given,
             ]
             started.append(_start(built, host, folder, "worker", address, *words, "--name", host))
         connect = partial(Client, address, security=security, set_as_default=False)
         with _connect(connect, started, folder) as client:
             _wait(client, len(workers), started, folder)
-            mission_control.install(client, policy=control.policy, flows_per_host=control.flows_per_host)
+            if not plain:
+                mission_control.install(client, policy=control.policy, flows_per_host=control.flows_per_host)
             watching = Watching(built, dilated(scenario.topology))
             try:
                 yield Site(connect, watching.begin, watching.stop_and_summarize)
@@ -118,8 +123,6 @@ def _start(built: lab.Lab, host: str, folder: Path, what: str, *words: str) -> s
         "-m",
         module,
         *words,
-        "--preload",
-        "mission_control.dask",
         "--no-dashboard",
     ]
     if what == "worker":

@@ -1,5 +1,5 @@
-//! Objects that go from worker to worker, as the Mission Controller says: the manifest that their owner puts, and the thread
-//! of those who take them ([`mission_core::control`]).
+//! Objects that go from worker to worker, as the Mission Controller says: the manifest that their owner puts, and the threads
+//! of those who take and keep them ([`mission_core::control`]).
 
 use crate::control::Control;
 use crate::copies::PartCopy;

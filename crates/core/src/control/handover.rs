@@ -67,7 +67,7 @@ pub struct Untaken {
 pub struct Handover {
     leaving: BTreeMap<WorkerId, Leaving>,
     /// What each source was told to describe, by job, and for whom.
-    described: BTreeMap<WorkerId, BTreeMap<JobId, Vec<(ObjectId, WorkerId)>>>,
+    described: BTreeMap<WorkerId, BTreeMap<JobId, Asked>>,
     /// By their manifests.
     batches: BTreeMap<ObjectId, Batch>,
     /// Who is about to have an object.
@@ -80,6 +80,14 @@ pub struct Handover {
     again: Option<Time>,
     /// [`Command::Soon`] was said for this.
     soon: bool,
+}
+
+#[derive(Default)]
+struct Asked {
+    /// What, and for whom.
+    objects: Vec<(ObjectId, WorkerId)>,
+    /// Longer than this no manifest of it can be.
+    longest: u64,
 }
 
 struct Leaving {
@@ -129,7 +137,7 @@ impl Handover {
     fn stop_describing(&mut self, source: &WorkerId, job: Option<&JobId>) -> Vec<(ObjectId, WorkerId)> {
         let Some(own) = self.described.get_mut(source) else { return Vec::new() };
         let stopped = own.extract_if(.., |other, _| job.is_none_or(|job| other == job));
-        let stopped: Vec<_> = stopped.flat_map(|(_, asked)| asked).collect();
+        let stopped: Vec<_> = stopped.flat_map(|(_, asked)| asked.objects).collect();
         if own.is_empty() {
             self.described.remove(source);
         }
@@ -162,7 +170,7 @@ impl Controller {
 
     /// Tells sources to describe what others shall have, and whose turn that is.
     pub(super) fn hand_over(&mut self, now: Time, commands: &mut Vec<Command>) {
-        let mut wanted: BTreeMap<WorkerId, BTreeMap<JobId, Vec<(ObjectId, WorkerId)>>> = BTreeMap::new();
+        let mut wanted: BTreeMap<WorkerId, BTreeMap<JobId, Asked>> = BTreeMap::new();
         let mut room: Option<BTreeMap<WorkerId, u64>> = None;
         let alone = self.handover.leaving.iter().filter(|(_, leaving)| !leaving.gave_up);
         let alone: BTreeSet<ObjectId> = alone
@@ -189,12 +197,14 @@ impl Controller {
                 self.handover.taking.entry(object).or_default().insert(target.clone());
                 let job = self.objects.results(object).find_map(|task| self.jobs.of(task)).cloned();
                 let of_source = wanted.entry(source.clone()).or_default();
-                of_source.entry(job.unwrap_or_else(|| "unnamed".into())).or_default().push((object, target));
+                let asked = of_source.entry(job.unwrap_or_else(|| "unnamed".into())).or_default();
+                asked.objects.push((object, target));
+                asked.longest += manifest_bytes_max(self.objects.part_count(object));
             }
         }
         for (source, asked) in wanted {
             let describe = asked.iter().map(|(job, asked)| {
-                let objects: BTreeSet<ObjectId> = asked.iter().map(|(object, _)| *object).collect();
+                let objects: BTreeSet<ObjectId> = asked.objects.iter().map(|(object, _)| *object).collect();
                 Describe { job: job.clone(), objects: objects.into_iter().collect() }
             });
             let message = Message { describe: describe.collect(), ..Message::default() };
@@ -230,12 +240,13 @@ impl Controller {
         commands: &mut Vec<Command>,
     ) {
         let Described { job, manifest, bytes: manifest_bytes } = described;
+        let longest = self.handover.described.get(source).and_then(|own| own.get(&job)).map_or(0, |own| own.longest);
         let asked = self.handover.stop_describing(source, Some(&job));
-        let longest: u64 = asked.iter().map(|(object, _)| manifest_bytes_max(self.objects.part_count(*object))).sum();
         if manifest_bytes > longest.max(MANIFEST_MIN) {
-            // Whoever reads it gives it memory first. Nobody is asked for these again before `TRY_AGAIN`.
-            let unread = asked.iter().map(|(object, target)| (*object, target.clone()));
-            unread.for_each(|(object, target)| _ = self.handover.untaken.entry(object).or_default().insert(target));
+            // Whoever reads it gives it memory first. Nobody is to take these before `TRY_AGAIN`.
+            for (object, _) in asked.into_iter().filter(|(object, _)| self.objects.has(*object)) {
+                self.handover.untaken.entry(object).or_default().extend(self.workers.keys().cloned());
+            }
             self.handover.again.get_or_insert(now + TRY_AGAIN);
             if let Some(leaving) = self.handover.leaving.get_mut(source) {
                 leaving.why =

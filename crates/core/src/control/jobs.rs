@@ -1,6 +1,7 @@
-//! Which job a task belongs to, how jobs are called, and when one is over.
+//! Which job a task belongs to, how jobs are called, where each may have more tasks, and when one is over.
 //!
-//! A job is over with its last task, once no client submits for it any more.
+//! A job is over with its last task, once no client submits for it any more. Its workers have a moment to say what is still to
+//! be said of it.
 
 use super::{Change, Command, Controller, Message, NewTask, Origin, Record, record};
 use crate::mission;

@@ -119,7 +119,7 @@ impl Controller {
     }
 
     /// Where a job may have more tasks at once, and how many: it has places of its own with each worker ([`Event::Known`]),
-    /// and no task of another job takes them. Costs what it gives, and not what there are workers.
+    /// and no task of another job takes them. From the second time on it costs what it gives, and not what there are workers.
     pub fn open(&mut self, job: &JobId) -> Vec<(WorkerId, usize)> {
         self.jobs.open(job)
     }

@@ -69,7 +69,10 @@ impl Objects {
             parts: BTreeSet::new(),
             holders: BTreeSet::new(),
         });
-        (own.bytes, own.copies) = (own.bytes.max(bytes), own.copies.max(copies));
+        own.copies = own.copies.max(copies);
+        if own.bytes == 0 {
+            own.bytes = bytes; // who carries it first says so
+        }
         if let Some(owner) = owner.filter(|_| own.whole.is_empty()) {
             own.whole.push(owner.clone());
             self.at.entry(owner.clone()).or_default().insert(object);
