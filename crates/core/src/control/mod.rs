@@ -41,8 +41,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use transfers::Transfers;
 pub use transfers::{Fetched, WorkerReport};
-use workers::{Joined, of_another_version};
 pub use workers::KNOWN_WITHIN;
+use workers::{Joined, of_another_version};
 
 pub struct Controller {
     mission: MissionController,

@@ -1,35 +1,57 @@
 //! Least attained service, without sizes: the discretized rule of Aalo (Chowdhury and Stoica 2015, section 4).
 
-use super::{Entry, Policy, TransferPolicy, TransferView, no_parameters, ranks};
+use super::{Entry, Policy, TransferPolicy, TransferView, ranks};
+use crate::units::parse_bytes;
 
 pub const ENTRY: Entry = Entry {
     name: "least-attained",
-    meaning: "first the transfers that have moved least, by powers of ten from 10 MB; of those the oldest",
+    meaning: "first the transfers that have moved least, by powers of ten from 10 MB; of those the oldest; first=SIZE and \
+              growth=N: by powers of N from there",
     make: |parameters| {
-        no_parameters("least-attained", parameters)?;
-        Ok(Policy::Transfers(Box::new(LeastAttained)))
+        let mut own = LeastAttained { first: FIRST_QUEUE_BYTES, growth: GROWTH };
+        for &(key, value) in parameters {
+            match key {
+                "first" => {
+                    own.first = parse_bytes(value).map_err(|why| format!("first={value}: {why}"))?;
+                }
+                "growth" => {
+                    let growth = value.parse().ok().filter(|growth| *growth >= 2);
+                    own.growth = growth.ok_or(format!("growth={value}: use a whole number from 2 on"))?;
+                }
+                _ => return Err(format!("policy least-attained has no parameter {key:?}: it has first and growth")),
+            }
+        }
+        if own.first == 0 {
+            return Err("first=0 leaves nothing to tell transfers by: use a size such as 10 MB".into());
+        }
+        Ok(Policy::Transfers(Box::new(own)))
     },
 };
 
-/// The first queue ends here (section 5: Q_1^hi = 10 MB).
+/// The first queue ends here, unless told (section 5: Q_1^hi = 10 MB).
 const FIRST_QUEUE_BYTES: u64 = 10_000_000;
-/// Each queue ends this many times later than the one before (E = 10).
+/// Each queue ends this many times later than the one before, unless told (E = 10).
 const GROWTH: u64 = 10;
 /// Queues there are (K = 10).
-const QUEUES: u32 = 10;
+const QUEUES: usize = 10;
 
-struct LeastAttained;
+struct LeastAttained {
+    first: u64,
+    growth: u64,
+}
 
-/// The queue of a transfer that has moved so much.
-fn queue(served_bytes: u64) -> u32 {
-    let ends = std::iter::successors(Some(FIRST_QUEUE_BYTES), |end| end.checked_mul(GROWTH));
-    ends.take(QUEUES as usize - 1).take_while(|end| served_bytes >= *end).count() as u32
+impl LeastAttained {
+    /// The queue of a transfer that has moved so much.
+    fn queue(&self, served_bytes: u64) -> usize {
+        let ends = std::iter::successors(Some(self.first), |end| end.checked_mul(self.growth));
+        ends.take(QUEUES - 1).take_while(|end| served_bytes >= *end).count()
+    }
 }
 
 impl TransferPolicy for LeastAttained {
     fn counts(&self, transfers: &[TransferView]) -> Vec<f64> {
         let mut order: Vec<usize> = (0..transfers.len()).collect();
-        order.sort_by_key(|&index| (queue(transfers[index].served_bytes), transfers[index].arrival));
+        order.sort_by_key(|&index| (self.queue(transfers[index].served_bytes), transfers[index].arrival));
         ranks::counts(&order)
     }
 
@@ -40,11 +62,23 @@ impl TransferPolicy for LeastAttained {
 
 #[cfg(test)]
 mod tests {
-    use super::queue;
+    use super::*;
 
     #[test]
-    fn queues_grow_tenfold_and_the_last_takes_the_rest() {
-        assert_eq!([0, 9_999_999, 10_000_000, 99_999_999, 100_000_000].map(queue), [0, 0, 1, 1, 2]);
-        assert_eq!(queue(u64::MAX), 9);
+    fn queues_grow_and_the_last_takes_the_rest() {
+        let usual = LeastAttained { first: FIRST_QUEUE_BYTES, growth: GROWTH };
+        let queues = [0, 9_999_999, 10_000_000, 99_999_999, 100_000_000, u64::MAX].map(|bytes| usual.queue(bytes));
+        assert_eq!(queues, [0, 0, 1, 1, 2, 9]);
+        let small = LeastAttained { first: 1_000, growth: 2 };
+        assert_eq!([999, 1_000, 2_000, 4_000, u64::MAX].map(|bytes| small.queue(bytes)), [0, 1, 2, 3, 9]);
+    }
+
+    #[test]
+    fn what_it_is_told_makes_sense_or_is_refused_with_the_mend() {
+        let make = |parameters: &[(&str, &str)]| (ENTRY.make)(parameters).map(drop);
+        assert_eq!(make(&[("first", "4 MB"), ("growth", "2")]), Ok(()));
+        for (key, value) in [("first", "much"), ("first", "0 B"), ("growth", "1"), ("growth", "x"), ("size", "1 MB")] {
+            assert!(make(&[(key, value)]).is_err(), "{key}={value}");
+        }
     }
 }
