@@ -165,13 +165,13 @@ def rates(series: Series) -> str:
         )
     axes.set_ylabel("MiB/s")
     axes.set_ylim(bottom=0)
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, fontsize="small", ncols=1 + len(series.jobs) // 6)
     return svg(drawn)
 
 
 def shares(series: Series) -> str:
     """Of the bytes of each interval the part of each job; dashed what its weight says."""
-    drawn, axes = figure()
+    drawn, axes = figure(2.4 + 0.22 * len(series.jobs))  # its legend has a line for each job
     binned = {job: series.bins([(0.0, 0.0), *points], series.width) for job, points in series.jobs.items()}
     for index, (job, bins) in enumerate(binned.items()):
         total = [sum(entry[place][1] for entry in binned.values()) for place in range(len(bins))]
