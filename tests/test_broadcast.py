@@ -115,5 +115,8 @@ def test_a_broadcast_whose_owner_dies_goes_on_from_a_receiver():
         broadcast(client, readers, reference, 3)
         _, records = client.sync(client.scheduler.mission_control_since, seen=0)
         assert not [record for record in records if record["kind"] == "recomputed"]
-        held = {worker: own["object_bytes"] for worker, own in status(client)["workers"].items()}
-        assert sum(held.values()) == BYTES, "one of them has the object now"
+
+        def kept() -> bool:
+            return sum(own["object_bytes"] for own in status(client)["workers"].values()) == BYTES
+
+        until(kept, "one of them has the object now")
