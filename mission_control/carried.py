@@ -1,4 +1,4 @@
-"""Which references a task's result carries, and which of its objects it does not: those are freed with the task.
+"""Find the references that a task's result carries; objects that it put and does not carry are freed.
 
 References are found by pickling the value into nothing.
 
@@ -65,7 +65,7 @@ def carried_by(value: Any) -> set[Reference]:
 
 
 class TaskObjects:
-    """What the tasks of one worker put: an object lives on only as far as the result of its task carries it."""
+    """The objects that the tasks of one worker put. An object outlives its task only if the task's result carries it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -73,12 +73,12 @@ class TaskObjects:
         self._carried: dict[Any, set[Reference]] = {}
 
     def put(self, task: Any, name: str) -> None:
-        """A task has put an object."""
+        """Note that a task has put an object."""
         with self._lock:
             self._put[task].append(name)
 
     def look(self, task: Any, result: Any) -> None:
-        """Finds which references a result carries, in its task's thread: a large one takes a while."""
+        """Find the references in a result. Runs in the task's thread, because a large result takes a while."""
         found = carried_by(result) if self._may_carry(task) else set()
         with self._lock:
             self._carried[task] = found
@@ -86,13 +86,13 @@ class TaskObjects:
     def ended(
         self, task: Any, result: Callable[[], Any] | None
     ) -> tuple[list[tuple[str, str, int, int, int]], list[str]]:
-        """A task is over.
+        """End a task.
 
         Args:
-            result: Gives its result, which is looked at unless that was done; ``None``: there is none.
+            result: Returns its result, which is searched unless :meth:`look` has done so; ``None``: there is none.
 
         Returns:
-            What its result carries, as `Controller.carries` takes it; and the names of objects that nobody needs.
+            The objects that its result carries, as `Controller.carries` takes them; and the names of objects to free.
         """
         with self._lock:
             put, found = self._put.pop(task, []), self._carried.pop(task, None)
@@ -104,6 +104,6 @@ class TaskObjects:
         return carries, sorted(set(put) - {own.object for own in found})
 
     def _may_carry(self, task: Any) -> bool:
-        """Whether it put something, or a reference lives here that it could have met: an argument, a closure, a
-        Variable or a Queue may have brought it, of whatever job."""
+        """Return whether the task has put an object, or any reference lives in this process: an argument, a closure, a
+        Variable or a Queue may have given it to the task."""
         return bool(self._put.get(task) or Reference._live)

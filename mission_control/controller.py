@@ -1,7 +1,8 @@
-"""The Mission Controller beside an engine's scheduler: core hears what happens there, and what core says is done.
+"""The Mission Controller beside an engine's scheduler: passes events to core, and carries out core's commands.
 
-Everything is decided and remembered in `crates/core` (`control`). An engine's adapter numbers its tasks, says what
-becomes of them, and does what only it can: `mission_control/dask/scheduler.py` is one, `tests/engine.py` another.
+Core (`crates/core`, `control`) decides and remembers everything. An engine's adapter derives from the class here. It
+numbers the engine's tasks, reports what becomes of them, and implements four methods. `mission_control/dask/scheduler.py`
+and `tests/engine.py` are adapters.
 """
 
 from __future__ import annotations
@@ -24,40 +25,40 @@ SAID = {
     "probed": ("worker", "seen"),
     "leave": ("job", "client"),
 }
-"""Events that workers and clients say as core hears them, and what each has: nothing else passes."""
+"""Events that workers and clients send, with their fields. Other fields are dropped."""
 
 
 class MissionController:
-    """Of one cluster; all of it in the thread of the engine's scheduler."""
+    """The controller of one cluster. All methods run in the thread of the engine's scheduler, except where noted."""
 
-    # --- what an adapter does in its engine's way -------------------------------------------------------------------
+    # --- what an adapter implements ---------------------------------------------------------------------------------
 
     def tell(self, worker: str, version: int, message: dict[str, Any]) -> None:
-        """Sends a message to a worker, after those before it; :meth:`ThrottleController.hear` takes it there."""
+        """Send a message to a worker, in order. The worker passes it to :meth:`ThrottleController.hear`."""
         raise NotImplementedError
 
     def recompute(self, tasks: Sequence[int]) -> None:
-        """The results of these tasks are invalid, and all copies: computes again what is still needed of them."""
+        """Drop the results of these tasks, with all copies, and compute again what is still needed."""
         raise NotImplementedError
 
     def soon(self, call: Callable[[], Any]) -> None:
-        """Calls it in the scheduler's thread, when that is done with what it is at; called in whatever thread."""
+        """Call it in the scheduler's thread, after the current event. May be called in any thread."""
         raise NotImplementedError
 
     def name_of_task(self, task: int) -> str:
-        """As the engine calls it, for records."""
+        """Return the engine's name of a task, for records."""
         raise NotImplementedError
 
     # --- the rest ---------------------------------------------------------------------------------------------------
 
     def begin(self, policy: str | Policy, flows_per_host: int | str, environment: dict[str, Any]) -> None:
-        """Knows of nothing yet.
+        """Start with an empty cluster.
 
         Args:
-            environment: What hosts can do before any has said so (`Environment`).
+            environment: What hosts can do, until the first one joins (`Environment`).
 
         Raises:
-            ValueError: There is no such policy, or the budget is wrong; one line that names the mend.
+            ValueError: The policy is unknown, or the number of flows is wrong. The text names the fix.
         """
         self.runner = runner_of(policy, self._weighed)
         self.controller = _native.Controller(name_of(policy), flows_per_host, json.dumps(environment))
@@ -65,23 +66,26 @@ class MissionController:
         self.log = Log()
 
     def now(self) -> float:
-        """Seconds since it began."""
+        """Return the seconds since :meth:`begin`."""
         return time.monotonic() - self.began
 
     def event(self, kind: str, **values: Any) -> dict[str, Any]:
-        """Lets core decide, and carries its commands out; gives those that answer whoever asked, by kind.
+        """Pass an event to core and carry out its commands.
+
+        Returns:
+            The commands that answer the caller, by kind.
 
         Raises:
-            ValueError: The event makes no sense; one line.
+            ValueError: The event is invalid.
         """
         return self.carry_out(self.controller.handle(self.now(), json.dumps({"event": kind, **values})))
 
     def said(self, kind: str, /, **said: Any) -> None:
-        """What a worker or a client says as core hears it."""
+        """Take an event of :data:`SAID` from a worker or a client."""
         self.event(kind, **{field: said[field] for field in SAID[kind]})
 
     def carry_out(self, commands: str | None) -> dict[str, Any]:
-        """Does what core says (JSON)."""
+        """Carry out core's commands (JSON); return those that answer the caller, by kind."""
         answers = {}
         for command in json.loads(commands) if commands is not None else ():
             kind = command.pop("command")
@@ -101,18 +105,27 @@ class MissionController:
         return answers
 
     def join(self, **introduction: Any) -> dict[str, Any]:
-        """A worker's data plane is up; gives all that it must know (:meth:`ThrottleController.join`), or why it may not
-        join (``rejected``)."""
+        """Let a worker join.
+
+        Args:
+            introduction: :meth:`ThrottleController.introduction`, and ``worker``: its name.
+
+        Returns:
+            What :meth:`ThrottleController.join` takes; or ``rejected``: why the worker may not join.
+        """
         said = self.event("join", **{**introduction, "environment": json.loads(introduction["environment"])})
         return {"rejected": said["rejected"]["why"]} if "rejected" in said else said["briefing"]
 
     def admit(self, spec: dict[str, Any], client: str) -> dict[str, Any]:
-        """Whether a job may run (``refused``), and the name under which it does; it arrives now, and stays at least
-        until left."""
+        """Admit a job, until its client leaves it and its last task is done.
+
+        Returns:
+            ``job``: the name under which it runs; ``refused``: why it may not run, or ``None``.
+        """
         return self.event("admit", spec=spec, client=client)["admitted"]
 
     def change(self, job: str, transport: str | None, priority: float | None) -> dict[str, Any]:
-        """Another transport or priority for a job that runs; its workers hear of it at once."""
+        """Change the transport or the priority of a running job; ``error`` and ``refused`` say what is wrong."""
         change: dict[str, Any] = {"priority": priority}
         if transport is not None:
             if transport not in ("auto", *_native.transports()):
@@ -122,7 +135,7 @@ class MissionController:
         return self.event("change", job=job, change=change)["changed"]
 
     def set_policy(self, policy: str | Policy) -> str | None:
-        """Another policy; gives what is wrong with it, if anything is: the last one stays then."""
+        """Replace the policy. If it is invalid, keep the old one and return the error."""
         before = self.runner
         try:
             self.runner = runner_of(policy, self._weighed)
@@ -133,11 +146,11 @@ class MissionController:
         return None
 
     def status(self, most: int | None = None) -> dict[str, Any]:
-        """All that can be shown of the cluster now; of the transfers at most so many, those that moved last."""
+        """Return the state of the cluster, with at most ``most`` transfers: those that moved last."""
         return {"time": time.time(), **json.loads(self.controller.status(most))}
 
     def _weighed(self, runner: Runner, answer: dict[str, Any]) -> None:
-        """A policy's answer, in whatever thread, unless another one is in force by now."""
+        """Take a policy's answer, unless it was replaced meanwhile. Runs in any thread."""
         self.soon(lambda: self.event("weighed", **answer) if runner is self.runner else None)
 
     def _record(self, record: dict[str, Any]) -> None:

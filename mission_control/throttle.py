@@ -1,6 +1,7 @@
-"""The Throttle Controller beside an engine's worker: its data plane, and what is said of it to the Mission Controller.
+"""The Throttle Controller beside an engine's worker: its data plane, and its messages to and from the Mission Controller.
 
-An engine's adapter carries the words: `mission_control/dask/worker.py` is one, `tests/engine.py` another.
+An engine's adapter derives from the class here and implements how messages travel. `mission_control/dask/worker.py` and
+`tests/engine.py` are adapters.
 """
 
 from __future__ import annotations
@@ -19,35 +20,35 @@ from mission_control.carried import TaskObjects
 logger = logging.getLogger(__name__)
 
 ASK_AGAIN_S = 1.0
-"""At the earliest, where something that the scheduler said is missing: until then the answer may be on its way."""
+"""Shortest time between two requests for missing messages: the answer to the first may be on its way."""
 
 
 class ThrottleController:
-    """Of one worker process; :attr:`endpoint` is its data plane once that is up."""
+    """The controller of one worker process. :attr:`endpoint` is its data plane, once it has joined."""
 
     endpoint: _native.Endpoint | None = None
 
-    # --- what an adapter does in its engine's way -------------------------------------------------------------------
+    # --- what an adapter implements ---------------------------------------------------------------------------------
 
     def say(self, kind: str, **said: Any) -> None:
-        """Says something to the Mission Controller, in order with what the engine says: what `controller.SAID` has, or
-        ``task`` (what a result carries, for `Controller.carries`)."""
+        """Send to the Mission Controller, in order with the engine's own messages: an event of `controller.SAID`, or
+        ``task`` (the objects that a result carries, for `Controller.carries`)."""
         raise NotImplementedError
 
     def soon(self, call: Callable[[], Any]) -> None:
-        """Calls it in the worker's thread; itself called in whatever thread."""
+        """Call it in the worker's thread. May be called in any thread."""
         raise NotImplementedError
 
     # --- the rest ---------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Nothing is up yet."""
+        """Start without a data plane."""
         self.closing = False
         self.objects = TaskObjects()
         self.asked_again_at = 0.0
 
     def introduction(self, endpoint: _native.Endpoint) -> dict[str, Any]:
-        """What :meth:`MissionController.join` is told of this worker, beside how the engine calls it."""
+        """Return what :meth:`MissionController.join` takes, except the worker's name."""
         return {
             "host": endpoint.host,
             "address": endpoint.address,
@@ -57,14 +58,14 @@ class ThrottleController:
         }
 
     def join(self, endpoint: _native.Endpoint, briefing: dict[str, Any]) -> None:
-        """The Mission Controller takes this worker: its data plane is up."""
+        """Use the data plane: the Mission Controller has let this worker join."""
         endpoint.joined(json.dumps(briefing))
         self.endpoint = endpoint
         # Messages that arrived meanwhile were dropped.
         self._ask_again(briefing["version"])
 
     def hear(self, version: int, message: dict[str, Any]) -> None:
-        """Does what the Mission Controller says."""
+        """Carry out a message of the Mission Controller."""
         if self.closing or self.endpoint is None:
             return
         missing_after, last_of, probed = self.endpoint.hear(version, json.dumps(message))
@@ -76,18 +77,21 @@ class ThrottleController:
             threading.Thread(target=self._probe_ecn, args=(probed,), name="mission-probe", daemon=True).start()
 
     def report(self, last_of: str | None = None) -> None:
-        """Tells what has changed, to be done every `REPORT_EVERY_MS`; and, where the scheduler asks for the last words
-        on a job, that this is all."""
+        """Send what has changed. An adapter calls it every `REPORT_EVERY_MS`.
+
+        Args:
+            last_of: A job that has ended; this report is the last that names it.
+        """
         assert self.endpoint is not None
         report = self.endpoint.report(sum(os.times()[:2]), last_of)
         if report is not None:
             self.say("report", report=json.loads(report))
 
     def ended(self, task: Any, result: Callable[[], Any] | None) -> None:
-        """A task is over: frees what it put and its result does not carry, and says what the result carries.
+        """End a task: free the objects that it put and its result does not carry, and report those that it carries.
 
         Args:
-            result: Gives the result; ``None``: there is none.
+            result: Returns the result; ``None``: there is none.
         """
         carries, free = self.objects.ended(task, result)
         if carries:
@@ -98,17 +102,17 @@ class ThrottleController:
             self.endpoint.free(name)
 
     def resources(self) -> dict[str, Any]:
-        """What the data plane holds now."""
+        """Return what the data plane holds: bytes, objects, connections."""
         assert self.endpoint is not None
         return {"time": time.time(), **json.loads(self.endpoint.resources())}
 
     def _ask_again(self, after: int) -> None:
-        """Asks for everything that comes after a version."""
+        """Request all messages after a version."""
         self.asked_again_at = time.monotonic()
         self.say("again", after=after)
 
     def _probe_ecn(self, senders: list[str]) -> None:
-        """Has others send here at once, and tells what became of their packets."""
+        """Have others send to this worker at once, and report whether their packets were marked or dropped."""
         endpoint = self.endpoint
         if endpoint is None:
             return

@@ -1,4 +1,4 @@
-"""A task that waits for the network lends its thread to another; each runs in its turn (DESIGN 4.1).
+"""Share the threads of a worker: a task that waits for the network lends its thread to another task (DESIGN 4.1).
 
 For any engine whose tasks run in threads. `crates/core` decides whose turn it is (`threads`), by the jobs' weights;
 this is what a task's own thread does for it.
@@ -22,12 +22,12 @@ class _Own(threading.local):
 
 
 class Turns:
-    """Of one worker process.
+    """The threads of one worker process.
 
     Args:
-        threads: that its tasks have.
-        lends: whether tasks lend theirs.
-        on_lent: a thread was lent, so that another task may begin; called in the thread that waits from now on.
+        threads: How many tasks run at once.
+        lends: Whether tasks lend their threads.
+        on_lent: Called in the waiting thread when it was lent, so that the engine can begin another task.
     """
 
     def __init__(self, threads: int, lends: bool, on_lent: Callable[[], None]):
@@ -39,7 +39,7 @@ class Turns:
 
     @contextmanager
     def turn(self, job: str, priority: float) -> Iterator[None]:
-        """Around a task, in its thread: waits until it has its turn, and ends that with it."""
+        """Run a task in its thread: wait for its turn first."""
         own = self.own
         own.task, own.lent = (next(self.numbers), job, priority), False
         self.threads.begins(*own.task)
@@ -51,7 +51,7 @@ class Turns:
 
     @contextmanager
     def lent(self) -> Iterator[None]:
-        """While it waits for the network, a task lends its thread."""
+        """Lend the thread of the current task while it waits for the network."""
         own = self.own
         if own.task is None or own.lent or self.threads.closed or not self.lends:
             yield
@@ -66,17 +66,17 @@ class Turns:
             own.lent = False
 
     def leave(self) -> None:
-        """The task of this thread does not count any more, for good or until it comes back."""
+        """Stop counting the current task: it has left the pool, for good or until it comes back."""
         if self.own.task is not None and not self.own.lent:
             self.own.lent = True
             self.threads.ends(self.own.task[0])
 
     def come_back(self) -> None:
-        """It counts again: waits for its turn."""
+        """Count the current task again: wait for its turn."""
         if self.own.task is not None and self.own.lent:
             self.threads.begins(*self.own.task)
             self.own.lent = False
 
     def close(self) -> None:
-        """Nobody waits for a turn any more."""
+        """End all waiting for turns."""
         self.threads.close()

@@ -1,4 +1,4 @@
-"""A heap of Dask's tasks that gives those of the chosen job first."""
+"""A heap of Dask's tasks, one queue per job: a function chooses the job whose first task comes next."""
 
 from __future__ import annotations
 

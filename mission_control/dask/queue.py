@@ -1,7 +1,7 @@
-"""In the scheduler's queue of root tasks each job has its own places on the workers: no task of another takes them.
+"""Queue root tasks by job: in the scheduler's queue each job has places of its own on every worker.
 
-Where the places are `crates/core` counts (`control::jobs`). Rests on private parts of Dask's scheduler: where they are
-not as expected the queue stays as Dask has it, with a warning.
+Core counts the free places (`control::jobs`). This replaces private parts of Dask's scheduler. If they are not as
+expected, Dask's own queue stays, with a warning.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 def places(scheduler: Scheduler, nthreads: int) -> int | None:
-    """So many tasks of each job may a worker have at once, if there is a bound."""
+    """Return how many tasks of each job a worker may have at once; ``None``: no bound."""
     saturation = getattr(scheduler, "WORKER_SATURATION", math.inf)
     return None if math.isinf(saturation) else max(math.ceil(saturation * nthreads), 1)
 

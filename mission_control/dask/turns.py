@@ -1,7 +1,7 @@
-"""Tasks of a Dask worker run in their turns: by the jobs' weights, and others while one waits (DESIGN 4.1).
+"""Run the tasks of a Dask worker by the weights of their jobs, and others while one waits (DESIGN 4.1).
 
-Tasks of all jobs ask for data at once then; workers with one thread lend none unless they are told to. Rests on private
-parts of Dask's worker: where they are not as expected tasks run as Dask has it, with a warning.
+So tasks of all jobs fetch at the same time. Workers with one thread do not lend it by default. This replaces private
+parts of Dask's worker. If they are not as expected, tasks run in Dask's own order, with a warning.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class Turns(turns.Turns):
-    """Of one Dask worker."""
+    """The threads of one Dask worker."""
 
     def __init__(self, worker: Worker, endpoint: _native.Endpoint, limit_bytes: int):
         threads = worker.state.nthreads
@@ -39,8 +39,7 @@ class Turns(turns.Turns):
         self.undo = ExitStack()
 
     def turn_of(self, key: Any) -> AbstractContextManager[None]:
-        """The turn of a task. What runs elsewhere than on the worker's own threads (actors, other executors) waits for
-        nothing."""
+        """Return the turn of a task; an empty context outside the worker's own threads (actors, other executors)."""
         if getattr(thread_state, "executor", None) is not self.worker.executors["default"]:
             return nullcontext()
         return self.turn(*job_of(self.worker.state.tasks.get(key)))
@@ -51,18 +50,18 @@ class Turns(turns.Turns):
             self.worker.loop.add_callback(self._begin_more)
 
     def _begin_more(self) -> None:
-        """Has Dask look for a ready task, in its event loop."""
+        """Make Dask look for a ready task. Runs in its event loop."""
         self.asked = False
         if not self.threads.closed and self.worker.status == Status.running and self.worker.state.running:
             self.worker.handle_stimulus(UnpauseEvent(stimulus_id=f"mission-control-lent-{time.time()}"))
 
     def weigh(self) -> None:
-        """Takes over what jobs weigh now."""
+        """Use the current weights of jobs."""
         if not self.threads.closed:
             self.threads.weigh(self.endpoint.weights())
 
     def ahead(self) -> int:
-        """How many tasks more than threads may have begun."""
+        """Return how many more tasks than threads may have begun."""
         live = self.endpoint.live_bytes()
         if self.worker.memory_manager.memory_limit:
             # What tasks hold beside objects counts alike.
@@ -70,7 +69,7 @@ class Turns(turns.Turns):
         return self.threads.ahead(live, self.limit_bytes)
 
     def start(self) -> bool:
-        """Takes the worker's threads over; false, with a warning, where Dask is not as expected."""
+        """Take over the worker's threads. Return False, with a warning, if Dask is not as expected."""
         state, executor = self.worker.state, self.worker.executors.get("default")
         known = (
             isinstance(executor, ThreadPoolExecutor)
