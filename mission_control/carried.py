@@ -65,7 +65,7 @@ def carried_by(value: Any) -> set[Reference]:
 
 
 class TaskObjects:
-    """The objects that the tasks of one worker put. An object outlives its task only if the task's result carries it."""
+    """The objects that the tasks of one worker put. One outlives its task only if the task's result carries it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

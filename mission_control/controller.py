@@ -1,8 +1,8 @@
 """The Mission Controller beside an engine's scheduler: passes events to core, and carries out core's commands.
 
 Core (`crates/core`, `control`) decides and remembers everything. An engine's adapter derives from the class here. It
-numbers the engine's tasks, reports what becomes of them, and implements four methods. `mission_control/dask/scheduler.py`
-and `tests/engine.py` are adapters.
+numbers the engine's tasks, reports what becomes of them, and implements four methods. Adapters are
+`mission_control/dask/scheduler.py` and `tests/engine.py`.
 """
 
 from __future__ import annotations

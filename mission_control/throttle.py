@@ -1,4 +1,4 @@
-"""The Throttle Controller beside an engine's worker: its data plane, and its messages to and from the Mission Controller.
+"""The Throttle Controller beside an engine's worker: its data plane, and its messages to the Mission Controller.
 
 An engine's adapter derives from the class here and implements how messages travel. `mission_control/dask/worker.py` and
 `tests/engine.py` are adapters.
