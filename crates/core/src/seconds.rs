@@ -1,6 +1,6 @@
-//! Start-time fair queueing over the seconds for which tasks hold something, job by job (Goyal, Vin, Cheng: Start-time Fair
-//! Queueing, SIGCOMM 1996). How long a task will hold it is not known when it gets it: until it gives it back, it counts as
-//! long as those before it took.
+//! Start-time fair queueing (Goyal, Vin, Cheng: SIGCOMM 1996) of jobs, over the seconds for which their tasks hold something.
+//!
+//! How long a task will hold it is not known at the start. Until the task gives it back, the mean of earlier tasks counts.
 
 use crate::threads::TaskId;
 use crate::types::JobId;

@@ -1,15 +1,16 @@
-//! The threads of a worker: whose task runs next (DESIGN 4.1, "Weights must become time").
+//! The threads of a worker: which job's task runs next (DESIGN 4.1, "Weights must become time").
 //!
-//! Only tasks that run ask for data, so with few threads the engine's order of tasks would decide who gets the network,
-//! whatever the weights are. Here a task that waits for the network lends its thread to another. Two things are shared by
-//! the jobs' weights, each by fair queueing over seconds ([`crate::seconds`]): threads, among tasks that have begun; and
-//! places, as many tasks as may be under way, among those that the engine could begin. Threads alone would not do: where the
-//! network is what all wait for, whoever computes longest for each byte would get fewest. A job has the whole places of its
-//! part at any time, whatever it had before: without a task under way it asks for no data, and what it misses then the network
-//! does not make up for. Inside a job those that go on come first, since they hold memory; then the engine's order.
+//! Only running tasks fetch data. With few threads the engine's order of tasks would decide who gets the network, whatever
+//! the weights are. So a task that waits for the network lends its thread to another task. The jobs share two things by
+//! weight, each by fair queueing over seconds ([`crate::seconds`]): **threads**, among tasks that have begun; and **places**,
+//! the number of tasks under way, among tasks that could begin. Threads alone are not enough: if the network is the
+//! bottleneck, the job that computes longest per byte would get the fewest bytes. A job always has the whole places of its
+//! fraction, whatever it had before: a job without a task under way fetches nothing, and the network does not make up for
+//! that. Inside a job, tasks that continue come before tasks that begin, because they hold memory; then the engine's order
+//! decides.
 //!
-//! A job weighs what its transfers weigh together. One that moves nothing now weighs what its priority would bring: its part
-//! of what those that do have, by priority.
+//! The weight of a job is the sum of its transfers' weights. A job that moves no bytes has the weight that its priority would
+//! bring beside the jobs that do.
 
 use crate::defaults::{LENT_MAX, LENT_PER_THREAD};
 use crate::seconds::Seconds;

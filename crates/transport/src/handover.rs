@@ -1,5 +1,5 @@
-//! Objects that go from worker to worker, as the Mission Controller says: the manifest that their owner puts, and the threads
-//! of those who take and keep them ([`mission_core::control`]).
+//! Workers copy objects from one another, as the Mission Controller asks ([`mission_core::control`]): the source puts a
+//! manifest, and two threads of the target take and keep objects.
 
 use crate::control::Control;
 use crate::copies::PartCopy;

@@ -1,4 +1,4 @@
-//! The threads of a worker ([`mission_core::threads`]), in real time: a task that has no turn waits in its thread.
+//! The threads of a worker ([`mission_core::threads`]) in real time: a task without a turn waits in its thread.
 
 use mission_core::defaults::LATE_TURN;
 use mission_core::threads::{self, Command, Event, TaskId};

@@ -1,4 +1,4 @@
-//! What leaves this process ([`mission_core::host::uplink`]), in real time: the thread that serves a range waits for its turn.
+//! The sender's queue ([`mission_core::host::uplink`]) in real time: the thread that serves a range waits for its turn.
 
 use crate::host;
 use mission_core::host::fair::Shares;

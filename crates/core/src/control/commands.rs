@@ -1,4 +1,4 @@
-//! What the controller answers, and what it keeps for reports.
+//! What the controller asks of an engine's adapter, and the records that it keeps for reports.
 
 use super::transfers::Progress;
 use super::{JobNow, Message};

@@ -1,7 +1,8 @@
-//! Objects whose last owner is gone while others keep parts of them from a broadcast: one that has all parts keeps the object.
+//! Objects whose last owner is gone, while other workers have parts of them from a broadcast: one that has all parts keeps
+//! the object.
 //!
-//! They are asked one after another. Until one says yes the object is in doubt: its results are not computed again, and nobody
-//! hears that it is lost.
+//! The controller asks these workers one after another. Until one of them has all parts, the object is in doubt: no worker is
+//! told that it is lost, and its tasks do not run again.
 
 use super::{Command, Controller, Message};
 use crate::types::{ObjectId, WorkerId};

@@ -1,4 +1,4 @@
-//! What the controller is told of the cluster.
+//! What an engine's adapter reports to the controller.
 
 use super::{ClientId, WorkerReport};
 use crate::ecn;

@@ -1,8 +1,8 @@
-//! Objects go from worker to worker: what a worker that leaves has alone, and what shall lie with several.
+//! Workers copy objects from one another: what only a leaving worker has, and what several workers are to have.
 //!
-//! The source first describes objects ([`Message::describe`]): it puts a manifest, an object of its own that says their
-//! sizes. Those who shall have them are told so ([`Message::take`]), and fetch the manifest and then the objects, under the
-//! names that they have. As soon as somebody has one, all workers hear where it lies ([`Message::places`]).
+//! First the source puts a manifest, an object with the sizes of the others ([`Message::describe`]). Then each target fetches
+//! the manifest and the objects ([`Message::take`]), and keeps them under the same names. When a target has an object, all
+//! workers learn where it is ([`Message::places`]).
 
 use super::objects::{Holder, Objects};
 use super::{Command, Controller, Message, Record, record};

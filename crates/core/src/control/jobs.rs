@@ -1,7 +1,7 @@
-//! Which job a task belongs to, how jobs are called, where each may have more tasks, and when one is over.
+//! The jobs of a cluster: to which job a task belongs, the names of jobs, the places of each job on each worker, the end of
+//! jobs.
 //!
-//! A job is over with its last task, once no client submits for it any more. Its workers have a moment to say what is still to
-//! be said of it.
+//! A job is over when its last task is done and no client submits for it. Then its workers send their last reports on it.
 
 use super::{Change, Command, Controller, Message, NewTask, Origin, Record, record};
 use crate::mission;

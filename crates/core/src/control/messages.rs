@@ -1,4 +1,4 @@
-//! What is said to a worker, beside the version of it.
+//! What the controller sends to a worker, besides the version of the message.
 
 use super::{Describe, Keep, Take};
 use crate::mission;

@@ -1,9 +1,11 @@
-//! All that is known of a cluster, and what is said to whom about it: the lives of workers, clients, jobs, tasks and objects.
+//! The state of a cluster, and the messages to its workers: the lifecycles of workers, clients, jobs, tasks and objects.
 //!
-//! An engine's adapter turns what its scheduler does into events and carries the commands out. The shares, plans and patterns
-//! are decided in [`crate::mission`]; here its commands become messages to workers, numbered so that none is missed.
+//! An engine's adapter turns what its scheduler does into events ([`Event`]), and carries the commands out ([`Command`]).
+//! [`crate::mission`] decides shares, plans and patterns. This module sends them to the workers, in numbered messages, so
+//! that a worker notices when it has missed one.
 //!
-//! Tasks are numbered by the adapter: keys of an engine may be anything. A number is not used again while its task is known.
+//! The adapter numbers its tasks, because the keys of an engine can be anything. It does not reuse a number while the task is
+//! known.
 
 mod commands;
 mod doubt;

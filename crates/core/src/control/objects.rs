@@ -1,8 +1,8 @@
-//! The directory of objects: which results carry each, where it is, and when it is free or lost.
+//! The directory of objects: which results carry an object, which workers have it, and when it is free or lost.
 //!
-//! An object lives as long as something carries its reference: the result of a task, or a hold for tasks whose results are
-//! not known yet. It lies whole with one or more workers (whoever put it, and replicas); workers that received parts of it in
-//! a broadcast keep those as copies, which cannot replace it.
+//! An object lives as long as something carries a reference to it: the result of a task, or a hold for tasks whose results
+//! are not known yet. One or more workers have all of it: the one that put it, and replicas. Workers that received parts of
+//! it in a broadcast keep those as copies. Copies are not replicas.
 
 use super::{Carried, Command, Controller, Message};
 use crate::mission;

@@ -1,4 +1,4 @@
-//! All that can be shown of a cluster now.
+//! The state of a cluster, as it is shown.
 
 use super::Controller;
 use super::objects::Holder;

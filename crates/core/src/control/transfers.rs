@@ -1,4 +1,4 @@
-//! What workers say of their transfers.
+//! What workers report of their transfers.
 
 use super::{Command, Controller, Described, HAND_OVER, Record, Untaken, record};
 use crate::mission;

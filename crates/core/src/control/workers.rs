@@ -1,4 +1,4 @@
-//! Workers join, stay without a data plane, and go.
+//! Workers join, work without a data plane, and leave.
 
 use super::{Command, Controller, PROTOCOL, Record, record};
 use crate::flight::Environment;

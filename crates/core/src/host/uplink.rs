@@ -1,13 +1,11 @@
-//! The sender's half: whose range leaves a process next, where its host's uplink is full (DESIGN 4.1, senders).
+//! The sender's half: which range leaves a process next, when the uplink of its host is full (DESIGN 4.1, senders).
 //!
-//! Receivers give their slots out by the weights, so a link into a host is shared as it should be. One out of a host is not:
-//! where two receivers each ask for another job, both have all their slots for it, and TCP shares the uplink flow by flow. Here
-//! as many ranges leave at once as a receiver takes at once, and the others wait in the same fair queue, under the
-//! same weights.
+//! Receivers grant slots by weight, so a link into a host is shared by weight. A link out of a host is not: if two receivers
+//! fetch from it for different jobs, each uses all its slots, and TCP shares the uplink by flows. So a sender starts as many
+//! ranges at once as a receiver does. Further ranges wait in the same fair queue, with the same weights.
 //!
-//! Only a full uplink holds ranges back. Where it has room, those that are under way wait for their receivers, and more of them
-//! do no harm: behind a few slow receivers all fast ones would wait. So a host that does not know its link's rate holds
-//! nothing back.
+//! Only a full uplink delays ranges. If it has room, the ranges under way wait for their receivers, and a bound on their
+//! number would make fast receivers wait behind slow ones. So a host that does not know the rate of its link delays nothing.
 
 use super::fair::{FairQueue, Request, Shares};
 use super::{GroupId, MemberId, Ticket};

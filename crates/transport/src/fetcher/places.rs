@@ -1,4 +1,4 @@
-//! Where objects lie that have moved, and which are lost.
+//! Objects that have moved, and objects that are lost.
 
 use super::{Active, Fetcher, Shared, State, runs};
 use crate::arbiter;

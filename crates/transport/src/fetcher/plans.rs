@@ -1,4 +1,4 @@
-//! Over which legs a job's ranges go to each sender.
+//! Which legs a job uses to each sender.
 
 use super::{CLOSES, Shared, State, runs};
 use crate::arbiter;
