@@ -185,7 +185,7 @@ class Workload(Part):
     )
     placement: Literal["free", "even"] = Field(
         "free",
-        description="sort: where reduce tasks run; free: where Dask likes; even: in turn, all hosts get as much",
+        description="sort: where tasks run; free: where Dask likes; even: in turn, so that all hosts send as much",
     )
     senders: Annotated[str, BeforeValidator(lambda value: str(value) if type(value) is int else value)] = Field(
         "1-47", description="incast: how many are asked at once, as in 1-47 or 1,2,4,8-16"

@@ -79,8 +79,20 @@ class Sort:
         splitters = self.splitters(client)
         say("maps, shuffles and reduces")
         run = uuid4().hex  # keys of two jobs must not meet
-        parts = client.map(partial(map_file, splitters=splitters), self.inputs, key="sort-map", pure=False)
         workers = sorted(client.scheduler_info(n_workers=-1)["workers"])
+
+        def home(index: int) -> dict[str, Any]:
+            """Where a task runs, if that is fixed; elsewhere all the same if that worker is gone."""
+            return {"workers": [workers[index % len(workers)]], "allow_other_workers": True} if self.even else {}
+
+        map_one = partial(map_file, splitters=splitters)
+        if self.even:
+            parts = [
+                client.submit(map_one, path, key=(f"sort-map-{run}", index), pure=False, **home(index))
+                for index, path in enumerate(self.inputs)
+            ]
+        else:
+            parts = client.map(map_one, self.inputs, key="sort-map", pure=False)
         done = [
             client.submit(
                 reduce_part,
@@ -89,9 +101,7 @@ class Sort:
                 path,
                 key=(f"sort-reduce-{run}", index),
                 pure=False,
-                # Elsewhere all the same where that worker is gone.
-                workers=[workers[index % len(workers)]] if self.even else None,
-                allow_other_workers=self.even,
+                **home(index),
             )
             for index, path in enumerate(self.outputs)
         ]
