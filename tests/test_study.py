@@ -104,6 +104,15 @@ def test_the_command_compares_and_tells_medians_and_ratios(tmp_path):
     assert "tls to tcp" in (folder / "report.html").read_text()
 
 
+def test_a_single_variant_is_what_runs(tmp_path):
+    done = mission("run", "sort", *WORDS, "--compare", "tls", "--results", str(tmp_path), "--json")
+    assert done.returncode == 0, done.stderr
+    (result,) = json.loads(done.stdout)["results"]
+    assert result["variant"] == "tls" and result["ok"]
+    (transfer,) = result["jobs"][0]["transfers"]
+    assert transfer["transport"]["chosen"] == "tls", transfer["transport"]
+
+
 def test_a_folder_is_one_study_and_an_expectation_that_is_missed_fails_it(tmp_path):
     head = 'version = 1\n[topology]\nhosts = 2\n[workload]\nsize = "1 MiB"\npartitions = 2\n'
     (tmp_path / "a.toml").write_text(head + '[study]\ntitle = "First"\nmeasure = ["job_seconds"]\n')

@@ -137,7 +137,9 @@ def run(
     world = world or ("cluster" if scheduler else min(worlds))
     if world not in WORLDS or (world == "cluster") != (scheduler is not None):
         raise BadInput(f"--in {world}: unknown world. Use local, lab or --scheduler ADDRESS.")
-    if len(scenarios) > 1 or resume or any(len(study.runs_of(name, entry)) > 1 for name, entry in scenarios.items()):
+    # A single variant is not the scenario itself.
+    varied = any(entry.study.compare or len(study.runs_of(name, entry)) > 1 for name, entry in scenarios.items())
+    if len(scenarios) > 1 or resume or varied:
         if data or keep_data:
             raise BadInput("--data and --keep-data are for one run: leave them out of a study")
         return study_of(scenarios, world, scheduler, results, resume, as_json)
