@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,26 +29,26 @@ SAID = {
 """Events that workers and clients send, with their fields. Other fields are dropped."""
 
 
-class MissionController:
+class MissionController(ABC):
     """The controller of one cluster. All methods run in the thread of the engine's scheduler, except where noted."""
 
     # --- what an adapter implements ---------------------------------------------------------------------------------
 
+    @abstractmethod
     def tell(self, worker: str, version: int, message: dict[str, Any]) -> None:
         """Send a message to a worker, in order. The worker passes it to :meth:`ThrottleController.hear`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def recompute(self, tasks: Sequence[int]) -> None:
         """Drop the results of these tasks, with all copies, and compute again what is still needed."""
-        raise NotImplementedError
 
+    @abstractmethod
     def soon(self, call: Callable[[], Any]) -> None:
         """Call it in the scheduler's thread, after the current event. May be called in any thread."""
-        raise NotImplementedError
 
+    @abstractmethod
     def name_of_task(self, task: int) -> str:
         """Return the engine's name of a task, for records."""
-        raise NotImplementedError
 
     # --- the rest ---------------------------------------------------------------------------------------------------
 

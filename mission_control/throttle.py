@@ -11,6 +11,7 @@ import logging
 import os
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -23,21 +24,21 @@ ASK_AGAIN_S = 1.0
 """Shortest time between two requests for missing messages: the answer to the first may be on its way."""
 
 
-class ThrottleController:
+class ThrottleController(ABC):
     """The controller of one worker process. :attr:`endpoint` is its data plane, once it has joined."""
 
     endpoint: _native.Endpoint | None = None
 
     # --- what an adapter implements ---------------------------------------------------------------------------------
 
+    @abstractmethod
     def say(self, kind: str, **said: Any) -> None:
         """Send to the Mission Controller, in order with the engine's own messages: an event of `controller.SAID`, or
         ``task`` (the objects that a result carries, for `Controller.carries`)."""
-        raise NotImplementedError
 
+    @abstractmethod
     def soon(self, call: Callable[[], Any]) -> None:
         """Call it in the worker's thread. May be called in any thread."""
-        raise NotImplementedError
 
     # --- the rest ---------------------------------------------------------------------------------------------------
 

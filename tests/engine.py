@@ -1,7 +1,7 @@
 """A second engine: processes that put and fetch objects, and know nothing of Dask.
 
 What an engine has to write to run on Mission Control: it numbers its tasks, says what becomes of them, carries messages
-to its workers and their words back, and computes again what it is told to. This one runs one task at a time on each
+to its workers and their words back, and computes lost results again. This one runs one task at a time on each
 worker.
 """
 

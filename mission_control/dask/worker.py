@@ -126,7 +126,7 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
             logger.exception("Mission Control could not do what the scheduler said")
 
     def say(self, kind: str, **said: Any) -> None:
-        # Where the scheduler is away the data plane goes on, and totals are told again.
+        # Where the scheduler is away the data plane goes on, and later reports repeat the totals.
         with suppress(CommClosedError):
             self.worker.batched_stream.send({"op": f"mission-control-{kind}", **said})
 

@@ -8,7 +8,7 @@ use crate::object::ObjectId;
 use crate::parts::{FetchRequest, Home, Wanted};
 use crate::segment::SHARED_MIN;
 use crate::store::Store;
-use mission_core::control::{Describe, Described, HAND_OVER, Keep, Take, Untaken};
+use mission_core::control::{Describe, Described, HAND_OVER, Keep, MANIFEST_MIN, Take, Untaken};
 use mission_core::types::{Demands, Encryption, TransferId};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -20,6 +20,8 @@ use std::thread::{self, JoinHandle};
 
 /// Objects that are taken at once: each is a fetch with flows of its own, and small ones would wait for round trips.
 const AT_ONCE: usize = 4;
+// The Mission Controller must not refuse a manifest for the room that makes it mappable.
+const _: () = assert!(SHARED_MIN as u64 <= MANIFEST_MIN);
 
 /// What a manifest says of an object.
 #[derive(Serialize, Deserialize)]
@@ -52,8 +54,8 @@ pub fn describe(store: &Store, fetcher: &Fetcher, asked: Describe) -> io::Result
     Ok(Described { job: asked.job, manifest: manifest.into(), bytes: text.len() as u64 })
 }
 
-/// Takes and keeps what it is told to, one order after another: a thread for each of the two, because a large object may take
-/// minutes, and whoever has all parts of one is asked how soon it says so.
+/// Carries out the Mission Controller's requests to take and to keep objects. Each kind has a thread: taking a large object can
+/// last minutes, and the Mission Controller waits only seconds for the answer to a request to keep one.
 pub struct Taker {
     takes: Option<Sender<Take>>,
     keeps: Option<Sender<Keep>>,

@@ -2,7 +2,7 @@
 //! the object.
 //!
 //! The controller asks these workers one after another. Until one of them has all parts, the object is in doubt: no worker is
-//! told that it is lost, and its tasks do not run again.
+//! informed that it is lost, and its tasks do not run again.
 
 use super::{Command, Controller, Message};
 use crate::types::{ObjectId, WorkerId};

@@ -20,7 +20,7 @@ pub const HAND_OVER: &str = "hand-over";
 pub const TRY_AGAIN: Duration = Duration::from_secs(5);
 
 /// A manifest may always be so long: it is made so long that it can be mapped (`SHARED_MIN` of the data plane).
-const MANIFEST_MIN: u64 = 64 << 10;
+pub const MANIFEST_MIN: u64 = 64 << 10;
 
 /// Bytes that an object of so many parts may take in a manifest: its name, its protection, and a number for each part.
 fn manifest_bytes_max(parts: u32) -> u64 {
@@ -240,9 +240,15 @@ impl Controller {
         commands: &mut Vec<Command>,
     ) {
         let Described { job, manifest, bytes: manifest_bytes } = described;
-        let longest = self.handover.described.get(source).and_then(|own| own.get(&job)).map_or(0, |own| own.longest);
+        let longest = self
+            .handover
+            .described
+            .get(source)
+            .and_then(|own| own.get(&job))
+            .map_or(0, |own| own.longest)
+            .max(MANIFEST_MIN);
         let asked = self.handover.stop_describing(source, Some(&job));
-        if manifest_bytes > longest.max(MANIFEST_MIN) {
+        if manifest_bytes > longest {
             // Whoever reads it gives it memory first. Nobody is to take these before `TRY_AGAIN`.
             for (object, _) in asked.into_iter().filter(|(object, _)| self.objects.has(*object)) {
                 self.handover.untaken.entry(object).or_default().extend(self.workers.keys().cloned());
@@ -250,7 +256,7 @@ impl Controller {
             self.handover.again.get_or_insert(now + TRY_AGAIN);
             if let Some(leaving) = self.handover.leaving.get_mut(source) {
                 leaving.why =
-                    Some(format!("{source} describes its objects in {manifest_bytes} bytes, and {longest} do"));
+                    Some(format!("{source} describes its objects in {manifest_bytes} bytes, more than {longest}"));
             }
             let free = Message { free: vec![manifest], ..Message::default() };
             return self.tell(source, free.into(), commands);

@@ -90,7 +90,7 @@ pub trait FlightController: Sync {
 }
 
 impl FlightPlan {
-    /// What a slot of `receiver` carries before it is given out anew: whole blocks, and on a slow link so little that all slots
+    /// What a slot of `receiver` carries before it is given out anew: whole blocks, at least one, and on a slow link so few that all slots
     /// come free within [`defaults::ROUND`].
     pub fn chunk_at(&self, receiver: &Environment) -> u64 {
         let Some(rate) = receiver.link_bits_per_sec else { return self.chunk_bytes };

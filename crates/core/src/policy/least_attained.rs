@@ -28,9 +28,9 @@ pub const ENTRY: Entry = Entry {
     },
 };
 
-/// The first queue ends here, unless told (section 5: Q_1^hi = 10 MB).
+/// The first queue ends here by default (section 5: Q_1^hi = 10 MB).
 const FIRST_QUEUE_BYTES: u64 = 10_000_000;
-/// Each queue ends this many times later than the one before, unless told (E = 10).
+/// Each queue ends this many times later than the one before by default (E = 10).
 const GROWTH: u64 = 10;
 /// Queues there are (K = 10).
 const QUEUES: usize = 10;
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn what_it_is_told_makes_sense_or_is_refused_with_the_mend() {
+    fn wrong_parameters_are_refused() {
         let make = |parameters: &[(&str, &str)]| (ENTRY.make)(parameters).map(drop);
         assert_eq!(make(&[("first", "4 MB"), ("growth", "2")]), Ok(()));
         for (key, value) in [("first", "much"), ("first", "0 B"), ("growth", "1"), ("growth", "x"), ("size", "1 MB")] {

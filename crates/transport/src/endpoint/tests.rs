@@ -392,9 +392,9 @@ fn an_interrupted_fetch_ends_and_says_so() {
     let ended = std::thread::scope(|scope| {
         // Whoever answers may wait for a thread that asks this process something.
         let others_go_on = || {
-            let (done, told) = std::sync::mpsc::channel();
+            let (done, result) = std::sync::mpsc::channel();
             scope.spawn(move || done.send(reader.fetcher.transfers()));
-            told.recv_timeout(std::time::Duration::from_secs(2)).is_ok()
+            result.recv_timeout(std::time::Duration::from_secs(2)).is_ok()
         };
         reader.fetch(request(parts, Demands::default()), others_go_on).err().unwrap()
     });
