@@ -188,7 +188,7 @@ proptest! {
             queue.done(turn.group, turn.member, moved, moved);
             for a in &all.queues {
                 for b in &all.queues {
-                    // Goyal, Vin and Cheng 1996, theorem 1.
+                    // the bound of Golestani 1994.
                     let apart = served[&a.queue] / a.weight - served[&b.queue] / b.weight;
                     prop_assert!(apart <= MOST / a.weight + MOST / b.weight + 1.0, "{} and {}", a.queue, b.queue);
                 }

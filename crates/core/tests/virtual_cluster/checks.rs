@@ -160,7 +160,7 @@ impl Ledger {
         }
     }
 
-    /// Goyal, Vin and Cheng 1996, theorem 1: while two queues wait and neither is held back, the bytes charged to them,
+    /// The bound of Golestani 1994: while two queues wait and neither is held back, the bytes charged to them,
     /// by weight, differ by at most one chunk of each. What was given back may be had once more.
     fn check_shares(&mut self, slots: &Slots) {
         let queues: Vec<QueueShare> = self.shares.clone();
