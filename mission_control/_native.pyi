@@ -222,8 +222,8 @@ class Controller:
     def jobs(self) -> int:
         """How many jobs have tasks."""
 
-    def open(self, job: str) -> list[tuple[str, int]]:
-        """Workers with which a job may have more tasks at once, and how many: each job has places of its own."""
+    def open(self, job: str) -> list[str]:
+        """Where a job may have more tasks at once: a worker for each, in the order in which they are given one."""
 
     def is_handing_over(self, worker: str) -> bool:
         """Whether a worker that leaves has still to wait until others have its objects."""

@@ -51,18 +51,17 @@ def queue_by_job(plugin: Any, scheduler: Scheduler, undo: ExitStack) -> None:
         if not queued or plugin.controller.jobs < 2 or math.isinf(scheduler.WORKER_SATURATION):
             return
         for job in queued.jobs():
-            known = ((scheduler.workers.get(address), free) for address, free in plugin.controller.open(job))
-            room = {worker: free for worker, free in known if worker in scheduler.running}
-            while room and (task := queued.first_of(job)) is not None:
-                worker = min(room, key=lambda own: len(own.processing) / own.nthreads)
+            for address in plugin.controller.open(job):
+                worker, task = scheduler.workers.get(address), queued.first_of(job)
+                if task is None:
+                    break
+                if worker not in scheduler.running:
+                    continue
                 chosen.append(worker)
                 try:
                     scheduler.transitions({task.key: "processing"}, stimulus_id)
                 finally:
                     chosen.clear()
-                room[worker] -= 1
-                if not room[worker]:
-                    del room[worker]
                 if task in queued:
                     break  # it may not go there
 

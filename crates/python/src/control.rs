@@ -73,10 +73,9 @@ impl Controller {
         self.lock().jobs()
     }
 
-    /// Where a job may have more tasks at once, and how many.
-    fn open(&self, job: &str) -> Vec<(String, usize)> {
-        let open = self.lock().open(&job.into());
-        open.into_iter().map(|(worker, free)| (worker.to_string(), free)).collect()
+    /// Where a job may have more tasks at once: a worker for each.
+    fn open(&self, job: &str) -> Vec<String> {
+        self.lock().open(&job.into()).iter().map(ToString::to_string).collect()
     }
 
     /// Whether a worker that leaves has still to wait until others have its objects.

@@ -7,7 +7,8 @@ use super::{Change, Command, Controller, Message, NewTask, Origin, Record, recor
 use crate::mission;
 use crate::types::{Encryption, JobId, JobSpec, WorkerId};
 use crate::units::Time;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
+use std::collections::btree_map::{BTreeMap, Entry};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,9 +21,10 @@ pub struct Jobs {
     /// Whose name it is.
     owners: BTreeMap<JobId, ClientId>,
     tasks: BTreeMap<u64, JobId>,
-    /// Where each task is that a worker has, and how many of each job a worker has.
+    /// Where each task is that a worker has; how many of each job a worker has, and how many in all.
     places: BTreeMap<u64, WorkerId>,
     processing: BTreeMap<(JobId, WorkerId), usize>,
+    processing_at: BTreeMap<WorkerId, usize>,
     /// How many tasks of each job a worker may have.
     places_at: BTreeMap<WorkerId, usize>,
     /// Of each job for which that was asked, the workers that have fewer of its tasks.
@@ -107,6 +109,7 @@ impl Jobs {
         if let Some(job) = self.tasks.get(&task) {
             let job = job.clone();
             *self.processing.entry((job.clone(), worker.clone())).or_default() += 1;
+            *self.processing_at.entry(worker.clone()).or_default() += 1;
             self.places.insert(task, worker.clone());
             self.look(&job, worker);
         }
@@ -115,14 +118,9 @@ impl Jobs {
     /// No worker has a task any more.
     pub fn ends(&mut self, task: u64) {
         let (Some(worker), Some(job)) = (self.places.remove(&task), self.tasks.get(&task)) else { return };
-        let place = (job.clone(), worker);
-        if let Some(count) = self.processing.get_mut(&place) {
-            *count -= 1;
-            if *count == 0 {
-                self.processing.remove(&place);
-            }
-        }
-        let (job, worker) = place;
+        let job = job.clone();
+        one_less(&mut self.processing, (job.clone(), worker.clone()));
+        one_less(&mut self.processing_at, worker.clone());
         self.look(&job, &worker);
     }
 
@@ -141,8 +139,9 @@ impl Jobs {
         self.has_places(worker.clone(), 0);
     }
 
-    /// Where a job has fewer tasks than places, and by how many.
-    pub fn open(&mut self, job: &JobId) -> Vec<(WorkerId, usize)> {
+    /// The free places of a job, in the order in which they are filled: a worker for each. The first is with the worker that has
+    /// the fewest tasks for its places, so that all workers begin early.
+    pub fn open(&mut self, job: &JobId) -> Vec<WorkerId> {
         if !self.jobs.contains_key(job) {
             return Vec::new();
         }
@@ -151,7 +150,14 @@ impl Jobs {
             self.open.insert(job.clone(), BTreeSet::new());
             all.iter().for_each(|worker| self.look(job, worker));
         }
-        self.open[job].iter().map(|worker| (worker.clone(), self.free(job, worker))).collect()
+        let places = self.open[job].iter().flat_map(|worker| {
+            let (tasks, places) = (self.processing_at.get(worker).copied().unwrap_or(0), self.places_at[worker]);
+            let load = move |more: usize| (tasks + more) as f64 / places as f64;
+            (0..self.free(job, worker)).map(move |more| (load(more), worker))
+        });
+        let mut places: Vec<(f64, &WorkerId)> = places.collect();
+        places.sort_by(|one, other| one.0.total_cmp(&other.0));
+        places.into_iter().map(|(_, worker)| worker.clone()).collect()
     }
 
     /// Places that a job has left with a worker.
@@ -346,6 +352,15 @@ impl Controller {
     }
 }
 
+fn one_less<K: Ord>(counts: &mut BTreeMap<K, usize>, key: K) {
+    if let Entry::Occupied(mut count) = counts.entry(key) {
+        *count.get_mut() -= 1;
+        if *count.get() == 0 {
+            count.remove();
+        }
+    }
+}
+
 /// New tasks, each after those of them that it takes from. Engines refuse cycles; where one is, it is cut somewhere.
 pub(super) fn inputs_first(tasks: Vec<NewTask>) -> Vec<NewTask> {
     let places: BTreeMap<u64, usize> = tasks.iter().enumerate().map(|(place, new)| (new.task, place)).collect();
@@ -436,20 +451,23 @@ mod tests {
         let (a, b) = (arrive(&mut jobs, "a"), arrive(&mut jobs, "b"));
         (1..=3).for_each(|task| jobs.add(task, &a));
         jobs.has_places(one.clone(), 2);
-        assert_eq!(jobs.open(&a), [(one.clone(), 2)]);
+        assert_eq!(jobs.open(&a), [one.clone(), one.clone()]);
         jobs.begins(1, &one);
         jobs.begins(2, &one);
-        assert_eq!((jobs.open(&a), jobs.open(&b)), (vec![], vec![(one.clone(), 2)]));
+        assert_eq!((jobs.open(&a), jobs.open(&b)), (vec![], vec![one.clone(), one.clone()]));
         jobs.has_places(two.clone(), 1);
-        assert_eq!(jobs.open(&a), [(two.clone(), 1)]);
+        assert_eq!(jobs.open(&a), vec![two.clone()]);
+        // The first worker has two tasks for its two places, the other none for its one.
+        assert_eq!(jobs.open(&b), [two.clone(), one.clone(), one.clone()]);
         // Another worker has stolen it.
         jobs.begins(2, &two);
-        assert_eq!(jobs.open(&a), [(one.clone(), 1)]);
+        assert_eq!(jobs.open(&a), vec![one.clone()]);
         jobs.worker_gone(&one);
         jobs.ends(1);
-        assert_eq!((jobs.open(&a), jobs.open(&b)), (vec![], vec![(two.clone(), 1)]));
+        assert_eq!((jobs.open(&a), jobs.open(&b)), (vec![], vec![two.clone()]));
         (1..=3).for_each(|task| _ = jobs.remove(task));
         assert_eq!((jobs.open(&a), jobs.open.len()), (vec![], 1), "it is over");
+        assert!(jobs.processing.is_empty() && jobs.processing_at.is_empty());
     }
 
     #[test]

@@ -120,9 +120,10 @@ impl Controller {
         self.jobs.len()
     }
 
-    /// Where a job may have more tasks at once, and how many: it has places of its own with each worker ([`Event::Known`]),
-    /// and no task of another job takes them. From the second time on it costs what it gives, and not what there are workers.
-    pub fn open(&mut self, job: &JobId) -> Vec<(WorkerId, usize)> {
+    /// Where a job may have more tasks at once: a worker for each, in the order in which they are given one. A job has places of
+    /// its own with each worker ([`Event::Known`]), and no task of another job takes them. From the second time on it costs
+    /// what it gives, and not what there are workers.
+    pub fn open(&mut self, job: &JobId) -> Vec<WorkerId> {
         self.jobs.open(job)
     }
 
