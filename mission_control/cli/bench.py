@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,15 +29,21 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-@contextmanager
-def interruptible(as_json: bool) -> Iterator[None]:
-    """For programs, print a JSON object that says what was measured before the interrupt; the exit status is 130."""
+def measured(as_json: bool, measure: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
+    """Measure and return the result. For programs, print it and return ``None``.
+
+    After an interrupt, programs get the progress lines, and the exit status is 130.
+    """
     try:
-        yield
+        result = measure()
     except KeyboardInterrupt:
         if as_json:
             print(json.dumps({"interrupted": True, "rows": [], "progress": said}))
         raise
+    if not as_json:
+        return result
+    print(json.dumps(result))
+    return None
 
 
 @app.command()
@@ -102,10 +107,8 @@ def sort(
     """Sorts the same files by Dask's sort_values, by our sort over stock Dask, and by our sort."""
     from mission_control.bench.sort import measure
 
-    with interruptible(as_json):
-        result = measure(bytes_of(size, "--size"), workers, rounds, data, say=say)
-    if as_json:
-        print(json.dumps(result))
+    result = measured(as_json, lambda: measure(bytes_of(size, "--size"), workers, rounds, data, say=say))
+    if result is None:
         return
     print(f"{size} from files to files, {workers} workers, {rounds} rounds")
     print(f"{'what':<44}{'seconds':>8}{'MiB/s':>8}{'CPU-s/GiB':>11}  spread")
@@ -129,10 +132,10 @@ def broadcast(
     """One object to many receivers whose senders all have one rate: from the owner, and from one another."""
     from mission_control.bench.broadcast import measure
 
-    with interruptible(as_json):
-        result = measure(receivers, bytes_of(size, "--size"), rate_of(rate, "--rate"), rounds, say=say)
-    if as_json:
-        print(json.dumps(result))
+    result = measured(
+        as_json, lambda: measure(receivers, bytes_of(size, "--size"), rate_of(rate, "--rate"), rounds, say=say)
+    )
+    if result is None:
         return
     print(f"{size} object, every sender at {rate}, {rounds} rounds")
     print(f"{'what':<34}{'receivers':>10}{'seconds':>9}{'CPU-s/GiB':>11}{'from owner':>12}  spread")
@@ -155,10 +158,8 @@ def retirement(
     """Until another worker has the objects of one that retires, beside a fetch of them."""
     from mission_control.bench.retirement import measure
 
-    with interruptible(as_json):
-        result = measure(bytes_of(size, "--size"), objects, rounds, say=say)
-    if as_json:
-        print(json.dumps(result))
+    result = measured(as_json, lambda: measure(bytes_of(size, "--size"), objects, rounds, say=say))
+    if result is None:
         return
     print(
         f"{size} in {objects} objects, tcp between two workers, {rounds} rounds; {result['recomputed']} computed again"
@@ -182,10 +183,10 @@ def paths(
     """Pairs of hosts with two paths, beside hosts with one (lab; root): over one path, and as is chosen."""
     from mission_control.bench.paths import measure
 
-    with interruptible(as_json):
-        result = measure(pairs, single, bytes_of(size, "--size"), rate_of(rate, "--rate"), rounds, say=say)
-    if as_json:
-        print(json.dumps(result))
+    result = measured(
+        as_json, lambda: measure(pairs, single, bytes_of(size, "--size"), rate_of(rate, "--rate"), rounds, say=say)
+    )
+    if result is None:
         return
     print(f"{size} for each of {2 * pairs} hosts with two paths, {single} with one, links of {rate}, {rounds} rounds")
     print(f"{'what':<30}{'seconds':>9}  spread; bytes by transport")
@@ -206,10 +207,8 @@ def idle(
     """What workers and scheduler say while nothing changes (lab; root): with Mission Control, and Dask alone."""
     from mission_control.bench.idle import measure
 
-    with interruptible(as_json):
-        result = measure(hosts, seconds, rounds, say=say)
-    if as_json:
-        print(json.dumps(result))
+    result = measured(as_json, lambda: measure(hosts, seconds, rounds, say=say))
+    if result is None:
         return
     print(f"{hosts} hosts at rest, {seconds:g} s each, {rounds} rounds")
     print(f"{'what':<24}{'bytes a host and second':>24}  spread")
@@ -224,10 +223,8 @@ def decisions(as_json: Json = False) -> None:
     """Measure a round of weights, a chunk from request to grant, and the classification of a graph."""
     from mission_control.bench.decisions import measure
 
-    with interruptible(as_json):
-        result = measure()
-    if as_json:
-        print(json.dumps(result))
+    result = measured(as_json, measure)
+    if result is None:
         return
     for row in result["rows"]:
         seconds = row["seconds"]
@@ -267,10 +264,8 @@ def incast(
     """The model's onset of incast against the lab's; needs root."""
     from mission_control.bench.incast import bench, summary
 
-    with interruptible(as_json):
-        result = bench(settings, seed, say)
-    if as_json:
-        print(json.dumps(result))
+    result = measured(as_json, lambda: bench(settings, seed, say))
+    if result is None:
         return
     print("\n".join(summary(result)))
     print(f"{result['inside']} of {settings} inside the model's interval; seed {seed}")
@@ -285,6 +280,5 @@ def advice(
     """What `mission incast advise` promises of each remedy against what it does in the lab; needs root."""
     from mission_control.bench.advice import bench, summary
 
-    with interruptible(as_json):
-        result = bench(settings, seed, say)
-    print(json.dumps(result) if as_json else "\n".join(summary(result)))
+    if (result := measured(as_json, lambda: bench(settings, seed, say))) is not None:
+        print("\n".join(summary(result)))
