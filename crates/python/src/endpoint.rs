@@ -7,7 +7,7 @@ use mission_core::host::fetches::FetchError;
 use mission_core::mission;
 use mission_core::pattern::Asked;
 use mission_core::types::{Demands, JobId, TransferId};
-use mission_transport::control::Place;
+use mission_transport::control::Location;
 use mission_transport::endpoint;
 use mission_transport::object::ObjectId;
 use mission_transport::parts::{FetchRequest, Wanted};
@@ -189,9 +189,9 @@ impl Endpoint {
 
     /// This process has joined, and was given its briefing (JSON).
     fn joined(&self, py: Python<'_>, briefing: &str) -> PyResult<()> {
-        let Briefing { commands, places, version } = serde_json::from_str(briefing).map_err(bad_input)?;
+        let Briefing { commands, locations, version } = serde_json::from_str(briefing).map_err(bad_input)?;
         let endpoint = self.get()?;
-        detached(py, || endpoint.joined(commands, places, version))
+        detached(py, || endpoint.joined(commands, locations, version))
     }
 
     /// Does what a message (JSON) says. Gives the version after which something is missing, the job on which to say the last
@@ -305,7 +305,7 @@ impl Endpoint {
 #[derive(Deserialize)]
 struct Briefing {
     commands: Vec<mission::Command>,
-    places: Vec<Place>,
+    locations: Vec<Location>,
     version: u64,
 }
 

@@ -57,9 +57,9 @@ impl Control {
 
 impl Endpoint {
     /// This process has joined: all that it must know, as of a version.
-    pub fn joined(&self, commands: Vec<mission::Command>, places: Vec<Place>, version: u64) {
+    pub fn joined(&self, commands: Vec<mission::Command>, locations: Vec<Location>, version: u64) {
         commands.into_iter().for_each(|command| self.command(command));
-        self.fetcher.places(addresses(places));
+        self.fetcher.locations(addresses(locations));
         self.control.lock().inbox = Some(Inbox::from(version));
     }
 
@@ -87,10 +87,10 @@ impl Endpoint {
                 }
             }
         }
-        let Message { commands, free, lost, why, places, describe, take, keep, report, forget_job, probe_ecn } =
+        let Message { commands, free, lost, why, locations, describe, take, keep, report, forget_job, probe_ecn } =
             message;
         commands.into_iter().for_each(|command| self.command(command));
-        self.fetcher.places(addresses(places));
+        self.fetcher.locations(addresses(locations));
         for asked in describe {
             let job = asked.job.clone();
             // Without memory for a manifest, one that there is not: those who shall have the objects say so.
@@ -148,12 +148,13 @@ impl Endpoint {
 }
 
 /// Who has an object.
-pub type Place = (types::ObjectId, Vec<Arc<str>>);
+pub type Location = (types::ObjectId, Vec<Arc<str>>);
 
-fn addresses(places: Vec<Place>) -> Vec<(ObjectId, Vec<SocketAddr>)> {
-    let parse =
-        |(object, at): Place| (ObjectId::from(object), at.iter().filter_map(|address| address.parse().ok()).collect());
-    places.into_iter().map(parse).collect()
+fn addresses(locations: Vec<Location>) -> Vec<(ObjectId, Vec<SocketAddr>)> {
+    let parse = |(object, at): Location| {
+        (ObjectId::from(object), at.iter().filter_map(|address| address.parse().ok()).collect())
+    };
+    locations.into_iter().map(parse).collect()
 }
 
 impl From<types::ObjectId> for ObjectId {

@@ -155,7 +155,7 @@ impl Endpoint {
         // The store first: who asks where its parts are finds no object then, and makes no books anew.
         let freed = self.store.free(object);
         self.server.forget(object);
-        self.fetcher.forget_place(object);
+        self.fetcher.forget_location(object);
         freed
     }
 

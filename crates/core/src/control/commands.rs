@@ -1,5 +1,7 @@
 //! What the controller asks of an engine's adapter, and the records that it keeps for reports.
 
+#[cfg(doc)]
+use super::Event;
 use super::transfers::Progress;
 use super::{JobNow, Message};
 use crate::policy::TransferView;
@@ -19,7 +21,7 @@ pub enum Command {
         worker: WorkerId,
         commands: Vec<mission::Command>,
         /// Of objects that lie elsewhere than their references say.
-        places: Vec<(ObjectId, Vec<Arc<str>>)>,
+        locations: Vec<(ObjectId, Vec<Arc<str>>)>,
         version: u64,
     },
     /// To a worker that cannot join, and why: it works without a data plane.

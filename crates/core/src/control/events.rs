@@ -1,5 +1,7 @@
 //! What an engine's adapter reports to the controller.
 
+#[cfg(doc)]
+use super::Command;
 use super::{ClientId, WorkerReport};
 use crate::ecn;
 use crate::flight::Environment;

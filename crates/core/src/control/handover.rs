@@ -2,7 +2,7 @@
 //!
 //! First the source puts a manifest, an object with the sizes of the others ([`Message::describe`]). Then each target fetches
 //! the manifest and the objects ([`Message::take`]), and keeps them under the same names. When a target has an object, all
-//! workers learn where it is ([`Message::places`]).
+//! workers learn where it is ([`Message::locations`]).
 
 use super::objects::{Holder, Objects};
 use super::{Command, Controller, Message, Record, record};
@@ -338,7 +338,7 @@ impl Controller {
         if !free.is_empty() {
             self.free(BTreeMap::from([(worker.clone(), free)]), commands);
         }
-        self.tell_places(moved, commands);
+        self.tell_locations(moved, commands);
         if self.handover.batches.len() < batches {
             self.hand_over(now, commands);
         }
@@ -451,23 +451,23 @@ impl Controller {
     }
 
     /// Tells all workers who has these objects.
-    pub(super) fn tell_places(&mut self, objects: Vec<ObjectId>, commands: &mut Vec<Command>) {
-        let places = self.places(objects);
-        if !places.is_empty() {
-            self.tell_all(Message { places, ..Message::default() }, commands);
+    pub(super) fn tell_locations(&mut self, objects: Vec<ObjectId>, commands: &mut Vec<Command>) {
+        let locations = self.locations(objects);
+        if !locations.is_empty() {
+            self.tell_all(Message { locations, ..Message::default() }, commands);
         }
     }
 
     /// The addresses of those that have each object: first who stays.
-    pub(super) fn places(&self, objects: Vec<ObjectId>) -> Vec<(ObjectId, Vec<Arc<str>>)> {
-        let place = |object: ObjectId| {
+    pub(super) fn locations(&self, objects: Vec<ObjectId>) -> Vec<(ObjectId, Vec<Arc<str>>)> {
+        let location = |object: ObjectId| {
             let mut whole: Vec<&WorkerId> = self.objects.whole(object).iter().collect();
             whole.sort_by_key(|worker| self.handover.leaving.contains_key(*worker));
             let at: Vec<_> =
                 whole.into_iter().filter_map(|worker| Some(self.workers.get(worker)?.address.clone())).collect();
             (!at.is_empty()).then_some((object, at))
         };
-        objects.into_iter().filter_map(place).collect()
+        objects.into_iter().filter_map(location).collect()
     }
 }
 

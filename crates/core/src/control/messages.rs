@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 /// What controller and workers say to one another, as a number: it is raised with every change that an older one would not
 /// understand, or would misunderstand.
-pub const PROTOCOL: u32 = 3;
+pub const PROTOCOL: u32 = 4;
 
 /// All that a worker is to do now; what is absent asks for nothing.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -27,7 +27,7 @@ pub struct Message {
     pub why: String,
     /// Who has these objects, best first: they lie elsewhere than their references say.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub places: Vec<(ObjectId, Vec<Arc<str>>)>,
+    pub locations: Vec<(ObjectId, Vec<Arc<str>>)>,
     /// Put a manifest of each of these.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub describe: Vec<Describe>,

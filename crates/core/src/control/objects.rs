@@ -416,7 +416,7 @@ mod tests {
         for _ in 0..200 {
             let mut objects = Objects::default();
             let mut held: BTreeMap<Holder, BTreeSet<ObjectId>> = BTreeMap::new();
-            let mut places: BTreeSet<(ObjectId, WorkerId)> = BTreeSet::new();
+            let mut locations: BTreeSet<(ObjectId, WorkerId)> = BTreeSet::new();
             for _ in 0..200 {
                 let object = id(u128::from(random.next() % 10));
                 let by = worker(random.next() % 5);
@@ -432,19 +432,19 @@ mod tests {
                         objects.hold(holder, object, Some(&by), 1, 1);
                         held.entry(holder).or_default().insert(object);
                         if !whole {
-                            places.insert((object, by));
+                            locations.insert((object, by));
                         }
                     }
                     2 => {
                         assert_eq!(objects.copied(object, &by), there);
                         if there {
-                            places.insert((object, by));
+                            locations.insert((object, by));
                         }
                     }
                     3 => {
                         assert_eq!(objects.replicated(object, &by), there);
                         if there {
-                            places.insert((object, by));
+                            locations.insert((object, by));
                         }
                     }
                     4 => {
@@ -457,15 +457,16 @@ mod tests {
                         let gone = |object: &ObjectId| {
                             before.contains(object) && !held.values().any(|all| all.contains(object))
                         };
-                        let expected: BTreeSet<_> = places.iter().filter(|(object, _)| gone(object)).cloned().collect();
+                        let expected: BTreeSet<_> =
+                            locations.iter().filter(|(object, _)| gone(object)).cloned().collect();
                         assert_eq!(told, expected);
-                        places.retain(|(object, _)| !gone(object));
+                        locations.retain(|(object, _)| !gone(object));
                     }
                     _ => {
                         let lost = objects.worker_gone(&by);
-                        places.retain(|(_, worker)| *worker != by);
+                        locations.retain(|(_, worker)| *worker != by);
                         assert!(lost.objects.iter().all(|object| objects.objects[object].whole.is_empty()));
-                        assert!(lost.elsewhere.iter().all(|place| places.contains(place)));
+                        assert!(lost.elsewhere.iter().all(|location| locations.contains(location)));
                     }
                 }
                 assert_eq!(objects.len(), held.values().flatten().collect::<BTreeSet<_>>().len());

@@ -344,7 +344,7 @@ fn a_worker_that_leaves_waits_until_others_have_its_objects() {
     assert_eq!((b.len(), c.len()), (1, 1), "each takes some");
     world.took("b", &b);
     assert!(world.is_handing_over());
-    assert!(world.told["c"].iter().any(|message| message.places[0].1 == ["b:1".into(), "a:1".into()]));
+    assert!(world.told["c"].iter().any(|message| message.locations[0].1 == ["b:1".into(), "a:1".into()]));
     world.took("c", &c);
     assert!(!world.is_handing_over());
     assert_eq!(world.heard("a").0, [99], "nobody needs the manifest any more");
@@ -362,9 +362,9 @@ fn a_worker_that_leaves_waits_until_others_have_its_objects() {
     assert!(world.recompute.is_empty());
     let handed = Record::HandedOver { worker: "a".into(), objects: 3, bytes: 15 };
     assert!(world.records.contains(&handed));
-    let places: Vec<_> = world.told["b"].iter().flat_map(|message| message.places.clone()).collect();
-    assert_eq!(places.len(), 3);
-    assert!(places.iter().all(|(_, at)| at.len() == 1 && &*at[0] != "a:1"));
+    let locations: Vec<_> = world.told["b"].iter().flat_map(|message| message.locations.clone()).collect();
+    assert_eq!(locations.len(), 3);
+    assert!(locations.iter().all(|(_, at)| at.len() == 1 && &*at[0] != "a:1"));
     // A result that was on its way carries the reference as it was.
     world.task(4, "etl", None);
     world.carries(4, 11, "a");
@@ -449,7 +449,7 @@ fn an_object_of_several_copies_lies_on_several_hosts_and_outlives_one_of_them() 
     // Two shall have it: another one takes it from the one that is left.
     assert_eq!(world.describes("b", 98), [11]);
     assert_eq!(world.takes("c"), [11]);
-    let joined = world.controller.places(vec![ObjectId(11)]);
+    let joined = world.controller.locations(vec![ObjectId(11)]);
     assert_eq!(joined, [(ObjectId(11), vec!["b:1".into()])]);
 }
 
@@ -503,7 +503,7 @@ fn who_has_all_parts_of_a_broadcast_keeps_the_object_when_its_owner_dies() {
     assert_eq!(world.keeps("c"), (keep, vec![]));
     world.took("c", &[11]);
     assert!(world.recompute.is_empty());
-    assert_eq!(world.told["b"].back().unwrap().places, [(ObjectId(11), vec!["c:1".into()])]);
+    assert_eq!(world.told["b"].back().unwrap().locations, [(ObjectId(11), vec!["c:1".into()])]);
     world.pass(DOUBT);
     assert!(world.recompute.is_empty());
 }

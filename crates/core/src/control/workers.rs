@@ -37,8 +37,8 @@ impl Controller {
         let event = mission::Event::WorkerJoined { worker: worker.clone(), host, address, environment };
         self.decide(now, event, commands);
         let (briefing, version) = (self.mission.briefing(&worker), self.outbox.last(&worker));
-        let places = self.places(self.objects.moved().collect());
-        commands.push(Command::Briefing { worker, commands: briefing, places, version });
+        let locations = self.locations(self.objects.moved().collect());
+        commands.push(Command::Briefing { worker, commands: briefing, locations, version });
         if self.shall_hand_over() {
             self.hand_over_soon(commands); // it may take what nobody could
         }
@@ -66,7 +66,7 @@ impl Controller {
         self.decide(now, mission::Event::WorkerLeft { worker: worker.clone() }, commands);
         let lost = self.objects.worker_gone(worker);
         self.hand_over_without(now, worker, commands);
-        self.tell_places(lost.elsewhere.iter().map(|(object, _)| *object).collect(), commands);
+        self.tell_locations(lost.elsewhere.iter().map(|(object, _)| *object).collect(), commands);
         self.doubt_no_longer(now, Some(worker), commands);
         let why = format!("worker {worker} left");
         let gone = self.doubt(now, &why, lost.objects, commands);

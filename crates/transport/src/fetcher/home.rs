@@ -127,7 +127,7 @@ impl Shared {
         let mut reason = LeaseDenied::Elsewhere;
         let wanted: Vec<&Wanted> = numbers.iter().map(|number| &request.parts[*number]).collect();
         let parts: Vec<(u32, u64)> = wanted.iter().map(|wanted| (wanted.part, wanted.len)).collect();
-        let moved = self.lock().places.get(&object).cloned().unwrap_or_default();
+        let moved = self.lock().locations.get(&object).cloned().unwrap_or_default();
         let new: Vec<_> = moved.into_iter().filter(|address| !wanted[0].addresses.contains(address)).collect();
         for &owner in wanted[0].addresses.iter().chain(&new) {
             match self.borrower.borrow(owner, object, &parts) {

@@ -2,11 +2,11 @@
 //!
 //! All decisions are in [`mission_core::host::process`] and [`mission_core::swarm`]; here are the clock, the threads and the
 //! connections. [`home`] looks what need not be moved, [`broadcast`] asks for the pieces of what many receive, and [`runs`]
-//! moves ranges; [`plans`] says over which legs, and [`places`] where objects lie.
+//! moves ranges; [`plans`] says over which legs, and [`locations`] where objects lie.
 
 mod broadcast;
 mod home;
-mod places;
+mod locations;
 mod plans;
 mod runs;
 
@@ -93,7 +93,7 @@ struct State {
     /// The same, oldest first.
     lost_first: VecDeque<ObjectId>,
     /// Who has objects that lie elsewhere than their references say, best first.
-    places: BTreeMap<ObjectId, Vec<SocketAddr>>,
+    locations: BTreeMap<ObjectId, Vec<SocketAddr>>,
     changed: bool,
     /// When it was last said what is waited for.
     waits_said: Option<Instant>,
@@ -157,7 +157,7 @@ impl Fetcher {
             broadcasts: BTreeSet::new(),
             lost: BTreeMap::new(),
             lost_first: VecDeque::new(),
-            places: BTreeMap::new(),
+            locations: BTreeMap::new(),
             changed: false,
             waits_said: None,
             closing: false,

@@ -141,7 +141,7 @@ impl Shared {
         let mut state = self.lock();
         // What was said since this fetch began: from now on it hears so itself.
         for far in &mut far {
-            let at = state.places.get(&far.object).into_iter().flatten();
+            let at = state.locations.get(&far.object).into_iter().flatten();
             let new: Vec<SocketAddr> = at.filter(|address| !far.sources.contains(address)).copied().collect();
             far.sources.extend(new);
         }

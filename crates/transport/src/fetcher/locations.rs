@@ -37,23 +37,23 @@ impl Fetcher {
 
     /// Who has these objects, best first: they lie elsewhere than their references say. Fetches of them that are under way
     /// go on there.
-    pub fn places(&self, places: Vec<(ObjectId, Vec<SocketAddr>)>) {
-        if places.is_empty() {
+    pub fn locations(&self, locations: Vec<(ObjectId, Vec<SocketAddr>)>) {
+        if locations.is_empty() {
             return;
         }
         let mut state = self.shared.lock();
         let state = &mut *state;
-        state.places.extend(places.iter().cloned());
-        let places: HashMap<ObjectId, Vec<SocketAddr>> = places.into_iter().collect();
+        state.locations.extend(locations.iter().cloned());
+        let locations: HashMap<ObjectId, Vec<SocketAddr>> = locations.into_iter().collect();
         let fetches: Vec<FetchId> = state.fetches.keys().copied().collect();
         for fetch in fetches {
-            self.shared.found(state, fetch, &places);
+            self.shared.found(state, fetch, &locations);
         }
     }
 
     /// An object is freed: nobody asks where it lies.
-    pub fn forget_place(&self, object: &ObjectId) {
-        self.shared.lock().places.remove(object);
+    pub fn forget_location(&self, object: &ObjectId) {
+        self.shared.lock().locations.remove(object);
     }
 
     /// Which of these are known to be lost.
@@ -68,11 +68,11 @@ impl Shared {
     /// one first.
     pub(super) fn look_up(&self, parts: &mut [Wanted]) {
         let state = self.lock();
-        if state.places.is_empty() {
+        if state.locations.is_empty() {
             return;
         }
         for wanted in parts {
-            if let Some(at) = state.places.get(&wanted.object).filter(|at| !at.is_empty()) {
+            if let Some(at) = state.locations.get(&wanted.object).filter(|at| !at.is_empty()) {
                 wanted.addresses.clone_from(at);
                 let first = usize::from(self.own_address.port() ^ u16::from(wanted.object.0[0])) % at.len();
                 wanted.addresses.rotate_left(first);
@@ -81,11 +81,11 @@ impl Shared {
     }
 
     /// A fetch may also ask these, who have its objects.
-    pub(super) fn found(&self, state: &mut State, fetch: FetchId, places: &HashMap<ObjectId, Vec<SocketAddr>>) {
+    pub(super) fn found(&self, state: &mut State, fetch: FetchId, locations: &HashMap<ObjectId, Vec<SocketAddr>>) {
         let Some(active) = state.fetches.get_mut(&fetch) else { return };
         let mut new = Vec::new();
         for (piece, far) in (0..).zip(&mut active.far) {
-            for address in places.get(&far.object).into_iter().flatten() {
+            for address in locations.get(&far.object).into_iter().flatten() {
                 if !far.sources.contains(address) {
                     far.sources.push(*address);
                     new.push((piece, *address));
