@@ -16,8 +16,8 @@ from distributed.worker_state_machine import WorkerState
 
 import mission_control
 from mission_control import fetch, job, put
-from mission_control.dask.by_job import ByJob
-from mission_control.dask.turns import Turns
+from mission_control.dask.seams.by_job import ByJob
+from mission_control.dask.seams.turns import Turns
 
 LOCK = threading.Lock()
 BEGAN: list[str] = []

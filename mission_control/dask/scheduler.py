@@ -26,7 +26,7 @@ from tornado.ioloop import PeriodicCallback
 
 from mission_control import _native, page
 from mission_control.controller import SAID, MissionController
-from mission_control.dask import queue, seams
+from mission_control.dask.seams import objects, queue, replace
 from mission_control.jobs import ANNOTATION
 from mission_control.metrics import Metrics
 from mission_control.policies import Policy, name_of
@@ -86,7 +86,7 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
         self.undo = ExitStack()
         self._inherit_jobs(scheduler)
         self._send_jobs(scheduler)
-        seams.wrap(self, scheduler, self.undo)
+        objects.count_objects(self, scheduler, self.undo)
         queue.queue_by_job(self, scheduler, self.undo)
         for worker in scheduler.workers:
             self.known(worker)
@@ -279,7 +279,7 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
                 message["annotations"] = {**message["annotations"], ANNOTATION: parsed(spec)}
             return message
 
-        seams.replace(self.undo, scheduler, "_task_to_msg", with_job)
+        replace(self.undo, scheduler, "_task_to_msg", with_job)
 
     def _inherit_jobs(self, scheduler: Scheduler) -> None:
         """Plug-ins are not told which task submits a graph; the stream handler is."""

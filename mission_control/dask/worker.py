@@ -21,7 +21,7 @@ from tornado.ioloop import PeriodicCallback
 from mission_control import _native
 from mission_control.carried import carried_by
 from mission_control.dask import results
-from mission_control.dask.turns import Turns
+from mission_control.dask.seams.turns import Turns
 from mission_control.throttle import ThrottleController
 
 logger = logging.getLogger(__name__)

@@ -14,8 +14,8 @@ from typing import Any
 from distributed import Scheduler
 from distributed.collections import HeapSet
 
-from mission_control.dask.by_job import ByJob
 from mission_control.dask.seams import replace, wanted
+from mission_control.dask.seams.by_job import ByJob
 
 logger = logging.getLogger(__name__)
 

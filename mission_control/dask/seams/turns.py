@@ -18,8 +18,8 @@ from distributed.threadpoolexecutor import ThreadPoolExecutor, thread_state
 from distributed.worker_state_machine import UnpauseEvent, WorkerState
 
 from mission_control import _native, turns
-from mission_control.dask.by_job import ByJob
 from mission_control.dask.seams import replace, wanted
+from mission_control.dask.seams.by_job import ByJob
 from mission_control.jobs import ANNOTATION
 
 logger = logging.getLogger(__name__)

@@ -1,8 +1,4 @@
-"""Where Dask asks nobody: parts of its scheduler that Mission Control replaces by private names.
-
-Each is checked when the plug-in starts. One that is not as expected is left as it is, with a warning: Dask goes on
-without what it would have brought.
-"""
+"""Dask's scheduler counts the objects that results name: when it places tasks, and when workers retire."""
 
 from __future__ import annotations
 
@@ -12,35 +8,21 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-import dask
 from distributed import Scheduler
+
+from mission_control.dask.seams import replace
 
 if TYPE_CHECKING:
     from mission_control.dask.scheduler import MissionControlScheduler
 
 logger = logging.getLogger(__name__)
 
-PARTS = ("lend-threads", "order-tasks", "queue-by-job")
-"""Set ``mission-control.lend-threads`` and so on to false to have Dask's own way."""
-
 INPUTS_MAX = 32
 """A task that takes from more than this has as much to bring wherever it runs; to look would only cost."""
 
 
-def wanted(part: str, default: bool = True) -> bool:
-    """Whether a part is turned on."""
-    assert part in PARTS
-    return bool(dask.config.get(f"mission-control.{part}", default=default))
-
-
-def replace(undo: ExitStack, owner: Any, name: str, value: Any) -> None:
-    """Replaces a method on one object, until `undo` closes: its class has the original."""
-    setattr(owner, name, value)
-    undo.callback(vars(owner).pop, name, None)
-
-
-def wrap(plugin: MissionControlScheduler, scheduler: Scheduler, undo: ExitStack) -> None:
-    """Replaces them on one scheduler."""
+def count_objects(plugin: MissionControlScheduler, scheduler: Scheduler, undo: ExitStack) -> None:
+    """Replaces the methods of one scheduler that place tasks and retire workers."""
     for name, parameters, make, without in (
         ("_track_retire_worker", ["ws", "policy"], hand_over, "objects of workers that retire are computed again"),
         ("get_comm_cost", ["ts", "ws"], count_far, "tasks are placed without regard to their objects"),

@@ -1,0 +1,27 @@
+"""Private parts of Dask that Mission Control replaces, because Dask asks nobody there.
+
+Each is checked when its plug-in starts. One that is not as expected stays as it is, with a warning: Dask goes on without
+what it would have brought. :mod:`.objects` and :mod:`.queue` belong to the scheduler, :mod:`.turns` to a worker.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+import dask
+
+PARTS = ("lend-threads", "order-tasks", "queue-by-job")
+"""Set ``mission-control.lend-threads`` and so on to false to have Dask's own way."""
+
+
+def wanted(part: str, default: bool = True) -> bool:
+    """Whether a part is turned on."""
+    assert part in PARTS
+    return bool(dask.config.get(f"mission-control.{part}", default=default))
+
+
+def replace(undo: ExitStack, owner: Any, name: str, value: Any) -> None:
+    """Replaces a method on one object, until `undo` closes: its class has the original."""
+    setattr(owner, name, value)
+    undo.callback(vars(owner).pop, name, None)
