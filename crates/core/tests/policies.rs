@@ -188,7 +188,7 @@ proptest! {
             queue.done(turn.group, turn.member, moved, moved);
             for a in &all.queues {
                 for b in &all.queues {
-                    // the bound of Golestani 1994.
+                    // All begin at once: the bound of `host/fair.rs` without its last part.
                     let apart = served[&a.queue] / a.weight - served[&b.queue] / b.weight;
                     prop_assert!(apart <= MOST / a.weight + MOST / b.weight + 1.0, "{} and {}", a.queue, b.queue);
                 }

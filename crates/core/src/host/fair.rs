@@ -1,16 +1,20 @@
 //! Weighted fair queueing of requests: by groups, and alike by the members of each; or by members alone.
 //!
-//! Self-clocked fair queueing (Golestani 1994) with chunks in place of packets. A request begins where the last request
-//! of its queue ended, or at the virtual time if that is later. It ends as many bytes later as it has, divided by the weight of its
-//! queue. The request that ends first is granted first, and the virtual time is where that one ends. Thus a newcomer of little
-//! weight waits: if the request that *begins* first were granted first, a small transfer of a favoured job would wait for a chunk
-//! of every other job. The levels follow Bennett and Zhang (1996): a group's turn is decided among groups, and within the group
+//! Requests ask for chunks. A request begins where the last request of its queue ended, or at the virtual time if that is later. It ends as many bytes
+//! later as it has, divided by the weight of its queue. The virtual time is the latest begin of a granted request, as in
+//! start-time fair queueing (Goyal, Vin and Cheng 1996, section 2). The request that **ends** first is granted first, as in
+//! self-clocked fair queueing (Golestani 1994). Thus a newcomer of little weight waits: if the request that begins first came
+//! first, a small transfer of a favoured job would wait for a chunk of every other job. And a newcomer of large weight does not:
+//! if the virtual time were where the granted request ends, a chunk of little weight would put the newcomer behind all others.
+//! The levels follow Bennett and Zhang (1996): a group's turn is decided among groups, and within the group
 //! the same rule decides among its members. Where shares are given to groups, members of a group count alike. Where they
 //! are given to members ([`Level::Members`]), each member has a queue of its own, whatever its group.
 //!
 //! Over any time in which two queues wait and neither is at its cap, the bytes charged to them differ, each divided by its
-//! weight, by at most one largest chunk of either (the bound of Golestani 1994): |b1/w1 - b2/w2| <= c/w1 + c/w2. What a queue was
-//! charged for and did not get, because a chunk broke off, it may have once more on top.
+//! weight, by at most |b1/w1 - b2/w2| <= c/w1 + c/w2 + c/min(w1, w2), where c is the largest chunk. The request of queue 1 that is
+//! granted ends no later than the one that waits in queue 2, so queue 1 is never more than c/w2 ahead, and at first queue 2 is
+//! ahead by at most c/w1, or by c/w2 where queue 1 is new. What a queue was charged for and did not get, because a chunk
+//! broke off, it may have once more on top.
 
 use super::{ClientId, GroupId, MemberId, Ticket};
 use crate::shares::{cap, caps_bind};
@@ -126,11 +130,11 @@ impl FairQueue {
         for queue in &mut self.queues {
             (queue.weight, queue.rank) = named_as(&self.shares, queue.id);
         }
-        // Who has waited has waited for as many bytes: a chunk that was much for a small weight is little for a large one.
+        // Who is ahead stays ahead by as many bytes: a chunk that was much for a small weight is little for a large one.
         for (id, old) in before {
             if let Some(at) = self.queues.iter().position(|queue| queue.id == id) {
-                let waited = self.virtual_time - self.queues[at].tag;
-                self.queues[at].tag = self.virtual_time - waited * old / self.weight(at);
+                let ahead = self.queues[at].tag - self.virtual_time;
+                self.queues[at].tag = self.virtual_time + ahead * old / self.weight(at);
             }
         }
         self.forget_idle();
@@ -222,6 +226,7 @@ impl FairQueue {
                 self.waiting -= gone;
             }
         }
+        self.settle_if_idle();
         self.forget_idle();
     }
 
@@ -252,9 +257,9 @@ impl FairQueue {
         let at = best?.1;
         let weight = self.weight(at);
         let queue = &mut self.queues[at];
+        self.virtual_time = self.virtual_time.max(queue.tag);
         let turn = queue.pop()?;
         queue.tag += turn.request.bytes as f64 / weight;
-        self.virtual_time = self.virtual_time.max(queue.tag);
         queue.waiting -= 1;
         queue.in_use += 1;
         self.waiting -= 1;
@@ -320,17 +325,36 @@ impl FairQueue {
         1.0 / self.shares.len().max(1) as f64
     }
 
-    /// Forgets a member or queue that is idle. Nothing is lost: no tag is later than the virtual time, where it would begin anew.
+    /// Forgets a member or queue that is idle. One that is ahead of the others is kept: it has had its bytes.
     fn forget_if_idle(&mut self, at: usize) {
-        if self.queues[at].idle() {
-            self.queues.swap_remove(at);
-        } else {
-            self.queues[at].members.retain(|member| !member.idle());
+        if self.settle_if_idle() {
+            self.forget_idle();
+            return;
         }
+        let queue = &mut self.queues[at];
+        if queue.is_forgotten(self.virtual_time) {
+            self.queues.swap_remove(at);
+            return;
+        }
+        let virtual_time = queue.virtual_time;
+        queue.members.retain(|member| !member.idle() || member.tag > virtual_time);
+    }
+
+    /// Where nothing waits and nothing is held nobody is ahead of anybody.
+    fn settle_if_idle(&mut self) -> bool {
+        let idle = self.waiting == 0 && self.in_use == 0;
+        if idle {
+            self.virtual_time = self.queues.iter().map(|queue| queue.tag).fold(self.virtual_time, f64::max);
+        }
+        idle
     }
 
     fn forget_idle(&mut self) {
-        self.queues.retain(|queue| !queue.idle());
+        let virtual_time = self.virtual_time;
+        self.queues.retain(|queue| !queue.is_forgotten(virtual_time));
+        for queue in self.queues.iter_mut().filter(|queue| queue.idle()) {
+            queue.members.clear();
+        }
     }
 }
 
@@ -359,6 +383,10 @@ impl Queue {
         &mut self.members[at]
     }
 
+    fn is_forgotten(&self, virtual_time: f64) -> bool {
+        self.idle() && self.tag <= virtual_time
+    }
+
     /// Where its next request ends, if the queue weighs so much.
     fn end(&self, weight: f64) -> f64 {
         let bytes = self.next().and_then(|at| self.members[at].waiting.front()).map_or(0, |request| request.bytes);
@@ -375,9 +403,9 @@ impl Queue {
         let at = self.next()?;
         let member = &mut self.members[at];
         let request = member.waiting.pop_front()?;
+        self.virtual_time = self.virtual_time.max(member.tag);
         member.tag += request.bytes as f64;
         member.in_use += 1;
-        self.virtual_time = self.virtual_time.max(member.tag);
         Some(Turn { group: member.group, member: member.id, request })
     }
 }
@@ -591,6 +619,35 @@ mod tests {
         let order: Vec<GroupId> = std::iter::from_fn(|| queue.pop(5)).map(|turn| turn.group).collect();
         assert_eq!(order[..7], [3; 7], "{order:?}");
         assert_eq!(order.len(), 21);
+        // Others have waited for long, and one of them has just had a chunk. It has one request at a time.
+        let light = (10..20).map(|group| share(group, 0.01)).chain([share(3, 0.9)]).collect::<Vec<_>>();
+        queue.set_shares(&groups(&light));
+        (10..20).for_each(|group| queue.push(group, group, request(0, CHUNK)));
+        queue.pop(1).unwrap();
+        for ticket in 0..8 {
+            queue.push(3, 30, request(ticket, CHUNK / 8));
+            let turn = queue.pop(1).unwrap();
+            assert_eq!(turn.group, 3, "request {ticket}");
+            queue.done(3, 30, CHUNK / 8, CHUNK / 8);
+        }
+    }
+
+    /// A queue whose chunks break off has one request at a time: it may have what it did not get.
+    #[test]
+    fn what_is_given_back_is_not_lost_while_nothing_waits() {
+        let mut queue = FairQueue::default();
+        queue.set_shares(&groups(&[share(1, 0.5), share(2, 0.5)]));
+        let mut moved = BTreeMap::from([(1, 0), (2, 0)]);
+        [1, 2].into_iter().for_each(|group| queue.push(group, group, request(0, 4 * CHUNK)));
+        for ticket in 1..300 {
+            let turn = queue.pop(1).unwrap();
+            let came = if turn.group == 1 { CHUNK } else { 4 * CHUNK };
+            *moved.get_mut(&turn.group).unwrap() += came;
+            queue.done(turn.group, turn.member, 4 * CHUNK, came);
+            queue.push(turn.group, turn.member, request(ticket, 4 * CHUNK));
+        }
+        let apart = moved[&1] as f64 - moved[&2] as f64;
+        assert!(apart.abs() <= (16 * CHUNK) as f64, "{moved:?}");
     }
 
     /// A queue that waited long under a tiny weight must neither wait so long under a large one, nor be owed for the time.

@@ -142,7 +142,9 @@ impl Uplink {
             let bits = sent.saturating_sub(before) as f64 * 8.0;
             let full = bits >= FULL * rate as f64 * elapsed.as_secs_f64();
             if elapsed <= OLD {
-                self.more = if full { self.more / 2 } else { self.more.saturating_add(1).saturating_mul(2) };
+                // What was allowed and never used must not be halved first: until then weights would not hold.
+                let used = self.queue.in_use().saturating_sub(self.most);
+                self.more = if full { self.more.min(used) / 2 } else { self.more.saturating_add(1).saturating_mul(2) };
             }
         }
         self.looked = Some((now, sent));

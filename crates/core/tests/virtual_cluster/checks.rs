@@ -160,8 +160,8 @@ impl Ledger {
         }
     }
 
-    /// The bound of Golestani 1994: while two queues wait and neither is held back, the bytes charged to them,
-    /// by weight, differ by at most one chunk of each. What was given back may be had once more.
+    /// The bound of `host/fair.rs`: while two queues wait and neither is held back, the bytes charged to them, by weight, differ
+    /// by at most one chunk of each and one of the lighter. What was given back may be had once more.
     fn check_shares(&mut self, slots: &Slots) {
         let queues: Vec<QueueShare> = self.shares.clone();
         for (at, one) in queues.iter().enumerate() {
@@ -181,7 +181,9 @@ impl Ledger {
                 self.pairs_checked += 1;
                 let [b1, b2, r1, r2] = std::array::from_fn(|index| now[index] - since[index]);
                 let apart = (b1 / one.weight - b2 / other.weight).abs();
-                let most = (self.largest + r1) / one.weight + (self.largest + r2) / other.weight;
+                let most = (self.largest + r1) / one.weight
+                    + (self.largest + r2) / other.weight
+                    + self.largest / one.weight.min(other.weight);
                 assert!(apart <= most * (1.0 + 1e-9) + 1e-6, "queues {a} and {b} are {apart} apart, at most {most}");
             }
         }
