@@ -140,6 +140,26 @@ pub fn check_priority(job: &str, priority: f64) -> Result<(), String> {
     Err(format!("priority {priority} of job {job}: use a number above 0, at most {PRIORITY_MAX:e}"))
 }
 
+/// Letters that the name of a job, its user or its class may have: names are in every report, log and metric.
+pub const NAME_MAX: usize = 256;
+
+/// Whether something can have this name.
+///
+/// # Errors
+/// One line that says which it can have.
+pub fn check_name(what: &str, name: &str) -> Result<(), String> {
+    if !name.is_empty() && name.chars().count() <= NAME_MAX && !name.chars().any(char::is_control) {
+        return Ok(());
+    }
+    let start: String = name.chars().take(40).collect();
+    Err(format!("{what} {start:?}: use 1 to {NAME_MAX} letters that can be printed"))
+}
+
+/// A name as it can be: cut, and without what cannot be printed.
+pub fn fit_name(name: &str) -> String {
+    name.chars().take(NAME_MAX / 2).map(|letter| if letter.is_control() { '?' } else { letter }).collect()
+}
+
 /// What the user says of a job when it is given to the engine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct JobSpec {
@@ -164,6 +184,18 @@ pub struct JobSpec {
 }
 
 impl JobSpec {
+    /// Whether it makes sense, whatever the cluster.
+    ///
+    /// # Errors
+    /// One line that says what is wrong with it.
+    pub fn check(&self) -> Result<(), String> {
+        check_name("job", &self.job)?;
+        for (what, word) in [("user", &self.user), ("class", &self.class)] {
+            word.as_ref().map_or(Ok(()), |word| check_name(what, word))?;
+        }
+        check_priority(&self.job, self.priority)
+    }
+
     /// A job of which nothing else is known.
     pub fn named(job: JobId) -> JobSpec {
         JobSpec {

@@ -10,6 +10,7 @@ use crate::segment::SHARED_MIN;
 use crate::store::Store;
 use mission_core::control::{Describe, Described, HAND_OVER, Keep, MANIFEST_MIN, Take, Untaken};
 use mission_core::types::{Demands, Encryption, TransferId};
+use mission_core::units::format_bytes;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io;
@@ -65,7 +66,7 @@ pub struct Taker {
 impl Taker {
     pub(crate) fn new(fetcher: Arc<Fetcher>, store: Arc<Store>, control: Arc<Control>) -> io::Result<Taker> {
         let (own, (takes, to_take), (keeps, to_keep)) =
-            (Arc::new(Own { fetcher, store, control }), channel(), channel());
+            (Arc::new(Own { fetcher, store, control, large: Mutex::default() }), channel(), channel());
         let mut taker = Taker { takes: Some(takes), keeps: Some(keeps), threads: Vec::new() };
         let keeper = own.clone();
         taker.threads.push(thread::Builder::new().name("mission-keep".into()).spawn(move || {
@@ -102,6 +103,8 @@ struct Own {
     fetcher: Arc<Fetcher>,
     store: Arc<Store>,
     control: Arc<Control>,
+    /// Held while an object comes of which not all that may come at once would fit.
+    large: Mutex<()>,
 }
 
 impl Own {
@@ -139,6 +142,9 @@ impl Own {
         if self.store.get(&object).is_some() {
             return Ok(());
         }
+        if parts == 0 {
+            return Err("nobody has said how many parts it has".into());
+        }
         let copies = (0..parts).map(|part| self.store.copies.get(&(object, part)).filter(|copy| copy.is_whole()));
         let copies: Vec<Arc<PartCopy>> = copies.collect::<Option<_>>().ok_or("it has not all of its parts")?;
         let bytes: Vec<&[u8]> =
@@ -168,6 +174,12 @@ impl Own {
         }
         let numbered = (0u32..).zip(&entry.sizes);
         let parts = numbered.map(|(part, len)| wanted(take, object, part, *len)).collect::<Result<Vec<_>, _>>()?;
+        // It comes into memory before it may go to the spool.
+        let room = self.store.memory_limit();
+        if len > room {
+            return Err(format!("it has {}, and this worker has room for {}", format_bytes(len), format_bytes(room)));
+        }
+        let _one_at_a_time = (len > room / AT_ONCE as u64).then(|| self.large.lock().expect("no panic while held"));
         let demands = Demands { encrypt: take.demands.encrypt.max(entry.encryption), ..take.demands };
         let sharers = self.fetcher.sharers(&take.job, &demands);
         let fetched = self.fetcher.fetch_for(request(take, demands, parts), sharers, || false);

@@ -182,6 +182,11 @@ impl Store {
         gone.is_some()
     }
 
+    /// Bytes of objects that stay in memory.
+    pub fn memory_limit(&self) -> u64 {
+        self.memory_limit
+    }
+
     pub fn len(&self) -> usize {
         self.objects.read().expect("no panic while held").len()
     }

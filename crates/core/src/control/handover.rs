@@ -18,6 +18,9 @@ use std::time::Duration;
 pub const HAND_OVER: &str = "hand-over";
 /// Who could not take an object is asked again after this: what took the room may be gone.
 pub const TRY_AGAIN: Duration = Duration::from_secs(5);
+/// Who is to take objects and neither answers nor receives anything for so long does not take them: others are asked. Far
+/// longer than a fetch waits for its next bytes, so this is a process that hangs.
+pub const SILENT: Duration = Duration::from_secs(60);
 
 /// A manifest may always be so long: it is made so long that it can be mapped (`SHARED_MIN` of the data plane).
 pub const MANIFEST_MIN: u64 = 64 << 10;
@@ -70,6 +73,8 @@ pub struct Handover {
     described: BTreeMap<WorkerId, BTreeMap<JobId, Asked>>,
     /// By their manifests.
     batches: BTreeMap<ObjectId, Batch>,
+    /// When each worker that is to take something was told so, answered, or received bytes of it.
+    heard: BTreeMap<WorkerId, Time>,
     /// Who is about to have an object.
     taking: BTreeMap<ObjectId, BTreeSet<WorkerId>>,
     /// Takes without an answer yet. A take stays here when its source is gone: the worker may have all of the object by then.
@@ -109,7 +114,8 @@ struct Batch {
 impl Handover {
     /// How many things are under way.
     pub fn len(&self) -> usize {
-        self.described.len() + self.batches.len() + self.taking.len() + self.unanswered.len() + self.untaken.len()
+        let takes = self.batches.len() + self.taking.len() + self.unanswered.len() + self.untaken.len();
+        self.described.len() + takes + self.heard.len()
     }
 
     pub fn is_leaving(&self, worker: &WorkerId) -> bool {
@@ -118,6 +124,11 @@ impl Handover {
 
     fn is_busy(&self, source: &WorkerId) -> bool {
         self.described.contains_key(source) || self.batches.values().any(|batch| batch.source == *source)
+    }
+
+    /// Whether a worker has still to say what became of something.
+    fn is_taking(&self, worker: &WorkerId) -> bool {
+        self.batches.values().any(|batch| batch.open.iter().any(|(_, target)| target == worker))
     }
 
     fn is_untaken(&self, object: ObjectId, worker: &WorkerId) -> bool {
@@ -183,10 +194,8 @@ impl Controller {
             let whole = self.objects.whole(object);
             let staying = whole.iter().filter(|worker| !self.handover.leaving.contains_key(*worker));
             let have = staying.clone().count() + self.handover.taking.get(&object).map_or(0, BTreeSet::len);
-            let Some(source) = staying.chain(whole).next().cloned() else { continue };
-            if self.handover.is_busy(&source) {
-                continue;
-            }
+            let free = |worker: &&WorkerId| !self.handover.is_busy(worker);
+            let Some(source) = staying.chain(whole).find(free).cloned() else { continue };
             let room = room.get_or_insert_with(|| {
                 let staying = self.workers.keys().filter(|worker| !self.handover.leaving.contains_key(*worker));
                 staying.map(|worker| (worker.clone(), self.objects.bytes_at(worker))).collect()
@@ -278,6 +287,11 @@ impl Controller {
             let free = Message { free: vec![manifest], ..Message::default() };
             return self.tell(source, free.into(), commands);
         }
+        for target in takes.keys() {
+            if !self.handover.is_taking(target) {
+                self.handover.heard.insert(target.clone(), now);
+            }
+        }
         self.handover.batches.insert(manifest, Batch { source: source.clone(), open });
         let demands = self.jobs.spec(&job).map(|spec| spec.demands).unwrap_or_default();
         for (target, objects) in takes {
@@ -298,6 +312,7 @@ impl Controller {
         if took.is_empty() && untaken.is_empty() {
             return;
         }
+        self.handover.heard.entry(worker.clone()).and_modify(|heard| *heard = now);
         let batches = self.handover.batches.len();
         let (mut free, mut moved) = (Vec::new(), Vec::new());
         for object in took {
@@ -346,7 +361,8 @@ impl Controller {
 
     /// Bytes of objects arrive at a worker that takes some: those that it takes from get on.
     pub(super) fn hand_over_moves(&mut self, now: Time, target: &WorkerId) {
-        let Handover { batches, leaving, .. } = &mut self.handover;
+        let Handover { batches, leaving, heard, .. } = &mut self.handover;
+        heard.entry(target.clone()).and_modify(|heard| *heard = now);
         for batch in batches.values().filter(|batch| batch.open.iter().any(|(_, worker)| worker == target)) {
             if let Some(leaving) = leaving.get_mut(&batch.source) {
                 leaving.progress_at = now;
@@ -369,6 +385,9 @@ impl Controller {
         let (manifest, batch) = batches.find(|(_, batch)| batch.open.contains(&own))?;
         batch.open.remove(&own);
         let (manifest, source, over) = (*manifest, batch.source.clone(), batch.open.is_empty());
+        if !self.handover.is_taking(worker) {
+            self.handover.heard.remove(worker);
+        }
         if over {
             self.handover.batches.remove(&manifest);
             let free = Message { free: vec![manifest], ..Message::default() };
@@ -386,6 +405,7 @@ impl Controller {
             commands.push(record(Record::HandedOver { worker: worker.clone(), objects, bytes }));
         }
         self.handover.stop_describing(worker, None);
+        self.handover.heard.remove(worker);
         self.handover.unanswered.retain(|(_, target)| target != worker);
         let open = self.handover.batches.values().flat_map(|batch| &batch.open);
         let open: Vec<ObjectId> = open.filter(|(_, target)| target == worker).map(|(object, _)| *object).collect();
@@ -401,6 +421,8 @@ impl Controller {
             let batch = self.handover.batches.remove(&manifest).expect("it was just there");
             batch.open.iter().for_each(|(object, target)| self.handover.stop_taking(*object, target));
         }
+        let Handover { batches, heard, .. } = &mut self.handover;
+        heard.retain(|worker, _| batches.values().any(|batch| batch.open.iter().any(|(_, target)| target == worker)));
         for workers in self.handover.untaken.values_mut() {
             workers.remove(worker);
         }
@@ -411,12 +433,32 @@ impl Controller {
     /// Asks again who could not take an object, and lets a worker leave that nobody can help.
     pub(super) fn hand_over_again(&mut self, now: Time, commands: &mut Vec<Command>) {
         self.handover.soon = false;
+        self.pass_over_silent(now, commands);
         if self.handover.again.is_some_and(|again| now >= again) {
             self.handover.again = None;
             self.handover.untaken.clear();
         }
         if self.shall_hand_over() {
             self.hand_over(now, commands);
+        }
+    }
+
+    /// Others are asked in place of workers that are to take something and say nothing. A late answer still counts.
+    fn pass_over_silent(&mut self, now: Time, commands: &mut Vec<Command>) {
+        let silent = self.handover.heard.extract_if(.., |_, heard| now.since(*heard) >= SILENT);
+        for worker in silent.map(|(worker, _)| worker).collect::<Vec<_>>() {
+            let open = self.handover.batches.values().flat_map(|batch| &batch.open);
+            let open: Vec<ObjectId> = open.filter(|(_, target)| *target == worker).map(|(object, _)| *object).collect();
+            for object in open {
+                let source = self.answered(object, &worker, commands);
+                if let Some(leaving) = source.and_then(|source| self.handover.leaving.get_mut(&source)) {
+                    leaving.why = Some(format!("{worker} said nothing for {} s", SILENT.as_secs()));
+                }
+                if self.objects.has(object) {
+                    self.handover.untaken.entry(object).or_default().insert(worker.clone());
+                    self.handover.again.get_or_insert(now + SILENT);
+                }
+            }
         }
     }
 

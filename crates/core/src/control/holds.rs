@@ -31,11 +31,14 @@ impl Holds {
     /// A task is given to a worker, or to another one.
     pub fn begin(&mut self, task: u64, worker: &WorkerId) {
         let places = self.places.entry(task).or_default();
-        if places.iter().all(|(own, _)| own != worker) {
-            places.push((worker.clone(), self.next));
-            self.workers.entry(worker.clone()).or_default().tasks.insert(self.next, task);
-            self.next += 1;
+        if let Some(at) = places.iter().position(|(own, _)| own == worker) {
+            // Stolen, and stolen back: it runs where it was given last.
+            let place = places.remove(at);
+            return places.push(place);
         }
+        places.push((worker.clone(), self.next));
+        self.workers.entry(worker.clone()).or_default().tasks.insert(self.next, task);
+        self.next += 1;
     }
 
     /// A task is done, or was taken away; gives the holds that are over.
@@ -122,6 +125,10 @@ mod tests {
         holds.begin(1, &worker("two"));
         let hold = holds.hold(&[worker("two")]).unwrap();
         assert_eq!(holds.end(1), [hold]);
+        // And back again.
+        ["one", "two", "one"].into_iter().for_each(|name| holds.begin(1, &worker(name)));
+        assert_eq!(holds.worker_of(1), Some(&worker("one")));
+        assert!(holds.end(1).is_empty());
         assert_eq!(holds.len(), 0);
     }
 

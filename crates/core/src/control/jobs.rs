@@ -5,7 +5,7 @@
 
 use super::{Change, Command, Controller, Message, NewTask, Origin, Record, record};
 use crate::mission;
-use crate::types::{Encryption, JobId, JobSpec, WorkerId};
+use crate::types::{Encryption, JobId, JobSpec, WorkerId, fit_name};
 use crate::units::Time;
 use std::collections::BTreeSet;
 use std::collections::btree_map::{BTreeMap, Entry};
@@ -238,7 +238,7 @@ pub struct Ending {
 
 impl Controller {
     pub(super) fn admit(&mut self, now: Time, mut spec: JobSpec, client: &ClientId, commands: &mut Vec<Command>) {
-        if let Err(why) = crate::types::check_priority(&spec.job, spec.priority) {
+        if let Err(why) = spec.check() {
             return commands.push(Command::Invalid { why });
         }
         let refused = self.mission.admits(&spec).err().or_else(|| self.lacks(&spec));
@@ -284,7 +284,7 @@ impl Controller {
     pub(super) fn tasks(&mut self, now: Time, origin: Origin, tasks: Vec<NewTask>, commands: &mut Vec<Command>) {
         let spec = self.spec_of(origin);
         let job = spec.job.clone();
-        if let Err(why) = crate::types::check_priority(&job, spec.priority) {
+        if let Err(why) = spec.check() {
             return commands.push(Command::Invalid { why });
         }
         self.arrive(now, spec, false, commands);
@@ -306,6 +306,8 @@ impl Controller {
         if let Some(parent) = parent {
             return parent.clone();
         }
+        // The program did not mean it as the name of a job.
+        let span = span.filter(|span| !span.is_empty()).map(|span| fit_name(&span).into());
         JobSpec::named(self.jobs.name(&span.unwrap_or_else(|| client.clone()), &client))
     }
 

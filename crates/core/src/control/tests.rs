@@ -406,11 +406,54 @@ fn who_has_no_room_is_asked_again_and_a_worker_that_nobody_can_help_leaves_at_la
     world.pass(HAND_OVER_WITHIN);
     assert!(!world.is_handing_over());
     let gave_up = world.records.iter().any(|record| {
-        matches!(record, Record::NotHandedOver { objects: 1, bytes: 5, why, .. } if why == "c: the disk is full")
+        matches!(record, Record::NotHandedOver { objects: 1, bytes: 5, why, .. } if why == "b said nothing for 60 s")
     });
     assert!(gave_up, "{:?}", world.records);
     world.event(Event::Gone { worker: "a".into() });
     assert_eq!(world.recompute, BTreeSet::from([1]));
+}
+
+#[test]
+fn whoever_says_nothing_is_passed_over_and_may_still_answer_late() {
+    let mut world = leaving(&[11, 12]);
+    world.describes("a", 99);
+    let (b, c) = (world.takes("b"), world.takes("c"));
+    world.took("c", &c);
+    world.pass(SILENT / 2);
+    assert!(world.describes("a", 98).is_empty(), "it is still being taken");
+    world.pass(SILENT / 2);
+    assert_eq!(world.describes("a", 98), b);
+    assert_eq!(world.takes("c"), b, "the other one is asked");
+    world.took("b", &b);
+    assert!(world.heard("b").0.is_empty(), "it has it after all");
+    world.took("c", &b);
+    assert!(!world.is_handing_over() && world.recompute.is_empty());
+    world.event(Event::Gone { worker: "a".into() });
+    for task in [1, 2] {
+        world.event(Event::Forgotten { task });
+    }
+    world.pass(SILENT);
+    assert_eq!(world.left(), []);
+}
+
+#[test]
+fn a_second_data_plane_of_a_worker_has_none_of_the_objects_of_the_first() {
+    let mut world = World::new(&["a", "b"]);
+    world.task(1, "etl", None);
+    world.carries(1, 11, "a");
+    world.told.clear();
+    let environment = Environment { carriers: vec![Transport::Tcp], interfaces: 1, ..Environment::default() };
+    world.event(Event::Join {
+        worker: "a".into(),
+        host: "host of a".into(),
+        address: "a:2".into(),
+        environment,
+        problems: vec![],
+        protocol: PROTOCOL,
+    });
+    assert_eq!(world.recompute, BTreeSet::from([1]));
+    world.event(Event::Flush);
+    assert_eq!(world.heard("b").1, [11]);
 }
 
 #[test]
@@ -532,4 +575,21 @@ fn where_nobody_has_all_parts_or_answers_the_result_is_computed_again() {
     world.event(Event::Forgotten { task: 1 });
     world.pass(LAST_WORDS);
     assert_eq!(world.left(), []);
+}
+
+#[test]
+fn names_that_cannot_be_printed_are_refused_and_those_of_spans_are_made_fit() {
+    let mut world = World::new(&["a"]);
+    let origin = |spec, span| Origin { client: "client".into(), spec, by: None, span };
+    let new = |task| vec![NewTask { task, stage: "stage".into(), kind: Kind::Work, inputs: vec![] }];
+    for wrong in ["", "a\nWARNING", &"x".repeat(300)] {
+        let spec = Some(JobSpec::named(wrong.into()));
+        let said = world.event(Event::Tasks { origin: origin(spec.clone(), None), tasks: new(1) });
+        assert!(matches!(&said[..], [Command::Invalid { why }] if why.len() < 200 && !why.contains('\n')), "{said:?}");
+        assert!(world.controller.spec_of_task(1).is_none());
+        let said = world.event(Event::Admit { spec: spec.unwrap(), client: "client".into() });
+        assert!(matches!(&said[..], [Command::Invalid { .. }]), "{said:?}");
+    }
+    world.event(Event::Tasks { origin: origin(None, Some("two\nlines".into())), tasks: new(2) });
+    assert_eq!(world.controller.job_of(2).map(|job| &**job), Some("two?lines"));
 }

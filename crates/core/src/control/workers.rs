@@ -30,6 +30,10 @@ impl Controller {
     ) {
         let Joined { host, address, .. } = &joined;
         let (host, address) = (host.clone(), address.clone());
+        if self.workers.get(&worker).is_some_and(|known| known.address != address) {
+            // Another data plane of the same worker: the objects went with the first one.
+            self.gone(now, &worker, commands);
+        }
         commands.push(record(Record::Worker { worker: worker.clone(), host: host.clone(), address: address.clone() }));
         self.without.remove(&worker);
         self.workers.insert(worker.clone(), joined);
