@@ -29,6 +29,10 @@ SAID = {
 """Events that workers and clients send, with their fields. Other fields are dropped."""
 
 
+LOGGED_MAX = 500
+"""Characters of a text that another process wrote."""
+
+
 class MissionController(ABC):
     """The controller of one cluster. All methods run in the thread of the engine's scheduler, except where noted."""
 
@@ -87,7 +91,8 @@ class MissionController(ABC):
 
     def carry_out(self, commands: str | None) -> dict[str, Any]:
         """Carry out core's commands (JSON); return those that answer the caller, by kind."""
-        answers = {}
+        answers: dict[str, Any] = {}
+        recompute: list[int] = []
         for command in json.loads(commands) if commands is not None else ():
             kind = command.pop("command")
             if kind == "tell":
@@ -95,7 +100,7 @@ class MissionController(ABC):
             elif kind == "record":
                 self._record(command["record"])
             elif kind == "recompute":
-                self.recompute(command["tasks"])
+                recompute += command["tasks"]
             elif kind == "soon":
                 self.soon(lambda: self.event("flush"))
             elif kind == "weigh":
@@ -103,6 +108,9 @@ class MissionController(ABC):
                     self.runner.ask(command["transfers"])
             else:
                 answers[kind] = command
+        if recompute:
+            # Last: the engine's events that follow from it have commands of their own, and messages go in order.
+            self.recompute(recompute)
         return answers
 
     def join(self, **introduction: Any) -> dict[str, Any]:
@@ -156,13 +164,18 @@ class MissionController(ABC):
 
     def _record(self, record: dict[str, Any]) -> None:
         if record["kind"] == "policy-error":
-            logger.warning(record["why"])
+            logger.warning(one_line(record["why"]))
         elif record["kind"] == "not-handed-over":
             size = _native.format_bytes(record["bytes"])
             logger.warning(
                 "worker %s leaves with %d objects (%s) that nobody else has, so their tasks run again: %s",
-                *(record["worker"], record["objects"], size, record["why"]),
+                *(record["worker"], record["objects"], size, one_line(record["why"])),
             )
         if "task" in record:
             record["key"] = self.name_of_task(record.pop("task"))
         self.log.add(record)
+
+
+def one_line(text: str) -> str:
+    """Return the start of a text that another process wrote, fit for a log."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text[:LOGGED_MAX])

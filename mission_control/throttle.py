@@ -24,6 +24,10 @@ ASK_AGAIN_S = 1.0
 """Shortest time between two requests for missing messages: the answer to the first may be on its way."""
 
 
+MEMORY = ("live", "kept", "spooled")
+"""Kinds of memory of a data plane: in use; free and kept for what comes next; on disk. In bytes."""
+
+
 class ThrottleController(ABC):
     """The controller of one worker process. :attr:`endpoint` is its data plane, once it has joined."""
 
@@ -47,6 +51,8 @@ class ThrottleController(ABC):
         self.closing = False
         self.objects = TaskObjects()
         self.asked_again_at = 0.0
+        self.missing_after: int | None = None
+        """The version after which messages are missing, if some are and they were not asked for yet."""
 
     def introduction(self, endpoint: _native.Endpoint) -> dict[str, Any]:
         """Return what :meth:`MissionController.join` takes, except the worker's name."""
@@ -70,8 +76,8 @@ class ThrottleController(ABC):
         if self.closing or self.endpoint is None:
             return
         missing_after, last_of, probed = self.endpoint.hear(version, json.dumps(message))
-        if missing_after is not None and time.monotonic() - self.asked_again_at > ASK_AGAIN_S:
-            self._ask_again(missing_after)
+        self.missing_after = missing_after
+        self._ask_if_missing()
         if last_of is not None:
             self.report(last_of)
         if probed:
@@ -84,6 +90,7 @@ class ThrottleController(ABC):
             last_of: A job that has ended; this report is the last that names it.
         """
         assert self.endpoint is not None
+        self._ask_if_missing()
         report = self.endpoint.report(sum(os.times()[:2]), last_of)
         if report is not None:
             self.say("report", report=json.loads(report))
@@ -106,6 +113,12 @@ class ThrottleController(ABC):
         """Return what the data plane holds: bytes, objects, connections."""
         assert self.endpoint is not None
         return {"time": time.time(), **json.loads(self.endpoint.resources())}
+
+    def _ask_if_missing(self) -> None:
+        """Request missing messages, but not more often than each :data:`ASK_AGAIN_S`."""
+        if self.missing_after is not None and time.monotonic() - self.asked_again_at > ASK_AGAIN_S:
+            self._ask_again(self.missing_after)
+            self.missing_after = None
 
     def _ask_again(self, after: int) -> None:
         """Request all messages after a version."""

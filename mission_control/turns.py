@@ -19,6 +19,8 @@ class _Own(threading.local):
 
     task: tuple[int, str, float] | None = None
     lent = False
+    comes_back = False
+    """It comes back to the pool, which is adjusted meanwhile."""
 
 
 class Turns:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import dask
+import pytest
 from distributed import get_worker, wait
 
 import mission_control
@@ -48,3 +49,12 @@ def client_job() -> str:
 
     with worker_client() as client:
         return client.submit(job_here, pure=False).result(timeout=60)
+
+
+@pytest.mark.parametrize("nonsense", ["etl", {"job": "etl", "priority": None}, {"job": 7}, {"job": "two\nlines"}, 7])
+def test_an_annotation_that_makes_no_sense_costs_no_worker(client, nonsense):
+    workers = set(client.scheduler_info(n_workers=-1)["workers"])
+    with dask.annotate(mission_control=nonsense):
+        tasks = client.map(abs, range(-8, 0), pure=False)
+    assert client.gather(tasks) == list(range(8, 0, -1))
+    assert set(client.scheduler_info(n_workers=-1)["workers"]) == workers

@@ -74,7 +74,7 @@ class LiveTable(Observer):
         for job in progress.status.get("jobs", []):
             for transfer in job["transfers"]:
                 if transfer["asked_bytes"]:
-                    table.add_row(*self.row(progress.status["time"], job, transfer))
+                    table.add_row(*map(Text, self.row(progress.status["time"], job, transfer)))  # names are no markup
         if progress.status.get("hidden"):
             table.add_row(Text(f"and {progress.status['hidden']} more", style="dim"))
         steps = [Text(f"{job}: {step}", style="dim") for job, step in progress.steps.items()]

@@ -25,11 +25,12 @@ from distributed.protocol import pickle
 from tornado.ioloop import PeriodicCallback
 
 from mission_control import _native, page
-from mission_control.controller import SAID, MissionController
+from mission_control.controller import SAID, MissionController, one_line
 from mission_control.dask.seams import objects, queue, replace
 from mission_control.jobs import ANNOTATION
 from mission_control.metrics import Metrics
 from mission_control.policies import Policy, name_of
+from mission_control.throttle import MEMORY
 
 logger = logging.getLogger(__name__)
 
@@ -112,7 +113,7 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
 
     async def on_without(self, worker: str, why: str) -> None:
         """A worker works without a data plane; it may have joined before something failed."""
-        logger.warning("worker %s has no data plane: %s", worker, why)
+        logger.warning("worker %s has no data plane: %s", worker, one_line(why))
         self.event("without", worker=worker, why=why)
         self.known(worker)
 
@@ -148,7 +149,9 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
         for worker, own in status["workers"].items():
             known = self.scheduler.workers.get(worker)
             # Bytes that its data plane uses, by kind, as of its last heartbeat.
-            own["memory"] = known.metrics.get(self.name, {}) if known is not None else {}
+            said = known.metrics.get(self.name) if known is not None else None
+            said = said if isinstance(said, dict) else {}
+            own["memory"] = {kind: said[kind] for kind in MEMORY if isinstance(said.get(kind), int)}
         return status
 
     async def on_since(self, seen: int) -> tuple[int, list[dict[str, Any]]]:
@@ -269,6 +272,9 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
 
         def with_job(task: Any) -> dict[str, Any]:
             message = task_to_message(task)
+            if ANNOTATION in message["annotations"]:
+                # As the client wrote it, which may be nonsense: workers get what core has understood.
+                message["annotations"] = {k: v for k, v in message["annotations"].items() if k != ANNOTATION}
             number = self.numbers.get(task.key)
             if number is None:
                 return message

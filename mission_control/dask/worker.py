@@ -22,7 +22,7 @@ from mission_control import _native
 from mission_control.carried import carried_by
 from mission_control.dask import results
 from mission_control.dask.seams.turns import Turns
-from mission_control.throttle import ThrottleController
+from mission_control.throttle import MEMORY, ThrottleController
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +64,10 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
         except Exception as error:
             # Whatever goes wrong here, the worker works for Dask.
             self.problem = f"{type(error).__name__}: {error}"
+            if self.endpoint is not None:
+                # It has joined: what tasks put there now would be taken for lost.
+                endpoint, self.endpoint = self.endpoint, None
+                await asyncio.get_running_loop().run_in_executor(None, endpoint.close)
             logger.warning("This worker has no data plane, and its tasks cannot put or fetch: %s", self.problem)
             if isinstance(error, NoMissionController):
                 return
@@ -141,7 +145,7 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
     def memory(self, worker: Worker) -> dict[str, int]:
         """Bytes of objects and of what was fetched, bytes that are free and kept for the next ones, bytes on disk."""
         resources = self.resources()
-        return {kind: resources[f"{kind}_bytes"] for kind in ("live", "kept", "spooled")}
+        return {kind: resources[f"{kind}_bytes"] for kind in MEMORY}
 
     # --- what tasks do ----------------------------------------------------------------------------------------------
 

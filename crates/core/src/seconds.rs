@@ -110,6 +110,8 @@ impl Seconds {
         self.jobs.retain(|job, own| has_tasks(job) || own.had > self.virtual_now);
         if self.jobs.keys().all(|job| !has_tasks(job)) {
             self.jobs.clear();
+            // Nobody is ahead of anybody; seconds by tiny weights would otherwise add up until a second is lost in them.
+            self.virtual_now = 0.0;
         }
     }
 }

@@ -63,6 +63,8 @@ struct Job {
     tasks: usize,
 }
 
+/// The smallest weight that counts. A second by a far smaller one would be so long that seconds of others are lost in it.
+const WEIGHT_MIN: f64 = 1e-9;
 /// Tasks begin ahead while less than this part of the memory for objects is in use: one half.
 const AHEAD_MEMORY: u64 = 2;
 
@@ -174,14 +176,15 @@ impl Threads {
         self.tasks.is_empty()
     }
 
+    /// Above 0: see [`WEIGHT_MIN`].
     fn weight(&self, job: &JobId) -> f64 {
         if let Some(weight) = self.weights.get(job).filter(|weight| **weight > 0.0) {
-            return *weight;
+            return weight.max(WEIGHT_MIN);
         }
         let active = self.jobs.iter().filter_map(|(job, own)| Some((*self.weights.get(job)?, own.priority)));
         let (weights, priorities) = active.fold((0.0, 0.0), |(all, of), (weight, own)| (all + weight, of + own));
         let by_priority = if weights > 0.0 && priorities > 0.0 { weights / priorities } else { 1.0 };
-        (self.jobs.get(job).map_or(1.0, |own| own.priority) * by_priority).max(f64::MIN_POSITIVE)
+        (self.jobs.get(job).map_or(1.0, |own| own.priority) * by_priority).max(WEIGHT_MIN)
     }
 
     fn run(&mut self, now: Time, job: &JobId, task: TaskId, commands: &mut Vec<Command>) {

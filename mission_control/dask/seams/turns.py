@@ -7,6 +7,7 @@ parts of Dask's worker. If they are not as expected, tasks run in Dask's own ord
 from __future__ import annotations
 
 import logging
+import math
 import time
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
@@ -23,6 +24,9 @@ from mission_control.dask.seams.by_job import ByJob
 from mission_control.jobs import ANNOTATION
 
 logger = logging.getLogger(__name__)
+
+UNNAMED = ("unnamed", 1.0)
+"""The job and the priority of a task of which nothing is known."""
 
 
 class Turns(turns.Turns):
@@ -98,14 +102,19 @@ class Turns(turns.Turns):
         adjust, submit = executor._adjust_thread_count, executor.submit
 
         def adjust_and_leave() -> None:
-            if not getattr(thread_state, "proceed", True):
+            if not getattr(thread_state, "proceed", True) and not self.own.comes_back:
                 self.leave()
             adjust()
 
         def submit_and_come_back(*args: Any, **kwargs: Any) -> Any:
-            if not getattr(thread_state, "proceed", True):
-                self.come_back()
-            return submit(*args, **kwargs)
+            if getattr(thread_state, "proceed", True):
+                return submit(*args, **kwargs)
+            self.come_back()
+            self.own.comes_back = True  # `submit` adjusts the number of threads, too
+            try:
+                return submit(*args, **kwargs)
+            finally:
+                self.own.comes_back = False
 
         replace(self.undo, executor, "_adjust_thread_count", adjust_and_leave)
         replace(self.undo, executor, "submit", submit_and_come_back)
@@ -137,6 +146,12 @@ class Turns(turns.Turns):
 
 
 def job_of(task: Any) -> tuple[str, float]:
-    """The job of a worker's task, and its priority."""
-    spec = (getattr(task, "annotations", None) or {}).get(ANNOTATION) or {}
-    return spec.get("job", "unnamed"), float(spec.get("priority", 1.0))
+    """The job of a worker's task, and its priority. Dask closes a worker if this raises, whatever the annotation is."""
+    annotations = getattr(task, "annotations", None)
+    spec = annotations.get(ANNOTATION) if isinstance(annotations, dict) else None
+    if not isinstance(spec, dict):
+        return UNNAMED
+    job, priority = spec.get("job"), spec.get("priority", 1.0)
+    if not isinstance(job, str) or not isinstance(priority, int | float) or not 0 < priority < math.inf:
+        return UNNAMED
+    return job, float(priority)
