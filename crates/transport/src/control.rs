@@ -5,7 +5,7 @@ use crate::arbiter;
 use crate::endpoint::Endpoint;
 use crate::handover;
 use crate::object::ObjectId;
-use mission_core::control::{Described, Fetched, Message, Untaken, WorkerReport};
+use mission_core::control::{Described, Fetched, Message, Taken, Untaken, WorkerReport};
 use mission_core::mission;
 use mission_core::pattern::Asked;
 use mission_core::types::{self, JobId, TransferId};
@@ -26,7 +26,7 @@ struct State {
     /// Fetches that began since.
     asked: Vec<Fetched>,
     described: Vec<Described>,
-    took: Vec<types::ObjectId>,
+    took: Vec<Taken>,
     untaken: Vec<Untaken>,
 }
 
@@ -42,8 +42,8 @@ pub struct Left {
 }
 
 impl Control {
-    pub(crate) fn took(&self, object: types::ObjectId) {
-        self.lock().took.push(object);
+    pub(crate) fn took(&self, taken: Taken) {
+        self.lock().took.push(taken);
     }
 
     pub(crate) fn untaken(&self, untaken: Untaken) {

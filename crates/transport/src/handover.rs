@@ -8,7 +8,7 @@ use crate::object::ObjectId;
 use crate::parts::{FetchRequest, Home, Wanted};
 use crate::segment::SHARED_MIN;
 use crate::store::Store;
-use mission_core::control::{Describe, Described, HAND_OVER, Keep, MANIFEST_MIN, Take, Untaken};
+use mission_core::control::{Describe, Described, HAND_OVER, Keep, MANIFEST_MIN, Take, Taken, Untaken};
 use mission_core::types::{Demands, Encryption, TransferId};
 use mission_core::units::format_bytes;
 use serde::{Deserialize, Serialize};
@@ -71,7 +71,7 @@ impl Taker {
         let keeper = own.clone();
         taker.threads.push(thread::Builder::new().name("mission-keep".into()).spawn(move || {
             to_keep.iter().for_each(|Keep { object, parts }| {
-                keeper.say(object.into(), keeper.keep(object.into(), parts));
+                keeper.say(object.into(), None, keeper.keep(object.into(), parts));
             });
         })?);
         taker.threads.push(
@@ -109,16 +109,17 @@ struct Own {
 
 impl Own {
     fn take_all(&self, take: &Take) {
+        let of = Some(take.manifest.into());
         let objects: Vec<(ObjectId, u64)> = take.objects.iter().map(|(object, len)| ((*object).into(), *len)).collect();
         let entries = match self.manifest(take) {
             Ok(entries) => entries,
-            Err(why) => return objects.into_iter().for_each(|(object, _)| self.say(object, Err(why.clone()))),
+            Err(why) => return objects.into_iter().for_each(|(object, _)| self.say(object, of, Err(why.clone()))),
         };
         let left = Mutex::new(objects.into_iter());
         let work = || {
             loop {
                 let Some((object, len)) = left.lock().expect("no panic while held").next() else { return };
-                self.say(object, self.take(take, object, len, entries.get(&object)));
+                self.say(object, of, self.take(take, object, len, entries.get(&object)));
             }
         };
         thread::scope(|scope| {
@@ -130,10 +131,12 @@ impl Own {
         });
     }
 
-    fn say(&self, object: ObjectId, taken: Result<(), String>) {
+    /// Says what became of an object; `of`: the manifest of a request to take it.
+    fn say(&self, object: ObjectId, of: Option<ObjectId>, taken: Result<(), String>) {
+        let (object, manifest) = (object.into(), of.map(Into::into));
         match taken {
-            Ok(()) => self.control.took(object.into()),
-            Err(why) => self.control.untaken(Untaken { object: object.into(), why }),
+            Ok(()) => self.control.took(Taken { object, manifest }),
+            Err(why) => self.control.untaken(Untaken { object, manifest, why }),
         }
     }
 

@@ -59,10 +59,20 @@ pub struct Described {
     pub bytes: u64,
 }
 
-/// A worker could not take an object.
+/// A worker has an object whole that it was told to take or to keep.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Taken {
+    pub object: ObjectId,
+    /// Of the [`Take`]; absent: it was told to keep it.
+    pub manifest: Option<ObjectId>,
+}
+
+/// A worker could not take or keep an object.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Untaken {
     pub object: ObjectId,
+    /// As in [`Taken`].
+    pub manifest: Option<ObjectId>,
     pub why: String,
 }
 
@@ -77,8 +87,9 @@ pub struct Handover {
     heard: BTreeMap<WorkerId, Time>,
     /// Who is about to have an object.
     taking: BTreeMap<ObjectId, BTreeSet<WorkerId>>,
-    /// Takes without an answer yet. A take stays here when its source is gone: the worker may have all of the object by then.
-    unanswered: BTreeSet<(ObjectId, WorkerId)>,
+    /// Takes without an answer yet, by their manifests. A take stays here when its source is gone: the worker may have all of
+    /// the object by then.
+    unanswered: BTreeSet<(ObjectId, ObjectId, WorkerId)>,
     /// Who could not take an object.
     untaken: BTreeMap<ObjectId, BTreeSet<WorkerId>>,
     /// When they are asked again.
@@ -124,6 +135,12 @@ impl Handover {
 
     fn is_busy(&self, source: &WorkerId) -> bool {
         self.described.contains_key(source) || self.batches.values().any(|batch| batch.source == *source)
+    }
+
+    /// What a worker has still to answer for: manifests, and objects.
+    fn open_of(&self, worker: &WorkerId) -> Vec<(ObjectId, ObjectId)> {
+        let open = self.batches.iter().flat_map(|(manifest, batch)| batch.open.iter().map(move |own| (manifest, own)));
+        open.filter(|(_, (_, target))| target == worker).map(|(manifest, (object, _))| (*manifest, *object)).collect()
     }
 
     /// Whether a worker has still to say what became of something.
@@ -279,7 +296,7 @@ impl Controller {
             }
             takes.entry(target.clone()).or_default().push((object, self.objects.bytes(object)));
             self.handover.taking.entry(object).or_default().insert(target.clone());
-            self.handover.unanswered.insert((object, target.clone()));
+            self.handover.unanswered.insert((manifest, object, target.clone()));
             open.insert((object, target));
         }
         let Some(from) = self.workers.get(source).map(|joined| joined.address.clone()) else { return };
@@ -305,7 +322,7 @@ impl Controller {
         &mut self,
         now: Time,
         worker: &WorkerId,
-        took: Vec<ObjectId>,
+        took: Vec<Taken>,
         untaken: Vec<Untaken>,
         commands: &mut Vec<Command>,
     ) {
@@ -315,10 +332,12 @@ impl Controller {
         self.handover.heard.entry(worker.clone()).and_modify(|heard| *heard = now);
         let batches = self.handover.batches.len();
         let (mut free, mut moved) = (Vec::new(), Vec::new());
-        for object in took {
-            let was_asked =
-                self.handover.unanswered.remove(&(object, worker.clone())) || self.doubts.asks(object, worker);
-            let source = self.answered(object, worker, commands);
+        for Taken { object, manifest } in took {
+            let was_asked = match manifest {
+                Some(manifest) => self.handover.unanswered.remove(&(manifest, object, worker.clone())),
+                None => self.doubts.asks(object, worker),
+            };
+            let source = manifest.and_then(|manifest| self.answered(manifest, object, worker, commands));
             if !was_asked && self.objects.whole(object).contains(worker) {
                 continue;
             }
@@ -335,14 +354,15 @@ impl Controller {
                     (now, leaving.objects + 1, leaving.bytes + bytes);
             }
         }
-        for Untaken { object, why } in untaken {
-            let of_take = self.handover.unanswered.remove(&(object, worker.clone()));
-            if !of_take && self.doubts.has(object) {
+        for Untaken { object, manifest, why } in untaken {
+            let Some(manifest) = manifest else {
                 self.keeps_not(now, worker, object, commands);
                 continue;
-            }
-            let source = self.answered(object, worker, commands);
-            if let Some(leaving) = source.and_then(|source| self.handover.leaving.get_mut(&source)) {
+            };
+            self.handover.unanswered.remove(&(manifest, object, worker.clone()));
+            // Else its source is gone, or it was passed over; it may be about to take it from another.
+            let Some(source) = self.answered(manifest, object, worker, commands) else { continue };
+            if let Some(leaving) = self.handover.leaving.get_mut(&source) {
                 leaving.why = Some(format!("{worker}: {why}"));
             }
             if self.objects.has(object) {
@@ -377,14 +397,20 @@ impl Controller {
         }
     }
 
-    /// A worker has said what became of an object; gives whom it had it from.
-    fn answered(&mut self, object: ObjectId, worker: &WorkerId, commands: &mut Vec<Command>) -> Option<WorkerId> {
+    /// A worker has said what became of an object that it was to take; gives whom it had it from, if that was awaited.
+    fn answered(
+        &mut self,
+        manifest: ObjectId,
+        object: ObjectId,
+        worker: &WorkerId,
+        commands: &mut Vec<Command>,
+    ) -> Option<WorkerId> {
+        let batch = self.handover.batches.get_mut(&manifest)?;
+        if !batch.open.remove(&(object, worker.clone())) {
+            return None;
+        }
+        let (source, over) = (batch.source.clone(), batch.open.is_empty());
         self.handover.stop_taking(object, worker);
-        let own = (object, worker.clone());
-        let mut batches = self.handover.batches.iter_mut();
-        let (manifest, batch) = batches.find(|(_, batch)| batch.open.contains(&own))?;
-        batch.open.remove(&own);
-        let (manifest, source, over) = (*manifest, batch.source.clone(), batch.open.is_empty());
         if !self.handover.is_taking(worker) {
             self.handover.heard.remove(worker);
         }
@@ -406,10 +432,10 @@ impl Controller {
         }
         self.handover.stop_describing(worker, None);
         self.handover.heard.remove(worker);
-        self.handover.unanswered.retain(|(_, target)| target != worker);
-        let open = self.handover.batches.values().flat_map(|batch| &batch.open);
-        let open: Vec<ObjectId> = open.filter(|(_, target)| target == worker).map(|(object, _)| *object).collect();
-        open.into_iter().for_each(|object| _ = self.answered(object, worker, commands));
+        self.handover.unanswered.retain(|(_, _, target)| target != worker);
+        for (manifest, object) in self.handover.open_of(worker) {
+            self.answered(manifest, object, worker, commands);
+        }
         let gone: Vec<ObjectId> = self
             .handover
             .batches
@@ -447,10 +473,8 @@ impl Controller {
     fn pass_over_silent(&mut self, now: Time, commands: &mut Vec<Command>) {
         let silent = self.handover.heard.extract_if(.., |_, heard| now.since(*heard) >= SILENT);
         for worker in silent.map(|(worker, _)| worker).collect::<Vec<_>>() {
-            let open = self.handover.batches.values().flat_map(|batch| &batch.open);
-            let open: Vec<ObjectId> = open.filter(|(_, target)| *target == worker).map(|(object, _)| *object).collect();
-            for object in open {
-                let source = self.answered(object, &worker, commands);
+            for (manifest, object) in self.handover.open_of(&worker) {
+                let source = self.answered(manifest, object, &worker, commands);
                 if let Some(leaving) = source.and_then(|source| self.handover.leaving.get_mut(&source)) {
                     leaving.why = Some(format!("{worker} said nothing for {} s", SILENT.as_secs()));
                 }

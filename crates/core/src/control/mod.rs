@@ -32,7 +32,7 @@ use doubt::Doubts;
 pub use doubt::{DOUBT, Keep};
 pub use events::{Carried, Change, Event, NewTask, Origin};
 use handover::Handover;
-pub use handover::{Describe, Described, HAND_OVER, MANIFEST_MIN, SILENT, TRY_AGAIN, Take, Untaken};
+pub use handover::{Describe, Described, HAND_OVER, MANIFEST_MIN, SILENT, TRY_AGAIN, Take, Taken, Untaken};
 use holds::Holds;
 pub use jobs::{ClientId, LAST_WORDS};
 use jobs::{Ending, Jobs};

@@ -16,14 +16,22 @@ struct World {
     told: BTreeMap<WorkerId, VecDeque<Arc<Message>>>,
     records: Vec<Record>,
     recompute: BTreeSet<u64>,
+    /// The manifest of the last request to each worker to take an object.
+    asked: BTreeMap<(String, ObjectId), ObjectId>,
 }
 
 impl World {
     fn new(workers: &[&str]) -> World {
         let environment = Environment { carriers: vec![Transport::Tcp], interfaces: 1, ..Environment::default() };
         let controller = Controller::new("fair", FlowsPerHost::Fixed(10), environment.clone()).unwrap();
-        let mut world =
-            World { controller, now: Time(0), told: BTreeMap::new(), records: Vec::new(), recompute: BTreeSet::new() };
+        let mut world = World {
+            controller,
+            now: Time(0),
+            told: BTreeMap::new(),
+            records: Vec::new(),
+            recompute: BTreeSet::new(),
+            asked: BTreeMap::new(),
+        };
         for worker in workers {
             let (host, address) = (format!("host of {worker}").into(), format!("{worker}:1").into());
             let environment = environment.clone();
@@ -321,12 +329,27 @@ impl World {
 
     /// What a worker is told to take.
     fn takes(&mut self, worker: &str) -> Vec<u128> {
+        self.asked(worker, ObjectId(0));
         let all = self.told.remove(worker).unwrap_or_default();
         all.iter().flat_map(|message| &message.take).flat_map(|take| take.objects.iter().map(|(id, _)| id.0)).collect()
     }
 
+    /// The manifest of the last request to take an object; none: it was told to keep it.
+    fn asked(&mut self, worker: &str, object: ObjectId) -> Option<ObjectId> {
+        for take in self.told.get(worker).into_iter().flatten().flat_map(|message| &message.take) {
+            for (object, _) in &take.objects {
+                self.asked.insert((worker.to_owned(), *object), take.manifest);
+            }
+        }
+        self.asked.get(&(worker.to_owned(), object)).copied()
+    }
+
     fn took(&mut self, worker: &str, objects: &[u128]) {
-        let took = objects.iter().map(|object| ObjectId(*object)).collect();
+        let taken = |object: &u128| {
+            let object = ObjectId(*object);
+            Taken { object, manifest: self.asked(worker, object) }
+        };
+        let took = objects.iter().map(taken).collect();
         self.says(worker, WorkerReport { took, ..WorkerReport::default() });
     }
 
@@ -386,13 +409,14 @@ fn who_has_no_room_is_asked_again_and_a_worker_that_nobody_can_help_leaves_at_la
     let mut world = leaving(&[11]);
     world.describes("a", 99);
     let mut asked = Vec::new();
-    let untaken = || vec![Untaken { object: ObjectId(11), why: "the disk is full".into() }];
+    let untaken = |manifest| vec![Untaken { object: ObjectId(11), manifest, why: "the disk is full".into() }];
     let mut manifest = 100;
     for _ in 0..4 {
         for worker in ["b", "c"] {
             if world.takes(worker) == [11] {
                 asked.push(worker);
-                world.says(worker, WorkerReport { untaken: untaken(), ..WorkerReport::default() });
+                let untaken = untaken(world.asked(worker, ObjectId(11)));
+                world.says(worker, WorkerReport { untaken, ..WorkerReport::default() });
                 manifest += 1;
                 world.describes("a", manifest);
             }
@@ -434,6 +458,31 @@ fn whoever_says_nothing_is_passed_over_and_may_still_answer_late() {
     }
     world.pass(SILENT);
     assert_eq!(world.left(), []);
+}
+
+/// The source of the first take dies, and another worker that has the object is the source of the second.
+#[test]
+fn a_late_answer_to_one_take_is_none_to_another() {
+    let mut world = World::new(&["a", "b", "c"]);
+    world.task(1, "etl", None);
+    let carried = Carried { object: ObjectId(11), owner: "a".into(), parts: 1, bytes: 5, copies: 3 };
+    world.event(Event::Carries { task: 1, objects: vec![carried], alive: true });
+    world.event(Event::Flush);
+    world.describes("a", 99);
+    world.took("b", &[11]);
+    let first = world.asked("c", ObjectId(11));
+    world.event(Event::Gone { worker: "a".into() });
+    world.event(Event::Flush);
+    world.describes("b", 98);
+    let second = world.asked("c", ObjectId(11));
+    assert_eq!((first, second), (Some(ObjectId(99)), Some(ObjectId(98))));
+    let why = "its source is gone".to_owned();
+    let untaken = vec![Untaken { object: ObjectId(11), manifest: first, why }];
+    world.says("c", WorkerReport { untaken, ..WorkerReport::default() });
+    assert!(!world.heard("b").0.contains(&98), "the manifest is still needed");
+    world.took("c", &[11]);
+    assert!(world.heard("c").0.is_empty(), "it keeps what it took");
+    assert!(world.heard("b").0.contains(&98));
 }
 
 #[test]
@@ -532,7 +581,7 @@ impl World {
     }
 
     fn keeps_not(&mut self, worker: &str) {
-        let untaken = vec![Untaken { object: ObjectId(11), why: "it has not all of its parts".into() }];
+        let untaken = vec![Untaken { object: ObjectId(11), manifest: None, why: "it has not all of its parts".into() }];
         self.says(worker, WorkerReport { untaken, ..WorkerReport::default() });
     }
 }

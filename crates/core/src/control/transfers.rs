@@ -1,6 +1,6 @@
 //! What workers report of their transfers.
 
-use super::{Command, Controller, Described, HAND_OVER, Record, Untaken, record};
+use super::{Command, Controller, Described, HAND_OVER, Record, Taken, Untaken, record};
 use crate::mission;
 use crate::pattern::Asked;
 use crate::report::{Merged, TransferReport};
@@ -23,7 +23,7 @@ pub struct WorkerReport {
     /// Manifests of what it was told to describe.
     pub described: Vec<Described>,
     /// What it has taken, whole, of what it was told to take; and what it could not.
-    pub took: Vec<ObjectId>,
+    pub took: Vec<Taken>,
     pub untaken: Vec<Untaken>,
     /// Processor seconds of its process.
     pub cpu: f64,
