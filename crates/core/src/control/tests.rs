@@ -632,11 +632,11 @@ fn names_that_cannot_be_printed_are_refused_and_those_of_spans_are_made_fit() {
     let origin = |spec, span| Origin { client: "client".into(), spec, by: None, span };
     let new = |task| vec![NewTask { task, stage: "stage".into(), kind: Kind::Work, inputs: vec![] }];
     for wrong in ["", "a\nWARNING", &"x".repeat(300)] {
-        let spec = Some(JobSpec::named(wrong.into()));
-        let said = world.event(Event::Tasks { origin: origin(spec.clone(), None), tasks: new(1) });
+        let spec = JobSpec::named(wrong.into());
+        let said = world.event(Event::Tasks { origin: origin(Some(spec.clone()), None), tasks: new(1) });
         assert!(matches!(&said[..], [Command::Invalid { why }] if why.len() < 200 && !why.contains('\n')), "{said:?}");
         assert!(world.controller.spec_of_task(1).is_none());
-        let said = world.event(Event::Admit { spec: spec.unwrap(), client: "client".into() });
+        let said = world.event(Event::Admit { spec, client: "client".into() });
         assert!(matches!(&said[..], [Command::Invalid { .. }]), "{said:?}");
     }
     world.event(Event::Tasks { origin: origin(None, Some("two\nlines".into())), tasks: new(2) });
