@@ -1,7 +1,8 @@
 """Private parts of Dask that Mission Control replaces, because Dask asks nobody there.
 
 Each is checked when its plug-in starts. One that is not as expected stays as it is, with a warning: Dask goes on
-without what it would have brought. :mod:`.objects` and :mod:`.queue` belong to the scheduler, :mod:`.turns` to a worker.
+without what it would have brought. :mod:`.objects` and :mod:`.queue` are for the scheduler, :mod:`.turns` is for a
+worker.
 """
 
 from __future__ import annotations
