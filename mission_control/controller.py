@@ -133,9 +133,32 @@ class MissionController(ABC):
         """
         return self.event("admit", spec=spec, client=client)["admitted"]
 
+    def submit(self, tasks: list[Any], client: str, spec: str | None, by: int | None, span: str | None) -> None:
+        """Take new tasks: ``(number, stage, kind, numbers of inputs)`` of each.
+
+        Args:
+            spec: The job as the program specified it (JSON). If it is invalid, the tasks run without it.
+            by: The task that submitted them.
+            span: What the program calls this part of itself.
+        """
+        try:
+            commands = self.controller.tasks(self.now(), tasks, client, spec, by, span)
+        except ValueError as error:
+            why = one_line(str(error))
+            logger.warning(
+                "%d tasks of %s have no valid job: %s. Use mission_control.job(...)", len(tasks), client, why
+            )
+            commands = self.controller.tasks(self.now(), tasks, client, None, by, span)
+        self.carry_out(commands)
+
     def change(self, job: str, transport: str | None, priority: float | None) -> dict[str, Any]:
         """Change the transport or the priority of a running job; ``error`` and ``refused`` say what is wrong."""
         change: dict[str, Any] = {"priority": priority}
+        if priority is not None:
+            try:
+                _native.check_priority(job, priority)
+            except (ValueError, TypeError, OverflowError) as error:
+                return {"error": str(error), "refused": None}
         if transport is not None:
             if transport not in ("auto", *_native.transports()):
                 known = ", ".join(_native.transports())

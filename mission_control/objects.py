@@ -170,7 +170,10 @@ def put(parts: Iterable[Buffer] | _native.Segment, *, sizes: Sequence[int] | Non
         TypeError: a part is no buffer, or holds Python objects.
         OSError: no memory, or the spool disk is full; nothing was kept.
     """
-    copies = operator.index(copies)
+    try:
+        copies = operator.index(copies)
+    except TypeError:
+        raise TypeError(f"put(copies={copies!r}): give the number of workers, as in copies=2") from None
     if copies < 1:
         raise ValueError(f"put(copies={copies}): at least this worker has the object, so give 1 or more")
     worker, plugin, endpoint = _plane("put")

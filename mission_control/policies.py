@@ -54,9 +54,15 @@ def load(name: str) -> Policy:
 
 
 def name_of(policy: str | Policy) -> str:
-    """As core and people call it."""
+    """As core and people call it.
+
+    Raises:
+        ValueError: it is neither a name nor a function.
+    """
     if isinstance(policy, str):
         return policy
+    if not callable(policy):
+        raise ValueError(f"policy {policy!r}: give the name of one, or a function of the active jobs")
     return PREFIX + getattr(policy, "__qualname__", type(policy).__name__)
 
 

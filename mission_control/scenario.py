@@ -176,7 +176,7 @@ class Workload(Part):
     k: int = Field(100, ge=1, description="kmeans: centres")
     dimensions: int = Field(8, ge=1, description="kmeans: of each point")
     jobs: int = Field(1, ge=1, description="jobs at once, each with its own client and its own input")
-    partitions: int | Literal["auto"] = Field(
+    partitions: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         "auto",
         description="map tasks of each job; auto: one a worker, and at least: sort one for 64 MiB, kmeans 8",
     )

@@ -51,10 +51,15 @@ def client_job() -> str:
         return client.submit(job_here, pure=False).result(timeout=60)
 
 
-@pytest.mark.parametrize("nonsense", ["etl", {"job": "etl", "priority": None}, {"job": 7}, {"job": "two\nlines"}, 7])
+NONSENSE = ["etl", {"job": "etl", "priority": None}, {"job": 7}, {"job": "two\nlines"}, 7, object()]
+
+
+@pytest.mark.parametrize("nonsense", NONSENSE)
 def test_an_annotation_that_makes_no_sense_costs_no_worker(client, nonsense):
     workers = set(client.scheduler_info(n_workers=-1)["workers"])
     with dask.annotate(mission_control=nonsense):
         tasks = client.map(abs, range(-8, 0), pure=False)
+    named = client.submit(job_here, pure=False)
     assert client.gather(tasks) == list(range(8, 0, -1))
+    assert named.result(timeout=60) == client.id, "tasks of the same program have their job"
     assert set(client.scheduler_info(n_workers=-1)["workers"]) == workers

@@ -77,6 +77,7 @@ def test_what_cannot_be_set_is_refused_and_nothing_changes(client, scheduler):
             (["stays"], 2, "give --transport or --priority"),
             (["absent", "--priority", "1"], 2, "there is no job 'absent'"),
             (["stays", "--priority", "0"], 2, "use a number above 0"),
+            (["stays", "--priority", "nan"], 2, "use a number above 0"),
             (["stays", "--transport", "pigeon"], 2, "use auto"),
             (["stays", "--transport", "dctcp"], 4, "dctcp"),
         ]:

@@ -139,6 +139,12 @@ def run(
         raise BadInput(f"--in {world}: unknown world. Use local, lab or --scheduler ADDRESS.")
     # A single variant is not the scenario itself.
     varied = any(entry.study.compare or len(study.runs_of(name, entry)) > 1 for name, entry in scenarios.items())
+    for option, folder in (("--results", results), ("--data", data if world != "cluster" else None)):
+        try:
+            if folder is not None:
+                Path(folder).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BadInput(f"{option} {folder}: cannot be written ({error.strerror}); choose another folder") from None
     if len(scenarios) > 1 or resume or varied:
         if data or keep_data:
             raise BadInput("--data and --keep-data are for one run: leave them out of a study")

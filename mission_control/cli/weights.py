@@ -24,7 +24,9 @@ def weights(
         ),
     ],
     policy: Annotated[str, typer.Option(help=POLICIES)] = "performance-centric",
-    flows_per_host: Annotated[int, typer.Option(help="receiving slots of a host")] = _native.FLOWS_PER_HOST,
+    flows_per_host: Annotated[
+        int, typer.Option(min=1, max=1_000_000, help="receiving slots of a host")
+    ] = _native.FLOWS_PER_HOST,
     as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
 ) -> None:
     """What share of the network each job, or each of its transfers, would get."""
@@ -32,6 +34,8 @@ def weights(
     if twice := {name for name in names if names.count(name) > 1}:
         raise BadInput(f"{min(twice)} is named twice: give each a name of its own, as in {min(twice)}/other")
     parsed = [parse(text) for text in transfers]
+    if policy.startswith("python:"):
+        raise BadInput(f"--policy {policy}: a policy in Python is asked in a cluster: see `mission explain` there")
     priorities: dict[str, float] = {}
     for own in parsed:
         # One that says nothing has that of its job.
@@ -58,22 +62,26 @@ def parse(text: str) -> dict[str, Any]:
     job, slash, transfer = name.partition("/")
     if not job or (slash and not transfer):
         raise BadInput(f"{text!r} has no name: write NAME:priority=2, or NAME/TRANSFER:pattern=broadcast")
+    if not name.isprintable() or name.isspace():
+        raise BadInput(f"{name!r}: use a name that can be printed")
     own: dict[str, Any] = {"job": job, "transfer": transfer or None, "priority": None, "pattern": "shuffle"}
     own |= {"machines": 0, "bytes": 0, "deadline_secs": None}
     for setting in settings:
         match setting.partition("="):
-            case "priority", "=", value if re.fullmatch(r"[0-9]*\.?[0-9]+", value) and float(value) > 0:
-                own["priority"] = float(value)
             case "priority", "=", value:
-                raise BadInput(f"priority {value!r} of {name}: use a number above 0")
+                try:
+                    own["priority"] = float(value)
+                    _native.check_priority(job, own["priority"])
+                except ValueError:
+                    raise BadInput(f"priority {value!r} of {name}: use a number above 0, at most 1e9") from None
             case "pattern", "=", "shuffle" | "broadcast" | "gather" as pattern:
                 own["pattern"] = pattern
             case "pattern", "=", value:
                 raise BadInput(f"pattern {value!r} of {name}: use shuffle, broadcast or gather")
-            case "machines", "=", value if value.isdecimal() and int(value) > 0:
+            case "machines", "=", value if value.isdecimal() and 0 < int(value) < 2**32:
                 own["machines"] = int(value)
             case "machines", "=", value:
-                raise BadInput(f"machines {value!r} of {name}: use a whole number above 0")
+                raise BadInput(f"machines {value!r} of {name}: use a whole number above 0, below 2^32")
             case "bytes", "=", value:
                 try:
                     own["bytes"] = _native.parse_bytes(value)

@@ -206,7 +206,7 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
         def origin(task: Any) -> tuple[str | None, str | None]:
             spec, span = specs.get(task.key), (spans.get(task.key) or {}).get("name") or ()
             named = span[0] if span and span[0] != "default" else None
-            return (json.dumps(spec, sort_keys=True) if spec is not None else None), named
+            return (as_json(spec) if spec is not None else None), named
 
         new = [scheduler.tasks[key] for key in tasks if key not in self.numbers and key in scheduler.tasks]
         for task in new:
@@ -218,7 +218,7 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
             numbered = (self.numbers[task.key], key_split(task.key), kind_of(task.key), inputs)
             groups[origin(task)].append(numbered)
         for (spec, span), numbered_tasks in groups.items():
-            self.carry_out(self.controller.tasks(self.now(), numbered_tasks, client, spec, by, span))
+            self.submit(numbered_tasks, client, spec, by, span)
         if by is not None:
             known = [self.numbers[key] for key in tasks if key in self.numbers]
             self.carry_out(self.controller.submitted(self.now(), by, known))
@@ -315,6 +315,14 @@ def guarded(handler: Callable[..., None]) -> Callable[..., None]:
             logger.exception("What was said by %s makes no sense", said.get("worker") or said.get("client"))
 
     return handle
+
+
+def as_json(spec: Any) -> str:
+    """A job's specification, which may be anything that a client wrote into its annotations."""
+    try:
+        return json.dumps(spec, sort_keys=True)
+    except (TypeError, ValueError):
+        return json.dumps(repr(spec)[:100])  # no specification either
 
 
 @lru_cache(256)
