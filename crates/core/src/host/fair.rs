@@ -14,7 +14,7 @@
 //! weight, by at most |b1/w1 - b2/w2| <= c/w1 + c/w2 + c/min(w1, w2), where c is the largest chunk. The request of queue 1 that is
 //! granted ends no later than the one that waits in queue 2, so queue 1 is never more than c/w2 ahead, and at first queue 2 is
 //! ahead by at most c/w1, or by c/w2 where queue 1 is new. What a queue was charged for and did not get, because a chunk
-//! broke off, it may have once more on top.
+//! broke off, it may have once more on top. (Not quite: seed 348,798 of the virtual cluster is 1.7 % beyond. See the changelog.)
 
 use super::{ClientId, GroupId, MemberId, Ticket};
 use crate::shares::{cap, caps_bind};
