@@ -59,11 +59,11 @@ pub struct Described {
     pub bytes: u64,
 }
 
-/// A worker has an object whole that it was told to take or to keep.
+/// A worker has all of an object that it was asked to take or to keep.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Taken {
     pub object: ObjectId,
-    /// Of the [`Take`]; absent: it was told to keep it.
+    /// Of the [`Take`]; absent: it was asked to keep the object.
     pub manifest: Option<ObjectId>,
 }
 
@@ -83,7 +83,7 @@ pub struct Handover {
     described: BTreeMap<WorkerId, BTreeMap<JobId, Asked>>,
     /// By their manifests.
     batches: BTreeMap<ObjectId, Batch>,
-    /// When each worker that is to take something was told so, answered, or received bytes of it.
+    /// When each worker that is to take something was asked to, answered, or received bytes of it.
     heard: BTreeMap<WorkerId, Time>,
     /// Who is about to have an object.
     taking: BTreeMap<ObjectId, BTreeSet<WorkerId>>,

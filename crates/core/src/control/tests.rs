@@ -13,7 +13,7 @@ struct World {
     controller: Controller,
     now: Time,
     /// What was said to each worker, oldest first.
-    told: BTreeMap<WorkerId, VecDeque<Arc<Message>>>,
+    sent: BTreeMap<WorkerId, VecDeque<Arc<Message>>>,
     records: Vec<Record>,
     recompute: BTreeSet<u64>,
     /// The manifest of the last request to each worker to take an object.
@@ -27,7 +27,7 @@ impl World {
         let mut world = World {
             controller,
             now: Time(0),
-            told: BTreeMap::new(),
+            sent: BTreeMap::new(),
             records: Vec::new(),
             recompute: BTreeSet::new(),
             asked: BTreeMap::new(),
@@ -46,7 +46,7 @@ impl World {
             world.event(Event::Known { worker: (*worker).into(), places: None });
         }
         world.event(Event::Flush);
-        world.told.clear();
+        world.sent.clear();
         world
     }
 
@@ -57,7 +57,7 @@ impl World {
         let mut rest = Vec::new();
         for command in commands {
             match command {
-                Command::Tell { worker, message, .. } => self.told.entry(worker).or_default().push_back(message),
+                Command::Tell { worker, message, .. } => self.sent.entry(worker).or_default().push_back(message),
                 Command::Record { record } => self.records.push(*record),
                 Command::Recompute { tasks } => self.recompute.extend(tasks),
                 other => rest.push(other),
@@ -90,9 +90,9 @@ impl World {
         self.event(Event::Carries { task, objects: vec![carried], alive: true })
     }
 
-    /// What a worker was told to free, and of what it heard that it is lost, since it was asked last.
+    /// What a worker was asked to free, and of what it heard that it is lost, since it was asked last.
     fn heard(&mut self, worker: &str) -> (Vec<u128>, Vec<u128>) {
-        let all = self.told.remove(worker).unwrap_or_default();
+        let all = self.sent.remove(worker).unwrap_or_default();
         let ids = |of: fn(&Message) -> &Vec<ObjectId>| {
             all.iter().flat_map(|message| of(message).iter().map(|id| id.0)).collect()
         };
@@ -119,7 +119,7 @@ fn a_job_is_over_when_all_have_said_their_last_words_or_are_late() {
         };
         world.event(Event::Report { worker: "a".into(), report: of(None, 4) });
         world.event(Event::Forgotten { task: 1 });
-        let asked: Vec<_> = world.told["a"].iter().filter_map(|message| message.report.clone()).collect();
+        let asked: Vec<_> = world.sent["a"].iter().filter_map(|message| message.report.clone()).collect();
         assert!(asked.iter().eq([&job]));
         world.event(Event::Report { worker: "a".into(), report: of(Some(job.clone()), 9) });
         assert!(!world.records.iter().any(|record| matches!(record, Record::JobEnded(_))), "b has not spoken");
@@ -133,7 +133,7 @@ fn a_job_is_over_when_all_have_said_their_last_words_or_are_late() {
             _ => None,
         });
         assert_eq!(ended, Some(if late { 9 } else { 10 }));
-        assert!(world.told["b"].iter().any(|message| message.forget_job == Some(job.clone())));
+        assert!(world.sent["b"].iter().any(|message| message.forget_job == Some(job.clone())));
         assert_eq!(world.left(), []);
         // Late words bring nothing back.
         world.event(Event::Report { worker: "b".into(), report: of(None, 8) });
@@ -246,7 +246,7 @@ fn a_worker_that_the_engine_does_not_know_is_gone_after_a_while() {
         protocol: PROTOCOL,
     });
     assert!(
-        matches!(&said[..], [Command::Briefing { version, .. }] if *version == world.told.get("b").map_or(0, |told| told.len() as u64))
+        matches!(&said[..], [Command::Briefing { version, .. }] if *version == world.sent.get("b").map_or(0, |sent| sent.len() as u64))
     );
     world.pass(KNOWN_WITHIN);
     assert_eq!(world.controller.status(None).workers.len(), 2);
@@ -303,7 +303,7 @@ fn leaving(objects: &[u128]) -> World {
         world.task(task, "etl", None);
         world.carries(task, *object, "a");
     }
-    world.told.clear();
+    world.sent.clear();
     world.event(Event::Leaving { worker: "a".into() });
     world
 }
@@ -314,9 +314,9 @@ impl World {
         self.event(Event::Flush);
     }
 
-    /// What a worker is told to describe; it puts this manifest.
+    /// What a worker is asked to describe; it puts this manifest.
     fn describes(&mut self, worker: &str, manifest: u128) -> Vec<u128> {
-        let all = self.told.remove(worker).unwrap_or_default();
+        let all = self.sent.remove(worker).unwrap_or_default();
         let asked: Vec<&Describe> = all.iter().flat_map(|message| &message.describe).collect();
         if let [Describe { job, objects }] = &asked[..] {
             let described = vec![Described { job: job.clone(), manifest: ObjectId(manifest), bytes: 9 }];
@@ -327,16 +327,16 @@ impl World {
         Vec::new()
     }
 
-    /// What a worker is told to take.
+    /// What a worker is asked to take.
     fn takes(&mut self, worker: &str) -> Vec<u128> {
         self.asked(worker, ObjectId(0));
-        let all = self.told.remove(worker).unwrap_or_default();
+        let all = self.sent.remove(worker).unwrap_or_default();
         all.iter().flat_map(|message| &message.take).flat_map(|take| take.objects.iter().map(|(id, _)| id.0)).collect()
     }
 
-    /// The manifest of the last request to take an object; none: it was told to keep it.
+    /// The manifest of the last request to take an object; none: it was asked to keep the object.
     fn asked(&mut self, worker: &str, object: ObjectId) -> Option<ObjectId> {
-        for take in self.told.get(worker).into_iter().flatten().flat_map(|message| &message.take) {
+        for take in self.sent.get(worker).into_iter().flatten().flat_map(|message| &message.take) {
             for (object, _) in &take.objects {
                 self.asked.insert((worker.to_owned(), *object), take.manifest);
             }
@@ -367,7 +367,7 @@ fn a_worker_that_leaves_waits_until_others_have_its_objects() {
     assert_eq!((b.len(), c.len()), (1, 1), "each takes some");
     world.took("b", &b);
     assert!(world.is_handing_over());
-    assert!(world.told["c"].iter().any(|message| message.locations[0].1 == ["b:1".into(), "a:1".into()]));
+    assert!(world.sent["c"].iter().any(|message| message.locations[0].1 == ["b:1".into(), "a:1".into()]));
     world.took("c", &c);
     assert!(!world.is_handing_over());
     assert_eq!(world.heard("a").0, [99], "nobody needs the manifest any more");
@@ -380,12 +380,12 @@ fn a_worker_that_leaves_waits_until_others_have_its_objects() {
     world.took("b", &[13]);
     assert!(!world.is_handing_over());
     // It is gone, and nothing is computed again.
-    world.told.clear();
+    world.sent.clear();
     world.event(Event::Gone { worker: "a".into() });
     assert!(world.recompute.is_empty());
     let handed = Record::HandedOver { worker: "a".into(), objects: 3, bytes: 15 };
     assert!(world.records.contains(&handed));
-    let locations: Vec<_> = world.told["b"].iter().flat_map(|message| message.locations.clone()).collect();
+    let locations: Vec<_> = world.sent["b"].iter().flat_map(|message| message.locations.clone()).collect();
     assert_eq!(locations.len(), 3);
     assert!(locations.iter().all(|(_, at)| at.len() == 1 && &*at[0] != "a:1"));
     // A result that was on its way carries the reference as it was.
@@ -490,7 +490,7 @@ fn a_second_data_plane_of_a_worker_has_none_of_the_objects_of_the_first() {
     let mut world = World::new(&["a", "b"]);
     world.task(1, "etl", None);
     world.carries(1, 11, "a");
-    world.told.clear();
+    world.sent.clear();
     let environment = Environment { carriers: vec![Transport::Tcp], interfaces: 1, ..Environment::default() };
     world.event(Event::Join {
         worker: "a".into(),
@@ -535,7 +535,7 @@ fn an_object_of_several_copies_lies_on_several_hosts_and_outlives_one_of_them() 
     world.describes("a", 99);
     assert_eq!(world.takes("b"), [11]);
     world.took("b", &[11]);
-    world.told.clear();
+    world.sent.clear();
     world.event(Event::Gone { worker: "a".into() });
     assert!(world.recompute.is_empty());
     // Two shall have it: another one takes it from the one that is left.
@@ -566,7 +566,7 @@ fn in_doubt() -> World {
     for worker in ["b", "c"] {
         world.says(worker, WorkerReport { copied: vec![ObjectId(11)], ..WorkerReport::default() });
     }
-    world.told.clear();
+    world.sent.clear();
     world.event(Event::Gone { worker: "a".into() });
     world.event(Event::Flush);
     world
@@ -575,7 +575,7 @@ fn in_doubt() -> World {
 impl World {
     /// What a worker is asked to keep, and of what it hears that it is lost.
     fn keeps(&mut self, worker: &str) -> (Vec<Keep>, Vec<u128>) {
-        let all = self.told.remove(worker).unwrap_or_default();
+        let all = self.sent.remove(worker).unwrap_or_default();
         let keep = all.iter().flat_map(|message| message.keep.clone()).collect();
         (keep, all.iter().flat_map(|message| message.lost.iter().map(|id| id.0)).collect())
     }
@@ -595,7 +595,7 @@ fn who_has_all_parts_of_a_broadcast_keeps_the_object_when_its_owner_dies() {
     assert_eq!(world.keeps("c"), (keep, vec![]));
     world.took("c", &[11]);
     assert!(world.recompute.is_empty());
-    assert_eq!(world.told["b"].back().unwrap().locations, [(ObjectId(11), vec!["c:1".into()])]);
+    assert_eq!(world.sent["b"].back().unwrap().locations, [(ObjectId(11), vec!["c:1".into()])]);
     world.pass(DOUBT);
     assert!(world.recompute.is_empty());
 }
