@@ -147,9 +147,9 @@ impl Slots {
         self.queue.waiting()
     }
 
-    /// As [`FairQueue::behind`].
-    pub fn behind(&self, queue: QueueId) -> f64 {
-        self.queue.behind(queue)
+    /// As [`FairQueue::lead`].
+    pub fn lead(&self, queue: QueueId) -> f64 {
+        self.queue.lead(queue)
     }
 
     /// Slots that may be granted at once.

@@ -39,14 +39,16 @@ pub struct Ledger {
     wants: BTreeMap<(ClientId, Ticket), (Owner, u64)>,
     held: BTreeMap<(ClientId, Ticket), (Owner, u64)>,
     adopted: BTreeMap<(ClientId, Ticket), Owner>,
+    /// Bytes of each queue: charged in all; of these after the chunk, because it was longer than its grant; given back.
     charged: BTreeMap<QueueId, f64>,
+    added: BTreeMap<QueueId, f64>,
     returned: BTreeMap<QueueId, f64>,
     largest: f64,
     level: Level,
     shares: Vec<QueueShare>,
     limit: u32,
-    /// Since when two queues both wait below their caps: charged and returned by then.
-    pairs: BTreeMap<(QueueId, QueueId), [f64; 4]>,
+    /// Since when two queues both wait below their caps: of each what it was charged by then, and what it may be apart for.
+    pairs: BTreeMap<(QueueId, QueueId), [[f64; 2]; 2]>,
     pub pairs_checked: u64,
     pub grants: u64,
 }
@@ -78,7 +80,9 @@ impl Ledger {
                 if let Some((owner, charged)) = self.held.remove(&(client, ticket)) {
                     let queue = self.queue(owner);
                     // A slot that nobody else wanted may have carried a longer chunk: that is charged in the end.
-                    *self.charged.entry(queue).or_default() += moved.saturating_sub(charged) as f64;
+                    for map in [&mut self.charged, &mut self.added] {
+                        *map.entry(queue).or_default() += moved.saturating_sub(charged) as f64;
+                    }
                     *self.returned.entry(queue).or_default() += charged.saturating_sub(moved) as f64;
                 }
                 self.adopted.remove(&(client, ticket));
@@ -161,7 +165,8 @@ impl Ledger {
     }
 
     /// The bound of `host/fair.rs`: while two queues wait and neither is held back, the bytes charged to them, by weight, differ
-    /// by at most one chunk of each and one of the lighter. What was given back may be had once more.
+    /// by at most one chunk of each and one of the lighter. What was given back may be had once more, and what was charged
+    /// after a chunk is waited for.
     fn check_shares(&mut self, slots: &Slots) {
         let queues: Vec<QueueShare> = self.shares.clone();
         for (at, one) in queues.iter().enumerate() {
@@ -173,16 +178,20 @@ impl Ledger {
                     continue;
                 }
                 let of = |map: &BTreeMap<QueueId, f64>, queue| map.get(&queue).copied().unwrap_or(0.0);
-                let now = [of(&self.charged, a), of(&self.charged, b), of(&self.returned, a), of(&self.returned, b)];
-                // Who is behind when it begins, because chunks broke off, may catch up.
-                let credit = |queue| slots.behind(queue);
-                let began = [now[0], now[1], now[2] - credit(a), now[3] - credit(b)];
+                let now =
+                    [a, b].map(|queue| [of(&self.charged, queue), of(&self.returned, queue) + of(&self.added, queue)]);
+                // Who is more than a chunk behind when it begins may catch up; who is more than a chunk ahead waits.
+                let began = std::array::from_fn(|at| {
+                    let beyond = (slots.lead([a, b][at]).abs() - self.largest).max(0.0);
+                    [now[at][0], now[at][1] - beyond]
+                });
                 let since = *self.pairs.entry((a, b)).or_insert(began);
                 self.pairs_checked += 1;
-                let [b1, b2, r1, r2] = std::array::from_fn(|index| now[index] - since[index]);
+                let [[b1, o1], [b2, o2]]: [[f64; 2]; 2] =
+                    std::array::from_fn(|at| std::array::from_fn(|index| now[at][index] - since[at][index]));
                 let apart = (b1 / one.weight - b2 / other.weight).abs();
-                let most = (self.largest + r1) / one.weight
-                    + (self.largest + r2) / other.weight
+                let most = (self.largest + o1) / one.weight
+                    + (self.largest + o2) / other.weight
                     + self.largest / one.weight.min(other.weight);
                 assert!(apart <= most * (1.0 + 1e-9) + 1e-6, "queues {a} and {b} are {apart} apart, at most {most}");
             }
