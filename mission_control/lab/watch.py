@@ -28,6 +28,8 @@ LOST_MAX = 0.02
 STOLEN_MAX = 0.03
 """Of the processors' time while something moved, that the hypervisor gave to others. 0.1 % in quiet; at 11 to 18 %, one
 sender at a time brings 65 to 85 % of its goodput."""
+STOLEN = "the hypervisor gave"
+"""So the reason for a run that is not valid begins."""
 LITTLE_S = 1.0
 """What a port lets through in this time says nothing: one late timer is some per cent of it."""
 
@@ -188,5 +190,5 @@ def invalid_reasons(samples: Sequence[Sample], ports: Sequence[dict[str, Any]]) 
         because.append(f"a processor was saturated while no link was, for {part:.0%} of the time: use slower links")
     stolen = sum(entry.stolen for entry in moving) / len(moving) if moving else 0.0
     if stolen > STOLEN_MAX:
-        because.append(f"the hypervisor gave {stolen:.0%} of the processors' time to others: measure again later")
+        because.append(f"{STOLEN} {stolen:.0%} of the processors' time to others: measure again later")
     return because
