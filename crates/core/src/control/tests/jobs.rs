@@ -1,0 +1,144 @@
+//! Which job a task belongs to, what it demands, and when it is over.
+
+use super::*;
+
+#[test]
+fn a_job_is_over_when_all_have_said_their_last_words_or_are_late() {
+    for late in [false, true] {
+        let mut world = World::new(&["a", "b"]);
+        let job = world.admit("etl", "client");
+        world.task(1, "etl", None);
+        world.event(Event::Leave { job: job.clone(), client: "client".into() });
+        let report =
+            TransferReport { job: "etl".into(), from: "m".into(), to: "r".into(), ..TransferReport::default() };
+        let of = |last_of: Option<JobId>, served_bytes| {
+            let records = vec![TransferReport { served_bytes, asked_bytes: 9, ..report.clone() }];
+            WorkerReport { records, last_of, ..WorkerReport::default() }
+        };
+        world.event(Event::Report { worker: "a".into(), report: of(None, 4) });
+        world.event(Event::Forgotten { task: 1 });
+        let asked: Vec<_> = world.sent["a"].iter().filter_map(|message| message.report.clone()).collect();
+        assert!(asked.iter().eq([&job]));
+        world.event(Event::Report { worker: "a".into(), report: of(Some(job.clone()), 9) });
+        assert!(!world.records.iter().any(|record| matches!(record, Record::JobEnded(_))), "b has not spoken");
+        if late {
+            world.pass(LAST_WORDS);
+        } else {
+            world.event(Event::Report { worker: "b".into(), report: of(Some(job.clone()), 1) });
+        }
+        let ended = world.records.iter().find_map(|record| match record {
+            Record::JobEnded(job) => Some(job.transfers[0].status.served_bytes),
+            _ => None,
+        });
+        assert_eq!(ended, Some(if late { 9 } else { 10 }));
+        assert!(world.sent["b"].iter().any(|message| message.forget_job == Some(job.clone())));
+        assert_eq!(world.left(), []);
+        // Late words bring nothing back.
+        world.event(Event::Report { worker: "b".into(), report: of(None, 8) });
+        assert_eq!(world.left(), []);
+    }
+}
+
+#[test]
+fn what_a_child_carries_lives_until_the_tasks_beside_its_parent_are_done() {
+    let mut world = World::new(&["a"]);
+    world.task(1, "etl", None);
+    world.event(Event::Begins { task: 1, worker: "a".into() });
+    world.task(2, "", Some(1));
+    world.event(Event::Submitted { by: 1, tasks: vec![2] });
+    world.event(Event::Begins { task: 2, worker: "a".into() });
+    world.carries(2, 7, "a");
+    world.event(Event::Ends { task: 2 });
+    // Its client is gone with the call: the parent may still return the reference.
+    world.event(Event::ResultGone { task: 2, wanted: false });
+    world.event(Event::Forgotten { task: 2 });
+    assert_eq!(world.heard("a").0, [0u128; 0]);
+    world.carries(1, 7, "a");
+    world.event(Event::Ends { task: 1 });
+    assert_eq!(world.heard("a").0, [0u128; 0], "its own result carries it");
+    world.event(Event::Forgotten { task: 1 });
+    assert_eq!(world.heard("a").0, [7]);
+    world.pass(LAST_WORDS);
+    assert_eq!(world.left(), []);
+}
+
+#[test]
+fn a_task_belongs_to_the_job_that_the_program_the_parent_or_the_client_says() {
+    let mut world = World::new(&[]);
+    world.task(1, "etl", None);
+    world.task(2, "", Some(1));
+    world.task(3, "", None);
+    let span = Origin { client: "client".into(), spec: None, by: None, span: Some("part".into()) };
+    let new = NewTask { task: 4, stage: "s".into(), kind: Kind::Work, inputs: vec![] };
+    world.event(Event::Tasks { origin: span, tasks: vec![new] });
+    let jobs = [1, 2, 3, 4].map(|task| world.controller.spec_of_task(task).unwrap().job.to_string());
+    assert_eq!(jobs, ["etl", "etl", "client", "part"]);
+}
+
+#[test]
+fn what_somebody_changed_of_a_job_holds_for_its_later_tasks() {
+    let mut world = World::new(&["a"]);
+    world.task(1, "etl", None);
+    let change = Change { priority: Some(5.0), transport: Some(Some(Transport::Tcp)) };
+    let said = world.event(Event::Change { job: "etl".into(), change });
+    assert_eq!(said, [Command::Changed { error: None, refused: None }]);
+    world.task(2, "etl", None);
+    assert_eq!(world.controller.spec_of_task(2).unwrap().priority, 5.0);
+    for (change, wrong, refused) in [
+        (Change { priority: Some(0.0), transport: None }, true, false),
+        (Change { priority: None, transport: Some(Some(Transport::Mptcp)) }, false, true),
+    ] {
+        let said = world.event(Event::Change { job: "etl".into(), change });
+        let [Command::Changed { error, refused: why }] = &said[..] else { panic!("{said:?}") };
+        assert_eq!((error.is_some(), why.is_some()), (wrong, refused));
+    }
+    let said = world.event(Event::Change { job: "nobody".into(), change: Change::default() });
+    assert!(matches!(&said[..], [Command::Changed { error: Some(why), .. }] if why.contains("no job")), "{said:?}");
+    assert_eq!(world.controller.spec_of_task(1).unwrap().priority, 5.0);
+}
+
+#[test]
+fn jobs_that_demand_something_are_rejected_where_no_worker_has_a_data_plane() {
+    let mut world = World::new(&[]);
+    world.event(Event::Without { worker: "a".into(), why: "no memory".into() });
+    world.event(Event::Known { worker: "a".into(), places: None });
+    let mut spec = JobSpec::named("etl".into());
+    world.admit("anything", "client");
+    spec.demands.transport = Some(Transport::Tcp);
+    let said = world.event(Event::Admit { spec: spec.clone(), client: "client".into() });
+    assert!(
+        matches!(&said[..], [Command::Admitted { refused: Some(why), .. }] if why.contains("no memory")),
+        "{said:?}"
+    );
+    world.event(Event::Gone { worker: "a".into() });
+    let said = world.event(Event::Admit { spec, client: "another".into() });
+    assert!(matches!(&said[..], [Command::Admitted { refused: None, job }] if &**job == "etl"), "{said:?}");
+}
+
+#[test]
+fn tasks_come_in_any_order() {
+    let new = |task, inputs: &[u64]| NewTask { task, stage: "s".into(), kind: Kind::Work, inputs: inputs.to_vec() };
+    let given = vec![new(3, &[1, 2]), new(1, &[0, 99]), new(2, &[1, 2]), new(0, &[])];
+    let order: Vec<u64> = inputs_first(given).into_iter().map(|own| own.task).collect();
+    assert_eq!(order, [0, 1, 2, 3]);
+    // A chain as long as any: no recursion.
+    let chain: Vec<NewTask> = (0..100_000).rev().map(|task: u64| new(task, &[task.wrapping_sub(1)])).collect();
+    assert!(inputs_first(chain).iter().map(|own| own.task).eq(0..100_000));
+}
+
+#[test]
+fn names_that_cannot_be_printed_are_refused_and_those_of_spans_are_made_fit() {
+    let mut world = World::new(&["a"]);
+    let origin = |spec, span| Origin { client: "client".into(), spec, by: None, span };
+    let new = |task| vec![NewTask { task, stage: "stage".into(), kind: Kind::Work, inputs: vec![] }];
+    for wrong in ["", "a\nWARNING", &"x".repeat(300)] {
+        let spec = JobSpec::named(wrong.into());
+        let said = world.event(Event::Tasks { origin: origin(Some(spec.clone()), None), tasks: new(1) });
+        assert!(matches!(&said[..], [Command::Invalid { why }] if why.len() < 200 && !why.contains('\n')), "{said:?}");
+        assert!(world.controller.spec_of_task(1).is_none());
+        let said = world.event(Event::Admit { spec, client: "client".into() });
+        assert!(matches!(&said[..], [Command::Invalid { .. }]), "{said:?}");
+    }
+    world.event(Event::Tasks { origin: origin(None, Some("two\nlines".into())), tasks: new(2) });
+    assert_eq!(world.controller.job_of(2).map(|job| &**job), Some("two?lines"));
+}
