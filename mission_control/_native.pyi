@@ -238,6 +238,8 @@ class Controller:
         """A result is gone, and is going to be computed again or not."""
 
     def forgotten(self, now: float, task: int) -> str | None: ...
+    def no_data_plane(self, workers: Sequence[str]) -> str | None:
+        """Say why the data plane cannot carry something between all these workers."""
     def spec_of(self, task: int) -> str | None:
         """The job of a task as it is specified now."""
 
@@ -278,6 +280,58 @@ def parse_bytes(text: str) -> int: ...
 def parse_rate(text: str) -> int: ...
 def parse_duration(text: str) -> float: ...
 def format_bytes(bytes: int) -> str: ...
+
+class ColumnSplit:
+    """Rows of columns, to be split by output partition; docs of the format: `crates/columns`."""
+
+    def __init__(
+        self,
+        partitions: Buffer,
+        part_of: Sequence[int],
+        parts: int,
+        buffers: Sequence[tuple[str, int, Buffer | None, Buffer | None]],
+    ) -> None:
+        """Look at the rows.
+
+        Args:
+            partitions: Of each row, the number of its output partition (int64).
+            part_of: Of each output partition, its part, or 2^32 - 1 where nobody wants it.
+            parts: Number of parts.
+            buffers: Kind, number, bytes and offsets: ``("fixed", width, values, None)``,
+                ``("bits", first_bit, bits, None)``, ``("all-set", 0, None, None)``,
+                ``("variable", width_of_offsets, values, offsets)``.
+
+        Raises:
+            ValueError: A row has a partition that there is not, or a buffer too few rows.
+        """
+    @property
+    def sizes(self) -> list[int]:
+        """Bytes of each part."""
+    @property
+    def rows(self) -> list[int]:
+        """Rows of each part."""
+    @property
+    def unwanted(self) -> int:
+        """Rows of output partitions that nobody wants."""
+    def write(self, out: Segment, last: bytes) -> None:
+        """Write all parts, one after another, and then ``last``; ``out`` has as many bytes as that."""
+
+def columns_join(
+    endpoint: Endpoint, parts: Sequence[Buffer], kinds: Sequence[Sequence[tuple[str, int]]]
+) -> tuple[int, list[list[tuple[Segment | None, int, int, int, int]]]]:
+    """Join parts that :class:`ColumnSplit` made.
+
+    Args:
+        kinds: The buffers of each column: ``("fixed", width)``, ``("bits", 0)``, ``("variable", width_of_offsets)``.
+
+    Returns:
+        The number of rows; and for each buffer of each column the memory that it lies in, start and length of its
+        values, bits or offsets, and start and length of the bytes that offsets name. ``None``: all bits are set.
+
+    Raises:
+        ValueError: A part does not have these buffers.
+    """
+
 def records_partition(input: Buffer, splitters: bytes, out: Segment) -> list[int]: ...
 def records_sort(inputs: Sequence[Buffer], out: Segment) -> None: ...
 def records_check(input: Buffer) -> tuple[int, bool, bytes, bytes, int]: ...

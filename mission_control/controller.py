@@ -25,6 +25,8 @@ SAID = {
     "again": ("worker", "after"),
     "probed": ("worker", "seen"),
     "leave": ("job", "client"),
+    "shuffle-in": ("shuffle", "run", "rows", "unwanted"),
+    "shuffle-out": ("shuffle", "run", "output", "rows"),
 }
 """Events that workers and clients send, with their fields. Other fields are dropped."""
 

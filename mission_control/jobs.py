@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 
     from mission_control.policies import Policy
 
+UNNAMED = "unnamed"
+"""The job of tasks whose program names none."""
+UNDEMANDING: dict[str, Any] = {"encrypt": "none", "transport": None}
+"""What such a job demands."""
 ANNOTATION = "mission_control"
 """Name of the annotation that a job's tasks carry."""
 

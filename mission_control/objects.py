@@ -15,7 +15,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, overload
 
 from mission_control import _native
-from mission_control.jobs import ANNOTATION
+from mission_control.jobs import ANNOTATION, UNDEMANDING, UNNAMED
 
 if TYPE_CHECKING:
     import numpy as np
@@ -147,7 +147,7 @@ def allocate(nbytes: int, *, scratch: bool = False) -> _native.Segment:
     Args:
         scratch: for the task's own use, and not to be put.
     """
-    worker, _, endpoint = _plane("allocate")
+    worker, _, endpoint = data_plane("allocate")
     if scratch:
         return endpoint.allocate(nbytes)
     task = _task(worker)
@@ -176,7 +176,7 @@ def put(parts: Iterable[Buffer] | _native.Segment, *, sizes: Sequence[int] | Non
         raise TypeError(f"put(copies={copies!r}): give the number of workers, as in copies=2") from None
     if copies < 1:
         raise ValueError(f"put(copies={copies}): at least this worker has the object, so give 1 or more")
-    worker, plugin, endpoint = _plane("put")
+    worker, plugin, endpoint = data_plane("put")
     task = _task(worker)
     demands = json.dumps(task.demands)
     if isinstance(parts, _native.Segment):
@@ -247,7 +247,7 @@ def fetch(references: Reference | Iterable[Reference], part: int | None = None, 
         IndexError: an object has no such part.
         distributed.Reschedule: an object was lost with its worker; the task runs again once it is recomputed.
     """
-    worker, plugin, endpoint = _plane("fetch")
+    worker, plugin, endpoint = data_plane("fetch")
     task = _task(worker)
     if part is not None:
         try:
@@ -289,8 +289,8 @@ class Task:
         spec = (annotations or {}).get(ANNOTATION) or {}
         self.key = key
         self.stage = key_split(key)
-        self.job: str = spec.get("job", "unnamed")
-        self.demands: dict[str, Any] = spec.get("demands") or {"encrypt": "none", "transport": None}
+        self.job: str = spec.get("job", UNNAMED)
+        self.demands: dict[str, Any] = spec.get("demands") or UNDEMANDING
 
 
 def _task(worker: Worker) -> Task:
@@ -333,7 +333,12 @@ INSTALL_WAIT_S = 10
 """A task may start on a new worker before the plug-in is up there."""
 
 
-def _plane(what: str) -> tuple[Worker, MissionControlWorker, _native.Endpoint]:
+def data_plane(what: str) -> tuple[Worker, MissionControlWorker, _native.Endpoint]:
+    """Return the worker of the task in this thread, its plug-in and its data plane; waits for it on a new worker.
+
+    Raises:
+        RuntimeError: This is no task's thread, or there is no data plane.
+    """
     from distributed import get_worker
 
     try:

@@ -26,7 +26,7 @@ from tornado.ioloop import PeriodicCallback
 
 from mission_control import _native, page
 from mission_control.controller import SAID, MissionController, one_line
-from mission_control.dask.seams import objects, queue, replace
+from mission_control.dask.seams import objects, queue, replace, shuffles
 from mission_control.jobs import ANNOTATION
 from mission_control.metrics import Metrics
 from mission_control.policies import Policy, name_of
@@ -89,6 +89,7 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
         self._send_jobs(scheduler)
         objects.count_objects(self, scheduler, self.undo)
         queue.queue_by_job(self, scheduler, self.undo)
+        shuffles.carry_shuffles(self, scheduler, self.undo)
         for worker in scheduler.workers:
             self.known(worker)
         tick = PeriodicCallback(self.tick, 1000)

@@ -21,6 +21,7 @@ from tornado.ioloop import PeriodicCallback
 from mission_control import _native
 from mission_control.carried import carried_by
 from mission_control.dask import results
+from mission_control.dask.seams import shuffles
 from mission_control.dask.seams.turns import Turns
 from mission_control.throttle import MEMORY, ThrottleController
 
@@ -59,6 +60,7 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
         self.begin()
         self.rescheduled: defaultdict[Any, int] = defaultdict(int)
         worker.stream_handlers["mission-control"] = self.on_message
+        shuffles.listen(worker)
         try:
             await self.start(worker)
         except Exception as error:

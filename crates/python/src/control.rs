@@ -112,6 +112,12 @@ impl Controller {
     }
 
     /// What is told of the job of a task, as JSON.
+    /// Why the data plane cannot carry something between all these workers.
+    fn no_data_plane(&self, workers: Vec<String>) -> Option<String> {
+        let workers: Vec<_> = workers.into_iter().map(Into::into).collect();
+        self.lock().no_data_plane(&workers)
+    }
+
     fn spec_of(&self, task: u64) -> PyResult<Option<String>> {
         let controller = self.lock();
         controller.spec_of_task(task).map(|spec| serde_json::to_string(spec).map_err(bad_input)).transpose()

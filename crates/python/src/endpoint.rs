@@ -295,7 +295,7 @@ pub fn link_rate() -> PyResult<Option<u64>> {
 }
 
 impl Endpoint {
-    fn get(&self) -> PyResult<Arc<endpoint::Endpoint>> {
+    pub fn get(&self) -> PyResult<Arc<endpoint::Endpoint>> {
         let inner = self.inner.read().expect("no panic while held").clone();
         inner.ok_or_else(|| PyRuntimeError::new_err("this endpoint is closed"))
     }
@@ -325,7 +325,7 @@ fn parse_demands(text: &str) -> PyResult<Demands> {
 }
 
 /// Keeps the error number where there is one, so that Python chooses the right subclass.
-trait OfIo {
+pub trait OfIo {
     fn new_err_of(error: std::io::Error) -> PyErr;
 }
 

@@ -3,6 +3,7 @@
 //! What crosses often (bytes) crosses as buffers; what crosses seldom (events, commands, status) as JSON. No Python lock
 //! is held while bytes move. The Python side of every name is described in `mission_control/_native.pyi`.
 
+mod columns;
 mod control;
 mod decisions;
 mod endpoint;
@@ -21,6 +22,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 mod _native {
     #[pymodule_export]
     use super::_panic;
+    #[pymodule_export]
+    use super::columns::{ColumnSplit, columns_join};
     #[pymodule_export]
     use super::control::Controller;
     #[pymodule_export]

@@ -29,7 +29,8 @@ pub struct Exclusive<'a> {
     segment: &'a Segment,
 }
 
-/// Memory that a call reads, and that no other call writes to meanwhile.
+/// Memory that a call reads, and that no other call writes to meanwhile; by default none.
+#[derive(Default)]
 pub struct Bytes<'a> {
     bytes: &'a [u8],
     /// Of the segment in which it lies, if it does.

@@ -66,6 +66,8 @@ pub struct Resources {
     /// Parts of others' objects that were received in broadcasts.
     pub copies: usize,
     pub live_bytes: u64,
+    /// Of results that the engine accounts for.
+    pub result_bytes: u64,
     pub kept_bytes: u64,
     pub spooled_bytes: u64,
     pub sent_bytes: u64,
@@ -177,6 +179,7 @@ impl Endpoint {
             objects: self.store.len(),
             copies: self.store.copies.len(),
             live_bytes: self.pool.live_bytes(),
+            result_bytes: self.pool.result_bytes(),
             kept_bytes: self.pool.free_bytes(),
             spooled_bytes: self.store.spooled_bytes(),
             sent_bytes: self.server.sent_bytes(),

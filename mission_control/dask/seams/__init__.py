@@ -1,8 +1,8 @@
 """Private parts of Dask that Mission Control replaces, because Dask asks nobody there.
 
 Each is checked when its plug-in starts. One that is not as expected stays as it is, with a warning: Dask goes on
-without what it would have brought. :mod:`.objects` and :mod:`.queue` are for the scheduler, :mod:`.turns` is for a
-worker.
+without what it would have brought. :mod:`.objects`, :mod:`.queue` and :mod:`.shuffles` are for the scheduler,
+:mod:`.turns` is for a worker.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import dask
 
-PARTS = ("lend-threads", "order-tasks", "queue-by-job")
+PARTS = ("lend-threads", "order-tasks", "p2p", "queue-by-job")
 """Set ``mission-control.lend-threads`` and so on to false to have Dask's own way."""
 
 

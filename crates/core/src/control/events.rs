@@ -2,7 +2,7 @@
 
 #[cfg(doc)]
 use super::Command;
-use super::{ClientId, WorkerReport};
+use super::{Carrier, ClientId, ShuffleId, WorkerReport};
 use crate::ecn;
 use crate::flight::Environment;
 use crate::graph::Kind;
@@ -124,6 +124,30 @@ pub enum Event {
     /// The engine has forgotten a task.
     Forgotten {
         task: u64,
+    },
+    /// A shuffle of the engine's own begins, maybe again. `task`: one of it, which tells its job.
+    ShuffleBegins {
+        task: u64,
+        shuffle: ShuffleId,
+        /// Number of output partitions.
+        outputs: u32,
+        engine: Carrier,
+        #[serde(default)]
+        why: String,
+    },
+    /// A worker knows all inputs of a shuffle's run: their rows, and those that nobody wants.
+    ShuffleIn {
+        shuffle: ShuffleId,
+        run: u64,
+        rows: u64,
+        unwanted: u64,
+    },
+    /// A worker has an output partition of a shuffle's run, complete.
+    ShuffleOut {
+        shuffle: ShuffleId,
+        run: u64,
+        output: u32,
+        rows: u64,
     },
     /// What [`Command::Soon`] asked for.
     Flush,

@@ -344,6 +344,7 @@ impl Controller {
         commands.extend(ended.into_iter().map(|own| record(Record::JobEnded(Box::new(own)))));
         self.recomputed.remove(job);
         self.transfers.forget(job);
+        self.shuffles.forget(job);
         self.decide(now, mission::Event::JobEnded { job: job.clone() }, commands);
         self.tell_all(Message { forget_job: Some(job.clone()), ..Message::default() }, commands);
     }

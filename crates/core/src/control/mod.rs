@@ -15,6 +15,7 @@ mod holds;
 mod jobs;
 mod messages;
 mod objects;
+mod shuffles;
 mod status;
 #[cfg(test)]
 mod tests;
@@ -38,6 +39,8 @@ pub use jobs::{ClientId, LAST_WORDS};
 use jobs::{Ending, Jobs};
 pub use messages::{Message, PROTOCOL};
 use objects::{Holder, Objects};
+use shuffles::Shuffles;
+pub use shuffles::{Carrier, ShuffleId, ShuffleNow};
 pub use status::{JobNow, Status, WorkerNow};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -70,6 +73,7 @@ pub struct Controller {
     /// Of each task that tasks submitted, the workers on which they ran.
     submitted_on: BTreeMap<u64, BTreeSet<WorkerId>>,
     transfers: Transfers,
+    shuffles: Shuffles,
 }
 
 impl Controller {
@@ -94,6 +98,7 @@ impl Controller {
             holds: Holds::default(),
             submitted_on: BTreeMap::new(),
             transfers: Transfers::default(),
+            shuffles: Shuffles::default(),
         })
     }
 
@@ -220,6 +225,7 @@ impl Controller {
                 let over = self.jobs.remove(task);
                 over.into_iter().for_each(|job| self.end(now, job, commands));
             }
+            Event::ShuffleBegins { .. } | Event::ShuffleIn { .. } | Event::ShuffleOut { .. } => self.shuffle(event),
             Event::Flush => {
                 self.tell_lost(commands);
                 self.hand_over_again(now, commands);

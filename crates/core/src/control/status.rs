@@ -1,6 +1,7 @@
 //! The state of a cluster, as it is shown.
 
 use super::Controller;
+use super::ShuffleNow;
 use super::objects::Holder;
 use crate::mission::{JobStatus, TransferStatus};
 use crate::report::Merged;
@@ -46,6 +47,9 @@ pub struct JobNow {
     /// Results that were lost with their objects.
     pub recomputed: u64,
     pub transfers: Vec<TransferNow>,
+    /// Of the engine's own.
+    #[serde(default)]
+    pub shuffles: Vec<ShuffleNow>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -122,6 +126,7 @@ impl Controller {
             ("holds", self.holds.len()),
             ("submitted tasks", self.submitted_on.len()),
             ("transfers", self.transfers.len()),
+            ("shuffles", self.shuffles.len()),
         ])
     }
 
@@ -134,7 +139,8 @@ impl Controller {
                 TransferNow { reported: self.transfers.merged(&id), status: own }
             });
             let transfers = transfers.collect();
-            JobNow { recomputed: self.recomputed.get(&status.job).copied().unwrap_or(0), transfers, status }
+            let shuffles = self.shuffles.of(&status.job);
+            JobNow { recomputed: self.recomputed.get(&status.job).copied().unwrap_or(0), transfers, shuffles, status }
         };
         self.mission.status().into_iter().filter(wanted).map(now).collect()
     }

@@ -35,10 +35,20 @@ pub const SEALS: SealFlags =
 pub struct Segment {
     memory: Option<Memory>,
     len: usize,
+    used: Use,
     pool: Arc<Pool>,
     /// Who may write through a pointer.
     writers: AtomicU32,
     protection: Mutex<Protection>,
+}
+
+/// What a segment is for: who accounts for its bytes.
+#[derive(Clone, Copy)]
+enum Use {
+    /// Objects, and what is fetched.
+    DataPlane,
+    /// Results of the engine's tasks.
+    Result,
 }
 
 /// How many leases there are on a segment, and whether it is read-only for them.
@@ -152,7 +162,7 @@ impl Segment {
 impl Drop for Segment {
     fn drop(&mut self) {
         let memory = self.memory.take().expect("present until dropped");
-        self.pool.live.fetch_sub(memory.size() as u64, Ordering::Relaxed);
+        self.pool.bytes_of(self.used).fetch_sub(memory.size() as u64, Ordering::Relaxed);
         if self.protection.get_mut().expect("no panic while held").protected {
             if memory.protect(false).is_err() {
                 // It cannot be written to any more: a whole mapping goes to the kernel, and a part stays unused.
@@ -199,6 +209,17 @@ mod tests {
         drop(first);
         assert_eq!((pool.live_bytes(), pool.free_bytes()), (0, 4 << 20));
         assert_eq!(pool.take((3 << 20) + 5, None).unwrap().as_ptr(), start);
+    }
+
+    #[test]
+    fn memory_of_results_is_counted_apart_and_used_again() {
+        let pool = Pool::new(64 << 20);
+        let result = pool.take_for_result(3 << 20).unwrap();
+        assert_eq!((pool.live_bytes(), pool.result_bytes()), (0, 4 << 20));
+        let start = result.as_ptr();
+        drop(result);
+        assert_eq!((pool.result_bytes(), pool.free_bytes()), (0, 4 << 20));
+        assert_eq!(pool.take(3 << 20, None).unwrap().as_ptr(), start);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Memory that is kept for the next segment, up to a limit.
 
 use super::memory::{Kind, Mapping, Memory, MemoryFile, Ranges, Slab, memory_file};
-use super::{SEALS, SHARED_MIN, SLAB, Segment};
+use super::{SEALS, SHARED_MIN, SLAB, Segment, Use};
 use mission_core::defaults::IDLE_MEMORY;
 use mission_core::host::GroupId;
 use rustix::process::{Resource, getrlimit};
@@ -27,6 +27,8 @@ pub struct Pool {
     slabs: Mutex<BTreeMap<GroupId, Vec<Arc<Slab>>>>,
     /// Bytes of the segments in use.
     pub(super) live: AtomicU64,
+    /// Bytes of those that hold results of the engine's tasks: they are not counted among the former.
+    pub(super) results: AtomicU64,
     /// Nothing more is kept once this much is in use and kept together.
     keep_bytes: usize,
     descriptors: Arc<AtomicUsize>,
@@ -48,6 +50,7 @@ impl Pool {
             free: Mutex::default(),
             slabs: Mutex::default(),
             live: AtomicU64::new(0),
+            results: AtomicU64::new(0),
             keep_bytes,
             descriptors: Arc::default(),
             protected_parts: AtomicUsize::new(0),
@@ -64,18 +67,29 @@ impl Pool {
         if let Some(job) = sharers.filter(|_| len >= SHARED_MIN) {
             let taken = if len <= SLAB_PART_MAX { self.take_part(len, job) } else { self.take_whole(len, Some(job)) };
             if let Ok(memory) = taken {
-                return Ok(self.segment(memory, len));
+                return Ok(self.segment(memory, len, Use::DataPlane));
             }
         }
         let memory = self.take_whole(len, None)?;
-        Ok(self.segment(memory, len))
+        Ok(self.segment(memory, len, Use::DataPlane))
     }
 
-    fn segment(self: &Arc<Pool>, memory: Memory, len: usize) -> Segment {
-        self.live.fetch_add(memory.size() as u64, Ordering::Relaxed);
+    /// A segment for a task's result. The engine knows how large its results are and decides which go to the disk, so these bytes do not
+    /// make objects go there.
+    ///
+    /// # Errors
+    /// As [`Pool::take`].
+    pub fn take_for_result(self: &Arc<Pool>, len: usize) -> io::Result<Segment> {
+        let memory = self.take_whole(len, None)?;
+        Ok(self.segment(memory, len, Use::Result))
+    }
+
+    fn segment(self: &Arc<Pool>, memory: Memory, len: usize, used: Use) -> Segment {
+        self.bytes_of(used).fetch_add(memory.size() as u64, Ordering::Relaxed);
         Segment {
             memory: Some(memory),
             len,
+            used,
             pool: self.clone(),
             writers: AtomicU32::new(0),
             protection: Mutex::default(),
@@ -151,9 +165,21 @@ impl Pool {
         })
     }
 
-    /// Bytes of the segments in use.
+    pub(super) fn bytes_of(&self, used: Use) -> &AtomicU64 {
+        match used {
+            Use::DataPlane => &self.live,
+            Use::Result => &self.results,
+        }
+    }
+
+    /// Bytes of the segments in use, without those of results.
     pub fn live_bytes(&self) -> u64 {
         self.live.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of the segments that hold results.
+    pub fn result_bytes(&self) -> u64 {
+        self.results.load(Ordering::Relaxed)
     }
 
     /// Bytes kept for the next user: free segments, and what is free of the slabs.
@@ -212,7 +238,7 @@ impl Pool {
     pub(super) fn put_back(&self, mapping: Mapping) {
         let mut evicted = Vec::new();
         let mut free = self.free.lock().expect("no panic while held");
-        let room = self.keep_bytes.saturating_sub(self.live_bytes() as usize);
+        let room = self.keep_bytes.saturating_sub((self.live_bytes() + self.result_bytes()) as usize);
         if mapping.size <= room {
             // Sizes that nobody asks for any more make room for those in use.
             while free.bytes + mapping.size > room {

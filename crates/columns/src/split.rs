@@ -1,0 +1,197 @@
+//! Splits rows by the output partition of each.
+
+use crate::{Buffer, padded};
+
+/// An output partition that nobody wants.
+const UNWANTED: u32 = u32::MAX;
+
+/// Which rows go to which part: those of a part in the order of the input.
+pub struct Split {
+    /// Of each row; what nobody wants is behind the last part.
+    part_of_row: Vec<u32>,
+    /// Of each part, and of what nobody wants.
+    rows: Vec<usize>,
+}
+
+impl Split {
+    /// `partitions`: of each row, the number of its output partition. `part_of`: of each output partition, the number of its part,
+    /// from 0 to `parts`, or `u32::MAX` where nobody wants its rows.
+    ///
+    /// # Errors
+    /// A row has a partition that there is not, or there are more than 2^32 - 1 rows.
+    pub fn new(partitions: &[i64], part_of: &[u32], parts: usize) -> Result<Split, String> {
+        if partitions.len() >= u32::MAX as usize {
+            return Err(format!("{} rows in one partition are too many: make smaller partitions", partitions.len()));
+        }
+        if let Some(part) = part_of.iter().find(|part| **part != UNWANTED && **part as usize >= parts) {
+            return Err(format!("part {part} of {parts}"));
+        }
+        let mut rows = vec![0; parts + 1];
+        let mut part_of_row = Vec::with_capacity(partitions.len());
+        for (row, partition) in partitions.iter().enumerate() {
+            let part = usize::try_from(*partition).ok().and_then(|at| part_of.get(at)).ok_or_else(|| {
+                format!("row {row} has output partition {partition}, but there are {}, from 0", part_of.len())
+            })?;
+            let part = (*part).min(parts as u32);
+            rows[part as usize] += 1;
+            part_of_row.push(part);
+        }
+        Ok(Split { part_of_row, rows })
+    }
+
+    /// Rows of output partitions that nobody wants.
+    pub fn unwanted(&self) -> u64 {
+        self.rows[self.rows.len() - 1] as u64
+    }
+
+    /// Rows of each part.
+    pub fn rows(&self) -> &[usize] {
+        &self.rows[..self.rows.len() - 1]
+    }
+
+    /// Bytes of each part, if the rows have these buffers.
+    ///
+    /// # Errors
+    /// A buffer has too few rows, its offsets do not rise or lead beyond its bytes, or a value has 4 GiB or more.
+    pub fn sizes(&self, buffers: &[Buffer<'_>]) -> Result<Vec<u64>, String> {
+        let head = 8 * (1 + buffers.len()) as u64;
+        let mut sizes: Vec<u64> = self.rows().iter().map(|rows| if *rows > 0 { head } else { 0 }).collect();
+        for (number, buffer) in buffers.iter().enumerate() {
+            check(buffer, self.part_of_row.len()).map_err(|why| format!("buffer {number}: {why}"))?;
+            for (size, own) in sizes.iter_mut().zip(self.bytes_of(buffer)) {
+                *size += padded(own) as u64;
+            }
+        }
+        Ok(sizes)
+    }
+
+    /// Writes all parts, one after another; `out` has as many bytes as the sum of [`Split::sizes`], which has checked the buffers.
+    pub fn write(&self, buffers: &[Buffer<'_>], out: &mut [u8]) {
+        let bytes: Vec<Vec<usize>> = buffers.iter().map(|buffer| self.bytes_of(buffer)).collect();
+        // Of each buffer, where it begins in each part.
+        let mut starts: Vec<Vec<usize>> = vec![Vec::with_capacity(self.rows.len()); buffers.len()];
+        let mut at = 0;
+        for (part, rows) in self.rows().iter().enumerate() {
+            if *rows > 0 {
+                let words = std::iter::once(*rows).chain(bytes.iter().map(|own| own[part]));
+                for word in words {
+                    out[at..at + 8].copy_from_slice(&(word as u64).to_le_bytes());
+                    at += 8;
+                }
+            }
+            for (starts, bytes) in starts.iter_mut().zip(&bytes) {
+                starts.push(at);
+                let end = at + bytes[part];
+                at += padded(bytes[part]);
+                out[end..at].fill(0);
+            }
+        }
+        for (buffer, (starts, bytes)) in buffers.iter().zip(starts.into_iter().zip(&bytes)) {
+            self.write_buffer(buffer, starts, bytes, out);
+        }
+    }
+
+    /// Of each part, without padding.
+    fn bytes_of(&self, buffer: &Buffer<'_>) -> Vec<usize> {
+        match buffer {
+            Buffer::Fixed { width, .. } => self.rows().iter().map(|rows| width * rows).collect(),
+            Buffer::Bits { .. } => self.rows().iter().map(|rows| rows.div_ceil(8)).collect(),
+            Buffer::AllSet => vec![0; self.rows().len()],
+            Buffer::Variable { offsets, .. } => {
+                let mut bytes: Vec<usize> = self.rows.iter().map(|rows| padded(4 * rows)).collect();
+                for (row, part) in self.part_of_row.iter().enumerate() {
+                    bytes[*part as usize] += (offsets.get(row + 1) - offsets.get(row)) as usize;
+                }
+                bytes.pop();
+                bytes
+            }
+        }
+    }
+
+    /// Reads row after row and appends to the parts: each byte of the input comes into the cache once. (Part after part reads each line
+    /// of it as often as it has rows: 1.5 in place of 0.5 CPU-s/GiB for columns of 32 MB.)
+    fn write_buffer(&self, buffer: &Buffer<'_>, starts: Vec<usize>, bytes: &[usize], out: &mut [u8]) {
+        match buffer {
+            Buffer::Fixed { width: 1, values } => self.write_fixed::<1>(values, starts, out),
+            Buffer::Fixed { width: 2, values } => self.write_fixed::<2>(values, starts, out),
+            Buffer::Fixed { width: 4, values } => self.write_fixed::<4>(values, starts, out),
+            Buffer::Fixed { width: 8, values } => self.write_fixed::<8>(values, starts, out),
+            Buffer::Fixed { width: 16, values } => self.write_fixed::<16>(values, starts, out),
+            Buffer::Fixed { width, values } => {
+                let mut next = starts;
+                for (value, part) in values.chunks_exact(*width).zip(&self.part_of_row) {
+                    if let Some(at) = next.get_mut(*part as usize) {
+                        out[*at..*at + width].copy_from_slice(value);
+                        *at += width;
+                    }
+                }
+            }
+            Buffer::Bits { bits, start } => {
+                for (start, bytes) in starts.iter().zip(bytes) {
+                    out[*start..start + bytes].fill(0);
+                }
+                let mut next: Vec<usize> = starts.iter().map(|start| 8 * start).collect();
+                for (row, part) in self.part_of_row.iter().enumerate() {
+                    if let Some(at) = next.get_mut(*part as usize) {
+                        let from = start + row;
+                        out[*at / 8] |= (bits[from / 8] >> (from % 8) & 1) << (*at % 8);
+                        *at += 1;
+                    }
+                }
+            }
+            Buffer::AllSet => {}
+            Buffer::Variable { offsets, values } => {
+                let mut lengths = starts;
+                let mut next = Vec::with_capacity(lengths.len());
+                for (start, rows) in lengths.iter().zip(self.rows()) {
+                    next.push(start + padded(4 * rows));
+                    out[start + 4 * rows..start + padded(4 * rows)].fill(0);
+                }
+                for (row, part) in self.part_of_row.iter().enumerate() {
+                    let value = &values[offsets.get(row) as usize..offsets.get(row + 1) as usize];
+                    let part = *part as usize;
+                    if let (Some(length), Some(at)) = (lengths.get_mut(part), next.get_mut(part)) {
+                        out[*length..*length + 4].copy_from_slice(&(value.len() as u32).to_le_bytes());
+                        *length += 4;
+                        out[*at..*at + value.len()].copy_from_slice(value);
+                        *at += value.len();
+                    }
+                }
+            }
+        }
+    }
+
+    fn write_fixed<const WIDTH: usize>(&self, values: &[u8], starts: Vec<usize>, out: &mut [u8]) {
+        let mut next = starts;
+        for (value, part) in values.as_chunks::<WIDTH>().0.iter().zip(&self.part_of_row) {
+            if let Some(at) = next.get_mut(*part as usize) {
+                out[*at..*at + WIDTH].copy_from_slice(value);
+                *at += WIDTH;
+            }
+        }
+    }
+}
+
+fn check(buffer: &Buffer<'_>, rows: usize) -> Result<(), String> {
+    let has = match buffer {
+        Buffer::Fixed { width: 0, .. } => return Err("a width of 0".into()),
+        Buffer::Fixed { width, values } => values.len() / width,
+        Buffer::Bits { bits, start } => (8 * bits.len()).saturating_sub(*start),
+        Buffer::AllSet => rows,
+        Buffer::Variable { offsets, values } => {
+            if offsets.len() > rows {
+                for row in 0..rows {
+                    let (start, end) = (offsets.get(row), offsets.get(row + 1));
+                    if start < 0 || end < start || end as u64 > values.len() as u64 {
+                        return Err(format!("row {row} lies from {start} to {end}, of {} bytes", values.len()));
+                    }
+                    if end - start > i64::from(u32::MAX) {
+                        return Err(format!("row {row} has {} bytes; 4 GiB are the limit", end - start));
+                    }
+                }
+            }
+            offsets.len().saturating_sub(1)
+        }
+    };
+    if has < rows { Err(format!("it has {has} of {rows} rows")) } else { Ok(()) }
+}

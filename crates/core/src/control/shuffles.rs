@@ -1,0 +1,129 @@
+//! Shuffles of the engine's own: who carries each, and whether all rows that went in came out.
+//!
+//! The engine's adapter decides nothing here and proves nothing: each output partition was compared by the worker that joined it. This is the
+//! book of it that people read.
+
+use super::{Controller, Event};
+use crate::types::{JobId, WorkerId};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// The engine's name of a shuffle.
+pub type ShuffleId = Arc<str>;
+
+/// Who moves the bytes of a shuffle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Carrier {
+    /// The data plane.
+    Mission,
+    /// The engine itself: nobody counts rows.
+    Dask,
+}
+
+/// A shuffle, as it is shown.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ShuffleNow {
+    pub shuffle: ShuffleId,
+    /// Times that it began.
+    pub runs: u32,
+    pub engine: Carrier,
+    /// Why the engine carries it itself.
+    pub why: String,
+    /// `None`: not all inputs are there yet.
+    pub rows_in: Option<u64>,
+    /// Rows of output partitions that nobody wants.
+    pub rows_unwanted: u64,
+    pub rows_out: u64,
+    pub outputs: u32,
+    pub outputs_done: u32,
+}
+
+#[derive(Default)]
+pub struct Shuffles {
+    all: BTreeMap<ShuffleId, Shuffle>,
+}
+
+struct Shuffle {
+    job: JobId,
+    runs: u32,
+    engine: Carrier,
+    why: String,
+    outputs: u32,
+    /// Of the last run of which a worker spoke.
+    run: u64,
+    rows_in: Option<u64>,
+    rows_unwanted: u64,
+    /// Of each output partition that is done. One that is computed again counts once.
+    rows_out: BTreeMap<u32, u64>,
+}
+
+impl Shuffles {
+    pub fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    pub fn of(&self, job: &JobId) -> Vec<ShuffleNow> {
+        let own = self.all.iter().filter(|(_, shuffle)| shuffle.job == *job);
+        let now = |(id, own): (&ShuffleId, &Shuffle)| ShuffleNow {
+            shuffle: id.clone(),
+            runs: own.runs,
+            engine: own.engine,
+            why: own.why.clone(),
+            rows_in: own.rows_in,
+            rows_unwanted: own.rows_unwanted,
+            rows_out: own.rows_out.values().sum(),
+            outputs: own.outputs,
+            outputs_done: own.rows_out.len() as u32,
+        };
+        own.map(now).collect()
+    }
+
+    pub fn forget(&mut self, job: &JobId) {
+        self.all.retain(|_, own| own.job != *job);
+    }
+
+    /// Of a run that is not older than what was said before.
+    fn run(&mut self, shuffle: &ShuffleId, run: u64) -> Option<&mut Shuffle> {
+        let own = self.all.get_mut(shuffle).filter(|own| run >= own.run)?;
+        if run > own.run {
+            (own.run, own.rows_in, own.rows_unwanted) = (run, None, 0);
+            own.rows_out.clear();
+        }
+        Some(own)
+    }
+}
+
+impl Controller {
+    /// Why the data plane cannot carry something between all these workers; `None`: it can.
+    pub fn no_data_plane(&self, workers: &[WorkerId]) -> Option<String> {
+        let lacks = workers.iter().find(|worker| !self.workers.contains_key(*worker))?;
+        let why = self.without.get(lacks).map_or("it has not joined yet", |why| why);
+        Some(format!("worker {lacks} has no data plane: {why}"))
+    }
+
+    pub(super) fn shuffle(&mut self, event: Event) {
+        match event {
+            Event::ShuffleBegins { task, shuffle, outputs, engine, why } => {
+                let Some(job) = self.jobs.of(task).cloned() else { return };
+                let runs = self.shuffles.all.get(&shuffle).map_or(0, |own| own.runs) + 1;
+                let run = self.shuffles.all.get(&shuffle).map_or(0, |own| own.run);
+                let rows_out = BTreeMap::new();
+                let own = Shuffle { job, runs, engine, why, outputs, run, rows_in: None, rows_unwanted: 0, rows_out };
+                self.shuffles.all.insert(shuffle, own);
+            }
+            Event::ShuffleIn { shuffle, run, rows, unwanted } => {
+                if let Some(own) = self.shuffles.run(&shuffle, run) {
+                    (own.rows_in, own.rows_unwanted) = (Some(rows), unwanted);
+                }
+            }
+            Event::ShuffleOut { shuffle, run, output, rows } => {
+                if let Some(own) = self.shuffles.run(&shuffle, run).filter(|own| output < own.outputs) {
+                    own.rows_out.insert(output, rows);
+                }
+            }
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! Rows of data frames, split by output partition and joined again (`mission-columns`), in memory of the data plane.
+
+use crate::endpoint::{Endpoint, OfIo};
+use crate::memory::{Bytes, Segment, buffer_of, bytes_of};
+use crate::{bad_input, detached};
+use mission_columns::{Buffer, Kind, Offsets, Split, measure};
+use mission_transport::segment;
+use pyo3::buffer::PyBuffer;
+use pyo3::exceptions::PyOSError;
+use pyo3::prelude::*;
+use std::ops::Range;
+
+/// Buffers of this size have memory of their own, so that whoever keeps one column does not keep all. Smaller ones share: a process has
+/// 65,530 mappings (`vm.max_map_count`).
+const OWN_MEMORY_MIN: usize = 1 << 20;
+/// Arrow's recommendation for the start of a buffer (Arrow columnar format, "Buffer Alignment and Padding").
+const ALIGNMENT: usize = 64;
+
+#[pyclass(frozen)]
+pub struct ColumnSplit {
+    split: Split,
+    buffers: Vec<Given>,
+    sizes: Vec<u64>,
+}
+
+/// Kind, number, bytes and offsets, as Python gives them.
+type Described<'py> = (String, usize, Option<Bound<'py, PyAny>>, Option<Bound<'py, PyAny>>);
+
+struct Given {
+    kind: String,
+    number: usize,
+    values: Option<PyBuffer<u8>>,
+    offsets: Option<PyBuffer<u8>>,
+}
+
+impl Given {
+    fn new((kind, number, values, offsets): Described<'_>) -> PyResult<Given> {
+        let [values, offsets] = [values, offsets].map(|own| own.as_ref().map(buffer_of).transpose());
+        Ok(Given { kind, number, values: values?, offsets: offsets? })
+    }
+
+    fn bytes(&self) -> PyResult<[Bytes<'_>; 2]> {
+        fn bytes(buffer: &Option<PyBuffer<u8>>) -> PyResult<Bytes<'_>> {
+            // SAFETY: the caller holds the buffer, and Python code does not write to a frame that it shuffles.
+            buffer.as_ref().map_or_else(|| Ok(Bytes::default()), |buffer| unsafe { bytes_of(buffer) })
+        }
+        Ok([bytes(&self.values)?, bytes(&self.offsets)?])
+    }
+
+    fn buffer<'a>(&self, [values, offsets]: &'a [Bytes<'_>; 2]) -> PyResult<Buffer<'a>> {
+        let offsets = match self.number {
+            4 => Offsets::Narrow(offsets),
+            _ => Offsets::Wide(offsets),
+        };
+        Ok(match self.kind.as_str() {
+            "fixed" => Buffer::Fixed { width: self.number, values },
+            "bits" => Buffer::Bits { bits: values, start: self.number },
+            "all-set" => Buffer::AllSet,
+            "variable" => Buffer::Variable { offsets, values },
+            other => return Err(bad_input(format!("{other:?} is no kind of buffer"))),
+        })
+    }
+}
+
+#[pymethods]
+impl ColumnSplit {
+    #[new]
+    fn new(
+        py: Python<'_>,
+        partitions: PyBuffer<i64>,
+        part_of: Vec<u32>,
+        parts: usize,
+        buffers: Vec<Described<'_>>,
+    ) -> PyResult<ColumnSplit> {
+        if !partitions.is_c_contiguous() {
+            return Err(bad_input("the partitions are not contiguous"));
+        }
+        let rows: &[i64] = match partitions.item_count() {
+            0 => &[],
+            // SAFETY: contiguous, of that many items, held by `partitions`; the caller does not write to it meanwhile.
+            count => unsafe { std::slice::from_raw_parts(partitions.buf_ptr().cast(), count) },
+        };
+        let buffers = buffers.into_iter().map(Given::new).collect::<PyResult<Vec<_>>>()?;
+        let bytes = buffers.iter().map(Given::bytes).collect::<PyResult<Vec<_>>>()?;
+        let views = buffers.iter().zip(&bytes).map(|(own, bytes)| own.buffer(bytes)).collect::<PyResult<Vec<_>>>()?;
+        let made = detached(py, || {
+            let split = Split::new(rows, &part_of, parts)?;
+            let sizes = split.sizes(&views)?;
+            Ok::<_, String>((split, sizes))
+        })?;
+        let (split, sizes) = made.map_err(bad_input)?;
+        drop(views);
+        drop(bytes);
+        Ok(ColumnSplit { split, buffers, sizes })
+    }
+
+    #[getter]
+    fn sizes(&self) -> Vec<u64> {
+        self.sizes.clone()
+    }
+
+    #[getter]
+    fn rows(&self) -> Vec<usize> {
+        self.split.rows().to_vec()
+    }
+
+    #[getter]
+    fn unwanted(&self) -> u64 {
+        self.split.unwanted()
+    }
+
+    fn write(&self, py: Python<'_>, out: &Segment, last: Vec<u8>) -> PyResult<()> {
+        let len = self.sizes.iter().sum::<u64>() as usize;
+        if len + last.len() != out.inner.len() {
+            return Err(bad_input(format!("the output has {} bytes, not {}", out.inner.len(), len + last.len())));
+        }
+        let bytes = self.buffers.iter().map(Given::bytes).collect::<PyResult<Vec<_>>>()?;
+        let views =
+            self.buffers.iter().zip(&bytes).map(|(own, bytes)| own.buffer(bytes)).collect::<PyResult<Vec<_>>>()?;
+        let mut out = out.exclusive(bytes.as_flattened())?;
+        detached(py, || {
+            let (parts, rest) = out.bytes_mut().split_at_mut(len);
+            self.split.write(&views, parts);
+            rest.copy_from_slice(&last);
+        })
+    }
+}
+
+/// Where a buffer lies: the memory, the range of its values, bits or offsets, and that of the bytes that offsets name.
+type Place = (Option<Py<Segment>>, usize, usize, usize, usize);
+
+#[pyfunction]
+pub fn columns_join(
+    py: Python<'_>,
+    endpoint: &Endpoint,
+    parts: Vec<Bound<'_, PyAny>>,
+    kinds: Vec<Vec<(String, usize)>>,
+) -> PyResult<(usize, Vec<Vec<Place>>)> {
+    let flat = kinds.iter().flatten().map(kind_of).collect::<PyResult<Vec<Kind>>>()?;
+    let buffers = parts.iter().map(buffer_of).collect::<PyResult<Vec<_>>>()?;
+    // SAFETY: `buffers` holds them, and nobody writes to fetched parts.
+    let bytes = buffers.iter().map(|own| unsafe { bytes_of(own) }).collect::<PyResult<Vec<_>>>()?;
+    let slices: Vec<&[u8]> = bytes.iter().map(|own| &**own).collect();
+    let endpoint = endpoint.get()?;
+    let made = detached(py, || {
+        let joined = measure(&slices, &flat).map_err(bad_input)?;
+        let (lengths, placed) = place(joined.sizes());
+        let take = |len: &usize| endpoint.pool.take_for_result(*len).map_err(PyOSError::new_err_of);
+        let mut segments = lengths.iter().map(take).collect::<PyResult<Vec<segment::Segment>>>()?;
+        for (buffer, (segment, ranges)) in placed.iter().enumerate() {
+            let out = segments[*segment].bytes_mut();
+            let out = if ranges[0].is_empty() && ranges[1].is_empty() {
+                [&mut [][..], &mut [][..]]
+            } else {
+                out.get_disjoint_mut(ranges.clone()).map_err(bad_input)?
+            };
+            joined.write(buffer, out);
+        }
+        Ok::<_, PyErr>((joined.rows(), segments, placed))
+    })?;
+    let (rows, segments, placed) = made?;
+    let segments = segments.into_iter().map(|own| Py::new(py, Segment::new(own))).collect::<PyResult<Vec<_>>>()?;
+    let mut placed = placed.into_iter().zip(&flat).map(|((segment, [first, second]), kind)| {
+        let absent = *kind == Kind::Bits && first.is_empty() && rows > 0;
+        let memory = (!absent).then(|| segments[segment].clone_ref(py));
+        (memory, first.start, first.len(), second.start, second.len())
+    });
+    Ok((rows, kinds.iter().map(|column| placed.by_ref().take(column.len()).collect()).collect()))
+}
+
+/// Number of a piece of memory, and a buffer's two ranges in it.
+type Placed = (usize, [Range<usize>; 2]);
+
+/// Bytes of each piece of memory; and where each buffer goes.
+fn place(sizes: &[[usize; 2]]) -> (Vec<usize>, Vec<Placed>) {
+    // The first is shared.
+    let mut lengths = vec![0];
+    let mut placed = Vec::with_capacity(sizes.len());
+    for [first, second] in sizes {
+        let start = |len: usize| len.next_multiple_of(ALIGNMENT);
+        let number = if first + second < OWN_MEMORY_MIN { 0 } else { lengths.len() };
+        let at = if number == 0 { start(lengths[0]) } else { 0 };
+        let second_at = start(at + first);
+        let end = second_at + second;
+        if number == 0 {
+            lengths[0] = end
+        } else {
+            lengths.push(end)
+        }
+        placed.push((number, [at..at + first, second_at..end]));
+    }
+    (lengths, placed)
+}
+
+fn kind_of((kind, number): &(String, usize)) -> PyResult<Kind> {
+    match (kind.as_str(), number) {
+        ("fixed", 1..) => Ok(Kind::Fixed(*number)),
+        ("bits", _) => Ok(Kind::Bits),
+        ("variable", _) => Ok(Kind::Variable { wide: *number == 8 }),
+        _ => Err(bad_input(format!("({kind:?}, {number}) is no kind of buffer"))),
+    }
+}

@@ -1,0 +1,119 @@
+"""Dask's shuffles of data frames run on the data plane: the scheduler gives workers another kind of run."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from distributed import Scheduler, Worker
+from distributed.shuffle._core import ShuffleSpec, barrier_key
+from distributed.shuffle._shuffle import DataFrameShuffleRun, DataFrameShuffleSpec
+from distributed.shuffle._worker_plugin import ShuffleWorkerPlugin
+
+from mission_control.dask.seams import replace, wanted
+from mission_control.jobs import UNDEMANDING, UNNAMED
+
+if TYPE_CHECKING:
+    from mission_control.dask.scheduler import MissionControlScheduler
+
+logger = logging.getLogger(__name__)
+
+FIELDS = ["id", "disk", "npartitions", "column", "meta", "parts_out", "drop_column"]
+"""Of a `DataFrameShuffleSpec`."""
+PARAMETERS: list[tuple[Any, list[str]]] = [
+    (DataFrameShuffleSpec.create_run_on_worker, ["self", "run_id", "span_id", "worker_for", "plugin"]),
+    (DataFrameShuffleRun.add_partition, ["self", "data", "partition_id"]),
+    (DataFrameShuffleRun.get_output_partition, ["self", "partition_id", "key", "kwargs"]),
+    (DataFrameShuffleRun.barrier, ["self", "run_ids"]),
+    (DataFrameShuffleRun.inputs_done, ["self"]),
+    (DataFrameShuffleRun.receive, ["self", "data"]),
+    (DataFrameShuffleRun.fail, ["self", "exception"]),
+    (DataFrameShuffleRun.close, ["self"]),
+    (DataFrameShuffleRun.heartbeat, ["self"]),
+    (ShuffleWorkerPlugin._get_shuffle_run, ["self", "shuffle_id", "run_id"]),
+]
+"""What Dask calls of a run, and what a run of ours calls."""
+
+
+def unlike() -> str | None:
+    """Say what of Dask's shuffles is not as Mission Control knows it."""
+    if [own.name for own in fields(DataFrameShuffleSpec)] != FIELDS:
+        return "the fields of DataFrameShuffleSpec"
+    for method, names in PARAMETERS:
+        if list(inspect.signature(method).parameters) != names:
+            return method.__qualname__
+    return None
+
+
+def carry_shuffles(plugin: MissionControlScheduler, scheduler: Scheduler, undo: ExitStack) -> None:
+    """Has the scheduler ask who carries a shuffle that begins."""
+    shuffles = scheduler.plugins.get("shuffle")
+    other = unlike()
+    retrieve = getattr(shuffles, "_retrieve_spec", None)
+    if other is not None or retrieve is None or list(inspect.signature(retrieve).parameters) != ["shuffle_id"]:
+        unknown = other or "ShuffleSchedulerPlugin._retrieve_spec"
+        logger.warning("Dask's own shuffles stay its own: this version has other %s", unknown)
+        return
+    replace(undo, shuffles, "_retrieve_spec", ours_where_possible(plugin, scheduler, retrieve))
+
+
+def ours_where_possible(
+    plugin: MissionControlScheduler, scheduler: Scheduler, retrieve: Callable[[Any], ShuffleSpec]
+) -> Callable[[Any], ShuffleSpec]:
+    def with_ours(shuffle_id: Any) -> ShuffleSpec:
+        spec = retrieve(shuffle_id)
+        try:
+            number = plugin.numbers.get(barrier_key(shuffle_id))
+            why = None if number is not None else "its tasks were submitted before Mission Control was installed"
+            why = why or why_not(plugin, scheduler, spec)
+            made = spec
+            if number is not None:
+                made = spec if why else of_job(plugin, spec, number)
+                outputs = getattr(spec, "npartitions", 0)
+                engine = "dask" if why else "mission"
+                said = {"task": number, "shuffle": str(shuffle_id), "outputs": outputs, "engine": engine}
+                plugin.event("shuffle-begins", **said, why=why or "")
+        except Exception:
+            # The shuffle runs as if nothing was installed.
+            logger.exception("Mission Control could not carry shuffle %s: Dask does", shuffle_id)
+            return spec
+        return made
+
+    return with_ours
+
+
+def why_not(plugin: MissionControlScheduler, scheduler: Scheduler, spec: ShuffleSpec) -> str | None:
+    """Say why Dask carries a shuffle itself; ``None``: the data plane does."""
+    if not wanted("p2p"):
+        return "mission-control.p2p is false"
+    if type(spec) is not DataFrameShuffleSpec:
+        return f"no data plane carries a {type(spec).__name__} yet"
+    if why := plugin.controller.no_data_plane(list(scheduler.workers)):
+        return why
+    from mission_control import frames
+
+    return frames.unknown_kind(spec.meta)
+
+
+def of_job(plugin: MissionControlScheduler, spec: Any, number: int) -> ShuffleSpec:
+    from mission_control.dask.scheduler import parsed
+    from mission_control.dask.shuffles import DataFrameSpec
+
+    job = plugin.controller.spec_of(number)
+    known = parsed(job) if job is not None else {}
+    return DataFrameSpec.of(spec, known.get("job", UNNAMED), known.get("demands") or UNDEMANDING)
+
+
+def listen(worker: Worker) -> None:
+    """Has a worker hear what its output partitions take."""
+
+    async def take_inputs(shuffle_id: Any, run_id: int, inputs: Any) -> None:
+        from mission_control.dask.shuffles import take_inputs
+
+        await take_inputs(worker.plugins["shuffle"], shuffle_id, run_id, inputs)
+
+    worker.handlers["mission_control_shuffle_inputs"] = take_inputs

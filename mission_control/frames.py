@@ -1,0 +1,298 @@
+"""Data frames as buffers of columns, which `crates/columns` splits by output partition and joins again.
+
+Numbers, times and the codes of categories are taken where pandas has them and come back in memory of the data plane.
+Other columns pass through Arrow, as in Dask's own shuffle. What Arrow cannot hold in flat buffers is pickled value by
+value.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from mission_control import _native
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+UNWANTED = 2**32 - 1
+"""The part of an output partition that nobody wants (``Split::new``)."""
+
+Described = tuple[str, int, "Buffer | None", "Buffer | None"]
+"""A buffer, as :class:`mission_control._native.ColumnSplit` takes it."""
+
+
+class Encoding(NamedTuple):
+    """How a column is made of its buffers again."""
+
+    name: str
+    """One of ``numpy``, ``time-zone``, ``category``, ``arrow``, ``pickle``."""
+    dtype: Any
+    """Of pandas."""
+    arrow: pa.DataType | None
+    kinds: tuple[tuple[str, int], ...]
+    """Of its buffers, as :func:`mission_control._native.columns_join` takes them."""
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The encodings of a frame's columns, then those of its index."""
+
+    columns: tuple[Encoding, ...]
+    index: Encoding
+    index_name: Any
+
+
+def unknown_kind(meta: Any) -> str | None:
+    """Say why frames like `meta` cannot be encoded; ``None``: they can."""
+    if type(meta) is not pd.DataFrame:
+        return f"its frames are of {type(meta).__module__}.{type(meta).__name__}, not of pandas"
+    if isinstance(meta.index, pd.MultiIndex):
+        return "its frames have an index of several levels"
+    if meta.columns.has_duplicates or isinstance(meta.columns, pd.MultiIndex):
+        return "names of its columns are not unique, or have several levels"
+    for name, dtype in [*meta.dtypes.items(), ("index", meta.index.dtype)]:
+        known = (
+            dtype.kind in "biufmMO"
+            if isinstance(dtype, np.dtype)
+            else isinstance(
+                dtype,
+                pd.CategoricalDtype | pd.DatetimeTZDtype | pd.StringDtype | pd.ArrowDtype | pd.BooleanDtype | _Masked,
+            )
+        )
+        if not known:
+            return f"column {name!r} is of type {dtype}"
+    return None
+
+
+_Masked = (
+    pd.Int8Dtype
+    | pd.Int16Dtype
+    | pd.Int32Dtype
+    | pd.Int64Dtype
+    | pd.UInt8Dtype
+    | pd.UInt16Dtype
+    | pd.UInt32Dtype
+    | pd.UInt64Dtype
+    | pd.Float32Dtype
+    | pd.Float64Dtype
+)
+
+
+# --- from pandas ------------------------------------------------------------------------------------------------------
+
+
+def dumps(schema: Schema) -> bytes:
+    """Return the bytes of a schema; frames that are alike have the same."""
+    # Apart, so that what two columns share makes no difference.
+    return pickle.dumps([pickle.dumps(own) for own in (*schema.columns, schema.index, schema.index_name)])
+
+
+def loads(described: Buffer) -> Schema:
+    """Return the schema again; the bytes come from another worker of the cluster."""
+    *columns, index, index_name = (pickle.loads(own) for own in pickle.loads(described))
+    return Schema(tuple(columns), index, index_name)
+
+
+def encode(frame: pd.DataFrame, names: Sequence[Any]) -> tuple[Schema, list[Described]]:
+    """Describe the buffers of a frame's columns and its index; they use its memory where they can."""
+    buffers: list[Described] = []
+    encodings = []
+    for column in [*(frame[name] for name in names), frame.index]:
+        encoding, own = encode_column(column)
+        encodings.append(encoding)
+        buffers.extend(own)
+    return Schema(tuple(encodings[:-1]), encodings[-1], frame.index.name), buffers
+
+
+def encode_column(column: pd.Series | pd.Index) -> tuple[Encoding, list[Described]]:
+    """Describe the buffers of one column."""
+    dtype = column.dtype
+    values: Any = column.to_numpy() if isinstance(dtype, np.dtype) else column.array
+    if isinstance(dtype, np.dtype) and dtype.kind != "O":
+        return fixed("numpy", dtype, values)
+    if isinstance(dtype, pd.DatetimeTZDtype):
+        return fixed("time-zone", dtype, values.view("int64"))
+    if isinstance(dtype, pd.CategoricalDtype):
+        return fixed("category", dtype, values.codes)
+    try:
+        arrow = pa.array(values, from_pandas=True)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError):
+        return encode_pickled(dtype, values)
+    if isinstance(arrow, pa.ChunkedArray):
+        arrow = arrow.combine_chunks()
+    kinds = flat_kinds(arrow.type)
+    if kinds is None:
+        return encode_pickled(dtype, values)
+    return Encoding("arrow", dtype, arrow.type, kinds), arrow_buffers(arrow, kinds)
+
+
+def fixed(name: str, dtype: Any, values: np.ndarray) -> tuple[Encoding, list[Described]]:
+    values = np.ascontiguousarray(values)
+    kind = ("fixed", values.dtype.itemsize)
+    # As bytes: Python's buffers have no format for times.
+    return Encoding(name, dtype, None, (kind,)), [(*kind, values.view(np.uint8).data, None)]
+
+
+def encode_pickled(dtype: Any, values: Any) -> tuple[Encoding, list[Described]]:
+    column = pa.array([pickle.dumps(value, protocol=5) for value in values], type=pa.large_binary())
+    kinds = flat_kinds(column.type)
+    assert kinds is not None
+    return Encoding("pickle", dtype, column.type, kinds), arrow_buffers(column, kinds)
+
+
+def flat_kinds(type: pa.DataType) -> tuple[tuple[str, int], ...] | None:
+    """Return the buffers of an Arrow array; ``None``: it is nested.
+
+    Arrow columnar format, "Buffer Listing for Each Layout".
+    """
+    if pa.types.is_null(type):
+        return ()
+    if pa.types.is_boolean(type):
+        return ("bits", 0), ("bits", 0)
+    if pa.types.is_string(type) or pa.types.is_binary(type):
+        return ("bits", 0), ("variable", 4)
+    if pa.types.is_large_string(type) or pa.types.is_large_binary(type):
+        return ("bits", 0), ("variable", 8)
+    if pa.types.is_primitive(type) or pa.types.is_decimal(type) or pa.types.is_fixed_size_binary(type):
+        return ("bits", 0), ("fixed", type.bit_width // 8)
+    return None
+
+
+def arrow_buffers(column: pa.Array, kinds: Sequence[tuple[str, int]]) -> list[Described]:
+    if not kinds:
+        return []
+    start, rows = column.offset, len(column)
+    validity, *rest = column.buffers()
+    described: list[Described] = [
+        ("bits", start, validity, None) if validity is not None and column.null_count else ("all-set", 0, None, None)
+    ]
+    ((kind, width),) = kinds[1:]
+    if kind == "bits":
+        described.append(("bits", start, rest[0], None))
+    elif kind == "fixed":
+        described.append(("fixed", width, cut(rest[0], start * width, rows * width), None))
+    else:
+        offsets = cut(rest[0], start * width, (rows + 1) * width)
+        described.append(("variable", width, rest[1], offsets))
+    return described
+
+
+def cut(buffer: pa.Buffer | None, start: int, length: int) -> memoryview | None:
+    """Return so many bytes of a buffer, which may be padded; an array without rows may have none."""
+    return memoryview(buffer)[start : start + length] if buffer is not None and length else None
+
+
+# --- to pandas --------------------------------------------------------------------------------------------------------
+
+
+def decode(endpoint: _native.Endpoint, pieces: Sequence[tuple[Schema, Any]], meta: pd.DataFrame) -> pd.DataFrame:
+    """Join the parts of an output partition.
+
+    Args:
+        pieces: The parts that have rows, in the order of the inputs, each with the schema of its input. Inputs that
+            are alike share one schema object. Equality is not enough: types of unordered categories are equal in any
+            order.
+        meta: An empty frame with the columns' names; its types count where those of the inputs differ.
+    """
+    frames = []
+    for _, alike in groupby(pieces, key=lambda piece: id(piece[0])):
+        (schema, first), *others = alike
+        frames.append(decode_alike(endpoint, schema, [first, *(part for _, part in others)], meta))
+    if not frames:
+        return meta.copy()
+    if len(frames) > 1:
+        for place in range(len(meta.columns)):
+            unite_categories(frames, place)
+    frame = frames[0] if len(frames) == 1 else pd.concat(frames)
+    return reconciled(frame, meta)
+
+
+def decode_alike(endpoint: _native.Endpoint, schema: Schema, parts: list[Any], meta: pd.DataFrame) -> pd.DataFrame:
+    encodings = (*schema.columns, schema.index)
+    rows, places = _native.columns_join(endpoint, parts, [encoding.kinds for encoding in encodings])
+    *columns, index = (decode_column(encoding, rows, own) for encoding, own in zip(encodings, places, strict=True))
+    made = pd.Index(index, name=schema.index_name, copy=False)
+    frame = pd.DataFrame(dict(enumerate(columns)), index=made, copy=False)
+    frame.columns = meta.columns
+    return frame
+
+
+def decode_column(encoding: Encoding, rows: int, places: list[tuple[Any, int, int, int, int]]) -> Any:
+    if encoding.name in ("arrow", "pickle"):
+        return decode_arrow(encoding, rows, places)
+    ((segment, start, length, _, _),) = places
+    memory = memoryview(segment)[start : start + length]
+    if encoding.name == "numpy":
+        return np.frombuffer(memory, encoding.dtype)
+    if encoding.name == "time-zone":
+        times = pd.DatetimeIndex(np.frombuffer(memory, f"M8[{encoding.dtype.unit}]"), copy=False)
+        return times.tz_localize("UTC").tz_convert(encoding.dtype.tz).array
+    codes = np.frombuffer(memory, f"i{encoding.kinds[0][1]}")
+    return pd.Categorical.from_codes(codes, dtype=encoding.dtype, validate=False)
+
+
+def decode_arrow(encoding: Encoding, rows: int, places: list[tuple[Any, int, int, int, int]]) -> Any:
+    buffers: list[pa.Buffer | None] = []
+    for (kind, _), (segment, start, length, second, second_length) in zip(encoding.kinds, places, strict=True):
+        if segment is None:
+            # Bits that are all set: no validity. An array of booleans needs them.
+            is_validity = not buffers
+            buffers.append(None if is_validity else pa.py_buffer(b"\xff" * -(-rows // 8)))
+            continue
+        memory = memoryview(segment)
+        buffers.append(pa.py_buffer(memory[start : start + length]))
+        if kind == "variable":
+            buffers.append(pa.py_buffer(memory[second : second + second_length]))
+    column = pa.nulls(rows) if not buffers else pa.Array.from_buffers(encoding.arrow, rows, buffers)
+    dtype = encoding.dtype
+    if encoding.name == "pickle":
+        return decode_pickled(dtype, column)
+    if isinstance(dtype, np.dtype):
+        return column.to_pandas(date_as_object=True).astype(object).array
+    return dtype.__from_arrow__(column)
+
+
+def decode_pickled(dtype: Any, column: pa.Array) -> Any:
+    values = np.empty(len(column), dtype=object)
+    for row, value in enumerate(column):
+        values[row] = pickle.loads(value.as_buffer())
+    if isinstance(dtype, pd.ArrowDtype):
+        return pd.array([None if value is pd.NA else value for value in values], dtype=dtype)
+    return values
+
+
+def unite_categories(frames: list[pd.DataFrame], place: int) -> None:
+    """Give a column of categories the same ones in all frames: those of the first, then those of the others."""
+    columns = [frame.iloc[:, place] for frame in frames]
+    if not all(isinstance(column.dtype, pd.CategoricalDtype) for column in columns):
+        return
+    same = len({column.dtype for column in columns}) == 1
+    alike = len({column.cat.categories.dtype for column in columns}) == 1
+    if same or not alike or any(column.cat.ordered for column in columns):
+        # Columns that cannot be united become objects, as with pandas.concat.
+        return
+    united = pd.api.types.union_categoricals(columns)
+    for frame, column in zip(frames, columns, strict=True):
+        frame.isetitem(place, column.cat.set_categories(united.categories))
+
+
+def reconciled(frame: pd.DataFrame, meta: pd.DataFrame) -> pd.DataFrame:
+    """Bring columns to the types that `meta` has, as far as Dask's own shuffle does (``convert_shards``)."""
+    from pandas.core.dtypes.cast import find_common_type
+
+    other = {}
+    for name, dtype in meta.dtypes.items():
+        actual = frame[name].dtype
+        if actual == dtype or (isinstance(actual, pd.CategoricalDtype) and isinstance(dtype, pd.CategoricalDtype)):
+            continue
+        both_strings = isinstance(actual, pd.StringDtype) and isinstance(dtype, pd.StringDtype)
+        other[name] = dtype if both_strings else find_common_type([actual, dtype])
+    return frame.astype(other) if other else frame
