@@ -145,6 +145,21 @@ def print_explanation(job: dict[str, Any], policy: str) -> None:
             continue
         print_facts(facts)
         print_peers(transfer)
+    for shuffle in job.get("shuffles", ()):
+        print(f"  shuffle {shuffle['shuffle']}: {rows_of(shuffle)}")
+
+
+def rows_of(shuffle: dict[str, Any]) -> str:
+    """Who carries one of the engine's own shuffles, and whether all rows came out."""
+    if shuffle["engine"] != "mission":
+        return f"by Dask, because {shuffle['why']}; nobody counts its rows"
+    if shuffle["rows_in"] is None:
+        return "by Mission Control; not all partitions are added yet"
+    rows = f"{shuffle['rows_in']:,} rows in, {shuffle['rows_out']:,} out"
+    done = f"{shuffle['outputs_done']} of {shuffle['outputs']} output partitions joined, each with all of its rows"
+    again = f", run {shuffle['runs']} times" if shuffle["runs"] > 1 else ""
+    unwanted = f", {shuffle['rows_unwanted']:,} not wanted" if shuffle["rows_unwanted"] else ""
+    return f"by Mission Control; {rows}{unwanted} ({done}){again}"
 
 
 def share_of(own: dict[str, Any]) -> str:

@@ -226,13 +226,17 @@ fn a_part_to_which_its_owner_could_write_is_verified_again() {
     let object = owner.store.get(&changed).unwrap();
     let (segment, start, _) = object.in_memory(0).unwrap();
     let other: Vec<u8> = small[..8].iter().map(|byte| !byte).collect();
-    // By way of the kernel, which refuses it for as long as the memory is read-only.
-    let memory = std::fs::File::options().write(true).open("/proc/self/mem").unwrap();
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(5);
-    while memory.write_at(&other, segment.as_ptr() as u64 + start).is_err() {
+    while segment.leases() > 0 {
         assert!(std::time::Instant::now() < deadline, "the lease never came back");
         std::thread::sleep(std::time::Duration::from_millis(1));
     }
+    // By way of the kernel, which refuses it for as long as the memory is read-only; as where so many parts are.
+    let memory = std::fs::File::options().write(true).open("/proc/self/mem").unwrap();
+    let place = segment.as_ptr() as u64 + start;
+    memory.write_at(&other, place).expect_err("its memory stays read-only while few parts are");
+    segment.make_writable();
+    memory.write_at(&other, place).unwrap();
     let why = fetch(changed).err().unwrap().to_string();
     assert!(why.contains("checksum"), "{why}");
     assert!(keeps.parts[0].bytes() == small);

@@ -27,6 +27,9 @@ const SLAB: usize = 64 << 20;
 /// Parts of slabs that are read-only at once. Each may split its slab's mapping in three, and a process has 65,530 mappings
 /// (`vm.max_map_count`).
 const PROTECTED_PARTS_MAX: usize = 16_384;
+/// Up to so many stay read-only without a lease, until their memory is used again: the next lease may follow at once, and each change
+/// takes time for each page (a shuffle of 0.5 GiB between four workers spent an eighth of its processor time on it).
+const IDLE_PARTS_MAX: usize = PROTECTED_PARTS_MAX / 2;
 /// What shared memory is sealed against: shrinking, growing, new mappings that can write, and other seals.
 pub const SEALS: SealFlags =
     SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::FUTURE_WRITE).union(SealFlags::SEAL);
@@ -51,7 +54,7 @@ enum Use {
     Result,
 }
 
-/// How many leases there are on a segment, and whether it is read-only for them.
+/// How many leases there are on a segment, and whether it is read-only for them, or still.
 #[derive(Default)]
 struct Protection {
     leases: u32,
@@ -108,7 +111,7 @@ impl Segment {
         self.writers.load(Ordering::Acquire) > 0
     }
 
-    /// For one more lease: makes shared memory read-only for everybody until all leases have ended by
+    /// For one more lease: makes shared memory read-only for everybody, at least until all leases have ended by
     /// [`Segment::unprotect`]; gives it for others to map.
     ///
     /// # Errors
@@ -142,10 +145,27 @@ impl Segment {
     pub fn unprotect(&self) {
         let mut protection = self.protection.lock().expect("no panic while held");
         protection.leases -= 1;
-        if protection.leases == 0 && self.memory().protect(false).is_ok() {
+        let is_part = matches!(self.memory(), Memory::Part { .. });
+        let many = is_part && self.pool.protected_parts.load(Ordering::Relaxed) > IDLE_PARTS_MAX;
+        if protection.leases == 0 && many && self.memory().protect(false).is_ok() {
             protection.protected = false;
             self.pool.count_unprotected(self.memory());
         }
+    }
+
+    #[cfg(test)]
+    pub fn leases(&self) -> u32 {
+        self.protection.lock().expect("no panic while held").leases
+    }
+
+    /// As [`Segment::unprotect`] does where many parts are read-only.
+    #[cfg(test)]
+    pub fn make_writable(&self) {
+        let mut protection = self.protection.lock().expect("no panic while held");
+        assert!(protection.leases == 0 && protection.protected);
+        self.memory().protect(false).unwrap();
+        protection.protected = false;
+        self.pool.count_unprotected(self.memory());
     }
 
     pub fn bytes(&self) -> &[u8] {

@@ -142,3 +142,33 @@ fn names_that_cannot_be_printed_are_refused_and_those_of_spans_are_made_fit() {
     world.event(Event::Tasks { origin: origin(None, Some("two\nlines".into())), tasks: new(2) });
     assert_eq!(world.controller.job_of(2).map(|job| &**job), Some("two?lines"));
 }
+
+#[test]
+fn a_shuffle_counts_the_rows_of_its_last_run_and_is_forgotten_with_its_job() {
+    let mut world = World::new(&["a", "b"]);
+    assert_eq!(world.controller.no_data_plane(&["a".into(), "b".into()]), None);
+    let why = world.controller.no_data_plane(&["a".into(), "c".into()]).unwrap();
+    assert_eq!(why, "worker c has no data plane: it has not joined yet");
+    world.task(1, "etl", None);
+    let begins = |engine| Event::ShuffleBegins { task: 1, shuffle: "s".into(), outputs: 2, engine, why: String::new() };
+    let rows_in = |run, rows| Event::ShuffleIn { shuffle: "s".into(), run, rows, unwanted: 1 };
+    let rows_out = |run, output, rows| Event::ShuffleOut { shuffle: "s".into(), run, output, rows };
+    world.event(rows_in(1, 9));
+    world.event(begins(Carrier::Mission));
+    for event in [rows_in(1, 9), rows_out(1, 0, 4), begins(Carrier::Mission), rows_in(2, 10), rows_out(1, 1, 5)] {
+        world.event(event);
+    }
+    // Twice the same output, one that there is not, and one of the run before: each row counts once.
+    for event in [rows_out(2, 0, 4), rows_out(2, 0, 4), rows_out(2, 2, 1), rows_out(1, 1, 5), rows_out(2, 1, 6)] {
+        world.event(event);
+    }
+    let status = world.controller.status(None);
+    let job = status.jobs.iter().find(|job| &*job.status.job == "etl").unwrap();
+    let [own] = &job.shuffles[..] else { panic!("{:?}", job.shuffles) };
+    assert_eq!((own.runs, own.rows_in, own.rows_unwanted), (2, Some(10), 1));
+    assert_eq!((own.rows_out, own.outputs, own.outputs_done), (10, 2, 2));
+    world.event(Event::Forgotten { task: 1 });
+    world.pass(LAST_WORDS);
+    world.event(Event::Tick);
+    assert_eq!(world.left(), []);
+}
