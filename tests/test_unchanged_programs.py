@@ -127,19 +127,20 @@ def test_merges_bring_what_pandas_brings(client, how):
 
 
 def test_groups_sorting_index_and_duplicates_are_as_in_pandas(client):
-    random = np.random.default_rng(2)
-    plain = pd.DataFrame({"key": random.integers(0, 2000, 5000).astype(str), "number": random.random(5000)})
-    lazy = dd.from_pandas(plain, npartitions=6)
-    grouped = lazy.groupby("key").number.sum(split_out=4).compute().sort_index()
-    pd.testing.assert_series_equal(grouped, plain.groupby("key").number.sum().sort_index(), check_index_type=False)
-    ordered = lazy.sort_values("number").compute()
-    pd.testing.assert_frame_equal(ordered, plain.sort_values("number"))
-    indexed = lazy.set_index("number").compute()
-    pd.testing.assert_frame_equal(indexed, plain.set_index("number").sort_index())
-    unique = lazy.drop_duplicates(subset=["key"], split_out=3).compute()
-    assert sorted(unique["key"]) == sorted(plain["key"].unique())
-    done = [own for own in shuffles(client) if own["rows_in"] is not None]
-    assert done and all(own["engine"] == "mission" for own in done), done
+    with mission_control.job("groups", client=client):  # it is not over before it was looked at
+        random = np.random.default_rng(2)
+        plain = pd.DataFrame({"key": random.integers(0, 2000, 5000).astype(str), "number": random.random(5000)})
+        lazy = dd.from_pandas(plain, npartitions=6)
+        grouped = lazy.groupby("key").number.sum(split_out=4).compute().sort_index()
+        pd.testing.assert_series_equal(grouped, plain.groupby("key").number.sum().sort_index(), check_index_type=False)
+        ordered = lazy.sort_values("number").compute()
+        pd.testing.assert_frame_equal(ordered, plain.sort_values("number"))
+        indexed = lazy.set_index("number").compute()
+        pd.testing.assert_frame_equal(indexed, plain.set_index("number").sort_index())
+        unique = lazy.drop_duplicates(subset=["key"], split_out=3).compute()
+        assert sorted(unique["key"]) == sorted(plain["key"].unique())
+        done = [own for own in shuffles(client) if own["rows_in"] is not None]
+        assert done and all(own["engine"] == "mission" for own in done), done
 
 
 def test_only_some_outputs_are_wanted(client):
@@ -152,15 +153,16 @@ def test_only_some_outputs_are_wanted(client):
 
 
 def test_frames_of_unknown_kinds_and_a_part_that_is_turned_off_stay_with_dask(client):
-    periods = pd.DataFrame({"key": range(100), "month": pd.period_range("2000-01", periods=100, freq="M")})
-    assert len(given([periods, periods]).shuffle("key", npartitions=3).compute()) == 200
-    (own,) = [own for own in shuffles(client) if own["engine"] == "dask"]
-    assert own["why"] == "column 'month' is of type period[M]"
-    with dask.config.set({"mission-control.p2p": False}):
-        # The scheduler of this cluster has the test's own settings.
-        plain = pd.DataFrame({"key": range(100)})
-        assert len(dd.from_pandas(plain, npartitions=2).shuffle("key", npartitions=3).compute()) == 100
-    assert any(own["why"] == "mission-control.p2p is false" for own in shuffles(client))
+    with mission_control.job("unknown", client=client):  # it is not over before it was looked at
+        periods = pd.DataFrame({"key": range(100), "month": pd.period_range("2000-01", periods=100, freq="M")})
+        assert len(given([periods, periods]).shuffle("key", npartitions=3).compute()) == 200
+        (own,) = [own for own in shuffles(client) if own["engine"] == "dask"]
+        assert own["why"] == "column 'month' is of type period[M]"
+        with dask.config.set({"mission-control.p2p": False}):
+            # The scheduler of this cluster has the test's own settings.
+            plain = pd.DataFrame({"key": range(100)})
+            assert len(dd.from_pandas(plain, npartitions=2).shuffle("key", npartitions=3).compute()) == 100
+        assert any(own["why"] == "mission-control.p2p is false" for own in shuffles(client))
 
 
 def test_columns_may_lie_anywhere_in_memory(client):
