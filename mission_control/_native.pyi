@@ -67,6 +67,8 @@ class Endpoint:
     def problems(self) -> list[str]:
         """What this data plane cannot do, and why; everything else works."""
     def allocate(self, len: int, job: tuple[str, str] | None = None) -> Segment: ...
+    def allocate_result(self, len: int) -> Segment:
+        """Return memory for a task's result; Dask accounts for it, so it does not make objects go to the disk."""
     def put(self, parts: Sequence[Buffer], job: str, demands: str) -> tuple[str, list[int]]: ...
     def adopt(self, segment: Segment, sizes: Sequence[int], demands: str) -> str: ...
     def free(self, object: str) -> bool: ...
@@ -330,6 +332,22 @@ def columns_join(
 
     Raises:
         ValueError: A part does not have these buffers.
+    """
+
+def columns_hash(
+    columns: Sequence[tuple[str, int, Buffer, Buffer | None, tuple[Buffer, int] | None]], tuples: bool, out: Buffer
+) -> None:
+    """Hash rows as pandas does.
+
+    Args:
+        columns: Kind, width in bytes, values, offsets, and bits of validity with the number of the first:
+            ``("words", width, values, None, None)``, ``("floats", width, values, None, None)``,
+            ``("texts", width_of_offsets, values, offsets, valid)``, or ``("hashed", 8, hashes, None, None)``.
+        tuples: Whether the hashes of several columns are combined.
+        out: uint64 of each row.
+
+    Raises:
+        ValueError: A column has too few rows.
     """
 
 def records_partition(input: Buffer, splitters: bytes, out: Segment) -> list[int]: ...

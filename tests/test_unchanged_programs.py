@@ -10,6 +10,7 @@ from decimal import Decimal
 from typing import Any
 
 import dask
+import dask.array as da
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
@@ -245,3 +246,27 @@ def test_data_larger_than_the_store_goes_to_the_disk(tmp_path):
         assert spooled > 0 and got[0].sum() == 20_000_000
         expected = sum(make(seed)["a"].sum() for seed in range(40))
         assert got[1].sum() == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("dtype", ["f8", "i2", "M8[s]", "c16", "U3"])
+def test_arrays_are_rechunked_as_numpy_has_them(client, dtype):
+    with mission_control.job("arrays", client=client):  # it is not over before it was looked at
+        random = np.random.default_rng(3)
+        plain = random.integers(0, 100, (60, 50, 4)).astype("i8").astype(dtype)
+        chunked = da.from_array(plain, chunks=(7, 50, 3))
+        for chunks in ((60, 4, 4), (13, 11, 2), (1, 50, 4)):
+            np.testing.assert_array_equal(chunked.rechunk(chunks, method="p2p").compute(), plain)
+        carried = [own for own in shuffles(client) if own["rows_in"] is not None]
+        assert carried and all(own["engine"] == "mission" and own["rows_out"] <= own["rows_in"] for own in carried)
+
+
+def test_arrays_that_are_not_plain_memory_are_rechunked_too(client):
+    plain = np.ma.masked_less(np.arange(120).reshape(12, 10), 30)
+    masked = da.from_array(plain, chunks=(5, 10)).rechunk((12, 3), method="p2p").compute()
+    np.testing.assert_array_equal(masked.filled(-1), plain.filled(-1))
+    objects = np.array([[{"row": row}] * 3 for row in range(8)], dtype=object)
+    assert (da.from_array(objects, chunks=(3, 3)).rechunk((8, 1), method="p2p").compute() == objects).all()
+    some = da.from_array(np.arange(100), chunks=7).rechunk(9, method="p2p")
+    assert some[20:40].compute().tolist() == list(range(20, 40))
+    empty = da.from_array(np.zeros((4, 0)), chunks=(2, 0)).rechunk((4, 0), method="p2p")
+    assert empty.compute().shape == (4, 0)

@@ -1,4 +1,4 @@
-//! Rows of columns, split by output partition into parts, and parts joined to columns again.
+//! Rows of columns: their hashes, which say where each goes; split by output partition into parts; and joined to columns again.
 //!
 //! A column has one or more buffers, laid out as Apache Arrow and NumPy have them: values of one width, bits, or offsets and
 //! bytes. A part holds the rows of all buffers that go to one output partition:
@@ -13,9 +13,11 @@
 //! the first byte; none at all says that all are set. Those of a buffer of variable length are their lengths (4 bytes each,
 //! padded to 8) and then their bytes. A partition without rows has a part without bytes.
 
+mod hash;
 mod join;
 mod split;
 
+pub use hash::{Column, hash_column, hash_rows};
 pub use join::{Joined, measure};
 pub use split::Split;
 

@@ -3,7 +3,7 @@
 use crate::endpoint::{Endpoint, OfIo};
 use crate::memory::{Bytes, Segment, buffer_of, bytes_of};
 use crate::{bad_input, detached};
-use mission_columns::{Buffer, Kind, Offsets, Split, measure};
+use mission_columns::{Buffer, Column, Kind, Offsets, Split, hash_column, hash_rows, measure};
 use mission_transport::segment;
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyOSError;
@@ -199,4 +199,61 @@ fn kind_of((kind, number): &(String, usize)) -> PyResult<Kind> {
         ("variable", _) => Ok(Kind::Variable { wide: *number == 8 }),
         _ => Err(bad_input(format!("({kind:?}, {number}) is no kind of buffer"))),
     }
+}
+
+/// Kind, width or first bit, values, offsets, bits of validity.
+type DescribedColumn<'py> =
+    (String, usize, Bound<'py, PyAny>, Option<Bound<'py, PyAny>>, Option<(Bound<'py, PyAny>, usize)>);
+
+/// Hashes rows into `out`, which has 8 bytes for each: of one column its own, of several combined if `tuples`.
+#[pyfunction]
+pub fn columns_hash(
+    py: Python<'_>,
+    columns: Vec<DescribedColumn<'_>>,
+    tuples: bool,
+    out: &Bound<'_, PyAny>,
+) -> PyResult<()> {
+    let out = PyBuffer::<u64>::get(out)?;
+    if out.readonly() || !out.is_c_contiguous() {
+        return Err(bad_input("the output is read-only, or has gaps"));
+    }
+    let mut held = Vec::new();
+    for (kind, width, values, offsets, valid) in &columns {
+        let offsets = offsets.as_ref().map(buffer_of).transpose()?;
+        let valid = valid.as_ref().map(|(bits, start)| Ok::<_, PyErr>((buffer_of(bits)?, *start))).transpose()?;
+        held.push((kind.as_str(), *width, buffer_of(values)?, offsets, valid));
+    }
+    // SAFETY: `held` has the buffers, and Python code does not write to columns that are being hashed.
+    let bytes = |buffer| unsafe { bytes_of(buffer) };
+    let mut slices = Vec::new();
+    for (_, _, values, offsets, valid) in &held {
+        let offsets = offsets.as_ref().map(bytes).transpose()?;
+        let valid = valid.as_ref().map(|(bits, start)| Ok::<_, PyErr>((bytes(bits)?, *start))).transpose()?;
+        slices.push((bytes(values)?, offsets, valid));
+    }
+    let described = held.iter().zip(&slices).map(|((kind, width, ..), (values, offsets, valid))| {
+        Ok(match (*kind, offsets) {
+            ("words", _) => Column::Words { width: *width, values },
+            ("floats", _) => Column::Floats { width: *width, values },
+            ("hashed", _) => Column::Hashed(values),
+            ("texts", Some(offsets)) => Column::Texts {
+                offsets: if *width == 4 { Offsets::Narrow(offsets) } else { Offsets::Wide(offsets) },
+                values,
+                valid: valid.as_ref().map(|(bits, start)| (&**bits, *start)),
+            },
+            (other, _) => return Err(bad_input(format!("{other:?} is no kind of column"))),
+        })
+    });
+    let described = described.collect::<PyResult<Vec<_>>>()?;
+    let hashes: &mut [u64] = match out.item_count() {
+        0 => &mut [],
+        // SAFETY: contiguous and writable, of that many items, and made by the caller for this call alone.
+        count => unsafe { std::slice::from_raw_parts_mut(out.buf_ptr().cast(), count) },
+    };
+    let done = detached(py, || match (&described[..], tuples) {
+        ([column], false) => hash_column(*column, hashes),
+        (_, true) => hash_rows(&described, hashes),
+        _ => Err("one column, or tuples".into()),
+    })?;
+    done.map_err(bad_input)
 }

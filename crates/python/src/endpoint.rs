@@ -105,6 +105,13 @@ impl Endpoint {
         Ok(Segment::new(segment.map_err(PyOSError::new_err_of)?))
     }
 
+    /// For a task's result, which the engine accounts for.
+    fn allocate_result(&self, py: Python<'_>, len: usize) -> PyResult<Segment> {
+        let endpoint = self.get()?;
+        let segment = detached(py, || endpoint.pool.take_for_result(len))?;
+        Ok(Segment::new(segment.map_err(PyOSError::new_err_of)?))
+    }
+
     fn put(
         &self,
         py: Python<'_>,

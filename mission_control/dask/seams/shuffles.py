@@ -1,4 +1,4 @@
-"""Dask's shuffles of data frames run on the data plane: the scheduler gives workers another kind of run."""
+"""Dask's shuffles run on the data plane: the scheduler gives workers another kind of run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from distributed import Scheduler, Worker
+from distributed.shuffle import _rechunk
 from distributed.shuffle._core import ShuffleSpec, barrier_key
+from distributed.shuffle._rechunk import ArrayRechunkRun, ArrayRechunkSpec
 from distributed.shuffle._shuffle import DataFrameShuffleRun, DataFrameShuffleSpec
 from distributed.shuffle._worker_plugin import ShuffleWorkerPlugin
 
@@ -22,27 +24,38 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-FIELDS = ["id", "disk", "npartitions", "column", "meta", "parts_out", "drop_column"]
-"""Of a `DataFrameShuffleSpec`."""
+FIELDS = {
+    DataFrameShuffleSpec: ["id", "disk", "npartitions", "column", "meta", "parts_out", "drop_column"],
+    ArrayRechunkSpec: ["id", "disk", "new", "old"],
+}
 PARAMETERS: list[tuple[Any, list[str]]] = [
-    (DataFrameShuffleSpec.create_run_on_worker, ["self", "run_id", "span_id", "worker_for", "plugin"]),
-    (DataFrameShuffleRun.add_partition, ["self", "data", "partition_id"]),
-    (DataFrameShuffleRun.get_output_partition, ["self", "partition_id", "key", "kwargs"]),
-    (DataFrameShuffleRun.barrier, ["self", "run_ids"]),
-    (DataFrameShuffleRun.inputs_done, ["self"]),
-    (DataFrameShuffleRun.receive, ["self", "data"]),
-    (DataFrameShuffleRun.fail, ["self", "exception"]),
-    (DataFrameShuffleRun.close, ["self"]),
-    (DataFrameShuffleRun.heartbeat, ["self"]),
+    *(
+        (method, names)
+        for spec, run in ((DataFrameShuffleSpec, DataFrameShuffleRun), (ArrayRechunkSpec, ArrayRechunkRun))
+        for method, names in (
+            (spec.create_run_on_worker, ["self", "run_id", "span_id", "worker_for", "plugin"]),
+            (run.add_partition, ["self", "data", "partition_id"]),
+            (run.get_output_partition, ["self", "partition_id", "key", "kwargs"]),
+            (run.barrier, ["self", "run_ids"]),
+            (run.inputs_done, ["self"]),
+            (run.receive, ["self", "data"]),
+            (run.fail, ["self", "exception"]),
+            (run.close, ["self"]),
+            (run.heartbeat, ["self"]),
+        )
+    ),
     (ShuffleWorkerPlugin._get_shuffle_run, ["self", "shuffle_id", "run_id"]),
+    (_rechunk.split_axes, ["old", "new"]),
+    (_rechunk.convert_chunk, ["shards"]),
 ]
 """What Dask calls of a run, and what a run of ours calls."""
 
 
 def unlike() -> str | None:
     """Say what of Dask's shuffles is not as Mission Control knows it."""
-    if [own.name for own in fields(DataFrameShuffleSpec)] != FIELDS:
-        return "the fields of DataFrameShuffleSpec"
+    for spec, known in FIELDS.items():
+        if [own.name for own in fields(spec)] != known:
+            return f"fields of {spec.__name__}"
     for method, names in PARAMETERS:
         if list(inspect.signature(method).parameters) != names:
             return method.__qualname__
@@ -73,7 +86,7 @@ def ours_where_possible(
             made = spec
             if number is not None:
                 made = spec if why else of_job(plugin, spec, number)
-                outputs = getattr(spec, "npartitions", 0)
+                outputs = sum(1 for _ in spec.output_partitions)
                 engine = "dask" if why else "mission"
                 said = {"task": number, "shuffle": str(shuffle_id), "outputs": outputs, "engine": engine}
                 plugin.event("shuffle-begins", **said, why=why or "")
@@ -90,29 +103,37 @@ def why_not(plugin: MissionControlScheduler, scheduler: Scheduler, spec: Shuffle
     """Say why Dask carries a shuffle itself; ``None``: the data plane does."""
     if not wanted("p2p"):
         return "mission-control.p2p is false"
-    if type(spec) is not DataFrameShuffleSpec:
-        return f"no data plane carries a {type(spec).__name__} yet"
+    if type(spec) not in FIELDS:
+        return f"no data plane carries a {type(spec).__name__}"
     if why := plugin.controller.no_data_plane(list(scheduler.workers)):
         return why
-    from mission_control import frames
+    if isinstance(spec, DataFrameShuffleSpec):
+        from mission_control import frames
 
-    return frames.unknown_kind(spec.meta)
+        return frames.unknown_kind(spec.meta)
+    return None
 
 
 def of_job(plugin: MissionControlScheduler, spec: Any, number: int) -> ShuffleSpec:
     from mission_control.dask.scheduler import parsed
-    from mission_control.dask.shuffles import DataFrameSpec
 
     job = plugin.controller.spec_of(number)
     known = parsed(job) if job is not None else {}
-    return DataFrameSpec.of(spec, known.get("job", UNNAMED), known.get("demands") or UNDEMANDING)
+    name, demands = known.get("job", UNNAMED), known.get("demands") or UNDEMANDING
+    if isinstance(spec, DataFrameShuffleSpec):
+        from mission_control.dask.p2p.frames import FrameSpec
+
+        return FrameSpec.of(spec, name, demands)
+    from mission_control.dask.p2p.arrays import ArraySpec
+
+    return ArraySpec.of(spec, name, demands)
 
 
 def listen(worker: Worker) -> None:
     """Has a worker hear what its output partitions take."""
 
     async def take_inputs(shuffle_id: Any, run_id: int, inputs: Any) -> None:
-        from mission_control.dask.shuffles import take_inputs
+        from mission_control.dask.p2p.run import take_inputs
 
         await take_inputs(worker.plugins["shuffle"], shuffle_id, run_id, inputs)
 

@@ -1,20 +1,16 @@
-"""Dask's own shuffles on the data plane: one object for each input partition, with a part for each output partition.
-
-Graph, barrier, restarts and the choice of workers stay Dask's. What is replaced is a shuffle's run on each worker. The
-scheduler decides which engine carries a shuffle (:mod:`.seams.shuffles`), so all workers use the same one.
-"""
+"""One run of a shuffle on one worker, whatever it moves."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import time
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from dask.context import thread_state
@@ -22,56 +18,46 @@ from dask.utils import key_split
 from distributed import Reschedule
 from distributed.protocol.serialize import ToPickle
 from distributed.shuffle._exceptions import P2PConsistencyError, ShuffleClosedError
-from distributed.shuffle._shuffle import DataFrameShuffleSpec
 from distributed.utils import sync
 
-from mission_control import _native, frames
+from mission_control import _native
 from mission_control.objects import data_plane
 
 if TYPE_CHECKING:
-    import pandas as pd
+    from distributed.shuffle._core import ShuffleSpec
     from distributed.shuffle._worker_plugin import ShuffleWorkerPlugin
 
     from mission_control.dask.worker import MissionControlWorker
 
-STAGE = "shuffle-transfer"
-"""Dask's name of the tasks that add a partition; those of a merge have another one."""
 RESTART_WITHIN_S = 30.0
 """Where an input is gone with its worker, the scheduler restarts the shuffle: at once where the worker's connection
 broke. After this time the task fails and names its cause."""
 
 
-@dataclass(frozen=True)
-class Fetching:
-    """The task that fetches."""
-
-    stage: str
-    receiver: str
-    """Its name, for the pattern of the transfer."""
-
-
-class RowsLost(P2PConsistencyError):
-    """A shuffle would bring other rows than go in. Dask hands errors of this kind to the program as they are."""
+class Lacking(P2PConsistencyError):
+    """A shuffle would bring other data than went in. Dask hands errors of this kind to the program as they are."""
 
 
 @dataclass(frozen=True)
 class Put:
     """What was put of one input partition."""
 
-    partition: int
+    partition: Any
     stage: str
     """Of the task that put it."""
     object: str
     address: str
     """Of the data plane that has it."""
     schema: bytes
-    """Checksum of the frame's schema, which is the object's last part."""
+    """Checksum of what the receiver must know of the data; that is the object's last part."""
+    outputs: np.ndarray
+    """Of each part but the last: the output that takes it, as a number from 0 in the order of the shuffle's outputs."""
     sizes: np.ndarray
-    """Bytes of each part, one for each output partition and the schema."""
+    """Bytes of each part, with the last."""
     rows: np.ndarray
-    """Rows of each part but the last."""
-    unwanted: int
-    """Rows of output partitions that nobody wants."""
+    """Rows, or items, of each part but the last."""
+    unwanted: int = 0
+    """Rows of outputs that nobody wants."""
 
 
 class Moved(int):
@@ -88,82 +74,90 @@ class Moved(int):
         return Moved, (int(self), self.put)
 
     def __sizeof__(self) -> int:
-        return 500 + self.put.sizes.nbytes + self.put.rows.nbytes
+        return 500 + self.put.outputs.nbytes + self.put.sizes.nbytes + self.put.rows.nbytes
+
+
+class Piece(NamedTuple):
+    """A part that an output takes."""
+
+    partition: Any
+    """The input partition that it comes from."""
+    schema: Any
+    rows: int
+    data: Any
+    """A read-only buffer."""
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What the output partitions of one worker take, in the order of the input partitions."""
+    """What the outputs of one worker take: a line for each part, by output and then by input partition."""
 
     stage: str
-    objects: list[tuple[str, str]]
-    """Name of each object, and the data plane that has it."""
-    schemas: list[tuple[str, str, int]]
-    """Different schemas: an object that has it, the object's data plane, and bytes."""
-    schema_of: list[int]
-    """Of each object."""
+    puts: list[tuple[Any, str, str, int]]
+    """Input partition, object, the data plane that has it, and the number of its schema."""
+    schemas: list[tuple[str, str, int, int]]
+    """An object that has it, the object's data plane, number and bytes of the part."""
+    outputs: np.ndarray
+    put: np.ndarray
+    """Of each line, the put; then the part of its object, its bytes and rows."""
+    part: np.ndarray
     sizes: np.ndarray
-    """Bytes: objects x outputs of this worker."""
     rows: np.ndarray
-    """Rows: objects x outputs of this worker."""
 
     @classmethod
-    def of(cls, puts: Sequence[Put], parts: Sequence[int]) -> Inputs:
-        """Pick what these parts need."""
-        having = [put for put in puts if put.rows[parts].any()]
-        schemas: dict[bytes, tuple[int, tuple[str, str, int]]] = {}
-        for put in having:
-            schemas.setdefault(put.schema, (len(schemas), (put.object, put.address, int(put.sizes[-1]))))
-        shape = (len(having), len(parts))
-        return cls(
-            stage=puts[0].stage if puts else STAGE,
-            objects=[(put.object, put.address) for put in having],
-            schemas=[place for _, place in schemas.values()],
-            schema_of=[schemas[put.schema][0] for put in having],
-            sizes=np.array([put.sizes[parts] for put in having], dtype=np.uint64).reshape(shape),
-            rows=np.array([put.rows[parts] for put in having], dtype=np.uint32).reshape(shape),
-        )
+    def of(cls, puts: Sequence[Put], outputs: Sequence[int]) -> Inputs:
+        """Pick what these outputs take. `puts` are in the order of the input partitions."""
+        schemas: dict[bytes, tuple[int, tuple[str, str, int, int]]] = {}
+        lines: list[np.ndarray] = [np.zeros((5, 0), dtype=np.int64)]
+        kept: list[tuple[Any, str, str, int]] = []
+        for put in puts:
+            parts = np.flatnonzero(np.isin(put.outputs, outputs))
+            if not len(parts):
+                continue
+            known = (put.object, put.address, len(put.outputs), int(put.sizes[-1]))
+            number, _ = schemas.setdefault(put.schema, (len(schemas), known))
+            own = np.full(len(parts), len(kept))
+            lines.append(np.array([put.outputs[parts], own, parts, put.sizes[parts], put.rows[parts]], dtype=np.int64))
+            kept.append((put.partition, put.object, put.address, number))
+        table = np.concatenate(lines, axis=1)
+        # Stable: the parts of an output stay in the order of the inputs.
+        output, own, parts, sizes, rows = table[:, np.argsort(table[0], kind="stable")]
+        stage = puts[0].stage if puts else ""
+        return cls(stage, kept, [place for _, place in schemas.values()], output, own, parts, sizes, rows)
+
+    def lines(self, output: int) -> range:
+        """Which lines are an output's."""
+        first, last = np.searchsorted(self.outputs, [output, output + 1])
+        return range(int(first), int(last))
 
 
-@dataclass(frozen=True)
-class DataFrameSpec(DataFrameShuffleSpec):
-    """A shuffle of data frames that Mission Control carries."""
+class Run(ABC):
+    """Has the methods that Dask's plug-in of a worker calls of a run."""
 
-    job: str
-    demands: str
-    """As JSON."""
-
-    @classmethod
-    def of(cls, spec: DataFrameShuffleSpec, job: str, demands: dict[str, Any]) -> DataFrameSpec:
-        given = {field.name: getattr(spec, field.name) for field in fields(DataFrameShuffleSpec)}
-        return cls(**given, job=job, demands=json.dumps(demands))
-
-    def create_run_on_worker(
-        self, run_id: int, span_id: str | None, worker_for: dict[int, str], plugin: ShuffleWorkerPlugin
-    ) -> Any:
-        return DataFrameRun(self, run_id, worker_for, plugin)
-
-
-class DataFrameRun:
-    """One run of a shuffle on one worker; has the methods that Dask's plug-in calls."""
-
-    def __init__(self, spec: DataFrameSpec, run_id: int, worker_for: dict[int, str], plugin: ShuffleWorkerPlugin):
-        self.spec = spec
+    def __init__(
+        self,
+        spec: ShuffleSpec,
+        job: str,
+        demands: str,
+        run_id: int,
+        worker_for: dict[Any, str],
+        plugin: ShuffleWorkerPlugin,
+    ):
         self.id = spec.id
+        self.job = job
+        self.demands = demands
         self.run_id = run_id
         self.worker_for = worker_for
         self.worker = plugin.worker
-        self.parts = {partition: part for part, partition in enumerate(worker_for)}
-        """Of each output partition that is wanted."""
-        self.parts_of: defaultdict[str, list[int]] = defaultdict(list)
+        self.outputs = {partition: number for number, partition in enumerate(worker_for)}
+        """The number of each output partition that is wanted."""
+        self.outputs_of: defaultdict[str, list[int]] = defaultdict(list)
         """Of each worker."""
         for partition, worker in worker_for.items():
-            self.parts_of[worker].append(self.parts[partition])
-        self.part_of = [self.parts.get(partition, frames.UNWANTED) for partition in range(spec.npartitions)]
-        self.meta = spec.meta.drop(columns=spec.column) if spec.drop_column else spec.meta
+            self.outputs_of[worker].append(self.outputs[partition])
         self.objects: list[str] = []
         """Put here; freed when the run is closed."""
-        self.schemas: dict[int, frames.Schema] = {}
+        self.schemas: dict[int, Any] = {}
         self.inputs: Inputs | None = None
         self.transferred = False
         self.closed = False
@@ -179,57 +173,69 @@ class DataFrameRun:
         if self.closed:
             raise self._exception or ShuffleClosedError(f"{self} is closed")
 
+    # --- what each kind of shuffle does -----------------------------------------------------------------------------
+
+    @abstractmethod
+    def put(self, data: Any, partition: Any) -> Put:
+        """Put an input partition with :meth:`keep`."""
+
+    @abstractmethod
+    def join(self, partition: Any, pieces: list[Piece], endpoint: _native.Endpoint) -> tuple[Any, int]:
+        """Make an output partition; return it and its number of rows or items."""
+
+    @abstractmethod
+    def read_schema(self, described: Any) -> Any:
+        """Understand the last part of an object."""
+
     # --- in a task's thread -----------------------------------------------------------------------------------------
 
-    def add_partition(self, data: pd.DataFrame, partition_id: int) -> int:
-        """Put a partition's rows, a part for each output partition.
+    def add_partition(self, data: Any, partition_id: Any) -> int:
+        """Put a partition, with a part for each output that takes from it.
 
         Raises:
-            ValueError: It has other columns than the shuffle.
-            RowsLost: A row has no output partition.
+            Lacking: Some of it has no output.
         """
         self.raise_if_closed()
         if self.transferred:
             raise RuntimeError(f"{self} has all its input partitions already")
-        if set(data.columns) != set(self.spec.meta.columns):
-            raise ValueError(f"partition {partition_id} has columns {list(data.columns)}, not {list(self.spec.meta)}")
-        _, endpoint = plane()
-        # A frame that another worker sent may lie at any address.
-        outputs = np.require(data[self.spec.column].to_numpy(), np.int64, ["C_CONTIGUOUS", "ALIGNED"])
-        schema, buffers = frames.encode(data, self.meta.columns)
-        try:
-            split = _native.ColumnSplit(outputs.data, self.part_of, len(self.parts), buffers)
-        except ValueError as error:
-            raise RowsLost(f"shuffle {self.id}, input partition {partition_id}: {error}") from None
-        described = frames.dumps(schema)
-        sizes = [*split.sizes, len(described)]
-        segment = endpoint.allocate(sum(sizes), (self.spec.job, self.spec.demands))
-        split.write(segment, described)
-        name = endpoint.adopt(segment, sizes, self.spec.demands)
-        # Its memory is not lent to others while somebody can write to it.
-        del segment
-        self.objects.append(name)
+        put = self.put(data, partition_id)
         if self.closed:
             # Whoever closed it may not have seen this object.
             self.free()
             self.raise_if_closed()
-        put = Put(
-            partition=partition_id,
+        return Moved(self.run_id, put)
+
+    def keep(
+        self,
+        partition: Any,
+        segment: _native.Segment,
+        schema: bytes,
+        outputs: np.ndarray,
+        sizes: Sequence[int],
+        rows: np.ndarray,
+        unwanted: int = 0,
+    ) -> Put:
+        """Make an object of memory that was written. Others can map it once the caller has dropped its reference."""
+        _, endpoint = plane()
+        name = endpoint.adopt(segment, sizes, self.demands)
+        self.objects.append(name)
+        return Put(
+            partition=partition,
             stage=key_split(thread_state.key),
             object=name,
             address=endpoint.address,
-            schema=hashlib.blake2b(described, digest_size=16).digest(),
+            schema=hashlib.blake2b(schema, digest_size=16).digest(),
+            outputs=np.asarray(outputs, dtype=np.uint32),
             sizes=np.array(sizes, dtype=np.uint64),
-            rows=np.array(split.rows, dtype=np.uint32),
-            unwanted=split.unwanted,
+            rows=np.asarray(rows, dtype=np.uint64),
+            unwanted=unwanted,
         )
-        return Moved(self.run_id, put)
 
-    def get_output_partition(self, partition_id: int, key: Any, **_: Any) -> pd.DataFrame:
-        """Fetch and join the parts of an output partition, and see that all rows are there.
+    def get_output_partition(self, partition_id: Any, key: Any, **_: Any) -> Any:
+        """Fetch and join the parts of an output partition, and see that everything is there.
 
         Raises:
-            RowsLost: They are not.
+            Lacking: It is not.
             distributed.Reschedule: The partition belongs to another worker, or an input is gone: the shuffle restarts.
         """
         self.raise_if_closed()
@@ -237,45 +243,46 @@ class DataFrameRun:
         inputs = self.inputs
         if inputs is None or not self.transferred:
             raise RuntimeError(f"output partition {partition_id} of {self} was asked for before the barrier")
-        part = self.parts[partition_id]
-        place = self.parts_of[self.worker.address].index(part)
-        rows, sizes = inputs.rows[:, place], inputs.sizes[:, place]
-        having = np.flatnonzero(rows)
-        task = Fetching(stage=key_split(key), receiver=str(key))
+        stage, receiver = key_split(key), str(key)
+        lines = inputs.lines(self.outputs[partition_id])
+        own = [inputs.puts[int(inputs.put[line])] for line in lines]
+        wanted = [
+            (name, int(inputs.part[line]), int(inputs.sizes[line]), [address])
+            for line, (_, name, address, _) in zip(lines, own, strict=True)
+        ]
         try:
-            schemas = {
-                number: self.schema(inputs, number, task) for number in {inputs.schema_of[own] for own in having}
-            }
-            parts = self.fetch(inputs.stage, [(*inputs.objects[own], part, int(sizes[own])) for own in having], task)
+            schemas = {number: self.schema(inputs, number, stage, receiver) for number in {put[3] for put in own}}
+            parts = self.fetch(inputs.stage, wanted, stage, receiver)
         except (_native.Lost, _native.Unreachable) as error:
             self.wait_for_restart(error)
             raise
+        pieces = [
+            Piece(partition, schemas[number], int(inputs.rows[line]), data)
+            for line, (partition, _, _, number), data in zip(lines, own, parts, strict=True)
+        ]
+        del parts
         plugin, endpoint = plane()
-        pieces = [(schemas[inputs.schema_of[own]], fetched) for own, fetched in zip(having, parts, strict=True)]
-        frame = frames.decode(endpoint, pieces, self.meta)
-        if len(frame) != rows.sum():
-            raise RowsLost(
-                f"shuffle {self.id}: output partition {partition_id} has {len(frame)} rows, but {rows.sum()} went in"
-            )
-        self.say(plugin, "shuffle-out", output=partition_id, rows=len(frame))
-        return frame
+        output, rows = self.join(partition_id, pieces, endpoint)
+        expected = sum(piece.rows for piece in pieces)
+        if rows != expected:
+            raise Lacking(f"shuffle {self.id}: output partition {partition_id} has {rows} rows, but {expected} went in")
+        self.say(plugin, "shuffle-out", output=self.outputs[partition_id], rows=rows)
+        return output
 
-    def fetch(self, source: str, parts: Sequence[tuple[str, str, int, int]], task: Fetching) -> list[Any]:
-        """Bring parts: object, address, number and bytes of each."""
+    def fetch(self, source: str, wanted: list[tuple[str, int, int, list[str]]], stage: str, receiver: str) -> list[Any]:
+        """Bring parts: object, number, bytes and addresses of each."""
         plugin, endpoint = plane()
-        wanted = [(name, part, size, [address]) for name, address, part, size in parts]
-        asks = (task.receiver, len(self.parts))
-        given = (self.spec.job, source, task.stage, self.spec.demands, wanted, False, False, *asks)
+        asks = (receiver, len(self.outputs))
         with plugin.turns.lent() if plugin.turns is not None else nullcontext():
-            fetched, _, _ = endpoint.fetch(*given)
+            fetched, _, _ = endpoint.fetch(self.job, source, stage, self.demands, wanted, False, False, *asks)
         return fetched
 
-    def schema(self, inputs: Inputs, number: int, task: Fetching) -> frames.Schema:
+    def schema(self, inputs: Inputs, number: int, stage: str, receiver: str) -> Any:
         """Bring a schema, once to each worker; most inputs have the same one."""
         if number not in self.schemas:
-            name, address, size = inputs.schemas[number]
-            (part,) = self.fetch(f"{inputs.stage} schema", [(name, address, len(self.parts), size)], task)
-            self.schemas.setdefault(number, frames.loads(part))
+            name, address, part, size = inputs.schemas[number]
+            (described,) = self.fetch(f"{inputs.stage} schema", [(name, part, size, [address])], stage, receiver)
+            self.schemas.setdefault(number, self.read_schema(described))
         return self.schemas[number]
 
     def wait_for_restart(self, error: Exception) -> None:
@@ -302,9 +309,8 @@ class DataFrameRun:
             unwanted = sum(put.unwanted for put in puts)
             self.say(self.worker.plugins["mission-control"], "shuffle-in", rows=rows, unwanted=unwanted)
             try:
-                await asyncio.gather(
-                    *(self.tell(worker, Inputs.of(puts, self.parts_of[worker])) for worker in self.parts_of)
-                )
+                told = (self.tell(worker, Inputs.of(puts, outputs)) for worker, outputs in self.outputs_of.items())
+                await asyncio.gather(*told)
             except OSError:
                 # A worker is gone: the scheduler closes this run and begins another.
                 with suppress(TimeoutError):
@@ -321,11 +327,11 @@ class DataFrameRun:
 
     async def inputs_done(self) -> None:
         self.raise_if_closed()
-        if self.inputs is None and self.worker.address in self.parts_of:
+        if self.inputs is None and self.worker.address in self.outputs_of:
             raise P2PConsistencyError(f"{self} was not told of its inputs")
         self.transferred = True
 
-    async def ensure_output_worker(self, partition: int, key: Any) -> None:
+    async def ensure_output_worker(self, partition: Any, key: Any) -> None:
         """Have the scheduler run a task where its output partition belongs."""
         worker = self.worker_for[partition]
         if worker == self.worker.address:
@@ -377,6 +383,6 @@ def plane() -> tuple[MissionControlWorker, _native.Endpoint]:
 
 
 async def take_inputs(shuffles: ShuffleWorkerPlugin, shuffle_id: Any, run_id: int, inputs: Inputs) -> None:
-    """A worker's handler of what :meth:`DataFrameRun.tell` sends."""
+    """A worker's handler of what :meth:`Run.tell` sends."""
     run = await shuffles._get_shuffle_run(shuffle_id, run_id)
     run.inputs = inputs

@@ -1,0 +1,120 @@
+"""Rechunking of arrays."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from dataclasses import dataclass, fields
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from distributed.shuffle._rechunk import ArrayRechunkSpec, convert_chunk, split_axes
+
+from mission_control import _native
+from mission_control.dask.p2p.run import Piece, Put, Run, plane
+
+if TYPE_CHECKING:
+    from distributed.shuffle._worker_plugin import ShuffleWorkerPlugin
+
+Index = tuple[int, ...]
+"""Of a chunk, by axis."""
+PICKLED = b"pickled"
+"""The schema of pieces of arrays that are not plain memory, each with its place among the pieces of its output."""
+
+
+@dataclass(frozen=True)
+class ArraySpec(ArrayRechunkSpec):
+    """A rechunk that Mission Control carries."""
+
+    job: str
+    demands: str
+    """As JSON."""
+
+    @classmethod
+    def of(cls, spec: ArrayRechunkSpec, job: str, demands: dict[str, Any]) -> ArraySpec:
+        given = {field.name: getattr(spec, field.name) for field in fields(ArrayRechunkSpec)}
+        return cls(**given, job=job, demands=json.dumps(demands))
+
+    def create_run_on_worker(
+        self, run_id: int, span_id: str | None, worker_for: dict[Index, str], plugin: ShuffleWorkerPlugin
+    ) -> Any:
+        return ArrayRun(self, run_id, worker_for, plugin)
+
+
+class ArrayRun(Run):
+    def __init__(self, spec: ArraySpec, run_id: int, worker_for: dict[Index, str], plugin: ShuffleWorkerPlugin):
+        super().__init__(spec, spec.job, spec.demands, run_id, worker_for, plugin)
+        self.axes = split_axes(spec.old, spec.new)
+        """Of each axis and each old chunk: the new chunks that take from it, their pieces' numbers, and slices."""
+        self.starts = [[np.cumsum([0, *axis]) for axis in chunks] for chunks in (spec.old, spec.new)]
+        """Where old chunks begin on each axis, and new ones."""
+        self.new = spec.new
+
+    def put(self, data: Any, partition: Index) -> Put:
+        _, endpoint = plane()
+        splits = [
+            zip(*split, strict=True)
+            for split in product(*(axis[i] for axis, i in zip(self.axes, partition, strict=True)))
+        ]
+        pieces = [(chunk, place, data[where]) for chunk, place, where in splits]
+        outputs = np.array([self.outputs[chunk] for chunk, _, _ in pieces], dtype=np.uint32)
+        items = np.array([piece.size for _, _, piece in pieces], dtype=np.uint64)
+        if type(data) is np.ndarray and not data.dtype.hasobject:
+            described = pickle.dumps(data.dtype)
+            sizes = [*(piece.nbytes for _, _, piece in pieces), len(described)]
+            segment = endpoint.allocate(sum(sizes), (self.job, self.demands))
+            memory = memoryview(segment)
+            at = 0
+            for (_, _, piece), size in zip(pieces, sizes, strict=False):
+                # Straight to its place: one copy.
+                np.ndarray(piece.shape, piece.dtype, memory, at)[...] = piece
+                at += size
+        else:
+            described = PICKLED
+            frames = [pickle.dumps((place, piece), protocol=5) for _, place, piece in pieces]
+            sizes = [*map(len, frames), len(described)]
+            segment = endpoint.allocate(sum(sizes), (self.job, self.demands))
+            memory = memoryview(segment)
+            at = 0
+            for frame in frames:
+                memory[at : at + len(frame)] = frame
+                at += len(frame)
+        memory[at:] = described
+        memory.release()
+        return self.keep(partition, segment, described, outputs, sizes, items)
+
+    def join(self, partition: Index, pieces: list[Piece], endpoint: _native.Endpoint) -> tuple[Any, int]:
+        if any(piece.schema is None for piece in pieces):
+            made = convert_chunk([[pickle.loads(piece.data)] for piece in pieces])
+            return made, made.size
+        (dtype,) = {piece.schema for piece in pieces}
+        shape = tuple(chunks[i] for chunks, i in zip(self.new, partition, strict=True))
+        output = result_array(endpoint, shape, dtype)
+        filled = 0
+        for piece in pieces:
+            where = self.where(piece.partition, partition)
+            own = output[where]
+            own[...] = np.frombuffer(piece.data, dtype).reshape(own.shape)
+            filled += own.size
+        return output, filled
+
+    def where(self, old: Index, new: Index) -> tuple[slice, ...]:
+        """Which items of a new chunk an old one has."""
+        places = []
+        for olds, news, i, j in zip(*self.starts, old, new, strict=True):
+            first, last = max(olds[i], news[j]), min(olds[i + 1], news[j + 1])
+            places.append(slice(int(first - news[j]), int(last - news[j])))
+        return tuple(places)
+
+    def read_schema(self, described: Any) -> np.dtype | None:
+        """The type of plain memory; ``None``: the pieces are pickled."""
+        return None if bytes(described) == PICKLED else pickle.loads(described)
+
+
+def result_array(endpoint: _native.Endpoint, shape: Index, dtype: np.dtype) -> np.ndarray:
+    """An array in memory of the data plane that is accounted for as a result."""
+    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    if size == 0:
+        return np.empty(shape, dtype)
+    return np.ndarray(shape, dtype, memoryview(endpoint.allocate_result(size)))

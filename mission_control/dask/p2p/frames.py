@@ -1,0 +1,74 @@
+"""Shuffles of data frames."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from distributed.shuffle._shuffle import DataFrameShuffleSpec
+
+from mission_control import _native, frames, hashing
+from mission_control.dask.p2p.run import Lacking, Piece, Put, Run, plane
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from distributed.shuffle._worker_plugin import ShuffleWorkerPlugin
+
+
+@dataclass(frozen=True)
+class FrameSpec(DataFrameShuffleSpec):
+    """A shuffle of data frames that Mission Control carries."""
+
+    job: str
+    demands: str
+    """As JSON."""
+
+    @classmethod
+    def of(cls, spec: DataFrameShuffleSpec, job: str, demands: dict[str, Any]) -> FrameSpec:
+        given = {field.name: getattr(spec, field.name) for field in fields(DataFrameShuffleSpec)}
+        return cls(**given, job=job, demands=json.dumps(demands))
+
+    def create_run_on_worker(
+        self, run_id: int, span_id: str | None, worker_for: dict[int, str], plugin: ShuffleWorkerPlugin
+    ) -> Any:
+        # From the first shuffle on: before, nobody may need pandas.
+        hashing.install()
+        return FrameRun(self, run_id, worker_for, plugin)
+
+
+class FrameRun(Run):
+    def __init__(self, spec: FrameSpec, run_id: int, worker_for: dict[int, str], plugin: ShuffleWorkerPlugin):
+        super().__init__(spec, spec.job, spec.demands, run_id, worker_for, plugin)
+        self.column = spec.column
+        self.names = set(spec.meta.columns)
+        self.meta = spec.meta.drop(columns=spec.column) if spec.drop_column else spec.meta
+        self.part_of = [self.outputs.get(partition, frames.UNWANTED) for partition in range(spec.npartitions)]
+
+    def put(self, data: pd.DataFrame, partition: int) -> Put:
+        if set(data.columns) != self.names:
+            raise ValueError(f"partition {partition} has columns {list(data.columns)}, not {list(self.names)}")
+        _, endpoint = plane()
+        # A frame that another worker sent may lie at any address.
+        rows_to = np.require(data[self.column].to_numpy(), np.int64, ["C_CONTIGUOUS", "ALIGNED"])
+        schema, buffers = frames.encode(data, self.meta.columns)
+        try:
+            split = _native.ColumnSplit(rows_to.data, self.part_of, len(self.outputs), buffers)
+        except ValueError as error:
+            raise Lacking(f"shuffle {self.id}, input partition {partition}: {error}") from None
+        described = frames.dumps(schema)
+        rows = np.array(split.rows, dtype=np.uint64)
+        outputs = np.flatnonzero(rows)
+        # Parts without rows have no bytes.
+        sizes = [*np.array(split.sizes, dtype=np.uint64)[outputs].tolist(), len(described)]
+        segment = endpoint.allocate(sum(sizes), (self.job, self.demands))
+        split.write(segment, described)
+        return self.keep(partition, segment, described, outputs, sizes, rows[outputs], split.unwanted)
+
+    def join(self, partition: int, pieces: list[Piece], endpoint: _native.Endpoint) -> tuple[pd.DataFrame, int]:
+        frame = frames.decode(endpoint, [(piece.schema, piece.data) for piece in pieces], self.meta)
+        return frame, len(frame)
+
+    def read_schema(self, described: Any) -> frames.Schema:
+        return frames.loads(described)
