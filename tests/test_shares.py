@@ -27,11 +27,11 @@ class Receiver:
 
     def __init__(self, endpoint, flows: int, weights: dict[str, float]):
         self.reader: _native.Endpoint = endpoint(flows_per_host=flows)
-        owner = endpoint(flows_per_host=flows)
-        self.name, _ = put(owner, data(SIZE))
+        self.owner: _native.Endpoint = endpoint(flows_per_host=flows)
+        self.name, _ = put(self.owner, data(SIZE))
         self.flows = flows
         limit = Limit(RATE)
-        self.paths = {name: Proxy(owner.address, limit=limit) for name in weights}
+        self.paths = {name: Proxy(self.owner.address, limit=limit) for name in weights}
         self.stop = {name: threading.Event() for name in weights}
         self.threads: list[threading.Thread] = []
         self.share(weights)
@@ -43,7 +43,9 @@ class Receiver:
             shares.append({"job": job, "stages": [stage, "to"] if slash else None, "weight": weight})
             level = "members" if slash else "groups"
         command = {"command": "shares", "flows_per_host": self.flows, "level": level, "shares": shares}
-        self.reader.command(json.dumps(command))
+        # All of a host are told: after a pause of the machine any of them may be its arbiter.
+        for told in (self.reader, self.owner):
+            told.command(json.dumps(command))
 
     @contextmanager
     def backlogged(self) -> Iterator[None]:
