@@ -151,12 +151,13 @@ def print_explanation(job: dict[str, Any], policy: str) -> None:
 
 def rows_of(shuffle: dict[str, Any]) -> str:
     """Who carries one of the engine's own shuffles, and whether all rows came out."""
+    counted = shuffle["counted"]
     if shuffle["engine"] != "mission":
-        return f"by Dask, because {shuffle['why']}; nobody counts its rows"
+        return f"by Dask, because {shuffle['why']}; nobody counts its {counted}"
     if shuffle["rows_in"] is None:
         return "by Mission Control; not all partitions are added yet"
-    rows = f"{shuffle['rows_in']:,} rows in, {shuffle['rows_out']:,} out"
-    done = f"{shuffle['outputs_done']} of {shuffle['outputs']} output partitions joined, each with all of its rows"
+    rows = f"{shuffle['rows_in']:,} {counted} in, {shuffle['rows_out']:,} out"
+    done = f"{shuffle['outputs_done']} of {shuffle['outputs']} output partitions joined, each with all of its {counted}"
     again = f", run {shuffle['runs']} times" if shuffle["runs"] > 1 else ""
     unwanted = f", {shuffle['rows_unwanted']:,} not wanted" if shuffle["rows_unwanted"] else ""
     return f"by Mission Control; {rows}{unwanted} ({done}){again}"

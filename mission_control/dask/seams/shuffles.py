@@ -88,8 +88,9 @@ def ours_where_possible(
                 made = spec if why else of_job(plugin, spec, number)
                 outputs = sum(1 for _ in spec.output_partitions)
                 engine = "dask" if why else "mission"
-                said = {"task": number, "shuffle": str(shuffle_id), "outputs": outputs, "engine": engine}
-                plugin.event("shuffle-begins", **said, why=why or "")
+                counted = "items" if isinstance(spec, ArrayRechunkSpec) else "rows"
+                said = {"task": number, "shuffle": str(shuffle_id), "outputs": outputs, "counted": counted}
+                plugin.event("shuffle-begins", **said, engine=engine, why=why or "")
         except Exception:
             # The shuffle runs as if nothing was installed.
             logger.exception("Mission Control could not carry shuffle %s: Dask does", shuffle_id)

@@ -2,7 +2,7 @@
 
 #[cfg(doc)]
 use super::Command;
-use super::{Carrier, ClientId, ShuffleId, WorkerReport};
+use super::{Carrier, ClientId, Counted, ShuffleId, WorkerReport};
 use crate::ecn;
 use crate::flight::Environment;
 use crate::graph::Kind;
@@ -131,6 +131,8 @@ pub enum Event {
         shuffle: ShuffleId,
         /// Number of output partitions.
         outputs: u32,
+        #[serde(default)]
+        counted: Counted,
         engine: Carrier,
         #[serde(default)]
         why: String,

@@ -40,7 +40,7 @@ use jobs::{Ending, Jobs};
 pub use messages::{Message, PROTOCOL};
 use objects::{Holder, Objects};
 use shuffles::Shuffles;
-pub use shuffles::{Carrier, ShuffleId, ShuffleNow};
+pub use shuffles::{Carrier, Counted, ShuffleId, ShuffleNow};
 pub use status::{JobNow, Status, WorkerNow};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

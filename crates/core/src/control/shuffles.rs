@@ -22,12 +22,24 @@ pub enum Carrier {
     Dask,
 }
 
+/// What is counted of a shuffle, and called rows here.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Counted {
+    /// Of data frames.
+    #[default]
+    Rows,
+    /// Of arrays.
+    Items,
+}
+
 /// A shuffle, as it is shown.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ShuffleNow {
     pub shuffle: ShuffleId,
     /// Times that it began.
     pub runs: u32,
+    pub counted: Counted,
     pub engine: Carrier,
     /// Why the engine carries it itself.
     pub why: String,
@@ -48,6 +60,7 @@ pub struct Shuffles {
 struct Shuffle {
     job: JobId,
     runs: u32,
+    counted: Counted,
     engine: Carrier,
     why: String,
     outputs: u32,
@@ -69,6 +82,7 @@ impl Shuffles {
         let now = |(id, own): (&ShuffleId, &Shuffle)| ShuffleNow {
             shuffle: id.clone(),
             runs: own.runs,
+            counted: own.counted,
             engine: own.engine,
             why: own.why.clone(),
             rows_in: own.rows_in,
@@ -105,12 +119,13 @@ impl Controller {
 
     pub(super) fn shuffle(&mut self, event: Event) {
         match event {
-            Event::ShuffleBegins { task, shuffle, outputs, engine, why } => {
+            Event::ShuffleBegins { task, shuffle, outputs, counted, engine, why } => {
                 let Some(job) = self.jobs.of(task).cloned() else { return };
                 let runs = self.shuffles.all.get(&shuffle).map_or(0, |own| own.runs) + 1;
                 let run = self.shuffles.all.get(&shuffle).map_or(0, |own| own.run);
                 let rows_out = BTreeMap::new();
-                let own = Shuffle { job, runs, engine, why, outputs, run, rows_in: None, rows_unwanted: 0, rows_out };
+                let (rows_in, rows_unwanted) = (None, 0);
+                let own = Shuffle { job, runs, counted, engine, why, outputs, run, rows_in, rows_unwanted, rows_out };
                 self.shuffles.all.insert(shuffle, own);
             }
             Event::ShuffleIn { shuffle, run, rows, unwanted } => {

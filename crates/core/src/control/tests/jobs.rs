@@ -150,7 +150,10 @@ fn a_shuffle_counts_the_rows_of_its_last_run_and_is_forgotten_with_its_job() {
     let why = world.controller.no_data_plane(&["a".into(), "c".into()]).unwrap();
     assert_eq!(why, "worker c has no data plane: it has not joined yet");
     world.task(1, "etl", None);
-    let begins = |engine| Event::ShuffleBegins { task: 1, shuffle: "s".into(), outputs: 2, engine, why: String::new() };
+    let begins = |engine| {
+        let (shuffle, counted, why) = ("s".into(), Counted::Rows, String::new());
+        Event::ShuffleBegins { task: 1, shuffle, outputs: 2, counted, engine, why }
+    };
     let rows_in = |run, rows| Event::ShuffleIn { shuffle: "s".into(), run, rows, unwanted: 1 };
     let rows_out = |run, output, rows| Event::ShuffleOut { shuffle: "s".into(), run, output, rows };
     world.event(rows_in(1, 9));
