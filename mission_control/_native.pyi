@@ -56,6 +56,7 @@ class Endpoint:
         ca: bytes | None = None,
         certificate: bytes | None = None,
         key: bytes | None = None,
+        requires_encryption: bool = False,
     ) -> None: ...
     @property
     def address(self) -> str: ...
@@ -85,6 +86,19 @@ class Endpoint:
         part_count: int = 0,
     ) -> tuple[list[Part], Part | None, str]:
         """`receiver`: who asks, and how many parts each object has: for the pattern of the transfer."""
+
+    def receive(
+        self,
+        job: str,
+        source: str,
+        to: str,
+        demands: str,
+        parts: Sequence[tuple[str, int, int, list[str]]],
+        given_up: Callable[[], bool],
+    ) -> list[Segment]:
+        """As `fetch`; each part comes into memory of its own that the caller may write to, and accounts for.
+
+        `given_up`: whether nobody wants it any more."""
 
     def command(self, command: str) -> None:
         """One command for the data plane, outside the numbered messages."""

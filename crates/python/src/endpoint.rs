@@ -27,6 +27,13 @@ create_exception!(mission_control, Damaged, TransferError);
 create_exception!(mission_control, Denied, TransferError);
 create_exception!(mission_control, Cancelled, TransferError);
 
+/// Object, part, length and addresses.
+fn wanted((object, part, len, addresses): (String, u32, u64, Vec<String>)) -> PyResult<Wanted> {
+    let object: ObjectId = object.parse().map_err(bad_input)?;
+    let addresses = addresses.iter().map(|address| address.parse().map_err(bad_input)).collect::<PyResult<_>>()?;
+    Ok(Wanted { object, part, len, addresses })
+}
+
 #[pyclass(frozen)]
 pub struct Endpoint {
     /// `None` once it is closed.
@@ -36,7 +43,7 @@ pub struct Endpoint {
 #[pymethods]
 impl Endpoint {
     #[new]
-    #[pyo3(signature = (host, token, *, memory_limit, spool_folder, flows_per_host, send_limit=None, ca=None, certificate=None, key=None))]
+    #[pyo3(signature = (host, token, *, memory_limit, spool_folder, flows_per_host, send_limit=None, ca=None, certificate=None, key=None, requires_encryption=false))]
     #[allow(clippy::too_many_arguments)]
     fn new(
         py: Python<'_>,
@@ -49,6 +56,7 @@ impl Endpoint {
         ca: Option<Vec<u8>>,
         certificate: Option<Vec<u8>>,
         key: Option<Vec<u8>>,
+        requires_encryption: bool,
     ) -> PyResult<Self> {
         let identity = match (ca, certificate, key) {
             (Some(ca), Some(certificate), Some(key)) => Some(Identity { ca, certificate, key }),
@@ -61,6 +69,7 @@ impl Endpoint {
             host,
             token,
             identity,
+            requires_encryption,
             memory_limit,
             spool_folder,
             flows_per_host: flows_per_host.get()?,
@@ -161,12 +170,6 @@ impl Endpoint {
         part_count: u32,
     ) -> PyResult<(Vec<Part>, Option<Part>, String)> {
         let demands = parse_demands(demands)?;
-        let wanted = |(object, part, len, addresses): (String, u32, u64, Vec<String>)| {
-            let object: ObjectId = object.parse().map_err(bad_input)?;
-            let addresses =
-                addresses.iter().map(|address| address.parse().map_err(bad_input)).collect::<PyResult<_>>()?;
-            Ok(Wanted { object, part, len, addresses })
-        };
         let parts = parts.into_iter().map(wanted).collect::<PyResult<Vec<_>>>()?;
         let transfer = TransferId { job: job.into(), from: source.into(), to: to.into() };
         let endpoint = self.get()?;
@@ -185,6 +188,30 @@ impl Endpoint {
         let tally = serde_json::to_string(&fetched.tally).map_err(bad_input)?;
         let part = |inner| Part { inner };
         Ok((fetched.parts.into_iter().map(part).collect(), fetched.all.map(part), tally))
+    }
+
+    /// As `fetch`; each part comes into memory of its own that the caller may write to. `given_up`: whether nobody wants it
+    /// any more; called now and then.
+    #[allow(clippy::too_many_arguments)]
+    fn receive(
+        &self,
+        py: Python<'_>,
+        job: &str,
+        source: &str,
+        to: &str,
+        demands: &str,
+        parts: Vec<(String, u32, u64, Vec<String>)>,
+        given_up: Py<PyAny>,
+    ) -> PyResult<Vec<Segment>> {
+        let demands = parse_demands(demands)?;
+        let parts = parts.into_iter().map(wanted).collect::<PyResult<Vec<_>>>()?;
+        let transfer = TransferId { job: job.into(), from: source.into(), to: to.into() };
+        let endpoint = self.get()?;
+        let request = FetchRequest { transfer, demands, parts, packed: false, whole: false };
+        let interrupted =
+            || Python::attach(|py| given_up.call0(py).and_then(|answer| answer.is_truthy(py)).unwrap_or(true));
+        let received = detached(py, || endpoint.receive(request, interrupted))?;
+        Ok(received.map_err(exception)?.into_iter().map(Segment::of).collect())
     }
 
     /// One command for the data plane, outside the numbered messages.

@@ -43,12 +43,17 @@ fn segments() -> MutexGuard<'static, BTreeMap<usize, (usize, Arc<Users>)>> {
 
 impl Segment {
     pub fn new(segment: segment::Segment) -> Segment {
+        Segment::of(Arc::new(segment))
+    }
+
+    /// What was received: nobody else uses it any more.
+    pub fn of(segment: Arc<segment::Segment>) -> Segment {
         segment.add_writer();
         let (start, users) = (segment.as_ptr() as usize, Arc::<Users>::default());
         if !segment.is_empty() {
             segments().insert(start, (start + segment.len(), users.clone()));
         }
-        Segment { inner: Arc::new(segment), users }
+        Segment { inner: segment, users }
     }
 
     /// For a call that writes to all of it, and reads `inputs`.

@@ -35,6 +35,8 @@ pub struct Settings {
     pub token: Vec<u8>,
     /// Certificates of the cluster, if its own channel has them.
     pub identity: Option<Identity>,
+    /// Nothing leaves this process unencrypted.
+    pub requires_encryption: bool,
     /// Bytes of own segments before objects go to the spool.
     pub memory_limit: u64,
     pub spool_folder: PathBuf,
@@ -94,7 +96,7 @@ impl Endpoint {
             TlsSettings::new(None)
         });
         let tls = tls.map_err(|why| io::Error::new(io::ErrorKind::InvalidInput, why))?;
-        let environment = environment(encrypts)?;
+        let environment = Environment { requires_encryption: settings.requires_encryption, ..environment(encrypts)? };
         let governor = environment.link_bits_per_sec.map(Governor::start).transpose()?.map(Arc::new);
         let context = Context { token, tls, governor };
         // As much is kept for the next user as objects may take: a worker that was busy will be again.
@@ -145,11 +147,17 @@ impl Endpoint {
     }
 
     pub fn put(&self, parts: &[&[u8]], job: &JobId, demands: &Demands) -> io::Result<ObjectId> {
-        self.store.put(parts, demands.encrypt, self.fetcher.sharers(job, demands))
+        self.store.put(parts, self.encryption(demands.encrypt), self.fetcher.sharers(job, demands))
     }
 
     pub fn adopt(&self, segment: Arc<Segment>, sizes: &[u64], encryption: Encryption) -> io::Result<ObjectId> {
-        self.store.adopt(segment, sizes, encryption)
+        self.store.adopt(segment, sizes, self.encryption(encryption))
+    }
+
+    /// What an object needs that a job demands this of.
+    fn encryption(&self, demanded: Encryption) -> Encryption {
+        let required = if self.environment.requires_encryption { Encryption::Authenticated } else { Encryption::None };
+        demanded.max(required)
     }
 
     /// Frees an object, or the copies of another's; false if there was no own one.
@@ -163,6 +171,18 @@ impl Endpoint {
 
     pub fn fetch(&self, request: FetchRequest, interrupted: impl FnMut() -> bool) -> Result<Fetched, FetchError> {
         self.fetcher.fetch(request, interrupted)
+    }
+
+    /// As [`Fetcher::receive`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn receive(
+        &self,
+        request: FetchRequest,
+        interrupted: impl FnMut() -> bool,
+    ) -> Result<Vec<Arc<Segment>>, FetchError> {
+        self.fetcher.receive(request, interrupted)
     }
 
     /// Has others send to this process at once, and says what became of their packets.
@@ -222,6 +242,7 @@ pub fn environment(engine_tls: bool) -> io::Result<Environment> {
         ecn: None,
         congestion_controls: allowed.split_whitespace().map(str::to_owned).collect(),
         engine_tls,
+        requires_encryption: false,
     })
 }
 

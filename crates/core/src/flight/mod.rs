@@ -31,6 +31,8 @@ pub struct Environment {
     pub congestion_controls: Vec<String>,
     /// The engine's own channel is encrypted and authenticated, so keys may travel over it.
     pub engine_tls: bool,
+    /// The engine encrypts all that it sends, and expects the same of the data plane, whatever a job demands.
+    pub requires_encryption: bool,
 }
 
 /// Where a leg may be used.
@@ -137,10 +139,12 @@ pub const FLIGHT_CONTROLLERS: &[&dyn FlightController] =
 /// # Errors
 /// The job is refused: one line that names what is missing. Encryption that was demanded is never dropped.
 pub fn choose(demands: &Demands, hosts: &[Environment]) -> Result<FlightPlan, String> {
-    if let Some(contradiction) = contradiction(demands) {
+    let required = hosts.iter().any(|host| host.requires_encryption).then_some(Encryption::Authenticated);
+    let demands = Demands { encrypt: demands.encrypt.max(required.unwrap_or_default()), ..*demands };
+    if let Some(contradiction) = contradiction(&demands) {
         return Err(contradiction);
     }
-    let (demands, chunk_bytes) = (*demands, defaults::CHUNK_BYTES);
+    let chunk_bytes = defaults::CHUNK_BYTES;
     let mut plan = FlightPlan { demands, legs: Vec::new(), chunk_bytes, refused: Vec::new() };
     for controller in FLIGHT_CONTROLLERS {
         let transport = controller.transport();
@@ -256,6 +260,21 @@ mod tests {
         assert_eq!(transports(&plan), ["shm", "mptcp", "dctcp", "tcp"]);
         environment.ecn = Some((false, "packets were lost and none was marked".into()));
         assert_eq!(transports(&choose(&Demands::default(), &[environment.clone()]).unwrap()), ["shm", "mptcp", "tcp"]);
+    }
+
+    #[test]
+    fn where_the_engine_encrypts_everything_no_leg_is_plain_whatever_a_job_demands() {
+        let all = [Transport::Shm, Transport::Tcp, Transport::Tls];
+        let encrypts = Environment { engine_tls: true, requires_encryption: true, ..environment(&all) };
+        // One host that does not know it yet changes nothing.
+        let hosts = [Environment { requires_encryption: false, ..encrypts.clone() }, encrypts];
+        for encrypt in [Encryption::None, Encryption::Opportunistic, Encryption::Authenticated] {
+            let plan = choose(&demands(encrypt, None), &hosts).unwrap();
+            assert!(plan.legs.iter().all(|leg| leg.encryption == Encryption::Authenticated), "{plan:?}");
+        }
+        assert!(choose(&demands(Encryption::None, Some(Transport::Shm)), &hosts).is_err());
+        let without = [Environment { engine_tls: false, ..hosts[1].clone() }];
+        assert!(choose(&demands(Encryption::None, None), &without).is_err(), "and not plain either");
     }
 
     #[test]

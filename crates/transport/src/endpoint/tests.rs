@@ -10,6 +10,7 @@ fn settings(token: &[u8], memory_limit: u64, identity: Option<Identity>) -> Sett
         host: "127.0.0.1".parse().unwrap(),
         token: token.to_vec(),
         identity,
+        requires_encryption: false,
         memory_limit,
         spool_folder: std::env::temp_dir(),
         flows_per_host: FlowsPerHost::Fixed(4),
@@ -67,6 +68,51 @@ fn met(owner: &Endpoint) {
 /// 9 MiB whose every byte depends on its place.
 fn data() -> Vec<u8> {
     (0..9u32 << 20).map(|index| (index.wrapping_mul(2_654_435_761) >> 13) as u8).collect()
+}
+
+#[test]
+fn what_is_received_lies_in_memory_of_its_own_part_by_part_and_is_accounted_for_apart() {
+    let data = data();
+    let parts: [&[u8]; 4] = [&data, b"", &data[..100], &data[5..]];
+    for demands in [demand(Transport::Tcp, Encryption::None), demand(Transport::Shm, Encryption::None)] {
+        let (owner, reader) = (endpoint(b"receive", u64::MAX, None), endpoint(b"receive", u64::MAX, None));
+        met(&owner);
+        for (from, limit) in [(&owner, &reader), (&owner, &owner)] {
+            let object = from.put(&parts, &"job".into(), &demands).unwrap();
+            let wanted = |(part, own): (usize, &&[u8])| wanted(from, object, part as u32, own.len() as u64);
+            let asked =
+                FetchRequest { packed: false, ..request(parts.iter().enumerate().map(wanted).collect(), demands) };
+            let received = limit.receive(asked, || false).unwrap();
+            assert!(received.iter().zip(parts).all(|(segment, part)| segment.bytes() == part), "{demands:?}");
+            owner.free(&object);
+            assert_eq!((limit.pool.live_bytes(), owner.store.len()), (0, 0));
+            let mut one = received.into_iter().next().unwrap();
+            assert!(limit.pool.result_bytes() >= data.len() as u64);
+            Arc::get_mut(&mut one).expect("nobody else has it").bytes_mut()[0] += 1;
+            drop(one);
+            assert_eq!(limit.pool.result_bytes(), 0);
+        }
+        let missing = wanted(&owner, ObjectId::random(), 0, 10);
+        assert!(reader.receive(request(vec![missing], demands), || false).is_err());
+        assert_eq!(reader.pool.result_bytes(), 0);
+    }
+}
+
+#[test]
+fn where_everything_is_encrypted_nothing_leaves_in_plain() {
+    let [one, two] = identities();
+    let strict = |identity| {
+        let own = Settings { requires_encryption: true, ..settings(b"strict", u64::MAX, Some(identity)) };
+        Endpoint::new(own).unwrap()
+    };
+    let (owner, reader) = (strict(one), strict(two));
+    let object = owner.put(&[b"secret"], &"job".into(), &Demands::default()).unwrap();
+    let got = reader.fetch(request(vec![wanted(&owner, object, 0, 6)], Demands::default()), || false).unwrap();
+    assert_eq!(got.parts[0].bytes(), b"secret");
+    let report = reader.fetcher.transfers();
+    assert!(report[0].transport.bytes.keys().all(|transport| *transport == Transport::Tls), "{report:?}");
+    let lax = endpoint(b"strict", u64::MAX, None);
+    assert!(lax.fetch(request(vec![wanted(&owner, object, 0, 6)], Demands::default()), || false).is_err());
 }
 
 #[test]

@@ -14,6 +14,7 @@ use mission_core::swarm;
 use mission_core::types::TransferId;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -108,7 +109,7 @@ impl Shared {
         if let Some(error) = first_error {
             return (Err(error), tally);
         }
-        let (ended, took) = self.carry(transfer, planned, rest(wanted, receiving), segment, interrupted);
+        let (ended, took) = self.carry(transfer, planned, rest(wanted, receiving, segment), interrupted);
         tally.add(&took);
         (ended, tally)
     }
@@ -151,9 +152,9 @@ impl Shared {
                 Ok((PieceReply::Later, _)) => continue,
                 Ok((PieceReply::Fetch(_) | PieceReply::Done, _)) | Err(_) => break,
             };
-            let mut far = piece(wanted, receiving, next.start, next.len, next.source);
+            let mut far = piece(wanted, receiving, segment, next.start..next.start + next.len, next.source);
             far.expected = Some(blocks.into());
-            let (ended, took) = self.carry(transfer, planned, vec![far], segment, &mut || stop.load(Ordering::Relaxed));
+            let (ended, took) = self.carry(transfer, planned, vec![far], &mut || stop.load(Ordering::Relaxed));
             missed = next.source.filter(|source| {
                 let state = self.lock();
                 !state.source_numbers.get(source).is_some_and(|number| took.used.contains(number))
@@ -183,9 +184,15 @@ fn is_piece(next: &Next, blocks: &[u64], len: u64) -> bool {
 }
 
 /// A piece of a part, from a receiver if one is named, or else and at last from the owner.
-fn piece(wanted: &Wanted, receiving: &Receiving<'_>, start: u64, len: u64, peer: Option<SocketAddr>) -> Far {
-    let place = receiving.place() + start as usize;
-    let mut far = Far::of(wanted, start, len, place);
+fn piece(
+    wanted: &Wanted,
+    receiving: &Receiving<'_>,
+    segment: &Arc<Segment>,
+    range: Range<u64>,
+    peer: Option<SocketAddr>,
+) -> Far {
+    let place = receiving.place() + range.start as usize;
+    let mut far = Far::of(wanted, range.start, range.end - range.start, segment, place);
     far.sources.splice(0..0, peer);
     far.copy = Some(receiving.copy.clone());
     far.peer = peer;
@@ -193,9 +200,9 @@ fn piece(wanted: &Wanted, receiving: &Receiving<'_>, start: u64, len: u64, peer:
 }
 
 /// What is not here of a part.
-fn rest(wanted: &Wanted, receiving: &Receiving<'_>) -> Vec<Far> {
+fn rest(wanted: &Wanted, receiving: &Receiving<'_>, segment: &Arc<Segment>) -> Vec<Far> {
     let bytes = swarm::piece_bytes(wanted.len);
     let missing = receiving.copy.has(bytes).into_iter().enumerate().filter(|(_, has)| !has);
     let starts = missing.map(|(number, _)| number as u64 * bytes);
-    starts.map(|start| piece(wanted, receiving, start, bytes.min(wanted.len - start), None)).collect()
+    starts.map(|start| piece(wanted, receiving, segment, start..wanted.len.min(start + bytes), None)).collect()
 }

@@ -15,7 +15,7 @@ use crate::carrier::Context;
 use crate::carrier::shm::Borrower;
 use crate::connections::Connections;
 use crate::object::ObjectId;
-use crate::parts::{self, FetchRequest, Fetched, Home, Part};
+use crate::parts::{self, FetchRequest, Fetched, Home, Part, Wanted};
 use crate::segment::{Pool, Segment};
 use crate::store::Store;
 use mission_core::cluster::Senders;
@@ -105,12 +105,29 @@ struct Active {
     transfer: TransferId,
     planned: Arc<Planned>,
     far: Vec<Far>,
-    segment: Arc<Segment>,
     /// Runs for the caller's own thread, and whether it has none now.
     mine: VecDeque<Assigned>,
     caller_waits: bool,
     done: Arc<Condvar>,
     result: Option<(Result<(), FetchError>, Tally)>,
+}
+
+/// Bytes that a fetch asks for.
+#[derive(Default)]
+struct Bytes {
+    /// To be brought.
+    far: u64,
+    /// On this host already.
+    here: u64,
+    /// Of those, in this process.
+    local: u64,
+}
+
+impl Bytes {
+    fn count_here(&mut self, wanted: &Wanted, shared: &Shared) {
+        self.here += wanted.len;
+        self.local += if shared.owns(wanted) { wanted.len } else { 0 };
+    }
 }
 
 /// How long closing waits for fetches to end: each of their threads sees it at the next byte, or after a stall.
@@ -219,7 +236,7 @@ impl Fetcher {
         let (places, len) = parts::places(&request, elsewhere);
         let segment = shared.take(len, sharers)?;
         let mut far = Vec::new();
-        let (mut far_bytes, mut here_bytes, mut local_bytes) = (0, 0, 0);
+        let mut bytes = Bytes::default();
         for (number, (wanted, &(start, len))) in request.parts.iter().zip(&places).enumerate() {
             // SAFETY: nobody else knows of this segment yet, and the places in it do not overlap.
             let into = unsafe { std::slice::from_raw_parts_mut(segment.as_ptr().add(start), len) };
@@ -227,26 +244,19 @@ impl Fetcher {
                 Some(home) if request.packed => into.copy_from_slice(home.bytes()),
                 Some(_) => {}
                 None if shared.owns(wanted) => shared.copy_own(wanted, into)?,
+                // Nobody is asked for nothing.
+                None if wanted.len == 0 && !receiving.contains_key(&number) => {}
                 None => {
-                    far_bytes += wanted.len;
+                    bytes.far += wanted.len;
                     if !receiving.contains_key(&number) {
-                        far.push(Far::of(wanted, 0, wanted.len, start));
+                        far.push(Far::of(wanted, 0, wanted.len, &segment, start));
                     }
                     continue;
                 }
             }
-            here_bytes += wanted.len;
-            local_bytes += if shared.owns(wanted) { wanted.len } else { 0 };
+            bytes.count_here(wanted, shared);
         }
-        {
-            let mut state = shared.lock();
-            let record = state.record(&request.transfer);
-            record.asked_bytes += far_bytes + here_bytes;
-            record.served_bytes += here_bytes;
-            record.local_bytes += local_bytes;
-            record.fetches += 1;
-            record.ended = now();
-        }
+        shared.asks(&request.transfer, &bytes);
         let mut tally = Tally::default();
         let bring = || {
             for (number, receiving) in receiving {
@@ -266,15 +276,12 @@ impl Fetcher {
                 let home = Part { home: Home::Own(own), start, len: wanted.len as usize };
                 homes[number] = Some(home).filter(|_| !request.packed);
             }
-            let (ended, took) = shared.carry(&request.transfer, &planned, far, &segment, &mut interrupted);
+            let (ended, took) = shared.carry(&request.transfer, &planned, far, &mut interrupted);
             tally.add(&took);
             ended
         };
         if let Err(error) = bring() {
-            let mut state = shared.lock();
-            let record = state.record(&request.transfer);
-            // A record that was forgotten meanwhile begins anew.
-            record.asked_bytes = record.asked_bytes.saturating_sub(far_bytes - tally.bytes.min(far_bytes));
+            shared.gives_up(&request.transfer, &bytes, &tally);
             return Err(error);
         }
         let own = |(start, len)| Part { home: Home::Own(segment.clone()), start, len };
@@ -284,6 +291,50 @@ impl Fetcher {
             _ => own(place),
         });
         Ok(Fetched { parts: parts.collect(), all, tally })
+    }
+
+    /// As [`Fetcher::fetch`]; each part comes into memory of its own, which the caller may write to and accounts for.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn receive(
+        &self,
+        mut request: FetchRequest,
+        mut interrupted: impl FnMut() -> bool,
+    ) -> Result<Vec<Arc<Segment>>, FetchError> {
+        let shared = &self.shared;
+        shared.look_up(&mut request.parts);
+        let planned = shared.plan(&request.transfer.job, &request.demands)?;
+        let homes = shared.at_home(&request, &planned.plan, &mut interrupted)?;
+        let mut segments = Vec::with_capacity(homes.len());
+        let mut far = Vec::new();
+        let mut bytes = Bytes::default();
+        for (wanted, home) in request.parts.iter().zip(homes) {
+            let len = addressable(wanted.len)?;
+            let taken = shared.pool.take_for_result(len);
+            let mut segment = taken.map_err(|error| no_memory(wanted.len, &error))?;
+            match home {
+                Some(home) => segment.bytes_mut().copy_from_slice(home.bytes()),
+                None if shared.owns(wanted) => shared.copy_own(wanted, segment.bytes_mut())?,
+                None if wanted.len == 0 => {}
+                None => {
+                    let segment = Arc::new(segment);
+                    bytes.far += wanted.len;
+                    far.push(Far::of(wanted, 0, wanted.len, &segment, 0));
+                    segments.push(segment);
+                    continue;
+                }
+            }
+            bytes.count_here(wanted, shared);
+            segments.push(Arc::new(segment));
+        }
+        shared.asks(&request.transfer, &bytes);
+        let (ended, tally) = shared.carry(&request.transfer, &planned, far, &mut interrupted);
+        if let Err(error) = ended {
+            shared.gives_up(&request.transfer, &bytes, &tally);
+            return Err(error);
+        }
+        Ok(segments)
     }
 
     /// The job, if others of this host may want to map what it puts. Never where it demands encryption: its plan has no
@@ -505,12 +556,29 @@ impl Shared {
 
     /// Memory for what is fetched.
     fn take(&self, len: usize, sharers: Option<GroupId>) -> Result<Arc<Segment>, FetchError> {
-        if len > ADDRESSABLE {
-            return Err(FetchError::Cancelled(format!("no memory for {len} bytes")));
-        }
+        let len = addressable(len as u64)?;
         self.store.make_room(len as u64);
         let taken = self.pool.take(len, sharers);
-        taken.map(Arc::new).map_err(|error| FetchError::Cancelled(format!("no memory for {len} bytes: {error}")))
+        taken.map(Arc::new).map_err(|error| no_memory(len as u64, &error))
+    }
+
+    /// A fetch begins.
+    fn asks(&self, transfer: &TransferId, bytes: &Bytes) {
+        let mut state = self.lock();
+        let record = state.record(transfer);
+        record.asked_bytes += bytes.far + bytes.here;
+        record.served_bytes += bytes.here;
+        record.local_bytes += bytes.local;
+        record.fetches += 1;
+        record.ended = now();
+    }
+
+    /// A fetch failed: what did not come is not asked for any more.
+    fn gives_up(&self, transfer: &TransferId, bytes: &Bytes, tally: &Tally) {
+        let mut state = self.lock();
+        let record = state.record(transfer);
+        // A record that was forgotten meanwhile begins anew.
+        record.asked_bytes = record.asked_bytes.saturating_sub(bytes.far - tally.bytes.min(bytes.far));
     }
 
     fn abandon_all(&self, state: &mut State) {
@@ -537,6 +605,17 @@ impl Shared {
             self.step(state, event);
         }
     }
+}
+
+/// # Errors
+/// No process has so many addresses.
+fn addressable(len: u64) -> Result<usize, FetchError> {
+    let found = usize::try_from(len).ok().filter(|len| *len <= ADDRESSABLE);
+    found.ok_or_else(|| FetchError::Cancelled(format!("no memory for {len} bytes")))
+}
+
+fn no_memory(len: u64, error: &std::io::Error) -> FetchError {
+    FetchError::Cancelled(format!("no memory for {len} bytes: {error}"))
 }
 
 fn now() -> f64 {

@@ -46,14 +46,18 @@ impl Shared {
         if state.closing {
             return Err(FetchError::Cancelled(CLOSES.into()));
         }
-        if let Some(known) = state.plans.get(job) {
-            return known.clone().map_err(FetchError::Denied);
-        }
-        match flight::choose(demands, std::slice::from_ref(&state.own)) {
-            Ok(plan) => Ok(self.planned(&mut state, job, plan)),
-            Err(reason) => {
-                state.plans.insert(job.clone(), Err(reason.clone()));
-                Err(FetchError::Denied(reason))
+        let choose = |state: &State| flight::choose(demands, std::slice::from_ref(&state.own));
+        match state.plans.get(job) {
+            Some(Ok(known)) if known.plan.demands.encrypt >= demands.encrypt => Ok(known.clone()),
+            // A message with results of several jobs is encrypted as the strictest of them demands.
+            Some(Ok(_)) => {
+                let plan = choose(&state).map_err(FetchError::Denied)?;
+                Ok(Planned::new(plan, state.own.clone(), state.senders.clone()))
+            }
+            Some(Err(why)) => Err(FetchError::Denied(why.clone())),
+            None => {
+                let plan = choose(&state).map_err(FetchError::Denied)?;
+                Ok(self.planned(&mut state, job, plan))
             }
         }
     }

@@ -42,7 +42,8 @@ pub(super) struct Far {
     pub left: u64,
     /// Who has it, best first.
     pub sources: Vec<SocketAddr>,
-    /// Where it goes in the memory of the fetch.
+    /// Where it goes.
+    pub segment: Arc<Segment>,
     pub place: usize,
     /// Kept for others, where it is broadcast; and who of the sources is a receiver too.
     pub copy: Option<Arc<PartCopy>>,
@@ -52,8 +53,8 @@ pub(super) struct Far {
 }
 
 impl Far {
-    /// A range of a part as the caller wants it, whose first byte goes to `place`.
-    pub fn of(wanted: &Wanted, start: u64, len: u64, place: usize) -> Far {
+    /// A range of a part as the caller wants it, whose first byte goes to `place` in the segment.
+    pub fn of(wanted: &Wanted, start: u64, len: u64, segment: &Arc<Segment>, place: usize) -> Far {
         let sources = wanted.addresses.clone();
         Far {
             object: wanted.object,
@@ -62,6 +63,7 @@ impl Far {
             len,
             left: len,
             sources,
+            segment: segment.clone(),
             place,
             copy: None,
             peer: None,
@@ -79,6 +81,11 @@ pub(super) fn is_carried(leg: &Leg) -> bool {
 /// Where flows are subflows, one connection carries all that comes from a source.
 pub(super) fn has_one_run(planned: &Planned, source: SocketAddr) -> bool {
     planned.to(source).first().is_some_and(|leg| leg.subflows.is_some())
+}
+
+/// A job's newest plan, unless the fetch demands more encryption than that has.
+fn stricter<'a>(newest: &'a Arc<Planned>, own: &'a Arc<Planned>) -> &'a Arc<Planned> {
+    if newest.plan.demands.encrypt < own.plan.demands.encrypt { own } else { newest }
 }
 
 /// A run, and the leg that it takes.
@@ -119,7 +126,7 @@ impl Place {
                 start: far.start + run.start,
                 transfer: Some((arbiter::group_of(&active.transfer.job), arbiter::member_of(&active.transfer))),
             },
-            segment: active.segment.clone(),
+            segment: far.segment.clone(),
             start: far.place + run.start as usize,
             copy: far.copy.clone(),
             expected: far.expected.clone().map(|blocks| (blocks, (run.start / BLOCK_BYTES) as usize)),
@@ -128,14 +135,13 @@ impl Place {
 }
 
 impl Shared {
-    /// Brings ranges into a segment, and blocks until they are there; the calling thread works with the others. Gives what
+    /// Brings ranges to their places, and blocks until they are there; the calling thread works with the others. Gives what
     /// it took, also where it failed.
     pub(super) fn carry(
         &self,
         transfer: &TransferId,
         planned: &Arc<Planned>,
         mut far: Vec<Far>,
-        segment: &Arc<Segment>,
         interrupted: &mut dyn FnMut() -> bool,
     ) -> (Result<(), FetchError>, Tally) {
         let mut state = self.lock();
@@ -172,7 +178,6 @@ impl Shared {
             transfer: transfer.clone(),
             planned: planned.clone(),
             far,
-            segment: segment.clone(),
             mine: VecDeque::new(),
             caller_waits: true,
             done: done.clone(),
@@ -184,7 +189,7 @@ impl Shared {
         let chunk_bytes = planned.plan.chunk_at(&planned.own);
         // The newest plan's, whichever the fetch began with.
         let newest = match state.plans.get(&transfer.job) {
-            Some(Ok(newest)) => newest.clone(),
+            Some(Ok(newest)) => stricter(newest, planned).clone(),
             _ => planned.clone(),
         };
         self.reaches(&mut state, id, group, &newest);
@@ -304,7 +309,8 @@ impl Shared {
         let job = state.groups.get(&run.group).cloned();
         let planned = job.as_ref().and_then(|job| state.plans.get(job)?.as_ref().ok().cloned());
         let Some(active) = state.fetches.get_mut(&run.fetch) else { return };
-        let planned = planned.unwrap_or_else(|| active.planned.clone());
+        let planned =
+            planned.map_or_else(|| active.planned.clone(), |newest| stricter(&newest, &active.planned).clone());
         // The newest plan, so that a transport can be replaced at a chunk boundary.
         let address = state.sources[run.source as usize];
         let legs = if planned.legs.is_empty() { active.planned.to(address) } else { planned.to(address) };
