@@ -122,16 +122,36 @@ def encode_column(column: pd.Series | pd.Index) -> tuple[Encoding, list[Describe
         return fixed("time-zone", dtype, values.view("int64"))
     if isinstance(dtype, pd.CategoricalDtype):
         return fixed("category", dtype, values.codes)
+    arrow: Any = None
     try:
-        arrow = pa.array(values, from_pandas=True)
+        arrow = objects(values) if isinstance(dtype, np.dtype) else pa.array(values, from_pandas=True)
+        if isinstance(arrow, pa.ChunkedArray):
+            arrow = arrow.combine_chunks()
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError):
+        # Arrow cannot hold these values, or not so many of them in one array of the column's type.
         return encode_pickled(dtype, values)
-    if isinstance(arrow, pa.ChunkedArray):
-        arrow = arrow.combine_chunks()
-    kinds = flat_kinds(arrow.type)
+    kinds = flat_kinds(arrow.type) if arrow is not None else None
     if kinds is None:
         return encode_pickled(dtype, values)
     return Encoding("arrow", dtype, arrow.type, kinds), arrow_buffers(arrow, kinds)
+
+
+EXACT = {
+    "empty": pa.null(),
+    "string": pa.large_string(),
+    "bytes": pa.large_binary(),
+    "boolean": pa.bool_(),
+    "integer": pa.int64(),
+    "date": pa.date32(),
+}
+"""Python objects, by the name that pandas has for their kind, that Arrow gives back as they were."""
+
+
+def objects(values: np.ndarray) -> pa.Array | None:
+    """Return Python objects as an Arrow array, if they and ``None`` come back as they are; other gaps do not."""
+    gaps = np.array([value is None for value in values], dtype=bool)
+    exact = EXACT.get(pd.api.types.infer_dtype(values[~gaps], skipna=False))
+    return pa.array(values, type=exact, mask=gaps, from_pandas=False) if exact is not None else None
 
 
 def fixed(name: str, dtype: Any, values: np.ndarray) -> tuple[Encoding, list[Described]]:
@@ -219,10 +239,21 @@ def decode_alike(endpoint: _native.Endpoint, schema: Schema, parts: list[Any], m
     encodings = (*schema.columns, schema.index)
     rows, places = _native.columns_join(endpoint, parts, [encoding.kinds for encoding in encodings])
     *columns, index = (decode_column(encoding, rows, own) for encoding, own in zip(encodings, places, strict=True))
-    made = pd.Index(index, name=schema.index_name, copy=False)
+    for place, (encoding, dtype) in enumerate(zip(schema.columns, meta.dtypes, strict=True)):
+        if encoding.arrow == pa.null() and isinstance(encoding.dtype, np.dtype) and dtype != np.dtype(object):
+            columns[place] = gaps_of(dtype, rows)
+    made = pd.Index(index, dtype=object_or_none(schema.index), name=schema.index_name, copy=False)
+    for place, encoding in enumerate(schema.columns):
+        if (dtype := object_or_none(encoding)) is not None and meta.dtypes.iloc[place] == dtype:
+            columns[place] = pd.Series(columns[place], index=made, dtype=dtype, copy=False)
     frame = pd.DataFrame(dict(enumerate(columns)), index=made, copy=False)
     frame.columns = meta.columns
     return frame
+
+
+def object_or_none(encoding: Encoding) -> np.dtype | None:
+    """Return the type of Python objects, among which pandas would find times; ``None``: they are no such."""
+    return encoding.dtype if isinstance(encoding.dtype, np.dtype) and encoding.dtype.kind == "O" else None
 
 
 def decode_column(encoding: Encoding, rows: int, places: list[tuple[Any, int, int, int, int]]) -> Any:
@@ -256,7 +287,7 @@ def decode_arrow(encoding: Encoding, rows: int, places: list[tuple[Any, int, int
     if encoding.name == "pickle":
         return decode_pickled(dtype, column)
     if isinstance(dtype, np.dtype):
-        return column.to_pandas(date_as_object=True).astype(object).array
+        return column.to_pandas(date_as_object=True, integer_object_nulls=True).astype(object).array
     return dtype.__from_arrow__(column)
 
 
@@ -269,6 +300,17 @@ def decode_pickled(dtype: Any, column: pa.Array) -> Any:
     return values
 
 
+def gaps_of(dtype: Any, rows: int) -> Any:
+    """Return a column without any values, as it would be among others of this type."""
+    if isinstance(dtype, pd.CategoricalDtype):
+        return pd.Categorical.from_codes(np.full(rows, -1), dtype=dtype)
+    if not isinstance(dtype, np.dtype):
+        return pd.array([None] * rows, dtype=dtype)
+    if dtype.kind in "mM":
+        return np.full(rows, "NaT", dtype=dtype)
+    return np.full(rows, None, dtype=object) if dtype.kind == "b" else np.full(rows, np.nan)
+
+
 def unite_categories(frames: list[pd.DataFrame], place: int) -> None:
     """Give a column of categories the same ones in all frames: those of the first, then those of the others."""
     columns = [frame.iloc[:, place] for frame in frames]
@@ -276,12 +318,13 @@ def unite_categories(frames: list[pd.DataFrame], place: int) -> None:
         return
     same = len({column.dtype for column in columns}) == 1
     alike = len({column.cat.categories.dtype for column in columns}) == 1
-    if same or not alike or any(column.cat.ordered for column in columns):
+    if same or not alike:
         # Columns that cannot be united become objects, as with pandas.concat.
         return
-    united = pd.api.types.union_categoricals(columns)
+    # Orders that differ are no order.
+    united = pd.api.types.union_categoricals(columns, ignore_order=True)
     for frame, column in zip(frames, columns, strict=True):
-        frame.isetitem(place, column.cat.set_categories(united.categories))
+        frame.isetitem(place, column.cat.as_unordered().cat.set_categories(united.categories))
 
 
 def reconciled(frame: pd.DataFrame, meta: pd.DataFrame) -> pd.DataFrame:

@@ -28,6 +28,7 @@ Described = tuple[str, int, "Buffer", "Buffer | None", "tuple[Buffer, int] | Non
 DEFAULT_KEY = "0123456789123456"
 """pandas' own (`pandas.core.util.hashing._default_hash_key`)."""
 
+TEXTS = ["", "a", "ß€", "longer than eight bytes", None]
 TRIED: dict[str, Any] = {
     "signed": np.array([0, 1, -1, 2**62, -(2**63)]),
     "short": np.array([0, 1, -1, -128], dtype="int8"),
@@ -36,7 +37,13 @@ TRIED: dict[str, Any] = {
     "half": np.array([0.0, -0.0, 1.5, np.nan], dtype="float16"),
     "truth": np.array([True, False]),
     "time": np.array([0, 10**15, "NaT"], dtype="M8[us]"),
-    "text": pd.array(["", "a", "ß€", "longer than eight bytes", None], dtype="str"),
+    "double": np.array([0.0, -0.0, 1.5, np.nan], dtype="float32"),
+    "span": np.array([0, 10**15, "NaT"], dtype="m8[ns]"),
+    "zone": pd.to_datetime(np.array([0, 10**18, "NaT"], dtype="M8[ns]")).tz_localize("UTC").tz_convert("Europe/Paris"),
+    "text": pd.array(TEXTS, dtype="str"),
+    "arrow text": pd.array(TEXTS, dtype="string[pyarrow]"),
+    "cut text": pd.array([*TEXTS, *TEXTS], dtype="string[pyarrow]")[2:9],
+    "chunks of text": pd.arrays.ArrowStringArray(pa.chunked_array([pa.array(TEXTS), pa.array(TEXTS)])),
 }
 """Values on which both have to agree before anything is hashed natively."""
 
@@ -102,18 +109,33 @@ def differs() -> str | None:
     return None if same else "rows of several columns"
 
 
-def install() -> Callable[[], None]:
-    """Have Dask hash natively in this process.
-
-    Returns:
-        What undoes it.
-    """
-    from dask.dataframe import backends  # registers pandas' own first
+def install() -> None:
+    """Have Dask hash natively in this process, if both agree on what is tried."""
     from dask.dataframe.dispatch import hash_object_dispatch
 
-    kinds = (pd.DataFrame, pd.Series, pd.Index)
-    if (which := differs()) is not None:
+    if hash_object_dispatch.dispatch(pd.DataFrame) is hash_object:
+        return
+    try:
+        which = differs()
+    except Exception as error:
+        which = f"something ({type(error).__name__}: {error})"
+    if which is not None:
         logger.warning("Keys are hashed by pandas: this version hashes %s in another way than Mission Control", which)
-        return lambda: None
-    hash_object_dispatch.register(kinds, hash_object)
-    return lambda: hash_object_dispatch.register(kinds, backends.hash_object_pandas)
+        return
+    hash_by(hash_object)
+
+
+def uninstall() -> None:
+    """Have pandas hash again."""
+    from dask.dataframe import backends
+    from dask.dataframe.dispatch import hash_object_dispatch
+
+    if hash_object_dispatch.dispatch(pd.DataFrame) is hash_object:
+        hash_by(backends.hash_object_pandas)
+
+
+def hash_by(function: Callable[..., Any]) -> None:
+    from dask.dataframe import backends  # noqa: F401 - registers pandas' own first
+    from dask.dataframe.dispatch import hash_object_dispatch
+
+    hash_object_dispatch.register((pd.DataFrame, pd.Series, pd.Index), function)

@@ -80,10 +80,10 @@ def test_a_version_of_pandas_that_hashes_otherwise_hashes_itself(monkeypatch, ca
     before = hash_object_dispatch.dispatch(pd.Series)
     real = pd.util.hash_pandas_object
     monkeypatch.setattr(pd.util, "hash_pandas_object", lambda *given, **named: real(*given, **named) + 1)
-    hashing.install()()
+    hashing.install()
     assert hash_object_dispatch.dispatch(pd.Series) is before and "hashed by pandas" in caplog.text
     monkeypatch.undo()
-    undo = hashing.install()
+    hashing.install()
     assert hash_object_dispatch.dispatch(pd.Series) is hashing.hash_object
-    undo()
+    hashing.uninstall()
     assert hash_object_dispatch.dispatch(pd.Series) is not hashing.hash_object

@@ -12,11 +12,13 @@ import numpy as np
 from distributed.shuffle._rechunk import ArrayRechunkSpec, convert_chunk, split_axes
 
 from mission_control import _native
-from mission_control.dask.p2p.run import Piece, Put, Run, plane
+from mission_control.dask.p2p.run import Incomplete, Piece, Put, Run, plane
 
 if TYPE_CHECKING:
     from distributed.shuffle._worker_plugin import ShuffleWorkerPlugin
 
+OWN_MEMORY_BYTES = 64 << 10
+"""Smaller chunks lie in NumPy's memory: each segment is a mapping of its own, of which a process has 65,530."""
 Index = tuple[int, ...]
 """Of a chunk, by axis."""
 PICKLED = b"pickled"
@@ -85,19 +87,32 @@ class ArrayRun(Run):
         return self.keep(partition, segment, described, outputs, sizes, items)
 
     def join(self, partition: Index, pieces: list[Piece], endpoint: _native.Endpoint) -> tuple[Any, int]:
-        if any(piece.schema is None for piece in pieces):
-            made = convert_chunk([[pickle.loads(piece.data)] for piece in pieces])
+        shape = tuple(int(chunks[i]) for chunks, i in zip(self.new, partition, strict=True))
+        dtypes = {piece.schema for piece in pieces}
+        if None in dtypes or len(dtypes) > 1:
+            # Chunks of an array may be of several kinds. As in Dask's own rechunk, NumPy decides what comes of that.
+            made = convert_chunk([[self.decoded(piece, partition)] for piece in pieces])
+            if made.shape != shape:
+                raise Incomplete(f"shuffle {self.id}: chunk {partition} has shape {made.shape} instead of {shape}")
             return made, made.size
-        (dtype,) = {piece.schema for piece in pieces}
-        shape = tuple(chunks[i] for chunks, i in zip(self.new, partition, strict=True))
-        output = result_array(endpoint, shape, dtype)
+        output = result_array(endpoint, shape, *dtypes)
         filled = 0
         for piece in pieces:
-            where = self.where(piece.partition, partition)
-            own = output[where]
-            own[...] = np.frombuffer(piece.data, dtype).reshape(own.shape)
+            own = output[self.where(piece.partition, partition)]
+            own[...] = np.frombuffer(piece.data, piece.schema).reshape(own.shape)
             filled += own.size
+        if filled != output.size:
+            raise Incomplete(f"shuffle {self.id}: {filled} of {output.size} items of chunk {partition} came")
         return output, filled
+
+    def decoded(self, piece: Piece, new: Index) -> tuple[Index, Any]:
+        """Return a piece and its place among the pieces of its chunk."""
+        if piece.schema is None:
+            return pickle.loads(piece.data)
+        shape = tuple(own.stop - own.start for own in self.where(piece.partition, new))
+        axes = zip(self.axes, piece.partition, new, strict=True)
+        place = tuple(next(place for chunk, place, _ in axis[i] if chunk == j) for axis, i, j in axes)
+        return place, np.frombuffer(piece.data, piece.schema).reshape(shape)
 
     def where(self, old: Index, new: Index) -> tuple[slice, ...]:
         """Which items of a new chunk an old one has."""
@@ -115,6 +130,6 @@ class ArrayRun(Run):
 def result_array(endpoint: _native.Endpoint, shape: Index, dtype: np.dtype) -> np.ndarray:
     """An array in memory of the data plane that is accounted for as a result."""
     size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    if size == 0:
+    if size < OWN_MEMORY_BYTES:
         return np.empty(shape, dtype)
     return np.ndarray(shape, dtype, memoryview(endpoint.allocate_result(size)))

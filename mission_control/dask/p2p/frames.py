@@ -10,7 +10,7 @@ import numpy as np
 from distributed.shuffle._shuffle import DataFrameShuffleSpec
 
 from mission_control import _native, frames, hashing
-from mission_control.dask.p2p.run import Lacking, Piece, Put, Run, plane
+from mission_control.dask.p2p.run import Incomplete, Piece, Put, Run, plane
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -56,7 +56,7 @@ class FrameRun(Run):
         try:
             split = _native.ColumnSplit(rows_to.data, self.part_of, len(self.outputs), buffers)
         except ValueError as error:
-            raise Lacking(f"shuffle {self.id}, input partition {partition}: {error}") from None
+            raise Incomplete(f"shuffle {self.id}, input partition {partition}: {error}") from None
         described = frames.dumps(schema)
         rows = np.array(split.rows, dtype=np.uint64)
         outputs = np.flatnonzero(rows)

@@ -7,7 +7,7 @@ import hashlib
 import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,6 +19,7 @@ from distributed import Reschedule
 from distributed.protocol.serialize import ToPickle
 from distributed.shuffle._exceptions import P2PConsistencyError, ShuffleClosedError
 from distributed.utils import sync
+from distributed.utils_comm import retry
 
 from mission_control import _native
 from mission_control.objects import data_plane
@@ -32,9 +33,14 @@ if TYPE_CHECKING:
 RESTART_WITHIN_S = 30.0
 """Where an input is gone with its worker, the scheduler restarts the shuffle: at once where the worker's connection
 broke. After this time the task fails and names its cause."""
+SILENT_WITHIN_S = 300.0
+"""A worker that nobody reaches is fetched from again for so long: Dask takes it for lost then
+(``distributed.scheduler.worker-ttl``)."""
+TELL_TIMES, TELL_PAUSE_S, TELL_PAUSE_MAX_S = 10, 0.1, 5.0
+"""How often the barrier turns to a worker that it does not reach, and its pauses."""
 
 
-class Lacking(P2PConsistencyError):
+class Incomplete(P2PConsistencyError):
     """A shuffle would bring other data than went in. Dask hands errors of this kind to the program as they are."""
 
 
@@ -104,31 +110,44 @@ class Inputs:
     sizes: np.ndarray
     rows: np.ndarray
 
-    @classmethod
-    def of(cls, puts: Sequence[Put], outputs: Sequence[int]) -> Inputs:
-        """Pick what these outputs take. `puts` are in the order of the input partitions."""
-        schemas: dict[bytes, tuple[int, tuple[str, str, int, int]]] = {}
-        lines: list[np.ndarray] = [np.zeros((5, 0), dtype=np.int64)]
-        kept: list[tuple[Any, str, str, int]] = []
-        for put in puts:
-            parts = np.flatnonzero(np.isin(put.outputs, outputs))
-            if not len(parts):
-                continue
-            known = (put.object, put.address, len(put.outputs), int(put.sizes[-1]))
-            number, _ = schemas.setdefault(put.schema, (len(schemas), known))
-            own = np.full(len(parts), len(kept))
-            lines.append(np.array([put.outputs[parts], own, parts, put.sizes[parts], put.rows[parts]], dtype=np.int64))
-            kept.append((put.partition, put.object, put.address, number))
-        table = np.concatenate(lines, axis=1)
-        # Stable: the parts of an output stay in the order of the inputs.
-        output, own, parts, sizes, rows = table[:, np.argsort(table[0], kind="stable")]
-        stage = puts[0].stage if puts else ""
-        return cls(stage, kept, [place for _, place in schemas.values()], output, own, parts, sizes, rows)
-
     def lines(self, output: int) -> range:
         """Which lines are an output's."""
         first, last = np.searchsorted(self.outputs, [output, output + 1])
         return range(int(first), int(last))
+
+
+def inputs_of(puts: Sequence[Put], outputs_of: Mapping[str, Sequence[int]]) -> dict[str, Inputs]:
+    """Pick what each worker's outputs take. `puts` are in the order of the input partitions."""
+    lengths = [len(put.outputs) for put in puts]
+    nothing = np.zeros(0, dtype=np.uint32)
+    table = {
+        "outputs": np.concatenate([nothing, *(put.outputs for put in puts)]),
+        "put": np.repeat(np.arange(len(puts), dtype=np.uint32), lengths),
+        "part": np.concatenate([nothing, *(np.arange(length, dtype=np.uint32) for length in lengths)]),
+        "sizes": np.concatenate([nothing.astype(np.uint64), *(put.sizes[:-1] for put in puts)]),
+        "rows": np.concatenate([nothing.astype(np.uint64), *(put.rows for put in puts)]),
+    }
+    # Stable: the parts of an output stay in the order of the inputs.
+    order = np.argsort(table["outputs"], kind="stable")
+    table = {name: column[order] for name, column in table.items()}
+    return {
+        worker: picked(puts, table, np.isin(table["outputs"], np.array(outputs, dtype=np.uint32)))
+        for worker, outputs in outputs_of.items()
+    }
+
+
+def picked(puts: Sequence[Put], table: dict[str, np.ndarray], wanted: np.ndarray) -> Inputs:
+    """Return the lines that are wanted, with the puts that they name."""
+    lines = {name: column[wanted] for name, column in table.items()}
+    used, lines["put"] = np.unique(lines["put"], return_inverse=True)
+    schemas: dict[bytes, tuple[int, tuple[str, str, int, int]]] = {}
+    kept = []
+    for put in (puts[number] for number in used):
+        known = (put.object, put.address, len(put.outputs), int(put.sizes[-1]))
+        number, _ = schemas.setdefault(put.schema, (len(schemas), known))
+        kept.append((put.partition, put.object, put.address, number))
+    stage = puts[0].stage if puts else ""
+    return Inputs(stage, kept, [place for _, place in schemas.values()], **lines)
 
 
 class Run(ABC):
@@ -160,6 +179,8 @@ class Run(ABC):
         self.schemas: dict[int, Any] = {}
         self.inputs: Inputs | None = None
         self.transferred = False
+        self.fetching = 0
+        """Tasks that fetch."""
         self.closed = False
         self.closed_event = asyncio.Event()
         self.started_at = time.time()
@@ -193,17 +214,42 @@ class Run(ABC):
         """Put a partition, with a part for each output that takes from it.
 
         Raises:
-            Lacking: Some of it has no output.
+            Incomplete: Some of it has no output.
         """
         self.raise_if_closed()
         if self.transferred:
             raise RuntimeError(f"{self} has all its input partitions already")
+        try:
+            plane()
+        except RuntimeError as error:
+            self.leave_to_dask(error)
         put = self.put(data, partition_id)
         if self.closed:
             # Whoever closed it may not have seen this object.
             self.free()
             self.raise_if_closed()
         return Moved(self.run_id, put)
+
+    def leave_to_dask(self, error: RuntimeError) -> None:
+        """Have the scheduler start the shuffle again: this worker came later, and has no data plane.
+
+        Raises:
+            ShuffleClosedError: The task runs again.
+            RuntimeError: The error, if it has one.
+        """
+        plugin = self.worker.plugins.get("mission-control")
+        if plugin is not None and plugin.endpoint is not None:
+            raise error
+
+        async def restart() -> None:
+            # Else the scheduler would carry it as before.
+            await self.worker.scheduler.mission_control_without(worker=self.worker.address, why=str(error))
+            await self.worker.scheduler.shuffle_barrier(id=self.id, run_id=self.run_id, consistent=False)
+
+        # Another task may have had it restarted.
+        with suppress(ValueError, KeyError):
+            sync(self.worker.loop, restart)
+        raise ShuffleClosedError(f"{self} starts again, carried by Dask: {self.worker.address} has no data plane")
 
     def keep(
         self,
@@ -235,7 +281,7 @@ class Run(ABC):
         """Fetch and join the parts of an output partition, and see that everything is there.
 
         Raises:
-            Lacking: It is not.
+            Incomplete: It is not.
             distributed.Reschedule: The partition belongs to another worker, or an input is gone: the shuffle restarts.
         """
         self.raise_if_closed()
@@ -250,12 +296,8 @@ class Run(ABC):
             (name, int(inputs.part[line]), int(inputs.sizes[line]), [address])
             for line, (_, name, address, _) in zip(lines, own, strict=True)
         ]
-        try:
-            schemas = {number: self.schema(inputs, number, stage, receiver) for number in {put[3] for put in own}}
-            parts = self.fetch(inputs.stage, wanted, stage, receiver)
-        except (_native.Lost, _native.Unreachable) as error:
-            self.wait_for_restart(error)
-            raise
+        schemas = {number: self.schema(inputs, number, stage, receiver) for number in {put[3] for put in own}}
+        parts = self.fetch(inputs.stage, wanted, stage, receiver)
         pieces = [
             Piece(partition, schemas[number], int(inputs.rows[line]), data)
             for line, (partition, _, _, number), data in zip(lines, own, parts, strict=True)
@@ -265,16 +307,44 @@ class Run(ABC):
         output, rows = self.join(partition_id, pieces, endpoint)
         expected = sum(piece.rows for piece in pieces)
         if rows != expected:
-            raise Lacking(f"shuffle {self.id}: output partition {partition_id} has {rows} rows, but {expected} went in")
+            raise Incomplete(
+                f"shuffle {self.id}: output partition {partition_id} has {rows} rows, but {expected} went in"
+            )
         self.say(plugin, "shuffle-out", output=self.outputs[partition_id], rows=rows)
         return output
 
     def fetch(self, source: str, wanted: list[tuple[str, int, int, list[str]]], stage: str, receiver: str) -> list[Any]:
-        """Bring parts: object, number, bytes and addresses of each."""
+        """Bring parts: object, number, bytes and addresses of each.
+
+        Raises:
+            ShuffleClosedError: The shuffle starts again.
+            TransferError: It does not, and the parts cannot be had.
+        """
+        deadline = time.monotonic() + SILENT_WITHIN_S
+        while True:
+            try:
+                return self.fetch_once(source, wanted, stage, receiver)
+            except _native.TransferError as error:
+                self.raise_if_closed()
+                if isinstance(error, _native.Unreachable) and time.monotonic() < deadline:
+                    # It may only be paused.
+                    continue
+                self.wait_for_restart(error)
+                raise
+
+    def fetch_once(
+        self, source: str, wanted: list[tuple[str, int, int, list[str]]], stage: str, receiver: str
+    ) -> list[Any]:
         plugin, endpoint = plane()
         asks = (receiver, len(self.outputs))
-        with plugin.turns.lent() if plugin.turns is not None else nullcontext():
-            fetched, _, _ = endpoint.fetch(self.job, source, stage, self.demands, wanted, False, False, *asks)
+        self.fetching += 1
+        try:
+            # Whoever closes it looks at the number of tasks afterwards.
+            self.raise_if_closed()
+            with plugin.turns.lent() if plugin.turns is not None else nullcontext():
+                fetched, _, _ = endpoint.fetch(self.job, source, stage, self.demands, wanted, False, False, *asks)
+        finally:
+            self.fetching -= 1
         return fetched
 
     def schema(self, inputs: Inputs, number: int, stage: str, receiver: str) -> Any:
@@ -309,8 +379,9 @@ class Run(ABC):
             unwanted = sum(put.unwanted for put in puts)
             self.say(self.worker.plugins["mission-control"], "shuffle-in", rows=rows, unwanted=unwanted)
             try:
-                told = (self.tell(worker, Inputs.of(puts, outputs)) for worker, outputs in self.outputs_of.items())
-                await asyncio.gather(*told)
+                # Large, where there are many inputs and outputs.
+                inputs = await asyncio.to_thread(inputs_of, puts, self.outputs_of)
+                await asyncio.gather(*(self.tell(worker, own) for worker, own in inputs.items()))
             except OSError:
                 # A worker is gone: the scheduler closes this run and begins another.
                 with suppress(TimeoutError):
@@ -321,9 +392,16 @@ class Run(ABC):
         return self.run_id
 
     async def tell(self, worker: str, inputs: Inputs) -> None:
-        await self.worker.rpc(worker).mission_control_shuffle_inputs(
-            shuffle_id=self.id, run_id=self.run_id, inputs=ToPickle(inputs)
-        )
+        async def once() -> None:
+            self.raise_if_closed()
+            other = self.worker.rpc(worker)
+            took = await other.mission_control_shuffle_inputs(
+                shuffle_id=self.id, run_id=self.run_id, inputs=ToPickle(inputs)
+            )
+            if not took:
+                raise OSError(f"{worker} is leaving")
+
+        await retry(once, TELL_TIMES, TELL_PAUSE_S, TELL_PAUSE_MAX_S, operation=f"{self}: tell {worker}")
 
     async def inputs_done(self) -> None:
         self.raise_if_closed()
@@ -361,16 +439,31 @@ class Run(ABC):
             await self.closed_event.wait()
             return
         self.closed = True
-        self.free()
         self.closed_event.set()
+        # The kernel takes its time with many objects.
+        await asyncio.to_thread(self.end)
+
+    def end(self) -> None:
+        """Free what was put here, and end fetches: nobody will tell that their objects are lost."""
+        self.free()
+        endpoint = self.endpoint()
+        if self.fetching and self.inputs is not None and endpoint is not None:
+            endpoint.lost([name for _, name, _, _ in self.inputs.puts], f"shuffle {self.id} was closed")
 
     def free(self) -> None:
-        plugin = self.worker.plugins.get("mission-control")
-        endpoint = plugin.endpoint if plugin is not None else None
-        while self.objects:
-            name = self.objects.pop()
+        """Free what was put here. A task that ends may call it as well."""
+        endpoint = self.endpoint()
+        while True:
+            try:
+                name = self.objects.pop()
+            except IndexError:
+                return
             if endpoint is not None:
                 endpoint.free(name)
+
+    def endpoint(self) -> _native.Endpoint | None:
+        plugin = self.worker.plugins.get("mission-control")
+        return plugin.endpoint if plugin is not None else None
 
     def say(self, plugin: MissionControlWorker, kind: str, **said: Any) -> None:
         self.worker.loop.add_callback(lambda: plugin.say(kind, shuffle=self.id, run=self.run_id, **said))
@@ -382,7 +475,11 @@ def plane() -> tuple[MissionControlWorker, _native.Endpoint]:
     return plugin, endpoint
 
 
-async def take_inputs(shuffles: ShuffleWorkerPlugin, shuffle_id: Any, run_id: int, inputs: Inputs) -> None:
-    """A worker's handler of what :meth:`Run.tell` sends."""
-    run = await shuffles._get_shuffle_run(shuffle_id, run_id)
-    run.inputs = inputs
+async def take_inputs(shuffles: ShuffleWorkerPlugin | None, shuffle_id: Any, run_id: int, inputs: Inputs) -> bool:
+    """A worker's handler of what :meth:`Run.tell` sends, maybe more than once; false: the worker is leaving."""
+    if shuffles is None:
+        return False
+    run: Any = await shuffles._get_shuffle_run(shuffle_id, run_id)
+    if run.inputs is None:
+        run.inputs = inputs
+    return True

@@ -55,6 +55,7 @@ pub struct ShuffleNow {
 #[derive(Default)]
 pub struct Shuffles {
     all: BTreeMap<ShuffleId, Shuffle>,
+    begun: u64,
 }
 
 struct Shuffle {
@@ -70,7 +71,14 @@ struct Shuffle {
     rows_unwanted: u64,
     /// Of each output partition that is done. One that is computed again counts once.
     rows_out: BTreeMap<u32, u64>,
+    /// Of all of them, once all are done.
+    all_rows_out: Option<u64>,
+    /// Place among those that began.
+    number: u64,
 }
+
+/// Shuffles of one job that are kept: a job that goes on for ever has ever new ones, and a rechunk may have thousands.
+const KEPT: usize = 256;
 
 impl Shuffles {
     pub fn len(&self) -> usize {
@@ -87,11 +95,28 @@ impl Shuffles {
             why: own.why.clone(),
             rows_in: own.rows_in,
             rows_unwanted: own.rows_unwanted,
-            rows_out: own.rows_out.values().sum(),
+            rows_out: own.all_rows_out.unwrap_or_else(|| own.rows_out.values().sum()),
             outputs: own.outputs,
-            outputs_done: own.rows_out.len() as u32,
+            outputs_done: own.all_rows_out.map_or(own.rows_out.len() as u32, |_| own.outputs),
         };
         own.map(now).collect()
+    }
+
+    /// One begins, maybe again.
+    fn begin(&mut self, id: ShuffleId, mut shuffle: Shuffle) {
+        self.begun += 1;
+        shuffle.number = self.begun;
+        if let Some(before) = self.all.get(&id) {
+            // What is still said of an earlier run does not count.
+            (shuffle.runs, shuffle.run) = (before.runs + 1, before.run + 1);
+        }
+        let job = shuffle.job.clone();
+        self.all.insert(id, shuffle);
+        let own = || self.all.iter().filter(|(_, own)| own.job == job);
+        if own().count() > KEPT {
+            let oldest = own().min_by_key(|(_, own)| own.number).map(|(id, _)| id.clone());
+            oldest.map(|id| self.all.remove(&id));
+        }
     }
 
     pub fn forget(&mut self, job: &JobId) {
@@ -104,6 +129,7 @@ impl Shuffles {
         if run > own.run {
             (own.run, own.rows_in, own.rows_unwanted) = (run, None, 0);
             own.rows_out.clear();
+            own.all_rows_out = None;
         }
         Some(own)
     }
@@ -121,12 +147,21 @@ impl Controller {
         match event {
             Event::ShuffleBegins { task, shuffle, outputs, counted, engine, why } => {
                 let Some(job) = self.jobs.of(task).cloned() else { return };
-                let runs = self.shuffles.all.get(&shuffle).map_or(0, |own| own.runs) + 1;
-                let run = self.shuffles.all.get(&shuffle).map_or(0, |own| own.run);
-                let rows_out = BTreeMap::new();
-                let (rows_in, rows_unwanted) = (None, 0);
-                let own = Shuffle { job, runs, counted, engine, why, outputs, run, rows_in, rows_unwanted, rows_out };
-                self.shuffles.all.insert(shuffle, own);
+                let own = Shuffle {
+                    job,
+                    runs: 1,
+                    counted,
+                    engine,
+                    why,
+                    outputs,
+                    run: 0,
+                    rows_in: None,
+                    rows_unwanted: 0,
+                    rows_out: BTreeMap::new(),
+                    all_rows_out: None,
+                    number: 0,
+                };
+                self.shuffles.begin(shuffle, own);
             }
             Event::ShuffleIn { shuffle, run, rows, unwanted } => {
                 if let Some(own) = self.shuffles.run(&shuffle, run) {
@@ -134,8 +169,12 @@ impl Controller {
                 }
             }
             Event::ShuffleOut { shuffle, run, output, rows } => {
-                if let Some(own) = self.shuffles.run(&shuffle, run).filter(|own| output < own.outputs) {
+                let own = self.shuffles.run(&shuffle, run).filter(|own| output < own.outputs);
+                if let Some(own) = own.filter(|own| own.all_rows_out.is_none()) {
                     own.rows_out.insert(output, rows);
+                    if own.rows_out.len() as u32 == own.outputs {
+                        own.all_rows_out = Some(std::mem::take(&mut own.rows_out).values().sum());
+                    }
                 }
             }
             _ => {}
