@@ -173,6 +173,25 @@ def install(client: Client, *, policy: str | Policy | None = None, flows_per_hos
             raise ValueError(reply["error"])
 
 
+def uninstall(client: Client, *, timeout: float = 300.0) -> None:
+    """Removes Mission Control from the client's cluster; programs go on with Dask alone.
+
+    Shuffles that run on the data plane end first. Workers and schedulers that were started with ``--preload`` have it
+    again when they start again.
+
+    Args:
+        timeout: seconds in which running shuffles have to end.
+
+    Raises:
+        RuntimeError: references that tasks put are in use, or shuffles still run. Nothing was removed.
+    """
+    if not installed(client):
+        return
+    reply = client.sync(client.scheduler.mission_control_uninstall, timeout=timeout)
+    if reply["error"]:
+        raise RuntimeError(f"Mission Control stays: {reply['error']}")
+
+
 def installed(client: Client) -> bool:
     """Whether the client's cluster has Mission Control."""
     return "mission-control" in client.sync(client.run_on_scheduler, _plugins)

@@ -17,9 +17,22 @@ ROWS = 100
 """Transfers on the page: more than anybody reads, and the cost of looking does not grow with the cluster."""
 
 
-def add_to(application: Application, status: Callable[[int], dict[str, Any]]) -> None:
-    """Adds the page to the scheduler's own server, beside Dask's pages."""
+def add_to(application: Application, status: Callable[[int], dict[str, Any]]) -> Callable[[], None]:
+    """Adds the page to the scheduler's own server, beside Dask's pages.
+
+    Returns:
+        What removes it.
+    """
+    rules = application.default_router.rules
+    before = list(rules)
     application.add_handlers(r".*$", [(rf"{PATH}/?", Page), (rf"{PATH}/status\.json", Status, {"status": status})])
+    added = [rule for rule in rules if rule not in before]
+
+    def remove() -> None:
+        for rule in added:
+            rules.remove(rule)
+
+    return remove
 
 
 class Page(RequestHandler):

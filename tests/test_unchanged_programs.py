@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
@@ -144,6 +148,63 @@ def test_groups_sorting_index_and_duplicates_are_as_in_pandas(client):
         assert done and all(own["engine"] == "mission" for own in done), done
 
 
+def test_python_objects_come_back_as_they_were(client):
+    stamp = pd.Timestamp("2026-01-01T00:00:00.000000001")
+    zones = [pd.Timestamp("2026-01-01", tz=zone) for zone in ("UTC", "Europe/Paris")]
+    values = {
+        "large": [2**60 + 1, None] * 4,
+        "huge": [2**70, 1] * 4,
+        "time": [stamp, None] * 4,
+        "zones": zones * 4,
+        "gaps": ["a", None, float("nan"), "b"] * 2,
+        "number": [1, float("nan")] * 4,
+        "not": [float("nan")] * 8,
+        "none": [None] * 8,
+        "truth": [True, None] * 4,
+        "bytes": [b"\0", b""] * 4,
+        "day": [stamp.date(), None] * 4,
+        "list": [[1], []] * 4,
+    }
+    part = pd.DataFrame({"key": range(8), **{name: pd.Series(own, dtype=object) for name, own in values.items()}})
+    got = given([part]).shuffle("key", npartitions=3).compute().set_index("key").sort_index()
+    for name, own in values.items():
+        assert got[name].dtype == object
+        for one, other in zip(got[name], own, strict=True):
+            same_gap = one is other or (one != one and other != other)
+            assert same_gap or (type(one) is type(other) and one == other), (name, one, other)
+            assert getattr(one, "tz", None) == getattr(other, "tz", None)
+
+
+def test_a_partition_without_any_value_in_a_column_does_not_change_its_type(client):
+    full = pd.DataFrame(
+        {
+            "key": range(10),
+            "time": pd.date_range("2026-01-01", periods=10),
+            "text": pd.array(["x"] * 10, dtype="str"),
+            "kind": pd.Categorical(["a", "b"] * 5),
+            "masked": pd.array([1] * 10, dtype="Int64"),
+            "number": [1] * 10,
+        }
+    )
+    empty = pd.DataFrame({"key": range(10), **{name: [None] * 10 for name in full.columns[1:]}}, dtype=object)
+    empty["key"] = range(10)
+    frame = dd.from_map(lambda part: part, [full, empty], meta=full.iloc[:0], enforce_metadata=False)
+    with mission_control.job("gaps", client=client):
+        got = dask.compute(*frame.shuffle("key", npartitions=4).to_delayed(), scheduler=client)
+    for output in filter(len, got):
+        expected = full.dtypes.to_dict() | {"number": np.dtype("float64")}
+        assert output.dtypes.to_dict() == expected, output.dtypes
+    assert sum(map(len, got)) == 20 and sum(output["time"].isna().sum() for output in got) == 10
+
+
+def test_categories_whose_orders_differ_have_no_order(client):
+    kinds = [pd.CategoricalDtype(order, ordered=True) for order in (["low", "high"], ["high", "low", "most"])]
+    parts = [pd.DataFrame({"key": range(6), "kind": pd.Series(["low", "high"] * 3, dtype=kind)}) for kind in kinds]
+    got = given(parts).shuffle("key", npartitions=2).compute()
+    assert isinstance(got["kind"].dtype, pd.CategoricalDtype) and not got["kind"].dtype.ordered
+    assert sorted(got["kind"]) == ["high"] * 6 + ["low"] * 6
+
+
 def test_only_some_outputs_are_wanted(client):
     plain = pd.DataFrame({"key": np.arange(1000) % 97, "number": np.arange(1000.0)})
     shuffled = dd.from_pandas(plain, npartitions=4).shuffle("key", npartitions=8)
@@ -270,3 +331,118 @@ def test_arrays_that_are_not_plain_memory_are_rechunked_too(client):
     assert some[20:40].compute().tolist() == list(range(20, 40))
     empty = da.from_array(np.zeros((4, 0)), chunks=(2, 0)).rechunk((4, 0), method="p2p")
     assert empty.compute().shape == (4, 0)
+
+
+def test_chunks_of_different_kinds_are_rechunked_as_dask_does(client):
+    plain, masked = da.ones(6, chunks=3), da.ma.masked_equal(da.arange(6, chunks=3), 2)
+    integers = da.from_delayed(dask.delayed(np.arange)(6, dtype="int32"), (6,), "float64").rechunk(3)
+    for parts in ([plain, masked], [plain, integers]):
+        with mission_control.job("kinds", client=client):
+            x = da.concatenate(parts)
+            got = client.compute(x.rechunk(4, method="p2p")).result()
+            expected = client.compute(x).result()
+        assert type(got) is type(expected) and np.ma.allequal(got, expected)
+        assert np.array_equal(np.ma.getmaskarray(got), np.ma.getmaskarray(expected))
+
+
+def test_arrays_whose_chunks_are_of_unknown_sizes_stay_with_dask(client):
+    x = da.arange(40, chunks=10).reshape(10, 4)
+    x = x[x[:, 0] % 8 == 0]
+    with mission_control.job("unknown", client=client):
+        got = client.compute(x.rechunk({1: 1}, method="p2p")).result()
+        assert np.array_equal(got, [[n, n + 1, n + 2, n + 3] for n in range(0, 40, 8)])
+        unknown = [own for own in shuffles(client) if "not known" in own["why"]]
+    assert unknown and all(own["engine"] == "dask" for own in unknown)
+
+
+def test_a_worker_without_a_data_plane_that_comes_later_leaves_the_shuffle_to_dask(tmp_path):
+    def slowly(part: pd.DataFrame) -> pd.DataFrame:
+        time.sleep(1)
+        return part
+
+    options = {"threads_per_worker": 1, "dashboard_address": ":0", "memory_limit": "1GiB"}
+    with LocalCluster(n_workers=2, **options) as cluster, Client(cluster) as client:
+        mission_control.install(client)
+        parts = [pd.DataFrame({"key": np.arange(1000) + 1000 * n}) for n in range(16)]
+        with mission_control.job("later", client=client):
+            frames = dd.from_map(slowly, parts, meta=parts[0].iloc[:0])
+            result = frames.shuffle("key", npartitions=8).persist()
+            until(lambda: [own for own in shuffles(client) if own["engine"] == "mission"], "the shuffle begins")
+            command = [
+                sys.executable,
+                "-m",
+                "dask",
+                "worker",
+                cluster.scheduler_address,
+                "--no-nanny",
+                "--nthreads",
+                "4",
+            ]
+            environment = os.environ | {"MISSION_LINK_RATE": "nonsense"}
+            with subprocess.Popen(command, env=environment, cwd=tmp_path, stderr=subprocess.DEVNULL) as other:
+                try:
+                    client.wait_for_workers(3)
+                    wait(result, timeout=120)
+                    assert sorted(result.compute()["key"]) == list(range(16_000))
+                    (own,) = shuffles(client)
+                    assert own["engine"] == "dask" and "MISSION_LINK_RATE" in own["why"] and own["runs"] == 2, own
+                finally:
+                    other.terminate()
+
+
+def test_mission_control_can_be_removed_while_shuffles_run():
+    options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": ":0", "memory_limit": "1GiB"}
+    with LocalCluster(**options) as cluster, Client(cluster) as client:
+
+        def names(own: Any) -> set[str]:
+            heard = {name for name, handler in own.stream_handlers.items() if handler.__name__ != "ignored"}
+            found = {*own.plugins, *own.handlers, *heard, *own.periodic_callbacks}
+            # By which a worker hears of a shuffle's inputs: without a plug-in it says that it takes none.
+            return {str(name) for name in found if "mission" in str(name)} - {"mission_control_shuffle_inputs"}
+
+        def of_worker(dask_worker: Any) -> set[str]:
+            from distributed import worker
+
+            left = names(dask_worker) | {name for name in dask_worker.metrics if "mission" in name}
+            return left | {"results"} if hasattr(worker._run_task, "_mission_control") else left
+
+        def pages() -> int:
+            url = cluster.scheduler.http_server.port
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{url}/mission-control") as page:
+                    return page.status
+            except urllib.error.HTTPError as error:
+                return error.code
+
+        before = set(vars(cluster.scheduler))
+        update_graph = cluster.scheduler.stream_handlers["update-graph"]
+        mission_control.install(client)
+        assert pages() == 200 and any(client.run(of_worker).values())
+        with mission_control.job("kept", client=client):
+            kept = client.submit(lambda: mission_control.put([b"data"]), pure=False)
+            wait(kept)
+            with pytest.raises(RuntimeError, match="1 objects that tasks put are in use"):
+                mission_control.uninstall(client)
+        del kept
+        until(lambda: not any(own["objects"] for own in resources(client).values()), "it is released")
+
+        def slowly(part: pd.DataFrame) -> pd.DataFrame:
+            time.sleep(0.5)
+            return part
+
+        parts = [pd.DataFrame({"key": np.arange(1000) + 1000 * n}) for n in range(8)]
+        with mission_control.job("removed", client=client):
+            shuffled = dd.from_map(slowly, parts, meta=parts[0].iloc[:0]).shuffle("key", npartitions=5).persist()
+            until(lambda: shuffles(client), "it begins")
+        mission_control.uninstall(client)
+        assert sorted(shuffled.compute()["key"]) == list(range(8000))
+        assert not any(client.run(of_worker).values()), client.run(of_worker)
+        assert not names(cluster.scheduler) and pages() == 404
+        assert cluster.scheduler.stream_handlers["update-graph"] is update_graph
+        assert set(vars(cluster.scheduler)) == before
+        again = dd.from_map(lambda part: part, parts, meta=parts[0].iloc[:0]).shuffle("key", npartitions=4)
+        assert sorted(again.compute()["key"]) == list(range(8000)), "Dask goes on alone"
+        mission_control.uninstall(client)
+        mission_control.install(client)
+        assert sorted(given(parts).shuffle("key", npartitions=3).compute()["key"]) == list(range(8000))
+        assert [own["engine"] for own in shuffles(client)] == ["mission"]

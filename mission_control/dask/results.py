@@ -46,3 +46,11 @@ def watch(name: str) -> None:
 
     run_and_look._mission_control = True  # type: ignore[attr-defined]
     dask_worker._run_task, dask_worker._run_task_async = run_and_look, run_and_note
+
+
+def unwatch(name: str) -> None:
+    """Undo :func:`watch` once no other worker of this process has the plug-in."""
+    others = [worker for worker in dask_worker.Worker._instances if name in worker.plugins]
+    if not others and hasattr(dask_worker._run_task, "_mission_control"):
+        for function in ("_run_task", "_run_task_async"):
+            setattr(dask_worker, function, getattr(dask_worker, function).__wrapped__)

@@ -6,6 +6,7 @@ pyproject.toml.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import logging
@@ -26,6 +27,7 @@ from tornado.ioloop import PeriodicCallback
 
 from mission_control import _native, page
 from mission_control.controller import SAID, MissionController, one_line
+from mission_control.dask.comm import is_encrypted, requires_encryption
 from mission_control.dask.seams import objects, queue, replace, shuffles
 from mission_control.jobs import ANNOTATION
 from mission_control.metrics import Metrics
@@ -33,6 +35,9 @@ from mission_control.policies import Policy, name_of
 from mission_control.throttle import MEMORY
 
 logger = logging.getLogger(__name__)
+
+DRAIN_LOOK_S = 0.2
+"""How often it is looked whether shuffles have ended."""
 
 
 class MissionControlScheduler(SchedulerPlugin, MissionController):
@@ -61,7 +66,8 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
             "carriers": _native.carriers(),
             "interfaces": 1,
             "link_bits_per_sec": _native.link_rate(),
-            "engine_tls": scheduler.address.startswith("tls://"),
+            "engine_tls": is_encrypted(scheduler, "scheduler"),
+            "requires_encryption": requires_encryption(scheduler, "scheduler"),
         }
         self.begin(self.policy, self.flows_per_host, environment)
         self.token = secrets.token_bytes(32)
@@ -70,21 +76,23 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
         self.next_number = itertools.count()
         # By the stimulus of an update: the task that submitted it.
         self.submitted_by: dict[str, Any] = {}
+        self.drains = False
+        self.silent = False
         # What may fail comes first: without its plug-in the scheduler is to offer none of what follows.
-        if hasattr(scheduler, "http_application"):  # not without a dashboard
-            page.add_to(scheduler.http_application, self.status)
         self.metrics = Metrics(scheduler.address, scheduler.loop, self.status)
         self.metrics.register()
-        handlers = ("secret", "join", "without", "admit", "change", "status", "policy", "since")
+        handlers = ("secret", "join", "without", "admit", "change", "status", "policy", "since", "uninstall")
         offered = {f"mission_control_{name}": getattr(self, f"on_{name}") for name in handlers}
         # As Dask does with its own: docs/security.md.
         for name in dask.config.get("distributed.scheduler.blocked-handlers", default=[]):
             offered.pop(name, None)
+        self.undo = ExitStack()
         scheduler.handlers.update(offered)
         streams: dict[str, Callable[..., Any]] = {name: partial(self.said, name) for name in SAID}
         for name, handler in (streams | {"task": self.on_task, "stale": self.on_stale}).items():
             scheduler.stream_handlers[f"mission-control-{name}"] = guarded(handler)
-        self.undo = ExitStack()
+        if hasattr(scheduler, "http_application"):  # not without a dashboard
+            self.undo.callback(page.add_to(scheduler.http_application, self.status))
         self._inherit_jobs(scheduler)
         self._send_jobs(scheduler)
         objects.count_objects(self, scheduler, self.undo)
@@ -105,6 +113,51 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
             callback.stop()
         self.metrics.unregister()
         self.undo.close()
+
+    async def on_uninstall(self, timeout: float) -> dict[str, Any]:
+        """Leaves the cluster as it was, once no shuffle runs on the data plane; or says why not, and stays."""
+        if self.drains:
+            return {"error": "it is being uninstalled already"}
+        self.drains = True
+        try:
+            if (why := self._in_use() or await self._drained(timeout) or self._in_use()) is not None:
+                return {"error": why}
+            # What was said before arrives before workers lose the ear for it.
+            self.silent = True
+            await asyncio.sleep(DRAIN_LOOK_S)
+            self.scheduler.worker_plugins.pop(self.name, None)
+            # One that is gone meanwhile needs nothing.
+            await self.scheduler.broadcast(msg={"op": "plugin-remove", "name": self.name}, on_error="return")
+            await self._end()
+            return {"error": None}
+        finally:
+            self.drains = self.silent = False
+
+    def _in_use(self) -> str | None:
+        objects = self.controller.held().get("objects", 0)
+        return (
+            f"{objects} objects that tasks put are in use: release the results with their references"
+            if objects
+            else None
+        )
+
+    async def _drained(self, timeout: float) -> str | None:
+        """Wait for shuffles on the data plane; say which still run after so many seconds."""
+        deadline = self.now() + timeout
+        while running := shuffles.running(self.scheduler):
+            if self.now() > deadline:
+                return f"after {timeout} s these shuffles still run: {', '.join(running)}"
+            await asyncio.sleep(DRAIN_LOOK_S)
+        return None
+
+    async def _end(self) -> None:
+        await self.close()
+        for name in [name for name in self.scheduler.handlers if name.startswith("mission_control_")]:
+            del self.scheduler.handlers[name]
+        # Dask drops a worker that says what it does not know, and a worker's last report may be on its way.
+        for name in [name for name in self.scheduler.stream_handlers if name.startswith("mission-control-")]:
+            self.scheduler.stream_handlers[name] = ignored
+        self.scheduler.remove_plugin(self.name)
 
     # --- what is asked of the plug-in -------------------------------------------------------------------------------
 
@@ -245,7 +298,7 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
 
     def tell(self, worker: str, version: int, message: dict[str, Any]) -> None:
         stream = self.scheduler.stream_comms.get(worker)
-        if stream is not None and not stream.closed():
+        if not self.silent and stream is not None and not stream.closed():
             stream.send({"op": "mission-control", "version": version, **message})
 
     def recompute(self, tasks: Sequence[int]) -> None:
@@ -304,6 +357,11 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
                 self.submitted_by.pop(stimulus_id, None)
 
         scheduler.stream_handlers["update-graph"] = with_parent
+        self.undo.callback(scheduler.stream_handlers.__setitem__, "update-graph", update_graph)
+
+
+def ignored(**said: Any) -> None:
+    """What is said to a plug-in that is gone."""
 
 
 def guarded(handler: Callable[..., None]) -> Callable[..., None]:

@@ -6,6 +6,7 @@ import asyncio
 import functools
 import logging
 import os
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -21,7 +22,8 @@ from tornado.ioloop import PeriodicCallback
 from mission_control import _native
 from mission_control.carried import carried_by
 from mission_control.dask import results
-from mission_control.dask.seams import shuffles
+from mission_control.dask.comm import PLANES, is_encrypted, requires_encryption
+from mission_control.dask.seams import messages, shuffles
 from mission_control.dask.seams.turns import Turns
 from mission_control.throttle import MEMORY, ThrottleController
 
@@ -69,6 +71,7 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
             if self.endpoint is not None:
                 # It has joined: what tasks put there now would be taken for lost.
                 endpoint, self.endpoint = self.endpoint, None
+                PLANES.remove(endpoint)
                 await asyncio.get_running_loop().run_in_executor(None, endpoint.close)
             logger.warning("This worker has no data plane, and its tasks cannot put or fetch: %s", self.problem)
             if isinstance(error, NoMissionController):
@@ -76,6 +79,10 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
             # A scheduler that blocks this handler does not hear of it; the worker's log says it.
             with suppress(Exception):
                 await worker.scheduler.mission_control_without(worker=worker.address, why=self.problem)
+            return
+        if self.closing:
+            # Removed meanwhile.
+            await self.teardown(worker)
             return
         results.watch(self.name)
         # Goes to the scheduler with Dask's heartbeats.
@@ -95,6 +102,7 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
             "spool_folder": os.path.join(worker.local_directory, "mission-control"),
             "flows_per_host": secret["flows_per_host"],
             **certificates(worker),
+            "requires_encryption": requires_encryption(worker, "worker"),
         }
         # It may wait some seconds for the host's arbiter.
         make = functools.partial(_native.Endpoint, worker.ip, secret["token"], **settings)
@@ -106,6 +114,8 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
             await asyncio.get_running_loop().run_in_executor(None, endpoint.close)
             raise RuntimeError(briefing["rejected"])
         self.join(endpoint, briefing)
+        PLANES.add(secret["token"], endpoint)
+        self.undo_names = messages.name_transfers(worker)
         turns = Turns(worker, endpoint, settings["memory_limit"])
         self.turns = turns if turns.start() else None
 
@@ -115,12 +125,18 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
         if callback is not None:
             callback.stop()
         self.closing = True
+        worker.stream_handlers["mission-control"] = ignored
+        if (hashing := sys.modules.get("mission_control.hashing")) is not None:
+            hashing.uninstall()
         if self.turns is not None:
             self.turns.close()
         if self.endpoint is not None:
+            PLANES.remove(self.endpoint)
+            self.undo_names()
             self.report()
             # Waits for the data plane's threads, which may wait for the network.
             await asyncio.get_running_loop().run_in_executor(None, self.endpoint.close)
+        results.unwatch(self.name)
 
     # --- its words --------------------------------------------------------------------------------------------------
 
@@ -140,6 +156,7 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
         self.worker.loop.add_callback(call)
 
     def report(self, last_of: str | None = None) -> None:
+        PLANES.sweep()
         if self.turns is not None:
             self.turns.weigh()
         super().report(last_of)
@@ -191,9 +208,13 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
         self.ended(key, result)
 
 
+def ignored(**said: Any) -> None:
+    """What is said to a plug-in that is gone: Dask closes a worker that is told what it does not know."""
+
+
 def certificates(worker: Worker) -> dict[str, Any]:
     """The cluster's certificates where its own channel uses them; Dask's settings hold PEM or paths of it."""
-    if not worker.address.startswith("tls://"):
+    if not is_encrypted(worker, "worker"):
         return {}
     settings = worker.security.get_tls_config_for_role("worker")
 

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from distributed import Scheduler, Worker
 from distributed.shuffle import _rechunk
 from distributed.shuffle._core import ShuffleSpec, barrier_key
@@ -100,10 +101,20 @@ def ours_where_possible(
     return with_ours
 
 
+def running(scheduler: Scheduler) -> list[str]:
+    """Return the shuffles that the data plane carries now."""
+    shuffles: Any = scheduler.plugins.get("shuffle")
+    active = shuffles.active_shuffles.values() if shuffles is not None else ()
+    # Ours are of classes that are made from Dask's.
+    return [str(own.id) for own in active if type(own.run_spec.spec) not in FIELDS]
+
+
 def why_not(plugin: MissionControlScheduler, scheduler: Scheduler, spec: ShuffleSpec) -> str | None:
     """Say why Dask carries a shuffle itself; ``None``: the data plane does."""
     if not wanted("p2p"):
         return "mission-control.p2p is false"
+    if plugin.drains:
+        return "Mission Control is being uninstalled"
     if type(spec) not in FIELDS:
         return f"no data plane carries a {type(spec).__name__}"
     if why := plugin.controller.no_data_plane(list(scheduler.workers)):
@@ -112,6 +123,8 @@ def why_not(plugin: MissionControlScheduler, scheduler: Scheduler, spec: Shuffle
         from mission_control import frames
 
         return frames.unknown_kind(spec.meta)
+    if any(np.isnan(size) for chunks in (spec.old, spec.new) for axis in chunks for size in axis):
+        return "the sizes of its chunks are not known"
     return None
 
 
@@ -133,9 +146,9 @@ def of_job(plugin: MissionControlScheduler, spec: Any, number: int) -> ShuffleSp
 def listen(worker: Worker) -> None:
     """Has a worker hear what its output partitions take."""
 
-    async def take_inputs(shuffle_id: Any, run_id: int, inputs: Any) -> None:
+    async def take_inputs(shuffle_id: Any, run_id: int, inputs: Any) -> bool:
         from mission_control.dask.p2p.run import take_inputs
 
-        await take_inputs(worker.plugins["shuffle"], shuffle_id, run_id, inputs)
+        return await take_inputs(worker.plugins.get("shuffle"), shuffle_id, run_id, inputs)
 
     worker.handlers["mission_control_shuffle_inputs"] = take_inputs

@@ -1,0 +1,451 @@
+"""``mission://``: Dask's messages, with large frames on the data plane.
+
+A message travels over a TCP or TLS connection as with ``tcp://`` and ``tls://``: those classes are used as they are. If
+its frames are large and both processes have a data plane of one cluster, the message says where the frames are. Its
+reader fetches them: with the job's share, transport and encryption, over several connections or through shared memory,
+and without Python's lock. In the terms of MPI, small messages are *eager*, and large ones use a *rendezvous*.
+
+A writer never waits for its reader. It keeps frames until the reader says that it has them; after the connection has
+ended, for :data:`LINGER_S`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import secrets
+import struct
+import time
+from collections import deque
+from collections.abc import Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from distributed.comm.core import CommClosedError
+from distributed.comm.tcp import (
+    TCP,
+    TLS,
+    BaseTCPBackend,
+    BaseTCPConnector,
+    BaseTCPListener,
+    TLSConnector,
+    TLSListener,
+    convert_stream_closed_error,
+)
+from distributed.comm.utils import from_frames, to_frames
+from distributed.protocol.core import dumps
+from distributed.protocol.utils import pack_frames_prelude
+from tornado import gen
+from tornado.iostream import IOStream, SSLIOStream, StreamClosedError
+
+from mission_control import _native
+from mission_control.jobs import UNDEMANDING, UNNAMED
+
+if TYPE_CHECKING:
+    from distributed import Scheduler, Worker
+
+logger = logging.getLogger(__name__)
+
+EAGER_BYTES = 512 << 10
+"""Messages with fewer bytes are sent at once."""
+FRAME_BYTES = 64 << 10
+"""Smaller frames of a large message travel with it: each that is fetched lies in a mapping of its own."""
+FRAMES_MAX = 16 << 10
+"""A message with more large frames goes through its connection: a process has 65,530 mappings."""
+UNSPLIT = 1 << 62
+"""Dask cuts frames that go through a socket; here they stay whole."""
+ACKNOWLEDGE_WITHIN_S = 1.0
+"""A reader says that it has the frames with its next message, or after this time."""
+LINGER_S = 300.0
+"""How long frames are kept after a connection was closed whose reader did not say that it has them. Those of one that
+was aborted are freed at once."""
+LOOK_EVERY_S = 0.5
+"""How often a reader of frames looks whether its connection was aborted."""
+FETCHES, PUTS = 16, 4
+"""Messages whose frames a process fetches at once, and copies at once; each has a thread meanwhile."""
+
+HANDSHAKE, FRAMES, RECEIVED = "mission-control", "mission-control-frames", "mission-control-received"
+"""Keys of the handshake and of messages."""
+MARK = "mark"
+"""In both. No message of Dask's has the number that the other end chose for this connection."""
+
+
+@dataclass(frozen=True)
+class Whose:
+    """The transfer that a message belongs to, and what its job demands."""
+
+    job: str
+    source: str
+    to: str
+    demands: dict[str, Any]
+
+
+UNKNOWN = Whose(UNNAMED, "message", "message", UNDEMANDING)
+_whose: ContextVar[Whose] = ContextVar("whose", default=UNKNOWN)
+
+
+@contextmanager
+def belongs_to(whose: Whose) -> Iterator[None]:
+    """What is written in this block belongs to a transfer."""
+    token = _whose.set(whose)
+    try:
+        yield
+    finally:
+        _whose.reset(token)
+
+
+# --- the data planes of this process --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Plane:
+    """A data plane of this process."""
+
+    cluster: str
+    endpoint: _native.Endpoint
+    authenticates: bool
+    """It has certificates: others can know whom they talk to."""
+
+
+class Planes:
+    """The data planes of this process. There are several where it has several workers."""
+
+    def __init__(self) -> None:
+        self.all: list[Plane] = []
+        self.version = 0
+        """Counts changes."""
+        self.lingering: deque[tuple[float, _native.Endpoint, str]] = deque()
+        """Objects of connections that have ended, and when they are freed; the first is freed first."""
+        # Apart: fetches wait for the network.
+        self.fetches = ThreadPoolExecutor(FETCHES, thread_name_prefix="mission-read")
+        self.puts = ThreadPoolExecutor(PUTS, thread_name_prefix="mission-write")
+
+    def add(self, token: bytes, endpoint: _native.Endpoint) -> None:
+        authenticates = bool(json.loads(endpoint.environment)["engine_tls"])
+        self.all.append(Plane(cluster_of(token), endpoint, authenticates))
+        self.version += 1
+
+    def remove(self, endpoint: _native.Endpoint) -> None:
+        self.all = [own for own in self.all if own.endpoint is not endpoint]
+        self.version += 1
+        # Its objects go with it.
+        self.lingering = deque(own for own in self.lingering if own[1] is not endpoint)
+
+    def announced(self) -> dict[str, bool]:
+        """Return the clusters, and whether the data planes there authenticate others."""
+        return {own.cluster: own.authenticates for own in self.all}
+
+    def shared_with(self, remote: dict[str, bool], encrypted: bool) -> Plane | None:
+        """Return one from which the other end of a connection can fetch, given what that announced."""
+        found = (own for own in self.all if own.cluster in remote)
+        return next((own for own in found if not encrypted or (own.authenticates and remote[own.cluster])), None)
+
+    def linger(self, kept: dict[int, tuple[_native.Endpoint, str]]) -> None:
+        """Take over what a connection that has ended kept."""
+        until = time.monotonic() + LINGER_S
+        while kept:
+            _, (endpoint, name) = kept.popitem()
+            self.lingering.append((until, endpoint, name))
+
+    def sweep(self) -> None:
+        """Free what has lingered long enough."""
+        while self.lingering and self.lingering[0][0] <= time.monotonic():
+            _, endpoint, name = self.lingering.popleft()
+            free(endpoint, name)
+
+
+def cluster_of(token: bytes) -> str:
+    """Return a name for a cluster: it tells others nothing about the token."""
+    return hashlib.sha256(b"mission:// " + token).hexdigest()[:32]
+
+
+def free(endpoint: _native.Endpoint, name: str) -> None:
+    # A data plane that is closed has freed everything.
+    with suppress(RuntimeError):
+        endpoint.free(name)
+
+
+PLANES = Planes()
+
+
+# --- a connection ---------------------------------------------------------------------------------------------------
+
+
+class MissionComm(TCP):
+    """A connection between two processes of Dask."""
+
+    stream: IOStream | None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        # TCP makes its finalizer.
+        self.kept: dict[int, tuple[_native.Endpoint, str]] = {}
+        """By the message's number: objects with frames that the reader may not have yet."""
+        self.written = 0
+        """Number of the last message with frames on the data plane."""
+        self.to_acknowledge = 0
+        """Number of the last such message that was read, until that is said."""
+        self.mark = secrets.token_hex(16)
+        self.shared: Plane | None = None
+        self.looked_at = -1
+        """The version of :data:`PLANES` of which that is true."""
+        super().__init__(*args, **kwargs)
+
+    def _read_extra(self) -> None:
+        if isinstance(self.stream, SSLIOStream):
+            TLS._read_extra(self)
+
+    def _get_finalizer(self) -> Any:
+        close, kept = super()._get_finalizer(), self.kept
+
+        def finalize() -> None:
+            close()
+            PLANES.linger(kept)
+
+        return finalize
+
+    def handshake_info(self) -> dict[str, Any]:
+        return {**super().handshake_info(), HANDSHAKE: {"clusters": PLANES.announced(), MARK: self.mark}}
+
+    def plane(self) -> Plane | None:
+        """Return what carries the frames of large messages; ``None``: the connection does."""
+        announced = self.remote_info.get(HANDSHAKE)
+        announced = announced.get("clusters") if isinstance(announced, dict) else None
+        if not isinstance(announced, dict):
+            return None
+        if self.looked_at != PLANES.version:
+            self.looked_at = PLANES.version
+            self.shared = PLANES.shared_with(announced, self.is_encrypted)
+        return self.shared
+
+    @property
+    def is_encrypted(self) -> bool:
+        return isinstance(self.stream, SSLIOStream)
+
+    # --- writing ------------------------------------------------------------------------------------------------------
+
+    async def write(self, msg: Any, serializers: Any = None, on_error: str = "message") -> int:
+        self.acknowledge()
+        plane = self.plane()
+        if plane is None:
+            return await super().write(msg, serializers, on_error)
+        if self.stream is None:
+            raise CommClosedError()
+        frames = await to_frames(
+            msg,
+            allow_offload=self.allow_offload,
+            serializers=serializers,
+            on_error=on_error,
+            context={"sender": self.local_info, "recipient": self.remote_info, **self.handshake_options},
+            frame_split_size=UNSPLIT,
+        )
+        if self.stream is None:
+            raise CommClosedError()
+        sizes = [memoryview(frame).nbytes for frame in frames]
+        if sum(sizes) < EAGER_BYTES:
+            return self.write_eagerly(frames, sum(sizes))
+        large = [number for number, size in enumerate(sizes) if size >= FRAME_BYTES]
+        if not large or len(large) > FRAMES_MAX:
+            return await super().write(msg, serializers, on_error)
+        whose = _whose.get()
+        try:
+            name = await self.keep(plane.endpoint, [frames[number] for number in large], whose)
+        except (OSError, RuntimeError) as error:
+            # No memory, or no room in the spool; or the data plane closes.
+            logger.info("A message goes through its connection: %s", error)
+            return await super().write(msg, serializers, on_error)
+        self.written += 1
+        self.kept[self.written] = (plane.endpoint, name)
+        if self.stream is None:
+            self.free_all()
+            raise CommClosedError()
+        small = [bytes(frame) if size < FRAME_BYTES else b"" for frame, size in zip(frames, sizes, strict=True)]
+        said = {
+            "number": self.written,
+            "cluster": plane.cluster,
+            "object": name,
+            "address": plane.endpoint.address,
+            "large": [(number, sizes[number]) for number in large],
+            "frames": small,
+            "job": whose.job,
+            "from": whose.source,
+            "to": whose.to,
+            "demands": json.dumps(whose.demands),
+        }
+        return sum(sizes) + await super().write({FRAMES: said, MARK: self.remote_info[HANDSHAKE][MARK]})
+
+    def write_eagerly(self, frames: list[Any], nbytes: int) -> int:
+        """Send a small message as :class:`TCP` does, in one piece."""
+        prelude = pack_frames_prelude(frames)
+        if self.stream is None:
+            raise CommClosedError()
+        try:
+            self.stream.write(b"".join([struct.pack("Q", len(prelude) + nbytes), prelude, *frames]))
+        except StreamClosedError as error:
+            self.stream = None
+            self._closed = True
+            convert_stream_closed_error(self, error)
+        except BaseException:
+            # How much of it was sent is not known.
+            self.abort()
+            raise
+        return len(prelude) + nbytes
+
+    async def keep(self, endpoint: _native.Endpoint, frames: list[Any], whose: Whose) -> str:
+        """Copy frames to the data plane: the caller's memory may change or go as soon as the message is written."""
+        PLANES.sweep()
+        put = PLANES.puts.submit(endpoint.put, frames, whose.job, json.dumps(whose.demands))
+        try:
+            name, _ = await asyncio.wrap_future(put)
+        except asyncio.CancelledError:
+            put.add_done_callback(
+                lambda done: None if done.cancelled() or done.exception() else free_of(endpoint, done)
+            )
+            raise
+        return name
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    async def read(self, deserializers: Any = None) -> Any:
+        while True:
+            msg = await super().read(deserializers)
+            if not self.remote_info or type(msg) is not dict or msg.get(MARK) != self.mark:
+                return msg
+            if RECEIVED in msg:
+                self.received(msg[RECEIVED])
+            else:
+                return await self.read_frames(msg[FRAMES], deserializers)
+
+    def received(self, number: int) -> None:
+        """The reader has the frames of all messages up to this one."""
+        for own in [own for own in self.kept if own <= number]:
+            free(*self.kept.pop(own))
+
+    async def read_frames(self, said: dict[str, Any], deserializers: Any) -> Any:
+        """Fetch the frames of a message.
+
+        Raises:
+            CommClosedError: They cannot be had now.
+            TransferError: They cannot be had. In each case the connection is aborted.
+        """
+        plane = self.plane()
+        try:
+            if plane is None or plane.cluster != said["cluster"]:
+                raise CommClosedError(f"{self} announced frames, but the data plane is gone")
+            wanted = [(said["object"], part, size, [said["address"]]) for part, (_, size) in enumerate(said["large"])]
+            transfer = (said["job"], said["from"], said["to"], said["demands"])
+            fetched = PLANES.fetches.submit(plane.endpoint.receive, *transfer, wanted, lambda: self.stream is None)
+            segments = await self.unless_aborted(asyncio.wrap_future(fetched))
+        except (_native.Lost, _native.Unreachable, _native.Cancelled, OSError) as error:
+            self.abort()
+            raise CommClosedError(f"in {self}: frames of a message could not be fetched: {error}") from error
+        except BaseException:
+            # Refused, or damaged: another try would end in the same way, so Dask is not to make one.
+            self.abort()
+            raise
+        self.to_acknowledge = said["number"]
+        asyncio.get_running_loop().call_later(ACKNOWLEDGE_WITHIN_S, self.acknowledge)
+        frames: list[Any] = [memoryview(frame) for frame in said["frames"]]
+        for (number, _), segment in zip(said["large"], segments, strict=True):
+            frames[number] = memoryview(segment)
+        try:
+            return await from_frames(
+                frames, deserialize=self.deserialize, deserializers=deserializers, allow_offload=self.allow_offload
+            )
+        except EOFError:
+            self.abort()
+            raise CommClosedError("aborted stream on truncated data") from None
+
+    async def unless_aborted(self, fetched: asyncio.Future[Any]) -> Any:
+        """Wait for a fetch; it ends by itself where its owner is gone."""
+        while not fetched.done():
+            await asyncio.wait({fetched}, timeout=LOOK_EVERY_S)
+            if self.stream is None and not fetched.done():
+                fetched.cancel()
+                raise CommClosedError(f"{self} was aborted")
+        return fetched.result()
+
+    # --- the end of frames --------------------------------------------------------------------------------------------
+
+    def acknowledge(self) -> None:
+        """Say which messages with frames were read, if there are new ones."""
+        number, self.to_acknowledge = self.to_acknowledge, 0
+        if number and self.stream is not None:
+            frames = dumps({RECEIVED: number, MARK: self.remote_info[HANDSHAKE][MARK]})
+            with suppress(CommClosedError):
+                self.write_eagerly(frames, sum(map(len, frames)))
+
+    def free_all(self) -> None:
+        while self.kept:
+            _, (endpoint, name) = self.kept.popitem()
+            free(endpoint, name)
+
+    @gen.coroutine
+    def close(self) -> Generator[Any, Any, None]:
+        """As that of :class:`TCP`, it begins at once, whether anybody waits for it or not."""
+        self.acknowledge()
+        try:
+            yield super().close()
+        finally:
+            PLANES.linger(self.kept)
+
+    def abort(self) -> None:
+        super().abort()
+        self.free_all()
+
+
+def free_of(endpoint: _native.Endpoint, put: Any) -> None:
+    free(endpoint, put.result()[0])
+
+
+# --- Dask's entry point ---------------------------------------------------------------------------------------------
+
+
+class MissionConnector(BaseTCPConnector):
+    prefix = "mission://"
+    comm_class = MissionComm
+
+    async def connect(self, address: str, deserialize: bool = True, **connection_args: Any) -> Any:
+        self.encrypted = connection_args.get("ssl_context") is not None
+        return await super().connect(address, deserialize, **connection_args)
+
+    def _get_connect_args(self, **connection_args: Any) -> dict[str, Any]:
+        return TLSConnector._get_connect_args(self, **connection_args) if self.encrypted else {}
+
+
+class MissionListener(BaseTCPListener):
+    prefix = "mission://"
+    comm_class = MissionComm
+
+    def __init__(self, *args: Any, **connection_args: Any) -> None:
+        self.encrypted = connection_args.get("ssl_context") is not None
+        super().__init__(*args, **connection_args)
+
+    def _get_server_args(self, **connection_args: Any) -> dict[str, Any]:
+        return TLSListener._get_server_args(self, **connection_args) if self.encrypted else {}
+
+    async def _prepare_stream(self, stream: Any, address: str) -> Any:
+        return await TLSListener._prepare_stream(self, stream, address) if self.encrypted else stream
+
+
+class MissionBackend(BaseTCPBackend):
+    """What ``mission://`` means to Dask: TLS where its settings have certificates, otherwise TCP."""
+
+    _connector_class = MissionConnector
+    _listener_class = MissionListener
+
+
+def is_encrypted(server: Scheduler | Worker, role: str) -> bool:
+    """Whether a server of Dask talks to others through TLS only."""
+    if server.address.startswith("mission://"):
+        return server.security.get_connection_args(role).get("ssl_context") is not None
+    return server.address.startswith("tls://")
+
+
+def requires_encryption(server: Scheduler | Worker, role: str) -> bool:
+    """Whether the data plane has to encrypt everything. With ``tls://`` it does what each job demands."""
+    return server.address.startswith("mission://") and is_encrypted(server, role)

@@ -1,0 +1,441 @@
+"""`mission://`: Dask's messages, with large frames on the data plane. What is sent is what is read."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import inspect
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pandas as pd
+import pytest
+from distributed import Client, LocalCluster, Scheduler, Security, Worker, wait
+from distributed.comm import CommClosedError, connect, listen
+from distributed.core import Status
+from distributed.protocol import Serialized, deserialize, to_serialize
+
+import mission_control
+from mission_control.dask import comm
+from tests.conftest import TOKEN, resources, status, until
+
+LARGE = 4 * comm.EAGER_BYTES
+
+
+@pytest.fixture
+def plane(endpoint) -> Iterator[Any]:
+    """A data plane of this process, which both ends of a connection have here."""
+    own = endpoint()
+    comm.PLANES.add(TOKEN, own)
+    yield own
+    comm.PLANES.remove(own)
+
+
+def held(own: Any) -> int:
+    import json
+
+    return json.loads(own.resources())["objects"]
+
+
+async def pair(address: str = "mission://127.0.0.1", **options: Any) -> tuple[Any, Any, Any]:
+    """Both ends of a connection, and its listener."""
+    accepted: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    async def handle(end: Any) -> None:
+        accepted.set_result(end)
+
+    listener = await listen(address, handle, **options)
+    mine = await connect(listener.contact_address, **options)
+    return mine, await accepted, listener
+
+
+MESSAGES: list[Any] = [
+    {"op": "small"},
+    "OK",
+    {"op": "x", "data": to_serialize(np.arange(LARGE // 8))},
+    {"op": "x", "data": [to_serialize(np.arange(LARGE // 8) + n) for n in range(3)], "little": to_serialize(b"")},
+    {"op": "x", "data": to_serialize(np.zeros(0)), "more": to_serialize(bytes(LARGE)), "n": [1, (2, "ß")]},
+    {"op": "x", "data": to_serialize(pd.DataFrame({"a": np.arange(LARGE // 8), "b": ["text"] * (LARGE // 8)}))},
+    {"op": "x", "data": to_serialize(np.random.default_rng(1).random((300, 500))[:, ::2])},
+    {"op": "x", "data": to_serialize([np.arange(n) for n in range(0, 3000, 7)])},
+]
+
+
+def plain(message: Any) -> Any:
+    """A message without marks of what to serialize."""
+    if isinstance(message, dict):
+        return {key: plain(own) for key, own in message.items()}
+    if isinstance(message, list):
+        return [plain(own) for own in message]
+    return message.data if type(message).__name__ == "Serialize" else message
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and np.array_equal(one, other)
+    return one.equals(other) if isinstance(one, pd.DataFrame) else one == other
+
+
+@pytest.mark.parametrize("address", ["mission://127.0.0.1", "mission://[::1]"])
+def test_messages_arrive_as_they_were_sent_in_both_directions(plane, address):
+    async def talk() -> None:
+        mine, other, listener = await pair(address)
+        for message in MESSAGES:
+            for one, two in ((mine, other), (other, mine)):
+                # A writer waits for nobody: both may be written before anybody reads.
+                assert await one.write(message) > 0 and await one.write({"next": 1}) > 0
+                assert same(plain(message), await two.read())
+                assert await two.read() == {"next": 1}
+        assert mine.written and other.written, "some had frames on the data plane"
+        await mine.write("last")
+        await other.read()
+        await other.write("last")
+        await mine.read()
+        assert held(plane) == 0, "who has read says so with the next message"
+        await mine.close()
+        await other.close()
+        listener.stop()
+
+    asyncio.run(talk())
+
+
+def test_without_a_data_plane_or_with_anothers_all_goes_through_the_connection(endpoint):
+    async def talk() -> None:
+        mine, other, listener = await pair()
+        for message in MESSAGES:
+            await mine.write(message)
+            assert same(plain(message), await other.read())
+        assert mine.written == 0
+        # It was announced when the connection was made, and there was none.
+        own = endpoint()
+        comm.PLANES.add(TOKEN, own)
+        await mine.write(MESSAGES[2])
+        assert same(plain(MESSAGES[2]), await other.read()) and mine.written == 0
+        comm.PLANES.remove(own)
+        listener.stop()
+        mine.abort()
+        other.abort()
+
+    asyncio.run(talk())
+
+
+def test_what_is_read_can_be_written_to_and_outlives_everything(plane):
+    async def talk() -> np.ndarray:
+        mine, other, listener = await pair()
+        await mine.write({"data": to_serialize(np.arange(LARGE // 8))})
+        array = (await other.read())["data"]
+        mine.abort()
+        other.abort()
+        listener.stop()
+        return array
+
+    array = asyncio.run(talk())
+    gc.collect()
+    assert array.flags.writeable
+    array += 1
+    assert np.array_equal(array, np.arange(LARGE // 8) + 1)
+
+
+def test_a_reader_may_leave_the_data_serialized(plane):
+    async def talk() -> None:
+        mine, other, listener = await pair(deserialize=False)
+        await mine.write({"data": to_serialize(np.arange(LARGE // 8))})
+        message = await other.read()
+        assert isinstance(message["data"], Serialized)
+        await other.write(message)
+        back = await mine.read()
+        assert np.array_equal(deserialize(back["data"].header, back["data"].frames), np.arange(LARGE // 8))
+        listener.stop()
+        mine.abort()
+        other.abort()
+
+    asyncio.run(talk())
+
+
+def test_what_its_writer_changes_afterwards_was_sent_as_it_was(plane):
+    async def talk() -> None:
+        mine, other, listener = await pair()
+        array = np.zeros(LARGE, np.uint8)
+        await mine.write({"data": to_serialize(array)})
+        array[:] = 1
+        assert not (await other.read())["data"].any()
+        listener.stop()
+        mine.abort()
+        other.abort()
+
+    asyncio.run(talk())
+
+
+def test_frames_nobody_reads_are_freed_after_their_connection(plane, monkeypatch):
+    monkeypatch.setattr(comm, "LINGER_S", 0.2)
+
+    async def talk() -> None:
+        mine, other, listener = await pair()
+        await mine.write(MESSAGES[2])
+        assert held(plane) == 1
+        closing = mine.close()
+        # Its reader has them all the same.
+        assert same(plain(MESSAGES[2]), await other.read())
+        await closing
+        with pytest.raises(CommClosedError):
+            await other.read()
+        await asyncio.sleep(0.3)
+        comm.PLANES.sweep()
+        assert held(plane) == 0
+        listener.stop()
+
+    asyncio.run(talk())
+
+
+def test_frames_of_an_aborted_connection_are_freed_at_once(plane):
+    async def talk() -> None:
+        mine, other, listener = await pair()
+        await mine.write(MESSAGES[2])
+        mine.abort()
+        assert held(plane) == 0
+        with pytest.raises(CommClosedError):
+            await other.read()
+        listener.stop()
+
+    asyncio.run(talk())
+
+
+@pytest.mark.parametrize("mark", [None, "", "0" * 32])
+def test_no_message_is_taken_for_a_place_of_frames_without_the_number_of_its_connection(plane, mark):
+    async def talk() -> None:
+        mine, other, listener = await pair()
+        await mine.write(MESSAGES[2])
+        for forged in (
+            {comm.RECEIVED: 1, comm.MARK: mark},
+            {comm.FRAMES: {"address": "127.0.0.1:1"}, comm.MARK: mark},
+        ):
+            await other.write(forged)
+            assert await mine.read() == forged, "it is a message of Dask's as any other"
+        assert held(plane) == 1
+        assert same(plain(MESSAGES[2]), await other.read())
+        mine.abort()
+        other.abort()
+        listener.stop()
+
+    asyncio.run(talk())
+
+
+def test_frames_that_are_refused_are_an_error_and_no_reason_to_try_again(plane):
+    async def talk() -> None:
+        mine, other, listener = await pair()
+        demands = {"encrypt": "authenticated", "transport": None}
+        with comm.belongs_to(comm.Whose("secret", "a", "b", demands)):
+            await mine.write(MESSAGES[2])
+        # Both ends are one process here, which has no certificates: to itself it refuses nothing but the plan.
+        with pytest.raises(mission_control.Denied, match="encryption was demanded"):
+            await other.read()
+        assert other.closed()
+        mine.abort()
+        listener.stop()
+
+    asyncio.run(talk())
+
+
+def test_who_only_reads_says_so_after_a_while(plane, monkeypatch):
+    monkeypatch.setattr(comm, "ACKNOWLEDGE_WITHIN_S", 0.1)
+
+    async def talk() -> None:
+        mine, other, listener = await pair()
+        reading = asyncio.create_task(mine.read())
+        await mine.write(MESSAGES[2])
+        await other.read()
+        for _ in range(50):
+            await asyncio.sleep(0.1)
+            if held(plane) == 0:
+                break
+        assert held(plane) == 0 and not reading.done()
+        mine.abort()
+        other.abort()
+        with pytest.raises(CommClosedError):
+            await reading
+        listener.stop()
+
+    asyncio.run(talk())
+
+
+def test_frames_that_are_gone_end_the_connection_with_an_error(plane):
+    async def talk() -> None:
+        mine, other, listener = await pair()
+        await mine.write(MESSAGES[2])
+        for _, name in mine.kept.values():
+            plane.free(name)
+        with pytest.raises(CommClosedError, match="could not be fetched"):
+            await other.read()
+        assert other.closed()
+        listener.stop()
+        mine.abort()
+
+    asyncio.run(talk())
+
+
+def test_strangers_that_speak_nonsense_or_nothing_harm_nobody(plane):
+    async def talk() -> None:
+        mine, other, listener = await pair()
+        host, port = listener.get_host_port()
+        for nonsense in (b"", b"x", b"\xff" * 100, bytes(64), b"GET / HTTP/1.1\r\n\r\n"):
+            with socket.create_connection((host, port)) as stranger:
+                stranger.sendall(nonsense)
+        await asyncio.sleep(0.2)
+        await mine.write(MESSAGES[3])
+        assert same(plain(MESSAGES[3]), await other.read())
+        listener.stop()
+        mine.abort()
+        other.abort()
+
+    asyncio.run(talk())
+
+
+def test_encryption_that_is_required_is_not_left_out():
+    async def refused() -> None:
+        with pytest.raises(RuntimeError, match="encryption required"):
+            await listen("mission://127.0.0.1", lambda end: None, require_encryption=True)
+        with pytest.raises(RuntimeError, match="encryption required"):
+            await connect("mission://127.0.0.1:1", require_encryption=True)
+
+    asyncio.run(refused())
+
+
+# --- clusters ------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def cluster(**options: Any) -> Iterator[tuple[LocalCluster, Client]]:
+    options = {"n_workers": 2, "threads_per_worker": 2, "dashboard_address": ":0", "memory_limit": "2GiB"} | options
+    with LocalCluster(protocol="mission://", **options) as own, Client(own) as client:
+        mission_control.install(client)
+        yield own, client
+
+
+def make(seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).random((1000, 1000))
+
+
+def total(arrays: list[np.ndarray]) -> float:
+    return float(sum(array.sum() for array in arrays))
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_a_program_gathers_over_the_data_plane_under_its_job(encrypted):
+    security = Security.temporary() if encrypted else None
+    with cluster(security=security) as (own, client):
+        assert own.scheduler_address.startswith("mission://")
+        one, two = client.scheduler_info()["workers"]
+        with mission_control.job("report", client=client):
+            arrays = client.map(make, range(8), workers=[one])
+            wait(arrays)
+            got = client.submit(total, arrays, workers=[two]).result()
+            assert got == total([make(seed) for seed in range(8)])
+            kept = next(job for job in until(lambda: jobs_with_transfers(client), "it is reported"))
+            transfer = next(own for own in kept["transfers"] if own["to"] == "gather")
+            assert kept["job"] == "report" and transfer["from"] == "make"
+            transports = {name for name, carried in transfer["transport"]["bytes"].items() if carried}
+            assert transports == ({"tls"} if encrypted else {"shm"}), transfer
+            del arrays
+            until(lambda: not any(own["objects"] for own in resources(client).values()), "frames are freed")
+
+
+def jobs_with_transfers(client: Client) -> list[dict[str, Any]]:
+    return [job for job in status(client)["jobs"] if any(own["to"] == "gather" for own in job["transfers"])]
+
+
+def test_results_scattered_gathered_and_computed_are_right():
+    with cluster(n_workers=3) as (_, client):
+        arrays = [make(seed) for seed in range(6)]
+        scattered = client.scatter(arrays, broadcast=True)
+        assert all(map(np.array_equal, client.gather(scattered), arrays))
+        assert all(
+            map(np.array_equal, client.gather(client.map(lambda own: own + 1, scattered)), [a + 1 for a in arrays])
+        )
+        x = da.random.default_rng(1).random((4000, 4000), chunks=(500, 4000))
+        transposed = (x + x.T).rechunk((4000, 500), method="tasks").sum(axis=0)
+        wanted = client.compute(transposed).result()
+        values = client.compute(x).result()
+        assert np.allclose(wanted, (values + values.T).sum(axis=0))
+
+
+def test_a_worker_that_dies_while_others_fetch_from_it_is_made_up_for():
+    with cluster(n_workers=3, threads_per_worker=1) as (_, client):
+        one, two, three = client.scheduler_info()["workers"]
+        arrays = client.map(make, range(24), workers=[one, three], allow_other_workers=True)
+        wait(arrays)
+        pid = client.run(os.getpid, workers=[one])[one]
+        result = client.submit(total, arrays, workers=[two], pure=False)
+        os.kill(pid, signal.SIGKILL)
+        assert result.result(timeout=120) == total([make(seed) for seed in range(24)])
+
+
+def test_a_worker_that_pauses_delays_and_loses_nothing():
+    with cluster(threads_per_worker=1) as (_, client):
+        one, two = client.scheduler_info()["workers"]
+        arrays = client.map(make, range(8), workers=[one])
+        wait(arrays)
+        pid = client.run(os.getpid, workers=[one])[one]
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            result = client.submit(total, arrays, workers=[two], pure=False)
+            with pytest.raises(TimeoutError):
+                result.result(timeout=4)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        assert result.result(timeout=120) == total([make(seed) for seed in range(8)])
+
+
+def test_a_scheduler_speaks_both_protocols_at_once():
+    async def both() -> None:
+        async with Scheduler(
+            host="127.0.0.1", protocol=["mission://", "tcp://"], port=[0, 0], dashboard_address=":0"
+        ) as scheduler:
+            mission, tcp = scheduler.listeners[0].contact_address, scheduler.listeners[1].contact_address
+            assert mission.startswith("mission://") and tcp.startswith("tcp://")
+            async with (
+                Worker(mission, host="127.0.0.1") as one,
+                Worker(mission, host="127.0.0.1") as two,
+                Client(tcp, asynchronous=True) as client,
+            ):
+                assert one.status == two.status == Status.running and one.address.startswith("mission://")
+                arrays = client.map(make, range(4), workers=[one.address])
+                got = await client.submit(total, arrays, workers=[two.address])
+                assert got == total([make(seed) for seed in range(4)])
+
+    asyncio.run(both())
+
+
+@pytest.mark.parametrize("first", ["plain", "secret"])
+def test_results_of_several_jobs_are_encrypted_where_one_demands_it(first):
+    with cluster(threads_per_worker=1) as (_, client):
+        one, two = client.scheduler_info()["workers"]
+        arrays = {}
+        with mission_control.job("plain", client=client):
+            arrays["plain"] = client.map(make, range(4), workers=[one])
+            wait(arrays["plain"])
+            with mission_control.job("secret", client=client, encrypt="opportunistic"):
+                arrays["secret"] = client.map(make, range(4, 8), workers=[one], pure=False)
+                wait(arrays["secret"])
+                other = next(name for name in arrays if name != first)
+                got = client.submit(total, [*arrays[first], *arrays[other]], workers=[two], pure=False)
+                assert got.result(timeout=60) == pytest.approx(total([make(seed) for seed in range(8)]))
+
+
+def test_dask_still_sees_what_its_requests_for_results_take():
+    with cluster(n_workers=1) as (_, client):
+
+        def parameters(dask_worker: Any) -> list[str]:
+            return list(inspect.signature(dask_worker.handlers["get_data"]).parameters)
+
+        (found,) = client.run(parameters).values()
+        assert found == ["comm", "keys", "who", "serializers"]
