@@ -122,6 +122,57 @@ def sort(
 
 
 @app.command()
+def dask(
+    size: Annotated[str, typer.Option(help="of the data, as in 1GiB")] = "1GiB",
+    rounds: Annotated[int, typer.Option(min=1, help="samples of each; medians are given")] = 5,
+    case: Annotated[list[str] | None, typer.Option(help="to measure, as in shuffle; may be repeated")] = None,
+    as_json: Json = False,
+) -> None:
+    """Shuffles, merges, groupbys, sorts and rechunks of unchanged Dask programs: by Dask, and by Mission Control.
+
+    All of it takes an hour; --case, --size and --rounds choose a part. Results of all modes are compared by content.
+    """
+    from mission_control.bench.dask import CASES, measure
+
+    known = [own.name for own in CASES]
+    names = tuple(case or known)
+    one_of("--case", names, known, known)
+    result = measured(as_json, lambda: measure(bytes_of(size, "--size"), rounds, names, say))
+    if result is None:
+        return
+    print(f"{size}, 4 workers of one thread, {rounds} rounds")
+    print(f"{'what':<34}{'mode':<18}{'seconds':>8}{'CPU-s/GiB':>11}  spread")
+    for row in result["rows"]:
+        low, high = row["spread"]
+        print(
+            f"{row['what']:<34}{row['mode']:<18}{row['wall_s']:>8.2f}{row['cpu_s_per_gib']:>11.2f}"
+            f"  {low:.2f} to {high:.2f} s"
+        )
+    print_ratios(result)
+
+
+@app.command()
+def messages(
+    rounds: Annotated[int, typer.Option(min=1, help="samples of each; medians are given")] = 5,
+    as_json: Json = False,
+) -> None:
+    """Results that one Dask worker sends to another: tcp:// beside mission://, plain and encrypted."""
+    from mission_control.bench.messages import measure
+
+    if (result := measured(as_json, lambda: measure(rounds, say))) is None:
+        return
+    print(f"{'what':<32}{'protocol':<12}{'ms':>10}{'MiB/s':>8}{'CPU-s/GiB':>11}  spread")
+    for row in result["rows"]:
+        low, high = row["spread"]
+        rate = f"{row['mib_per_s']:>8.0f}{row['cpu_s_per_gib']:>11.2f}" if row["mib_per_s"] else " " * 19
+        print(
+            f"{row['what']:<32}{row['mode']:<12}{row['wall_s'] * 1e3:>10.2f}{rate}"
+            f"  {low * 1e3:.2f} to {high * 1e3:.2f} ms"
+        )
+    print_ratios(result)
+
+
+@app.command()
 def broadcast(
     receivers: Annotated[int, typer.Option(min=1, help="processes that receive")] = 32,
     size: Annotated[str, typer.Option(help="of the object, as in 32MiB")] = "32MiB",

@@ -1,0 +1,314 @@
+"""`mission bench dask`: shuffles of unchanged Dask programs, by Dask and by Mission Control, in turn on one cluster.
+
+Dask carries a shuffle on disk, which is what `shuffle` and `merge` of data frames always ask for, or in memory. Its
+memory mode is had here by changing the shuffle's description on the scheduler.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import dask
+
+import mission_control
+from mission_control import hashing
+from mission_control.bench.sort import timed
+from mission_control.environment import describe
+from mission_control.scenario import PrerequisiteMissing
+
+if TYPE_CHECKING:
+    import dask.array as da
+    import dask.dataframe as dd
+    import numpy as np
+    import pandas as pd
+    from distributed import Client, LocalCluster
+
+DISK, MEMORY, OURS = "Dask, on disk", "Dask, in memory", "Mission Control"
+WORKERS = 4
+"""Processes with one thread each."""
+PARTITION_BYTES = 16 << 20
+WORKER_MEMORY_MIN = 400 << 20
+"""Python with pandas, pyarrow and Dask takes 250 MiB before any data."""
+MEMORY_FACTOR = 4
+"""How much larger than the memory of all workers the data of `larger-than-memory` is."""
+GONE_WITHIN_S = 60.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is measured."""
+
+    name: str
+    what: str
+    inputs: Callable[[int], list[Any]]
+    """Collections of so many bytes together."""
+    operate: Callable[..., Any]
+    """What a program does with them."""
+    modes: tuple[str, ...] = (DISK, MEMORY, OURS)
+    in_memory: bool = True
+    """Inputs and result are held by the workers. Else inputs are made and the result is forgotten as it goes."""
+
+
+def numbers(seed: int, rows: int, keys: int) -> pd.DataFrame:
+    """32 bytes a row."""
+    import numpy as np
+    import pandas as pd
+
+    random = np.random.default_rng(seed)
+    values = {name: random.random(rows) for name in "abc"}
+    return pd.DataFrame({"key": random.integers(0, keys, rows), **values})
+
+
+def texts(seed: int, rows: int, keys: int) -> pd.DataFrame:
+    """About 44 bytes a row, of which 28 are a text and its offset."""
+    import numpy as np
+    import pandas as pd
+
+    random = np.random.default_rng(seed)
+    values = np.char.add("customer-", np.char.zfill(random.integers(0, keys, rows).astype(str), 15))
+    text = pd.array(values, dtype="string[pyarrow]")
+    return pd.DataFrame({"key": random.integers(0, keys, rows), "a": random.random(rows), "text": text})
+
+
+def frames(
+    make: Callable[[int, int, int], pd.DataFrame], row_bytes: int, nbytes: int, seed: int = 0, rows_per_key: float = 1.0
+) -> dd.DataFrame:
+    """A data frame of partitions of 16 MiB, each drawn from a seed of its own."""
+    import dask.dataframe as dd
+
+    partitions = max(2, nbytes // PARTITION_BYTES)
+    rows = nbytes // partitions // row_bytes
+    keys = max(1, int(rows * partitions / rows_per_key))
+    seeds = [seed * 10_000 + number for number in range(partitions)]
+    return dd.from_map(make, seeds, rows=rows, keys=keys, meta=make(0, 1, 1).iloc[:0])
+
+
+def columns_of(nbytes: int) -> da.Array:
+    """A square of integers, in chunks of whole rows."""
+    import dask.array as da
+
+    side = int((nbytes / 8) ** 0.5)
+    strip = max(1, PARTITION_BYTES // (8 * side))
+    return da.random.default_rng(1).integers(0, 1 << 40, (side, side), chunks=(strip, side))
+
+
+CASES = [
+    Case(
+        "shuffle",
+        "shuffle, numeric columns",
+        lambda nbytes: [frames(numbers, 32, nbytes)],
+        lambda frame: frame.shuffle("key", shuffle_method="p2p"),
+    ),
+    Case(
+        "shuffle-text",
+        "shuffle with a text column",
+        lambda nbytes: [frames(texts, 44, nbytes)],
+        lambda frame: frame.shuffle("key", shuffle_method="p2p"),
+    ),
+    Case(
+        "merge",
+        "merge on integers",
+        lambda nbytes: [frames(numbers, 32, nbytes // 2, seed) for seed in (1, 2)],
+        lambda left, right: left.merge(right, on="key", shuffle_method="p2p", broadcast=False),
+    ),
+    Case(
+        "merge-text",
+        "merge on texts",
+        lambda nbytes: [frames(texts, 44, nbytes // 2, seed) for seed in (1, 2)],
+        lambda left, right: left.merge(right, on="text", shuffle_method="p2p", broadcast=False),
+    ),
+    Case(
+        "groupby",
+        "groupby, two rows a group",
+        lambda nbytes: [frames(numbers, 32, nbytes, rows_per_key=2.0)],
+        lambda frame: frame.groupby("key").agg(
+            {"a": "max", "b": "min"}, split_out=frame.npartitions, shuffle_method="p2p"
+        ),
+    ),
+    Case(
+        "sort",
+        "sort_values",
+        lambda nbytes: [frames(numbers, 32, nbytes)],
+        lambda frame: frame.sort_values("key", shuffle_method="p2p"),
+    ),
+    Case(
+        "rechunk",
+        "array rechunk, rows to columns",
+        lambda nbytes: [columns_of(nbytes)],
+        lambda array: array.rechunk(array.chunksize[::-1], method="p2p"),
+    ),
+    Case(
+        "larger-than-memory",
+        f"shuffle of {MEMORY_FACTOR} times the memory",
+        lambda nbytes: [frames(numbers, 32, nbytes)],
+        lambda frame: frame.shuffle("key", shuffle_method="p2p"),
+        modes=(DISK, OURS),
+        in_memory=False,
+    ),
+]
+
+
+def measure(
+    nbytes: int, rounds: int, names: tuple[str, ...], say: Callable[[str], None] = lambda _: None
+) -> dict[str, Any]:
+    """Measure the cases of these names.
+
+    Returns:
+        ``rows``: case, what, mode, wall_s, cpu_s_per_gib (all workers), spread of wall_s; ``ratios``: of medians, by
+        case: wall and CPU of each of Dask's modes to ours.
+
+    Raises:
+        PrerequisiteMissing: Dask's data frames need pandas and pyarrow.
+        RuntimeError: Two modes gave different results.
+    """
+    try:
+        import dask.dataframe  # noqa: F401
+        import pyarrow  # noqa: F401
+    except ImportError as error:
+        raise PrerequisiteMissing(f"{error.name} is needed: pip install 'mission-control[bench]'") from None
+    rows, ratios = [], {}
+    for case in (own for own in CASES if own.name in names):
+        samples = measure_case(case, nbytes, rounds, say)
+        of_case = [row(case, mode, taken, nbytes) for mode, taken in samples.items()]
+        rows += of_case
+        medians = {own["mode"]: own for own in of_case}
+        for mode in (mode for mode in case.modes if mode != OURS):
+            for measured, name in (("wall_s", "wall"), ("cpu_s_per_gib", "CPU")):
+                ratio = medians[mode][measured] / medians[OURS][measured]
+                ratios[f"{case.what}: {name}, {mode} / {OURS}"] = ratio
+    return {"rows": rows, "ratios": ratios, "size_bytes": nbytes, "rounds": rounds, "environment": describe()}
+
+
+def row(case: Case, mode: str, samples: list[tuple[float, float]], nbytes: int) -> dict[str, Any]:
+    walls = [wall for wall, _ in samples]
+    return {
+        "case": case.name,
+        "what": case.what,
+        "mode": mode,
+        "wall_s": statistics.median(walls),
+        "cpu_s_per_gib": statistics.median(cpu for _, cpu in samples) / (nbytes / 2**30),
+        "spread": [min(walls), max(walls)],
+    }
+
+
+def measure_case(
+    case: Case, nbytes: int, rounds: int, say: Callable[[str], None]
+) -> dict[str, list[tuple[float, float]]]:
+    """Wall and processor seconds of each mode and round; the first of each is not counted: it imports what it needs."""
+    from distributed import wait
+
+    samples: dict[str, list[tuple[float, float]]] = {mode: [] for mode in case.modes}
+    fingerprints: dict[str, tuple[int, int]] = {}
+    with cluster_for(case, nbytes) as (cluster, client, disk):
+        inputs = case.inputs(nbytes)
+        if case.in_memory:
+            inputs = list(client.persist(inputs))
+            wait(inputs)
+        for number in range(rounds + 1):
+            for mode in case.modes:
+                say(f"{case.what}: {f'round {number} of {rounds}' if number else 'warm-up'}, {mode}")
+                disk["disk"] = mode == DISK
+                client.run(hashing.install if mode == OURS else hashing.uninstall)
+                known = len(cluster.scheduler.tasks)
+                made: list[Any] = []
+                with dask.config.set({"mission-control.p2p": mode == OURS}):
+                    taken = timed(client, partial(operate, case, inputs, made))
+                if number:
+                    samples[mode].append(taken)
+                fingerprints[mode] = fingerprint(made.pop()) if case.in_memory else made.pop()
+                if len(set(fingerprints.values())) != 1:
+                    raise RuntimeError(f"{case.what}: results differ: {fingerprints}")
+                forgotten(cluster, known)
+        if (carriers := carried_by(client)) - {"mission"} == carriers:
+            raise RuntimeError(f"{case.what}: Mission Control carried none of its shuffles: {carriers}")
+    return samples
+
+
+def operate(case: Case, inputs: list[Any], made: list[Any]) -> None:
+    """Appends the result, or the fingerprint of one that is not held."""
+    from distributed import wait
+
+    result = case.operate(*inputs)
+    if case.in_memory:
+        made.append(result.persist())
+        wait(made)
+    else:
+        made.append(fingerprint(result))
+
+
+@contextmanager
+def cluster_for(case: Case, nbytes: int) -> Iterator[tuple[LocalCluster, Client, dict[str, bool]]]:
+    """A cluster with Mission Control. What the third part says decides where Dask's own shuffles have their data."""
+    from distributed import Client, LocalCluster
+
+    # Inputs, objects and outputs, and half of it left: Dask pauses workers at four fifths.
+    memory = WORKER_MEMORY_MIN + 6 * nbytes // WORKERS
+    if not case.in_memory:
+        memory = nbytes // MEMORY_FACTOR // WORKERS
+        if memory < WORKER_MEMORY_MIN:
+            least = WORKER_MEMORY_MIN * WORKERS * MEMORY_FACTOR / 2**30
+            raise PrerequisiteMissing(f"{case.name} needs --size {least:.2f}GiB or more")
+    options = {"n_workers": WORKERS, "threads_per_worker": 1, "dashboard_address": ":0"}
+    quiet = {"dataframe.shuffle.method": "p2p", "distributed.worker.profile.enabled": False}
+    memory = max(memory, WORKER_MEMORY_MIN)
+    with (
+        dask.config.set(quiet),
+        LocalCluster(memory_limit=memory, **options) as cluster,
+        Client(cluster) as client,
+    ):
+        mission_control.install(client)
+        disk = {"disk": True}
+        shuffles: Any = cluster.scheduler.plugins["shuffle"]
+        retrieve = shuffles._retrieve_spec
+        shuffles._retrieve_spec = lambda shuffle: replace(retrieve(shuffle), **disk)
+        yield cluster, client, disk
+
+
+def forgotten(cluster: LocalCluster, known: int) -> None:
+    """Wait until the scheduler knows no more tasks than before: equal keys would be results that are there."""
+    until = time.monotonic() + GONE_WITHIN_S
+    while len(cluster.scheduler.tasks) > known:
+        if time.monotonic() > until:
+            raise RuntimeError(f"the scheduler still has {len(cluster.scheduler.tasks) - known} tasks of a result")
+        time.sleep(0.05)
+
+
+def carried_by(client: Client) -> set[str]:
+    status = client.sync(client.scheduler.mission_control_status)
+    return {shuffle["engine"] for job in status["jobs"] for shuffle in job["shuffles"]}
+
+
+def fingerprint(collection: Any) -> tuple[int, int]:
+    """Number of rows or items, and a sum over all of them: the same in any order of rows."""
+    import numpy as np
+
+    parts: Any = collection.to_delayed()
+    if isinstance(parts, list):
+        pairs = [dask.delayed(of_frame)(part) for part in parts]
+    else:
+        starts = [np.cumsum([0, *axis]) for axis in collection.chunks]
+        places = [(int(starts[0][i]), int(starts[1][j])) for i, j in np.ndindex(parts.shape)]
+        pairs = [dask.delayed(of_block)(part, place) for part, place in zip(parts.ravel(), places, strict=True)]
+    computed = dask.compute(*pairs)
+    return sum(count for count, _ in computed), sum(own for _, own in computed) % 2**64
+
+
+def of_frame(frame: pd.DataFrame) -> tuple[int, int]:
+    import pandas as pd
+
+    return len(frame), int(pd.util.hash_pandas_object(frame, index=False).sum())
+
+
+def of_block(block: np.ndarray, place: tuple[int, int]) -> tuple[int, int]:
+    """Each item times a number of its place: an item elsewhere makes another sum."""
+    import numpy as np
+
+    rows, columns = (np.arange(at, at + n, dtype=np.uint64) for at, n in zip(place, block.shape, strict=True))
+    factors = rows[:, None] * np.uint64(2_654_435_761) + columns[None, :] * np.uint64(40_503)
+    return block.size, int((block.astype(np.uint64) * factors).sum(dtype=np.uint64))
