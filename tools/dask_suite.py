@@ -1,0 +1,112 @@
+"""Run tests of dask/distributed three times and print what differs: stock, with Mission Control, over mission://.
+
+    git clone --branch 2026.8.0 https://github.com/dask/distributed checkout
+    python tools/dask_suite.py checkout distributed/tests/test_client.py ...
+
+Without files it runs those whose subject Mission Control touches. `--ways preloaded` runs one way beside stock. The
+tests run in the environment of this interpreter, against the installed version of distributed: give a checkout of that
+version. They need `pytest-timeout`. Exit status: 0: no difference; 1: there are some; 2: bad input.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+FILES = [
+    "distributed/comm/tests/test_comms.py",
+    "distributed/shuffle/tests/test_shuffle.py",
+    "distributed/shuffle/tests/test_rechunk.py",
+    "distributed/shuffle/tests/test_merge.py",
+    "distributed/tests/test_actor.py",
+    "distributed/tests/test_client.py",
+    "distributed/tests/test_core.py",
+    "distributed/tests/test_failed_workers.py",
+    "distributed/tests/test_nanny.py",
+    "distributed/tests/test_scheduler.py",
+    "distributed/tests/test_worker.py",
+]
+PRELOAD = {
+    "DASK_DISTRIBUTED__SCHEDULER__PRELOAD": '["mission_control.dask"]',
+    "DASK_DISTRIBUTED__WORKER__PRELOAD": '["mission_control.dask"]',
+}
+WAYS = {
+    "stock": {},
+    "preloaded": PRELOAD,
+    "mission": PRELOAD | {"DASK_DISTRIBUTED__COMM__DEFAULT_SCHEME": "mission"},
+}
+TEST_S = 120
+"""A test that takes longer has failed."""
+FILE_S = 3600
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkout", type=Path)
+    parser.add_argument("files", nargs="*", help="within the checkout")
+    parser.add_argument("--ways", nargs="+", choices=[way for way in WAYS if way != "stock"], default=list(WAYS)[1:])
+    parser.add_argument("-k", dest="only", help="only tests whose names match, as in pytest")
+    given = parser.parse_args()
+    files = given.files or FILES
+    missing = [file for file in files if not (given.checkout / file).is_file()]
+    if missing:
+        print(f"{given.checkout} has no {missing[0]}: give a checkout of dask/distributed", file=sys.stderr)
+        return 2
+    differences = 0
+    for file in files:
+        stock = outcomes(given.checkout, file, "stock", given.only)
+        for way in given.ways:
+            other = outcomes(given.checkout, file, way, given.only)
+            differ = sorted(name for name in stock | other if stock.get(name) != other.get(name))
+            # One that fails now and then fails in stock Dask too: both get another chance.
+            differ = [name for name in differ if still_differs(given.checkout, file, name, way)]
+            differences += len(differ)
+            print(f"{file}, {way}: {len(other)} tests, {len(differ)} differ", flush=True)
+            for name in differ:
+                print(
+                    f"  {name}: {stock.get(name, 'did not run')} in stock, {other.get(name, 'did not run')}", flush=True
+                )
+    return 1 if differences else 0
+
+
+def still_differs(checkout: Path, file: str, name: str, way: str) -> bool:
+    test = name.partition("::")[2]
+    seen = [outcomes(checkout, f"{file}::{test}", own, None) for own in ("stock", way)]
+    return set(seen[0].values()) != set(seen[1].values())
+
+
+def outcomes(checkout: Path, file: str, way: str, only: str | None) -> dict[str, str]:
+    """The outcome of each test, by its name."""
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--import-mode=importlib"]
+        command += [f"--junitxml={report}", f"--timeout={TEST_S}", "--rootdir", str(checkout), file]
+        command += ["-k", only] if only else []
+        # The installed version is tested, and not the checkout's: that is not on the path.
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("DASK_")}
+        environment |= WAYS[way] | {"PYTHONSAFEPATH": "1"}
+        try:
+            subprocess.run(command, cwd=checkout, env=environment, stdout=subprocess.DEVNULL, timeout=FILE_S)
+        except subprocess.TimeoutExpired:
+            print(f"{file}, {way}: stopped after {FILE_S} s", file=sys.stderr)
+        print(f"{file}, {way}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+        if not report.is_file():
+            return {}
+        cases = ElementTree.parse(report).iter("testcase")
+        return {f"{case.get('classname')}::{case.get('name')}": outcome(case) for case in cases}
+
+
+def outcome(case: ElementTree.Element) -> str:
+    kinds = {child.tag for child in case}
+    return next((kind for kind in ("error", "failure", "skipped") if kind in kinds), "passed")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
