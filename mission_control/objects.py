@@ -269,7 +269,7 @@ def fetch(references: Reference | Iterable[Reference], part: int | None = None, 
     try:
         asks = (str(task.key), len(references[0]) if references else 0)
         given = (task.job, stage, task.stage, json.dumps(task.demands), wanted, packed, whole, *asks)
-        with plugin.turns.lent() if plugin.turns is not None else nullcontext():
+        with plugin.turns.thread_released() if plugin.turns is not None else nullcontext():
             parts, all, tally = endpoint.fetch(*given)
     except _native.Lost as error:
         plugin.reschedule_if_lost(task.key, {reference.object for reference in references}, error)

@@ -52,7 +52,7 @@ class Turns:
             own.task = None
 
     @contextmanager
-    def lent(self) -> Iterator[None]:
+    def thread_released(self) -> Iterator[None]:
         """Lend the thread of the current task while it waits for the network."""
         own = self.own
         if own.task is None or own.lent or self.threads.closed or not self.lends:

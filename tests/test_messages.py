@@ -8,8 +8,10 @@ import inspect
 import os
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import dask.array as da
@@ -440,3 +442,27 @@ def test_dask_still_sees_what_its_requests_for_results_take():
 
         (found,) = client.run(parameters).values()
         assert found == ["comm", "keys", "who", "serializers"]
+
+
+def test_commands_start_a_cluster_that_speaks_it(tmp_path):
+    """`dask scheduler --protocol mission://` and `dask worker`, each with `--preload mission_control.dask`."""
+    common = ["--preload", "mission_control.dask", "--no-dashboard"]
+    dask = [sys.executable, "-m", "dask"]
+    file = tmp_path / "scheduler.json"
+    scheduler = f"scheduler --protocol mission:// --host 127.0.0.1 --port 0 --scheduler-file {file}".split()
+    worker = f"worker --scheduler-file {file} --nworkers 2 --nthreads 1 --host 127.0.0.1".split()
+    with ExitStack() as stack:
+        for words in (scheduler, worker):
+            process = subprocess.Popen([*dask, *words, *common], cwd=tmp_path, stderr=subprocess.DEVNULL)
+            stack.enter_context(process)
+            stack.callback(process.terminate)
+            until(file.exists, "the scheduler is up")
+        with Client(scheduler_file=str(file)) as client:
+            client.wait_for_workers(2, timeout=60)
+            one, two = client.scheduler_info()["workers"]
+            assert client.scheduler.address.startswith("mission://") and one.startswith("mission://")
+            with mission_control.job("commands", client=client):
+                arrays = client.map(make, range(4), workers=[one])
+                got = client.submit(total, arrays, workers=[two]).result(timeout=60)
+                assert got == total([make(seed) for seed in range(4)])
+                until(lambda: jobs_with_transfers(client), "the data plane carried them")

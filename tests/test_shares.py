@@ -43,9 +43,9 @@ class Receiver:
             shares.append({"job": job, "stages": [stage, "to"] if slash else None, "weight": weight})
             level = "members" if slash else "groups"
         command = {"command": "shares", "flows_per_host": self.flows, "level": level, "shares": shares}
-        # All of a host are told: after a pause of the machine any of them may be its arbiter.
-        for told in (self.reader, self.owner):
-            told.command(json.dumps(command))
+        # Each process of a host receives them: any of them may be its arbiter.
+        for process in (self.reader, self.owner):
+            process.command(json.dumps(command))
 
     @contextmanager
     def backlogged(self) -> Iterator[None]:

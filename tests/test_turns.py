@@ -50,7 +50,7 @@ def make(seed: int) -> mission_control.Reference:
 
 
 def wait_as_for_the_network(seconds: float) -> None:
-    with get_worker().plugins["mission-control"].turns.lent():
+    with get_worker().plugins["mission-control"].turns.thread_released():
         time.sleep(seconds)
 
 

@@ -215,7 +215,7 @@ class MissionComm(TCP):
         """Return what carries the frames of large messages; ``None``: the connection does."""
         announced = self.remote_info.get(HANDSHAKE)
         announced = announced.get("clusters") if isinstance(announced, dict) else None
-        if not isinstance(announced, dict):
+        if not isinstance(announced, dict) or MARK not in self.remote_info[HANDSHAKE]:
             return None
         if self.looked_at != PLANES.version:
             self.looked_at = PLANES.version
@@ -344,7 +344,7 @@ class MissionComm(TCP):
             self.abort()
             raise CommClosedError(f"in {self}: frames of a message could not be fetched: {error}") from error
         except BaseException:
-            # Refused, or damaged: another try would end in the same way, so Dask is not to make one.
+            # Refused or damaged: another try would end in the same way, so Dask is not to make one. Or cancelled.
             self.abort()
             raise
         self.to_acknowledge = said["number"]

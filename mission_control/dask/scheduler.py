@@ -361,7 +361,7 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
 
 
 def ignored(**said: Any) -> None:
-    """What is said to a plug-in that is gone."""
+    """What is sent to a plug-in that is gone."""
 
 
 def guarded(handler: Callable[..., None]) -> Callable[..., None]:

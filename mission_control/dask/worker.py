@@ -209,7 +209,7 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
 
 
 def ignored(**said: Any) -> None:
-    """What is said to a plug-in that is gone: Dask closes a worker that is told what it does not know."""
+    """What is sent to a plug-in that is gone: Dask closes a worker that receives an operation that it does not know."""
 
 
 def certificates(worker: Worker) -> dict[str, Any]:

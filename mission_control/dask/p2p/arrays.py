@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import pickle
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -32,11 +31,6 @@ class ArraySpec(ArrayRechunkSpec):
     job: str
     demands: str
     """As JSON."""
-
-    @classmethod
-    def of(cls, spec: ArrayRechunkSpec, job: str, demands: dict[str, Any]) -> ArraySpec:
-        given = {field.name: getattr(spec, field.name) for field in fields(ArrayRechunkSpec)}
-        return cls(**given, job=job, demands=json.dumps(demands))
 
     def create_run_on_worker(
         self, run_id: int, span_id: str | None, worker_for: dict[Index, str], plugin: ShuffleWorkerPlugin

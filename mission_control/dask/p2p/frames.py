@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,11 +23,6 @@ class FrameSpec(DataFrameShuffleSpec):
     job: str
     demands: str
     """As JSON."""
-
-    @classmethod
-    def of(cls, spec: DataFrameShuffleSpec, job: str, demands: dict[str, Any]) -> FrameSpec:
-        given = {field.name: getattr(spec, field.name) for field in fields(DataFrameShuffleSpec)}
-        return cls(**given, job=job, demands=json.dumps(demands))
 
     def create_run_on_worker(
         self, run_id: int, span_id: str | None, worker_for: dict[int, str], plugin: ShuffleWorkerPlugin

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 from dask.context import thread_state
@@ -64,6 +65,15 @@ class Put:
     """Rows, or items, of each part but the last."""
     unwanted: int = 0
     """Rows of outputs that nobody wants."""
+
+
+Spec = TypeVar("Spec")
+
+
+def with_job(carried: Callable[..., Spec], spec: ShuffleSpec, job: str, demands: dict[str, Any]) -> Spec:
+    """Return Dask's description of a shuffle as one that a job's workers carry on the data plane."""
+    given = {field.name: getattr(spec, field.name) for field in fields(spec)}
+    return carried(**given, job=job, demands=json.dumps(demands))
 
 
 class Moved(int):
@@ -341,7 +351,7 @@ class Run(ABC):
         try:
             # Whoever closes it looks at the number of tasks afterwards.
             self.raise_if_closed()
-            with plugin.turns.lent() if plugin.turns is not None else nullcontext():
+            with plugin.turns.thread_released() if plugin.turns is not None else nullcontext():
                 fetched, _, _ = endpoint.fetch(self.job, source, stage, self.demands, wanted, False, False, *asks)
         finally:
             self.fetching -= 1
@@ -406,7 +416,7 @@ class Run(ABC):
     async def inputs_done(self) -> None:
         self.raise_if_closed()
         if self.inputs is None and self.worker.address in self.outputs_of:
-            raise P2PConsistencyError(f"{self} was not told of its inputs")
+            raise P2PConsistencyError(f"{self} did not receive its inputs")
         self.transferred = True
 
     async def ensure_output_worker(self, partition: Any, key: Any) -> None:

@@ -134,13 +134,15 @@ def of_job(plugin: MissionControlScheduler, spec: Any, number: int) -> ShuffleSp
     job = plugin.controller.spec_of(number)
     known = parsed(job) if job is not None else {}
     name, demands = known.get("job", UNNAMED), known.get("demands") or UNDEMANDING
+    from mission_control.dask.p2p.run import with_job
+
     if isinstance(spec, DataFrameShuffleSpec):
         from mission_control.dask.p2p.frames import FrameSpec
 
-        return FrameSpec.of(spec, name, demands)
+        return with_job(FrameSpec, spec, name, demands)
     from mission_control.dask.p2p.arrays import ArraySpec
 
-    return ArraySpec.of(spec, name, demands)
+    return with_job(ArraySpec, spec, name, demands)
 
 
 def listen(worker: Worker) -> None:
