@@ -14,3 +14,18 @@ pub fn of(bytes: &[u8]) -> u64 {
 pub fn of_blocks(part: &[u8]) -> Vec<u64> {
     part.chunks(BLOCK_BYTES as usize).map(of).collect()
 }
+
+/// Copies a part, and gives the checksums of its blocks: each is summed up while the copy lies in the cache.
+///
+/// # Panics
+/// The lengths differ.
+pub fn copy(part: &[u8], into: &mut [u8]) -> Vec<u64> {
+    assert_eq!(part.len(), into.len());
+    let blocks = part.chunks(BLOCK_BYTES as usize).zip(into.chunks_mut(BLOCK_BYTES as usize));
+    let copied = blocks.map(|(block, into)| {
+        into.copy_from_slice(block);
+        // Of the copy: what its reader compares.
+        of(into)
+    });
+    copied.collect()
+}

@@ -96,13 +96,16 @@ impl Store {
         let len: usize = parts.iter().map(|part| part.len()).sum();
         let mut segment = self.pool.take(len, sharers)?;
         let mut rest = segment.bytes_mut();
+        let mut start = 0;
+        let mut kept = Vec::with_capacity(parts.len());
         for part in parts {
             let (own, after) = rest.split_at_mut(part.len());
-            own.copy_from_slice(part);
+            let checksums = checksum::copy(part, own);
+            kept.push(Part { start, len: part.len() as u64, checksums });
+            start += part.len() as u64;
             rest = after;
         }
-        let sizes: Vec<u64> = parts.iter().map(|part| part.len() as u64).collect();
-        self.adopt_as(id, Arc::new(segment), &sizes, encryption)
+        self.keep(id, Arc::new(segment), kept, encryption)
     }
 
     /// Keeps `segment` itself, cut into parts of `sizes`; nobody may write to it any more.
@@ -144,6 +147,10 @@ impl Store {
                 part
             })
             .collect();
+        self.keep(id, segment, parts, encryption)
+    }
+
+    fn keep(&self, id: ObjectId, segment: Arc<Segment>, parts: Vec<Part>, encryption: Encryption) -> io::Result<()> {
         self.make_room(0);
         let body = if self.pool.live_bytes() > self.memory_limit && !segment.is_empty() {
             Body::Spooled(self.spool()?.write(segment.bytes())?)

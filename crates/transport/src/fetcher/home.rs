@@ -1,16 +1,18 @@
 //! The parts that this host has in memory already: in this process, or in one that lends them.
 
-use super::Shared;
+use super::{Shared, addressable, no_memory};
 use crate::carrier::shm::{Borrowed, LeaseDenied};
 use crate::copies::PartKey;
 use crate::object::ObjectId;
 use crate::parts::{FetchRequest, Home, Part, Wanted};
+use crate::segment::Segment;
 use crate::store::Object;
 use mission_core::defaults::PROGRESS_TIMEOUT;
 use mission_core::flight::{FlightPlan, Leg, Reach};
 use mission_core::host::fetches::FetchError;
 use mission_core::types::Transport;
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -26,7 +28,6 @@ impl Shared {
         interrupted: &mut dyn FnMut() -> bool,
     ) -> Result<Vec<Option<Part>>, FetchError> {
         let memory = plan.legs.iter().find(|leg| leg.transport == Transport::Shm);
-        let elsewhere = plan.legs.iter().any(|leg| leg.reach == Reach::Anywhere);
         let mut homes = Vec::with_capacity(request.parts.len());
         // Of each object that may lie on this host, which parts are wanted.
         let mut near: BTreeMap<ObjectId, Vec<usize>> = BTreeMap::new();
@@ -47,17 +48,76 @@ impl Shared {
             }
             homes.push(copy);
         }
+        let borrow = |owner, object, parts: &[_]| {
+            let part = |(lease, start, len)| Part { home: Home::Borrowed(lease), start, len };
+            Ok(self.borrower.borrow(owner, object, parts)?.into_iter().map(part).collect())
+        };
+        self.nearby(request, plan, near, interrupted, borrow, |number, part| homes[number] = Some(part))?;
+        Ok(homes)
+    }
+
+    /// Copies each part that is on this host into a segment of its own; `None`: it has to be brought.
+    pub(super) fn copied_at_home(
+        &self,
+        request: &FetchRequest,
+        plan: &FlightPlan,
+        interrupted: &mut dyn FnMut() -> bool,
+    ) -> Result<Vec<Option<Segment>>, FetchError> {
+        let memory = plan.legs.iter().any(|leg| leg.transport == Transport::Shm);
+        let taken = |len| self.pool.take_for_result(addressable(len)?).map_err(|error| no_memory(len, &error));
+        let mut near: BTreeMap<ObjectId, Vec<usize>> = BTreeMap::new();
+        let mut segments = Vec::with_capacity(request.parts.len());
+        for (number, wanted) in request.parts.iter().enumerate() {
+            let mut segment = None;
+            if wanted.len == 0 || self.owns(wanted) {
+                let mut own = taken(wanted.len)?;
+                if wanted.len > 0 {
+                    self.copy_own(wanted, own.bytes_mut())?;
+                }
+                segment = Some(own);
+            } else if let Some(copy) = self.copy_at_home(&(wanted.object, wanted.part)) {
+                let mut own = taken(wanted.len)?;
+                own.bytes_mut().copy_from_slice(copy.bytes());
+                segment = Some(own);
+            } else if memory {
+                near.entry(wanted.object).or_default().push(number);
+            }
+            segments.push(segment);
+        }
+        let copy = |owner, object, parts: &[(u32, u64)]| {
+            let own = parts.iter().map(|(_, len)| taken(*len)).collect::<Result<Vec<_>, _>>();
+            let mut own = own.map_err(|error| LeaseDenied::Refused(error.to_string()))?;
+            self.borrower.copy(owner, object, parts, &mut own)?;
+            Ok(own)
+        };
+        self.nearby(request, plan, near, interrupted, copy, |number, segment| segments[number] = Some(segment))?;
+        Ok(segments)
+    }
+
+    /// Takes what other processes of this host have; what none of them gives stays as it is, unless it may come by
+    /// shared memory alone. `near`: of each object, which parts are wanted.
+    fn nearby<T>(
+        &self,
+        request: &FetchRequest,
+        plan: &FlightPlan,
+        near: BTreeMap<ObjectId, Vec<usize>>,
+        interrupted: &mut dyn FnMut() -> bool,
+        take: impl Fn(SocketAddr, ObjectId, &[(u32, u64)]) -> Result<Vec<T>, LeaseDenied>,
+        mut give: impl FnMut(usize, T),
+    ) -> Result<(), FetchError> {
+        let memory = plan.legs.iter().find(|leg| leg.transport == Transport::Shm);
+        let elsewhere = plan.legs.iter().any(|leg| leg.reach == Reach::Anywhere);
         for (object, numbers) in near {
             let leg = memory.expect("nothing is near without it");
-            let borrow = || self.borrow(request, object, &numbers, leg);
-            let parts = match borrow() {
+            let try_all = || self.from_owners(request, object, &numbers, leg, &take);
+            let parts = match try_all() {
                 Err(_) if elsewhere => continue,
-                Err(denied) => self.insist(denied, object, interrupted, borrow)?,
+                Err(denied) => self.insist(denied, object, interrupted, try_all)?,
                 Ok(parts) => parts,
             };
-            numbers.into_iter().zip(parts).for_each(|(number, part)| homes[number] = Some(part));
+            numbers.into_iter().zip(parts).for_each(|(number, part)| give(number, part));
         }
-        Ok(homes)
+        Ok(())
     }
 
     /// The leases on an object that may only come by shared memory, once its owner answers again; another borrow is
@@ -66,13 +126,13 @@ impl Shared {
     ///
     /// # Errors
     /// The object is lost, its owner refuses, or it says nothing for [`PROGRESS_TIMEOUT`].
-    fn insist(
+    fn insist<T>(
         &self,
         mut denied: LeaseDenied,
         object: ObjectId,
         interrupted: &mut dyn FnMut() -> bool,
-        borrow: impl Fn() -> Result<Vec<Part>, LeaseDenied>,
-    ) -> Result<Vec<Part>, FetchError> {
+        borrow: impl Fn() -> Result<Vec<T>, LeaseDenied>,
+    ) -> Result<Vec<T>, FetchError> {
         let refused = |why: &str| Err(FetchError::Denied(format!("shared memory was demanded, but {why}")));
         let since = Instant::now();
         let mut silent = None;
@@ -113,30 +173,30 @@ impl Shared {
         Some(Part { home: Home::Own(segment), start, len })
     }
 
-    /// Leases on these parts of an object.
+    /// Takes these parts of an object from the first of its owners that gives them.
     ///
     /// # Errors
     /// Why they have to come another way; of several owners, why the last one on this host gave none.
-    fn borrow(
+    fn from_owners<T>(
         &self,
         request: &FetchRequest,
         object: ObjectId,
         numbers: &[usize],
         leg: &Leg,
-    ) -> Result<Vec<Part>, LeaseDenied> {
+        take: impl Fn(SocketAddr, ObjectId, &[(u32, u64)]) -> Result<Vec<T>, LeaseDenied>,
+    ) -> Result<Vec<T>, LeaseDenied> {
         let mut reason = LeaseDenied::Elsewhere;
         let wanted: Vec<&Wanted> = numbers.iter().map(|number| &request.parts[*number]).collect();
         let parts: Vec<(u32, u64)> = wanted.iter().map(|wanted| (wanted.part, wanted.len)).collect();
         let moved = self.lock().locations.get(&object).cloned().unwrap_or_default();
         let new: Vec<_> = moved.into_iter().filter(|address| !wanted[0].addresses.contains(address)).collect();
         for &owner in wanted[0].addresses.iter().chain(&new) {
-            match self.borrower.borrow(owner, object, &parts) {
-                Ok(borrowed) => {
+            match take(owner, object, &parts) {
+                Ok(taken) => {
                     let bytes = parts.iter().map(|(_, len)| len).sum();
                     let mut state = self.lock();
                     state.record(&request.transfer).transport.carried(leg, bytes, Borrowed::negotiated());
-                    let part = |(lease, start, len)| Part { home: Home::Borrowed(lease), start, len };
-                    return Ok(borrowed.into_iter().map(part).collect());
+                    return Ok(taken);
                 }
                 Err(LeaseDenied::Elsewhere) => {}
                 Err(denied) => {

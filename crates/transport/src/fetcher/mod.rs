@@ -305,28 +305,24 @@ impl Fetcher {
         let shared = &self.shared;
         shared.look_up(&mut request.parts);
         let planned = shared.plan(&request.transfer.job, &request.demands)?;
-        let homes = shared.at_home(&request, &planned.plan, &mut interrupted)?;
+        let homes = shared.copied_at_home(&request, &planned.plan, &mut interrupted)?;
         let mut segments = Vec::with_capacity(homes.len());
         let mut far = Vec::new();
         let mut bytes = Bytes::default();
         for (wanted, home) in request.parts.iter().zip(homes) {
-            let len = addressable(wanted.len)?;
-            let taken = shared.pool.take_for_result(len);
-            let mut segment = taken.map_err(|error| no_memory(wanted.len, &error))?;
-            match home {
-                Some(home) => segment.bytes_mut().copy_from_slice(home.bytes()),
-                None if shared.owns(wanted) => shared.copy_own(wanted, segment.bytes_mut())?,
-                None if wanted.len == 0 => {}
+            segments.push(match home {
+                Some(segment) => {
+                    bytes.count_here(wanted, shared);
+                    Arc::new(segment)
+                }
                 None => {
-                    let segment = Arc::new(segment);
+                    let taken = shared.pool.take_for_result(addressable(wanted.len)?);
+                    let segment = Arc::new(taken.map_err(|error| no_memory(wanted.len, &error))?);
                     bytes.far += wanted.len;
                     far.push(Far::of(wanted, 0, wanted.len, &segment, 0));
-                    segments.push(segment);
-                    continue;
+                    segment
                 }
-            }
-            bytes.count_here(wanted, shared);
-            segments.push(Arc::new(segment));
+            });
         }
         shared.asks(&request.transfer, &bytes);
         let (ended, tally) = shared.carry(&request.transfer, &planned, far, &mut interrupted);

@@ -6,8 +6,8 @@ use crate::checksum;
 use crate::host;
 use crate::local::{self, Incoming, Outgoing};
 use crate::object::ObjectId;
-use crate::segment::SEALS;
-use mission_core::defaults::STALL;
+use crate::segment::{SEALS, Segment};
+use mission_core::defaults::{BLOCK_BYTES, STALL};
 use mission_core::report::Negotiated;
 use mission_core::types::Transport;
 use rustix::io::Errno;
@@ -150,19 +150,7 @@ impl Borrower {
         let mut all = Vec::with_capacity(parts.len());
         while all.len() < parts.len() {
             let wanted = &parts[all.len()..];
-            let (given, file) = match link.ask(object, wanted) {
-                Ok(Ok(given)) => given,
-                Ok(Err(reason)) if reason == NO_SUCH_OBJECT => return Err(LeaseDenied::Gone),
-                Ok(Err(reason)) => return Err(LeaseDenied::Refused(reason)),
-                Err(error) => {
-                    let why = format!("its owner does not answer: {error}");
-                    self.forget(owner, &link, why.clone());
-                    return Err(LeaseDenied::Silent(why));
-                }
-            };
-            let returns = self.returns.clone();
-            let (mapped, verified) = (None, Vec::with_capacity(given.parts.len()));
-            let mut borrowed = Borrowed { mapped, object, verified, lease: given.lease, link: link.clone(), returns };
+            let (mut borrowed, given, file) = self.lease(owner, &link, object, wanted)?;
             let mapped = link.mapped(&given, &file).map_err(LeaseDenied::Refused)?;
             borrowed.mapped = Some(mapped.clone());
             verify(&mapped, &mut borrowed, wanted, &given).map_err(LeaseDenied::Refused)?;
@@ -171,6 +159,54 @@ impl Borrower {
             all.extend(places);
         }
         Ok(all)
+    }
+
+    /// Copies parts of an object out of their owner's memory, which is not mapped for that: the pages of a mapping that is used once cost
+    /// more than the kernel's copy. Each block is verified in the copy, while it lies in the cache.
+    ///
+    /// # Errors
+    /// As [`Borrower::borrow`].
+    pub fn copy(
+        &self,
+        owner: SocketAddr,
+        object: ObjectId,
+        parts: &[(u32, u64)],
+        into: &mut [Segment],
+    ) -> Result<(), LeaseDenied> {
+        let link = self.link(owner)?;
+        let mut done = 0;
+        while done < parts.len() {
+            let (_lease, given, file) = self.lease(owner, &link, object, &parts[done..])?;
+            for place in &given.parts {
+                copy_verified(&file, place, into[done].bytes_mut()).map_err(LeaseDenied::Refused)?;
+                done += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// A lease on the first of these parts, as many as one answer has.
+    fn lease(
+        &self,
+        owner: SocketAddr,
+        link: &Arc<Link>,
+        object: ObjectId,
+        wanted: &[(u32, u64)],
+    ) -> Result<(Borrowed, Given, OwnedFd), LeaseDenied> {
+        match link.ask(object, wanted) {
+            Ok(Ok((given, file))) => {
+                let (returns, verified) = (self.returns.clone(), Vec::with_capacity(given.parts.len()));
+                let (lease, link) = (given.lease, link.clone());
+                Ok((Borrowed { mapped: None, object, verified, lease, link, returns }, given, file))
+            }
+            Ok(Err(reason)) if reason == NO_SUCH_OBJECT => Err(LeaseDenied::Gone),
+            Ok(Err(reason)) => Err(LeaseDenied::Refused(reason)),
+            Err(error) => {
+                let why = format!("its owner does not answer: {error}");
+                self.forget(owner, link, why.clone());
+                Err(LeaseDenied::Silent(why))
+            }
+        }
     }
 
     fn forget(&self, owner: SocketAddr, link: &Arc<Link>, why: String) {
@@ -316,6 +352,30 @@ fn verify(mapped: &Mapped, lease: &mut Borrowed, wanted: &[(u32, u64)], given: &
             *verified().entry(key).or_insert(0) += 1;
         }
         lease.verified.push(*part);
+    }
+    Ok(())
+}
+
+fn copy_verified(file: &OwnedFd, place: &Place, into: &mut [u8]) -> Result<(), String> {
+    let blocks = into.chunks_mut(BLOCK_BYTES as usize);
+    if blocks.len() != place.blocks.len() {
+        return Err("a part has another number of blocks than its size".into());
+    }
+    let mut at = place.start;
+    for (block, checksum) in blocks.zip(&place.blocks) {
+        let mut rest = &mut *block;
+        while !rest.is_empty() {
+            let read = rustix::io::pread(file, &mut *rest, at)
+                .map_err(|error| format!("its memory cannot be read: {error}"))?;
+            if read == 0 {
+                return Err("a part lies outside of its memory".into());
+            }
+            at += read as u64;
+            rest = &mut rest[read..];
+        }
+        if checksum::of(block) != *checksum {
+            return Err("a block of its memory does not fit its checksum".into());
+        }
     }
     Ok(())
 }
