@@ -1,11 +1,15 @@
 """`mission bench dask`: shuffles of unchanged Dask programs, by Dask and by Mission Control, in turn on one cluster.
 
+Each sample is taken twice, one right after the other. The first finds cold memory: the kernel clears pages for it,
+since other modes ran meanwhile. The second finds what was used just before, as in a program with several shuffles.
+
 Dask carries a shuffle on disk, which is what `shuffle` and `merge` of data frames always ask for, or in memory. Its
 memory mode is had here by changing the shuffle's description on the scheduler.
 """
 
 from __future__ import annotations
 
+import logging
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -160,11 +164,12 @@ def measure(
     """Measure the cases of these names.
 
     Returns:
-        ``rows``: case, what, mode, wall_s, cpu_s_per_gib (all workers), spread of wall_s; ``ratios``: of medians, by
-        case: wall and CPU of each of Dask's modes to ours.
+        ``rows``: case, what, mode, wall_s, cpu_s_per_gib (all workers), spread of wall_s, and first_wall_s and
+        first_cpu_s_per_gib of the first of two; ``ratios``: of medians, by case: wall and CPU of each of Dask's modes
+        to ours.
 
     Raises:
-        PrerequisiteMissing: Dask's data frames need pandas and pyarrow.
+        PrerequisiteMissing: Dask's data frames need pandas and pyarrow; or a case needs more data.
         RuntimeError: Two modes gave different results.
     """
     try:
@@ -179,31 +184,41 @@ def measure(
         rows += of_case
         medians = {own["mode"]: own for own in of_case}
         for mode in (mode for mode in case.modes if mode != OURS):
-            for measured, name in (("wall_s", "wall"), ("cpu_s_per_gib", "CPU")):
+            for measured, name in (
+                ("wall_s", "wall"),
+                ("cpu_s_per_gib", "CPU"),
+                ("first_wall_s", "wall of the first"),
+                ("first_cpu_s_per_gib", "CPU of the first"),
+            ):
                 ratio = medians[mode][measured] / medians[OURS][measured]
                 ratios[f"{case.what}: {name}, {mode} / {OURS}"] = ratio
     return {"rows": rows, "ratios": ratios, "size_bytes": nbytes, "rounds": rounds, "environment": describe()}
 
 
-def row(case: Case, mode: str, samples: list[tuple[float, float]], nbytes: int) -> dict[str, Any]:
-    walls = [wall for wall, _ in samples]
+def row(case: Case, mode: str, samples: list[Sample], nbytes: int) -> dict[str, Any]:
+    walls = [wall for _, (wall, _) in samples]
+    gib = nbytes / 2**30
     return {
         "case": case.name,
         "what": case.what,
         "mode": mode,
         "wall_s": statistics.median(walls),
-        "cpu_s_per_gib": statistics.median(cpu for _, cpu in samples) / (nbytes / 2**30),
+        "cpu_s_per_gib": statistics.median(cpu for _, (_, cpu) in samples) / gib,
         "spread": [min(walls), max(walls)],
+        "first_wall_s": statistics.median(wall for (wall, _), _ in samples),
+        "first_cpu_s_per_gib": statistics.median(cpu for (_, cpu), _ in samples) / gib,
     }
 
 
-def measure_case(
-    case: Case, nbytes: int, rounds: int, say: Callable[[str], None]
-) -> dict[str, list[tuple[float, float]]]:
-    """Wall and processor seconds of each mode and round; the first of each is not counted: it imports what it needs."""
+Sample = tuple[tuple[float, float], tuple[float, float]]
+"""Wall and processor seconds of two runs, one right after the other."""
+
+
+def measure_case(case: Case, nbytes: int, rounds: int, say: Callable[[str], None]) -> dict[str, list[Sample]]:
+    """Measure each mode in each round; the first round is not counted: modules are imported in it."""
     from distributed import wait
 
-    samples: dict[str, list[tuple[float, float]]] = {mode: [] for mode in case.modes}
+    samples: dict[str, list[Sample]] = {mode: [] for mode in case.modes}
     fingerprints: dict[str, tuple[int, int]] = {}
     with cluster_for(case, nbytes) as (cluster, client, disk):
         inputs = case.inputs(nbytes)
@@ -216,17 +231,23 @@ def measure_case(
                 disk["disk"] = mode == DISK
                 client.run(hashing.install if mode == OURS else hashing.uninstall)
                 known = len(cluster.scheduler.tasks)
-                made: list[Any] = []
-                with dask.config.set({"mission-control.p2p": mode == OURS}):
-                    taken = timed(client, partial(operate, case, inputs, made))
+
+                def run(mode: str = mode, known: int = known) -> tuple[float, float]:
+                    made: list[Any] = []
+                    with dask.config.set({"mission-control.p2p": mode == OURS}):
+                        taken = timed(client, partial(operate, case, inputs, made))
+                    fingerprints[mode] = fingerprint(made.pop()) if case.in_memory else made.pop()
+                    if len(set(fingerprints.values())) != 1:
+                        raise RuntimeError(f"{case.what}: results differ: {fingerprints}")
+                    forgotten(cluster, known)
+                    return taken
+
+                both = run(), run()
                 if number:
-                    samples[mode].append(taken)
-                fingerprints[mode] = fingerprint(made.pop()) if case.in_memory else made.pop()
-                if len(set(fingerprints.values())) != 1:
-                    raise RuntimeError(f"{case.what}: results differ: {fingerprints}")
-                forgotten(cluster, known)
+                    samples[mode].append(both)
         if (carriers := carried_by(client)) - {"mission"} == carriers:
-            raise RuntimeError(f"{case.what}: Mission Control carried none of its shuffles: {carriers}")
+            # Of one or two chunks Dask makes other tasks.
+            raise PrerequisiteMissing(f"{case.name}: Mission Control carried no shuffle; take a larger --size")
     return samples
 
 
@@ -244,9 +265,6 @@ def operate(case: Case, inputs: list[Any], made: list[Any]) -> None:
 
 @contextmanager
 def cluster_for(case: Case, nbytes: int) -> Iterator[tuple[LocalCluster, Client, dict[str, bool]]]:
-    """A cluster with Mission Control. What the third part says decides where Dask's own shuffles have their data."""
-    from distributed import Client, LocalCluster
-
     # Inputs, objects and outputs, and half of it left: Dask pauses workers at four fifths.
     memory = WORKER_MEMORY_MIN + 6 * nbytes // WORKERS
     if not case.in_memory:
@@ -254,14 +272,20 @@ def cluster_for(case: Case, nbytes: int) -> Iterator[tuple[LocalCluster, Client,
         if memory < WORKER_MEMORY_MIN:
             least = WORKER_MEMORY_MIN * WORKERS * MEMORY_FACTOR / 2**30
             raise PrerequisiteMissing(f"{case.name} needs --size {least:.2f}GiB or more")
-    options = {"n_workers": WORKERS, "threads_per_worker": 1, "dashboard_address": ":0"}
+    with cluster_with(memory) as own:
+        yield own
+
+
+@contextmanager
+def cluster_with(memory: int) -> Iterator[tuple[LocalCluster, Client, dict[str, bool]]]:
+    """A cluster with Mission Control. What the third part says decides where Dask's own shuffles have their data."""
+    from distributed import Client, LocalCluster
+
+    options = {"n_workers": WORKERS, "threads_per_worker": 1, "dashboard_address": ":0", "memory_limit": memory}
     quiet = {"dataframe.shuffle.method": "p2p", "distributed.worker.profile.enabled": False}
-    memory = max(memory, WORKER_MEMORY_MIN)
-    with (
-        dask.config.set(quiet),
-        LocalCluster(memory_limit=memory, **options) as cluster,
-        Client(cluster) as client,
-    ):
+    # It warns of each shuffle's begin and end.
+    logging.getLogger("distributed.shuffle._scheduler_plugin").setLevel(logging.ERROR)
+    with dask.config.set(quiet), LocalCluster(**options) as cluster, Client(cluster) as client:
         mission_control.install(client)
         disk = {"disk": True}
         shuffles: Any = cluster.scheduler.plugins["shuffle"]
