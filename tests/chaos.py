@@ -30,10 +30,14 @@ from pathlib import Path
 from typing import Any
 
 import dask
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
 import psutil
 from distributed import Client, KilledWorker, LocalCluster, Worker, get_worker
 from distributed.client import FutureCancelledError
 from distributed.diagnostics.plugin import WorkerPlugin
+from distributed.shuffle._exceptions import P2PConsistencyError, P2POutOfDiskError
 
 import mission_control
 from mission_control import _native
@@ -45,15 +49,22 @@ from mission_control.workloads.sort import Sort
 from tests.conftest import data, status, until, what_is_left
 from tests.proxy import Limit, Proxy, flip
 
-NAMED = (mission_control.TransferError, KilledWorker, FutureCancelledError, OSError)
+NAMED = (
+    mission_control.TransferError,
+    KilledWorker,
+    FutureCancelledError,
+    OSError,
+    P2PConsistencyError,
+    P2POutOfDiskError,
+)
 """Errors that a job may end with: their texts name the cause."""
 MAY_FAIL: dict[str, set[str]] = {
     # Dask gives a task up whose worker died too often, and cancels what cannot be computed again.
     "kill": {"KilledWorker", "FutureCancelledError"},
     # What is damaged on the only disk that has it is gone, and its reader says so.
-    "spool": {"Damaged", "Lost"},
+    "spool": {"Damaged", "Lost", "Incomplete"},
     # An output file or a spooled object that finds no room; who reads meanwhile is not concerned.
-    "disk": {"OSError"},
+    "disk": {"OSError", "P2POutOfDiskError"},
 }
 """Of each blow, how a job may end except right. Whatever is not here, no job may fail of."""
 ROUND_S = 240
@@ -273,8 +284,45 @@ def digest_of(reference: mission_control.Reference, number: int) -> str:
     return hashlib.sha256(mission_control.fetch(reference)[0]).hexdigest()
 
 
-KINDS = {"sort": Sort, "kmeans": KMeans, "broadcast": Broadcast}
-MIXES = (("sort", "kmeans"), ("sort", "sort"), ("sort", "kmeans", "sort"), ("broadcast", "sort", "kmeans"))
+class Frames:
+    """A merge of data frames by an unchanged program: its shuffles pass through the data plane."""
+
+    def __init__(self, workload: Workload, number: int, folder: Path):
+        self.seeds = [[workload.seed * 100 + 10 * side + part for part in range(6)] for side in range(2)]
+
+    def prepare(self, client: Client, say: Any) -> None:
+        pass
+
+    def run(self, client: Client, say: Any) -> None:
+        left, right = (dd.from_map(frame_of, seeds, meta=frame_of(0).iloc[:0]) for seeds in self.seeds)
+        merged = left.merge(right, on="key", how="outer", shuffle_method="p2p", npartitions=5)
+        self.got = client.compute(merged).result()
+
+    def check(self, client: Client, say: Any) -> dict[str, bool]:
+        left, right = (pd.concat([frame_of(seed) for seed in seeds]) for seeds in self.seeds)
+        expected = left.merge(right, on="key", how="outer")
+        columns = list(expected.columns)
+        both = [own.sort_values(columns).reset_index(drop=True) for own in (self.got[columns], expected)]
+        return {"the merge has the rows that pandas has": both[0].equals(both[1])}
+
+
+def frame_of(seed: int) -> pd.DataFrame:
+    """Some keys are of one row, and one of many."""
+    chance = np.random.default_rng(seed)
+    keys = chance.integers(0, 20_000, 5000)
+    keys[chance.random(5000) < 0.01] = 7
+    text = pd.array(np.char.add("row ", chance.integers(0, 1000, 5000).astype(str)), dtype="str")
+    return pd.DataFrame({"key": keys, "number": chance.random(5000), "text": text})
+
+
+KINDS = {"sort": Sort, "kmeans": KMeans, "broadcast": Broadcast, "frames": Frames}
+MIXES = (
+    ("sort", "kmeans"),
+    ("sort", "frames"),
+    ("sort", "kmeans", "frames"),
+    ("broadcast", "sort", "kmeans"),
+    ("frames", "frames"),
+)
 
 
 def job(cluster: LocalCluster, name: str, kind: str, seed: int, transport: str, folder: Path) -> str:

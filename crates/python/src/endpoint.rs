@@ -367,7 +367,11 @@ impl OfIo for PyOSError {
     fn new_err_of(error: std::io::Error) -> PyErr {
         match error.kind() {
             std::io::ErrorKind::InvalidInput => bad_input(error),
-            _ => PyOSError::new_err(error.to_string()),
+            std::io::ErrorKind::StorageFull => PyOSError::new_err((libc::ENOSPC, error.to_string())),
+            _ => match error.raw_os_error() {
+                Some(number) => PyOSError::new_err((number, error.to_string())),
+                None => PyOSError::new_err(error.to_string()),
+            },
         }
     }
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import json
 import time
@@ -18,7 +19,7 @@ from dask.context import thread_state
 from dask.utils import key_split
 from distributed import Reschedule
 from distributed.protocol.serialize import ToPickle
-from distributed.shuffle._exceptions import P2PConsistencyError, ShuffleClosedError
+from distributed.shuffle._exceptions import P2PConsistencyError, P2POutOfDiskError, ShuffleClosedError
 from distributed.utils import sync
 from distributed.utils_comm import retry
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from mission_control.dask.worker import MissionControlWorker
 
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 RESTART_WITHIN_S = 30.0
 """Where an input is gone with its worker, the scheduler restarts the shuffle: at once where the worker's connection
 broke. After this time the task fails and names its cause."""
@@ -42,7 +44,10 @@ TELL_TIMES, TELL_PAUSE_S, TELL_PAUSE_MAX_S = 10, 0.1, 5.0
 
 
 class Incomplete(P2PConsistencyError):
-    """A shuffle would bring other data than went in. Dask hands errors of this kind to the program as they are."""
+    """A shuffle would bring other data than went in, or its data cannot be had.
+
+    Dask hands errors of this kind to the program as they are.
+    """
 
 
 @dataclass(frozen=True)
@@ -225,6 +230,7 @@ class Run(ABC):
 
         Raises:
             Incomplete: Some of it has no output.
+            P2POutOfDiskError: The disk of the spool is full.
         """
         self.raise_if_closed()
         if self.transferred:
@@ -233,7 +239,12 @@ class Run(ABC):
             plane()
         except RuntimeError as error:
             self.leave_to_dask(error)
-        put = self.put(data, partition_id)
+        try:
+            put = self.put(data, partition_id)
+        except OSError as error:
+            if error.errno in NO_ROOM:
+                raise P2POutOfDiskError() from error
+            raise
         if self.closed:
             # Whoever closed it may not have seen this object.
             self.free()
@@ -328,7 +339,7 @@ class Run(ABC):
 
         Raises:
             ShuffleClosedError: The shuffle starts again.
-            TransferError: It does not, and the parts cannot be had.
+            Incomplete: It does not, and the parts cannot be had.
         """
         deadline = time.monotonic() + SILENT_WITHIN_S
         while True:
@@ -340,7 +351,7 @@ class Run(ABC):
                     # It may only be paused.
                     continue
                 self.wait_for_restart(error)
-                raise
+                raise Incomplete(f"shuffle {self.id}: data of an input cannot be had: {error}") from error
 
     def fetch_once(
         self, source: str, wanted: list[tuple[str, int, int, list[str]]], stage: str, receiver: str

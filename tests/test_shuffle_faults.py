@@ -1,0 +1,136 @@
+"""Shuffles of unchanged programs while workers pause, retire or find no room: the right rows, or a named error."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+from distributed import Client, LocalCluster
+from distributed.shuffle._exceptions import P2POutOfDiskError
+
+import mission_control
+from tests.chaos import fill_disk
+from tests.conftest import resources, until, what_is_left
+from tests.test_unchanged_programs import begun, shuffles
+
+ROWS, INPUTS, OUTPUTS = 2000, 12, 12
+PAUSE_S = 10
+PHASES = ["shuffle-transfer", "slowly"]
+"""Tasks of which one is done: an input was split, an output is there (`slowly` before the shuffle is part of it)."""
+
+
+@contextmanager
+def cluster(workers: int = 3, memory: str = "1GiB") -> Iterator[tuple[LocalCluster, Client]]:
+    options = {"threads_per_worker": 1, "memory_limit": memory, "dashboard_address": ":0"}
+    with LocalCluster(n_workers=workers, **options) as own, Client(own) as client:
+        mission_control.install(client)
+        yield own, client
+
+
+def part(seed: int) -> pd.DataFrame:
+    random = np.random.default_rng(seed)
+    return pd.DataFrame({"key": random.integers(0, 500, ROWS), "value": random.random(ROWS)})
+
+
+def slowly(frame: pd.DataFrame) -> pd.DataFrame:
+    time.sleep(0.2)
+    return frame
+
+
+def shuffled(seed: int = 0, slow: bool = True) -> dd.DataFrame:
+    frames = dd.from_map(part, [seed * 100 + number for number in range(INPUTS)], meta=part(0).iloc[:0])
+    frames = frames.map_partitions(slowly, meta=frames._meta) if slow else frames
+    made = frames.shuffle("key", shuffle_method="p2p", npartitions=OUTPUTS)
+    return made.map_partitions(slowly, meta=made._meta) if slow else made
+
+
+def right(got: pd.DataFrame, seed: int = 0) -> None:
+    expected = pd.concat([part(seed * 100 + number) for number in range(INPUTS)])
+    both = [own.sort_values(["key", "value"]).reset_index(drop=True) for own in (got, expected)]
+    pd.testing.assert_frame_equal(*both)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_worker_that_stands_still_for_ten_seconds_delays_a_shuffle(phase):
+    with cluster() as (_, client), mission_control.job("paused", client=client):
+        result = shuffled().persist()
+        until(lambda: begun(client, phase), f"{phase} has begun")
+        pid = next(iter(client.run(os.getpid).values()))
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(PAUSE_S)
+        os.kill(pid, signal.SIGCONT)
+        right(result.compute())
+        (own,) = shuffles(client)
+        assert own["engine"] == "mission" and own["rows_in"] == own["rows_out"] == ROWS * INPUTS
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_worker_that_retires_costs_no_row(phase):
+    with cluster() as (_, client), mission_control.job("retired", client=client):
+        result = shuffled().persist()
+        until(lambda: begun(client, phase), f"{phase} has begun")
+        client.retire_workers([next(iter(client.scheduler_info()["workers"]))])
+        right(result.compute())
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_shuffle_that_is_cancelled_leaves_nothing(phase):
+    with cluster() as (_, client), mission_control.job("cancelled", client=client):
+        result = shuffled().persist()
+        until(lambda: begun(client, phase), f"{phase} has begun")
+        client.cancel(result)
+        del result
+        until(lambda: not any(own["objects"] for own in resources(client).values()), "objects are freed")
+        right(shuffled().compute())
+    # The job is over, too.
+
+
+def test_five_shuffles_at_once_and_the_same_one_twice_bring_their_own_rows():
+    with cluster() as (_, client):
+        with mission_control.job("five", client=client):
+            results = [shuffled(seed).persist() for seed in (1, 2, 3, 4, 5, 1)]
+            for seed, result in zip((1, 2, 3, 4, 5, 1), results, strict=True):
+                right(result.compute(), seed)
+            again = shuffled(1).persist()
+            del results
+            right(again.compute(), 1)
+            assert all(own["engine"] == "mission" for own in shuffles(client))
+            del result, again
+        until(
+            lambda: not what_is_left(client, "objects", "live_bytes", "spooled_bytes", "result_bytes"), "all is freed"
+        )
+
+
+def test_a_full_disk_is_an_error_that_names_it():
+    def make(seed: int) -> pd.DataFrame:
+        return pd.DataFrame({"key": np.random.default_rng(seed).integers(0, 1 << 40, 500_000), "value": 1.0})
+
+    with cluster(2, "600MiB") as (_, client), mission_control.job("full", client=client):
+        client.run(fill_disk, 1 << 20)
+        frames = dd.from_map(make, list(range(60)))
+        with pytest.raises(P2POutOfDiskError):
+            frames.shuffle("key", shuffle_method="p2p", npartitions=60).map_partitions(len).compute()
+        client.run(fill_disk, -1)
+        assert (
+            sum(frames.shuffle("key", npartitions=30, shuffle_method="p2p").map_partitions(len).compute()) == 30_000_000
+        )
+
+
+def test_half_of_the_rows_with_one_key_need_no_more_memory_than_they_have():
+    def make(seed: int) -> pd.DataFrame:
+        random = np.random.default_rng(seed)
+        keys = random.integers(0, 1 << 40, 200_000)
+        keys[::2] = 7
+        return pd.DataFrame({"key": keys, "value": random.random(200_000)})
+
+    with cluster(2, "600MiB") as (_, client), mission_control.job("skewed", client=client):
+        made = dd.from_map(make, list(range(20))).shuffle("key", shuffle_method="p2p", npartitions=20)
+        sizes = client.compute(made.map_partitions(len)).result()
+        assert sum(sizes) == 4_000_000 and max(sizes) >= 2_000_000
