@@ -197,6 +197,24 @@ class Threads:
 
     def __len__(self) -> int: ...
 
+class Lanes:
+    """What a worker has asked its peers for, by job: decides of which job the next message is."""
+
+    def weigh(self, weights: dict[str, float]) -> None:
+        """What the jobs that move bytes weigh now."""
+
+    def free(self, peer: str, job: str) -> int | None:
+        """The number of the message that may begin now in the lane of a job to a peer, if one may."""
+
+    def begins(self, peer: str, job: str, number: int, bytes: int) -> None:
+        """A message is asked for."""
+
+    def ends(self, peer: str, job: str, number: int) -> None:
+        """It has arrived, or failed."""
+
+    def next(self, jobs: list[tuple[str, float]]) -> str | None:
+        """Of several jobs and their priorities, whose message comes next; the first of equals."""
+
 class Controller:
     """All that is known of a cluster, and what is said to whom about it; `now` in seconds since any start.
 

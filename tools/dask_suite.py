@@ -4,8 +4,9 @@
     python tools/dask_suite.py checkout distributed/tests/test_client.py ...
 
 Without files it runs those whose subject Mission Control touches. `--ways preloaded` runs one way beside stock. The
-tests run in the environment of this interpreter, against the installed version of distributed: give a checkout of that
-version. They need `pytest-timeout`. Exit status: 0: no difference; 1: there are some; 2: bad input.
+tests run in the environment of this interpreter, with the checkout's own distributed: what is installed lacks their
+certificates. They need `pytest-timeout` and `pytest-rerunfailures`. Exit status: 0: no difference; 1: there are some;
+2: bad input.
 """
 
 from __future__ import annotations
@@ -89,18 +90,21 @@ def outcomes(checkout: Path, file: str, way: str, only: str | None) -> dict[str,
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--import-mode=importlib"]
         command += [f"--junitxml={report}", f"--timeout={TEST_S}", "--rootdir", str(checkout), file]
         command += ["-k", only] if only else []
-        # The installed version is tested, and not the checkout's: that is not on the path.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("DASK_")}
-        environment |= WAYS[way] | {"PYTHONSAFEPATH": "1"}
+        paths = [str(checkout.absolute()), *filter(None, [environment.get("PYTHONPATH")])]
+        environment |= WAYS[way] | {"PYTHONPATH": os.pathsep.join(paths)}
         try:
             subprocess.run(command, cwd=checkout, env=environment, stdout=subprocess.DEVNULL, timeout=FILE_S)
         except subprocess.TimeoutExpired:
             print(f"{file}, {way}: stopped after {FILE_S} s", file=sys.stderr)
-        print(f"{file}, {way}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
         if not report.is_file():
             return {}
         cases = ElementTree.parse(report).iter("testcase")
-        return {f"{case.get('classname')}::{case.get('name')}": outcome(case) for case in cases}
+        found = {f"{case.get('classname')}::{case.get('name')}": outcome(case) for case in cases}
+        passed = sum(own == "passed" for own in found.values())
+        took = f"{time.monotonic() - began:.0f} s"
+        print(f"{file}, {way}: {passed} of {len(found)} passed, {took}", file=sys.stderr, flush=True)
+        return found
 
 
 def outcome(case: ElementTree.Element) -> str:

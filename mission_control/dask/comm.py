@@ -121,12 +121,15 @@ class Planes:
         """Counts changes."""
         self.lingering: deque[tuple[float, _native.Endpoint, str]] = deque()
         """Objects of connections that have ended, and when they are freed; the first is freed first."""
-        # Apart: fetches wait for the network.
-        self.fetches = ThreadPoolExecutor(FETCHES, thread_name_prefix="mission-read")
-        self.puts = ThreadPoolExecutor(PUTS, thread_name_prefix="mission-write")
+        self.fetches: ThreadPoolExecutor | None = None
+        self.puts: ThreadPoolExecutor | None = None
+        """Threads that wait for the network, and threads that copy, while there is a data plane."""
 
     def add(self, token: bytes, endpoint: _native.Endpoint) -> None:
         authenticates = bool(json.loads(endpoint.environment)["engine_tls"])
+        if self.fetches is None or self.puts is None:
+            self.fetches = ThreadPoolExecutor(FETCHES, thread_name_prefix="mission-read")
+            self.puts = ThreadPoolExecutor(PUTS, thread_name_prefix="mission-write")
         self.all.append(Plane(cluster_of(token), endpoint, authenticates))
         self.version += 1
 
@@ -135,6 +138,10 @@ class Planes:
         self.version += 1
         # Its objects go with it.
         self.lingering = deque(own for own in self.lingering if own[1] is not endpoint)
+        if not self.all and self.fetches is not None and self.puts is not None:
+            self.fetches.shutdown(wait=False)
+            self.puts.shutdown(wait=False)
+            self.fetches = self.puts = None
 
     def announced(self) -> dict[str, bool]:
         """Return the clusters, and whether the data planes there authenticate others."""
@@ -298,6 +305,8 @@ class MissionComm(TCP):
     async def keep(self, endpoint: _native.Endpoint, frames: list[Any], whose: Whose) -> str:
         """Copy frames to the data plane: the caller's memory may change or go as soon as the message is written."""
         PLANES.sweep()
+        if PLANES.puts is None:
+            raise RuntimeError("the data plane closes")
         put = PLANES.puts.submit(endpoint.put, frames, whose.job, json.dumps(whose.demands))
         try:
             name, _ = await asyncio.wrap_future(put)
@@ -334,7 +343,7 @@ class MissionComm(TCP):
         """
         plane = self.plane()
         try:
-            if plane is None or plane.cluster != said["cluster"]:
+            if plane is None or plane.cluster != said["cluster"] or PLANES.fetches is None:
                 raise CommClosedError(f"{self} announced frames, but the data plane is gone")
             wanted = [(said["object"], part, size, [said["address"]]) for part, (_, size) in enumerate(said["large"])]
             transfer = (said["job"], said["from"], said["to"], said["demands"])

@@ -23,7 +23,8 @@ from mission_control import _native
 from mission_control.carried import carried_by
 from mission_control.dask import results
 from mission_control.dask.comm import PLANES, is_encrypted, requires_encryption
-from mission_control.dask.seams import messages, shuffles
+from mission_control.dask.seams import messages, shuffles, wanted
+from mission_control.dask.seams.lanes import Lanes
 from mission_control.dask.seams.turns import Turns
 from mission_control.throttle import MEMORY, ThrottleController
 
@@ -48,6 +49,7 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
     idempotent = True
     # Dask knows the plug-in before it is set up.
     turns: Turns | None = None
+    lanes: Lanes | None = None
 
     def __init__(self) -> None:
         self.problem: str | None = None
@@ -116,6 +118,9 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
         self.join(endpoint, briefing)
         PLANES.add(secret["token"], endpoint)
         self.undo_names = messages.name_transfers(worker)
+        if worker.address.startswith("mission://") and wanted("gather-by-job"):
+            lanes = Lanes(worker, endpoint)
+            self.lanes = lanes if lanes.start() else None
         turns = Turns(worker, endpoint, settings["memory_limit"])
         self.turns = turns if turns.start() else None
 
@@ -128,8 +133,10 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
         worker.stream_handlers["mission-control"] = ignored
         if (hashing := sys.modules.get("mission_control.hashing")) is not None:
             hashing.uninstall()
-        if self.turns is not None:
-            self.turns.close()
+        # In reverse: each restores what it found.
+        for own in (self.turns, self.lanes):
+            if own is not None:
+                own.close()
         if self.endpoint is not None:
             PLANES.remove(self.endpoint)
             self.undo_names()
@@ -157,8 +164,9 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
 
     def report(self, last_of: str | None = None) -> None:
         PLANES.sweep()
-        if self.turns is not None:
-            self.turns.weigh()
+        for own in (self.turns, self.lanes):
+            if own is not None:
+                own.weigh()
         super().report(last_of)
 
     def memory(self, worker: Worker) -> dict[str, int]:

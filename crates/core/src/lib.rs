@@ -20,6 +20,7 @@ pub mod graph;
 pub mod host;
 pub mod ictcp;
 pub mod incast;
+pub mod lanes;
 pub mod mission;
 pub mod pattern;
 pub mod policy;

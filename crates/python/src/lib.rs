@@ -10,6 +10,7 @@ mod endpoint;
 mod incast;
 #[cfg(feature = "kernel")]
 mod kernel;
+mod lanes;
 mod memory;
 mod records;
 mod threads;
@@ -40,6 +41,8 @@ mod _native {
     #[cfg(feature = "kernel")]
     #[pymodule_export]
     use super::kernel::{Dctcp, Setter, Switch, bond_pairs, mptcp_preload};
+    #[pymodule_export]
+    use super::lanes::Lanes;
     #[pymodule_export]
     use super::memory::{Part, Segment};
     #[pymodule_export]

@@ -2,7 +2,7 @@
 
 Each is checked when its plug-in starts. One that is not as expected stays as it is, with a warning: Dask goes on
 without what it would have brought. :mod:`.objects`, :mod:`.queue` and :mod:`.shuffles` are for the scheduler,
-:mod:`.turns` is for a worker.
+:mod:`.turns`, :mod:`.lanes` and :mod:`.messages` are for a worker.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import dask
 
-PARTS = ("lend-threads", "order-tasks", "p2p", "queue-by-job")
+PARTS = ("gather-by-job", "lend-threads", "order-tasks", "p2p", "queue-by-job")
 """Set ``mission-control.lend-threads`` and so on to false to have Dask's own way."""
 
 

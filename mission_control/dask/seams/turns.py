@@ -78,7 +78,7 @@ class Turns(turns.Turns):
         known = (
             isinstance(executor, ThreadPoolExecutor)
             and {"_max_workers", "_rejoin_list"} <= vars(executor).keys()
-            and type(state) is WorkerState
+            and isinstance(state, WorkerState)
             and type(state.ready) is HeapSet
             and {"_ensure_computing", "nthreads", "executing"} <= set(dir(WorkerState))
         )
@@ -120,9 +120,9 @@ class Turns(turns.Turns):
         replace(self.undo, executor, "submit", submit_and_come_back)
 
     def _lend_threads(self, state: WorkerState, executor: Any) -> None:
-        turns = self
+        turns, plain = self, type(state)
 
-        class Lending(WorkerState):
+        class Lending(plain):  # type: ignore[valid-type,misc]
             """Gives tasks to as many threads as are not lent."""
 
             __slots__ = ()
@@ -137,7 +137,7 @@ class Turns(turns.Turns):
 
         state.__class__ = Lending
         executor._max_workers += self.threads.most
-        self.undo.callback(setattr, state, "__class__", WorkerState)
+        self.undo.callback(setattr, state, "__class__", plain)
         self.undo.callback(setattr, executor, "_max_workers", executor._max_workers - self.threads.most)
 
     def close(self) -> None:

@@ -1,0 +1,213 @@
+"""Ask a peer for results of several jobs at once, in one message for each job (DESIGN 4.1).
+
+Dask asks each peer for one message at a time, with results of any jobs in it. Then a message has no job whose share it
+could get, and a job waits for those of others. Here each job has a lane to each peer. `crates/core` decides of which
+job the next message is (``lanes``). A result belongs to the job of a task that waits for it.
+
+This replaces private parts of Dask's worker. If they are not as expected, messages stay as they are, with a warning.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+from distributed import Worker
+from distributed.collections import HeapSet
+from distributed.comm import get_address_host
+from distributed.worker_state_machine import WorkerState
+
+from mission_control import _native
+from mission_control.dask.seams.by_job import ByJob
+from mission_control.dask.seams.turns import UNNAMED, job_of
+
+logger = logging.getLogger(__name__)
+
+USED = {"_ensure_communicating", "_select_workers_for_gather", "_select_keys_for_gather", "_gather_dep_done_common"}
+HELD = {"data_needed": defaultdict, "in_flight_workers": dict, "busy_workers": set}
+"""Methods and attributes of Dask's worker that this relies on."""
+
+
+Place = tuple[str, str, int]
+"""The address of a peer, a job, and the number of a message in their lane."""
+
+
+class Lane(str):
+    """The address of a peer, with the job of a message and its number. It equals the address alone."""
+
+    __slots__ = ("job", "number")
+    job: str
+    number: int
+
+    @classmethod
+    def to(cls, peer: str, job: str, number: int = 0) -> Lane:
+        own = cls(peer)
+        own.job, own.number = job, number
+        return own
+
+
+class InFlight(dict[Any, Any]):
+    """The keys of each message that is under way. Dask looks them up by :class:`Lane`.
+
+    An address alone means a message that Dask asked for by itself: before this was installed, or after.
+    """
+
+    def __init__(self, state: WorkerState, native: _native.Lanes):
+        super().__init__()
+        self.state, self.native = state, native
+        self.closing = False
+
+    def __contains__(self, peer: object) -> bool:
+        """Whether a message is under way; of an address alone: any message."""
+        return super().__contains__(place_of(peer)) if isinstance(peer, Lane) else any(own == peer for own, *_ in self)
+
+    def __getitem__(self, peer: str) -> Any:
+        return super().__getitem__(place_of(peer))
+
+    def __setitem__(self, peer: str, keys: Any) -> None:
+        self.native.begins(*place_of(peer), sum(self.state.tasks[key].get_nbytes() for key in keys))
+        super().__setitem__(place_of(peer), keys)
+
+    def pop(self, peer: str) -> Any:  # type: ignore[override]
+        keys = super().pop(place_of(peer))
+        self.native.ends(*place_of(peer))
+        if self.closing and not self:
+            self.state.in_flight_workers = {}
+        return keys
+
+
+def place_of(peer: str) -> Place:
+    return (str(peer), peer.job, peer.number) if isinstance(peer, Lane) else (str(peer), UNNAMED[0], 0)
+
+
+class Lanes:
+    """The lanes of one Dask worker."""
+
+    def __init__(self, worker: Worker, endpoint: _native.Endpoint):
+        self.worker = worker
+        self.endpoint = endpoint
+        self.native = _native.Lanes()
+        self.undo = ExitStack()
+
+    def weigh(self) -> None:
+        """Use the current weights of jobs."""
+        self.native.weigh(self.endpoint.weights())
+
+    def start(self) -> bool:
+        """Take over what the worker asks its peers for. Return False, with a warning, if Dask is not as expected."""
+        state = self.worker.state
+        factory: Any = getattr(getattr(state, "data_needed", None), "default_factory", None)
+        known = (
+            isinstance(state, WorkerState)
+            and set(dir(WorkerState)) >= USED
+            and all(type(getattr(state, name, None)) is kind for name, kind in HELD.items())
+            and isinstance(factory, partial)
+            and type(factory()) is HeapSet
+            and factory.keywords.keys() == {"key"}
+        )
+        if not known:
+            logger.warning(
+                "This version of Dask has no worker that asks for results as Mission Control knows it: its messages "
+                "mix those of several jobs"
+            )
+            return False
+        self._replace(state, factory.keywords["key"])
+        return True
+
+    def _replace(self, state: Any, key: Any) -> None:
+        lanes, plain = self, type(state)
+
+        class Laned(plain):  # type: ignore[valid-type,misc]
+            """Asks a peer for the results of each job by themselves."""
+
+            __slots__ = ()
+
+            def _select_workers_for_gather(self) -> Iterator[tuple[str, HeapSet]]:
+                return lanes.free(self)
+
+        factory, choose = state.data_needed.default_factory, lambda jobs: jobs[0]
+        in_flight = InFlight(state, self.native)
+        for peer, keys in state.in_flight_workers.items():
+            in_flight[peer] = keys
+        needed: defaultdict[str, ByJob] = defaultdict(partial(ByJob, key=key, job_of=consumer_of, choose=choose))
+        for peer, tasks in state.data_needed.items():
+            needed[peer] = ByJob.of(tasks, consumer_of, choose)
+        state.in_flight_workers, state.data_needed, state.__class__ = in_flight, needed, Laned
+
+        def restore() -> None:
+            state.__class__ = plain
+            state.data_needed = defaultdict(factory, {peer: own.plain() for peer, own in state.data_needed.items()})
+            # Several messages of one peer may be under way.
+            in_flight.closing = True
+            if not in_flight:
+                state.in_flight_workers = {}
+
+        self.undo.callback(restore)
+
+    def free(self, state: Any) -> Iterator[tuple[Lane, HeapSet]]:
+        """Give lanes in which a message may begin, and the tasks whose results wait there: the next one first.
+
+        `crates/core` chooses the job. Within a job the order is Dask's: by the priority of the first task, near peers
+        before others, then by the number of tasks, then by chance. Whoever iterates removes tasks, and adds what is
+        asked for to `in_flight_workers`.
+        """
+        here = get_address_host(state.address)
+
+        def ranked(lane: Lane, tasks: HeapSet) -> tuple[Any, ...]:
+            is_far = get_address_host(str(lane)) != here
+            return tasks.peek().priority, is_far, -len(tasks), state.rng.random(), lane, tasks
+
+        by_job: dict[str, list[Any]] = {}
+        for peer, all_tasks in list(state.data_needed.items()):
+            if not all_tasks:
+                del state.data_needed[peer]
+            elif peer not in state.busy_workers:
+                for job, tasks in all_tasks.heaps.items():
+                    if (number := self.native.free(peer, job)) is not None:
+                        by_job.setdefault(job, []).append(ranked(Lane.to(peer, job, number), tasks))
+        for heap in by_job.values():
+            heapq.heapify(heap)
+        while by_job:
+            job = self.next(by_job)
+            heap = by_job[job]
+            _, _, count, _, lane, tasks = heapq.heappop(heap)
+            # A task whose result several peers have may have been asked for meanwhile.
+            if tasks and -count != len(tasks):
+                heapq.heappush(heap, ranked(lane, tasks))
+                continue
+            if not heap:
+                del by_job[job]
+            if tasks:
+                yield lane, tasks
+
+    def next(self, by_job: dict[str, list[Any]]) -> str:
+        """Choose a job, given its lanes as a heap."""
+        if len(by_job) == 1:
+            return next(iter(by_job))
+        first = [(job, tasks.peek() if (tasks := heap[0][-1]) else None) for job, heap in by_job.items()]
+        # In the order of their first tasks: the first of equals is chosen.
+        first.sort(key=lambda own: () if own[1] is None else own[1].priority)
+        return self.native.next([(job, priority_of(task)) for job, task in first]) or first[0][0]
+
+    def close(self) -> None:
+        self.undo.close()
+
+
+def consumer_of(task: Any) -> str:
+    """The job of a result that is to be asked for: of a task that waits for it."""
+    return job_of(waiting(task))[0]
+
+
+def priority_of(task: Any) -> float:
+    """The priority of that job."""
+    return job_of(waiting(task))[1]
+
+
+def waiting(task: Any) -> Any:
+    """A task that waits for this one's result; none where it is to be copied only."""
+    return next(iter(task.waiters or task.dependents), None) if task is not None else None
