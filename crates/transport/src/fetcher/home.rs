@@ -109,7 +109,7 @@ impl Shared {
         let elsewhere = plan.legs.iter().any(|leg| leg.reach == Reach::Anywhere);
         for (object, numbers) in near {
             let leg = memory.expect("nothing is near without it");
-            let try_all = || self.from_owners(request, object, &numbers, leg, &take);
+            let try_all = || self.ask_owners(request, object, &numbers, leg, &take);
             let parts = match try_all() {
                 Err(_) if elsewhere => continue,
                 Err(denied) => self.insist(denied, object, interrupted, try_all)?,
@@ -177,7 +177,7 @@ impl Shared {
     ///
     /// # Errors
     /// Why they have to come another way; of several owners, why the last one on this host gave none.
-    fn from_owners<T>(
+    fn ask_owners<T>(
         &self,
         request: &FetchRequest,
         object: ObjectId,
