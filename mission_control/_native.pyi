@@ -70,6 +70,21 @@ class Endpoint:
     def allocate(self, len: int, job: tuple[str, str] | None = None) -> Segment: ...
     def allocate_result(self, len: int) -> Segment:
         """Return memory for a task's result; Dask accounts for it, so it does not make objects go to the disk."""
+    def join_columns(
+        self, parts: Sequence[Buffer], kinds: Sequence[Sequence[tuple[str, int]]]
+    ) -> tuple[int, list[list[tuple[Segment | None, int, int, int, int]]]]:
+        """Join parts that :class:`ColumnSplit` made, in memory for results.
+
+        Args:
+            kinds: The buffers of each column: ``("fixed", width)``, ``("bits", 0)``, ``("variable", width_of_offsets)``.
+
+        Returns:
+            The number of rows; and for each buffer of each column the memory that it lies in, start and length of its
+            values, bits or offsets, and start and length of the bytes that offsets name. ``None``: all bits are set.
+
+        Raises:
+            ValueError: A part does not have these buffers.
+        """
     def put(self, parts: Sequence[Buffer], job: str, demands: str) -> tuple[str, list[int]]: ...
     def adopt(self, segment: Segment, sizes: Sequence[int], demands: str) -> str: ...
     def free(self, object: str) -> bool: ...
@@ -349,22 +364,6 @@ class ColumnSplit:
         """Rows of output partitions that nobody wants."""
     def write(self, out: Segment, last: bytes) -> None:
         """Write all parts, one after another, and then ``last``; ``out`` has as many bytes as that."""
-
-def columns_join(
-    endpoint: Endpoint, parts: Sequence[Buffer], kinds: Sequence[Sequence[tuple[str, int]]]
-) -> tuple[int, list[list[tuple[Segment | None, int, int, int, int]]]]:
-    """Join parts that :class:`ColumnSplit` made.
-
-    Args:
-        kinds: The buffers of each column: ``("fixed", width)``, ``("bits", 0)``, ``("variable", width_of_offsets)``.
-
-    Returns:
-        The number of rows; and for each buffer of each column the memory that it lies in, start and length of its
-        values, bits or offsets, and start and length of the bytes that offsets name. ``None``: all bits are set.
-
-    Raises:
-        ValueError: A part does not have these buffers.
-    """
 
 def columns_hash(
     columns: Sequence[tuple[str, int, Buffer, Buffer | None, tuple[Buffer, int] | None]], tuples: bool, out: Buffer

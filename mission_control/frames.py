@@ -38,7 +38,7 @@ class Encoding(NamedTuple):
     """Of pandas."""
     arrow: pa.DataType | None
     kinds: tuple[tuple[str, int], ...]
-    """Of its buffers, as :func:`mission_control._native.columns_join` takes them."""
+    """Of its buffers, as :meth:`mission_control._native.Endpoint.join_columns` takes them."""
 
 
 @dataclass(frozen=True)
@@ -237,7 +237,7 @@ def decode(endpoint: _native.Endpoint, pieces: Sequence[tuple[Schema, Any]], met
 
 def decode_alike(endpoint: _native.Endpoint, schema: Schema, parts: list[Any], meta: pd.DataFrame) -> pd.DataFrame:
     encodings = (*schema.columns, schema.index)
-    rows, places = _native.columns_join(endpoint, parts, [encoding.kinds for encoding in encodings])
+    rows, places = endpoint.join_columns(parts, [encoding.kinds for encoding in encodings])
     *columns, index = (decode_column(encoding, rows, own) for encoding, own in zip(encodings, places, strict=True))
     for place, (encoding, dtype) in enumerate(zip(schema.columns, meta.dtypes, strict=True)):
         if encoding.arrow == pa.null() and isinstance(encoding.dtype, np.dtype) and dtype != np.dtype(object):

@@ -311,7 +311,8 @@ def frame_of(seed: int) -> pd.DataFrame:
     chance = np.random.default_rng(seed)
     keys = chance.integers(0, 20_000, 5000)
     keys[chance.random(5000) < 0.01] = 7
-    text = pd.array(np.char.add("row ", chance.integers(0, 1000, 5000).astype(str)), dtype="str")
+    # The type that Dask makes of texts.
+    text = pd.array(np.char.add("row ", chance.integers(0, 1000, 5000).astype(str)), dtype="string[pyarrow]")
     return pd.DataFrame({"key": keys, "number": chance.random(5000), "text": text})
 
 

@@ -1,14 +1,15 @@
 //! Rows of data frames, split by output partition and joined again (`mission-columns`), in memory of the data plane.
 
-use crate::endpoint::{Endpoint, OfIo};
+use crate::endpoint::OfIo;
 use crate::memory::{Bytes, Segment, buffer_of, bytes_of};
 use crate::{bad_input, detached};
 use mission_columns::{Buffer, Column, Kind, Offsets, Split, hash_column, hash_rows, measure};
-use mission_transport::segment;
+use mission_transport::segment::{self, Pool};
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Buffers of this size have memory of their own, so that whoever keeps one column does not keep all. Smaller ones share: a process has
 /// 65,530 mappings (`vm.max_map_count`).
@@ -127,12 +128,12 @@ impl ColumnSplit {
 }
 
 /// Where a buffer lies: the memory, the range of its values, bits or offsets, and that of the bytes that offsets name.
-type Place = (Option<Py<Segment>>, usize, usize, usize, usize);
+pub type Place = (Option<Py<Segment>>, usize, usize, usize, usize);
 
-#[pyfunction]
-pub fn columns_join(
+/// Joins parts; gives the number of rows and, for each column, the place of each of its buffers.
+pub fn join(
     py: Python<'_>,
-    endpoint: &Endpoint,
+    pool: &Arc<Pool>,
     parts: Vec<Bound<'_, PyAny>>,
     kinds: Vec<Vec<(String, usize)>>,
 ) -> PyResult<(usize, Vec<Vec<Place>>)> {
@@ -141,11 +142,10 @@ pub fn columns_join(
     // SAFETY: `buffers` holds them, and nobody writes to fetched parts.
     let bytes = buffers.iter().map(|own| unsafe { bytes_of(own) }).collect::<PyResult<Vec<_>>>()?;
     let slices: Vec<&[u8]> = bytes.iter().map(|own| &**own).collect();
-    let endpoint = endpoint.get()?;
     let made = detached(py, || {
         let joined = measure(&slices, &flat).map_err(bad_input)?;
         let (lengths, placed) = place(joined.sizes());
-        let take = |len: &usize| endpoint.pool.take_for_result(*len).map_err(PyOSError::new_err_of);
+        let take = |len: &usize| pool.take_for_result(*len).map_err(PyOSError::new_err_of);
         let mut segments = lengths.iter().map(take).collect::<PyResult<Vec<segment::Segment>>>()?;
         for (buffer, (segment, ranges)) in placed.iter().enumerate() {
             let out = segments[*segment].bytes_mut();

@@ -2,7 +2,7 @@
 
 use crate::decisions::Flows;
 use crate::memory::{Part, Segment, buffer_of, bytes_of};
-use crate::{bad_input, detached};
+use crate::{bad_input, columns, detached};
 use mission_core::host::fetches::FetchError;
 use mission_core::mission;
 use mission_core::pattern::Asked;
@@ -119,6 +119,16 @@ impl Endpoint {
         let endpoint = self.get()?;
         let segment = detached(py, || endpoint.pool.take_for_result(len))?;
         Ok(Segment::new(segment.map_err(PyOSError::new_err_of)?))
+    }
+
+    /// Joins the parts of a data frame in memory for results (`columns::join`).
+    fn join_columns(
+        &self,
+        py: Python<'_>,
+        parts: Vec<Bound<'_, PyAny>>,
+        kinds: Vec<Vec<(String, usize)>>,
+    ) -> PyResult<(usize, Vec<Vec<columns::Place>>)> {
+        columns::join(py, &self.get()?.pool, parts, kinds)
     }
 
     fn put(

@@ -24,7 +24,7 @@ mod _native {
     #[pymodule_export]
     use super::_panic;
     #[pymodule_export]
-    use super::columns::{ColumnSplit, columns_hash, columns_join};
+    use super::columns::{ColumnSplit, columns_hash};
     #[pymodule_export]
     use super::control::Controller;
     #[pymodule_export]
