@@ -265,8 +265,10 @@ def operate(case: Case, inputs: list[Any], made: list[Any]) -> None:
 
 @contextmanager
 def cluster_for(case: Case, nbytes: int) -> Iterator[tuple[LocalCluster, Client, dict[str, bool]]]:
-    # Inputs, objects and outputs, and half of it left: Dask pauses workers at four fifths.
-    memory = WORKER_MEMORY_MIN + 6 * nbytes // WORKERS
+    # Nobody is to spill. Inputs, what is moved, and outputs are three times the data. After a shuffle on disk a worker's heap
+    # holds about as much again, and Dask spills from 0.7 of the limit on: at six times the data it wrote inputs to the disk
+    # during whatever ran next.
+    memory = 2 * WORKER_MEMORY_MIN + 12 * nbytes // WORKERS
     if not case.in_memory:
         memory = nbytes // MEMORY_FACTOR // WORKERS
         if memory < WORKER_MEMORY_MIN:
