@@ -260,8 +260,22 @@ mod tests {
         large.bytes_mut().fill(7);
         assert_eq!((pool.descriptors(), pool.live_bytes()), (2, (8 << 20) + (64 << 10)));
         drop((large, other));
+        assert_eq!((pool.descriptors(), pool.live_bytes()), (2, 0));
+    }
+
+    #[test]
+    fn memory_of_a_job_that_is_over_stays_for_the_next_one_while_there_is_room() {
+        let pool = Pool::new(SLAB + (4 << 20));
+        let made = pool.take(1 << 20, Some(1)).unwrap();
+        let start = made.as_ptr();
+        drop(made);
         pool.forget_job(1);
-        assert_eq!((pool.descriptors(), pool.live_bytes()), (1, 0));
+        let again = pool.take(1 << 20, Some(1)).unwrap();
+        assert_eq!((pool.descriptors(), again.as_ptr()), (1, start));
+        drop(again);
+        let _other = pool.take(5 << 20, None).unwrap();
+        pool.forget_job(1);
+        assert_eq!((pool.descriptors(), pool.free_bytes()), (0, 0));
     }
 
     #[test]

@@ -203,8 +203,13 @@ impl Pool {
         self.release(|_, since| idle(since), |_, slab| slab.is_idle());
     }
 
-    /// Gives back what is kept for a job that is over.
+    /// A job is over. What is kept for it stays for [`IDLE_MEMORY`], if there is room: a program's next shuffle is the same job again,
+    /// and fresh pages made rechunks take up to twice the processor time (2026-11-24).
     pub fn forget_job(&self, job: GroupId) {
+        let used = self.live_bytes() + self.result_bytes() + self.free_bytes();
+        if used <= self.keep_bytes as u64 {
+            return;
+        }
         let is_free = |slab: &Slab| slab.free.lock().expect("no panic while held").idle_since.is_some();
         self.release(|kind, _| kind.0 == Some(job), |own, slab| own == job && is_free(slab));
     }
