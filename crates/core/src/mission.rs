@@ -320,7 +320,7 @@ impl Transfer {
         let shown = match self.evidence.pattern() {
             Pattern::Broadcast if self.evidence.receivers() > 1 => true,
             Pattern::Unknown => false,
-            _ => 2 * self.evidence.receivers() >= graph.consumers,
+            _ => self.evidence.has_half_of(graph.consumers),
         };
         (!shown).then_some(graph)
     }

@@ -22,6 +22,9 @@ pub struct Asked {
     pub whole: bool,
 }
 
+/// Receivers and parts of a transfer that are remembered. A job may last as long as its client: the first ones have shown what the pattern is.
+const REMEMBERED_MAX: usize = 10_000;
+
 /// What was fetched so far in one transfer; constant work per fetch.
 #[derive(Default)]
 pub struct Evidence {
@@ -38,9 +41,14 @@ impl Evidence {
         self.most_objects = self.most_objects.max(asked.objects);
         // What is taken whole might as well have one part.
         self.most_parts = self.most_parts.max(if asked.whole { 1 } else { asked.parts });
-        self.receivers.insert(asked.receiver.clone());
-        let first =
-            self.takers.entry((asked.object.clone(), asked.part)).or_insert_with(|| (asked.receiver.clone(), false));
+        if self.receivers.len() < REMEMBERED_MAX {
+            self.receivers.insert(asked.receiver.clone());
+        }
+        let part = (asked.object.clone(), asked.part);
+        if self.takers.len() >= REMEMBERED_MAX && !self.takers.contains_key(&part) {
+            return;
+        }
+        let first = self.takers.entry(part).or_insert_with(|| (asked.receiver.clone(), false));
         if first.0 != asked.receiver && !first.1 {
             first.1 = true;
             self.shared += 1;
@@ -50,6 +58,12 @@ impl Evidence {
     /// Tasks that fetched.
     pub fn receivers(&self) -> u32 {
         self.receivers.len() as u32
+    }
+
+    /// Whether half of so many tasks have fetched, or as many as are remembered.
+    pub fn has_half_of(&self, tasks: u32) -> bool {
+        let half = u64::from(tasks).div_ceil(2).min(REMEMBERED_MAX as u64);
+        u64::from(self.receivers()) >= half
     }
 
     /// What was seen, in words.
@@ -99,6 +113,18 @@ mod tests {
         assert_eq!(evidence(&[("r0", 8, "a", 0, 1), ("r1", 8, "b", 0, 1)]), Pattern::Gather);
         assert_eq!(evidence(&[("r0", 1, "o", 0, 1)]), Pattern::OneToOne);
         assert_eq!(evidence(&[("r0", 1, "a", 0, 1), ("r1", 1, "b", 0, 1)]), Pattern::OneToOne);
+    }
+
+    #[test]
+    fn what_is_remembered_of_a_long_job_has_a_limit_and_is_enough() {
+        let mut evidence = Evidence::default();
+        for number in 0..3 * REMEMBERED_MAX as u32 {
+            let (receiver, object) = (number.to_string().into(), "o".into());
+            evidence.add(&Asked { receiver, objects: 8, object, part: number, parts: 1 << 20, whole: false });
+        }
+        assert_eq!((evidence.receivers() as usize, evidence.takers.len()), (REMEMBERED_MAX, REMEMBERED_MAX));
+        assert_eq!(evidence.pattern(), Pattern::Shuffle);
+        assert!(evidence.has_half_of(1 << 20) && !Evidence::default().has_half_of(1));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use super::{SEALS, SHARED_MIN, SLAB, Segment, Use};
 use mission_core::defaults::IDLE_MEMORY;
 use mission_core::host::GroupId;
 use rustix::process::{Resource, getrlimit};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
@@ -25,6 +25,8 @@ pub struct Pool {
     free: Mutex<Free>,
     /// Of each job.
     slabs: Mutex<BTreeMap<GroupId, Vec<Arc<Slab>>>>,
+    /// Jobs that are over, of which something may be kept.
+    ended: Mutex<BTreeSet<GroupId>>,
     /// Bytes of the segments in use.
     pub(super) live: AtomicU64,
     /// Bytes of those that hold results of the engine's tasks: they are not counted among the former.
@@ -49,6 +51,7 @@ impl Pool {
         Arc::new(Pool {
             free: Mutex::default(),
             slabs: Mutex::default(),
+            ended: Mutex::default(),
             live: AtomicU64::new(0),
             results: AtomicU64::new(0),
             keep_bytes,
@@ -98,10 +101,19 @@ impl Pool {
 
     fn take_part(&self, len: usize, job: GroupId) -> io::Result<Memory> {
         let size = len.next_multiple_of(PAGE);
+        let part = |slabs: &[Arc<Slab>]| {
+            let (slab, start) = slabs.iter().find_map(|slab| Some((slab, slab.take(size)?)))?;
+            Some(Memory::Part { slab: slab.clone(), start, size })
+        };
+        if let Some(taken) = self.slabs.lock().expect("no panic while held").get(&job).and_then(|slabs| part(slabs)) {
+            return Ok(taken);
+        }
+        // Without the lock: it looks at all slabs.
+        self.make_room(SLAB, Some(job));
         let mut slabs = self.slabs.lock().expect("no panic while held");
         let slabs = slabs.entry(job).or_default();
-        if let Some((slab, start)) = slabs.iter().find_map(|slab| Some((slab, slab.take(size)?))) {
-            return Ok(Memory::Part { slab: slab.clone(), start, size });
+        if let Some(taken) = part(slabs) {
+            return Ok(taken);
         }
         let mapping = self.map(SLAB, Some(job))?;
         let free = Ranges { by_start: BTreeMap::from([(0, SLAB)]), idle_since: None };
@@ -125,7 +137,10 @@ impl Pool {
         };
         Ok(Memory::Whole(match kept {
             Some((mapping, _)) => mapping,
-            None => self.map(size, job)?,
+            None => {
+                self.make_room(size, job);
+                self.map(size, job)?
+            }
         }))
     }
 
@@ -201,17 +216,35 @@ impl Pool {
     pub fn trim(&self) {
         let idle = |since: &Instant| since.elapsed() >= IDLE_MEMORY;
         self.release(|_, since| idle(since), |_, slab| slab.is_idle());
+        if self.free_bytes() == 0 {
+            self.ended.lock().expect("no panic while held").clear();
+        }
     }
 
-    /// A job is over. What is kept for it stays for [`IDLE_MEMORY`], if there is room: a program's next shuffle is the same job again,
-    /// and fresh pages made rechunks take up to twice the processor time (2026-11-24).
+    /// A job is over. What is kept for it stays for [`IDLE_MEMORY`] unless others need the room: a program's next shuffle is the same job
+    /// again, and fresh pages made rechunks take up to twice the processor time (2026-11-24).
     pub fn forget_job(&self, job: GroupId) {
-        let used = self.live_bytes() + self.result_bytes() + self.free_bytes();
-        if used <= self.keep_bytes as u64 {
+        self.ended.lock().expect("no panic while held").insert(job);
+        self.make_room(0, None);
+    }
+
+    /// Gives back what is kept for jobs that are over, but for `user`, if so many bytes more are beyond what may be kept.
+    fn make_room(&self, size: usize, user: Option<GroupId>) {
+        let mut ended = self.ended.lock().expect("no panic while held");
+        if let Some(user) = user {
+            // It goes on.
+            ended.remove(&user);
+        }
+        let used = self.live_bytes() + self.result_bytes() + self.free_bytes() + size as u64;
+        if ended.is_empty() || used <= self.keep_bytes as u64 {
             return;
         }
         let is_free = |slab: &Slab| slab.free.lock().expect("no panic while held").idle_since.is_some();
-        self.release(|kind, _| kind.0 == Some(job), |own, slab| own == job && is_free(slab));
+        self.release(
+            |kind, _| kind.0.is_some_and(|job| ended.contains(&job)),
+            |job, slab| ended.contains(&job) && is_free(slab),
+        );
+        ended.clear();
     }
 
     fn release(&self, whole: impl Fn(&Kind, &Instant) -> bool, slab: impl Fn(GroupId, &Slab) -> bool) {
