@@ -76,7 +76,8 @@ class Endpoint:
         """Join parts that :class:`ColumnSplit` made, in memory for results.
 
         Args:
-            kinds: The buffers of each column: ``("fixed", width)``, ``("bits", 0)``, ``("variable", width_of_offsets)``.
+            kinds: The buffers of each column: ``("fixed", width)``, ``("bits", 0)``,
+                ``("variable", width_of_offsets)``.
 
         Returns:
             The number of rows; and for each buffer of each column the memory that it lies in, start and length of its
@@ -287,8 +288,11 @@ class Controller:
         """A result is gone, and is going to be computed again or not."""
 
     def forgotten(self, now: float, task: int) -> str | None: ...
-    def no_data_plane(self, workers: Sequence[str]) -> str | None:
-        """Say why the data plane cannot carry something between all these workers."""
+    def shuffle_demands(self, task: int, workers: Sequence[str]) -> tuple[str | None, str | None]:
+        """Return what a shuffle of the engine demands on the data plane between these workers, as JSON.
+
+        Or ``None``, and why the engine has to carry it.
+        """
     def spec_of(self, task: int) -> str | None:
         """The job of a task as it is specified now."""
 

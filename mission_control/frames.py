@@ -287,6 +287,9 @@ def decode_arrow(encoding: Encoding, rows: int, places: list[tuple[Any, int, int
     if encoding.name == "pickle":
         return decode_pickled(dtype, column)
     if isinstance(dtype, np.dtype):
+        if pa.types.is_large_string(column.type):
+            # pandas would make NaN of None.
+            return column.to_numpy(zero_copy_only=False)
         return column.to_pandas(date_as_object=True, integer_object_nulls=True).astype(object).array
     return dtype.__from_arrow__(column)
 

@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from distributed import Client, LocalCluster, wait
+from distributed import Client, LocalCluster, Security, wait
 
 import mission_control
 from tests.conftest import resources, status, until, what_is_left
@@ -173,6 +173,12 @@ def test_python_objects_come_back_as_they_were(client):
             same_gap = one is other or (one != one and other != other)
             assert same_gap or (type(one) is type(other) and one == other), (name, one, other)
             assert getattr(one, "tz", None) == getattr(other, "tz", None)
+
+
+def test_gaps_among_texts_that_are_python_objects_stay_none(client):
+    parts = [pd.DataFrame({"key": [0, 1, 2, 3], "text": pd.Series(["a", None, "b", None], dtype=object)})] * 4
+    whole = dd.from_map(lambda own: own, parts, meta=parts[0].iloc[:0]).shuffle("key", npartitions=3).compute()
+    assert sorted(map(str, whole["text"])) == ["None"] * 8 + ["a"] * 4 + ["b"] * 4
 
 
 def test_a_partition_without_any_value_in_a_column_does_not_change_its_type(client):
@@ -388,6 +394,33 @@ def test_a_worker_without_a_data_plane_that_comes_later_leaves_the_shuffle_to_da
                     assert own["engine"] == "dask" and "MISSION_LINK_RATE" in own["why"] and own["runs"] == 2, own
                 finally:
                     other.terminate()
+
+
+def test_where_dask_speaks_tls_its_shuffles_are_encrypted_without_being_asked():
+    options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": ":0", "memory_limit": "1GiB"}
+    with LocalCluster(security=Security.temporary(), **options) as cluster, Client(cluster) as client:
+        assert cluster.scheduler_address.startswith("tls://")
+        mission_control.install(client)
+        parts = pieces(6)
+        with mission_control.job("secret", client=client):
+            result = dd.from_map(lambda own: own, parts, meta=parts[0].iloc[:0]).shuffle("key").persist()
+            wait(result)
+            (own,) = shuffles(client)
+            assert own["engine"] == "mission", own
+            (job,) = until(
+                lambda: [job for job in status(client)["jobs"] if any(carried_by(job).values())], "bytes are reported"
+            )
+        assert {name for name, carried in carried_by(job).items() if carried} == {"tls"}
+        same(result.compute(), pd.concat(parts))
+
+
+def carried_by(job: dict[str, Any]) -> dict[str, int]:
+    """Bytes of a job's transfers, by transport."""
+    carried: dict[str, int] = {}
+    for transfer in job["transfers"]:
+        for name, amount in transfer["transport"]["bytes"].items():
+            carried[name] = carried.get(name, 0) + amount
+    return carried
 
 
 def test_mission_control_can_be_removed_while_shuffles_run():

@@ -524,6 +524,16 @@ impl MissionController {
         Command::Shares { flows_per_host, level, shares: self.shares.clone() }
     }
 
+    /// Whether the engine's own channel is encrypted.
+    pub fn engine_encrypts(&self) -> bool {
+        self.environment.engine_tls
+    }
+
+    /// Whether the data plane of a worker has the certificates of the engine's own channel.
+    pub fn encrypts(&self, worker: &str) -> bool {
+        self.cluster.is(worker, |own| own.engine_tls)
+    }
+
     /// Whether a job could run, without letting it arrive.
     ///
     /// # Errors

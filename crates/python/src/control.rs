@@ -111,13 +111,16 @@ impl Controller {
         self.take(now, control::Event::Forgotten { task })
     }
 
-    /// What is told of the job of a task, as JSON.
-    /// Why the data plane cannot carry something between all these workers.
-    fn no_data_plane(&self, workers: Vec<String>) -> Option<String> {
+    /// What a shuffle of the engine demands on the data plane (JSON), and `None`; or `None`, and why the engine has to carry it.
+    fn shuffle_demands(&self, task: u64, workers: Vec<String>) -> PyResult<(Option<String>, Option<String>)> {
         let workers: Vec<_> = workers.into_iter().map(Into::into).collect();
-        self.lock().no_data_plane(&workers)
+        match self.lock().shuffle_demands(task, &workers) {
+            Ok(demands) => Ok((Some(serde_json::to_string(&demands).map_err(bad_input)?), None)),
+            Err(why) => Ok((None, Some(why))),
+        }
     }
 
+    /// The job of a task as it is specified now, as JSON.
     fn spec_of(&self, task: u64) -> PyResult<Option<String>> {
         let controller = self.lock();
         controller.spec_of_task(task).map(|spec| serde_json::to_string(spec).map_err(bad_input)).transpose()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import hashlib
-import json
 import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
@@ -75,10 +74,10 @@ class Put:
 Spec = TypeVar("Spec")
 
 
-def with_job(carried: Callable[..., Spec], spec: ShuffleSpec, job: str, demands: dict[str, Any]) -> Spec:
-    """Return Dask's description of a shuffle as one that a job's workers carry on the data plane."""
+def with_job(carried: Callable[..., Spec], spec: ShuffleSpec, job: str, demands: str) -> Spec:
+    """Return Dask's description of a shuffle as one that the data plane carries for a job; `demands` are JSON."""
     given = {field.name: getattr(spec, field.name) for field in fields(spec)}
-    return carried(**given, job=job, demands=json.dumps(demands))
+    return carried(**given, job=job, demands=demands)
 
 
 class Moved(int):
@@ -398,7 +397,9 @@ class Run(ABC):
             puts = sorted((moved.put for moved in run_ids if isinstance(moved, Moved)), key=lambda put: put.partition)
             rows = sum(int(put.rows.sum()) for put in puts)
             unwanted = sum(put.unwanted for put in puts)
-            self.say(self.worker.plugins["mission-control"], "shuffle-in", rows=rows, unwanted=unwanted)
+            # A worker that came later may run the barrier, and have no data plane.
+            if (plugin := self.worker.plugins.get("mission-control")) is not None:
+                self.say(plugin, "shuffle-in", rows=rows, unwanted=unwanted)
             try:
                 # Large, where there are many inputs and outputs.
                 inputs = await asyncio.to_thread(inputs_of, puts, self.outputs_of)

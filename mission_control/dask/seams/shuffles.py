@@ -18,7 +18,7 @@ from distributed.shuffle._shuffle import DataFrameShuffleRun, DataFrameShuffleSp
 from distributed.shuffle._worker_plugin import ShuffleWorkerPlugin
 
 from mission_control.dask.seams import replace, wanted
-from mission_control.jobs import UNDEMANDING, UNNAMED
+from mission_control.jobs import UNNAMED
 
 if TYPE_CHECKING:
     from mission_control.dask.scheduler import MissionControlScheduler
@@ -82,11 +82,13 @@ def ours_where_possible(
         spec = retrieve(shuffle_id)
         try:
             number = plugin.numbers.get(barrier_key(shuffle_id))
-            why = None if number is not None else "its tasks were submitted before Mission Control was installed"
-            why = why or why_not(plugin, scheduler, spec)
             made = spec
             if number is not None:
-                made = spec if why else of_job(plugin, spec, number)
+                why, demands = why_not(plugin, spec), None
+                if why is None:
+                    demands, why = plugin.controller.shuffle_demands(number, list(scheduler.workers))
+                if demands is not None:
+                    made = of_job(plugin, spec, number, demands)
                 outputs = sum(1 for _ in spec.output_partitions)
                 engine = "dask" if why else "mission"
                 counted = "items" if isinstance(spec, ArrayRechunkSpec) else "rows"
@@ -109,16 +111,14 @@ def running(scheduler: Scheduler) -> list[str]:
     return [str(own.id) for own in active if type(own.run_spec.spec) not in FIELDS]
 
 
-def why_not(plugin: MissionControlScheduler, scheduler: Scheduler, spec: ShuffleSpec) -> str | None:
-    """Say why Dask carries a shuffle itself; ``None``: the data plane does."""
+def why_not(plugin: MissionControlScheduler, spec: ShuffleSpec) -> str | None:
+    """Say why Dask has to carry a shuffle like this; ``None``: it need not."""
     if not wanted("p2p"):
         return "mission-control.p2p is false"
     if plugin.drains:
         return "Mission Control is being uninstalled"
     if type(spec) not in FIELDS:
         return f"no data plane carries a {type(spec).__name__}"
-    if why := plugin.controller.no_data_plane(list(scheduler.workers)):
-        return why
     if isinstance(spec, DataFrameShuffleSpec):
         from mission_control import frames
 
@@ -128,12 +128,12 @@ def why_not(plugin: MissionControlScheduler, scheduler: Scheduler, spec: Shuffle
     return None
 
 
-def of_job(plugin: MissionControlScheduler, spec: Any, number: int) -> ShuffleSpec:
+def of_job(plugin: MissionControlScheduler, spec: Any, number: int, demands: str) -> ShuffleSpec:
+    """Return the description of a shuffle that the data plane carries; `demands` are JSON."""
     from mission_control.dask.scheduler import parsed
 
     job = plugin.controller.spec_of(number)
-    known = parsed(job) if job is not None else {}
-    name, demands = known.get("job", UNNAMED), known.get("demands") or UNDEMANDING
+    name = parsed(job).get("job", UNNAMED) if job is not None else UNNAMED
     from mission_control.dask.p2p.run import with_job
 
     if isinstance(spec, DataFrameShuffleSpec):

@@ -4,7 +4,7 @@
 //! book of it that people read.
 
 use super::{Controller, Event};
-use crate::types::{JobId, WorkerId};
+use crate::types::{Demands, Encryption, JobId, WorkerId};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -136,11 +136,26 @@ impl Shuffles {
 }
 
 impl Controller {
-    /// Why the data plane cannot carry something between all these workers; `None`: it can.
-    pub fn no_data_plane(&self, workers: &[WorkerId]) -> Option<String> {
-        let lacks = workers.iter().find(|worker| !self.workers.contains_key(*worker))?;
-        let why = self.without.get(lacks).map_or("it has not joined yet", |why| why);
-        Some(format!("worker {lacks} has no data plane: {why}"))
+    /// What a shuffle of the engine demands when the data plane carries it between these workers: what the job of its tasks does. Where
+    /// the engine would have encrypted it, it is encrypted here too, unless the job demands a transport that does not.
+    ///
+    /// # Errors
+    /// Why the engine has to carry it: a worker has no data plane, or one that cannot encrypt.
+    pub fn shuffle_demands(&self, task: u64, workers: &[WorkerId]) -> Result<Demands, String> {
+        if let Some(lacks) = workers.iter().find(|worker| !self.workers.contains_key(*worker)) {
+            let why = self.without.get(lacks).map_or("it has not joined yet", |why| why);
+            return Err(format!("worker {lacks} has no data plane: {why}"));
+        }
+        let demands = self.spec_of_task(task).map(|spec| spec.demands).unwrap_or_default();
+        if !self.mission.engine_encrypts() || demands.encrypt != Encryption::None || demands.transport.is_some() {
+            return Ok(demands);
+        }
+        match workers.iter().find(|worker| !self.mission.encrypts(worker)) {
+            Some(lacks) => {
+                Err(format!("the data plane of worker {lacks} cannot encrypt as the engine does: see its log"))
+            }
+            None => Ok(Demands { encrypt: Encryption::Authenticated, ..demands }),
+        }
     }
 
     pub(super) fn shuffle(&mut self, event: Event) {

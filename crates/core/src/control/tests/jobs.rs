@@ -144,12 +144,31 @@ fn names_that_cannot_be_printed_are_refused_and_those_of_spans_are_made_fit() {
 }
 
 #[test]
+fn a_shuffle_that_the_engine_would_encrypt_is_encrypted_or_left_to_the_engine() {
+    let carriers = vec![Transport::Tcp, Transport::Tls];
+    let environment = Environment { carriers, interfaces: 1, engine_tls: true, ..Environment::default() };
+    let mut world = World::with(&environment, &["a", "b"]);
+    let workers = ["a".into(), "b".into()];
+    world.task(1, "etl", None);
+    assert_eq!(world.controller.shuffle_demands(1, &workers).unwrap().encrypt, Encryption::Authenticated);
+    let demands = Demands { encrypt: Encryption::Opportunistic, transport: None };
+    let spec = JobSpec { demands, ..JobSpec::named("other".into()) };
+    let origin = Origin { client: "client".into(), spec: Some(spec), by: None, span: None };
+    let task = NewTask { task: 2, stage: "stage".into(), kind: Kind::Work, inputs: vec![] };
+    world.event(Event::Tasks { origin, tasks: vec![task] });
+    assert_eq!(world.controller.shuffle_demands(2, &workers), Ok(demands), "what a job demands counts");
+    world.join("c", Environment { engine_tls: false, ..environment });
+    let why = world.controller.shuffle_demands(1, &["a".into(), "c".into()]).unwrap_err();
+    assert!(why.starts_with("the data plane of worker c cannot encrypt"), "{why}");
+}
+
+#[test]
 fn a_shuffle_counts_the_rows_of_its_last_run_and_is_forgotten_with_its_job() {
     let mut world = World::new(&["a", "b"]);
-    assert_eq!(world.controller.no_data_plane(&["a".into(), "b".into()]), None);
-    let why = world.controller.no_data_plane(&["a".into(), "c".into()]).unwrap();
-    assert_eq!(why, "worker c has no data plane: it has not joined yet");
     world.task(1, "etl", None);
+    assert_eq!(world.controller.shuffle_demands(1, &["a".into(), "b".into()]), Ok(Demands::default()));
+    let why = world.controller.shuffle_demands(1, &["a".into(), "c".into()]).unwrap_err();
+    assert_eq!(why, "worker c has no data plane: it has not joined yet");
     let begins = |engine| {
         let (shuffle, counted, why) = ("s".into(), Counted::Rows, String::new());
         Event::ShuffleBegins { task: 1, shuffle, outputs: 2, counted, engine, why }

@@ -10,7 +10,7 @@ use super::*;
 use crate::defaults::HAND_OVER_WITHIN;
 use crate::graph::Kind;
 use crate::report::TransferReport;
-use crate::types::Transport;
+use crate::types::{Demands, Encryption, Transport};
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -28,6 +28,10 @@ struct World {
 impl World {
     fn new(workers: &[&str]) -> World {
         let environment = Environment { carriers: vec![Transport::Tcp], interfaces: 1, ..Environment::default() };
+        World::with(&environment, workers)
+    }
+
+    fn with(environment: &Environment, workers: &[&str]) -> World {
         let controller = Controller::new("fair", FlowsPerHost::Fixed(10), environment.clone()).unwrap();
         let mut world = World {
             controller,
@@ -38,21 +42,24 @@ impl World {
             asked: BTreeMap::new(),
         };
         for worker in workers {
-            let (host, address) = (format!("host of {worker}").into(), format!("{worker}:1").into());
-            let environment = environment.clone();
-            world.event(Event::Join {
-                worker: (*worker).into(),
-                host,
-                address,
-                environment,
-                problems: vec![],
-                protocol: PROTOCOL,
-            });
-            world.event(Event::Known { worker: (*worker).into(), places: None });
+            world.join(worker, environment.clone());
         }
         world.event(Event::Flush);
         world.sent.clear();
         world
+    }
+
+    fn join(&mut self, worker: &str, environment: Environment) {
+        let (host, address) = (format!("host of {worker}").into(), format!("{worker}:1").into());
+        self.event(Event::Join {
+            worker: worker.into(),
+            host,
+            address,
+            environment,
+            problems: vec![],
+            protocol: PROTOCOL,
+        });
+        self.event(Event::Known { worker: worker.into(), places: None });
     }
 
     /// Gives the commands that are neither messages nor records.
