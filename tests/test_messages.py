@@ -17,6 +17,7 @@ from typing import Any
 import dask.array as da
 import numpy as np
 import pandas as pd
+import psutil
 import pytest
 from distributed import Client, LocalCluster, Scheduler, Security, Worker, wait
 from distributed.comm import CommClosedError, connect, listen
@@ -25,6 +26,7 @@ from distributed.protocol import Serialized, deserialize, to_serialize
 
 import mission_control
 from mission_control.dask import comm
+from mission_control.dask.seams.messages import transfer_of
 from tests.conftest import TOKEN, resources, status, until
 
 LARGE = 4 * comm.EAGER_BYTES
@@ -66,6 +68,8 @@ MESSAGES: list[Any] = [
     {"op": "x", "data": to_serialize(pd.DataFrame({"a": np.arange(LARGE // 8), "b": ["text"] * (LARGE // 8)}))},
     {"op": "x", "data": to_serialize(np.random.default_rng(1).random((300, 500))[:, ::2])},
     {"op": "x", "data": to_serialize([np.arange(n) for n in range(0, 3000, 7)])},
+    # Dask gives arrays as they are, with formats that are no plain numbers.
+    *({"op": "x", "data": to_serialize(np.ones(LARGE // 2, dtype))} for dtype in ("c8", ">f8", "U2", "S5", "?")),
 ]
 
 
@@ -109,6 +113,26 @@ def test_messages_arrive_as_they_were_sent_in_both_directions(plane, address):
         listener.stop()
 
     asyncio.run(talk())
+
+
+@pytest.mark.skipif(psutil.virtual_memory().total < 16 << 30, reason="it is three times in memory")
+def test_a_frame_above_two_gibibytes_arrives_whole(endpoint):
+    own, numbers = endpoint(memory_limit=4 << 30), np.arange((2 << 30) // 8 + 1000)
+
+    async def talk() -> None:
+        mine, other, listener = await pair()
+        await mine.write({"data": to_serialize(numbers)})
+        assert mine.written == 1, "its frame is on the data plane"
+        assert np.array_equal((await other.read())["data"], numbers)
+        listener.stop()
+        mine.abort()
+        other.abort()
+
+    comm.PLANES.add(TOKEN, own)
+    try:
+        asyncio.run(talk())
+    finally:
+        comm.PLANES.remove(own)
 
 
 def test_without_a_data_plane_or_with_anothers_all_goes_through_the_connection(endpoint):
@@ -246,6 +270,73 @@ def test_frames_that_are_refused_are_an_error_and_no_reason_to_try_again(plane):
         listener.stop()
 
     asyncio.run(talk())
+
+
+def test_frames_whose_data_plane_closes_or_is_not_reached_come_another_time(endpoint, monkeypatch):
+    """The connection ends, and Dask makes another one; to a peer that is not reached that one carries frames itself."""
+    own = endpoint()
+    comm.PLANES.add(TOKEN, own)
+
+    async def closes() -> None:
+        mine, other, listener = await pair()
+        await mine.write(MESSAGES[2])
+        own.close()
+        with pytest.raises(CommClosedError):
+            await other.read()
+        listener.stop()
+        mine.abort()
+
+    class Elsewhere:
+        address = "127.0.0.1:1"
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(there, name)
+
+        def receive(self, *_: Any) -> Any:
+            raise mission_control.Unreachable("nobody there")
+
+    async def unreachable() -> None:
+        mine, other, listener = await pair()
+        await other.write(MESSAGES[2])
+        with pytest.raises(CommClosedError):
+            await mine.read()
+        other.abort()
+        # Dask connects once more, to the same address.
+        accepted: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+        async def handle(end: Any) -> None:
+            accepted.set_result(end)
+
+        listener.comm_handler = handle
+        mine = await connect(listener.contact_address)
+        other = await accepted
+        await other.write(MESSAGES[2])
+        assert other.written == 0 and same(plain(MESSAGES[2]), await mine.read())
+        listener.stop()
+        mine.abort()
+        other.abort()
+
+    try:
+        asyncio.run(closes())
+    finally:
+        comm.PLANES.remove(own)
+    there = endpoint()
+    elsewhere: Any = Elsewhere()
+    comm.PLANES.add(TOKEN, elsewhere)
+    try:
+        asyncio.run(unreachable())
+    finally:
+        comm.PLANES.remove(elsewhere)
+        comm.PLANES.avoided.clear()
+
+
+@pytest.mark.parametrize("dtype", ["c8", ">f4", "U2"])
+def test_results_of_every_type_of_array_arrive(dtype):
+    with cluster(threads_per_worker=1) as (_, client):
+        one, two = client.scheduler_info()["workers"]
+        ones = client.submit(np.ones, 1 << 20, dtype, workers=[one], pure=False)
+        counted = client.submit(lambda own: (str(own.dtype), int((own == own[0]).sum())), ones, workers=[two])
+        assert counted.result(timeout=60) == (str(np.dtype(dtype)), 1 << 20)
 
 
 def test_who_only_reads_says_so_after_a_while(plane, monkeypatch):
@@ -432,6 +523,80 @@ def test_results_of_several_jobs_are_encrypted_where_one_demands_it(first):
                 other = next(name for name in arrays if name != first)
                 got = client.submit(total, [*arrays[first], *arrays[other]], workers=[two], pure=False)
                 assert got.result(timeout=60) == total([make(seed) for seed in range(8)])
+
+
+def test_a_result_that_is_passed_on_still_belongs_to_its_job():
+    with cluster(n_workers=3, threads_per_worker=1) as (_, client):
+        one, two, _ = client.scheduler_info()["workers"]
+        with mission_control.job("secret", client=client, encrypt="opportunistic"):
+            arrays = client.map(make, range(4), workers=[one], pure=False)
+            expected = total([make(seed) for seed in range(4)])
+            assert client.submit(total, arrays, workers=[two], pure=False).result(timeout=60) == expected
+
+            def jobs(dask_worker: Any) -> set[str]:
+                return {transfer_of(dask_worker, [own.key]).job for own in arrays}
+
+            assert client.run(jobs, workers=[two])[two] == {"secret"}, "whoever asks this worker for them"
+
+
+def test_what_is_to_be_encrypted_does_not_go_through_a_plain_connection(plane, monkeypatch):
+    """Neither where it is in many small pieces, nor where the data plane has no room for it."""
+    secret = comm.Whose("secret", "make", "gather", {"encrypt": "opportunistic", "transport": None})
+    pieces = [to_serialize(np.arange(6000) + number) for number in range(20)]
+
+    async def talk() -> None:
+        mine, other, listener = await pair()
+        with comm.belongs_to(secret):
+            await mine.write({"data": pieces})
+        assert mine.written == 1
+        got = (await other.read())["data"]
+        assert all(np.array_equal(own, piece.data) for own, piece in zip(got, pieces, strict=True))
+
+        async def full(*_: Any) -> str:
+            raise OSError("no room")
+
+        monkeypatch.setattr(mine, "keep", full)
+        with comm.belongs_to(secret), pytest.raises(CommClosedError, match="are to be encrypted"):
+            await mine.write({"data": pieces})
+        await mine.write({"data": pieces})
+        assert same(plain({"data": pieces}), await other.read()), "others go through the connection"
+        listener.stop()
+        mine.abort()
+        other.abort()
+
+    asyncio.run(talk())
+
+
+def test_frames_that_nobody_says_to_have_are_not_kept_without_end(plane, monkeypatch):
+    monkeypatch.setattr(comm, "KEPT_MAX", 3)
+
+    async def talk() -> None:
+        mine, other, listener = await pair()
+        for _ in range(5):
+            await mine.write({"data": to_serialize(np.arange(LARGE // 8))})
+        assert len(mine.kept) == mine.written == 3
+        for _ in range(5):
+            assert np.array_equal((await other.read())["data"], np.arange(LARGE // 8))
+        listener.stop()
+        mine.abort()
+        other.abort()
+
+    asyncio.run(talk())
+
+
+def test_a_second_address_in_the_clear_is_no_encrypted_channel():
+    async def start() -> None:
+        security = Security.temporary()
+        # As where certificates stand in Dask's configuration.
+        security.require_encryption = False
+        async with Scheduler(
+            protocol=["mission://", "tcp://"], security=security, dashboard_address=":0", host="127.0.0.1"
+        ) as one:
+            assert not comm.is_encrypted(one, "scheduler")
+        async with Scheduler(protocol="mission://", security=security, dashboard_address=":0", host="127.0.0.1") as one:
+            assert comm.is_encrypted(one, "scheduler")
+
+    asyncio.run(start())
 
 
 def test_dask_still_sees_what_its_requests_for_results_take():

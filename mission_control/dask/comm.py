@@ -40,6 +40,7 @@ from distributed.comm.tcp import (
 from distributed.comm.utils import from_frames, to_frames
 from distributed.protocol.core import dumps
 from distributed.protocol.utils import pack_frames_prelude
+from distributed.utils import ensure_memoryview
 from tornado import gen
 from tornado.iostream import IOStream, SSLIOStream, StreamClosedError
 
@@ -57,6 +58,9 @@ FRAME_BYTES = 64 << 10
 """Smaller frames of a large message travel with it: each that is fetched lies in a mapping of its own."""
 FRAMES_MAX = 16 << 10
 """A message with more large frames goes through its connection: a process has 65,530 mappings."""
+KEPT_MAX = 64
+"""Messages whose frames are kept for one reader. While it has not said that it has any of these, more go through the
+connection: memory is not to be filled for somebody who never says so."""
 UNSPLIT = 1 << 62
 """Dask cuts frames that go through a socket; here they stay whole."""
 ACKNOWLEDGE_WITHIN_S = 1.0
@@ -66,8 +70,11 @@ LINGER_S = 300.0
 was aborted are freed at once."""
 LOOK_EVERY_S = 0.5
 """How often a reader of frames looks whether its connection was aborted."""
-FETCHES, PUTS = 16, 4
-"""Messages whose frames a process fetches at once, and copies at once; each has a thread meanwhile."""
+FETCHES, PUTS = 64, 4
+"""Messages whose frames a process fetches at once, and copies at once; each has a thread meanwhile. Dask asks for 50
+messages at once (``distributed.worker.connections.outgoing``); one may wait a minute for a peer that has died."""
+AVOID_S = 300.0
+"""So long a peer whose data plane could not be reached is to send frames through its connections."""
 
 HANDSHAKE, FRAMES, RECEIVED = "mission-control", "mission-control-frames", "mission-control-received"
 """Keys of the handshake and of messages."""
@@ -119,6 +126,8 @@ class Planes:
         self.all: list[Plane] = []
         self.version = 0
         """Counts changes."""
+        self.avoided: dict[str, float] = {}
+        """Addresses at which Dask's peers are whose data planes could not be reached, and until when that counts."""
         self.lingering: deque[tuple[float, _native.Endpoint, str]] = deque()
         """Objects of connections that have ended, and when they are freed; the first is freed first."""
         self.fetches: ThreadPoolExecutor | None = None
@@ -143,9 +152,15 @@ class Planes:
             self.puts.shutdown(wait=False)
             self.fetches = self.puts = None
 
-    def announced(self) -> dict[str, bool]:
-        """Return the clusters, and whether the data planes there authenticate others."""
+    def announced(self, peer: str) -> dict[str, bool]:
+        """Return the clusters, and whether the data planes there authenticate others; to some peers none."""
+        if self.avoided.get(peer, 0.0) > time.monotonic():
+            return {}
         return {own.cluster: own.authenticates for own in self.all}
+
+    def avoid(self, peer: str) -> None:
+        now = time.monotonic()
+        self.avoided = {own: until for own, until in self.avoided.items() if until > now} | {peer: now + AVOID_S}
 
     def shared_with(self, remote: dict[str, bool], encrypted: bool) -> Plane | None:
         """Return one from which the other end of a connection can fetch, given what that announced."""
@@ -216,7 +231,7 @@ class MissionComm(TCP):
         return finalize
 
     def handshake_info(self) -> dict[str, Any]:
-        return {**super().handshake_info(), HANDSHAKE: {"clusters": PLANES.announced(), MARK: self.mark}}
+        return {**super().handshake_info(), HANDSHAKE: {"clusters": PLANES.announced(self._peer_addr), MARK: self.mark}}
 
     def plane(self) -> Plane | None:
         """Return what carries the frames of large messages; ``None``: the connection does."""
@@ -252,17 +267,27 @@ class MissionComm(TCP):
         )
         if self.stream is None:
             raise CommClosedError()
-        sizes = [memoryview(frame).nbytes for frame in frames]
+        # Bytes, whatever they were: those of NumPy's arrays have a format.
+        frames = [ensure_memoryview(frame) for frame in frames]
+        sizes = [frame.nbytes for frame in frames]
         if sum(sizes) < EAGER_BYTES:
             return self.write_eagerly(frames, sum(sizes))
-        large = [number for number, size in enumerate(sizes) if size >= FRAME_BYTES]
-        if not large or len(large) > FRAMES_MAX:
-            return await super().write(msg, serializers, on_error)
         whose = _whose.get()
+        # The connection may not carry them, whatever happens: their job demands more than it has.
+        secret = whose.demands.get("encrypt", "none") != "none" and not self.is_encrypted
+        least = 1 if secret else FRAME_BYTES
+        large = [number for number, size in enumerate(sizes) if size >= least]
+        if (not large or len(large) > FRAMES_MAX or len(self.kept) >= KEPT_MAX) and not secret:
+            return await super().write(msg, serializers, on_error)
         try:
             name = await self.keep(plane.endpoint, [frames[number] for number in large], whose)
         except (OSError, RuntimeError) as error:
             # No memory, or no room in the spool; or the data plane closes.
+            if secret:
+                raise CommClosedError(
+                    f"in {self}: results of job {whose.job} are to be encrypted, and the data plane has no room: "
+                    f"{error}"
+                ) from error
             logger.info("A message goes through its connection: %s", error)
             return await super().write(msg, serializers, on_error)
         self.written += 1
@@ -270,7 +295,7 @@ class MissionComm(TCP):
         if self.stream is None:
             self.free_all()
             raise CommClosedError()
-        small = [bytes(frame) if size < FRAME_BYTES else b"" for frame, size in zip(frames, sizes, strict=True)]
+        small = [bytes(frame) if size < least else b"" for frame, size in zip(frames, sizes, strict=True)]
         said = {
             "number": self.written,
             "cluster": plane.cluster,
@@ -345,15 +370,23 @@ class MissionComm(TCP):
         try:
             if plane is None or plane.cluster != said["cluster"] or PLANES.fetches is None:
                 raise CommClosedError(f"{self} announced frames, but the data plane is gone")
+            numbers = {number for number, _ in said["large"]}
+            if len(numbers) != len(said["large"]) or not numbers <= set(range(len(said["frames"]))):
+                raise CommClosedError(f"{self} announced frames that make no sense")
             wanted = [(said["object"], part, size, [said["address"]]) for part, (_, size) in enumerate(said["large"])]
             transfer = (said["job"], said["from"], said["to"], said["demands"])
             fetched = PLANES.fetches.submit(plane.endpoint.receive, *transfer, wanted, lambda: self.stream is None)
             segments = await self.unless_aborted(asyncio.wrap_future(fetched))
-        except (_native.Lost, _native.Unreachable, _native.Cancelled, OSError) as error:
-            self.abort()
-            raise CommClosedError(f"in {self}: frames of a message could not be fetched: {error}") from error
+        except _native.Denied as error:
+            if json.loads(said["demands"]).get("encrypt", "none") != "none":
+                # Another try would end in the same way, so Dask is not to make one.
+                self.abort()
+                raise
+            raise self.failed(error) from error
+        except (_native.TransferError, RuntimeError, OSError) as error:
+            raise self.failed(error) from error
         except BaseException:
-            # Refused or damaged: another try would end in the same way, so Dask is not to make one. Or cancelled.
+            # Cancelled.
             self.abort()
             raise
         self.to_acknowledge = said["number"]
@@ -368,6 +401,13 @@ class MissionComm(TCP):
         except EOFError:
             self.abort()
             raise CommClosedError("aborted stream on truncated data") from None
+
+    def failed(self, error: Exception) -> CommClosedError:
+        """Abort. If the data plane does not reach this peer, the next connection to it carries frames itself."""
+        if isinstance(error, _native.Denied | _native.Unreachable):
+            PLANES.avoid(self._peer_addr)
+        self.abort()
+        return CommClosedError(f"in {self}: frames of a message could not be fetched: {error}")
 
     async def unless_aborted(self, fetched: asyncio.Future[Any]) -> Any:
         """Wait for a fetch; it ends by itself where its owner is gone."""
@@ -449,10 +489,18 @@ class MissionBackend(BaseTCPBackend):
 
 
 def is_encrypted(server: Scheduler | Worker, role: str) -> bool:
-    """Whether a server of Dask talks to others through TLS only."""
-    if server.address.startswith("mission://"):
-        return server.security.get_connection_args(role).get("ssl_context") is not None
-    return server.address.startswith("tls://")
+    """Whether a server of Dask talks to others through TLS only, at all addresses where it listens."""
+    has_context = server.security.get_connection_args(role).get("ssl_context") is not None
+    addresses = [listener.contact_address for listener in server.listeners]
+    secure = [own.startswith("tls://") or (own.startswith("mission://") and has_context) for own in addresses]
+    if any(secure) and not all(secure):
+        clear = ", ".join(own for own, encrypts in zip(addresses, secure, strict=True) if not encrypts)
+        logger.warning(
+            "Dask listens at %s without encryption: whoever connects there gets the cluster's token, so jobs that "
+            "demand encrypt=True are refused. Use tls:// there.",
+            clear,
+        )
+    return bool(secure) and all(secure)
 
 
 def requires_encryption(server: Scheduler | Worker, role: str) -> bool:

@@ -25,6 +25,7 @@ from distributed.worker_state_machine import WorkerState
 from mission_control import _native
 from mission_control.dask.seams.by_job import ByJob
 from mission_control.dask.seams.turns import UNNAMED, job_of
+from mission_control.jobs import ANNOTATION
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +71,10 @@ class InFlight(dict[Any, Any]):
         return super().__getitem__(place_of(peer))
 
     def __setitem__(self, peer: str, keys: Any) -> None:
-        self.native.begins(*place_of(peer), sum(self.state.tasks[key].get_nbytes() for key in keys))
+        tasks = [self.state.tasks[key] for key in keys]
+        for task in tasks:
+            belongs_to_its_consumer(task)
+        self.native.begins(*place_of(peer), sum(task.get_nbytes() for task in tasks))
         super().__setitem__(place_of(peer), keys)
 
     def pop(self, peer: str) -> Any:  # type: ignore[override]
@@ -201,6 +205,18 @@ class Lanes:
 def consumer_of(task: Any) -> str:
     """The job of a result that is to be asked for: of a task that waits for it."""
     return job_of(waiting(task))[0]
+
+
+def belongs_to_its_consumer(task: Any) -> None:
+    """Have a result that was not computed here belong to the job of a task that waits for it.
+
+    Dask sends annotations only to the worker that computes a task. Without them a worker that passes the result on
+    would not know that its job demands encryption.
+    """
+    consumer = waiting(task)
+    annotations = consumer.annotations if consumer is not None else None
+    if task.annotations is None and isinstance(annotations, dict) and ANNOTATION in annotations:
+        task.annotations = {ANNOTATION: annotations[ANNOTATION]}
 
 
 def priority_of(task: Any) -> float:
