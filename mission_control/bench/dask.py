@@ -41,6 +41,7 @@ WORKER_MEMORY_MIN = 400 << 20
 """Python with pandas, pyarrow and Dask takes 250 MiB before any data."""
 MEMORY_FACTOR = 4
 """How much larger than the memory of all workers the data of `larger-than-memory` is."""
+LARGER_BYTES_MIN = WORKER_MEMORY_MIN * WORKERS * MEMORY_FACTOR
 GONE_WITHIN_S = 60.0
 
 
@@ -177,8 +178,12 @@ def measure(
         import pyarrow  # noqa: F401
     except ImportError as error:
         raise PrerequisiteMissing(f"{error.name} is needed: pip install 'mission-control[bench]'") from None
+    cases = [own for own in CASES if own.name in names]
+    for case in cases:
+        if not fits(case, nbytes):
+            raise PrerequisiteMissing(f"{case.name} needs --size {LARGER_BYTES_MIN / 2**30:.2f}GiB or more")
     rows, ratios = [], {}
-    for case in (own for own in CASES if own.name in names):
+    for case in cases:
         samples = measure_case(case, nbytes, rounds, say)
         of_case = [row(case, mode, taken, nbytes) for mode, taken in samples.items()]
         rows += of_case
@@ -193,6 +198,11 @@ def measure(
                 ratio = medians[mode][measured] / medians[OURS][measured]
                 ratios[f"{case.what}: {name}, {mode} / {OURS}"] = ratio
     return {"rows": rows, "ratios": ratios, "size_bytes": nbytes, "rounds": rounds, "environment": describe()}
+
+
+def fits(case: Case, nbytes: int) -> bool:
+    """Whether so much data is enough for a case."""
+    return case.in_memory or nbytes >= LARGER_BYTES_MIN
 
 
 def row(case: Case, mode: str, samples: list[Sample], nbytes: int) -> dict[str, Any]:
@@ -265,15 +275,12 @@ def operate(case: Case, inputs: list[Any], made: list[Any]) -> None:
 
 @contextmanager
 def cluster_for(case: Case, nbytes: int) -> Iterator[tuple[LocalCluster, Client, dict[str, bool]]]:
-    # Nobody is to spill. Inputs, what is moved, and outputs are three times the data. After a shuffle on disk a worker's heap
-    # holds about as much again, and Dask spills from 0.7 of the limit on: at six times the data it wrote inputs to the disk
-    # during whatever ran next.
+    # Nobody is to spill. Inputs, what is moved, and outputs are three times the data. After a shuffle on disk a heap
+    # holds about as much again, and Dask spills from 0.7 of the limit on. With six times the data inputs were written
+    # to the disk during whatever ran next.
     memory = 2 * WORKER_MEMORY_MIN + 12 * nbytes // WORKERS
     if not case.in_memory:
         memory = nbytes // MEMORY_FACTOR // WORKERS
-        if memory < WORKER_MEMORY_MIN:
-            least = WORKER_MEMORY_MIN * WORKERS * MEMORY_FACTOR / 2**30
-            raise PrerequisiteMissing(f"{case.name} needs --size {least:.2f}GiB or more")
     with cluster_with(memory) as own:
         yield own
 
