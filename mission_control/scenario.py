@@ -156,17 +156,18 @@ class Stack(Part):
 class Workload(Part):
     """What is computed."""
 
-    kind: Literal["sort", "kmeans", "shuffle", "mix", "incast"] = Field(
+    kind: Literal["sort", "kmeans", "shuffle", "mix", "frames", "incast"] = Field(
         "sort",
         description="sort: records of 100 bytes with a 10-byte key, files to files; kmeans: centres of points; "
         "shuffle: bytes that are there before the clock starts, from all to all; mix: "
-        "the first job has a broadcast beside its shuffle, the others a shuffle; incast: "
+        "the first job has a broadcast beside its shuffle, the others a shuffle; frames: Dask's own shuffle of a "
+        "data frame, by an unchanged program; incast: "
         "synchronized reads of one receiver from many senders, without an engine",
     )
     size: Bytes = Field(
         "1 GiB",
         validate_default=True,
-        description="sort: bytes of input of each job; shuffle, mix: of each shuffle",
+        description="sort: bytes of input of each job; shuffle, mix, frames: of each shuffle",
         ge=100,
     )
     sizes: tuple[Annotated[Bytes, Field(ge=100)], ...] = Field(
@@ -178,7 +179,8 @@ class Workload(Part):
     jobs: int = Field(1, ge=1, description="jobs at once, each with its own client and its own input")
     partitions: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         "auto",
-        description="map tasks of each job; auto: one a worker, and at least: sort one for 64 MiB, kmeans 8",
+        description="map tasks of each job; auto: one a worker, and at least: sort one for 64 MiB, kmeans 8; "
+        "frames: partitions, auto: eight a worker",
     )
     reducers: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         "auto", description="sort: reduce tasks of each job; auto: as many as map tasks"

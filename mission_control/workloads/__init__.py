@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from mission_control.workloads.frames import Frames
 from mission_control.workloads.kmeans import KMeans
 from mission_control.workloads.mix import Mix, Shuffle
 from mission_control.workloads.sort import Sort
@@ -34,6 +35,7 @@ WORKLOADS: dict[str, Callable[[Workload, int, Path, int], Any]] = {
     "kmeans": KMeans,
     "shuffle": Shuffle,
     "mix": Mix,
+    "frames": Frames,
 }
 """By kind; made from the scenario's workload, the number of the job, a folder for its data, and the number of
 workers."""
