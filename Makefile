@@ -1,5 +1,5 @@
 # Every command of the project. `make demo` and `make test` need a fresh checkout and nothing else.
-.PHONY: demo test test-lab check fuzz chaos long setup lock docs clean
+.PHONY: demo test test-oldest test-lab check fuzz chaos long setup lock docs clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -19,6 +19,16 @@ demo: setup            ## set up, build, sort 1 GiB on a local Dask cluster unde
 test: setup            ## the whole suite that needs no root
 	$(CARGO_TEST)
 	$(BIN)/pytest -m "not lab"
+
+# Where private parts of Dask are used. `make test` has the newest version that is supported, of requirements.lock.
+OLDEST := target/oldest
+OLDEST_TESTS := unchanged_programs messages lanes turns retirement life_on_dask
+
+test-oldest: setup     ## what uses private parts of Dask, with the oldest version that is supported (tools/oldest.txt)
+	test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
+	$(BIN)/uv pip install --quiet --python $(OLDEST)/bin/python -r requirements.lock --override tools/oldest.txt
+	cp -r .venv/lib/python3*/site-packages/mission_control* $(OLDEST)/lib/python3*/site-packages/
+	$(OLDEST)/bin/python -m pytest $(OLDEST_TESTS:%=tests/test_%.py)
 
 test-lab: setup        ## the rest: namespaces, switch ports, congestion control; needs root, clang, libelf and iperf3
 	$(BIN)/mission lab check
