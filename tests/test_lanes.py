@@ -133,7 +133,7 @@ def test_a_job_at_eight_gets_most_of_a_slow_sender():
         # In the order of the ends, which no pause changes.
         last = max(place for place, name in enumerate(ends) if name == "fast")
         slow = ends[:last].count("slow")
-        # With equal shares it would be nearly all. On a machine whose processors are busy, messages pause between chunks.
+        # With equal shares it would be nearly all. Where processors are busy, messages pause between chunks.
         assert slow < 90, f"{slow} of 150, when all 150 of the other were done; 19 were due"
 
 
