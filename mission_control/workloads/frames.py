@@ -44,20 +44,16 @@ class Frames:
             import pyarrow  # noqa: F401
         except ImportError as error:
             raise PrerequisiteMissing(f"{error.name} is needed: pip install 'mission-control[bench]'") from None
-        from distributed import wait
-
         say(f"makes a frame of {_native.format_bytes(self.rows * self.partitions * ROW_BYTES)}")
         seeds = [(self.seed, number) for number in range(self.partitions)]
         meta = rows_of((0, 0), 1).iloc[:0]
         self.frame = client.persist(dd.from_map(rows_of, seeds, rows=self.rows, meta=meta))
-        wait(self.frame)
+        wait_for(client, self.frame)
 
     def run(self, client: Client, say: Callable[[str], None]) -> None:
-        from distributed import wait
-
         say("shuffles")
         self.shuffled = client.persist(self.frame.shuffle("key", shuffle_method="p2p"))
-        wait(self.shuffled)
+        wait_for(client, self.shuffled)
 
     def check(self, client: Client, say: Callable[[str], None]) -> dict[str, bool]:
         say("compares")
@@ -66,6 +62,19 @@ class Frames:
         sums = [(sum(map(len, parts)), sum(map(checksum, parts)) % 2**64) for parts in (before, after)]
         keys = [set(part["key"]) for part in after]
         return {"rows": sums[0] == sums[1], "each key in one partition": sum(map(len, keys)) == len(set().union(*keys))}
+
+
+def wait_for(client: Client, collection: Any) -> None:
+    """Wait until all of a persisted collection is there; each job has a client of its own.
+
+    Raises:
+        Exception: That of the first task that failed.
+    """
+    from distributed import as_completed, futures_of
+
+    for future in as_completed(futures_of(collection, client=client), loop=client.loop):
+        if future.status == "error":
+            future.result()
 
 
 def rows_of(seed: tuple[int, int], rows: int) -> pd.DataFrame:
