@@ -102,12 +102,12 @@ def test_every_type_of_column_arrives_as_it_was_and_the_rows_are_counted(client)
     for output in outputs:
         assert dict(output.dtypes.drop("kind")) == dict(parts[0].dtypes.drop("kind"))
 
-        def served() -> list[dict[str, Any]]:
-            all_of_them = [own for job in status(client)["jobs"] for own in job["transfers"]]
-            return [own for own in all_of_them if own["from"] == "shuffle-transfer" and own["served_bytes"] > 0]
+    def served() -> list[dict[str, Any]]:
+        all_of_them = [own for job in status(client)["jobs"] for own in job["transfers"]]
+        return [own for own in all_of_them if own["from"] == "shuffle-transfer" and own["served_bytes"] > 0]
 
-        # Workers report now and then.
-        assert until(served, "bytes are reported")[0]["pattern"] == "shuffle"
+    # Workers report now and then.
+    assert until(served, "bytes are reported")[0]["pattern"] == "shuffle"
     del shuffled, outputs
     until(lambda: not what_is_left(client, "objects", "live_bytes", "spooled_bytes", "result_bytes"), "nothing is left")
 
