@@ -488,19 +488,18 @@ class MissionBackend(BaseTCPBackend):
     _listener_class = MissionListener
 
 
-def is_encrypted(server: Scheduler | Worker, role: str) -> bool:
-    """Whether a server of Dask talks to others through TLS only, at all addresses where it listens."""
+def clear_addresses(server: Scheduler | Worker, role: str) -> list[str]:
+    """Return the addresses where a server of Dask listens without TLS."""
     has_context = server.security.get_connection_args(role).get("ssl_context") is not None
     addresses = [listener.contact_address for listener in server.listeners]
-    secure = [own.startswith("tls://") or (own.startswith("mission://") and has_context) for own in addresses]
-    if any(secure) and not all(secure):
-        clear = ", ".join(own for own, encrypts in zip(addresses, secure, strict=True) if not encrypts)
-        logger.warning(
-            "Dask listens at %s without encryption: whoever connects there gets the cluster's token, so jobs that "
-            "demand encrypt=True are refused. Use tls:// there.",
-            clear,
-        )
-    return bool(secure) and all(secure)
+    return [
+        own for own in addresses if not (own.startswith("tls://") or (own.startswith("mission://") and has_context))
+    ]
+
+
+def is_encrypted(server: Scheduler | Worker, role: str) -> bool:
+    """Whether a server of Dask talks to others through TLS only, at all addresses where it listens."""
+    return bool(server.listeners) and not clear_addresses(server, role)
 
 
 def requires_encryption(server: Scheduler | Worker, role: str) -> bool:

@@ -27,7 +27,7 @@ from tornado.ioloop import PeriodicCallback
 
 from mission_control import _native, page
 from mission_control.controller import SAID, MissionController, one_line
-from mission_control.dask.comm import is_encrypted, requires_encryption
+from mission_control.dask.comm import clear_addresses, is_encrypted, requires_encryption
 from mission_control.dask.seams import objects, queue, replace, shuffles
 from mission_control.jobs import ANNOTATION
 from mission_control.metrics import Metrics
@@ -62,6 +62,13 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
 
     async def start(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
+        clear = clear_addresses(scheduler, "scheduler")
+        if 0 < len(clear) < len(scheduler.listeners):
+            logger.warning(
+                "Dask listens at %s without encryption: whoever connects there gets the cluster's token, so jobs that "
+                "demand encrypt=True are refused. Use tls:// there.",
+                ", ".join(clear),
+            )
         environment = {
             "carriers": _native.carriers(),
             "interfaces": 1,
