@@ -25,7 +25,7 @@ SAID = {
     "again": ("worker", "after"),
     "probed": ("worker", "seen"),
     "leave": ("job", "client"),
-    "shuffle-in": ("shuffle", "run", "rows", "unwanted"),
+    "shuffle-in": ("shuffle", "run", "rows", "unwanted", "cohorts"),
     "shuffle-out": ("shuffle", "run", "output", "rows"),
 }
 """Events that workers and clients send, with their fields. Other fields are dropped."""
@@ -55,6 +55,13 @@ class MissionController(ABC):
     @abstractmethod
     def name_of_task(self, task: int) -> str:
         """Return the engine's name of a task, for records."""
+
+    def taken(self, shuffle: str, run: int, cohort: int, workers: Sequence[str]) -> None:
+        """Tell workers that nobody needs the parts of this cohort of a shuffle any more.
+
+        Only for adapters that say which shuffles begin.
+        """
+        raise NotImplementedError
 
     # --- the rest ---------------------------------------------------------------------------------------------------
 
@@ -94,8 +101,10 @@ class MissionController(ABC):
     def carry_out(self, commands: str | None) -> dict[str, Any]:
         """Carry out core's commands (JSON); return those that answer the caller, by kind."""
         answers: dict[str, Any] = {}
+        if commands is None:
+            return answers
         recompute: list[int] = []
-        for command in json.loads(commands) if commands is not None else ():
+        for command in json.loads(commands):
             kind = command.pop("command")
             if kind == "tell":
                 self.tell(**command)
@@ -105,6 +114,8 @@ class MissionController(ABC):
                 recompute += command["tasks"]
             elif kind == "soon":
                 self.soon(lambda: self.event("flush"))
+            elif kind == "taken":
+                self.taken(**command)
             elif kind == "weigh":
                 if self.runner is not None:
                     self.runner.ask(command["transfers"])

@@ -23,6 +23,24 @@ class _Own(threading.local):
     """It comes back to the pool, which is adjusted meanwhile."""
 
 
+class _Turn:
+    """A task's time on its thread. A class, since each task has one: a generator takes twice as long."""
+
+    __slots__ = ("task", "turns")
+
+    def __init__(self, turns: Turns, task: tuple[int, str, float]):
+        self.turns, self.task = turns, task
+
+    def __enter__(self) -> None:
+        own = self.turns.own
+        own.task, own.lent = self.task, False
+        self.turns.threads.begins(*self.task)
+
+    def __exit__(self, *raised: object) -> None:
+        self.turns.threads.ends(self.task[0])
+        self.turns.own.task = None
+
+
 class Turns:
     """The threads of one worker process.
 
@@ -39,17 +57,9 @@ class Turns:
         self.numbers = itertools.count(1)
         self.own = _Own()
 
-    @contextmanager
-    def turn(self, job: str, priority: float) -> Iterator[None]:
-        """Run a task in its thread: wait for its turn first."""
-        own = self.own
-        own.task, own.lent = (next(self.numbers), job, priority), False
-        self.threads.begins(*own.task)
-        try:
-            yield
-        finally:
-            self.threads.ends(own.task[0])
-            own.task = None
+    def turn(self, job: str, priority: float) -> _Turn:
+        """Run a task in its thread: the context waits for its turn first."""
+        return _Turn(self, (next(self.numbers), job, priority))
 
     @contextmanager
     def thread_released(self) -> Iterator[None]:

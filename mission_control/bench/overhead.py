@@ -1,12 +1,13 @@
 """`mission bench overhead`: programs that shuffle nothing, on Dask alone and on Dask with Mission Control.
 
-The clusters run side by side, and each round runs all programs on each of them in turn. What counts is processor time:
-of the workers, and of this process, which has client and scheduler.
+What counts is processor time: of the workers, and of this process, which has client and scheduler. Two things would
+drown a difference of some percent. A machine's speed changes within seconds: the clusters run side by side, and take
+turns of a fraction of a second. And processes that run the same code differ by some percent as long as they live (where
+their memory lies): each round has clusters of its own.
 """
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from collections.abc import Callable
@@ -24,9 +25,12 @@ from mission_control.study import interval
 
 ALONE = "Dask alone"
 CLUSTERS = {ALONE: "tcp://", "Mission Control": "tcp://", "Mission Control, mission://": "mission://"}
-TASKS = 1500
+TASKS = 300
 SIDE, BLOCK = 2000, 500
 WORDS = 40_000
+TURNS = 2
+"""Of each cluster with a program in a round, after one that does not count."""
+SETTLED_WITHIN_S = 30.0
 
 
 def tasks(client: Client, number: int) -> bool:
@@ -66,18 +70,17 @@ def measure(rounds: int, say: Callable[[str], None] = lambda _: None) -> dict[st
         RuntimeError: A program's result is wrong.
     """
     samples: dict[tuple[str, str], list[tuple[float, float]]] = {}
-    quiet = {"distributed.worker.profile.enabled": False, "distributed.logging.distributed": "error"}
-    with dask.config.set(quiet), ExitStack() as stack:
-        clients = {mode: stack.enter_context(cluster(mode, stack)) for mode in CLUSTERS}
-        for number in range(rounds + 1):
-            say(f"round {number} of {rounds}" if number else "warm-up")
-            # Nobody is always the first.
-            modes = [*clients][number % len(clients) :] + [*clients][: number % len(clients)]
-            for name, program in PROGRAMS.items():
-                for mode in modes:
-                    wall, cpu = timed(clients[mode], program, number)
-                    if number:
-                        samples.setdefault((name, mode), []).append((wall, cpu))
+    quiet = {
+        "distributed.worker.profile.enabled": False,
+        "distributed.logging.distributed": "error",
+        # How names are hashed decides the order of sets, and with it what Dask does.
+        "distributed.nanny.pre-spawn-environ.PYTHONHASHSEED": "0",
+    }
+    with dask.config.set(quiet):
+        for number in range(rounds):
+            say(f"round {number + 1} of {rounds}")
+            for key, own in measured(number).items():
+                samples.setdefault(key, []).append(own)
     for mode in CLUSTERS:
         together = zip(*(samples[name, mode] for name in PROGRAMS), strict=True)
         samples["all", mode] = [(sum(wall for wall, _ in own), sum(cpu for _, cpu in own)) for own in together]
@@ -104,6 +107,21 @@ def measure(rounds: int, say: Callable[[str], None] = lambda _: None) -> dict[st
     return {"rows": rows, "ratios": ratios, "rounds": rounds, "environment": describe()}
 
 
+def measured(number: int) -> dict[tuple[str, str], tuple[float, float]]:
+    """Wall and processor seconds of each program on a new cluster of each mode."""
+    sums = {(name, mode): (0.0, 0.0) for name in PROGRAMS for mode in CLUSTERS}
+    with ExitStack() as stack:
+        clients = {mode: stack.enter_context(cluster(mode, stack)) for mode in CLUSTERS}
+        for turn in range(TURNS + 1):
+            for name, program in PROGRAMS.items():
+                for mode in order(number, turn % 2 == 1):
+                    wall, cpu = timed(clients[mode], program, number * TURNS + turn)
+                    if turn:
+                        before = sums[name, mode]
+                        sums[name, mode] = (before[0] + wall, before[1] + cpu)
+    return sums
+
+
 def cluster(mode: str, stack: ExitStack) -> Client:
     own = LocalCluster(
         n_workers=2, threads_per_worker=1, protocol=CLUSTERS[mode], memory_limit="2GiB", dashboard_address=":0"
@@ -114,14 +132,31 @@ def cluster(mode: str, stack: ExitStack) -> Client:
     return client
 
 
+def order(number: int, reverse: bool) -> list[str]:
+    """Return all modes; nobody is always the first, or always follows the same one."""
+    modes = [*CLUSTERS]
+    at = number % len(modes)
+    own = modes[at:] + modes[:at]
+    return own[::-1] if reverse else own
+
+
 def timed(client: Client, program: Callable[[Client, int], bool], number: int) -> tuple[float, float]:
-    """Wall and processor seconds."""
+    """Wall and processor seconds, until nothing of the program is left.
+
+    Raises:
+        RuntimeError: The result is wrong, or something is left.
+    """
 
     def used() -> float:
-        return sum(client.run(lambda: sum(os.times()[:2])).values()) + sum(os.times()[:2])
+        return sum(client.run(time.process_time).values()) + time.process_time()
 
     cpu, began = used(), time.perf_counter()
     if not program(client, number):
         raise RuntimeError("a program brought a wrong result")
+    # Else the next one would pay for it.
+    while client.cluster.scheduler.tasks:
+        if time.perf_counter() > began + SETTLED_WITHIN_S:
+            raise RuntimeError(f"tasks of a program are left after {SETTLED_WITHIN_S} s")
+        time.sleep(0.001)
     wall = time.perf_counter() - began
     return wall, used() - cpu

@@ -29,7 +29,7 @@ from mission_control import _native, page
 from mission_control.controller import SAID, MissionController, one_line
 from mission_control.dask.comm import clear_addresses, is_encrypted, requires_encryption
 from mission_control.dask.seams import objects, queue, replace, shuffles
-from mission_control.jobs import ANNOTATION
+from mission_control.jobs import ANNOTATION, UNDEMANDING
 from mission_control.metrics import Metrics
 from mission_control.policies import Policy, name_of
 from mission_control.throttle import MEMORY
@@ -264,41 +264,48 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
         by = self.numbers.get(self.submitted_by.pop(stimulus_id, None))
         specs, spans = annotations.get(ANNOTATION, {}), annotations.get("span", {})
 
-        def origin(task: Any) -> tuple[str | None, str | None]:
-            spec, span = specs.get(task.key), (spans.get(task.key) or {}).get("name") or ()
+        def origin(key: Any) -> tuple[str | None, str | None]:
+            spec, span = specs.get(key), (spans.get(key) or {}).get("name") or ()
             named = span[0] if span and span[0] != "default" else None
             return (as_json(spec) if spec is not None else None), named
 
-        new = [scheduler.tasks[key] for key in tasks if key not in self.numbers and key in scheduler.tasks]
-        for task in new:
-            number = self.numbers[task.key] = next(self.next_number)
+        numbers, known = self.numbers, scheduler.tasks
+        new = [task for key in tasks if key not in numbers and (task := known.get(key)) is not None]
+        for task, number in zip(new, self.next_number, strict=False):
+            numbers[task.key] = number
             self.keys[number] = task.key
         groups: defaultdict[Any, list[Any]] = defaultdict(list)
         for task in new:
-            inputs = [self.numbers[own.key] for own in task.dependencies if own.key in self.numbers]
-            numbered = (self.numbers[task.key], key_split(task.key), kind_of(task.key), inputs)
-            groups[origin(task)].append(numbered)
+            key = task.key
+            inputs = [numbers[own.key] for own in task.dependencies if own.key in numbers]
+            stage = key_split(key)
+            groups[origin(key)].append((numbers[key], stage, kind_of(stage), inputs))
         for (spec, span), numbered_tasks in groups.items():
             self.submit(numbered_tasks, client, spec, by, span)
         if by is not None:
-            known = [self.numbers[key] for key in tasks if key in self.numbers]
-            self.carry_out(self.controller.submitted(self.now(), by, known))
+            its = [numbers[key] for key in tasks if key in numbers]
+            self.carry_out(self.controller.submitted(self.now(), by, its))
         # What the graph tells is looked at with the next event.
         self.event("flush")
 
     def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
         """A result's life is the life of the objects that it carries."""
+        # Dask calls this several times for each task, mostly with nothing to say to core.
+        is_gone = start == "memory" and finish != "memory"
+        if not (is_gone or start == "processing" or finish == "forgotten"):
+            return
         number = self.numbers.get(key)
         if number is None:
             return
-        if start == "memory" and finish != "memory":
+        controller, now = self.controller, self.now()
+        if is_gone:
             task = self.scheduler.tasks.get(key)
             wanted = finish == "released" and task is not None and bool(task.who_wants or task.waiters)
-            self.carry_out(self.controller.result_gone(self.now(), number, wanted))
+            self.carry_out(controller.result_gone(now, number, wanted))
         if start == "processing":
-            self.carry_out(self.controller.ends(self.now(), number))
+            self.carry_out(controller.ends(now, number))
         if finish == "forgotten":
-            self.carry_out(self.controller.forgotten(self.now(), number))
+            self.carry_out(controller.forgotten(now, number))
             del self.numbers[key], self.keys[number]
 
     # --- commands ---------------------------------------------------------------------------------------------------
@@ -307,6 +314,12 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
         stream = self.scheduler.stream_comms.get(worker)
         if not self.silent and stream is not None and not stream.closed():
             stream.send({"op": "mission-control", "version": version, **message})
+
+    def taken(self, shuffle: str, run: int, cohort: int, workers: Sequence[str]) -> None:
+        for worker in workers:
+            stream = self.scheduler.stream_comms.get(worker)
+            if not self.silent and stream is not None and not stream.closed():
+                stream.send({"op": "mission-control-taken", "shuffle": shuffle, "run": run, "cohort": cohort})
 
     def recompute(self, tasks: Sequence[int]) -> None:
         self.free(self.keys[task] for task in tasks if task in self.keys)
@@ -343,7 +356,7 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
                 # Also where another worker steals it, which is no transition.
                 self.carry_out(self.controller.begins(self.now(), number, task.processing_on.address))
             if (spec := self.controller.spec_of(number)) is not None:
-                message["annotations"] = {**message["annotations"], ANNOTATION: parsed(spec)}
+                message["annotations"] = {**message["annotations"], ANNOTATION: for_worker(spec)}
             return message
 
         replace(self.undo, scheduler, "_task_to_msg", with_job)
@@ -396,9 +409,17 @@ def parsed(spec: str) -> dict[str, Any]:
     return json.loads(spec)
 
 
-def kind_of(key: Any) -> str:
-    """What a task is to the graph (DESIGN 4.2)."""
-    name = key_split(key)
-    if name.startswith("shuffle-barrier"):
+@lru_cache(256)
+def for_worker(spec: str) -> dict[str, Any]:
+    """What a worker needs to know of a job: without what is as with most jobs, since it travels with each task."""
+    job = parsed(spec)
+    usual = {"priority": 1.0, "demands": UNDEMANDING}
+    return {"job": job["job"]} | {name: job[name] for name, other in usual.items() if job[name] != other}
+
+
+@lru_cache(10_000)
+def kind_of(stage: str) -> str:
+    """What tasks of a stage are to the graph (DESIGN 4.2)."""
+    if stage.startswith("shuffle-barrier"):
         return "barrier"
-    return "select" if name == "getitem" or name.startswith("split-") else "work"
+    return "select" if stage == "getitem" or stage.startswith("split-") else "work"
