@@ -162,10 +162,17 @@ class Planes:
         now = time.monotonic()
         self.avoided = {own: until for own, until in self.avoided.items() if until > now} | {peer: now + AVOID_S}
 
-    def shared_with(self, remote: dict[str, bool], encrypted: bool) -> Plane | None:
-        """Return one from which the other end of a connection can fetch, given what that announced."""
-        found = (own for own in self.all if own.cluster in remote)
-        return next((own for own in found if not encrypted or (own.authenticates and remote[own.cluster])), None)
+    def shared_with(self, remote: dict[str, bool], encrypted: bool, server: Any) -> Plane | None:
+        """Return one that the other end of a connection can share, given what that announced; if possible the server's.
+
+        Args:
+            server: Dask's server whose connection it is, if that is known. Several workers may live in this process.
+        """
+        plugin = getattr(server, "plugins", {}).get("mission-control")
+        known = (own for own in self.all if own.cluster in remote)
+        usable = [own for own in known if not encrypted or (own.authenticates and remote[own.cluster])]
+        mine = (own for own in usable if plugin is not None and own.endpoint is plugin.endpoint)
+        return next(mine, None) or next(iter(usable), None)
 
     def linger(self, kept: dict[int, tuple[_native.Endpoint, str]]) -> None:
         """Take over what a connection that has ended kept."""
@@ -212,6 +219,8 @@ class MissionComm(TCP):
         self.to_acknowledge = 0
         """Number of the last such message that was read, until that is said."""
         self.mark = secrets.token_hex(16)
+        self.listener: MissionListener | None = None
+        """What took it."""
         self.shared: Plane | None = None
         self.looked_at = -1
         """The version of :data:`PLANES` of which that is true."""
@@ -241,8 +250,17 @@ class MissionComm(TCP):
             return None
         if self.looked_at != PLANES.version:
             self.looked_at = PLANES.version
-            self.shared = PLANES.shared_with(announced, self.is_encrypted)
+            self.shared = PLANES.shared_with(announced, self.is_encrypted, self.server())
         return self.shared
+
+    def server(self) -> Any:
+        """Return Dask's server whose connection it is; ``None`` where it has none that is known."""
+        if self.listener is not None:
+            return getattr(self.listener.comm_handler, "__self__", None)
+        # Dask's pool of a server, and the server, each by a weak reference.
+        pool = getattr(self, "_pool", lambda: None)()
+        server = getattr(pool, "server", None)
+        return server() if server is not None else None
 
     @property
     def is_encrypted(self) -> bool:
@@ -476,6 +494,10 @@ class MissionListener(BaseTCPListener):
 
     def _get_server_args(self, **connection_args: Any) -> dict[str, Any]:
         return TLSListener._get_server_args(self, **connection_args) if self.encrypted else {}
+
+    async def on_connection(self, comm: Any, handshake_overrides: dict[str, Any] | None = None) -> None:
+        comm.listener = self
+        await super().on_connection(comm, handshake_overrides)
 
     async def _prepare_stream(self, stream: Any, address: str) -> Any:
         return await TLSListener._prepare_stream(self, stream, address) if self.encrypted else stream
