@@ -67,7 +67,8 @@ class Endpoint:
     @property
     def problems(self) -> list[str]:
         """What this data plane cannot do, and why; everything else works."""
-    def allocate(self, len: int, job: tuple[str, str] | None = None) -> Segment: ...
+    def allocate(self, len: int, job: tuple[str, str] | None = None, cohort: int = 0) -> Segment:
+        """Return memory for what a job is going to put; what is of one cohort is freed at about the same time."""
     def allocate_result(self, len: int) -> Segment:
         """Return memory for a task's result; Dask accounts for it, so it does not make objects go to the disk."""
     def join_columns(
@@ -366,8 +367,8 @@ class ColumnSplit:
     @property
     def unwanted(self) -> int:
         """Rows of output partitions that nobody wants."""
-    def write(self, out: Segment, last: bytes) -> None:
-        """Write all parts, one after another, and then ``last``; ``out`` has as many bytes as that."""
+    def write(self, outs: Sequence[Segment]) -> None:
+        """Write all parts, one after another; each output takes as many whole parts as it has bytes for."""
 
 def columns_hash(
     columns: Sequence[tuple[str, int, Buffer, Buffer | None, tuple[Buffer, int] | None]], tuples: bool, out: Buffer

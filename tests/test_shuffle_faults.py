@@ -7,15 +7,17 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pytest
-from distributed import Client, LocalCluster
+from distributed import Client, LocalCluster, Scheduler
 from distributed.shuffle._exceptions import P2POutOfDiskError
 
 import mission_control
+from mission_control.dask.p2p.frames import FrameRun
 from tests.chaos import fill_disk
 from tests.conftest import resources, until, what_is_left
 from tests.test_unchanged_programs import begun, shuffles
@@ -134,3 +136,69 @@ def test_half_of_the_rows_with_one_key_need_no_more_memory_than_they_have():
         made = dd.from_map(make, list(range(20))).shuffle("key", shuffle_method="p2p", npartitions=20)
         sizes = client.compute(made.map_partitions(len)).result()
         assert sum(sizes) == 4_000_000 and max(sizes) >= 2_000_000
+
+
+LARGE, PARTS = 500_000, 16
+
+
+def large(seed: int) -> pd.DataFrame:
+    random = np.random.default_rng(seed)
+    return pd.DataFrame({"key": random.integers(0, 1 << 40, LARGE), "value": random.random(LARGE)})
+
+
+def total(frame: pd.DataFrame) -> pd.DataFrame:
+    time.sleep(0.2)
+    return pd.DataFrame({"rows": [len(frame)], "sum": [frame["value"].sum()]})
+
+
+def right_sums(got: pd.DataFrame) -> None:
+    assert len(got) == PARTS and got["rows"].sum() == LARGE * PARTS
+    assert got["sum"].sum() == pytest.approx(sum(large(seed)["value"].sum() for seed in range(PARTS)))
+
+
+def test_parts_that_were_taken_are_freed_while_others_are_joined():
+    with cluster(2, "2GiB") as (_, client), mission_control.job("freed", client=client):
+        made = dd.from_map(large, list(range(PARTS))).shuffle("key", shuffle_method="p2p", npartitions=PARTS)
+        result = client.compute(made.map_partitions(total, meta={"rows": int, "sum": float}))
+        seen = []
+        while not result.done():
+            live = sum(own["live_bytes"] for own in resources(client).values())
+            (own,) = shuffles(client) or ({"outputs_done": 0},)
+            seen.append((own["outputs_done"], live))
+            time.sleep(0.05)
+        right_sums(result.result())
+        most = max(live for _, live in seen)
+        assert most >= LARGE * PARTS * 16
+        later = [live for done, live in seen if PARTS // 2 + 2 <= done < PARTS]
+        assert later and min(later) < 0.6 * most, seen
+
+
+def join_the_last_slowly() -> None:
+    plain = FrameRun.join
+
+    def join(self: FrameRun, partition: int, *rest: Any) -> Any:
+        time.sleep(5 if partition == PARTS - 1 else 0.1)
+        return plain(self, partition, *rest)
+
+    FrameRun.join = join
+
+
+def lose_an_output(dask_scheduler: Scheduler) -> None:
+    """The first one on a worker that has nothing to do."""
+    (barrier,) = (task for key, task in dask_scheduler.tasks.items() if str(key).startswith("shuffle-barrier"))
+    idle = {worker for worker in dask_scheduler.workers.values() if not worker.processing}
+    joined = [task.key for task in barrier.dependents if task.state == "memory" and task.who_has <= idle]
+    dask_scheduler.plugins["mission-control"].free([min(joined)])
+
+
+def test_an_output_that_is_needed_again_after_its_parts_were_freed_starts_the_shuffle_again():
+    with cluster(2, "2GiB") as (_, client), mission_control.job("again", client=client):
+        client.run(join_the_last_slowly)
+        made = dd.from_map(large, list(range(PARTS))).shuffle("key", shuffle_method="p2p", npartitions=PARTS)
+        result = made.persist()
+        until(lambda: sum(own["outputs_done"] for own in shuffles(client)) == PARTS - 1, "all but one are joined")
+        client.run_on_scheduler(lose_an_output)
+        until(lambda: shuffles(client)[0]["runs"] == 2, "the shuffle begins again")
+        right_sums(client.compute(result.map_partitions(total, meta={"rows": int, "sum": float})).result())
+        (own,) = shuffles(client)
+        assert own["runs"] == 2 and own["rows_in"] == own["rows_out"] == LARGE * PARTS

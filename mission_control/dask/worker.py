@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
+from weakref import WeakValueDictionary
 
 from distributed import Reschedule, Worker
 from distributed.comm import CommClosedError
@@ -63,7 +64,10 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
         self.process = os.getpid()
         self.begin()
         self.rescheduled: defaultdict[Any, int] = defaultdict(int)
+        self.shuffles: WeakValueDictionary[tuple[Any, int], Any] = WeakValueDictionary()
+        """Runs of shuffles that the data plane carries, by shuffle and number."""
         worker.stream_handlers["mission-control"] = self.on_message
+        worker.stream_handlers["mission-control-taken"] = self.on_taken
         shuffles.listen(worker)
         try:
             await self.start(worker)
@@ -130,7 +134,8 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
         if callback is not None:
             callback.stop()
         self.closing = True
-        worker.stream_handlers["mission-control"] = ignored
+        for name in ("mission-control", "mission-control-taken"):
+            worker.stream_handlers[name] = ignored
         if (hashing := sys.modules.get("mission_control.hashing")) is not None:
             hashing.uninstall()
         # In reverse: each restores what it found.
@@ -153,6 +158,11 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
             self.hear(version, message)
         except Exception:
             logger.exception("Mission Control could not do what the scheduler said")
+
+    async def on_taken(self, shuffle: Any, run: int, cohort: int) -> None:
+        """All outputs of a cohort of a shuffle are done."""
+        if (own := self.shuffles.get((shuffle, run))) is not None:
+            await own.take(cohort)
 
     def say(self, kind: str, **said: Any) -> None:
         # Where the scheduler is away the data plane goes on, and later reports repeat the totals.

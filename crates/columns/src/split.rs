@@ -65,29 +65,34 @@ impl Split {
         Ok(sizes)
     }
 
-    /// Writes all parts, one after another; `out` has as many bytes as the sum of [`Split::sizes`], which has checked the buffers.
-    pub fn write(&self, buffers: &[Buffer<'_>], out: &mut [u8]) {
+    /// Writes all parts, one after another, into `outs`: each takes as many whole parts as it has bytes for ([`Split::sizes`], which has
+    /// checked the buffers).
+    ///
+    /// # Panics
+    /// The outputs have other sizes.
+    pub fn write(&self, buffers: &[Buffer<'_>], outs: Vec<&mut [u8]>) {
         let bytes: Vec<Vec<usize>> = buffers.iter().map(|buffer| self.bytes_of(buffer)).collect();
-        // Of each buffer, where it begins in each part.
-        let mut starts: Vec<Vec<usize>> = vec![Vec::with_capacity(self.rows.len()); buffers.len()];
-        let mut at = 0;
+        // Of each buffer, its room in each part.
+        let mut rooms: Vec<Vec<&mut [u8]>> = buffers.iter().map(|_| Vec::with_capacity(self.rows.len())).collect();
+        let mut outs = outs.into_iter();
+        let mut out: &mut [u8] = &mut [];
         for (part, rows) in self.rows().iter().enumerate() {
             if *rows > 0 {
+                while out.is_empty() {
+                    out = outs.next().expect("room for all parts");
+                }
                 let words = std::iter::once(*rows).chain(bytes.iter().map(|own| own[part]));
                 for word in words {
-                    out[at..at + 8].copy_from_slice(&(word as u64).to_le_bytes());
-                    at += 8;
+                    cut(&mut out, 8).copy_from_slice(&(word as u64).to_le_bytes());
                 }
             }
-            for (starts, bytes) in starts.iter_mut().zip(&bytes) {
-                starts.push(at);
-                let end = at + bytes[part];
-                at += padded(bytes[part]);
-                out[end..at].fill(0);
+            for (rooms, bytes) in rooms.iter_mut().zip(&bytes) {
+                rooms.push(cut(&mut out, bytes[part]));
+                cut(&mut out, padded(bytes[part]) - bytes[part]).fill(0);
             }
         }
-        for (buffer, (starts, bytes)) in buffers.iter().zip(starts.into_iter().zip(&bytes)) {
-            self.write_buffer(buffer, starts, bytes, out);
+        for (buffer, rooms) in buffers.iter().zip(rooms) {
+            self.write_buffer(buffer, rooms);
         }
     }
 
@@ -110,66 +115,64 @@ impl Split {
 
     /// Reads row after row and appends to the parts: each byte of the input comes into the cache once. (Part after part reads each line
     /// of it as often as it has rows: 1.5 in place of 0.5 CPU-s/GiB for columns of 32 MB.)
-    fn write_buffer(&self, buffer: &Buffer<'_>, starts: Vec<usize>, bytes: &[usize], out: &mut [u8]) {
+    fn write_buffer(&self, buffer: &Buffer<'_>, mut rooms: Vec<&mut [u8]>) {
         match buffer {
-            Buffer::Fixed { width: 1, values } => self.write_fixed::<1>(values, starts, out),
-            Buffer::Fixed { width: 2, values } => self.write_fixed::<2>(values, starts, out),
-            Buffer::Fixed { width: 4, values } => self.write_fixed::<4>(values, starts, out),
-            Buffer::Fixed { width: 8, values } => self.write_fixed::<8>(values, starts, out),
-            Buffer::Fixed { width: 16, values } => self.write_fixed::<16>(values, starts, out),
+            Buffer::Fixed { width: 1, values } => self.write_fixed::<1>(values, rooms),
+            Buffer::Fixed { width: 2, values } => self.write_fixed::<2>(values, rooms),
+            Buffer::Fixed { width: 4, values } => self.write_fixed::<4>(values, rooms),
+            Buffer::Fixed { width: 8, values } => self.write_fixed::<8>(values, rooms),
+            Buffer::Fixed { width: 16, values } => self.write_fixed::<16>(values, rooms),
             Buffer::Fixed { width, values } => {
-                let mut next = starts;
                 for (value, part) in values.chunks_exact(*width).zip(&self.part_of_row) {
-                    if let Some(at) = next.get_mut(*part as usize) {
-                        out[*at..*at + width].copy_from_slice(value);
-                        *at += width;
+                    if let Some(room) = rooms.get_mut(*part as usize) {
+                        cut(room, *width).copy_from_slice(value);
                     }
                 }
             }
             Buffer::Bits { bits, start } => {
-                for (start, bytes) in starts.iter().zip(bytes) {
-                    out[*start..start + bytes].fill(0);
+                for room in &mut rooms {
+                    room.fill(0);
                 }
-                let mut next: Vec<usize> = starts.iter().map(|start| 8 * start).collect();
+                let mut next = vec![0; rooms.len()];
                 for (row, part) in self.part_of_row.iter().enumerate() {
-                    if let Some(at) = next.get_mut(*part as usize) {
-                        let from = start + row;
-                        out[*at / 8] |= (bits[from / 8] >> (from % 8) & 1) << (*at % 8);
+                    if let Some(room) = rooms.get_mut(*part as usize) {
+                        let (from, at) = (start + row, &mut next[*part as usize]);
+                        room[*at / 8] |= (bits[from / 8] >> (from % 8) & 1) << (*at % 8);
                         *at += 1;
                     }
                 }
             }
             Buffer::AllSet => {}
             Buffer::Variable { offsets, values } => {
-                let mut lengths = starts;
-                let mut next = Vec::with_capacity(lengths.len());
-                for (start, rows) in lengths.iter().zip(self.rows()) {
-                    next.push(start + padded(4 * rows));
-                    out[start + 4 * rows..start + padded(4 * rows)].fill(0);
+                let mut lengths = Vec::with_capacity(rooms.len());
+                for (room, rows) in rooms.iter_mut().zip(self.rows()) {
+                    lengths.push(cut(room, 4 * rows));
+                    cut(room, padded(4 * rows) - 4 * rows).fill(0);
                 }
                 for (row, part) in self.part_of_row.iter().enumerate() {
                     let value = &values[offsets.get(row) as usize..offsets.get(row + 1) as usize];
                     let part = *part as usize;
-                    if let (Some(length), Some(at)) = (lengths.get_mut(part), next.get_mut(part)) {
-                        out[*length..*length + 4].copy_from_slice(&(value.len() as u32).to_le_bytes());
-                        *length += 4;
-                        out[*at..*at + value.len()].copy_from_slice(value);
-                        *at += value.len();
+                    if let (Some(length), Some(room)) = (lengths.get_mut(part), rooms.get_mut(part)) {
+                        cut(length, 4).copy_from_slice(&(value.len() as u32).to_le_bytes());
+                        cut(room, value.len()).copy_from_slice(value);
                     }
                 }
             }
         }
     }
 
-    fn write_fixed<const WIDTH: usize>(&self, values: &[u8], starts: Vec<usize>, out: &mut [u8]) {
-        let mut next = starts;
+    fn write_fixed<const WIDTH: usize>(&self, values: &[u8], mut rooms: Vec<&mut [u8]>) {
         for (value, part) in values.as_chunks::<WIDTH>().0.iter().zip(&self.part_of_row) {
-            if let Some(at) = next.get_mut(*part as usize) {
-                out[*at..*at + WIDTH].copy_from_slice(value);
-                *at += WIDTH;
+            if let Some(room) = rooms.get_mut(*part as usize) {
+                cut(room, WIDTH).copy_from_slice(value);
             }
         }
     }
+}
+
+/// Takes bytes off the front.
+fn cut<'a>(room: &mut &'a mut [u8], bytes: usize) -> &'a mut [u8] {
+    room.split_off_mut(..bytes).expect("room for what was counted")
 }
 
 fn check(buffer: &Buffer<'_>, rows: usize) -> Result<(), String> {

@@ -110,20 +110,26 @@ impl ColumnSplit {
         self.split.unwanted()
     }
 
-    fn write(&self, py: Python<'_>, out: &Segment, last: Vec<u8>) -> PyResult<()> {
-        let len = self.sizes.iter().sum::<u64>() as usize;
-        if len + last.len() != out.inner.len() {
-            return Err(bad_input(format!("the output has {} bytes, not {}", out.inner.len(), len + last.len())));
+    /// Each output takes as many whole parts as it has bytes for.
+    fn write(&self, py: Python<'_>, outs: Vec<PyRef<'_, Segment>>) -> PyResult<()> {
+        let mut rest = &self.sizes[..];
+        for out in &outs {
+            let mut room = out.inner.len() as u64;
+            while let Some((size, others)) = rest.split_first().filter(|(size, _)| **size <= room) {
+                (room, rest) = (room - size, others);
+            }
+            if room > 0 {
+                return Err(bad_input(format!("an output has {room} bytes more than its parts")));
+            }
+        }
+        if rest.iter().any(|size| *size > 0) {
+            return Err(bad_input("the outputs have no room for the last parts"));
         }
         let bytes = self.buffers.iter().map(Given::bytes).collect::<PyResult<Vec<_>>>()?;
         let views =
             self.buffers.iter().zip(&bytes).map(|(own, bytes)| own.buffer(bytes)).collect::<PyResult<Vec<_>>>()?;
-        let mut out = out.exclusive(bytes.as_flattened())?;
-        detached(py, || {
-            let (parts, rest) = out.bytes_mut().split_at_mut(len);
-            self.split.write(&views, parts);
-            rest.copy_from_slice(&last);
-        })
+        let mut outs = outs.iter().map(|out| out.exclusive(bytes.as_flattened())).collect::<PyResult<Vec<_>>>()?;
+        detached(py, || self.split.write(&views, outs.iter_mut().map(|out| out.bytes_mut()).collect()))
     }
 }
 

@@ -101,14 +101,14 @@ impl Endpoint {
         serde_json::to_string(&self.get()?.environment).map_err(bad_input)
     }
 
-    /// For what `job` is going to put; without one, for the caller's own use.
-    #[pyo3(signature = (len, job=None))]
-    fn allocate(&self, py: Python<'_>, len: usize, job: Option<(String, String)>) -> PyResult<Segment> {
+    /// For what `job` is going to put; without one, for the caller's own use. What is of one cohort is freed at about the same time.
+    #[pyo3(signature = (len, job=None, cohort=0))]
+    fn allocate(&self, py: Python<'_>, len: usize, job: Option<(String, String)>, cohort: u32) -> PyResult<Segment> {
         let endpoint = self.get()?;
         let job =
             job.map(|(job, demands)| parse_demands(&demands).map(|demands| (JobId::from(job), demands))).transpose()?;
         let segment = detached(py, || match &job {
-            Some((job, demands)) => endpoint.allocate(len, job, demands),
+            Some((job, demands)) => endpoint.allocate(len, job, demands, cohort),
             None => endpoint.pool.take(len, None),
         })?;
         Ok(Segment::new(segment.map_err(PyOSError::new_err_of)?))

@@ -10,7 +10,7 @@ use crate::host;
 use crate::object::ObjectId;
 use crate::parts::{FetchRequest, Fetched};
 use crate::probe;
-use crate::segment::{Pool, Segment};
+use crate::segment::{Cohort, Pool, Segment};
 use crate::server::Server;
 use crate::store::Store;
 use crate::tls::{Identity, TlsSettings};
@@ -141,9 +141,12 @@ impl Endpoint {
         self.server.address()
     }
 
-    /// Memory for what a job is going to put.
-    pub fn allocate(&self, len: usize, job: &JobId, demands: &Demands) -> io::Result<Segment> {
-        self.pool.take(len, self.fetcher.sharers(job, demands))
+    /// Memory for what a job is going to put; of a cohort, what is freed together.
+    ///
+    /// # Errors
+    /// The kernel has no memory to map.
+    pub fn allocate(&self, len: usize, job: &JobId, demands: &Demands, cohort: Cohort) -> io::Result<Segment> {
+        self.pool.take_of(cohort, len, self.fetcher.sharers(job, demands))
     }
 
     pub fn put(&self, parts: &[&[u8]], job: &JobId, demands: &Demands) -> io::Result<ObjectId> {

@@ -5,13 +5,14 @@ from __future__ import annotations
 import pickle
 from dataclasses import dataclass
 from itertools import product
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from distributed.shuffle._rechunk import ArrayRechunkSpec, convert_chunk, split_axes
 
 from mission_control import _native
-from mission_control.dask.p2p.run import Incomplete, Piece, Put, Run, plane
+from mission_control.dask.p2p.run import Added, Incomplete, Piece, Run
 
 if TYPE_CHECKING:
     from distributed.shuffle._worker_plugin import ShuffleWorkerPlugin
@@ -47,38 +48,37 @@ class ArrayRun(Run):
         """Where old chunks begin on each axis, and new ones."""
         self.new = spec.new
 
-    def put(self, data: Any, partition: Index) -> Put:
-        _, endpoint = plane()
+    def put(self, data: Any, partition: Index) -> Added:
         splits = [
             zip(*split, strict=True)
             for split in product(*(axis[i] for axis, i in zip(self.axes, partition, strict=True)))
         ]
-        pieces = [(chunk, place, data[where]) for chunk, place, where in splits]
-        outputs = np.array([self.outputs[chunk] for chunk, _, _ in pieces], dtype=np.uint32)
+        pieces = sorted(
+            ((self.outputs[chunk], place, data[where]) for chunk, place, where in splits), key=itemgetter(0)
+        )
+        outputs = np.array([output for output, _, _ in pieces], dtype=np.uint32)
         items = np.array([piece.size for _, _, piece in pieces], dtype=np.uint64)
         if type(data) is np.ndarray and not data.dtype.hasobject:
-            described = pickle.dumps(data.dtype)
-            sizes = [*(piece.nbytes for _, _, piece in pieces), len(described)]
-            segment = endpoint.allocate(sum(sizes), (self.job, self.demands))
-            memory = memoryview(segment)
-            at = 0
-            for (_, _, piece), size in zip(pieces, sizes, strict=False):
-                # Straight to its place: one copy.
-                np.ndarray(piece.shape, piece.dtype, memory, at)[...] = piece
-                at += size
+            described, frames = pickle.dumps(data.dtype), None
+            sizes = np.array([piece.nbytes for _, _, piece in pieces], dtype=np.uint64)
         else:
-            described = PICKLED
-            frames = [pickle.dumps((place, piece), protocol=5) for _, place, piece in pieces]
-            sizes = [*map(len, frames), len(described)]
-            segment = endpoint.allocate(sum(sizes), (self.job, self.demands))
-            memory = memoryview(segment)
+            described, frames = PICKLED, [pickle.dumps((place, piece), protocol=5) for _, place, piece in pieces]
+            sizes = np.array([len(frame) for frame in frames], dtype=np.uint64)
+        rooms = self.rooms(outputs, sizes)
+        for room in rooms:
+            memory = memoryview(room.segment)
             at = 0
-            for frame in frames:
-                memory[at : at + len(frame)] = frame
-                at += len(frame)
-        memory[at:] = described
-        memory.release()
-        return self.keep(partition, segment, described, outputs, sizes, items)
+            for number in range(*room.parts.indices(len(pieces))):
+                size = int(sizes[number])
+                if frames is not None:
+                    memory[at : at + size] = frames[number]
+                else:
+                    piece = pieces[number][2]
+                    # Straight to its place: one copy.
+                    np.ndarray(piece.shape, piece.dtype, memory, at)[...] = piece
+                at += size
+            memory.release()
+        return self.keep(partition, rooms, described, outputs, sizes, items)
 
     def join(self, partition: Index, pieces: list[Piece], endpoint: _native.Endpoint) -> tuple[Any, int]:
         shape = tuple(int(chunks[i]) for chunks, i in zip(self.new, partition, strict=True))

@@ -9,7 +9,7 @@ import numpy as np
 from distributed.shuffle._shuffle import DataFrameShuffleSpec
 
 from mission_control import _native, frames, hashing
-from mission_control.dask.p2p.run import Incomplete, Piece, Put, Run, plane
+from mission_control.dask.p2p.run import Added, Incomplete, Piece, Run
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,10 +40,9 @@ class FrameRun(Run):
         self.meta = spec.meta.drop(columns=spec.column) if spec.drop_column else spec.meta
         self.part_of = [self.outputs.get(partition, frames.UNWANTED) for partition in range(spec.npartitions)]
 
-    def put(self, data: pd.DataFrame, partition: int) -> Put:
+    def put(self, data: pd.DataFrame, partition: int) -> Added:
         if set(data.columns) != self.names:
             raise ValueError(f"partition {partition} has columns {list(data.columns)}, not {list(self.names)}")
-        _, endpoint = plane()
         # A frame that another worker sent may lie at any address.
         rows_to = np.require(data[self.column].to_numpy(), np.int64, ["C_CONTIGUOUS", "ALIGNED"])
         schema, buffers = frames.encode(data, self.meta.columns)
@@ -51,14 +50,13 @@ class FrameRun(Run):
             split = _native.ColumnSplit(rows_to.data, self.part_of, len(self.outputs), buffers)
         except ValueError as error:
             raise Incomplete(f"shuffle {self.id}, input partition {partition}: {error}") from None
-        described = frames.dumps(schema)
         rows = np.array(split.rows, dtype=np.uint64)
         outputs = np.flatnonzero(rows)
         # Parts without rows have no bytes.
-        sizes = [*np.array(split.sizes, dtype=np.uint64)[outputs].tolist(), len(described)]
-        segment = endpoint.allocate(sum(sizes), (self.job, self.demands))
-        split.write(segment, described)
-        return self.keep(partition, segment, described, outputs, sizes, rows[outputs], split.unwanted)
+        sizes = np.array(split.sizes, dtype=np.uint64)[outputs]
+        rooms = self.rooms(outputs, sizes)
+        split.write([room.segment for room in rooms])
+        return self.keep(partition, rooms, frames.dumps(schema), outputs, sizes, rows[outputs], split.unwanted)
 
     def join(self, partition: int, pieces: list[Piece], endpoint: _native.Endpoint) -> tuple[pd.DataFrame, int]:
         frame = frames.decode(endpoint, [(piece.schema, piece.data) for piece in pieces], self.meta)

@@ -8,9 +8,11 @@ import hashlib
 import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, fields
+from itertools import count as counting
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -31,6 +33,13 @@ if TYPE_CHECKING:
 
     from mission_control.dask.worker import MissionControlWorker
 
+COHORTS = 8
+"""Into so many cohorts outputs are divided: parts of each are freed once they are taken."""
+OBJECT_BYTES = 1 << 20
+"""What an input partition has for one cohort is an object of its own if it has so many bytes: each object is looked up,
+described and freed by itself."""
+NEVER = range(COHORTS, COHORTS + 1)
+"""Of a cohort that there is not: freed when the run ends."""
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 RESTART_WITHIN_S = 30.0
 """Where an input is gone with its worker, the scheduler restarts the shuffle: at once where the worker's connection
@@ -51,24 +60,41 @@ class Incomplete(P2PConsistencyError):
 
 @dataclass(frozen=True)
 class Put:
+    """An object with some of an input partition: a part for each of its outputs."""
+
+    object: str
+    outputs: np.ndarray
+    """Of each part: the output that takes it, by its number (``Run.outputs``); ascending."""
+    sizes: np.ndarray
+    """Bytes of each part."""
+    rows: np.ndarray
+    """Rows, or items, of each part."""
+
+
+@dataclass(frozen=True)
+class Added:
     """What was put of one input partition."""
 
     partition: Any
     stage: str
     """Of the task that put it."""
-    object: str
     address: str
     """Of the data plane that has it."""
+    puts: list[Put]
     schema: bytes
-    """Checksum of what the receiver must know of the data; that is the object's last part."""
-    outputs: np.ndarray
-    """Of each part but the last: the output that takes it, as a number from 0 in the order of the shuffle's outputs."""
-    sizes: np.ndarray
-    """Bytes of each part, with the last."""
-    rows: np.ndarray
-    """Rows, or items, of each part but the last."""
-    unwanted: int = 0
+    """Checksum of what the receiver must know of the data."""
+    schema_at: tuple[str, int]
+    """The object that is that, and its bytes."""
+    unwanted: int
     """Rows of outputs that nobody wants."""
+
+
+class Room(NamedTuple):
+    """Memory for some parts of an input partition."""
+
+    cohorts: range
+    parts: slice
+    segment: _native.Segment
 
 
 Spec = TypeVar("Spec")
@@ -83,18 +109,18 @@ def with_job(carried: Callable[..., Spec], spec: ShuffleSpec, job: str, demands:
 class Moved(int):
     """What adding a partition gives: the number of the run, as in Dask's own runs, and what was put."""
 
-    put: Put
+    added: Added
 
-    def __new__(cls, run_id: int, put: Put) -> Moved:
+    def __new__(cls, run_id: int, added: Added) -> Moved:
         moved = super().__new__(cls, run_id)
-        moved.put = put
+        moved.added = added
         return moved
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Moved, (int(self), self.put)
+        return Moved, (int(self), self.added)
 
     def __sizeof__(self) -> int:
-        return 500 + self.put.outputs.nbytes + self.put.sizes.nbytes + self.put.rows.nbytes
+        return 500 + sum(500 + put.outputs.nbytes + put.sizes.nbytes + put.rows.nbytes for put in self.added.puts)
 
 
 class Piece(NamedTuple):
@@ -115,8 +141,8 @@ class Inputs:
     stage: str
     puts: list[tuple[Any, str, str, int]]
     """Input partition, object, the data plane that has it, and the number of its schema."""
-    schemas: list[tuple[str, str, int, int]]
-    """An object that has it, the object's data plane, number and bytes of the part."""
+    schemas: list[tuple[str, str, int]]
+    """An object that is it, the object's data plane, and its bytes."""
     outputs: np.ndarray
     put: np.ndarray
     """Of each line, the put; then the part of its object, its bytes and rows."""
@@ -130,16 +156,17 @@ class Inputs:
         return range(int(first), int(last))
 
 
-def inputs_of(puts: Sequence[Put], outputs_of: Mapping[str, Sequence[int]]) -> dict[str, Inputs]:
-    """Pick what each worker's outputs take. `puts` are in the order of the input partitions."""
-    lengths = [len(put.outputs) for put in puts]
+def inputs_of(added: Sequence[Added], outputs_of: Mapping[str, Sequence[int]]) -> dict[str, Inputs]:
+    """Pick what each worker's outputs take. `added` are in the order of the input partitions."""
+    puts = [(own, put) for own in added for put in own.puts]
+    lengths = [len(put.outputs) for _, put in puts]
     nothing = np.zeros(0, dtype=np.uint32)
     table = {
-        "outputs": np.concatenate([nothing, *(put.outputs for put in puts)]),
+        "outputs": np.concatenate([nothing, *(put.outputs for _, put in puts)]),
         "put": np.repeat(np.arange(len(puts), dtype=np.uint32), lengths),
         "part": np.concatenate([nothing, *(np.arange(length, dtype=np.uint32) for length in lengths)]),
-        "sizes": np.concatenate([nothing.astype(np.uint64), *(put.sizes[:-1] for put in puts)]),
-        "rows": np.concatenate([nothing.astype(np.uint64), *(put.rows for put in puts)]),
+        "sizes": np.concatenate([nothing.astype(np.uint64), *(put.sizes for _, put in puts)]),
+        "rows": np.concatenate([nothing.astype(np.uint64), *(put.rows for _, put in puts)]),
     }
     # Stable: the parts of an output stay in the order of the inputs.
     order = np.argsort(table["outputs"], kind="stable")
@@ -150,18 +177,25 @@ def inputs_of(puts: Sequence[Put], outputs_of: Mapping[str, Sequence[int]]) -> d
     }
 
 
-def picked(puts: Sequence[Put], table: dict[str, np.ndarray], wanted: np.ndarray) -> Inputs:
+def picked(puts: Sequence[tuple[Added, Put]], table: dict[str, np.ndarray], wanted: np.ndarray) -> Inputs:
     """Return the lines that are wanted, with the puts that they name."""
     lines = {name: column[wanted] for name, column in table.items()}
     used, lines["put"] = np.unique(lines["put"], return_inverse=True)
-    schemas: dict[bytes, tuple[int, tuple[str, str, int, int]]] = {}
+    schemas: dict[bytes, tuple[int, tuple[str, str, int]]] = {}
     kept = []
-    for put in (puts[number] for number in used):
-        known = (put.object, put.address, len(put.outputs), int(put.sizes[-1]))
-        number, _ = schemas.setdefault(put.schema, (len(schemas), known))
-        kept.append((put.partition, put.object, put.address, number))
-    stage = puts[0].stage if puts else ""
+    for added, put in (puts[number] for number in used):
+        name, size = added.schema_at
+        number, _ = schemas.setdefault(added.schema, (len(schemas), (name, added.address, size)))
+        kept.append((added.partition, put.object, added.address, number))
+    stage = puts[0][0].stage if puts else ""
     return Inputs(stage, kept, [place for _, place in schemas.values()], **lines)
+
+
+def numbered(worker_for: Mapping[Any, str]) -> dict[Any, int]:
+    """Number output partitions by their rank among those of their worker: the first of each worker, then the second."""
+    ranks: defaultdict[str, Iterator[int]] = defaultdict(counting)
+    rank_of = {partition: next(ranks[worker]) for partition, worker in worker_for.items()}
+    return {partition: number for number, partition in enumerate(sorted(worker_for, key=rank_of.__getitem__))}
 
 
 class Run(ABC):
@@ -182,14 +216,23 @@ class Run(ABC):
         self.run_id = run_id
         self.worker_for = worker_for
         self.worker = plugin.worker
-        self.outputs = {partition: number for number, partition in enumerate(worker_for)}
-        """The number of each output partition that is wanted."""
+        self.outputs = numbered(worker_for)
+        """The number of each output partition that is wanted. Those that workers join first have the lowest numbers."""
         self.outputs_of: defaultdict[str, list[int]] = defaultdict(list)
         """Of each worker."""
-        for partition, worker in worker_for.items():
-            self.outputs_of[worker].append(self.outputs[partition])
-        self.objects: list[str] = []
-        """Put here; freed when the run is closed."""
+        for partition, number in self.outputs.items():
+            self.outputs_of[worker_for[partition]].append(number)
+        count = min(COHORTS, max(map(len, self.outputs_of.values()), default=1))
+        self.cohorts = [len(self.outputs) * (at + 1) // count for at in range(count)]
+        """Of each cohort of outputs: the first output behind it. Parts are freed once all of their cohort are taken."""
+        self.taken: set[int] = set()
+        """Cohorts of which all outputs are done."""
+        self.objects: dict[str, range] = {}
+        """Put here, with the cohorts whose outputs take from each."""
+        self.described: dict[bytes, tuple[str, int]] = {}
+        """Schemas that were put here: by checksum, the object and its bytes."""
+        self.joined: set[int] = set()
+        """Outputs that were joined here."""
         self.schemas: dict[int, Any] = {}
         self.inputs: Inputs | None = None
         self.transferred = False
@@ -200,6 +243,8 @@ class Run(ABC):
         self.started_at = time.time()
         # Dask's plug-in reads it.
         self._exception: Exception | None = None
+        if (own := self.worker.plugins.get("mission-control")) is not None:
+            own.shuffles[self.id, run_id] = self
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of shuffle {self.id}, run {self.run_id}, on {self.worker.address}>"
@@ -211,8 +256,8 @@ class Run(ABC):
     # --- what each kind of shuffle does -----------------------------------------------------------------------------
 
     @abstractmethod
-    def put(self, data: Any, partition: Any) -> Put:
-        """Put an input partition with :meth:`keep`."""
+    def put(self, data: Any, partition: Any) -> Added:
+        """Put an input partition: write it to memory of :meth:`rooms`, and :meth:`keep` that."""
 
     @abstractmethod
     def join(self, partition: Any, pieces: list[Piece], endpoint: _native.Endpoint) -> tuple[Any, int]:
@@ -239,16 +284,16 @@ class Run(ABC):
         except RuntimeError as error:
             self.leave_to_dask(error)
         try:
-            put = self.put(data, partition_id)
+            added = self.put(data, partition_id)
         except OSError as error:
             if error.errno in NO_ROOM:
                 raise P2POutOfDiskError() from error
             raise
         if self.closed:
-            # Whoever closed it may not have seen this object.
-            self.free()
+            # Whoever closed it may not have seen these objects.
+            self.free(self.objects.copy())
             self.raise_if_closed()
-        return Moved(self.run_id, put)
+        return Moved(self.run_id, added)
 
     def leave_to_dask(self, error: RuntimeError) -> None:
         """Have the scheduler start the shuffle again: this worker came later, and has no data plane.
@@ -264,38 +309,59 @@ class Run(ABC):
         async def restart() -> None:
             # Else the scheduler would carry it as before.
             await self.worker.scheduler.mission_control_without(worker=self.worker.address, why=str(error))
-            await self.worker.scheduler.shuffle_barrier(id=self.id, run_id=self.run_id, consistent=False)
+            await self.restart()
 
         # Another task may have had it restarted.
         with suppress(ValueError, KeyError):
             sync(self.worker.loop, restart)
         raise ShuffleClosedError(f"{self} starts again, carried by Dask: {self.worker.address} has no data plane")
 
+    def rooms(self, outputs: np.ndarray, sizes: np.ndarray) -> list[Room]:
+        """Allocate memory for the parts of an input partition: apart, what is freed apart.
+
+        Args:
+            outputs: Of each part, its output; ascending.
+            sizes: Bytes of each part.
+        """
+        _, endpoint = plane()
+        every = len(self.cohorts)
+        count = min(max(int(sizes.sum()) // OBJECT_BYTES, 1), every)
+        edges = [at * every // count for at in range(count + 1)]
+        made = []
+        for first, last in pairwise(edges):
+            begin, end = np.searchsorted(outputs, [self.cohorts[first - 1] if first else 0, self.cohorts[last - 1]])
+            if begin < end:
+                size = int(sizes[begin:end].sum())
+                segment = endpoint.allocate(size, (self.job, self.demands), first * COHORTS // every)
+                made.append(Room(range(first, last), slice(int(begin), int(end)), segment))
+        return made
+
     def keep(
         self,
         partition: Any,
-        segment: _native.Segment,
+        rooms: Sequence[Room],
         schema: bytes,
         outputs: np.ndarray,
-        sizes: Sequence[int],
+        sizes: np.ndarray,
         rows: np.ndarray,
         unwanted: int = 0,
-    ) -> Put:
-        """Make an object of memory that was written. Others can map it once the caller has dropped its reference."""
+    ) -> Added:
+        """Make objects of memory that was written. Others can map it once the caller has dropped its references."""
         _, endpoint = plane()
-        name = endpoint.adopt(segment, sizes, self.demands)
-        self.objects.append(name)
-        return Put(
-            partition=partition,
-            stage=key_split(thread_state.key),
-            object=name,
-            address=endpoint.address,
-            schema=hashlib.blake2b(schema, digest_size=16).digest(),
-            outputs=np.asarray(outputs, dtype=np.uint32),
-            sizes=np.array(sizes, dtype=np.uint64),
-            rows=np.asarray(rows, dtype=np.uint64),
-            unwanted=unwanted,
-        )
+        puts = []
+        for cohorts, parts, segment in rooms:
+            name = endpoint.adopt(segment, sizes[parts].tolist(), self.demands)
+            self.objects[name] = cohorts
+            own = outputs[parts].astype(np.uint32), sizes[parts].astype(np.uint64), rows[parts].astype(np.uint64)
+            puts.append(Put(name, *own))
+        checksum = hashlib.blake2b(schema, digest_size=16).digest()
+        if (schema_at := self.described.get(checksum)) is None:
+            # An object that all inputs of this worker share, until the run ends.
+            name, _ = endpoint.put([schema], self.job, self.demands)
+            self.objects[name] = NEVER
+            schema_at = self.described[checksum] = (name, len(schema))
+        stage = key_split(thread_state.key)
+        return Added(partition, stage, endpoint.address, puts, checksum, schema_at, unwanted)
 
     def get_output_partition(self, partition_id: Any, key: Any, **_: Any) -> Any:
         """Fetch and join the parts of an output partition, and see that everything is there.
@@ -303,24 +369,25 @@ class Run(ABC):
         Raises:
             Incomplete: It is not.
             distributed.Reschedule: The partition belongs to another worker, or an input is gone: the shuffle restarts.
+            ShuffleClosedError: The partition was joined before, and its parts are freed: the shuffle restarts.
         """
         self.raise_if_closed()
         sync(self.worker.loop, self.ensure_output_worker, partition_id, key)
         inputs = self.inputs
         if inputs is None or not self.transferred:
             raise RuntimeError(f"output partition {partition_id} of {self} was asked for before the barrier")
-        stage, receiver = key_split(key), str(key)
-        lines = inputs.lines(self.outputs[partition_id])
+        stage, receiver, number = key_split(key), str(key), self.outputs[partition_id]
+        lines = inputs.lines(number)
         own = [inputs.puts[int(inputs.put[line])] for line in lines]
         wanted = [
             (name, int(inputs.part[line]), int(inputs.sizes[line]), [address])
             for line, (_, name, address, _) in zip(lines, own, strict=True)
         ]
-        schemas = {number: self.schema(inputs, number, stage, receiver) for number in {put[3] for put in own}}
-        parts = self.fetch(inputs.stage, wanted, stage, receiver)
+        schemas = {schema: self.schema(inputs, schema, stage, receiver) for schema in {put[3] for put in own}}
+        parts = self.fetch(inputs.stage, wanted, stage, receiver, was_joined=number in self.joined)
         pieces = [
-            Piece(partition, schemas[number], int(inputs.rows[line]), data)
-            for line, (partition, _, _, number), data in zip(lines, own, parts, strict=True)
+            Piece(partition, schemas[schema], int(inputs.rows[line]), data)
+            for line, (partition, _, _, schema), data in zip(lines, own, parts, strict=True)
         ]
         del parts
         plugin, endpoint = plane()
@@ -330,11 +397,19 @@ class Run(ABC):
             raise Incomplete(
                 f"shuffle {self.id}: output partition {partition_id} has {rows} rows, but {expected} went in"
             )
-        self.say(plugin, "shuffle-out", output=self.outputs[partition_id], rows=rows)
+        self.joined.add(number)
+        self.say(plugin, "shuffle-out", output=number, rows=rows)
         return output
 
-    def fetch(self, source: str, wanted: list[tuple[str, int, int, list[str]]], stage: str, receiver: str) -> list[Any]:
-        """Bring parts: object, number, bytes and addresses of each.
+    def fetch(
+        self,
+        source: str,
+        wanted: list[tuple[str, int, int, list[str]]],
+        stage: str,
+        receiver: str,
+        was_joined: bool = False,
+    ) -> list[Any]:
+        """Bring parts: object, number, bytes and addresses of each; `was_joined`: once more.
 
         Raises:
             ShuffleClosedError: The shuffle starts again.
@@ -349,6 +424,11 @@ class Run(ABC):
                 if isinstance(error, _native.Unreachable) and time.monotonic() < deadline:
                     # It may only be paused.
                     continue
+                if was_joined:
+                    # A task that failed after it, or lost its result, is tried again.
+                    with suppress(ValueError, KeyError):
+                        sync(self.worker.loop, self.restart)
+                    raise ShuffleClosedError(f"{self} starts again: parts that were taken are needed again") from error
                 self.wait_for_restart(error)
                 raise Incomplete(f"shuffle {self.id}: data of an input cannot be had: {error}") from error
 
@@ -370,8 +450,8 @@ class Run(ABC):
     def schema(self, inputs: Inputs, number: int, stage: str, receiver: str) -> Any:
         """Bring a schema, once to each worker; most inputs have the same one."""
         if number not in self.schemas:
-            name, address, part, size = inputs.schemas[number]
-            (described,) = self.fetch(f"{inputs.stage} schema", [(name, part, size, [address])], stage, receiver)
+            name, address, size = inputs.schemas[number]
+            (described,) = self.fetch(f"{inputs.stage} schema", [(name, 0, size, [address])], stage, receiver)
             self.schemas.setdefault(number, self.read_schema(described))
         return self.schemas[number]
 
@@ -394,15 +474,17 @@ class Run(ABC):
         self.raise_if_closed()
         consistent = all(isinstance(moved, Moved) and moved == self.run_id for moved in run_ids)
         if consistent:
-            puts = sorted((moved.put for moved in run_ids if isinstance(moved, Moved)), key=lambda put: put.partition)
-            rows = sum(int(put.rows.sum()) for put in puts)
-            unwanted = sum(put.unwanted for put in puts)
+            given = (moved.added for moved in run_ids if isinstance(moved, Moved))
+            added = sorted(given, key=lambda own: own.partition)
+            rows = sum(int(put.rows.sum()) for own in added for put in own.puts)
+            unwanted = sum(own.unwanted for own in added)
+            cohorts = np.diff([0, *self.cohorts]).tolist()
             # A worker that came later may run the barrier, and have no data plane.
             if (plugin := self.worker.plugins.get("mission-control")) is not None:
-                self.say(plugin, "shuffle-in", rows=rows, unwanted=unwanted)
+                self.say(plugin, "shuffle-in", rows=rows, unwanted=unwanted, cohorts=cohorts)
             try:
                 # Large, where there are many inputs and outputs.
-                inputs = await asyncio.to_thread(inputs_of, puts, self.outputs_of)
+                inputs = await asyncio.to_thread(inputs_of, added, self.outputs_of)
                 await asyncio.gather(*(self.tell(worker, own) for worker, own in inputs.items()))
             except OSError:
                 # A worker is gone: the scheduler closes this run and begins another.
@@ -424,6 +506,17 @@ class Run(ABC):
                 raise OSError(f"{worker} is leaving")
 
         await retry(once, TELL_TIMES, TELL_PAUSE_S, TELL_PAUSE_MAX_S, operation=f"{self}: tell {worker}")
+
+    async def restart(self) -> None:
+        """Have the scheduler begin another run."""
+        await self.worker.scheduler.shuffle_barrier(id=self.id, run_id=self.run_id, consistent=False)
+
+    async def take(self, cohort: int) -> None:
+        """All outputs of a cohort are done: free what only they take from. Who still reads it keeps it meanwhile."""
+        self.taken.add(cohort)
+        gone = [name for name, cohorts in self.objects.copy().items() if self.taken.issuperset(cohorts)]
+        # The kernel takes its time with large ones.
+        await asyncio.to_thread(self.free, gone)
 
     async def inputs_done(self) -> None:
         self.raise_if_closed()
@@ -467,20 +560,16 @@ class Run(ABC):
 
     def end(self) -> None:
         """Free what was put here, and end fetches: nobody will tell that their objects are lost."""
-        self.free()
+        self.free(self.objects.copy())
         endpoint = self.endpoint()
         if self.fetching and self.inputs is not None and endpoint is not None:
             endpoint.lost([name for _, name, _, _ in self.inputs.puts], f"shuffle {self.id} was closed")
 
-    def free(self) -> None:
-        """Free what was put here. A task that ends may call it as well."""
+    def free(self, names: Iterable[str]) -> None:
+        """Free objects that were put here. Several threads may."""
         endpoint = self.endpoint()
-        while True:
-            try:
-                name = self.objects.pop()
-            except IndexError:
-                return
-            if endpoint is not None:
+        for name in names:
+            if self.objects.pop(name, None) is not None and endpoint is not None:
                 endpoint.free(name)
 
     def endpoint(self) -> _native.Endpoint | None:

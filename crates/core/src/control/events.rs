@@ -143,6 +143,9 @@ pub enum Event {
         run: u64,
         rows: u64,
         unwanted: u64,
+        /// How many outputs are in each cohort, whose parts are freed together: the first ones are in the first.
+        #[serde(default)]
+        cohorts: Vec<u32>,
     },
     /// A worker has an output partition of a shuffle's run, complete.
     ShuffleOut {

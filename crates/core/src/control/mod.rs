@@ -225,7 +225,9 @@ impl Controller {
                 let over = self.jobs.remove(task);
                 over.into_iter().for_each(|job| self.end(now, job, commands));
             }
-            Event::ShuffleBegins { .. } | Event::ShuffleIn { .. } | Event::ShuffleOut { .. } => self.shuffle(event),
+            Event::ShuffleBegins { .. } | Event::ShuffleIn { .. } | Event::ShuffleOut { .. } => {
+                self.shuffle(event, commands);
+            }
             Event::Flush => {
                 self.tell_lost(commands);
                 self.hand_over_again(now, commands);

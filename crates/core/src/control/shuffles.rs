@@ -1,9 +1,9 @@
-//! Shuffles of the engine's own: who carries each, and whether all rows that went in came out.
+//! Shuffles of the engine's own: who carries each, whether all rows that went in came out, and which parts were taken.
 //!
 //! The engine's adapter decides nothing here and proves nothing: each output partition was compared by the worker that joined it. This is the
 //! book of it that people read.
 
-use super::{Controller, Event};
+use super::{Command, Controller, Event};
 use crate::types::{Demands, Encryption, JobId, WorkerId};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -73,6 +73,8 @@ struct Shuffle {
     rows_out: BTreeMap<u32, u64>,
     /// Of all of them, once all are done.
     all_rows_out: Option<u64>,
+    /// Of each cohort of outputs, the first that is behind it, and how many of it are not done.
+    cohorts: Vec<(u32, u32)>,
     /// Place among those that began.
     number: u64,
 }
@@ -129,9 +131,31 @@ impl Shuffles {
         if run > own.run {
             (own.run, own.rows_in, own.rows_unwanted) = (run, None, 0);
             own.rows_out.clear();
+            own.cohorts.clear();
             own.all_rows_out = None;
         }
         Some(own)
+    }
+}
+
+impl Shuffle {
+    /// The inputs are known, and with them the sizes of the cohorts. Outputs may be done before that is heard. Gives the cohorts that are.
+    fn divide(&mut self, sizes: &[u32]) -> Vec<u32> {
+        let ends = sizes.iter().scan(0u32, |end, size| {
+            *end = end.saturating_add(*size);
+            Some((*end, *size))
+        });
+        self.cohorts = ends.collect();
+        let done: Vec<u32> = self.rows_out.keys().copied().collect();
+        done.into_iter().filter_map(|output| self.done(output)).collect()
+    }
+
+    /// An output is done for the first time. Gives its cohort, if that is done now.
+    fn done(&mut self, output: u32) -> Option<u32> {
+        let cohort = self.cohorts.partition_point(|(end, _)| *end <= output);
+        let (_, left) = self.cohorts.get_mut(cohort)?;
+        *left = left.saturating_sub(1);
+        (*left == 0).then_some(cohort as u32)
     }
 }
 
@@ -158,7 +182,11 @@ impl Controller {
         }
     }
 
-    pub(super) fn shuffle(&mut self, event: Event) {
+    pub(super) fn shuffle(&mut self, event: Event, commands: &mut Vec<Command>) {
+        let taken = |shuffle: &ShuffleId, run, cohort| {
+            let workers = self.workers.keys().cloned().collect();
+            Command::Taken { shuffle: shuffle.clone(), run, cohort, workers }
+        };
         match event {
             Event::ShuffleBegins { task, shuffle, outputs, counted, engine, why } => {
                 let Some(job) = self.jobs.of(task).cloned() else { return };
@@ -174,19 +202,27 @@ impl Controller {
                     rows_unwanted: 0,
                     rows_out: BTreeMap::new(),
                     all_rows_out: None,
+                    cohorts: Vec::new(),
                     number: 0,
                 };
                 self.shuffles.begin(shuffle, own);
             }
-            Event::ShuffleIn { shuffle, run, rows, unwanted } => {
+            Event::ShuffleIn { shuffle, run, rows, unwanted, cohorts } => {
                 if let Some(own) = self.shuffles.run(&shuffle, run) {
                     (own.rows_in, own.rows_unwanted) = (Some(rows), unwanted);
+                    for cohort in own.divide(&cohorts) {
+                        commands.push(taken(&shuffle, run, cohort));
+                    }
                 }
             }
             Event::ShuffleOut { shuffle, run, output, rows } => {
                 let own = self.shuffles.run(&shuffle, run).filter(|own| output < own.outputs);
                 if let Some(own) = own.filter(|own| own.all_rows_out.is_none()) {
-                    own.rows_out.insert(output, rows);
+                    if own.rows_out.insert(output, rows).is_none()
+                        && let Some(cohort) = own.done(output)
+                    {
+                        commands.push(taken(&shuffle, run, cohort));
+                    }
                     if own.rows_out.len() as u32 == own.outputs {
                         own.all_rows_out = Some(std::mem::take(&mut own.rows_out).values().sum());
                     }

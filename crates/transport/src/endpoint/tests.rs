@@ -516,7 +516,7 @@ fn memory_that_somebody_may_still_write_to_is_not_lent() {
     let (owner, reader) = (endpoint(&token, u64::MAX, None), endpoint(&token, u64::MAX, None));
     let (job, demands) = (JobId::from("job"), Demands::default());
     met(&owner);
-    let segment = Arc::new(owner.allocate(1 << 20, &job, &demands).unwrap());
+    let segment = Arc::new(owner.allocate(1 << 20, &job, &demands, 0).unwrap());
     segment.add_writer();
     let id = owner.adopt(segment.clone(), &[1 << 20], Encryption::None).unwrap();
     let fetch = || {

@@ -12,7 +12,7 @@
 mod memory;
 mod pool;
 
-pub use pool::Pool;
+pub use pool::{Cohort, Pool};
 
 use memory::Memory;
 use rustix::fs::SealFlags;
@@ -276,6 +276,20 @@ mod tests {
         pool.forget_job(1);
         let _other = pool.take(5 << 20, Some(2)).unwrap();
         assert_eq!(pool.descriptors(), 1, "of the other job");
+    }
+
+    #[test]
+    fn what_is_freed_together_is_free_for_others_while_the_rest_of_its_job_is_used() {
+        let pool = Pool::new(4 * SLAB);
+        let take = |cohort| pool.take_of(cohort, 1 << 20, Some(1)).unwrap();
+        let (early, late): (Vec<_>, Vec<_>) = (0..60).map(|_| (take(0), take(1))).unzip();
+        assert_eq!(pool.descriptors(), 2);
+        drop(early);
+        let _result = pool.take_for_result(SLAB).unwrap();
+        assert_eq!(pool.descriptors(), 2, "there is room for all");
+        let _another = pool.take_for_result(2 * SLAB).unwrap();
+        assert_eq!((pool.descriptors(), pool.live_bytes()), (1, 60 << 20));
+        drop(late);
     }
 
     #[test]

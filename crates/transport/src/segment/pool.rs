@@ -20,11 +20,15 @@ const SLAB_PART_MAX: usize = 8 << 20;
 /// The part of a process's descriptors that shared memory may use.
 const DESCRIPTORS_PART: u64 = 4;
 
+/// Segments of one job that are freed at about the same time. They share slabs, so that these are free with them: memory goes back to the
+/// kernel by whole slabs (shared memory is sealed, and nothing can be punched out of it).
+pub type Cohort = u32;
+
 /// Mapped memory that is free to be used again, up to a limit.
 pub struct Pool {
     free: Mutex<Free>,
-    /// Of each job.
-    slabs: Mutex<BTreeMap<GroupId, Vec<Arc<Slab>>>>,
+    /// Of each job, and of what of it is freed together.
+    slabs: Mutex<BTreeMap<(GroupId, Cohort), Vec<Arc<Slab>>>>,
     /// Jobs that are over, of which something may be kept.
     ended: Mutex<BTreeSet<GroupId>>,
     /// Bytes of the segments in use.
@@ -67,8 +71,17 @@ impl Pool {
     /// # Errors
     /// The kernel has no memory to map.
     pub fn take(self: &Arc<Pool>, len: usize, sharers: Option<GroupId>) -> io::Result<Segment> {
+        self.take_of(0, len, sharers)
+    }
+
+    /// As [`Pool::take`], of a cohort.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn take_of(self: &Arc<Pool>, cohort: Cohort, len: usize, sharers: Option<GroupId>) -> io::Result<Segment> {
         if let Some(job) = sharers.filter(|_| len >= SHARED_MIN) {
-            let taken = if len <= SLAB_PART_MAX { self.take_part(len, job) } else { self.take_whole(len, Some(job)) };
+            let is_part = len <= SLAB_PART_MAX;
+            let taken = if is_part { self.take_part(len, job, cohort) } else { self.take_whole(len, Some(job)) };
             if let Ok(memory) = taken {
                 return Ok(self.segment(memory, len, Use::DataPlane));
             }
@@ -99,19 +112,20 @@ impl Pool {
         }
     }
 
-    fn take_part(&self, len: usize, job: GroupId) -> io::Result<Memory> {
+    fn take_part(&self, len: usize, job: GroupId, cohort: Cohort) -> io::Result<Memory> {
         let size = len.next_multiple_of(PAGE);
         let part = |slabs: &[Arc<Slab>]| {
             let (slab, start) = slabs.iter().find_map(|slab| Some((slab, slab.take(size)?)))?;
             Some(Memory::Part { slab: slab.clone(), start, size })
         };
-        if let Some(taken) = self.slabs.lock().expect("no panic while held").get(&job).and_then(|slabs| part(slabs)) {
+        let own = (job, cohort);
+        if let Some(taken) = self.slabs.lock().expect("no panic while held").get(&own).and_then(|slabs| part(slabs)) {
             return Ok(taken);
         }
         // Without the lock: it looks at all slabs.
         self.make_room(SLAB, Some(job));
         let mut slabs = self.slabs.lock().expect("no panic while held");
-        let slabs = slabs.entry(job).or_default();
+        let slabs = slabs.entry(own).or_default();
         if let Some(taken) = part(slabs) {
             return Ok(taken);
         }
@@ -228,23 +242,29 @@ impl Pool {
         self.make_room(0, None);
     }
 
-    /// Gives back what is kept for jobs that are over, but for `user`, if so many bytes more are beyond what may be kept.
+    /// Gives memory back if so many bytes more, which `user` is going to use, are beyond what may be kept: what is kept for jobs that are
+    /// over, and if that is not enough, what is free of the others.
     fn make_room(&self, size: usize, user: Option<GroupId>) {
         let mut ended = self.ended.lock().expect("no panic while held");
         if let Some(user) = user {
             // It goes on.
             ended.remove(&user);
         }
-        let used = self.live_bytes() + self.result_bytes() + self.free_bytes() + size as u64;
-        if ended.is_empty() || used <= self.keep_bytes as u64 {
-            return;
-        }
+        let is_over =
+            || self.live_bytes() + self.result_bytes() + self.free_bytes() + size as u64 > self.keep_bytes as u64;
         let is_free = |slab: &Slab| slab.free.lock().expect("no panic while held").idle_since.is_some();
-        self.release(
-            |kind, _| kind.0.is_some_and(|job| ended.contains(&job)),
-            |job, slab| ended.contains(&job) && is_free(slab),
-        );
-        ended.clear();
+        if !ended.is_empty() && is_over() {
+            self.release(
+                |kind, _| kind.0.is_some_and(|job| ended.contains(&job)),
+                |job, slab| ended.contains(&job) && is_free(slab),
+            );
+            ended.clear();
+        }
+        drop(ended);
+        if size > 0 && is_over() {
+            let is_others = |job: GroupId| user != Some(job);
+            self.release(|kind, _| kind.0.is_some_and(is_others), |job, slab| is_others(job) && is_free(slab));
+        }
     }
 
     fn release(&self, whole: impl Fn(&Kind, &Instant) -> bool, slab: impl Fn(GroupId, &Slab) -> bool) {
@@ -260,7 +280,7 @@ impl Pool {
         drop(free);
         let mut slabs = self.slabs.lock().expect("no panic while held");
         let mut gone_slabs = Vec::new();
-        slabs.retain(|job, all| {
+        slabs.retain(|(job, _), all| {
             // Nobody takes of it while the lock is held.
             gone_slabs.extend(all.extract_if(.., |own| slab(*job, own)));
             !all.is_empty()

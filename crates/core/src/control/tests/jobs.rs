@@ -173,7 +173,7 @@ fn a_shuffle_counts_the_rows_of_its_last_run_and_is_forgotten_with_its_job() {
         let (shuffle, counted, why) = ("s".into(), Counted::Rows, String::new());
         Event::ShuffleBegins { task: 1, shuffle, outputs: 2, counted, engine, why }
     };
-    let rows_in = |run, rows| Event::ShuffleIn { shuffle: "s".into(), run, rows, unwanted: 1 };
+    let rows_in = |run, rows| Event::ShuffleIn { shuffle: "s".into(), run, rows, unwanted: 1, cohorts: Vec::new() };
     let rows_out = |run, output, rows| Event::ShuffleOut { shuffle: "s".into(), run, output, rows };
     world.event(rows_in(1, 9));
     world.event(begins(Carrier::Mission));
@@ -193,4 +193,35 @@ fn a_shuffle_counts_the_rows_of_its_last_run_and_is_forgotten_with_its_job() {
     world.pass(LAST_WORDS);
     world.event(Event::Tick);
     assert_eq!(world.left(), []);
+}
+
+#[test]
+fn parts_of_a_shuffle_are_free_once_all_outputs_of_their_cohort_are_done() {
+    let mut world = World::new(&["a"]);
+    world.task(1, "etl", None);
+    let begins = || {
+        let (shuffle, counted, engine) = ("s".into(), Counted::Rows, Carrier::Mission);
+        Event::ShuffleBegins { task: 1, shuffle, outputs: 6, counted, engine, why: String::new() }
+    };
+    let inputs = |run| Event::ShuffleIn { shuffle: "s".into(), run, rows: 9, unwanted: 0, cohorts: vec![2, 3, 1] };
+    let taken = |world: &mut World, event| -> Vec<(u64, u32)> {
+        let is_taken = |command: &Command| match command {
+            Command::Taken { run, cohort, .. } => Some((*run, *cohort)),
+            _ => None,
+        };
+        world.event(event).iter().filter_map(is_taken).collect()
+    };
+    let done = |run, output| Event::ShuffleOut { shuffle: "s".into(), run, output, rows: 1 };
+    world.event(begins());
+    // These workers were quicker than the one that knows the inputs.
+    assert_eq!([5, 0].map(|output| taken(&mut world, done(1, output))), [vec![], vec![]]);
+    assert_eq!(taken(&mut world, inputs(1)), [(1, 2)]);
+    // Twice the same one, and one of another cohort.
+    assert_eq!([0, 2, 3].map(|output| taken(&mut world, done(1, output)).len()), [0, 0, 0]);
+    assert_eq!(taken(&mut world, done(1, 1)), [(1, 0)]);
+    // What was done before the shuffle ran again does not count.
+    world.event(begins());
+    taken(&mut world, inputs(2));
+    assert_eq!([4, 2, 3].map(|output| taken(&mut world, done(2, output))), [vec![], vec![], vec![(2, 1)]]);
+    assert_eq!(taken(&mut world, done(1, 4)), []);
 }
