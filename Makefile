@@ -47,8 +47,9 @@ chaos: setup           ## jobs under every fault, CHAOS_ROUNDS rounds; some of t
 	$(BIN)/python -m tests.chaos --rounds $(CHAOS_ROUNDS)
 
 SEEDS ?= 1000000
-long: setup            ## what takes longer than CI has: a million seeds of the virtual cluster, 1,000 rounds of chaos
+long: setup            ## what takes longer than CI has: a million seeds of the virtual cluster, 1,000 rounds of chaos, 200 workers
 	VIRTUAL_SEEDS=$(SEEDS) $(CARGO) test --release -p mission-core --test virtual_cluster -- --nocapture
+	$(BIN)/python -m tests.many_workers
 	$(BIN)/python -m tests.chaos --rounds 1000 --at-once 3
 
 # The flags that cargo-fuzz gives, without the sanitizer: that would need a nightly compiler.

@@ -56,8 +56,8 @@ class MissionController(ABC):
     def name_of_task(self, task: int) -> str:
         """Return the engine's name of a task, for records."""
 
-    def taken(self, shuffle: str, run: int, cohort: int, workers: Sequence[str]) -> None:
-        """Tell workers that nobody needs the parts of this cohort of a shuffle any more.
+    def taken(self, shuffle: str, run: int, cohort: int) -> None:
+        """Tell the workers of a shuffle that nobody needs the parts of this cohort any more.
 
         Only for adapters that say which shuffles begin.
         """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import inspect
+import json
 import os
 import signal
 import socket
@@ -42,8 +43,6 @@ def plane(endpoint) -> Iterator[Any]:
 
 
 def held(own: Any) -> int:
-    import json
-
     return json.loads(own.resources())["objects"]
 
 
@@ -460,6 +459,34 @@ def test_results_scattered_gathered_and_computed_are_right():
         wanted = client.compute(transposed).result()
         values = client.compute(x).result()
         assert np.allclose(wanted, (values + values.T).sum(axis=0))
+
+
+def test_workers_that_share_a_process_use_their_own_data_planes_also_those_that_come_later():
+    options = {"threads_per_worker": 1, "memory_limit": "1GiB", "dashboard_address": ":0"}
+    with (
+        LocalCluster(n_workers=2, processes=False, protocol="mission://", **options) as own,
+        Client(own) as client,
+        mission_control.job("shared", transport="tcp", client=client),
+    ):
+        mission_control.install(client)
+        own.scale(4)
+        client.wait_for_workers(4)
+        until(lambda: len(status(client)["workers"]) == 4, "all have a data plane")
+        workers = list(client.scheduler_info()["workers"])
+        values = [client.submit(make, seed, workers=[worker], pure=False) for seed, worker in enumerate(workers)]
+        # New connections of the scheduler.
+        assert len(client.run(lambda: 1)) == 4
+        for worker in workers:
+            gathered = client.submit(list, values, workers=[worker], pure=False).result()
+            assert all(map(np.array_equal, gathered, [make(seed) for seed in range(4)]))
+
+        def moved(dask_worker: Worker) -> tuple[int, int]:
+            all = json.loads(dask_worker.plugins["mission-control"].endpoint.transfers())
+            (own,) = (own for own in all if (own["from"], own["to"]) == ("make", "gather"))
+            return own["asked_bytes"], own["served_bytes"]
+
+        others = 3 * make(0).nbytes
+        assert set(client.run(moved).values()) == {(others, others)}
 
 
 def test_a_worker_that_dies_while_others_fetch_from_it_is_made_up_for():

@@ -138,7 +138,7 @@ def test_half_of_the_rows_with_one_key_need_no_more_memory_than_they_have():
         assert sum(sizes) == 4_000_000 and max(sizes) >= 2_000_000
 
 
-LARGE, PARTS = 500_000, 16
+LARGE, PARTS = 1_000_000, 16
 
 
 def large(seed: int) -> pd.DataFrame:

@@ -332,6 +332,18 @@ def test_arrays_are_rechunked_as_numpy_has_them(client, dtype):
         assert carried and all(own["engine"] == "mission" and own["rows_out"] <= own["rows_in"] for own in carried)
 
 
+def test_two_results_of_one_rechunked_array_take_the_same_parts_in_one_run(client):
+    with mission_control.job("twice", client=client):
+        array = da.random.default_rng(1).random((8000, 2000), chunks=(1000, 2000)).persist()
+        with dask.config.set({"array.rechunk.method": "p2p"}):
+            turned = array.rechunk((8000, 50))
+        first, second = (turned + 1).persist(), (turned * 2).persist()
+        expected = array.compute()
+        np.testing.assert_array_equal(first.compute(), expected + 1)
+        np.testing.assert_array_equal(second.compute(), expected * 2)
+        assert [own["runs"] for own in shuffles(client)] == [1]
+
+
 def test_arrays_that_are_not_plain_memory_are_rechunked_too(client):
     plain = np.ma.masked_less(np.arange(120).reshape(12, 10), 30)
     masked = da.from_array(plain, chunks=(5, 10)).rechunk((12, 3), method="p2p").compute()

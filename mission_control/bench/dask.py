@@ -10,6 +10,7 @@ memory mode is had here by changing the shuffle's description on the scheduler.
 from __future__ import annotations
 
 import logging
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -241,6 +242,8 @@ def measure_case(case: Case, nbytes: int, rounds: int, say: Callable[[str], None
                 disk["disk"] = mode == DISK
                 client.run(hashing.install if mode == OURS else hashing.uninstall)
                 known = len(cluster.scheduler.tasks)
+                # Else what Dask's shuffle wrote is still being written while the next one runs.
+                os.sync()
 
                 def run(mode: str = mode, known: int = known) -> tuple[float, float]:
                     made: list[Any] = []

@@ -171,7 +171,9 @@ class Planes:
         plugin = getattr(server, "plugins", {}).get("mission-control")
         known = (own for own in self.all if own.cluster in remote)
         usable = [own for own in known if not encrypted or (own.authenticates and remote[own.cluster])]
-        mine = (own for own in usable if plugin is not None and own.endpoint is plugin.endpoint)
+        # The scheduler's plug-in has none.
+        endpoint = getattr(plugin, "endpoint", None)
+        mine = (own for own in usable if own.endpoint is endpoint)
         return next(mine, None) or next(iter(usable), None)
 
     def linger(self, kept: dict[int, tuple[_native.Endpoint, str]]) -> None:
@@ -249,8 +251,9 @@ class MissionComm(TCP):
         if not isinstance(announced, dict) or MARK not in self.remote_info[HANDSHAKE]:
             return None
         if self.looked_at != PLANES.version:
-            self.looked_at = PLANES.version
+            version = PLANES.version
             self.shared = PLANES.shared_with(announced, self.is_encrypted, self.server())
+            self.looked_at = version
         return self.shared
 
     def server(self) -> Any:

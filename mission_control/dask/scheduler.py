@@ -315,8 +315,8 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
         if not self.silent and stream is not None and not stream.closed():
             stream.send({"op": "mission-control", "version": version, **message})
 
-    def taken(self, shuffle: str, run: int, cohort: int, workers: Sequence[str]) -> None:
-        for worker in workers:
+    def taken(self, shuffle: str, run: int, cohort: int) -> None:
+        for worker in shuffles.that_may_free(self.scheduler, shuffle, run):
             stream = self.scheduler.stream_comms.get(worker)
             if not self.silent and stream is not None and not stream.closed():
                 stream.send({"op": "mission-control-taken", "shuffle": shuffle, "run": run, "cohort": cohort})

@@ -66,6 +66,8 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
         self.rescheduled: defaultdict[Any, int] = defaultdict(int)
         self.shuffles: WeakValueDictionary[tuple[Any, int], Any] = WeakValueDictionary()
         """Runs of shuffles that the data plane carries, by shuffle and number."""
+        self.outputs: dict[Any, dict[str, Any]] = {}
+        """By the task that joined it: what is said of a shuffle's output once the task is done."""
         worker.stream_handlers["mission-control"] = self.on_message
         worker.stream_handlers["mission-control-taken"] = self.on_taken
         shuffles.listen(worker)
@@ -159,10 +161,11 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
         except Exception:
             logger.exception("Mission Control could not do what the scheduler said")
 
-    async def on_taken(self, shuffle: Any, run: int, cohort: int) -> None:
+    def on_taken(self, shuffle: Any, run: int, cohort: int) -> None:
         """All outputs of a cohort of a shuffle are done."""
         if (own := self.shuffles.get((shuffle, run))) is not None:
-            await own.take(cohort)
+            # Dask's stream waits for its handlers.
+            self.worker.loop.add_callback(own.take, cohort)
 
     def say(self, kind: str, **said: Any) -> None:
         # Where the scheduler is away the data plane goes on, and later reports repeat the totals.
@@ -217,6 +220,8 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
             return
         if finish != "rescheduled":
             self.rescheduled.pop(key, None)
+        if (output := self.outputs.pop(key, None)) is not None and finish == "memory":
+            self.say("shuffle-out", **output)
         result = None
         if finish == "memory":
             if start not in RUNNING:

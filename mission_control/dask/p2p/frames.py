@@ -42,7 +42,10 @@ class FrameRun(Run):
 
     def put(self, data: pd.DataFrame, partition: int) -> Added:
         if set(data.columns) != self.names:
-            raise ValueError(f"partition {partition} has columns {list(data.columns)}, not {list(self.names)}")
+            raise ValueError(
+                f"partition {partition} has columns {list(data.columns)}, but the frame's meta has {list(self.names)}: "
+                "give from_delayed, from_map or map_partitions the right meta"
+            )
         # A frame that another worker sent may lie at any address.
         rows_to = np.require(data[self.column].to_numpy(), np.int64, ["C_CONTIGUOUS", "ALIGNED"])
         schema, buffers = frames.encode(data, self.meta.columns)

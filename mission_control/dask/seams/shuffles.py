@@ -111,6 +111,19 @@ def running(scheduler: Scheduler) -> list[str]:
     return [str(own.id) for own in active if type(own.run_spec.spec) not in FIELDS]
 
 
+def that_may_free(scheduler: Scheduler, shuffle: str, run: int) -> set[str]:
+    """Return the workers of a run, which may free parts of outputs that are done; none where they are needed again.
+
+    Dask fuses what makes an output into the task that uses it. So two results of one array take the same parts.
+    """
+    shuffles: Any = scheduler.plugins.get("shuffle")
+    own = shuffles.active_shuffles.get(shuffle) if shuffles is not None else None
+    barrier = scheduler.tasks.get(barrier_key(shuffle))
+    if own is None or own.run_id != run or barrier is None or len(barrier.dependents) > len(own.run_spec.worker_for):
+        return set()
+    return own.participating_workers
+
+
 def why_not(plugin: MissionControlScheduler, spec: ShuffleSpec) -> str | None:
     """Say why Dask has to carry a shuffle like this; ``None``: it need not."""
     if not wanted("p2p"):

@@ -32,9 +32,9 @@ pub enum Command {
     Changed { error: Option<String>, refused: Option<String> },
     /// To the engine: these results are invalid, with all their copies; what is still needed of them is computed again.
     Recompute { tasks: BTreeSet<u64> },
-    /// To these workers, all of those with a data plane: nobody needs the parts of this cohort of a shuffle's run any more ([`Event::ShuffleIn`]). One that does not hear
-    /// it frees them when the run ends.
-    Taken { shuffle: ShuffleId, run: u64, cohort: u32, workers: Vec<WorkerId> },
+    /// To the workers that take part: nobody needs the parts of this cohort of a shuffle's run any more ([`Event::ShuffleIn`]). One that
+    /// does not hear it frees them when the run ends.
+    Taken { shuffle: ShuffleId, run: u64, cohort: u32 },
     /// To the adapter: say [`Event::Flush`] when it has done what it is at.
     Soon,
     /// To the adapter: have the external policy compute what these count, and say so by [`Event::Weighed`].

@@ -147,7 +147,7 @@ pub enum Event {
         #[serde(default)]
         cohorts: Vec<u32>,
     },
-    /// A worker has an output partition of a shuffle's run, complete.
+    /// A task is done that has an output partition of a shuffle's run, complete.
     ShuffleOut {
         shuffle: ShuffleId,
         run: u64,

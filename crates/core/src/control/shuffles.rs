@@ -79,6 +79,8 @@ struct Shuffle {
     number: u64,
 }
 
+/// Into more cohorts no worker divides outputs.
+const COHORTS_MAX: usize = 8;
 /// Shuffles of one job that are kept: a job that goes on for ever has ever new ones, and a rechunk may have thousands.
 const KEPT: usize = 256;
 
@@ -140,7 +142,13 @@ impl Shuffles {
 
 impl Shuffle {
     /// The inputs are known, and with them the sizes of the cohorts. Outputs may be done before that is heard. Gives the cohorts that are.
+    ///
+    /// A shuffle that began again keeps its parts to the end: it may have begun again because they were needed once more.
     fn divide(&mut self, sizes: &[u32]) -> Vec<u32> {
+        let outputs: u64 = sizes.iter().copied().map(u64::from).sum();
+        if self.runs > 1 || sizes.len() > COHORTS_MAX || outputs != u64::from(self.outputs) {
+            return Vec::new();
+        }
         let ends = sizes.iter().scan(0u32, |end, size| {
             *end = end.saturating_add(*size);
             Some((*end, *size))
@@ -150,12 +158,12 @@ impl Shuffle {
         done.into_iter().filter_map(|output| self.done(output)).collect()
     }
 
-    /// An output is done for the first time. Gives its cohort, if that is done now.
+    /// An output is done for the first time. Gives its cohort, if that is done now and something else is not.
     fn done(&mut self, output: u32) -> Option<u32> {
         let cohort = self.cohorts.partition_point(|(end, _)| *end <= output);
         let (_, left) = self.cohorts.get_mut(cohort)?;
         *left = left.saturating_sub(1);
-        (*left == 0).then_some(cohort as u32)
+        (*left == 0 && (self.rows_out.len() as u32) < self.outputs).then_some(cohort as u32)
     }
 }
 
@@ -183,10 +191,6 @@ impl Controller {
     }
 
     pub(super) fn shuffle(&mut self, event: Event, commands: &mut Vec<Command>) {
-        let taken = |shuffle: &ShuffleId, run, cohort| {
-            let workers = self.workers.keys().cloned().collect();
-            Command::Taken { shuffle: shuffle.clone(), run, cohort, workers }
-        };
         match event {
             Event::ShuffleBegins { task, shuffle, outputs, counted, engine, why } => {
                 let Some(job) = self.jobs.of(task).cloned() else { return };
@@ -210,9 +214,8 @@ impl Controller {
             Event::ShuffleIn { shuffle, run, rows, unwanted, cohorts } => {
                 if let Some(own) = self.shuffles.run(&shuffle, run) {
                     (own.rows_in, own.rows_unwanted) = (Some(rows), unwanted);
-                    for cohort in own.divide(&cohorts) {
-                        commands.push(taken(&shuffle, run, cohort));
-                    }
+                    let taken = own.divide(&cohorts).into_iter();
+                    commands.extend(taken.map(|cohort| Command::Taken { shuffle: shuffle.clone(), run, cohort }));
                 }
             }
             Event::ShuffleOut { shuffle, run, output, rows } => {
@@ -221,7 +224,7 @@ impl Controller {
                     if own.rows_out.insert(output, rows).is_none()
                         && let Some(cohort) = own.done(output)
                     {
-                        commands.push(taken(&shuffle, run, cohort));
+                        commands.push(Command::Taken { shuffle, run, cohort });
                     }
                     if own.rows_out.len() as u32 == own.outputs {
                         own.all_rows_out = Some(std::mem::take(&mut own.rows_out).values().sum());

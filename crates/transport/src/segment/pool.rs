@@ -123,7 +123,7 @@ impl Pool {
             return Ok(taken);
         }
         // Without the lock: it looks at all slabs.
-        self.make_room(SLAB, Some(job));
+        self.make_room(SLAB, Some((job, Some(cohort))));
         let mut slabs = self.slabs.lock().expect("no panic while held");
         let slabs = slabs.entry(own).or_default();
         if let Some(taken) = part(slabs) {
@@ -152,7 +152,7 @@ impl Pool {
         Ok(Memory::Whole(match kept {
             Some((mapping, _)) => mapping,
             None => {
-                self.make_room(size, job);
+                self.make_room(size, job.map(|job| (job, None)));
                 self.map(size, job)?
             }
         }))
@@ -244,11 +244,11 @@ impl Pool {
 
     /// Gives memory back if so many bytes more, which `user` is going to use, are beyond what may be kept: what is kept for jobs that are
     /// over, and if that is not enough, what is free of the others.
-    fn make_room(&self, size: usize, user: Option<GroupId>) {
+    fn make_room(&self, size: usize, user: Option<(GroupId, Option<Cohort>)>) {
         let mut ended = self.ended.lock().expect("no panic while held");
-        if let Some(user) = user {
+        if let Some((job, _)) = user {
             // It goes on.
-            ended.remove(&user);
+            ended.remove(&job);
         }
         let is_over =
             || self.live_bytes() + self.result_bytes() + self.free_bytes() + size as u64 > self.keep_bytes as u64;
@@ -256,18 +256,20 @@ impl Pool {
         if !ended.is_empty() && is_over() {
             self.release(
                 |kind, _| kind.0.is_some_and(|job| ended.contains(&job)),
-                |job, slab| ended.contains(&job) && is_free(slab),
+                |(job, _), slab| ended.contains(&job) && is_free(slab),
             );
             ended.clear();
         }
         drop(ended);
         if size > 0 && is_over() {
-            let is_others = |job: GroupId| user != Some(job);
-            self.release(|kind, _| kind.0.is_some_and(is_others), |job, slab| is_others(job) && is_free(slab));
+            self.release(
+                |kind, _| kind.0.is_some_and(|job| user.is_none_or(|(own, _)| own != job)),
+                |(job, cohort), slab| user != Some((job, Some(cohort))) && is_free(slab),
+            );
         }
     }
 
-    fn release(&self, whole: impl Fn(&Kind, &Instant) -> bool, slab: impl Fn(GroupId, &Slab) -> bool) {
+    fn release(&self, whole: impl Fn(&Kind, &Instant) -> bool, slab: impl Fn((GroupId, Cohort), &Slab) -> bool) {
         let mut gone = Vec::new();
         let mut free = self.free.lock().expect("no panic while held");
         let mut bytes = 0;
@@ -280,9 +282,9 @@ impl Pool {
         drop(free);
         let mut slabs = self.slabs.lock().expect("no panic while held");
         let mut gone_slabs = Vec::new();
-        slabs.retain(|(job, _), all| {
+        slabs.retain(|of, all| {
             // Nobody takes of it while the lock is held.
-            gone_slabs.extend(all.extract_if(.., |own| slab(*job, own)));
+            gone_slabs.extend(all.extract_if(.., |own| slab(*of, own)));
             !all.is_empty()
         });
         // Memory goes back to the kernel without the locks.

@@ -216,12 +216,28 @@ fn parts_of_a_shuffle_are_free_once_all_outputs_of_their_cohort_are_done() {
     // These workers were quicker than the one that knows the inputs.
     assert_eq!([5, 0].map(|output| taken(&mut world, done(1, output))), [vec![], vec![]]);
     assert_eq!(taken(&mut world, inputs(1)), [(1, 2)]);
-    // Twice the same one, and one of another cohort.
+    // Twice the same one, and some of another cohort.
     assert_eq!([0, 2, 3].map(|output| taken(&mut world, done(1, output)).len()), [0, 0, 0]);
     assert_eq!(taken(&mut world, done(1, 1)), [(1, 0)]);
-    // What was done before the shuffle ran again does not count.
-    world.event(begins());
-    taken(&mut world, inputs(2));
-    assert_eq!([4, 2, 3].map(|output| taken(&mut world, done(2, output))), [vec![], vec![], vec![(2, 1)]]);
+    // Not for the last cohort: the run ends.
     assert_eq!(taken(&mut world, done(1, 4)), []);
+    // Parts were needed once more: they stay.
+    world.event(begins());
+    assert_eq!(taken(&mut world, inputs(2)), []);
+    assert_eq!([0, 1].map(|output| taken(&mut world, done(2, output)).len()), [0, 0]);
+}
+
+#[test]
+fn cohorts_that_make_no_sense_are_passed_over() {
+    for cohorts in [vec![1; 9], vec![u32::MAX, 10], vec![2, 3], vec![]] {
+        let mut world = World::new(&["a"]);
+        world.task(1, "etl", None);
+        let (shuffle, counted, engine) = ("s".into(), Counted::Rows, Carrier::Mission);
+        world.event(Event::ShuffleBegins { task: 1, shuffle, outputs: 9, counted, engine, why: String::new() });
+        world.event(Event::ShuffleIn { shuffle: "s".into(), run: 1, rows: 9, unwanted: 0, cohorts });
+        for output in 0..9 {
+            let commands = world.event(Event::ShuffleOut { shuffle: "s".into(), run: 1, output, rows: 1 });
+            assert_eq!(commands, []);
+        }
+    }
 }
