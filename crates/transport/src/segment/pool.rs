@@ -23,12 +23,13 @@ const DESCRIPTORS_PART: u64 = 4;
 /// Segments of one job that are freed at about the same time. They share slabs, so that these are free with them: memory goes back to the
 /// kernel by whole slabs (shared memory is sealed, and nothing can be punched out of it).
 pub type Cohort = u32;
+type Slabs = BTreeMap<(GroupId, Cohort), Vec<Arc<Slab>>>;
 
 /// Mapped memory that is free to be used again, up to a limit.
 pub struct Pool {
     free: Mutex<Free>,
     /// Of each job, and of what of it is freed together.
-    slabs: Mutex<BTreeMap<(GroupId, Cohort), Vec<Arc<Slab>>>>,
+    slabs: Mutex<Slabs>,
     /// Jobs that are over, of which something may be kept.
     ended: Mutex<BTreeSet<GroupId>>,
     /// Bytes of the segments in use.
