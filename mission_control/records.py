@@ -34,3 +34,13 @@ class Log:
         first = self.next - len(self.kept)
         new = list(self.kept)[max(0, seen - first) :]
         return self.next, [json.loads(text) for text in new]
+
+    def last(self, kind: str, **values: Any) -> dict[str, Any] | None:
+        """Return the newest record of a kind with these values that is still kept."""
+        for text in reversed(self.kept):
+            # Most are of other kinds: their text is enough to see it.
+            if f'"{kind}"' in text:
+                record = json.loads(text)
+                if record["kind"] == kind and all(record.get(name) == value for name, value in values.items()):
+                    return record
+        return None

@@ -28,3 +28,16 @@ def test_the_oldest_are_forgotten_by_bytes_and_not_by_number():
     assert [own["number"] for own in new] == list(range(1_000 - len(new), 1_000))
     assert log.since(998)[1] == new[-2:]
     assert log.since(2_000)[1] == [], "what another scheduler has said"
+
+
+def test_the_last_record_of_a_kind_is_found_while_it_is_kept():
+    log = Log(most_bytes=2_000)
+    for number in range(3):
+        log.add({"kind": "job-ended", "job": f"job-{number % 2}", "bytes": number})
+        log.add({"kind": "text", "text": '"job-ended"', "job": "job-0"})
+    assert (log.last("job-ended", job="job-0") or {})["bytes"] == 2
+    assert (log.last("job-ended", job="job-1") or {})["bytes"] == 1
+    assert log.last("job-ended", job="job-2") is None
+    for _ in range(100):
+        log.add({"kind": "text", "text": "x" * 100})
+    assert log.last("job-ended", job="job-0") is None

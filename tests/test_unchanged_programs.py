@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -23,7 +24,7 @@ import pytest
 from distributed import Client, LocalCluster, Security, wait
 
 import mission_control
-from tests.conftest import resources, status, until, what_is_left
+from tests.conftest import mission, resources, status, until, what_is_left
 
 
 @pytest.fixture(autouse=True)
@@ -214,6 +215,17 @@ def test_categories_whose_orders_differ_have_no_order(client):
     got = given(parts).shuffle("key", npartitions=2).compute()
     assert isinstance(got["kind"].dtype, pd.CategoricalDtype) and not got["kind"].dtype.ordered
     assert sorted(got["kind"]) == ["high"] * 6 + ["low"] * 6
+
+
+def test_what_became_of_a_shuffle_is_told_after_its_job_is_over(client):
+    with mission_control.job("over", client=client):
+        given(pieces(4)).shuffle("key", npartitions=3).compute()
+    until(lambda: not any(job["job"] == "over" for job in status(client)["jobs"]), "the job is over")
+    said = mission("explain", "over", "--scheduler", client.scheduler.address)
+    assert "it was over at" in said.stdout and "2,000 rows in, 2,000 out" in said.stdout, said
+    assert json.loads(mission("explain", "over", "--json", "--scheduler", client.scheduler.address).stdout)["ended"]
+    never = mission("explain", "never", "--scheduler", client.scheduler.address)
+    assert never.returncode == 2 and "there is no job 'never' now" in never.stderr
 
 
 def test_only_some_outputs_are_wanted(client):

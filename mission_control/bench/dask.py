@@ -178,7 +178,7 @@ def measure(
         import dask.dataframe  # noqa: F401
         import pyarrow  # noqa: F401
     except ImportError as error:
-        raise PrerequisiteMissing(f"{error.name} is needed: pip install 'mission-control[bench]'") from None
+        raise PrerequisiteMissing(f"{error.name} is needed: pip install '.[bench]' in the checkout") from None
     cases = [own for own in CASES if own.name in names]
     for case in cases:
         if not fits(case, nbytes):

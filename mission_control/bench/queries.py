@@ -218,7 +218,7 @@ def measure(
         import pandas as pd
         import pyarrow  # noqa: F401
     except ImportError as error:
-        raise PrerequisiteMissing(f"{error.name} is needed: pip install 'mission-control[bench]'") from None
+        raise PrerequisiteMissing(f"{error.name} is needed: pip install '.[bench]' in the checkout") from None
     from distributed import wait
 
     say("pandas computes what is expected")

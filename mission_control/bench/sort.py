@@ -46,7 +46,7 @@ def measure(
         import pyarrow  # noqa: F401
     except ImportError as error:
         raise PrerequisiteMissing(
-            f"{error.name} is needed to compare with Dask: pip install 'mission-control[bench]'"
+            f"{error.name} is needed to compare with Dask: pip install '.[bench]' in the checkout"
         ) from None
     scenario = validate({"workload": {"size": f"{nbytes} B"}, "topology": {"hosts": workers}})
     samples: dict[str, list[tuple[float, float]]] = {DASK: [], STOCK: [], OURS: []}

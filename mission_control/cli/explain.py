@@ -17,7 +17,7 @@ def explain(
 ) -> None:
     """Tells of each transfer of a job its pattern, weight, flows and transport, what was refused, and why."""
     with observe(scheduler) as cluster:
-        own = cluster.job(job)
+        own = cluster.job_or_ended(job)
         status = cluster.status()
     problems = {worker: facts["problems"] for worker, facts in status["workers"].items() if facts["problems"]}
     problems |= {worker: [why] for worker, why in status["without"].items()}

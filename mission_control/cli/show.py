@@ -127,6 +127,8 @@ def print_problems(status: dict[str, Any]) -> None:
 def print_explanation(job: dict[str, Any], policy: str) -> None:
     """Of each transfer of a job what it gets, and why."""
     print(f"{job['job']}: priority {job['priority']:g}, policy {policy}{share_of(job)}")
+    if "ended" in job:
+        print(f"  it was over at {time.strftime('%H:%M:%S', time.localtime(job['ended']))}")
     if job["refused"]:
         print(f"  refused: {job['refused']}")
         return

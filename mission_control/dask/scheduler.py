@@ -88,7 +88,7 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
         # What may fail comes first: without its plug-in the scheduler is to offer none of what follows.
         self.metrics = Metrics(scheduler.address, scheduler.loop, self.status)
         self.metrics.register()
-        handlers = ("secret", "join", "without", "admit", "change", "status", "policy", "since", "uninstall")
+        handlers = ("secret", "join", "without", "admit", "change", "status", "policy", "since", "ended", "uninstall")
         offered = {f"mission_control_{name}": getattr(self, f"on_{name}") for name in handlers}
         # As Dask does with its own: docs/security.md.
         for name in dask.config.get("distributed.scheduler.blocked-handlers", default=[]):
@@ -218,6 +218,11 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
     async def on_since(self, seen: int) -> tuple[int, list[dict[str, Any]]]:
         """Records after the first ``seen`` ones."""
         return self.log.since(seen)
+
+    async def on_ended(self, job: str) -> dict[str, Any] | None:
+        """What is kept of the last job of this name that is over."""
+        record = self.log.last("job-ended", job=job)
+        return {**record, "ended": record["time"]} if record is not None else None
 
     # --- what workers say -------------------------------------------------------------------------------------------
 

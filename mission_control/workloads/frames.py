@@ -43,7 +43,7 @@ class Frames:
             import dask.dataframe as dd
             import pyarrow  # noqa: F401
         except ImportError as error:
-            raise PrerequisiteMissing(f"{error.name} is needed: pip install 'mission-control[bench]'") from None
+            raise PrerequisiteMissing(f"{error.name} is needed: pip install '.[bench]' in the checkout") from None
         say(f"makes a frame of {_native.format_bytes(self.rows * self.partitions * ROW_BYTES)}")
         seeds = [(self.seed, number) for number in range(self.partitions)]
         meta = rows_of((0, 0), 1).iloc[:0]

@@ -47,6 +47,13 @@ def observe(scheduler: str | None) -> Iterator[Cluster]:
 def connect(scheduler: str) -> Client:
     try:
         return Client(scheduler, timeout=CONNECT_S, set_as_default=False)
+    except TypeError as error:
+        if "ssl_context" not in str(error):
+            raise
+        raise BadInput(
+            f"{scheduler} needs certificates: set distributed.comm.tls (ca-file, client.cert, client.key) in Dask's "
+            "configuration"
+        ) from None
     except (OSError, ValueError) as error:
         raise BadInput(f"no scheduler answers at {scheduler}: start one with 'dask scheduler' ({error})") from None
 
@@ -86,6 +93,20 @@ class Cluster:
         if name not in jobs:
             raise BadInput(f"there is no job {name!r} now: {', '.join(sorted(jobs)) or 'no job runs'}")
         return jobs[name]
+
+    def job_or_ended(self, name: str) -> dict[str, Any]:
+        """As :meth:`job`; or what is kept of the last job of this name that is over, with ``ended``: when (since 1970).
+
+        Raises:
+            BadInput: there is neither.
+        """
+        try:
+            return self.job(name)
+        except BadInput:
+            ended = self._ask("ended", job=name)
+            if ended is None:
+                raise
+            return ended
 
     def change(self, job: str, *, transport: str | None, priority: float | None) -> dict[str, Any]:
         """Changes a job while it runs; gives its status.

@@ -61,6 +61,8 @@ pub struct Shuffles {
 struct Shuffle {
     job: JobId,
     runs: u32,
+    /// Before all outputs of the run before were done.
+    began_again: bool,
     counted: Counted,
     engine: Carrier,
     why: String,
@@ -113,6 +115,8 @@ impl Shuffles {
         if let Some(before) = self.all.get(&id) {
             // What is still said of an earlier run does not count.
             (shuffle.runs, shuffle.run) = (before.runs + 1, before.run + 1);
+            // A program may compute the same once more.
+            shuffle.began_again = before.all_rows_out.is_none();
         }
         let job = shuffle.job.clone();
         self.all.insert(id, shuffle);
@@ -146,7 +150,7 @@ impl Shuffle {
     /// A shuffle that began again keeps its parts to the end: it may have begun again because they were needed once more.
     fn divide(&mut self, sizes: &[u32]) -> Vec<u32> {
         let outputs: u64 = sizes.iter().copied().map(u64::from).sum();
-        if self.runs > 1 || sizes.len() > COHORTS_MAX || outputs != u64::from(self.outputs) {
+        if self.began_again || sizes.len() > COHORTS_MAX || outputs != u64::from(self.outputs) {
             return Vec::new();
         }
         let ends = sizes.iter().scan(0u32, |end, size| {
@@ -175,7 +179,7 @@ impl Controller {
     /// Why the engine has to carry it: a worker has no data plane, or one that cannot encrypt.
     pub fn shuffle_demands(&self, task: u64, workers: &[WorkerId]) -> Result<Demands, String> {
         if let Some(lacks) = workers.iter().find(|worker| !self.workers.contains_key(*worker)) {
-            let why = self.without.get(lacks).map_or("it has not joined yet", |why| why);
+            let why = self.without.get(lacks).map_or("it has not joined; was it started with it?", |why| why);
             return Err(format!("worker {lacks} has no data plane: {why}"));
         }
         let demands = self.spec_of_task(task).map(|spec| spec.demands).unwrap_or_default();
@@ -197,6 +201,7 @@ impl Controller {
                 let own = Shuffle {
                     job,
                     runs: 1,
+                    began_again: false,
                     counted,
                     engine,
                     why,

@@ -168,7 +168,7 @@ fn a_shuffle_counts_the_rows_of_its_last_run_and_is_forgotten_with_its_job() {
     world.task(1, "etl", None);
     assert_eq!(world.controller.shuffle_demands(1, &["a".into(), "b".into()]), Ok(Demands::default()));
     let why = world.controller.shuffle_demands(1, &["a".into(), "c".into()]).unwrap_err();
-    assert_eq!(why, "worker c has no data plane: it has not joined yet");
+    assert_eq!(why, "worker c has no data plane: it has not joined; was it started with it?");
     let begins = |engine| {
         let (shuffle, counted, why) = ("s".into(), Counted::Rows, String::new());
         Event::ShuffleBegins { task: 1, shuffle, outputs: 2, counted, engine, why }
@@ -224,7 +224,11 @@ fn parts_of_a_shuffle_are_free_once_all_outputs_of_their_cohort_are_done() {
     // Parts were needed once more: they stay.
     world.event(begins());
     assert_eq!(taken(&mut world, inputs(2)), []);
-    assert_eq!([0, 1].map(|output| taken(&mut world, done(2, output)).len()), [0, 0]);
+    assert_eq!([0, 1, 2, 3, 4, 5].map(|output| taken(&mut world, done(2, output)).len()), [0; 6]);
+    // The program computes the same once more.
+    world.event(begins());
+    assert_eq!(taken(&mut world, inputs(3)), []);
+    assert_eq!([0, 1].map(|output| taken(&mut world, done(3, output))), [vec![], vec![(3, 0)]]);
 }
 
 #[test]
