@@ -485,8 +485,8 @@ def test_workers_that_share_a_process_use_their_own_data_planes_also_those_that_
             (own,) = (own for own in all if (own["from"], own["to"]) == ("make", "gather"))
             return own["asked_bytes"], own["served_bytes"]
 
-        others = 3 * make(0).nbytes
-        assert set(client.run(moved).values()) == {(others, others)}
+        # Dask may drop one of several copies, so that a worker has to bring its own result, too.
+        assert all(asked == served >= 3 * make(0).nbytes for asked, served in client.run(moved).values())
 
 
 def test_a_worker_that_dies_while_others_fetch_from_it_is_made_up_for():
