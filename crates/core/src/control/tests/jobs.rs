@@ -219,8 +219,6 @@ fn parts_of_a_shuffle_are_free_once_all_outputs_of_their_cohort_are_done() {
     // Twice the same one, and some of another cohort.
     assert_eq!([0, 2, 3].map(|output| taken(&mut world, done(1, output)).len()), [0, 0, 0]);
     assert_eq!(taken(&mut world, done(1, 1)), [(1, 0)]);
-    // Not for the last cohort: the run ends.
-    assert_eq!(taken(&mut world, done(1, 4)), []);
     // Parts were needed once more: they stay.
     world.event(begins());
     assert_eq!(taken(&mut world, inputs(2)), []);
@@ -229,6 +227,9 @@ fn parts_of_a_shuffle_are_free_once_all_outputs_of_their_cohort_are_done() {
     world.event(begins());
     assert_eq!(taken(&mut world, inputs(3)), []);
     assert_eq!([0, 1].map(|output| taken(&mut world, done(3, output))), [vec![], vec![(3, 0)]]);
+    // Not for what is done last: the run ends.
+    assert_eq!([2, 3, 5].map(|output| taken(&mut world, done(3, output)).len()), [0, 0, 1]);
+    assert_eq!(taken(&mut world, done(3, 4)), []);
 }
 
 #[test]
