@@ -18,7 +18,8 @@ class _Own(threading.local):
     """The task of this thread, as `begins` takes it."""
 
     task: tuple[int, str, float] | None = None
-    lent = False
+    released = False
+    """It lends its thread, or has left the pool."""
     comes_back = False
     """It comes back to the pool, which is adjusted meanwhile."""
 
@@ -33,7 +34,7 @@ class _Turn:
 
     def __enter__(self) -> None:
         own = self.turns.own
-        own.task, own.lent = self.task, False
+        own.task, own.released = self.task, False
         self.turns.threads.begins(*self.task)
 
     def __exit__(self, *raised: object) -> None:
@@ -65,29 +66,29 @@ class Turns:
     def thread_released(self) -> Iterator[None]:
         """Lend the thread of the current task while it waits for the network."""
         own = self.own
-        if own.task is None or own.lent or self.threads.closed or not self.lends:
+        if own.task is None or own.released or self.threads.closed or not self.lends:
             yield
             return
-        own.lent = True
+        own.released = True
         self.threads.lends(own.task[0])
         self.on_lent()
         try:
             yield
         finally:
             self.threads.goes_on(own.task[0])
-            own.lent = False
+            own.released = False
 
     def leave(self) -> None:
         """Stop counting the current task: it has left the pool, for good or until it comes back."""
-        if self.own.task is not None and not self.own.lent:
-            self.own.lent = True
+        if self.own.task is not None and not self.own.released:
+            self.own.released = True
             self.threads.ends(self.own.task[0])
 
     def come_back(self) -> None:
         """Count the current task again: wait for its turn."""
-        if self.own.task is not None and self.own.lent:
+        if self.own.task is not None and self.own.released:
             self.threads.begins(*self.own.task)
-            self.own.lent = False
+            self.own.released = False
 
     def close(self) -> None:
         """End all waiting for turns."""

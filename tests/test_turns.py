@@ -88,10 +88,10 @@ def test_tasks_that_wait_for_one_another_end(client):
 def leaves(reference: mission_control.Reference) -> bytes:
     own = get_worker().plugins["mission-control"].turns
     secede()
-    assert own.own.lent, "it counts no more"
+    assert own.own.released, "it counts no more"
     first = bytes(fetch(reference)[0])
     rejoin()
-    assert not own.own.lent and len(own.threads) >= 1, "it counts again"
+    assert not own.own.released and len(own.threads) >= 1, "it counts again"
     assert bytes(fetch(reference)[0]) == first
     return first
 

@@ -217,7 +217,7 @@ def test_categories_whose_orders_differ_have_no_order(client):
     assert sorted(got["kind"]) == ["high"] * 6 + ["low"] * 6
 
 
-def test_what_became_of_a_shuffle_is_told_after_its_job_is_over(client):
+def test_a_shuffle_is_explained_after_its_job_is_over(client):
     with mission_control.job("over", client=client):
         given(pieces(4)).shuffle("key", npartitions=3).compute()
     until(lambda: not any(job["job"] == "over" for job in status(client)["jobs"]), "the job is over")

@@ -416,7 +416,7 @@ def parsed(spec: str) -> dict[str, Any]:
 
 @lru_cache(256)
 def for_worker(spec: str) -> dict[str, Any]:
-    """What a worker needs to know of a job: without what is as with most jobs, since it travels with each task."""
+    """What a worker needs to know of a job: without what most jobs have, since it travels with each task."""
     job = parsed(spec)
     usual = {"priority": 1.0, "demands": UNDEMANDING}
     return {"job": job["job"]} | {name: job[name] for name, other in usual.items() if job[name] != other}
