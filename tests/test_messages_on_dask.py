@@ -186,6 +186,22 @@ def test_a_result_that_is_passed_on_still_belongs_to_its_job():
             assert client.run(jobs, workers=[two])[two] == {"secret"}, "whoever asks this worker for them"
 
 
+def test_a_worker_announces_the_address_on_the_network_of_its_scheduler_as_with_tcp():
+    async def addresses() -> dict[str, tuple[str, str]]:
+        found = {}
+        for protocol in ("tcp", "mission"):
+            async with (
+                Scheduler(protocol=protocol, host="127.0.0.1", port=0, dashboard_address=":0") as scheduler,
+                Worker(scheduler.address) as worker,
+            ):
+                found[protocol] = (worker.ip, worker.listeners[0].bound_address[0])
+        return found
+
+    found = asyncio.run(addresses())
+    assert found["mission"] == found["tcp"]
+    assert found["mission"][0] == "127.0.0.1"
+
+
 def test_a_second_address_in_the_clear_is_no_encrypted_channel():
     async def start() -> None:
         security = Security.temporary()

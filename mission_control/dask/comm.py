@@ -26,6 +26,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from distributed.comm.addressing import get_address_host
 from distributed.comm.core import CommClosedError
 from distributed.comm.tcp import (
     TCP,
@@ -40,7 +41,7 @@ from distributed.comm.tcp import (
 from distributed.comm.utils import from_frames, to_frames
 from distributed.protocol.core import dumps
 from distributed.protocol.utils import pack_frames_prelude
-from distributed.utils import ensure_memoryview
+from distributed.utils import ensure_memoryview, get_ip
 from tornado import gen
 from tornado.iostream import IOStream, SSLIOStream, StreamClosedError
 
@@ -491,9 +492,12 @@ class MissionListener(BaseTCPListener):
     prefix = "mission://"
     comm_class = MissionComm
 
-    def __init__(self, *args: Any, **connection_args: Any) -> None:
+    def __init__(
+        self, address: str, comm_handler: Any, *args: Any, default_host: str | None = None, **connection_args: Any
+    ) -> None:
         self.encrypted = connection_args.get("ssl_context") is not None
-        super().__init__(*args, **connection_args)
+        default_host = default_host or host_towards_scheduler(comm_handler)
+        super().__init__(address, comm_handler, *args, default_host=default_host, **connection_args)
 
     def _get_server_args(self, **connection_args: Any) -> dict[str, Any]:
         return TLSListener._get_server_args(self, **connection_args) if self.encrypted else {}
@@ -511,6 +515,17 @@ class MissionBackend(BaseTCPBackend):
 
     _connector_class = MissionConnector
     _listener_class = MissionListener
+
+
+def host_towards_scheduler(comm_handler: Any) -> str | None:
+    """Return this host's address on the network where a worker has its scheduler; ``None``: it is no worker's.
+
+    A worker tells others that address if it was given none. Dask does this itself for ``tcp://`` and ``tls://`` alone
+    (``Worker.start_unsafe``).
+    """
+    scheduler = getattr(getattr(comm_handler, "__self__", None), "scheduler", None)
+    address = getattr(scheduler, "address", None)
+    return get_ip(get_address_host(address)) if address else None
 
 
 def clear_addresses(server: Scheduler | Worker, role: str) -> list[str]:
