@@ -1,10 +1,13 @@
-"""`mission bench dask`: shuffles of unchanged Dask programs, by Dask and by Mission Control, in turn on one cluster.
+"""`mission bench dask`: shuffles of unchanged Dask programs, by Dask and by Mission Control, in turn.
+
+Each mode has a cluster of its own, as its users have: what Dask's shuffles leave in the heaps of workers made ours a
+fifth slower where they shared one. All hold the same inputs.
 
 Each sample is taken twice, one right after the other. The first finds cold memory: the kernel clears pages for it,
 since other modes ran meanwhile. The second finds what was used just before, as in a program with several shuffles.
 
-Dask carries a shuffle on disk, which is what `shuffle` and `merge` of data frames always ask for, or in memory. Its
-memory mode is had here by changing the shuffle's description on the scheduler.
+Dask carries a shuffle on disk, which is what `shuffle` and `merge` of data frames always ask for, or in memory, which
+is had here by changing the shuffle's description on the scheduler.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -22,7 +25,6 @@ from typing import TYPE_CHECKING, Any
 import dask
 
 import mission_control
-from mission_control import hashing
 from mission_control.bench.sort import timed
 from mission_control.environment import describe
 from mission_control.scenario import PrerequisiteMissing
@@ -227,41 +229,59 @@ Sample = tuple[tuple[float, float], tuple[float, float]]
 
 def measure_case(case: Case, nbytes: int, rounds: int, say: Callable[[str], None]) -> dict[str, list[Sample]]:
     """Measure each mode in each round; the first round is not counted: modules are imported in it."""
-    from distributed import wait
-
     samples: dict[str, list[Sample]] = {mode: [] for mode in case.modes}
     fingerprints: dict[str, tuple[int, int]] = {}
-    with cluster_for(case, nbytes) as (cluster, client, disk):
-        inputs = case.inputs(nbytes)
-        if case.in_memory:
-            inputs = list(client.persist(inputs))
-            wait(inputs)
+    with ExitStack() as stack:
+        sites = {mode: stack.enter_context(cluster_with(mode, memory_for(case, nbytes))) for mode in case.modes}
+        inputs = {mode: inputs_on(site, case, nbytes) for mode, site in sites.items()}
         for number in range(rounds + 1):
-            for mode in case.modes:
+            for mode, site in sites.items():
                 say(f"{case.what}: {f'round {number} of {rounds}' if number else 'warm-up'}, {mode}")
-                disk["disk"] = mode == DISK
-                client.run(hashing.install if mode == OURS else hashing.uninstall)
-                known = len(cluster.scheduler.tasks)
                 # Else what Dask's shuffle wrote is still being written while the next one runs.
                 os.sync()
-
-                def run(mode: str = mode, known: int = known) -> tuple[float, float]:
-                    made: list[Any] = []
-                    with dask.config.set({"mission-control.p2p": mode == OURS}):
-                        taken = timed(client, partial(operate, case, inputs, made))
-                    fingerprints[mode] = fingerprint(made.pop()) if case.in_memory else made.pop()
+                both = []
+                for _ in range(2):
+                    taken, fingerprints[mode] = run(site, case, inputs[mode])
+                    both.append(taken)
                     if len(set(fingerprints.values())) != 1:
                         raise RuntimeError(f"{case.what}: results differ: {fingerprints}")
-                    forgotten(cluster, known)
-                    return taken
-
-                both = run(), run()
                 if number:
-                    samples[mode].append(both)
-        if (carriers := carried_by(client)) - {"mission"} == carriers:
+                    samples[mode].append((both[0], both[1]))
+        if (carriers := carried_by(sites[OURS].client)) - {"mission"} == carriers:
             # Of one or two chunks Dask makes other tasks.
             raise PrerequisiteMissing(f"{case.name}: Mission Control carried no shuffle; take a larger --size")
     return samples
+
+
+@dataclass(frozen=True)
+class Site:
+    """A cluster of one mode."""
+
+    cluster: LocalCluster
+    client: Client
+
+
+def inputs_on(site: Site, case: Case, nbytes: int) -> list[Any]:
+    from distributed import wait
+
+    inputs = case.inputs(nbytes)
+    if not case.in_memory:
+        return inputs
+    with site.client.as_current():
+        inputs = list(site.client.persist(inputs))
+        wait(inputs)
+    return inputs
+
+
+def run(site: Site, case: Case, inputs: list[Any]) -> tuple[tuple[float, float], tuple[int, int]]:
+    """Return wall and processor seconds, and the fingerprint of the result, which is forgotten."""
+    known = len(site.cluster.scheduler.tasks)
+    made: list[Any] = []
+    with site.client.as_current():
+        taken = timed(site.client, partial(operate, case, inputs, made))
+        own = fingerprint(made.pop()) if case.in_memory else made.pop()
+    forgotten(site, known)
+    return taken, own
 
 
 def operate(case: Case, inputs: list[Any], made: list[Any]) -> None:
@@ -276,21 +296,19 @@ def operate(case: Case, inputs: list[Any], made: list[Any]) -> None:
         made.append(fingerprint(result))
 
 
-@contextmanager
-def cluster_for(case: Case, nbytes: int) -> Iterator[tuple[LocalCluster, Client, dict[str, bool]]]:
+def memory_for(case: Case, nbytes: int) -> int:
+    """Return bytes for each worker."""
+    if not case.in_memory:
+        return nbytes // MEMORY_FACTOR // WORKERS
     # Nobody is to spill. Inputs, what is moved, and outputs are three times the data. After a shuffle on disk a heap
     # holds about as much again, and Dask spills from 0.7 of the limit on. With six times the data inputs were written
     # to the disk during whatever ran next.
-    memory = 2 * WORKER_MEMORY_MIN + 12 * nbytes // WORKERS
-    if not case.in_memory:
-        memory = nbytes // MEMORY_FACTOR // WORKERS
-    with cluster_with(memory) as own:
-        yield own
+    return 2 * WORKER_MEMORY_MIN + 12 * nbytes // WORKERS
 
 
 @contextmanager
-def cluster_with(memory: int) -> Iterator[tuple[LocalCluster, Client, dict[str, bool]]]:
-    """A cluster with Mission Control. What the third part says decides where Dask's own shuffles have their data."""
+def cluster_with(mode: str, memory: int) -> Iterator[Site]:
+    """Start a cluster of one mode, whose workers have so many bytes of memory each."""
     from distributed import Client, LocalCluster
 
     options = {"n_workers": WORKERS, "threads_per_worker": 1, "dashboard_address": ":0", "memory_limit": memory}
@@ -298,20 +316,22 @@ def cluster_with(memory: int) -> Iterator[tuple[LocalCluster, Client, dict[str, 
     # It warns of each shuffle's begin and end.
     logging.getLogger("distributed.shuffle._scheduler_plugin").setLevel(logging.ERROR)
     with dask.config.set(quiet), LocalCluster(**options) as cluster, Client(cluster) as client:
-        mission_control.install(client)
-        disk = {"disk": True}
-        shuffles: Any = cluster.scheduler.plugins["shuffle"]
-        retrieve = shuffles._retrieve_spec
-        shuffles._retrieve_spec = lambda shuffle: replace(retrieve(shuffle), **disk)
-        yield cluster, client, disk
+        if mode == OURS:
+            mission_control.install(client)
+        if mode == MEMORY:
+            shuffles: Any = cluster.scheduler.plugins["shuffle"]
+            retrieve = shuffles._retrieve_spec
+            shuffles._retrieve_spec = lambda shuffle: replace(retrieve(shuffle), disk=False)
+        yield Site(cluster, client)
 
 
-def forgotten(cluster: LocalCluster, known: int) -> None:
+def forgotten(site: Site, known: int) -> None:
     """Wait until the scheduler knows no more tasks than before: equal keys would be results that are there."""
+    tasks = site.cluster.scheduler.tasks
     until = time.monotonic() + GONE_WITHIN_S
-    while len(cluster.scheduler.tasks) > known:
+    while len(tasks) > known:
         if time.monotonic() > until:
-            raise RuntimeError(f"the scheduler still has {len(cluster.scheduler.tasks) - known} tasks of a result")
+            raise RuntimeError(f"the scheduler still has {len(tasks) - known} tasks of a result")
         time.sleep(0.05)
 
 

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import dask
-
-from mission_control import hashing
-from mission_control.bench.dask import cluster_with, forgotten
+from mission_control.bench.dask import DISK, OURS, Site, cluster_with, forgotten
 from mission_control.bench.sort import timed
 from mission_control.environment import describe
 from mission_control.scenario import PrerequisiteMissing
@@ -214,51 +212,56 @@ def measure(
         PrerequisiteMissing: Dask's data frames need pandas and pyarrow.
     """
     try:
-        import dask.dataframe as dd
+        import dask.dataframe  # noqa: F401
         import pandas as pd
         import pyarrow  # noqa: F401
     except ImportError as error:
         raise PrerequisiteMissing(f"{error.name} is needed: pip install '.[bench]' in the checkout") from None
-    from distributed import wait
-
     say("pandas computes what is expected")
     whole = {table: pd.concat(parts(table, scale), ignore_index=True) for table in ROWS}
     expected = {name: sorted_by_all(QUERIES[name](whole)) for name in names}
     del whole
     rows = []
-    with cluster_with(memory) as (cluster, client, disk):
-        disk["disk"] = True
-        tables: Tables = {}
-        for table in ROWS:
-            numbers, sizes = zip(*pieces(table, scale), strict=True)
-            make = partial(part, table, scale=scale)
-            tables[table] = dd.from_map(
-                lambda n, r, make=make: make(n, r), numbers, sizes, meta=part(table, 0, 1, scale)[:0]
-            )
-        if in_memory:
-            tables = dict(zip(tables, client.persist(list(tables.values())), strict=True))
-            wait(list(tables.values()))
+    with ExitStack() as stack:
+        sites = {mode: stack.enter_context(cluster_with(mode, memory)) for mode in (DISK, OURS)}
+        tables = {mode: tables_on(site, scale, in_memory) for mode, site in sites.items()}
         for name in names:
-            walls: dict[bool, list[float]] = {False: [], True: []}
+            walls: dict[str, list[float]] = {mode: [] for mode in sites}
             equal = True
             for number in range(rounds + 1):
-                for ours in walls:
-                    which = f"round {number} of {rounds}" if number else "warm-up"
-                    say(f"{name}: {which}, {'Mission Control' if ours else 'Dask'}")
-                    client.run(hashing.install if ours else hashing.uninstall)
-                    known = len(cluster.scheduler.tasks)
+                for mode, site in sites.items():
+                    say(f"{name}: {f'round {number} of {rounds}' if number else 'warm-up'}, {mode}")
+                    known = len(site.cluster.scheduler.tasks)
                     got: list[Any] = []
-                    with dask.config.set({"mission-control.p2p": ours}):
-                        wall, _ = timed(client, partial(compute, name, tables, got))
+                    with site.client.as_current():
+                        wall, _ = timed(site.client, partial(compute, name, tables[mode], got))
                     if number:
-                        walls[ours].append(wall)
+                        walls[mode].append(wall)
                     equal &= same(got.pop(), expected[name])
-                    forgotten(cluster, known)
-            stock, own = (statistics.median(walls[ours]) for ours in (False, True))
-            spreads = [[min(walls[ours]), max(walls[ours])] for ours in (False, True)]
+                    forgotten(site, known)
+            stock, own = (statistics.median(taken) for taken in walls.values())
+            spreads = [[min(taken), max(taken)] for taken in walls.values()]
             found = {"stock_s": stock, "ours_s": own, "ratio": stock / own, "stock_spread": spreads[0]}
             rows.append({"query": name, **found, "ours_spread": spreads[1], "equal": equal})
     return {"rows": rows, "scale": scale, "rounds": rounds, "memory_bytes": memory, "environment": describe()}
+
+
+def tables_on(site: Site, scale: float, in_memory: bool) -> Tables:
+    import dask.dataframe as dd
+    from distributed import wait
+
+    tables: Tables = {}
+    for table in ROWS:
+        numbers, sizes = zip(*pieces(table, scale), strict=True)
+        make = partial(part, table, scale=scale)
+        tables[table] = dd.from_map(
+            lambda n, r, make=make: make(n, r), numbers, sizes, meta=part(table, 0, 1, scale)[:0]
+        )
+    if in_memory:
+        with site.client.as_current():
+            tables = dict(zip(tables, site.client.persist(list(tables.values())), strict=True))
+            wait(list(tables.values()))
+    return tables
 
 
 def compute(name: str, tables: Tables, got: list[Any]) -> None:
