@@ -22,6 +22,7 @@ def test_each_mode_of_a_shuffle_is_a_row():
     result = json.loads(done.stdout)
     assert [row["mode"] for row in result["rows"]] == ["Dask, on disk", "Dask, in memory", "Mission Control"]
     assert {row["what"] for row in result["rows"]} == {"shuffle, numeric columns"}
+    assert 0.5 < result["carried"]["shuffle"] < 1.0
     assert all(row["first_wall_s"] > 0 and row["cpu_s_per_gib"] > 0 for row in result["rows"])
 
 

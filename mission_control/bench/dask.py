@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import dask
@@ -46,6 +47,8 @@ MEMORY_FACTOR = 4
 """How much larger than the memory of all workers the data of `larger-than-memory` is."""
 LARGER_BYTES_MIN = WORKER_MEMORY_MIN * WORKERS * MEMORY_FACTOR
 GONE_WITHIN_S = 60.0
+REPORTED_WITHIN_S = 2.0
+"""Workers report what they moved four times a second (`REPORT_EVERY` of core)."""
 
 
 @dataclass(frozen=True)
@@ -170,7 +173,8 @@ def measure(
     Returns:
         ``rows``: case, what, mode, wall_s, cpu_s_per_gib (all workers), spread of wall_s, and first_wall_s and
         first_cpu_s_per_gib of the first of two; ``ratios``: of medians, by case: wall and CPU of each of Dask's modes
-        to ours.
+        to ours; ``carried``: by case, what part (0 to 1) of all bytes between processes Mission Control carried, those
+        of client and scheduler included.
 
     Raises:
         PrerequisiteMissing: Dask's data frames need pandas and pyarrow; or a case needs more data.
@@ -185,9 +189,9 @@ def measure(
     for case in cases:
         if not fits(case, nbytes):
             raise PrerequisiteMissing(f"{case.name} needs --size {LARGER_BYTES_MIN / 2**30:.2f}GiB or more")
-    rows, ratios = [], {}
+    rows, ratios, carried = [], {}, {}
     for case in cases:
-        samples = measure_case(case, nbytes, rounds, say)
+        samples, carried[case.name] = measure_case(case, nbytes, rounds, say)
         of_case = [row(case, mode, taken, nbytes) for mode, taken in samples.items()]
         rows += of_case
         medians = {own["mode"]: own for own in of_case}
@@ -200,7 +204,14 @@ def measure(
             ):
                 ratio = medians[mode][measured] / medians[OURS][measured]
                 ratios[f"{case.what}: {name}, {mode} / {OURS}"] = ratio
-    return {"rows": rows, "ratios": ratios, "size_bytes": nbytes, "rounds": rounds, "environment": describe()}
+    return {
+        "rows": rows,
+        "ratios": ratios,
+        "carried": carried,
+        "size_bytes": nbytes,
+        "rounds": rounds,
+        "environment": describe(),
+    }
 
 
 def fits(case: Case, nbytes: int) -> bool:
@@ -227,8 +238,16 @@ Sample = tuple[tuple[float, float], tuple[float, float]]
 """Wall and processor seconds of two runs, one right after the other."""
 
 
-def measure_case(case: Case, nbytes: int, rounds: int, say: Callable[[str], None]) -> dict[str, list[Sample]]:
-    """Measure each mode in each round; the first round is not counted: modules are imported in it."""
+def measure_case(
+    case: Case, nbytes: int, rounds: int, say: Callable[[str], None]
+) -> tuple[dict[str, list[Sample]], float]:
+    """Measure each mode in each round; the first round is not counted: modules are imported in it.
+
+    Returns:
+        The samples of each mode; and what part of all bytes between processes Mission Control carried (0 to 1), where
+        it was there.
+    """
+    loopback = 0
     samples: dict[str, list[Sample]] = {mode: [] for mode in case.modes}
     fingerprints: dict[str, tuple[int, int]] = {}
     with ExitStack() as stack:
@@ -241,8 +260,11 @@ def measure_case(case: Case, nbytes: int, rounds: int, say: Callable[[str], None
                 os.sync()
                 both = []
                 for _ in range(2):
+                    before = loopback_bytes()
                     taken, fingerprints[mode] = run(site, case, inputs[mode])
                     both.append(taken)
+                    if mode == OURS:
+                        loopback += loopback_bytes() - before
                     if len(set(fingerprints.values())) != 1:
                         raise RuntimeError(f"{case.what}: results differ: {fingerprints}")
                 if number:
@@ -250,7 +272,10 @@ def measure_case(case: Case, nbytes: int, rounds: int, say: Callable[[str], None
         if (carriers := carried_by(sites[OURS].client)) - {"mission"} == carriers:
             # Of one or two chunks Dask makes other tasks.
             raise PrerequisiteMissing(f"{case.name}: Mission Control carried no shuffle; take a larger --size")
-    return samples
+        carried = bytes_carried(sites[OURS])
+    moved = sum(carried.values())
+    # What it carried in memory did not cross the loopback interface.
+    return samples, moved / (loopback + carried.get("shm", 0)) if moved else 0.0
 
 
 @dataclass(frozen=True)
@@ -282,6 +307,24 @@ def run(site: Site, case: Case, inputs: list[Any]) -> tuple[tuple[float, float],
         own = fingerprint(made.pop()) if case.in_memory else made.pop()
     forgotten(site, known)
     return taken, own
+
+
+def loopback_bytes() -> int:
+    """Return the bytes that this host's loopback interface has received: all that its processes sent one another."""
+    return int(Path("/sys/class/net/lo/statistics/rx_bytes").read_text())
+
+
+def bytes_carried(site: Site) -> dict[str, int]:
+    """Return the bytes that Mission Control has carried between workers since the cluster began, by transport."""
+    time.sleep(REPORTED_WITHIN_S)
+    plugin = site.cluster.scheduler.plugins["mission-control"]
+    ended = (record for record in plugin.log.since(0)[1] if record["kind"] == "job-ended")
+    carried: dict[str, int] = {}
+    for job in (*ended, *plugin.status()["jobs"]):
+        for transfer in job["transfers"]:
+            for transport, count in transfer["transport"]["bytes"].items():
+                carried[transport] = carried.get(transport, 0) + count
+    return carried
 
 
 def operate(case: Case, inputs: list[Any], made: list[Any]) -> None:

@@ -151,6 +151,9 @@ def dask(
             f"{row['first_wall_s']:>10.2f}{row['first_cpu_s_per_gib']:>11.2f}  {low:.2f} to {high:.2f} s"
         )
     print_ratios(result)
+    print("of all bytes between processes Mission Control carried:")
+    for name, part in result["carried"].items():
+        print(f"  {name:<20}{part:>8.2%}")
 
 
 @app.command()
