@@ -57,6 +57,7 @@ class Endpoint:
         certificate: bytes | None = None,
         key: bytes | None = None,
         requires_encryption: bool = False,
+        ports: Sequence[int] = (0,),
     ) -> None: ...
     @property
     def address(self) -> str: ...

@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
+import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
+import dask
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
@@ -17,7 +19,8 @@ from distributed import Client, Event, LocalCluster, wait
 
 import mission_control
 from mission_control import fetch, put
-from tests.conftest import data, resources, until, what_is_left
+from mission_control.dask.worker import data_ports
+from tests.conftest import data, resources, status, until, what_is_left
 
 SIZE = 1 << 20
 
@@ -164,3 +167,28 @@ def test_objects_outlive_what_an_adaptive_cluster_takes_away():
         assert client.gather(client.map(digest, references, pure=False)) == [expected(seed) for seed in range(9)]
         del references, work
         until(lambda: nothing_left(client), "nothing is left", seconds=60)
+
+
+def test_data_is_served_at_the_ports_of_the_configuration():
+    """A firewall may let only these through; without a free one a worker works for Dask and says why."""
+    with ExitStack() as stack:
+        taken = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
+        first, second = sorted(own.getsockname()[1] for own in taken)
+        taken[0].close()
+        free = ({first, second} - {taken[1].getsockname()[1]}).pop()
+        stack.enter_context(dask.config.set({"mission-control.port": [taken[1].getsockname()[1], free]}))
+        _, client = stack.enter_context(cluster_of(1))
+        (worker,) = status(client)["workers"].values()
+        assert worker["address"] == f"127.0.0.1:{free}"
+        reference = client.submit(made, 1)
+        assert client.submit(digest, reference).result() == expected(1)
+        client.cluster.scale(2)
+        client.wait_for_workers(2)
+        (why,) = until(lambda: status(client)["without"], "the scheduler hears of it").values()
+        assert f"{free} at 127.0.0.1 is free" in why and "\n" not in why, why
+
+
+@pytest.mark.parametrize("port", ["soon", 70000, -1, "9:8", [], 1.5j])
+def test_ports_that_make_no_sense_are_refused_in_one_line(port):
+    with dask.config.set({"mission-control.port": port}), pytest.raises(ValueError, match=r"give a port, or a range"):
+        data_ports()

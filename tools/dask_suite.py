@@ -42,7 +42,7 @@ WAYS = {
     "preloaded": PRELOAD,
     "mission": PRELOAD | {"DASK_DISTRIBUTED__COMM__DEFAULT_SCHEME": "mission"},
 }
-OTHER_RUN = "it puts its own parts into Dask's run of a shuffle, which Mission Control does not use"
+OTHER_RUN = "it looks into Dask's run of a shuffle, or puts its own there; Mission Control has another"
 OTHER_DISK = "it breaks the disk that Dask's run writes to; Mission Control keeps data in memory, and has its own spool"
 NAME = "it expects `tcp://` in an address where the protocol is mission://"
 MEANT = {
@@ -61,6 +61,7 @@ MEANT = {
     "test_interface_async[Worker]": NAME,
     "test_meaningful_out_of_disk_error": OTHER_DISK,
     "test_raise_on_incompatible_partitions": "values of several types in one column arrive as they were",
+    "test_rechunk_in_memory_shards_dont_share_buffer": OTHER_RUN,
     "test_replace_stale_shuffle": OTHER_RUN,
     "test_resolve_address[tornado]": NAME,
     "test_restarting_during_barrier_raises_killed_worker": OTHER_RUN,

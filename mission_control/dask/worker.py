@@ -14,10 +14,12 @@ from contextlib import suppress
 from typing import Any
 from weakref import WeakValueDictionary
 
+import dask
 from distributed import Reschedule, Worker
 from distributed.comm import CommClosedError
 from distributed.diagnostics.plugin import WorkerPlugin
 from distributed.system import MEMORY_LIMIT
+from distributed.utils import parse_ports
 from tornado.ioloop import PeriodicCallback
 
 from mission_control import _native
@@ -111,6 +113,7 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
             "flows_per_host": secret["flows_per_host"],
             **certificates(worker),
             "requires_encryption": requires_encryption(worker, "worker"),
+            "ports": data_ports(),
         }
         # It may wait some seconds for the host's arbiter.
         make = functools.partial(_native.Endpoint, worker.ip, secret["token"], **settings)
@@ -229,6 +232,22 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
             actors, data = self.worker.state.actors, self.worker.data
             result = lambda: actors[key] if key in actors else data[key]  # noqa: E731
         self.ended(key, result)
+
+
+def data_ports() -> list[int]:
+    """Return the ports at which a worker may serve its data, from Dask's configuration; 0 is any that is free.
+
+    Raises:
+        ValueError: The configuration makes no sense.
+    """
+    given = dask.config.get("mission-control.port", default=0)
+    try:
+        ports = [int(port) for port in parse_ports(given)]
+    except (TypeError, ValueError):
+        ports = []
+    if not ports or not all(0 <= port < 1 << 16 for port in ports):
+        raise ValueError(f"mission-control.port is {given!r}: give a port, or a range such as '9900:9999'")
+    return ports
 
 
 def ignored(**said: Any) -> None:

@@ -43,7 +43,7 @@ pub struct Endpoint {
 #[pymethods]
 impl Endpoint {
     #[new]
-    #[pyo3(signature = (host, token, *, memory_limit, spool_folder, flows_per_host, send_limit=None, ca=None, certificate=None, key=None, requires_encryption=false))]
+    #[pyo3(signature = (host, token, *, memory_limit, spool_folder, flows_per_host, send_limit=None, ca=None, certificate=None, key=None, requires_encryption=false, ports=vec![0]))]
     #[allow(clippy::too_many_arguments)]
     fn new(
         py: Python<'_>,
@@ -57,6 +57,7 @@ impl Endpoint {
         certificate: Option<Vec<u8>>,
         key: Option<Vec<u8>>,
         requires_encryption: bool,
+        ports: Vec<u16>,
     ) -> PyResult<Self> {
         let identity = match (ca, certificate, key) {
             (Some(ca), Some(certificate), Some(key)) => Some(Identity { ca, certificate, key }),
@@ -67,6 +68,7 @@ impl Endpoint {
             host.parse().map_err(|_| bad_input(format!("{host:?} is no address: write one such as 127.0.0.1")))?;
         let settings = endpoint::Settings {
             host,
+            ports,
             token,
             identity,
             requires_encryption,

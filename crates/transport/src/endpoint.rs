@@ -31,6 +31,8 @@ use std::sync::Arc;
 pub struct Settings {
     /// Address of this machine on which parts are served.
     pub host: IpAddr,
+    /// Ports to serve them at: the first that is free; 0 is any that is free.
+    pub ports: Vec<u16>,
     /// Secret of the cluster.
     pub token: Vec<u8>,
     /// Certificates of the cluster, if its own channel has them.
@@ -103,7 +105,8 @@ impl Endpoint {
         let pool = Pool::new(usize::try_from(settings.memory_limit).unwrap_or(usize::MAX));
         let store = Arc::new(Store::new(pool.clone(), settings.memory_limit, settings.spool_folder));
         let uplink = Uplink::new(settings.flows_per_host, environment.link_bits_per_sec);
-        let server = Server::new(settings.host, store.clone(), context.clone(), settings.send_limit, uplink)?;
+        let server =
+            Server::new(settings.host, &settings.ports, store.clone(), context.clone(), settings.send_limit, uplink)?;
         let host = host::host_id()?;
         let cluster = host::cluster_name(&settings.token);
         let lender = Lender::new(&cluster, server.address(), context.token.clone(), store.clone());

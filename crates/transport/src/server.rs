@@ -170,15 +170,16 @@ impl Server {
     /// Listens on a free port of `host`; sends at most `limit` bytes a second.
     ///
     /// # Errors
-    /// The address is not this machine's.
+    /// The address is not this machine's, or none of the ports is free.
     pub fn new(
         host: IpAddr,
+        ports: &[u16],
         store: Arc<Store>,
         context: Context,
         limit: Option<u64>,
         uplink: Uplink,
     ) -> io::Result<Server> {
-        let listener = listen(host)?;
+        let listener = listen(host, ports)?;
         let address = SocketAddr::new(host, listener.local_addr()?.port());
         let shared = Arc::new(Shared {
             address: host,
@@ -235,23 +236,38 @@ impl Drop for Server {
     }
 }
 
+/// Listen at the first of these ports that is free.
+fn listen(host: IpAddr, ports: &[u16]) -> io::Result<TcpListener> {
+    for port in ports {
+        match listen_at(host, *port) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
+            other => return other,
+        }
+    }
+    let (first, last) = (ports.first().copied().unwrap_or(0), ports.last().copied().unwrap_or(0));
+    let none = format!("none of the ports {first} to {last} at {host} is free for data");
+    Err(io::Error::new(io::ErrorKind::AddrInUse, none))
+}
+
 /// A listener for Multipath TCP where the kernel has it: clients that speak plain TCP get plain TCP from it. With several
 /// interfaces it is bound to all of them, else further subflows are refused without a word (FACTS); connections to
 /// another address than `host` are closed as soon as they are accepted.
-fn listen(host: IpAddr) -> io::Result<TcpListener> {
+fn listen_at(host: IpAddr, port: u16) -> io::Result<TcpListener> {
     let multipath = Socket::new(Domain::for_address(SocketAddr::new(host, 0)), Type::STREAM, Some(Protocol::MPTCP));
     let several = multipath.is_ok() && crate::host::interfaces().len() > 1 && !host.is_loopback();
     let any = if host.is_ipv4() { IpAddr::from([0; 4]) } else { IpAddr::from([0u16; 8]) };
     if several {
         // Only connections to this address are served: where it is another machine's, nobody would be.
-        TcpListener::bind((host, 0))?;
+        TcpListener::bind((host, port))?;
     }
-    let address = SocketAddr::new(if several { any } else { host }, 0);
+    let address = SocketAddr::new(if several { any } else { host }, port);
     let domain = Domain::for_address(address);
     let socket = multipath.or_else(|_| Socket::new(domain, Type::STREAM, Some(Protocol::TCP)))?;
     // A listener whose congestion control needs no ECN refuses it to a client whose does. Every connection gets, with its
     // first request, what that asks for.
     let _ = socket.set_tcp_congestion(ECN_CONGESTION_CONTROL.as_bytes());
+    // A port that is given again is free although connections to it have just ended.
+    socket.set_reuse_address(true)?;
     socket.bind(&address.into())?;
     socket.listen(BACKLOG)?;
     socket.set_nonblocking(true)?;

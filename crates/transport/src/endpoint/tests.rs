@@ -4,10 +4,12 @@ use super::*;
 use crate::parts::Wanted;
 use mission_core::flight::FlightPlan;
 use mission_core::types::{TransferId, Transport};
+use std::net::TcpListener;
 
 fn settings(token: &[u8], memory_limit: u64, identity: Option<Identity>) -> Settings {
     Settings {
         host: "127.0.0.1".parse().unwrap(),
+        ports: vec![0],
         token: token.to_vec(),
         identity,
         requires_encryption: false,
@@ -388,6 +390,23 @@ fn clusters_of_one_authority_are_told_apart_by_their_tokens() {
 fn an_address_of_another_machine_is_refused() {
     let elsewhere = Settings { host: "192.0.2.1".parse().unwrap(), ..settings(b"token", u64::MAX, None) };
     assert!(Endpoint::new(elsewhere).is_err());
+}
+
+#[test]
+fn it_serves_at_the_first_of_its_ports_that_is_free() {
+    // Of two ports that were free just now.
+    let free = || TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let ports = vec![free(), free()];
+    let with = |ports: &[u16]| Settings { ports: ports.to_vec(), ..settings(b"token", u64::MAX, None) };
+    let one = Endpoint::new(with(&ports)).unwrap();
+    let two = Endpoint::new(with(&ports)).unwrap();
+    assert_eq!([one.address().port(), two.address().port()], ports[..]);
+    let refused = Endpoint::new(with(&ports)).err().unwrap();
+    assert_eq!(refused.kind(), io::ErrorKind::AddrInUse);
+    assert!(refused.to_string().contains(&ports[0].to_string()), "{refused}");
+    // As soon as it is closed, whatever connections it had.
+    drop(one);
+    assert_eq!(Endpoint::new(with(&ports)).unwrap().address().port(), ports[0]);
 }
 
 #[test]
