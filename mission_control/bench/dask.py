@@ -3,8 +3,9 @@
 Each mode has a cluster of its own, as its users have: what Dask's shuffles leave in the heaps of workers made ours a
 fifth slower where they shared one. All hold the same inputs.
 
-Each sample is taken twice, one right after the other. The first finds cold memory: the kernel clears pages for it,
-since other modes ran meanwhile. The second finds what was used just before, as in a program with several shuffles.
+Each sample is three runs, one right after the other, unless the data is larger than memory. The first finds cold
+memory: the kernel clears pages for it, since other modes ran meanwhile. The last finds what was used just before, as in
+a program with several shuffles; the one between them still clears half of its pages (2026-11-25).
 
 Dask carries a shuffle on disk, which is what `shuffle` and `merge` of data frames always ask for, or in memory, which
 is had here by changing the shuffle's description on the scheduler.
@@ -40,12 +41,17 @@ if TYPE_CHECKING:
 DISK, MEMORY, OURS = "Dask, on disk", "Dask, in memory", "Mission Control"
 WORKERS = 4
 """Processes with one thread each."""
+IN_A_ROW = 3
+"""Runs of a mode, one right after the other."""
 PARTITION_BYTES = 16 << 20
 WORKER_MEMORY_MIN = 400 << 20
 """Python with pandas, pyarrow and Dask takes 250 MiB before any data."""
 MEMORY_FACTOR = 4
 """How much larger than the memory of all workers the data of `larger-than-memory` is."""
-LARGER_BYTES_MIN = WORKER_MEMORY_MIN * WORKERS * MEMORY_FACTOR
+LARGER_WORKER_MEMORY_MIN = 768 << 20
+"""With 400 MiB, Dask's own shuffle stands still: its workers pause at 0.8 of that, and what they use is not data that
+could be spilled."""
+LARGER_BYTES_MIN = LARGER_WORKER_MEMORY_MIN * WORKERS * MEMORY_FACTOR
 GONE_WITHIN_S = 60.0
 REPORTED_WITHIN_S = 2.0
 """Workers report what they moved four times a second (`REPORT_EVERY` of core)."""
@@ -171,10 +177,10 @@ def measure(
     """Measure the cases of these names.
 
     Returns:
-        ``rows``: case, what, mode, wall_s, cpu_s_per_gib (all workers), spread of wall_s, and first_wall_s and
-        first_cpu_s_per_gib of the first of two; ``ratios``: of medians, by case: wall and CPU of each of Dask's modes
-        to ours; ``carried``: by case, what part (0 to 1) of all bytes between processes Mission Control carried, those
-        of client and scheduler included.
+        ``rows``: case, what, mode, and of the last run of each round (medians): wall_s, cpu_s_per_gib (all workers),
+        spread of wall_s; first_wall_s and first_cpu_s_per_gib of the first run. ``ratios``: of medians, by case: wall
+        and CPU of each of Dask's modes to ours. ``carried``: by case, what part (0 to 1) of all bytes between processes
+        Mission Control carried, those of client and scheduler included.
 
     Raises:
         PrerequisiteMissing: Dask's data frames need pandas and pyarrow; or a case needs more data.
@@ -235,13 +241,13 @@ def row(case: Case, mode: str, samples: list[Sample], nbytes: int) -> dict[str, 
 
 
 Sample = tuple[tuple[float, float], tuple[float, float]]
-"""Wall and processor seconds of two runs, one right after the other."""
+"""Wall and processor seconds of the first and the last of some runs, one right after the other."""
 
 
 def measure_case(
     case: Case, nbytes: int, rounds: int, say: Callable[[str], None]
 ) -> tuple[dict[str, list[Sample]], float]:
-    """Measure each mode in each round; the first round is not counted: modules are imported in it.
+    """Measure each mode in each round; a first round is not counted: modules are imported in it.
 
     Returns:
         The samples of each mode; and what part of all bytes between processes Mission Control carried (0 to 1), where
@@ -253,22 +259,21 @@ def measure_case(
     with ExitStack() as stack:
         sites = {mode: stack.enter_context(cluster_with(mode, memory_for(case, nbytes))) for mode in case.modes}
         inputs = {mode: inputs_on(site, case, nbytes) for mode, site in sites.items()}
-        for number in range(rounds + 1):
+        # One that is larger than memory takes minutes, and finds nothing in memory that was there before.
+        for number in range(0 if case.in_memory else 1, rounds + 1):
             for mode, site in sites.items():
                 say(f"{case.what}: {f'round {number} of {rounds}' if number else 'warm-up'}, {mode}")
                 # Else what Dask's shuffle wrote is still being written while the next one runs.
                 os.sync()
-                both = []
-                for _ in range(2):
-                    before = loopback_bytes()
-                    taken, fingerprints[mode] = run(site, case, inputs[mode])
-                    both.append(taken)
-                    if mode == OURS:
-                        loopback += loopback_bytes() - before
+                runs = []
+                for _ in range(IN_A_ROW if case.in_memory else 1):
+                    taken, crossed, fingerprints[mode] = run(site, case, inputs[mode])
+                    runs.append(taken)
+                    loopback += crossed if mode == OURS else 0
                     if len(set(fingerprints.values())) != 1:
                         raise RuntimeError(f"{case.what}: results differ: {fingerprints}")
                 if number:
-                    samples[mode].append((both[0], both[1]))
+                    samples[mode].append((runs[0], runs[-1]))
         if (carriers := carried_by(sites[OURS].client)) - {"mission"} == carriers:
             # Of one or two chunks Dask makes other tasks.
             raise PrerequisiteMissing(f"{case.name}: Mission Control carried no shuffle; take a larger --size")
@@ -298,15 +303,18 @@ def inputs_on(site: Site, case: Case, nbytes: int) -> list[Any]:
     return inputs
 
 
-def run(site: Site, case: Case, inputs: list[Any]) -> tuple[tuple[float, float], tuple[int, int]]:
-    """Return wall and processor seconds, and the fingerprint of the result, which is forgotten."""
+def run(site: Site, case: Case, inputs: list[Any]) -> tuple[tuple[float, float], int, tuple[int, int]]:
+    """Return wall and processor seconds, bytes that crossed the loopback interface meanwhile, and the fingerprint of
+    the result, which is forgotten."""
     known = len(site.cluster.scheduler.tasks)
     made: list[Any] = []
     with site.client.as_current():
+        before = loopback_bytes()
         taken = timed(site.client, partial(operate, case, inputs, made))
+        crossed = loopback_bytes() - before
         own = fingerprint(made.pop()) if case.in_memory else made.pop()
     forgotten(site, known)
-    return taken, own
+    return taken, crossed, own
 
 
 def loopback_bytes() -> int:

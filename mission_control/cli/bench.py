@@ -130,8 +130,8 @@ def dask(
 ) -> None:
     """Shuffles, merges, groupbys, sorts and rechunks of unchanged Dask programs: by Dask, and by Mission Control.
 
-    All of it takes an hour; --case, --size and --rounds choose a part. Results of all modes are compared by content.
-    Without --case, what needs more data than --size is left out.
+    All of it takes an hour and a half; --case, --size and --rounds choose a part. Results of all modes are compared by
+    content. Without --case, what needs more data than --size is left out.
     """
     from mission_control.bench.dask import CASES, fits, measure
 
@@ -142,7 +142,7 @@ def dask(
     result = measured(as_json, lambda: measure(nbytes, rounds, names, say))
     if result is None:
         return
-    print(f"{size}, 4 workers of one thread, {rounds} rounds; the first of two with cold memory")
+    print(f"{size}, 4 workers of one thread, {rounds} rounds; the last of three runs, and the first, with cold memory")
     print(f"{'what':<34}{'mode':<18}{'seconds':>8}{'CPU-s/GiB':>11}{'first, s':>10}{'CPU-s/GiB':>11}  spread")
     for row in result["rows"]:
         low, high = row["spread"]
