@@ -44,35 +44,37 @@ WAYS = {
 }
 OTHER_RUN = "it looks into Dask's run of a shuffle, or puts its own there; Mission Control has another"
 OTHER_DISK = "it breaks the disk that Dask's run writes to; Mission Control keeps data in memory, and has its own spool"
-NAME = "it expects `tcp://` in an address where the protocol is mission://"
 MEANT = {
     "test_bad_disk": OTHER_DISK,
     "test_closed_other_worker_during_barrier": OTHER_RUN,
     "test_closed_worker_during_barrier": OTHER_RUN,
-    "test_coerce_address": NAME,
-    "test_coerce_to_address": NAME,
-    "test_connection_pool": NAME,
     "test_deduplicate_stale_transfer[False]": OTHER_RUN,
     "test_deduplicate_stale_transfer[True]": OTHER_RUN,
-    "test_default_client_server_ipv4[tornado]": NAME,
     "test_flaky_connect_fails_without_retry": "no shard is sent through the connection that it breaks",
-    "test_gather_missing_workers": NAME,
-    "test_interface_async[Nanny]": NAME,
-    "test_interface_async[Worker]": NAME,
     "test_meaningful_out_of_disk_error": OTHER_DISK,
     "test_raise_on_incompatible_partitions": "values of several types in one column arrive as they were",
     "test_rechunk_in_memory_shards_dont_share_buffer": OTHER_RUN,
     "test_replace_stale_shuffle": OTHER_RUN,
-    "test_resolve_address[tornado]": NAME,
     "test_restarting_during_barrier_raises_killed_worker": OTHER_RUN,
     "test_restarting_during_transfer_raises_killed_worker": OTHER_RUN,
-    "test_rpc_inputs": NAME,
-    "test_service_hosts_match_worker": NAME,
-    "test_worker_listens_on_same_interface_by_default[Worker]": NAME,
     "test_worker_nthreads": "the pool has threads more, for tasks that begin while others wait for the network",
-    "test_worker_uses_same_host_as_nanny": NAME,
 }
 """Tests that differ with Mission Control, and why that is right. `tests/` has its own for these cases."""
+EXPECTS_TCP = "it expects `tcp://` in an address where the protocol is mission://"
+EXPECT_TCP = {
+    "test_coerce_address",
+    "test_coerce_to_address",
+    "test_connection_pool",
+    "test_default_client_server_ipv4[tornado]",
+    "test_gather_missing_workers",
+    "test_interface_async[Nanny]",
+    "test_interface_async[Worker]",
+    "test_resolve_address[tornado]",
+    "test_rpc_inputs",
+    "test_service_hosts_match_worker",
+    "test_worker_listens_on_same_interface_by_default[Worker]",
+    "test_worker_uses_same_host_as_nanny",
+}
 TEST_S = 120
 """A test that takes longer has failed."""
 FILE_S = 3600
@@ -112,8 +114,8 @@ def main() -> int:
 
 def reason(name: str, way: str) -> str | None:
     """Say why a test is meant to differ; ``None``: it is not."""
-    why = MEANT.get(name.partition("::")[2])
-    return None if why == NAME and way != "mission" else why
+    test = name.partition("::")[2]
+    return MEANT.get(test) or (EXPECTS_TCP if way == "mission" and test in EXPECT_TCP else None)
 
 
 def still_differs(checkout: Path, file: str, name: str, way: str) -> bool:

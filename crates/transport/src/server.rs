@@ -167,7 +167,7 @@ impl Connections {
 }
 
 impl Server {
-    /// Listens on a free port of `host`; sends at most `limit` bytes a second.
+    /// Listen at `host`, on the first of `ports` that is free; send at most `limit` bytes a second.
     ///
     /// # Errors
     /// The address is not this machine's, or none of the ports is free.
