@@ -172,11 +172,10 @@ def test_objects_outlive_what_an_adaptive_cluster_takes_away():
 def test_data_is_served_at_the_ports_of_the_configuration():
     """A firewall may let only these through; without a free one a worker works for Dask and says why."""
     with ExitStack() as stack:
-        taken = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
-        first, second = sorted(own.getsockname()[1] for own in taken)
-        taken[0].close()
-        free = ({first, second} - {taken[1].getsockname()[1]}).pop()
-        stack.enter_context(dask.config.set({"mission-control.port": [taken[1].getsockname()[1], free]}))
+        servers = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
+        taken, free = (server.getsockname()[1] for server in servers)
+        servers[1].close()
+        stack.enter_context(dask.config.set({"mission-control.port": [taken, free]}))
         _, client = stack.enter_context(cluster_of(1))
         (worker,) = status(client)["workers"].values()
         assert worker["address"] == f"127.0.0.1:{free}"
@@ -186,6 +185,12 @@ def test_data_is_served_at_the_ports_of_the_configuration():
         client.wait_for_workers(2)
         (why,) = until(lambda: status(client)["without"], "the scheduler hears of it").values()
         assert f"{free} at 127.0.0.1 is free" in why and "\n" not in why, why
+
+
+@pytest.mark.parametrize(("given", "ports"), [(9900, [9900]), ("9900", [9900]), ("9900:9902", [9900, 9901, 9902])])
+def test_ports_are_one_or_a_range(given, ports):
+    with dask.config.set({"mission-control.port": given}):
+        assert data_ports() == ports
 
 
 @pytest.mark.parametrize("port", ["soon", 70000, -1, "9:8", [], 1.5j])

@@ -179,8 +179,8 @@ def measure(
     Returns:
         ``rows``: case, what, mode, and of the last run of each round (medians): wall_s, cpu_s_per_gib (all workers),
         spread of wall_s; first_wall_s and first_cpu_s_per_gib of the first run. ``ratios``: of medians, by case: wall
-        and CPU of each of Dask's modes to ours. ``carried``: by case, the fraction (0 to 1) of all bytes between processes
-        that Mission Control carried, those of client and scheduler included.
+        and CPU of each of Dask's modes to ours. ``carried``: by case, the fraction (0 to 1) of all bytes between
+        processes that Mission Control carried, those of client and scheduler included.
 
     Raises:
         PrerequisiteMissing: Dask's data frames need pandas and pyarrow; or a case needs more data.
