@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import dask.dataframe as dd
     import numpy as np
     import pandas as pd
-    from distributed import Client, LocalCluster
+    from distributed import Client
 
 DISK, MEMORY, OURS = "Dask, on disk", "Dask, in memory", "Mission Control"
 WORKERS = 4
@@ -257,63 +257,55 @@ def measure_case(
     samples: dict[str, list[Sample]] = {mode: [] for mode in case.modes}
     fingerprints: dict[str, tuple[int, int]] = {}
     with ExitStack() as stack:
-        sites = {mode: stack.enter_context(cluster_with(mode, memory_for(case, nbytes))) for mode in case.modes}
-        inputs = {mode: inputs_on(site, case, nbytes) for mode, site in sites.items()}
+        clients = {mode: stack.enter_context(cluster_with(mode, memory_for(case, nbytes))) for mode in case.modes}
+        inputs = {mode: inputs_on(client, case, nbytes) for mode, client in clients.items()}
         # One that is larger than memory takes minutes, and finds nothing in memory that was there before.
         for number in range(0 if case.in_memory else 1, rounds + 1):
-            for mode, site in sites.items():
+            for mode, client in clients.items():
                 say(f"{case.what}: {f'round {number} of {rounds}' if number else 'warm-up'}, {mode}")
                 # Else what Dask's shuffle wrote is still being written while the next one runs.
                 os.sync()
                 runs = []
                 for _ in range(IN_A_ROW if case.in_memory else 1):
-                    taken, crossed, fingerprints[mode] = run(site, case, inputs[mode])
+                    taken, crossed, fingerprints[mode] = run(client, case, inputs[mode])
                     runs.append(taken)
                     loopback += crossed if mode == OURS else 0
                     if len(set(fingerprints.values())) != 1:
                         raise RuntimeError(f"{case.what}: results differ: {fingerprints}")
                 if number:
                     samples[mode].append((runs[0], runs[-1]))
-        if (carriers := carried_by(sites[OURS].client)) - {"mission"} == carriers:
+        if (carriers := carried_by(clients[OURS])) - {"mission"} == carriers:
             # Of one or two chunks Dask makes other tasks.
             raise PrerequisiteMissing(f"{case.name}: Mission Control carried no shuffle; take a larger --size")
-        carried = bytes_carried(sites[OURS])
+        carried = bytes_carried(clients[OURS])
     moved = sum(carried.values())
     # What it carried in memory did not cross the loopback interface.
     return samples, moved / (loopback + carried.get("shm", 0)) if moved else 0.0
 
 
-@dataclass(frozen=True)
-class Site:
-    """A cluster of one mode."""
-
-    cluster: LocalCluster
-    client: Client
-
-
-def inputs_on(site: Site, case: Case, nbytes: int) -> list[Any]:
+def inputs_on(client: Client, case: Case, nbytes: int) -> list[Any]:
     from distributed import wait
 
     inputs = case.inputs(nbytes)
     if not case.in_memory:
         return inputs
-    with site.client.as_current():
-        inputs = list(site.client.persist(inputs))
+    with client.as_current():
+        inputs = list(client.persist(inputs))
         wait(inputs)
     return inputs
 
 
-def run(site: Site, case: Case, inputs: list[Any]) -> tuple[tuple[float, float], int, tuple[int, int]]:
+def run(client: Client, case: Case, inputs: list[Any]) -> tuple[tuple[float, float], int, tuple[int, int]]:
     """Return wall and processor seconds, bytes that crossed the loopback interface meanwhile, and the fingerprint of
     the result, which is forgotten."""
-    known = len(site.cluster.scheduler.tasks)
+    known = len(client.cluster.scheduler.tasks)
     made: list[Any] = []
-    with site.client.as_current():
+    with client.as_current():
         before = loopback_bytes()
-        taken = timed(site.client, partial(operate, case, inputs, made))
+        taken = timed(client, partial(operate, case, inputs, made))
         crossed = loopback_bytes() - before
         own = fingerprint(made.pop()) if case.in_memory else made.pop()
-    forgotten(site, known)
+    forgotten(client, known)
     return taken, crossed, own
 
 
@@ -322,10 +314,10 @@ def loopback_bytes() -> int:
     return int(Path("/sys/class/net/lo/statistics/rx_bytes").read_text())
 
 
-def bytes_carried(site: Site) -> dict[str, int]:
+def bytes_carried(client: Client) -> dict[str, int]:
     """Return the bytes that Mission Control has carried between workers since the cluster began, by transport."""
     time.sleep(REPORTED_WITHIN_S)
-    plugin = site.cluster.scheduler.plugins["mission-control"]
+    plugin = client.cluster.scheduler.plugins["mission-control"]
     ended = (record for record in plugin.log.since(0)[1] if record["kind"] == "job-ended")
     carried: dict[str, int] = {}
     for job in (*ended, *plugin.status()["jobs"]):
@@ -358,7 +350,7 @@ def memory_for(case: Case, nbytes: int) -> int:
 
 
 @contextmanager
-def cluster_with(mode: str, memory: int) -> Iterator[Site]:
+def cluster_with(mode: str, memory: int) -> Iterator[Client]:
     """Start a cluster of one mode, whose workers have so many bytes of memory each."""
     from distributed import Client, LocalCluster
 
@@ -373,12 +365,12 @@ def cluster_with(mode: str, memory: int) -> Iterator[Site]:
             shuffles: Any = cluster.scheduler.plugins["shuffle"]
             retrieve = shuffles._retrieve_spec
             shuffles._retrieve_spec = lambda shuffle: replace(retrieve(shuffle), disk=False)
-        yield Site(cluster, client)
+        yield client
 
 
-def forgotten(site: Site, known: int) -> None:
+def forgotten(client: Client, known: int) -> None:
     """Wait until the scheduler knows no more tasks than before: equal keys would be results that are there."""
-    tasks = site.cluster.scheduler.tasks
+    tasks = client.cluster.scheduler.tasks
     until = time.monotonic() + GONE_WITHIN_S
     while len(tasks) > known:
         if time.monotonic() > until:

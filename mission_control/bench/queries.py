@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mission_control.bench.dask import DISK, OURS, Site, cluster_with, forgotten
+from mission_control.bench.dask import DISK, OURS, cluster_with, forgotten
 from mission_control.bench.sort import timed
 from mission_control.environment import describe
 from mission_control.scenario import PrerequisiteMissing
@@ -21,6 +21,7 @@ from mission_control.scenario import PrerequisiteMissing
 if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
+    from distributed import Client
 
 ROWS = {
     "lineitem": 6_000_000,
@@ -223,22 +224,22 @@ def measure(
     del whole
     rows = []
     with ExitStack() as stack:
-        sites = {mode: stack.enter_context(cluster_with(mode, memory)) for mode in (DISK, OURS)}
-        tables = {mode: tables_on(site, scale, in_memory) for mode, site in sites.items()}
+        clients = {mode: stack.enter_context(cluster_with(mode, memory)) for mode in (DISK, OURS)}
+        tables = {mode: tables_on(client, scale, in_memory) for mode, client in clients.items()}
         for name in names:
-            walls: dict[str, list[float]] = {mode: [] for mode in sites}
+            walls: dict[str, list[float]] = {mode: [] for mode in clients}
             equal = True
             for number in range(rounds + 1):
-                for mode, site in sites.items():
+                for mode, client in clients.items():
                     say(f"{name}: {f'round {number} of {rounds}' if number else 'warm-up'}, {mode}")
-                    known = len(site.cluster.scheduler.tasks)
+                    known = len(client.cluster.scheduler.tasks)
                     got: list[Any] = []
-                    with site.client.as_current():
-                        wall, _ = timed(site.client, partial(compute, name, tables[mode], got))
+                    with client.as_current():
+                        wall, _ = timed(client, partial(compute, name, tables[mode], got))
                     if number:
                         walls[mode].append(wall)
                     equal &= same(got.pop(), expected[name])
-                    forgotten(site, known)
+                    forgotten(client, known)
             stock, own = (statistics.median(taken) for taken in walls.values())
             spreads = [[min(taken), max(taken)] for taken in walls.values()]
             found = {"stock_s": stock, "ours_s": own, "ratio": stock / own, "stock_spread": spreads[0]}
@@ -246,7 +247,7 @@ def measure(
     return {"rows": rows, "scale": scale, "rounds": rounds, "memory_bytes": memory, "environment": describe()}
 
 
-def tables_on(site: Site, scale: float, in_memory: bool) -> Tables:
+def tables_on(client: Client, scale: float, in_memory: bool) -> Tables:
     import dask.dataframe as dd
     from distributed import wait
 
@@ -258,8 +259,8 @@ def tables_on(site: Site, scale: float, in_memory: bool) -> Tables:
             lambda n, r, make=make: make(n, r), numbers, sizes, meta=part(table, 0, 1, scale)[:0]
         )
     if in_memory:
-        with site.client.as_current():
-            tables = dict(zip(tables, site.client.persist(list(tables.values())), strict=True))
+        with client.as_current():
+            tables = dict(zip(tables, client.persist(list(tables.values())), strict=True))
             wait(list(tables.values()))
     return tables
 
