@@ -52,6 +52,10 @@ LARGER_WORKER_MEMORY_MIN = 768 << 20
 """With 400 MiB, Dask's own shuffle stands still: its workers pause at 0.8 of that, and what they use is not data that
 could be spilled."""
 LARGER_BYTES_MIN = LARGER_WORKER_MEMORY_MIN * WORKERS * MEMORY_FACTOR
+BLOCK_ROWS = 1 << 14
+"""Rows whose words lie in a core's cache."""
+FACTOR = 0x9E3779B97F4A7C15
+"""An odd number, so that multiplying loses nothing: 2^64 divided by the golden ratio (Knuth, volume 3, section 6.4)."""
 GONE_WITHIN_S = 60.0
 REPORTED_WITHIN_S = 2.0
 """Workers report what they moved four times a second (`REPORT_EVERY` of core)."""
@@ -399,9 +403,24 @@ def fingerprint(collection: Any) -> tuple[int, int]:
 
 
 def of_frame(frame: pd.DataFrame) -> tuple[int, int]:
+    """Columns of numbers are mixed block by block: the temporary arrays of pandas' hash took two fifths of the time in which
+    outputs of a shuffle larger than memory were read (2026-11-25)."""
+    import numpy as np
     import pandas as pd
 
-    return len(frame), int(pd.util.hash_pandas_object(frame, index=False).sum())
+    columns = [frame[name].to_numpy() for name in frame.columns if isinstance(frame[name].dtype, np.dtype)]
+    if len(columns) < len(frame.columns) or any(column.dtype.itemsize != 8 for column in columns):
+        return len(frame), int(pd.util.hash_pandas_object(frame, index=False).sum())
+    total = 0
+    for start in range(0, len(frame), BLOCK_ROWS):
+        words = [column[start : start + BLOCK_ROWS].view(np.uint64) for column in columns]
+        mixed = np.zeros(len(words[0]), np.uint64)
+        for word in words:
+            mixed ^= word
+            mixed *= np.uint64(FACTOR)
+            mixed ^= mixed >> np.uint64(29)
+        total += int(mixed.sum())
+    return len(frame), total % 2**64
 
 
 def of_block(block: np.ndarray, place: tuple[int, int]) -> tuple[int, int]:

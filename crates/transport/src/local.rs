@@ -137,37 +137,43 @@ const FRAME_HEAD: usize = 12;
 /// From the first byte of a message to its last.
 const MESSAGE_TIME: Duration = Duration::from_secs(5);
 
-/// Sends a frame, and a descriptor with its first byte.
+/// Descriptors that one message carries: the kernel takes up to 253 (`SCM_MAX_FD`, unix(7)).
+pub const FILES_MAX: usize = 64;
+
+/// Sends a frame, and descriptors with its first byte: at most [`FILES_MAX`].
 ///
 /// # Errors
 /// The peer is gone, or takes nothing for too long.
-pub fn send(mut stream: &UnixStream, frame: &[u8], file: Option<BorrowedFd<'_>>) -> io::Result<()> {
-    let Some(file) = file else { return stream.write_all(frame) };
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+pub fn send(mut stream: &UnixStream, frame: &[u8], files: &[BorrowedFd<'_>]) -> io::Result<()> {
+    if files.is_empty() {
+        return stream.write_all(frame);
+    }
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FILES_MAX))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    let files = [file];
-    ancillary.push(SendAncillaryMessage::ScmRights(&files));
+    if !ancillary.push(SendAncillaryMessage::ScmRights(files)) {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "a message carries fewer descriptors"));
+    }
     let sent = rustix::io::retry_on_intr(|| {
         rustix::net::sendmsg(stream, &[IoSlice::new(frame)], &mut ancillary, SendFlags::NOSIGNAL)
     })?;
     stream.write_all(&frame[sent..])
 }
 
-/// Reads from a socket, and keeps the descriptor that comes with the bytes.
-struct WithFile<'a> {
+/// Reads from a socket, and keeps the descriptors that come with the bytes.
+struct WithFiles<'a> {
     stream: &'a UnixStream,
-    file: Option<OwnedFd>,
+    files: Vec<OwnedFd>,
 }
 
-impl Read for WithFile<'_> {
+impl Read for WithFiles<'_> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FILES_MAX))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::CMSG_CLOEXEC;
         let received = rustix::net::recvmsg(self.stream, &mut [IoSliceMut::new(into)], &mut ancillary, flags)?;
         for message in ancillary.drain() {
-            if let RecvAncillaryMessage::ScmRights(mut files) = message {
-                self.file = files.next().or(self.file.take());
+            if let RecvAncillaryMessage::ScmRights(files) = message {
+                self.files.extend(files);
             }
         }
         Ok(received.bytes)
@@ -186,17 +192,17 @@ impl Incoming {
         Incoming { longest, seen: 0 }
     }
 
-    /// The next message, with the descriptor that came with it; `None`: the peer is gone.
+    /// The next message, with the descriptors that came with it; `None`: the peer is gone.
     ///
     /// # Errors
     /// As of [`Incoming::read`].
-    pub fn read_with_file<T: DeserializeOwned>(
+    pub fn read_with_files<T: DeserializeOwned>(
         &mut self,
         stream: &mut UnixStream,
-    ) -> io::Result<Option<(T, Option<OwnedFd>)>> {
-        let mut reader = WithFile { stream, file: None };
+    ) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
+        let mut reader = WithFiles { stream, files: Vec::new() };
         let message = self.read(&mut reader)?;
-        Ok(message.map(|message| (message, reader.file)))
+        Ok(message.map(|message| (message, reader.files)))
     }
 
     /// The next message; `None`: the peer is gone.

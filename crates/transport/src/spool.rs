@@ -1,21 +1,36 @@
-//! Objects that memory has no room for: one file per process, already deleted.
+//! Objects that memory has no room for: files that are already deleted.
 //!
-//! The file has no name once it is open, so that a process that is killed leaves nothing behind. Freed objects are punched
-//! out, so the disk space goes back at once, and later objects take their places: the file does not outgrow the file system.
+//! A file has no name once it is open, so that a process that is killed leaves nothing behind. Freed objects are punched
+//! out, so the disk space goes back at once, and later objects take their places: a file does not outgrow the file system.
+//!
+//! What other processes of the host may read lies in a file of its job: whoever has its descriptor can read all of it.
+//! The rest lies in a file of this process alone. A file is closed with its last object.
 
-use std::collections::BTreeMap;
+use mission_core::host::GroupId;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 
-pub struct Spool {
+/// The files of a process.
+pub struct Spools {
+    folder: PathBuf,
+    /// By the job whose processes may read it; `None`: nobody else may.
+    files: Mutex<HashMap<Option<GroupId>, Weak<Spool>>>,
+    live: Arc<AtomicU64>,
+}
+
+struct Spool {
     file: File,
+    /// The same file, open for reading only; `None`: nobody else may read it.
+    lent: Option<File>,
     places: Mutex<Places>,
-    live: AtomicU64,
+    /// Bytes in all files of this process.
+    live: Arc<AtomicU64>,
 }
 
 /// Which ranges of the file are free, by their start, and where all of them end.
@@ -64,22 +79,52 @@ pub struct SpoolRange {
     len: u64,
 }
 
-impl Spool {
+impl Spools {
+    /// `folder`: made when the first file is.
+    pub fn new(folder: PathBuf) -> Spools {
+        Spools { folder, files: Mutex::default(), live: Arc::default() }
+    }
+
+    /// Writes `bytes`, which other processes of the host may read for `sharers`, a job. On an error nothing of them can be
+    /// read, and their space is free again.
+    ///
     /// # Errors
-    /// The folder cannot be written to.
-    pub fn new(folder: &Path) -> io::Result<Arc<Spool>> {
+    /// The disk is full, with a hint in the message; or it is broken, or cannot be written to.
+    pub fn write(&self, bytes: &[u8], sharers: Option<GroupId>) -> io::Result<SpoolRange> {
+        let spool = self
+            .file(sharers)
+            .map_err(|error| io::Error::new(error.kind(), format!("spool in {}: {error}", self.folder.display())))?;
+        spool.write(bytes)
+    }
+
+    fn file(&self, sharers: Option<GroupId>) -> io::Result<Arc<Spool>> {
+        let mut files = self.files.lock().expect("no panic while held");
+        if let Some(spool) = files.get(&sharers).and_then(Weak::upgrade) {
+            return Ok(spool);
+        }
+        let spool = Arc::new(Spool::new(&self.folder, sharers.is_some(), self.live.clone())?);
+        files.retain(|_, spool| spool.strong_count() > 0);
+        files.insert(sharers, Arc::downgrade(&spool));
+        Ok(spool)
+    }
+
+    /// Bytes of the objects in all files.
+    pub fn live_bytes(&self) -> u64 {
+        self.live.load(Ordering::Relaxed)
+    }
+}
+
+impl Spool {
+    fn new(folder: &Path, is_lent: bool, live: Arc<AtomicU64>) -> io::Result<Spool> {
         std::fs::create_dir_all(folder)?;
         let name = folder.join(format!("mission-spool-{}", crate::object::ObjectId::random()));
         let file = File::options().read(true).write(true).create_new(true).mode(0o600).open(&name)?;
+        let lent = is_lent.then(|| File::open(&name)).transpose();
         std::fs::remove_file(&name)?;
-        Ok(Arc::new(Spool { file, places: Mutex::default(), live: AtomicU64::new(0) }))
+        Ok(Spool { file, lent: lent?, places: Mutex::default(), live })
     }
 
-    /// Writes `bytes`; on an error nothing of them can be read, and their space is free again.
-    ///
-    /// # Errors
-    /// The disk is full, with a hint in the message; or it is broken.
-    pub fn write(self: &Arc<Spool>, bytes: &[u8]) -> io::Result<SpoolRange> {
+    fn write(self: &Arc<Spool>, bytes: &[u8]) -> io::Result<SpoolRange> {
         let len = bytes.len() as u64;
         let start = self.places.lock().expect("no panic while held").take(len);
         self.live.fetch_add(len, Ordering::Relaxed);
@@ -92,16 +137,12 @@ impl Spool {
                     format!(
                         "the spool disk is full ({error}) with {} of this worker on it: free space there, or point the \
                          worker's local directory to a larger disk",
-                        mission_core::units::format_bytes(self.live_bytes() - len)
+                        mission_core::units::format_bytes(self.live.load(Ordering::Relaxed) - len)
                     ),
                 ))
             }
             Err(error) => Err(error),
         }
-    }
-
-    pub fn live_bytes(&self) -> u64 {
-        self.live.load(Ordering::Relaxed)
     }
 }
 
@@ -115,8 +156,13 @@ impl SpoolRange {
         (&self.spool.file, self.start + offset)
     }
 
+    /// As [`SpoolRange::place`], for other processes; `None`: they may not read it.
+    pub fn lent(&self) -> Option<(&File, u64)> {
+        Some((self.spool.lent.as_ref()?, self.start))
+    }
+
     #[cfg(test)]
-    fn overwrite(&self, offset: u64, bytes: &[u8]) {
+    pub fn overwrite(&self, offset: u64, bytes: &[u8]) {
         self.spool.file.write_all_at(bytes, self.start + offset).unwrap();
     }
 }
@@ -143,21 +189,26 @@ mod tests {
     use super::*;
     use std::os::unix::fs::MetadataExt;
 
+    fn folder() -> PathBuf {
+        std::env::temp_dir().join(format!("mission-test-{}", crate::object::ObjectId::random()))
+    }
+
     #[test]
     fn freed_ranges_give_their_space_back_and_no_file_is_left() {
-        let folder = std::env::temp_dir().join(format!("mission-test-{}", crate::object::ObjectId::random()));
-        let spool = Spool::new(&folder).unwrap();
-        let range = spool.write(&[7; 1 << 20]).unwrap();
+        let folder = folder();
+        let spools = Spools::new(folder.clone());
+        let range = spools.write(&[7; 1 << 20], None).unwrap();
+        let file = &range.spool.clone().file;
         let mut back = [0; 4];
         range.read_at(100, &mut back).unwrap();
         assert_eq!(back, [7; 4]);
         range.overwrite(100, &[1]);
-        spool.file.sync_all().unwrap();
-        assert!(spool.file.metadata().unwrap().blocks() > 0);
-        assert_eq!(spool.file.metadata().unwrap().mode() & 0o777, 0o600, "nobody else may read it");
+        file.sync_all().unwrap();
+        assert!(file.metadata().unwrap().blocks() > 0);
+        assert_eq!(file.metadata().unwrap().mode() & 0o777, 0o600, "nobody else may read it");
         drop(range);
-        spool.file.sync_all().unwrap();
-        assert_eq!((spool.live_bytes(), spool.file.metadata().unwrap().blocks()), (0, 0));
+        file.sync_all().unwrap();
+        assert_eq!((spools.live_bytes(), file.metadata().unwrap().blocks()), (0, 0));
         assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0);
         std::fs::remove_dir(folder).unwrap();
     }
@@ -165,12 +216,13 @@ mod tests {
     /// A11: places were never used again, until the file was as long as the file system allows.
     #[test]
     fn freed_places_are_used_again_and_grow_together() {
-        let folder = std::env::temp_dir().join(format!("mission-test-{}", crate::object::ObjectId::random()));
-        let spool = Spool::new(&folder).unwrap();
-        let mut ranges: Vec<_> = (0..8u8).map(|number| spool.write(&[number; 1000]).unwrap()).collect();
+        let folder = folder();
+        let spools = Spools::new(folder.clone());
+        let mut ranges: Vec<_> = (0..8u8).map(|number| spools.write(&[number; 1000], None).unwrap()).collect();
+        let spool = ranges[0].spool.clone();
         // Two that lie side by side make room for a larger one.
         ranges.drain(2..4);
-        ranges.push(spool.write(&[9; 2000]).unwrap());
+        ranges.push(spools.write(&[9; 2000], None).unwrap());
         assert_eq!(spool.places.lock().unwrap().end, 8000);
         for (range, number) in ranges.iter().zip([0, 1, 4, 5, 6, 7, 9]) {
             let mut back = vec![0; range.len as usize];
@@ -178,7 +230,31 @@ mod tests {
             assert!(back.iter().all(|byte| *byte == number));
         }
         drop(ranges);
-        assert_eq!((spool.places.lock().unwrap().end, spool.live_bytes()), (0, 0));
+        assert_eq!((spool.places.lock().unwrap().end, spools.live_bytes()), (0, 0));
+        std::fs::remove_dir(folder).unwrap();
+    }
+
+    #[test]
+    fn each_job_has_a_file_that_others_can_only_read_and_what_nobody_may_read_lies_elsewhere() {
+        let folder = folder();
+        let spools = Spools::new(folder.clone());
+        let jobs = [Some(1), Some(2), None];
+        let ranges: Vec<_> = jobs.iter().map(|job| spools.write(&[5; 1000], *job).unwrap()).collect();
+        let another = spools.write(&[6; 10], Some(1)).unwrap();
+        assert!(Arc::ptr_eq(&another.spool, &ranges[0].spool));
+        assert!(ranges[2].lent().is_none());
+        let inode = |range: &SpoolRange| range.lent().unwrap().0.metadata().unwrap().ino();
+        assert_ne!(inode(&ranges[0]), inode(&ranges[1]));
+        let (file, start) = another.lent().unwrap();
+        let mut back = [0; 10];
+        file.read_exact_at(&mut back, start).unwrap();
+        assert_eq!(back, [6; 10]);
+        assert!(file.write_all_at(&back, 0).is_err());
+        // A job's file is closed with its last object.
+        let file = Arc::downgrade(&another.spool);
+        drop((ranges, another));
+        assert!(file.upgrade().is_none());
+        assert_eq!(spools.live_bytes(), 0);
         std::fs::remove_dir(folder).unwrap();
     }
 }

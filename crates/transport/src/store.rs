@@ -5,14 +5,14 @@ use crate::copies::{Copies, PartCopy};
 use crate::object::ObjectId;
 use crate::probe;
 use crate::segment::{Pool, Segment};
-use crate::spool::{Spool, SpoolRange};
-use mission_core::defaults::BLOCK_BYTES;
+use crate::spool::{SpoolRange, Spools};
+use mission_core::defaults::{BLOCK_BYTES, STORE_WORKING_PART};
 use mission_core::host::GroupId;
 use mission_core::types::Encryption;
 use std::collections::HashMap;
 use std::io;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, OnceLock, RwLock};
+use std::sync::{Arc, RwLock};
 
 pub struct Store {
     objects: RwLock<HashMap<ObjectId, Arc<Object>>>,
@@ -20,10 +20,7 @@ pub struct Store {
     pub copies: Copies,
     pool: Arc<Pool>,
     memory_limit: u64,
-    spool_folder: PathBuf,
-    spool: OnceLock<Arc<Spool>>,
-    /// Held while the spool is made, so that only one is.
-    making_spool: Mutex<()>,
+    spools: Spools,
 }
 
 /// Parts that lie one after another, with the checksums of their blocks.
@@ -39,7 +36,8 @@ struct Part {
     checksums: Vec<u64>,
 }
 
-enum Body {
+/// Where all of an object lies.
+pub enum Body {
     Memory(Arc<Segment>),
     Spooled(SpoolRange),
 }
@@ -59,16 +57,14 @@ pub enum Source<'a> {
 }
 
 impl Store {
-    /// `memory_limit`: bytes of objects kept in memory; more goes to a spool file in `spool_folder`, made when needed.
+    /// `memory_limit`: bytes of segments; objects beyond three quarters of it go to spool files in `spool_folder`.
     pub fn new(pool: Arc<Pool>, memory_limit: u64, spool_folder: PathBuf) -> Store {
         Store {
             objects: RwLock::default(),
             copies: Copies::default(),
             pool,
             memory_limit,
-            spool_folder,
-            spool: OnceLock::new(),
-            making_spool: Mutex::new(()),
+            spools: Spools::new(spool_folder),
         }
     }
 
@@ -152,8 +148,9 @@ impl Store {
 
     fn keep(&self, id: ObjectId, segment: Arc<Segment>, parts: Vec<Part>, encryption: Encryption) -> io::Result<()> {
         self.make_room(0);
-        let body = if self.pool.live_bytes() > self.memory_limit && !segment.is_empty() {
-            Body::Spooled(self.spool()?.write(segment.bytes())?)
+        let room = self.memory_limit - self.memory_limit / STORE_WORKING_PART;
+        let body = if self.pool.live_bytes() > room && !segment.is_empty() {
+            Body::Spooled(self.spools.write(segment.bytes(), segment.sharers())?)
         } else {
             Body::Memory(segment)
         };
@@ -189,7 +186,7 @@ impl Store {
         gone.is_some()
     }
 
-    /// Bytes of objects that stay in memory.
+    /// Bytes of memory for objects and what is fetched.
     pub fn memory_limit(&self) -> u64 {
         self.memory_limit
     }
@@ -203,18 +200,7 @@ impl Store {
     }
 
     pub fn spooled_bytes(&self) -> u64 {
-        self.spool.get().map_or(0, |spool| spool.live_bytes())
-    }
-
-    fn spool(&self) -> io::Result<&Arc<Spool>> {
-        let _one = self.making_spool.lock().expect("no panic while held");
-        if self.spool.get().is_none() {
-            let spool = Spool::new(&self.spool_folder).map_err(|error| {
-                io::Error::new(error.kind(), format!("spool in {}: {error}", self.spool_folder.display()))
-            })?;
-            let _ = self.spool.set(spool);
-        }
-        Ok(self.spool.get().expect("it has just been made"))
+        self.spools.live_bytes()
     }
 }
 
@@ -258,12 +244,8 @@ impl Object {
         }
     }
 
-    /// The memory that all of it lies in; `None` where it lies in the spool.
-    pub fn segment(&self) -> Option<&Arc<Segment>> {
-        match &self.body {
-            Body::Memory(segment) => Some(segment),
-            Body::Spooled(_) => None,
-        }
+    pub fn body(&self) -> &Body {
+        &self.body
     }
 
     /// Where a part of `len` bytes begins, and the checksums of its blocks.

@@ -1,10 +1,11 @@
 //! The receiver's side of a broadcast: asks the owner for its next piece and whom to get it from, and serves what it has.
 
+use super::home::Found;
 use super::runs::Far;
 use super::{INTERRUPT_EVERY, Planned, Shared};
 use crate::carrier::{self, Connection};
 use crate::copies::Receiving;
-use crate::parts::{FetchRequest, Part, Wanted};
+use crate::parts::{FetchRequest, Wanted};
 use crate::segment::Segment;
 use crate::wire::{Next, PieceReply, Wants};
 use mission_core::defaults::{BLOCK_BYTES, LANES, PROGRESS_TIMEOUT, SWARM_MIN};
@@ -22,7 +23,7 @@ use std::thread;
 use std::time::Instant;
 
 /// Where each part lies already; and what is going to be received in a broadcast, by its place among the parts.
-pub(super) type Begun<'a> = (Vec<Option<Part>>, BTreeMap<usize, Receiving<'a>>);
+pub(super) type Begun<'a> = (Vec<Found>, BTreeMap<usize, Receiving<'a>>);
 
 impl Shared {
     /// Where each part lies already, and, by their numbers, the parts of which this fetch is going to be a receiver in a
@@ -43,11 +44,11 @@ impl Shared {
             let mut numbers = BTreeMap::new();
             for (number, (wanted, home)) in request.parts.iter().zip(&mut homes).enumerate() {
                 let key = (wanted.object, wanted.part);
-                if home.is_some() || wanted.len < SWARM_MIN || self.owns(wanted) {
+                if !home.is_elsewhere() || wanted.len < SWARM_MIN || self.owns(wanted) {
                     continue;
                 }
                 match self.copy_at_home(&key) {
-                    Some(copy) => *home = Some(copy),
+                    Some(copy) => *home = Found::Here(copy),
                     None => drop(numbers.entry(key).or_insert((number, wanted.len))),
                 }
             }

@@ -1,7 +1,7 @@
-//! The parts that this host has in memory already: in this process, or in one that lends them.
+//! The parts that this host has already: in this process, or in one that lends them.
 
 use super::{Shared, addressable, no_memory};
-use crate::carrier::shm::{Borrowed, LeaseDenied};
+use crate::carrier::shm::{LeaseDenied, Loan, WantedOf, map_all};
 use crate::copies::PartKey;
 use crate::object::ObjectId;
 use crate::parts::{FetchRequest, Home, Part, Wanted};
@@ -10,8 +10,9 @@ use crate::store::Object;
 use mission_core::defaults::PROGRESS_TIMEOUT;
 use mission_core::flight::{FlightPlan, Leg, Reach};
 use mission_core::host::fetches::FetchError;
+use mission_core::report::Negotiated;
 use mission_core::types::Transport;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,41 +20,66 @@ use std::time::{Duration, Instant};
 /// Where an owner is silent, and nobody else may be asked.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
+/// Where a part is when a fetch begins.
+pub(super) enum Found {
+    Here(Part),
+    /// In the spool of another process of this host.
+    Lent(Loan),
+    /// It has to be brought, or copied from the own spool.
+    Elsewhere,
+}
+
+impl Found {
+    pub(super) fn is_elsewhere(&self) -> bool {
+        matches!(self, Found::Elsewhere)
+    }
+}
+
+/// Of each object that may lie on this host, which parts are wanted: places in the request.
+type Near = BTreeMap<ObjectId, Vec<usize>>;
+
+/// What was taken of an object, and what to record of that if it has been carried now.
+type Taken<T> = (Vec<T>, Option<Negotiated>);
+
 impl Shared {
-    /// Where each part lies; `None`: it has to be brought, or copied from the spool.
+    /// Where each part is.
     pub(super) fn at_home(
         &self,
         request: &FetchRequest,
         plan: &FlightPlan,
         interrupted: &mut dyn FnMut() -> bool,
-    ) -> Result<Vec<Option<Part>>, FetchError> {
-        let memory = plan.legs.iter().find(|leg| leg.transport == Transport::Shm);
-        let mut homes = Vec::with_capacity(request.parts.len());
-        // Of each object that may lie on this host, which parts are wanted.
-        let mut near: BTreeMap<ObjectId, Vec<usize>> = BTreeMap::new();
+    ) -> Result<Vec<Found>, FetchError> {
+        let memory = shared_memory(plan);
+        let mut found = Vec::with_capacity(request.parts.len());
+        let mut near = Near::new();
         for (number, wanted) in request.parts.iter().enumerate() {
-            if self.owns(wanted) {
+            let here = if self.owns(wanted) {
                 let object = self.own(wanted)?;
                 let in_memory = object.in_memory(wanted.part).filter(|(segment, ..)| !segment.has_writers());
-                homes.push(in_memory.map(|(segment, start, len)| Part {
+                in_memory.map(|(segment, start, len)| Part {
                     home: Home::Own(segment.clone()),
                     start: start as usize,
                     len: len as usize,
-                }));
-                continue;
-            }
-            let copy = self.copy_at_home(&(wanted.object, wanted.part));
-            if copy.is_none() && memory.is_some() && wanted.len > 0 {
-                near.entry(wanted.object).or_default().push(number);
-            }
-            homes.push(copy);
+                })
+            } else {
+                let copy = self.copy_at_home(&(wanted.object, wanted.part));
+                if copy.is_none() && memory.is_some() && wanted.len > 0 {
+                    near.entry(wanted.object).or_default().push(number);
+                }
+                copy
+            };
+            found.push(here.map_or(Found::Elsewhere, Found::Here));
         }
-        let borrow = |owner, object, parts: &[_]| {
-            let part = |(lease, start, len)| Part { home: Home::Borrowed(lease), start, len };
-            Ok(self.borrower.borrow(owner, object, parts)?.into_iter().map(part).collect())
+        let take = |loans: Vec<Loan>| {
+            if !loans[0].is_memory() {
+                return Ok((loans.into_iter().map(Found::Lent).collect(), None));
+            }
+            let parts = map_all(&loans).map_err(LeaseDenied::Refused)?;
+            let part = |(lease, start, len)| Found::Here(Part { home: Home::Borrowed(lease), start, len });
+            Ok((parts.into_iter().map(part).collect(), Some(loans[0].negotiated())))
         };
-        self.nearby(request, plan, near, interrupted, borrow, |number, part| homes[number] = Some(part))?;
-        Ok(homes)
+        self.nearby(request, plan, &near, interrupted, take, |number, part| found[number] = part)?;
+        Ok(found)
     }
 
     /// Copies each part that is on this host into a segment of its own; `None`: it has to be brought.
@@ -63,9 +89,9 @@ impl Shared {
         plan: &FlightPlan,
         interrupted: &mut dyn FnMut() -> bool,
     ) -> Result<Vec<Option<Segment>>, FetchError> {
-        let memory = plan.legs.iter().any(|leg| leg.transport == Transport::Shm);
+        let memory = shared_memory(plan);
         let taken = |len| self.pool.take_for_result(addressable(len)?).map_err(|error| no_memory(len, &error));
-        let mut near: BTreeMap<ObjectId, Vec<usize>> = BTreeMap::new();
+        let mut near = Near::new();
         let mut segments = Vec::with_capacity(request.parts.len());
         for (number, wanted) in request.parts.iter().enumerate() {
             let mut segment = None;
@@ -79,43 +105,49 @@ impl Shared {
                 let mut own = taken(wanted.len)?;
                 own.bytes_mut().copy_from_slice(copy.bytes());
                 segment = Some(own);
-            } else if memory {
+            } else if memory.is_some() {
                 near.entry(wanted.object).or_default().push(number);
             }
             segments.push(segment);
         }
-        let copy = |owner, object, parts: &[(u32, u64)]| {
-            let own = parts.iter().map(|(_, len)| taken(*len)).collect::<Result<Vec<_>, _>>();
-            let mut own = own.map_err(|error| LeaseDenied::Refused(error.to_string()))?;
-            self.borrower.copy(owner, object, parts, &mut own)?;
-            Ok(own)
+        let take = |loans: Vec<Loan>| {
+            let copy = |loan: &Loan| {
+                let mut own = taken(loan.len()).map_err(|error| LeaseDenied::Refused(error.to_string()))?;
+                loan.copy(own.bytes_mut()).map_err(LeaseDenied::Refused)?;
+                Ok(own)
+            };
+            let copied: Result<Vec<Segment>, LeaseDenied> = loans.iter().map(copy).collect();
+            Ok((copied?, Some(loans[0].negotiated())))
         };
-        self.nearby(request, plan, near, interrupted, copy, |number, segment| segments[number] = Some(segment))?;
+        self.nearby(request, plan, &near, interrupted, take, |number, segment| segments[number] = Some(segment))?;
         Ok(segments)
     }
 
     /// Takes what other processes of this host have; what none of them gives stays as it is, unless it may come by
-    /// shared memory alone. `near`: of each object, which parts are wanted.
+    /// shared memory alone.
     fn nearby<T>(
         &self,
         request: &FetchRequest,
         plan: &FlightPlan,
-        near: BTreeMap<ObjectId, Vec<usize>>,
+        near: &Near,
         interrupted: &mut dyn FnMut() -> bool,
-        take: impl Fn(SocketAddr, ObjectId, &[(u32, u64)]) -> Result<Vec<T>, LeaseDenied>,
+        take: impl Fn(Vec<Loan>) -> Result<Taken<T>, LeaseDenied>,
         mut give: impl FnMut(usize, T),
     ) -> Result<(), FetchError> {
-        let memory = plan.legs.iter().find(|leg| leg.transport == Transport::Shm);
+        let Some(leg) = shared_memory(plan).filter(|_| !near.is_empty()) else { return Ok(()) };
         let elsewhere = plan.legs.iter().any(|leg| leg.reach == Reach::Anywhere);
-        for (object, numbers) in near {
-            let leg = memory.expect("nothing is near without it");
-            let try_all = || self.ask_owners(request, object, &numbers, leg, &take);
-            let parts = match try_all() {
+        for (object, taken) in self.ask_owners(request, near, leg, &take) {
+            let parts = match taken {
                 Err(_) if elsewhere => continue,
-                Err(denied) => self.insist(denied, object, interrupted, try_all)?,
+                Err(denied) => {
+                    let one = Near::from([(object, near[&object].clone())]);
+                    let again =
+                        || self.ask_owners(request, &one, leg, &take).remove(&object).expect("it was asked for");
+                    self.insist(denied, object, interrupted, again)?
+                }
                 Ok(parts) => parts,
             };
-            numbers.into_iter().zip(parts).for_each(|(number, part)| give(number, part));
+            near[&object].iter().zip(parts).for_each(|(number, part)| give(*number, part));
         }
         Ok(())
     }
@@ -173,44 +205,96 @@ impl Shared {
         Some(Part { home: Home::Own(segment), start, len })
     }
 
-    /// Takes these parts of an object from the first of its owners that gives them.
+    /// Takes these parts of each object from the first of its owners that gives them. An owner is asked for all of its objects at
+    /// once.
     ///
-    /// # Errors
-    /// Why they have to come another way; of several owners, why the last one on this host gave none.
+    /// Gives of each object what was taken, or why its parts have to come another way; of several owners, why the last one on
+    /// this host gave none.
     fn ask_owners<T>(
         &self,
         request: &FetchRequest,
-        object: ObjectId,
-        numbers: &[usize],
+        near: &Near,
         leg: &Leg,
-        take: impl Fn(SocketAddr, ObjectId, &[(u32, u64)]) -> Result<Vec<T>, LeaseDenied>,
-    ) -> Result<Vec<T>, LeaseDenied> {
-        let mut reason = LeaseDenied::Elsewhere;
-        let wanted: Vec<&Wanted> = numbers.iter().map(|number| &request.parts[*number]).collect();
-        let parts: Vec<(u32, u64)> = wanted.iter().map(|wanted| (wanted.part, wanted.len)).collect();
-        let moved = self.lock().locations.get(&object).cloned().unwrap_or_default();
-        let new: Vec<_> = moved.into_iter().filter(|address| !wanted[0].addresses.contains(address)).collect();
-        for &owner in wanted[0].addresses.iter().chain(&new) {
-            match take(owner, object, &parts) {
-                Ok(taken) => {
-                    let bytes = parts.iter().map(|(_, len)| len).sum();
-                    let mut state = self.lock();
-                    state.record(&request.transfer).transport.carried(leg, bytes, Borrowed::negotiated());
-                    return Ok(taken);
-                }
-                Err(LeaseDenied::Elsewhere) => {}
-                Err(denied) => {
-                    let why = match &denied {
-                        LeaseDenied::Refused(why) | LeaseDenied::Silent(why) => why,
-                        LeaseDenied::Elsewhere | LeaseDenied::Gone => "its owner has freed it",
-                    };
-                    let mut state = self.lock();
-                    state.record(&request.transfer).transport.fallbacks.insert(format!("shm: {why}"));
-                    reason = denied;
+        take: impl Fn(Vec<Loan>) -> Result<Taken<T>, LeaseDenied>,
+    ) -> BTreeMap<ObjectId, Result<Vec<T>, LeaseDenied>> {
+        let mut owners: BTreeMap<ObjectId, VecDeque<SocketAddr>> = BTreeMap::new();
+        let state = self.lock();
+        for (object, numbers) in near {
+            let known = &request.parts[numbers[0]].addresses;
+            let moved = state.locations.get(object).into_iter().flatten();
+            let new = moved.filter(|address| !known.contains(address));
+            owners.insert(*object, known.iter().chain(new).copied().collect());
+        }
+        drop(state);
+        let mut answers = BTreeMap::new();
+        loop {
+            let mut wanted_of: BTreeMap<SocketAddr, Vec<WantedOf>> = BTreeMap::new();
+            for (object, owners) in owners.iter_mut().filter(|(object, _)| !matches!(answers.get(*object), Some(Ok(_))))
+            {
+                let Some(owner) = owners.pop_front() else { continue };
+                let parts = near[object].iter().map(|number| &request.parts[*number]);
+                let parts = parts.map(|wanted| (wanted.part, wanted.len)).collect();
+                wanted_of.entry(owner).or_default().push((*object, parts));
+            }
+            if wanted_of.is_empty() {
+                return answers;
+            }
+            for (owner, wanted) in wanted_of {
+                let lent = self.borrower.borrow(owner, &wanted);
+                let taken: Vec<_> = lent.into_iter().map(|lent| lent.and_then(&take)).collect();
+                let mut state = self.lock();
+                let facts = &mut state.record(&request.transfer).transport;
+                for ((object, parts), taken) in wanted.into_iter().zip(taken) {
+                    match taken {
+                        Ok((taken, carried)) => {
+                            if let Some(negotiated) = carried {
+                                facts.carried(leg, parts.iter().map(|(_, len)| len).sum(), negotiated);
+                            }
+                            answers.insert(object, Ok(taken));
+                        }
+                        Err(LeaseDenied::Elsewhere) => {
+                            answers.entry(object).or_insert(Err(LeaseDenied::Elsewhere));
+                        }
+                        Err(denied) => {
+                            let why = match &denied {
+                                LeaseDenied::Refused(why) | LeaseDenied::Silent(why) => why,
+                                LeaseDenied::Elsewhere | LeaseDenied::Gone => "its owner has freed it",
+                            };
+                            facts.fallbacks.insert(format!("shm: {why}"));
+                            answers.insert(object, Err(denied));
+                        }
+                    }
                 }
             }
         }
-        Err(reason)
+    }
+
+    /// Copies what is lent into its place, and records that.
+    ///
+    /// # Errors
+    /// It cannot be read, and may not come another way. `Ok(false)`: it has to come another way.
+    pub(super) fn copy_lent(
+        &self,
+        request: &FetchRequest,
+        plan: &FlightPlan,
+        loan: &Loan,
+        into: &mut [u8],
+    ) -> Result<bool, FetchError> {
+        let copied = loan.copy(into);
+        let mut state = self.lock();
+        let facts = &mut state.record(&request.transfer).transport;
+        match copied {
+            Ok(()) => {
+                let leg = shared_memory(plan).expect("nothing is lent without it");
+                facts.carried(leg, loan.len(), loan.negotiated());
+                Ok(true)
+            }
+            Err(why) if plan.legs.iter().any(|leg| leg.reach == Reach::Anywhere) => {
+                facts.fallbacks.insert(format!("shm: {why}"));
+                Ok(false)
+            }
+            Err(why) => Err(FetchError::Denied(format!("shared memory was demanded, but {why}"))),
+        }
     }
 
     pub(super) fn owns(&self, wanted: &Wanted) -> bool {
@@ -225,4 +309,8 @@ impl Shared {
         let copied = self.own(wanted)?.copy(wanted.part, into);
         copied.map_err(|error| FetchError::Lost(format!("this worker's own copy: {error}")))
     }
+}
+
+fn shared_memory(plan: &FlightPlan) -> Option<&Leg> {
+    plan.legs.iter().find(|leg| leg.transport == Transport::Shm)
 }

@@ -18,6 +18,7 @@ use crate::object::ObjectId;
 use crate::parts::{self, FetchRequest, Fetched, Home, Part, Wanted};
 use crate::segment::{Pool, Segment};
 use crate::store::Store;
+use home::Found;
 use mission_core::cluster::Senders;
 use mission_core::flight::Environment;
 use mission_core::host::fetches::{FetchError, FetchId, SourceId, Tally};
@@ -232,7 +233,7 @@ impl Fetcher {
         shared.look_up(&mut request.parts);
         let planned = shared.plan(&request.transfer.job, &request.demands)?;
         let (mut homes, receiving) = shared.begin(&request, &planned.plan, &mut interrupted)?;
-        let elsewhere = |number: usize| homes[number].is_some() || receiving.contains_key(&number);
+        let elsewhere = |number: usize| matches!(homes[number], Found::Here(_)) || receiving.contains_key(&number);
         let (places, len) = parts::places(&request, elsewhere);
         let segment = shared.take(len, sharers)?;
         let mut far = Vec::new();
@@ -240,21 +241,33 @@ impl Fetcher {
         for (number, (wanted, &(start, len))) in request.parts.iter().zip(&places).enumerate() {
             // SAFETY: nobody else knows of this segment yet, and the places in it do not overlap.
             let into = unsafe { std::slice::from_raw_parts_mut(segment.as_ptr().add(start), len) };
-            match &homes[number] {
-                Some(home) if request.packed => into.copy_from_slice(home.bytes()),
-                Some(_) => {}
-                None if shared.owns(wanted) => shared.copy_own(wanted, into)?,
-                // Nobody is asked for nothing.
-                None if wanted.len == 0 && !receiving.contains_key(&number) => {}
-                None => {
-                    bytes.far += wanted.len;
-                    if !receiving.contains_key(&number) {
-                        far.push(Far::of(wanted, 0, wanted.len, &segment, start));
+            let is_here = match &homes[number] {
+                Found::Here(home) => {
+                    if request.packed {
+                        into.copy_from_slice(home.bytes());
                     }
-                    continue;
+                    true
                 }
+                Found::Lent(loan) => {
+                    let copied = shared.copy_lent(&request, &planned.plan, loan, into)?;
+                    homes[number] = Found::Elsewhere;
+                    copied
+                }
+                Found::Elsewhere if shared.owns(wanted) => {
+                    shared.copy_own(wanted, into)?;
+                    true
+                }
+                // Nobody is asked for nothing.
+                Found::Elsewhere => wanted.len == 0 && !receiving.contains_key(&number),
+            };
+            if is_here {
+                bytes.count_here(wanted, shared);
+                continue;
             }
-            bytes.count_here(wanted, shared);
+            bytes.far += wanted.len;
+            if !receiving.contains_key(&number) {
+                far.push(Far::of(wanted, 0, wanted.len, &segment, start));
+            }
         }
         shared.asks(&request.transfer, &bytes);
         let mut tally = Tally::default();
@@ -274,7 +287,9 @@ impl Fetcher {
                 ended?;
                 receiving.keep();
                 let home = Part { home: Home::Own(own), start, len: wanted.len as usize };
-                homes[number] = Some(home).filter(|_| !request.packed);
+                if !request.packed {
+                    homes[number] = Found::Here(home);
+                }
             }
             let (ended, took) = shared.carry(&request.transfer, &planned, far, &mut interrupted);
             tally.add(&took);
@@ -287,7 +302,7 @@ impl Fetcher {
         let own = |(start, len)| Part { home: Home::Own(segment.clone()), start, len };
         let all = request.packed.then(|| own((0, segment.len())));
         let parts = homes.into_iter().zip(places).map(|(home, place)| match home {
-            Some(home) if !request.packed => home,
+            Found::Here(home) if !request.packed => home,
             _ => own(place),
         });
         Ok(Fetched { parts: parts.collect(), all, tally })

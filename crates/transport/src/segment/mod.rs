@@ -15,6 +15,7 @@ mod pool;
 pub use pool::{Cohort, Pool};
 
 use memory::Memory;
+use mission_core::host::GroupId;
 use rustix::fs::SealFlags;
 use std::fs::File;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -95,6 +96,11 @@ impl Segment {
         let (mapping, start) = self.memory().mapping();
         let (memory, _) = mapping.shared.as_ref()?;
         Some(SharedMemory { file: &memory.file, start: start as u64, size: mapping.size as u64 })
+    }
+
+    /// The job whose processes could map it.
+    pub fn sharers(&self) -> Option<GroupId> {
+        self.memory().mapping().0.shared.as_ref().map(|(_, job)| *job)
     }
 
     /// Somebody may write through [`Segment::as_ptr`] until [`Segment::writer_gone`].

@@ -1,17 +1,20 @@
-//! Shared memory between processes of one host: an object's owner gives leases on it, and readers map it where it lies.
+//! What processes of one host have in common: an object's owner gives leases on it, and readers take it where it lies.
 //!
 //! The owner listens on an abstract Unix socket that bears its address. Such a name exists in one network namespace only:
 //! whoever can connect is on the owner's host, whatever else the two do not share (containers that have only the network
-//! in common, for instance). Both ends prove the cluster's token first ([`crate::local`]). With a lease comes the descriptor of the
-//! memory.
+//! in common, for instance). Both ends prove the cluster's token first ([`crate::local`]). With a lease come descriptors: of the
+//! memory that objects lie in, which readers map, and of the spool file, which they read. One lease covers what a fetch takes
+//! from its owner, however many objects that is.
 //!
 //! An answer repeats the number of its question. A connection on which anything failed asks nothing any more, but stays
 //! open as long as anything is mapped over it: the late answer of a process that was stopped is never taken for the answer to
-//! another question. The reader verifies the checksum of every block that it maps, once, before anybody sees it.
+//! another question. The reader verifies the checksum of every block that it maps, once, before anybody sees it, and of every
+//! block that it reads from a spool file.
 //!
 //! The memory cannot shrink (sealed), cannot be mapped for writing by anybody (sealed), and the owner's own mapping is
-//! read-only until every lease has come back; only then is the memory used again. A reader that dies returns its leases
-//! by its closed connection. Shares do not apply, and nothing is copied: it is the same memory.
+//! read-only until every lease has come back; only then is the memory used again. Readers cannot write to a spool file, and
+//! its owner does not use a place in it again while there is a lease. A reader that dies returns its leases
+//! by its closed connection. Shares do not apply, and memory is not copied: it is the same memory.
 
 mod owner;
 mod reader;
@@ -22,7 +25,7 @@ use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 
 pub use owner::Lender;
-pub use reader::{Borrowed, Borrower, LeaseDenied};
+pub use reader::{Borrowed, Borrower, LeaseDenied, Loan, WantedOf, map_all};
 
 /// Parts that one lease covers, and checksums that one answer carries: a question about more is answered in parts.
 const PARTS_MAX: usize = 4096;
@@ -35,36 +38,54 @@ const NO_SUCH_OBJECT: &str = "no such object here";
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Question {
-    /// A lease on these parts of an object.
+    /// A lease on parts of objects.
     Borrow {
         question: u64,
-        object: ObjectId,
-        parts: Vec<u32>,
+        wanted: Vec<(ObjectId, Vec<u32>)>,
     },
     Return {
         lease: u64,
     },
 }
 
+/// A lease on the first of what was asked for: at least one part, or a refusal.
 #[derive(Serialize, Deserialize)]
 struct Answer {
     /// The question's number.
     question: u64,
-    given: Result<Given, String>,
+    lease: u64,
+    /// In which the objects lie; their descriptors come with the answer, in this order.
+    files: Vec<LentFile>,
+    /// Of each object in the order of the question: where it lies, or why there is no lease on it.
+    objects: Vec<Result<Given, String>>,
 }
 
-/// A lease on the first of the parts that were asked for.
+/// A file with objects in it.
+#[derive(Clone, Copy, Serialize, Deserialize)]
+struct LentFile {
+    kind: Kind,
+    /// The same for all that lies in it.
+    name: u64,
+    /// Of all of it, where it is memory.
+    size: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Kind {
+    Memory,
+    Spool,
+}
+
+/// The first of an object's parts that were asked for; all of them lie in the same file.
 #[derive(Serialize, Deserialize)]
 struct Given {
-    lease: u64,
-    /// Names the memory: the same for all that lies in it.
-    memory: u64,
-    /// Of all of it.
-    size: u64,
+    /// Its place among the answer's files.
+    file: usize,
     parts: Vec<Place>,
 }
 
-/// Where a part lies in the memory, and the checksums of its blocks.
+/// Where a part lies in its file, and the checksums of its blocks.
 #[derive(Serialize, Deserialize)]
 struct Place {
     start: u64,

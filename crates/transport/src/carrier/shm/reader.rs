@@ -1,12 +1,12 @@
 //! The reader's side: maps what other processes of its host lease to it.
 
-use super::{Answer, Given, MESSAGE_BYTES, NO_SUCH_OBJECT, PARTS_MAX, Place, Question, name};
+use super::{Answer, Given, Kind, LentFile, MESSAGE_BYTES, NO_SUCH_OBJECT, PARTS_MAX, Place, Question, name};
 use crate::auth::{Purpose, Token};
 use crate::checksum;
 use crate::host;
 use crate::local::{self, Incoming, Outgoing};
 use crate::object::ObjectId;
-use crate::segment::{SEALS, Segment};
+use crate::segment::SEALS;
 use mission_core::defaults::{BLOCK_BYTES, STALL};
 use mission_core::report::Negotiated;
 use mission_core::types::Transport;
@@ -87,19 +87,43 @@ impl Drop for Mapped {
     }
 }
 
-/// A lease on parts of an object, in their owner's memory.
+/// A lease on what one answer gave; returned when nobody has anything of it.
+struct Lease {
+    number: u64,
+    link: Arc<Link>,
+    returns: Sender<(Arc<Link>, u64)>,
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        let _ = self.returns.send((self.link.clone(), self.number));
+    }
+}
+
+/// A part under a lease, which nobody has looked at yet.
+pub struct Loan {
+    object: ObjectId,
+    part: u32,
+    place: Place,
+    file: Arc<(LentFile, OwnedFd)>,
+    lease: Arc<Lease>,
+}
+
+/// Parts of an object in their owner's memory, mapped and verified.
 pub struct Borrowed {
     mapped: Option<Arc<Mapped>>,
     object: ObjectId,
     /// Its parts that were verified.
     verified: Vec<u32>,
-    lease: u64,
-    link: Arc<Link>,
-    returns: Sender<(Arc<Link>, u64)>,
+    /// Dropped after the mapping.
+    _lease: Arc<Lease>,
 }
 
-/// A part under a lease: where it lies in the memory.
+/// A mapped part: where it lies in the memory.
 pub type Part = (Arc<Borrowed>, usize, usize);
+
+/// Parts of an object: number and bytes of each.
+pub type WantedOf = (ObjectId, Vec<(u32, u64)>);
 
 /// Why there is no lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -128,7 +152,7 @@ impl Borrower {
                 }
                 let (stream, said) = &mut *link.back.lock().expect("no panic while held");
                 let frame = said.frame(&Question::Return { lease });
-                if local::send(stream, &frame, None).is_err() {
+                if local::send(stream, &frame, &[]).is_err() {
                     // Other owners are not to wait for this one. What is still mapped keeps the connection open.
                     link.takes_nothing.store(true, Ordering::Relaxed);
                     link.failed.store(true, Ordering::Relaxed);
@@ -141,72 +165,72 @@ impl Borrower {
         Ok(Borrower { cluster: cluster.to_owned(), token, links, returns })
     }
 
-    /// Leases on parts of an object, given as number and length; each part in their order.
+    /// Leases on parts of objects; of each object, all that was asked for, in that order.
     ///
     /// # Errors
-    /// All of them have to come another way; see [`LeaseDenied`].
-    pub fn borrow(&self, owner: SocketAddr, object: ObjectId, parts: &[(u32, u64)]) -> Result<Vec<Part>, LeaseDenied> {
-        let link = self.link(owner)?;
-        let mut all = Vec::with_capacity(parts.len());
-        while all.len() < parts.len() {
-            let wanted = &parts[all.len()..];
-            let (mut borrowed, given, file) = self.lease(owner, &link, object, wanted)?;
-            let mapped = link.mapped(&given, &file).map_err(LeaseDenied::Refused)?;
-            borrowed.mapped = Some(mapped.clone());
-            verify(&mapped, &mut borrowed, wanted, &given).map_err(LeaseDenied::Refused)?;
-            let borrowed = Arc::new(borrowed);
-            let places = given.parts.iter().map(|place| (borrowed.clone(), place.start as usize, place.len as usize));
-            all.extend(places);
-        }
-        Ok(all)
-    }
-
-    /// Copies parts of an object out of their owner's memory, which is not mapped for that: the pages of a mapping that is used once cost
-    /// more than the kernel's copy. Each block is verified in the copy, while it lies in the cache.
-    ///
-    /// # Errors
-    /// As [`Borrower::borrow`].
-    pub fn copy(
-        &self,
-        owner: SocketAddr,
-        object: ObjectId,
-        parts: &[(u32, u64)],
-        into: &mut [Segment],
-    ) -> Result<(), LeaseDenied> {
-        let link = self.link(owner)?;
-        let mut done = 0;
-        while done < parts.len() {
-            let (_lease, given, file) = self.lease(owner, &link, object, &parts[done..])?;
-            for place in &given.parts {
-                copy_verified(&file, place, into[done].bytes_mut()).map_err(LeaseDenied::Refused)?;
-                done += 1;
+    /// Those of that object have to come another way; see [`LeaseDenied`].
+    pub fn borrow(&self, owner: SocketAddr, wanted: &[WantedOf]) -> Vec<Result<Vec<Loan>, LeaseDenied>> {
+        let mut all = Vec::with_capacity(wanted.len());
+        let mut begun = Vec::new();
+        let mut lend = || -> Result<(), LeaseDenied> {
+            let link = self.link(owner)?;
+            while all.len() < wanted.len() {
+                let answered = self.ask(owner, &link, &wanted[all.len()..], begun.len())?;
+                for given in answered {
+                    let asked = wanted[all.len()].1.len();
+                    match given {
+                        Ok(loans) => {
+                            begun.extend(loans);
+                            if begun.len() == asked {
+                                all.push(Ok(std::mem::take(&mut begun)));
+                            }
+                        }
+                        Err(reason) => {
+                            begun.clear();
+                            all.push(Err(reason));
+                        }
+                    }
+                }
             }
+            Ok(())
+        };
+        if let Err(denied) = lend() {
+            all.resize_with(wanted.len(), || Err(denied.clone()));
         }
-        Ok(())
+        all
     }
 
-    /// A lease on the first of these parts, as many as one answer has.
-    fn lease(
+    /// What one answer gives of these objects, the first `begun` parts of which are there already.
+    fn ask(
         &self,
         owner: SocketAddr,
         link: &Arc<Link>,
-        object: ObjectId,
-        wanted: &[(u32, u64)],
-    ) -> Result<(Borrowed, Given, OwnedFd), LeaseDenied> {
-        match link.ask(object, wanted) {
-            Ok(Ok((given, file))) => {
-                let (returns, verified) = (self.returns.clone(), Vec::with_capacity(given.parts.len()));
-                let (lease, link) = (given.lease, link.clone());
-                Ok((Borrowed { mapped: None, object, verified, lease, link, returns }, given, file))
-            }
-            Ok(Err(reason)) if reason == NO_SUCH_OBJECT => Err(LeaseDenied::Gone),
-            Ok(Err(reason)) => Err(LeaseDenied::Refused(reason)),
-            Err(error) => {
-                let why = format!("its owner does not answer: {error}");
-                self.forget(owner, link, why.clone());
-                Err(LeaseDenied::Silent(why))
-            }
-        }
+        wanted: &[WantedOf],
+        begun: usize,
+    ) -> Result<Vec<Result<Vec<Loan>, LeaseDenied>>, LeaseDenied> {
+        let (answer, files) = link.ask(wanted, begun).map_err(|error| {
+            let why = format!("its owner does not answer: {error}");
+            self.forget(owner, link, why.clone());
+            LeaseDenied::Silent(why)
+        })?;
+        let lease = Arc::new(Lease { number: answer.lease, link: link.clone(), returns: self.returns.clone() });
+        let files: Vec<Arc<(LentFile, OwnedFd)>> = answer.files.into_iter().zip(files).map(Arc::new).collect();
+        let loans_of = |number: usize, given: Given| {
+            let (object, parts) = &wanted[number];
+            let parts = &parts[if number == 0 { begun } else { 0 }..];
+            let file = files[given.file].clone();
+            let loan = |(place, (part, _)): (Place, &(u32, u64))| {
+                let (object, part, file, lease) = (*object, *part, file.clone(), lease.clone());
+                Loan { object, part, place, file, lease }
+            };
+            given.parts.into_iter().zip(parts).map(loan).collect()
+        };
+        let objects = answer.objects.into_iter().enumerate().map(|(number, given)| match given {
+            Ok(given) => Ok(loans_of(number, given)),
+            Err(reason) if reason == NO_SUCH_OBJECT => Err(LeaseDenied::Gone),
+            Err(reason) => Err(LeaseDenied::Refused(reason)),
+        });
+        Ok(objects.collect())
     }
 
     fn forget(&self, owner: SocketAddr, link: &Arc<Link>, why: String) {
@@ -270,89 +294,161 @@ impl Link {
         !matches!(looked, Ok((1.., _)) | Err(Errno::AGAIN))
     }
 
-    /// Asks for parts; the owner's refusal is an answer too.
+    /// Asks for parts of objects, of the first without those that are there already; refusals are answers too.
     ///
     /// # Errors
     /// No answer, or one that is not to this question: the link asks nothing any more.
-    fn ask(&self, object: ObjectId, wanted: &[(u32, u64)]) -> io::Result<Result<(Given, OwnedFd), String>> {
+    fn ask(&self, wanted: &[WantedOf], begun: usize) -> io::Result<(Answer, Vec<OwnedFd>)> {
         let mut talk = self.stream.lock().expect("no panic while held");
         if self.failed.load(Ordering::Relaxed) {
             return Err(io::Error::other("an earlier answer is missing"));
         }
-        let answer = self.exchange(&mut talk, object, wanted);
+        let answer = self.exchange(&mut talk, wanted, begun);
         self.failed.fetch_or(answer.is_err(), Ordering::Relaxed);
         answer
     }
 
-    fn exchange(
-        &self,
-        talk: &mut Talk,
-        object: ObjectId,
-        wanted: &[(u32, u64)],
-    ) -> io::Result<Result<(Given, OwnedFd), String>> {
+    fn exchange(&self, talk: &mut Talk, wanted: &[WantedOf], begun: usize) -> io::Result<(Answer, Vec<OwnedFd>)> {
         talk.questions += 1;
         let question = talk.questions;
-        let parts = wanted.iter().take(PARTS_MAX).map(|(part, _)| *part).collect();
+        // As many as one answer may carry.
+        let mut room = PARTS_MAX;
+        let mut asked: Vec<(ObjectId, &[(u32, u64)])> = Vec::new();
+        for (object, parts) in wanted {
+            let parts = if asked.is_empty() { &parts[begun..] } else { parts };
+            asked.push((*object, &parts[..parts.len().min(room)]));
+            room -= asked.last().map_or(0, |(_, parts)| parts.len());
+            if room == 0 {
+                break;
+            }
+        }
+        let numbers = |parts: &[(u32, u64)]| parts.iter().map(|(part, _)| *part).collect();
+        let borrow = Question::Borrow {
+            question,
+            wanted: asked.iter().map(|(object, parts)| (*object, numbers(parts))).collect(),
+        };
         {
             let (stream, said) = &mut *self.back.lock().expect("no panic while held");
-            local::send(stream, &said.frame(&Question::Borrow { question, object, parts }), None)?;
+            local::send(stream, &said.frame(&borrow), &[])?;
         }
-        let (answer, file): (Answer, _) =
-            talk.heard.read_with_file(&mut talk.stream)?.ok_or(io::ErrorKind::UnexpectedEof)?;
-        let wrong = |why: &str| io::Error::new(io::ErrorKind::InvalidData, why.to_owned());
+        let (answer, files): (Answer, _) =
+            talk.heard.read_with_files(&mut talk.stream)?.ok_or(io::ErrorKind::UnexpectedEof)?;
+        let wrong = |why: &str| Err(io::Error::new(io::ErrorKind::InvalidData, why.to_owned()));
         if answer.question != question {
-            return Err(wrong("the answer is to another question"));
+            return wrong("the answer is to another question");
         }
-        match (answer.given, file) {
-            (Err(reason), _) => Ok(Err(reason)),
-            (Ok(given), Some(file)) => {
-                let fits = |(place, (_, len)): (&Place, &(u32, u64))| place.len == *len;
-                if given.parts.is_empty()
-                    || given.parts.len() > wanted.len()
-                    || !given.parts.iter().zip(wanted).all(fits)
-                {
-                    return Err(wrong("the answer does not fit its question"));
-                }
-                Ok(Ok((given, file)))
-            }
-            (Ok(_), None) => Err(wrong("the answer came without its memory")),
+        if files.len() != answer.files.len() {
+            return wrong("the answer came without its files");
         }
+        let last = answer.objects.len().wrapping_sub(1);
+        let fits = |(number, (given, (_, asked))): (usize, (&Result<Given, String>, &(_, &[(u32, u64)])))| {
+            let Ok(given) = given else { return true };
+            let of_asked = |(place, (_, len)): (&Place, &(u32, u64))| place.len == *len;
+            // An answer may end in the middle of an object.
+            let count = given.parts.len();
+            given.file < files.len()
+                && (count == asked.len() || (number == last && (1..asked.len()).contains(&count)))
+                && given.parts.iter().zip(*asked).all(of_asked)
+        };
+        if answer.objects.is_empty()
+            || answer.objects.len() > asked.len()
+            || !answer.objects.iter().zip(&asked).enumerate().all(fits)
+        {
+            return wrong("the answer does not fit its question");
+        }
+        Ok((answer, files))
     }
 
-    /// The memory of an answer, mapped once however much lies in it.
-    fn mapped(&self, given: &Given, file: &OwnedFd) -> Result<Arc<Mapped>, String> {
+    /// Memory of the owner, mapped once however much lies in it.
+    fn mapped(&self, shared: LentFile, file: &OwnedFd) -> Result<Arc<Mapped>, String> {
         let mut memories = self.memories.lock().expect("no panic while held");
-        if let Some(mapped) = memories.get(&given.memory).and_then(Weak::upgrade)
-            && mapped.size as u64 == given.size
+        if let Some(mapped) = memories.get(&shared.name).and_then(Weak::upgrade)
+            && mapped.size as u64 == shared.size
         {
             return Ok(mapped);
         }
-        let mapped = Arc::new(map(file, given.size)?);
+        let mapped = Arc::new(map(file, shared.size)?);
         memories.retain(|_, known| known.strong_count() > 0);
-        memories.insert(given.memory, Arc::downgrade(&mapped));
+        memories.insert(shared.name, Arc::downgrade(&mapped));
         Ok(mapped)
     }
 }
 
+impl Loan {
+    /// Whether it lies in memory that can be mapped; else it has to be copied.
+    pub fn is_memory(&self) -> bool {
+        self.file.0.kind == Kind::Memory
+    }
+
+    pub fn len(&self) -> u64 {
+        self.place.len
+    }
+
+    /// Copies the part out of its owner's file. Memory is not mapped for that: the pages of a mapping that is used once cost
+    /// more than the kernel's copy. Each block is verified in the copy, while it lies in the cache.
+    ///
+    /// # Errors
+    /// Why it has to come another way.
+    ///
+    /// # Panics
+    /// `into` has another length.
+    pub fn copy(&self, into: &mut [u8]) -> Result<(), String> {
+        assert_eq!(into.len() as u64, self.place.len);
+        copy_verified(&self.file.1, &self.place, into)
+    }
+
+    /// What was verified before it was copied or mapped.
+    pub fn negotiated(&self) -> Negotiated {
+        let of = match self.file.0.kind {
+            Kind::Memory => "sealed against shrinking, growing and writing",
+            Kind::Spool => "read from its worker's spool file",
+        };
+        Negotiated {
+            transport: Transport::Shm.name().into(),
+            memory: Some(format!("of user {}, {of}", host::own_uid())),
+            ..Negotiated::default()
+        }
+    }
+}
+
+/// Maps parts of one object where they lie, in memory.
+///
+/// # Errors
+/// Why they have to come another way.
+pub fn map_all(loans: &[Loan]) -> Result<Vec<Part>, String> {
+    let mut all = Vec::with_capacity(loans.len());
+    // What came in one answer is under one lease.
+    for loans in loans.chunk_by(|one, next| Arc::ptr_eq(&one.lease, &next.lease)) {
+        let (shared, file) = &*loans[0].file;
+        let mapped = loans[0].lease.link.mapped(*shared, file)?;
+        let (object, lease) = (loans[0].object, loans[0].lease.clone());
+        let verified = Vec::with_capacity(loans.len());
+        let mut borrowed = Borrowed { mapped: Some(mapped.clone()), object, verified, _lease: lease };
+        loans.iter().try_for_each(|loan| verify(&mapped, &mut borrowed, loan))?;
+        let borrowed = Arc::new(borrowed);
+        all.extend(loans.iter().map(|Loan { place, .. }| (borrowed.clone(), place.start as usize, place.len as usize)));
+    }
+    Ok(all)
+}
+
 /// Compares every block with its checksum: what a process reads of another's memory is verified once, while it has a
 /// lease on it.
-fn verify(mapped: &Mapped, lease: &mut Borrowed, wanted: &[(u32, u64)], given: &Given) -> Result<(), String> {
-    for (place, (part, _)) in given.parts.iter().zip(wanted) {
-        if place.start.checked_add(place.len).is_none_or(|end| end > mapped.size as u64) {
-            return Err("a part lies outside of its memory".into());
-        }
-        let key = (lease.object, *part);
-        let verified = || mapped.verified.lock().expect("no panic while held");
-        // Counted before it is looked at, so that it is not forgotten meanwhile.
-        let known = verified().get_mut(&key).map(|leases| *leases += 1).is_some();
-        if !known {
-            if checksum::of_blocks(mapped.bytes(place.start as usize, place.len as usize)) != place.blocks {
-                return Err("a block of its memory does not fit its checksum".into());
-            }
-            *verified().entry(key).or_insert(0) += 1;
-        }
-        lease.verified.push(*part);
+fn verify(mapped: &Mapped, borrowed: &mut Borrowed, loan: &Loan) -> Result<(), String> {
+    let place = &loan.place;
+    if place.start.checked_add(place.len).is_none_or(|end| end > mapped.size as u64) {
+        return Err("a part lies outside of its memory".into());
     }
+    let key = (loan.object, loan.part);
+    let verified = || mapped.verified.lock().expect("no panic while held");
+    // Counted before it is looked at, so that it is not forgotten meanwhile.
+    let known = verified().get_mut(&key).map(|leases| *leases += 1).is_some();
+    if !known {
+        if checksum::of_blocks(mapped.bytes(place.start as usize, place.len as usize)) != place.blocks {
+            return Err("a block of its memory does not fit its checksum".into());
+        }
+        *verified().entry(key).or_insert(0) += 1;
+    }
+    borrowed.verified.push(loan.part);
     Ok(())
 }
 
@@ -365,16 +461,16 @@ fn copy_verified(file: &OwnedFd, place: &Place, into: &mut [u8]) -> Result<(), S
     for (block, checksum) in blocks.zip(&place.blocks) {
         let mut rest = &mut *block;
         while !rest.is_empty() {
-            let read = rustix::io::pread(file, &mut *rest, at)
-                .map_err(|error| format!("its memory cannot be read: {error}"))?;
+            let read =
+                rustix::io::pread(file, &mut *rest, at).map_err(|error| format!("its file cannot be read: {error}"))?;
             if read == 0 {
-                return Err("a part lies outside of its memory".into());
+                return Err("a part lies outside of its file".into());
             }
             at += read as u64;
             rest = &mut rest[read..];
         }
         if checksum::of(block) != *checksum {
-            return Err("a block of its memory does not fit its checksum".into());
+            return Err("a block of its file does not fit its checksum".into());
         }
     }
     Ok(())
@@ -392,15 +488,6 @@ impl Borrowed {
     pub fn bytes(&self, start: usize, len: usize) -> &[u8] {
         self.mapped.as_ref().expect("present until dropped").bytes(start, len)
     }
-
-    /// What was verified before the memory was mapped.
-    pub fn negotiated() -> Negotiated {
-        Negotiated {
-            transport: Transport::Shm.name().into(),
-            memory: Some(format!("of user {}, sealed against shrinking, growing and writing", host::own_uid())),
-            ..Negotiated::default()
-        }
-    }
 }
 
 impl Drop for Borrowed {
@@ -417,7 +504,6 @@ impl Drop for Borrowed {
                 }
             }
         }
-        let _ = self.returns.send((self.link.clone(), self.lease));
     }
 }
 
