@@ -403,8 +403,8 @@ def fingerprint(collection: Any) -> tuple[int, int]:
 
 
 def of_frame(frame: pd.DataFrame) -> tuple[int, int]:
-    """Columns of numbers are mixed block by block: the temporary arrays of pandas' hash took two fifths of the time in which
-    outputs of a shuffle larger than memory were read (2026-11-25)."""
+    """Columns of numbers are mixed block by block: the temporary arrays of pandas' hash took two fifths of the time in
+    which outputs of a shuffle larger than memory were read (2026-11-25)."""
     import numpy as np
     import pandas as pd
 

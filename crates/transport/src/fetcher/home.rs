@@ -112,7 +112,7 @@ impl Shared {
         }
         let take = |loans: Vec<Loan>| {
             let copy = |loan: &Loan| {
-                let mut own = taken(loan.len()).map_err(|error| LeaseDenied::Refused(error.to_string()))?;
+                let mut own = taken(loan.size()).map_err(|error| LeaseDenied::Refused(error.to_string()))?;
                 loan.copy(own.bytes_mut()).map_err(LeaseDenied::Refused)?;
                 Ok(own)
             };
@@ -286,7 +286,7 @@ impl Shared {
         match copied {
             Ok(()) => {
                 let leg = shared_memory(plan).expect("nothing is lent without it");
-                facts.carried(leg, loan.len(), loan.negotiated());
+                facts.carried(leg, loan.size(), loan.negotiated());
                 Ok(true)
             }
             Err(why) if plan.legs.iter().any(|leg| leg.reach == Reach::Anywhere) => {

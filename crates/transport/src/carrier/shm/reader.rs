@@ -341,19 +341,16 @@ impl Link {
             return wrong("the answer came without its files");
         }
         let last = answer.objects.len().wrapping_sub(1);
-        let fits = |(number, (given, (_, asked))): (usize, (&Result<Given, String>, &(_, &[(u32, u64)])))| {
-            let Ok(given) = given else { return true };
-            let of_asked = |(place, (_, len)): (&Place, &(u32, u64))| place.len == *len;
+        let given = answer.objects.iter().zip(&asked).enumerate();
+        let mut given = given.filter_map(|(number, (given, (_, asked)))| Some((number, given.as_ref().ok()?, *asked)));
+        let fits = |(number, given, asked): (usize, &Given, &[(u32, u64)])| {
             // An answer may end in the middle of an object.
             let count = given.parts.len();
             given.file < files.len()
                 && (count == asked.len() || (number == last && (1..asked.len()).contains(&count)))
-                && given.parts.iter().zip(*asked).all(of_asked)
+                && given.parts.iter().zip(asked).all(|(place, (_, len))| place.len == *len)
         };
-        if answer.objects.is_empty()
-            || answer.objects.len() > asked.len()
-            || !answer.objects.iter().zip(&asked).enumerate().all(fits)
-        {
+        if answer.objects.is_empty() || answer.objects.len() > asked.len() || !given.all(fits) {
             return wrong("the answer does not fit its question");
         }
         Ok((answer, files))
@@ -380,7 +377,7 @@ impl Loan {
         self.file.0.kind == Kind::Memory
     }
 
-    pub fn len(&self) -> u64 {
+    pub fn size(&self) -> u64 {
         self.place.len
     }
 
