@@ -186,6 +186,59 @@ def test_a_result_that_is_passed_on_still_belongs_to_its_job():
             assert client.run(jobs, workers=[two])[two] == {"secret"}, "whoever asks this worker for them"
 
 
+def sum_of(array: np.ndarray) -> int:
+    return int(array.sum())
+
+
+@pytest.mark.parametrize("rows", [10, 1000])
+def test_what_demands_encryption_never_leaves_in_the_clear_whatever_its_size(rows):
+    def small(seed: int) -> np.ndarray:
+        return np.random.default_rng(seed).integers(0, 1 << 40, (rows, 100))
+
+    with cluster(n_workers=3, threads_per_worker=1) as (_, client):
+        one, two, three = client.scheduler_info()["workers"]
+        with mission_control.job("secret", client=client, encrypt="opportunistic"):
+            made = client.submit(small, 7, workers=[one], pure=False)
+            assert client.submit(sum_of, made, workers=[two], pure=False).result(timeout=60) == int(small(7).sum())
+            (transfer,) = [
+                own
+                for own in carried(client, "secret")
+                if own["to"] == "gather" and sum(own["transport"]["bytes"].values())
+            ]
+            assert set(transfer["transport"]["bytes"]) == {"tls"}, transfer
+        # A copy that Dask makes for itself, for no task of the job; and then a job that demands nothing.
+        client.replicate([made], workers=[three])
+        whose = client.run(lambda dask_worker: transfer_of(dask_worker, [made.key]).demands, workers=[three])
+        assert whose[three]["encrypt"] == "opportunistic"
+
+
+def test_a_worker_that_cannot_reach_the_data_plane_gets_nothing_secret_in_the_clear():
+    def avoid_everybody(dask_worker: Any) -> None:
+        comm.PLANES.announced = lambda peer: {}
+        dask_worker.rpc.collect()
+
+    with cluster(threads_per_worker=1) as (_, client):
+        one, two = client.scheduler_info()["workers"]
+        client.run(avoid_everybody, workers=[two])
+        with mission_control.job("secret", client=client, encrypt="opportunistic"):
+            made = client.submit(make, 7, workers=[one], pure=False)
+            wait(made)
+            with pytest.raises(PermissionError, match="job secret demands encryption, which needs the data plane"):
+                client.submit(sum_of, made, workers=[two], pure=False).result(timeout=60)
+            # A client's gathers are Dask's own messages.
+            assert (made.result(timeout=60) == make(7)).all()
+        with mission_control.job("plain", client=client):
+            made = client.submit(make, 8, workers=[one], pure=False)
+            assert client.submit(sum_of, made, workers=[two], pure=False).result(timeout=60) == int(make(8).sum())
+
+
+def carried(client: Client, name: str) -> list[dict[str, Any]]:
+    def moved() -> list[dict[str, Any]]:
+        return [own for job in status(client)["jobs"] if job["job"] == name for own in job["transfers"]]
+
+    return until(moved, "it is reported")
+
+
 def test_a_worker_announces_the_address_on_the_network_of_its_scheduler_as_with_tcp():
     async def addresses() -> dict[str, tuple[str, str]]:
         found = {}

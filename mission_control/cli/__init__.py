@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from importlib.metadata import version
 from typing import Annotated, Any, NoReturn
 
@@ -65,7 +66,9 @@ def main() -> NoReturn:
 def end(status: int, text: str = "") -> NoReturn:
     if text:
         print(f"mission: {' '.join(text.split())}", file=sys.stderr)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        # Whoever reads may have gone.
+        with suppress(BrokenPipeError):
+            stream.flush()
     # Threads of clients that were cut off must not hold the process back.
     os._exit(status)

@@ -29,8 +29,8 @@ async def dask_setup(server: Any, mission_policy: str | None, mission_flows_per_
         if mission_flows_per_host is not None:
             number = mission_flows_per_host.isdecimal()
             settings["flows_per_host"] = int(mission_flows_per_host) if number else mission_flows_per_host
-        plugin = MissionControlScheduler(**settings)
         try:
+            plugin = MissionControlScheduler(**settings)
             await plugin.start(server)
         except Exception as error:
             # Whatever goes wrong here, the scheduler works for Dask.
@@ -38,5 +38,5 @@ async def dask_setup(server: Any, mission_policy: str | None, mission_flows_per_
             return
         server.add_plugin(plugin, name=plugin.name)
     elif isinstance(server, Worker):
-        # Set up once the worker is registered: the secret of the cluster comes from the scheduler.
+        # Set up before the worker is registered: the secret of the cluster comes from the scheduler.
         server._pending_plugins = (*server._pending_plugins, MissionControlWorker())

@@ -19,7 +19,7 @@ import secrets
 import struct
 import time
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -46,7 +46,7 @@ from tornado import gen
 from tornado.iostream import IOStream, SSLIOStream, StreamClosedError
 
 from mission_control import _native
-from mission_control.jobs import UNDEMANDING, UNNAMED
+from mission_control.jobs import ANNOTATION, UNDEMANDING, UNNAMED
 
 if TYPE_CHECKING:
     from distributed import Scheduler, Worker
@@ -79,6 +79,8 @@ AVOID_S = 300.0
 
 HANDSHAKE, FRAMES, RECEIVED = "mission-control", "mission-control-frames", "mission-control-received"
 """Keys of the handshake and of messages."""
+HAS_PLANE = "has-plane"
+"""In the handshake: this process has a data plane, also where it does not want frames from the one at the other end."""
 MARK = "mark"
 """In both. No message of Dask's has the number that the other end chose for this connection."""
 
@@ -91,6 +93,11 @@ class Whose:
     source: str
     to: str
     demands: dict[str, Any]
+
+    @property
+    def is_secret(self) -> bool:
+        """Whether it may only leave encrypted."""
+        return self.demands.get("encrypt", "none") != "none"
 
 
 UNKNOWN = Whose(UNNAMED, "message", "message", UNDEMANDING)
@@ -243,7 +250,8 @@ class MissionComm(TCP):
         return finalize
 
     def handshake_info(self) -> dict[str, Any]:
-        return {**super().handshake_info(), HANDSHAKE: {"clusters": PLANES.announced(self._peer_addr), MARK: self.mark}}
+        own = {"clusters": PLANES.announced(self._peer_addr), HAS_PLANE: bool(PLANES.all), MARK: self.mark}
+        return {**super().handshake_info(), HANDSHAKE: own}
 
     def plane(self) -> Plane | None:
         """Return what carries the frames of large messages; ``None``: the connection does."""
@@ -266,6 +274,27 @@ class MissionComm(TCP):
         server = getattr(pool, "server", None)
         return server() if server is not None else None
 
+    def refuses(self, whose: Whose) -> str | None:
+        """Say why a worker may not be sent data of a transfer; ``None``: it may.
+
+        What clients and schedulers ask for is Dask's own message: they have no data plane.
+        """
+        if not whose.is_secret or self.is_encrypted or self.plane() is not None:
+            return None
+        if self.has_plane:
+            why = (
+                f"cannot reach the one of {self._local_addr}: open its ports (mission-control.port in Dask's settings)"
+            )
+        else:
+            why = "has none; its log says why"
+        return f"job {whose.job} demands encryption, which needs the data plane, and {self._peer_addr} {why}"
+
+    @property
+    def has_plane(self) -> bool:
+        """Whether the other end has a data plane, reachable or not."""
+        announced = self.remote_info.get(HANDSHAKE)
+        return isinstance(announced, dict) and bool(announced.get(HAS_PLANE))
+
     @property
     def is_encrypted(self) -> bool:
         return isinstance(self.stream, SSLIOStream)
@@ -274,8 +303,10 @@ class MissionComm(TCP):
 
     async def write(self, msg: Any, serializers: Any = None, on_error: str = "message") -> int:
         self.acknowledge()
-        plane = self.plane()
+        whose, plane = _whose.get(), self.plane()
         if plane is None:
+            if self.has_plane and (why := self.refuses(whose)) is not None:
+                raise CommClosedError(why)
             return await super().write(msg, serializers, on_error)
         if self.stream is None:
             raise CommClosedError()
@@ -292,11 +323,10 @@ class MissionComm(TCP):
         # Bytes, whatever they were: those of NumPy's arrays have a format.
         frames = [ensure_memoryview(frame) for frame in frames]
         sizes = [frame.nbytes for frame in frames]
-        if sum(sizes) < EAGER_BYTES:
-            return self.write_eagerly(frames, sum(sizes))
-        whose = _whose.get()
         # The connection may not carry them, whatever happens: their job demands more than it has.
-        secret = whose.demands.get("encrypt", "none") != "none" and not self.is_encrypted
+        secret = whose.is_secret and not self.is_encrypted
+        if sum(sizes) < EAGER_BYTES and not secret:
+            return self.write_eagerly(frames, sum(sizes))
         least = 1 if secret else FRAME_BYTES
         large = [number for number, size in enumerate(sizes) if size >= least]
         if (not large or len(large) > FRAMES_MAX or len(self.kept) >= KEPT_MAX) and not secret:
@@ -417,12 +447,26 @@ class MissionComm(TCP):
         for (number, _), segment in zip(said["large"], segments, strict=True):
             frames[number] = memoryview(segment)
         try:
-            return await from_frames(
+            msg = await from_frames(
                 frames, deserialize=self.deserialize, deserializers=deserializers, allow_offload=self.allow_offload
             )
         except EOFError:
             self.abort()
             raise CommClosedError("aborted stream on truncated data") from None
+        whose = Whose(said["job"], said["from"], said["to"], json.loads(said["demands"]))
+        if whose.is_secret and isinstance(msg, dict) and isinstance(msg.get("data"), dict):
+            self.inherit(whose, msg["data"])
+        return msg
+
+    def inherit(self, whose: Whose, keys: Iterable[Any]) -> None:
+        """Have results that came encrypted leave encrypted: Dask sends annotations only to the worker that computes."""
+        tasks = getattr(getattr(self.server(), "state", None), "tasks", {})
+        for key in keys:
+            if (task := tasks.get(key)) is not None:
+                task.annotations = {
+                    **(task.annotations or {}),
+                    ANNOTATION: {"job": whose.job, "demands": whose.demands},
+                }
 
     def failed(self, error: Exception) -> CommClosedError:
         """Abort. If the data plane does not reach this peer, the next connection to it carries frames itself."""

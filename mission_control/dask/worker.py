@@ -17,6 +17,7 @@ from weakref import WeakValueDictionary
 import dask
 from distributed import Reschedule, Worker
 from distributed.comm import CommClosedError
+from distributed.core import Status
 from distributed.diagnostics.plugin import WorkerPlugin
 from distributed.system import MEMORY_LIMIT
 from distributed.utils import parse_ports
@@ -35,6 +36,8 @@ logger = logging.getLogger(__name__)
 
 RUNNING = ("executing", "long-running", "cancelled", "resumed")
 """States in which a task's code may still run."""
+SECRET_AGAIN_S = 0.5
+"""Pause before a scheduler that does not answer is asked once more."""
 RESCHEDULES_MAX = 5
 """Times that one task may find its object lost before that is an error."""
 RESCHEDULE_AFTER_S = 0.05
@@ -103,7 +106,7 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
 
     async def start(self, worker: Worker) -> None:
         """Sets the data plane up and joins the cluster's."""
-        secret = await worker.scheduler.mission_control_secret()
+        secret = await self.secret(worker)
         if not isinstance(secret, dict):
             raise NoMissionController("its scheduler runs none: start it with --preload mission_control.dask")
         limit = worker.memory_manager.memory_limit or MEMORY_LIMIT
@@ -126,12 +129,25 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
             raise RuntimeError(briefing["rejected"])
         self.join(endpoint, briefing)
         PLANES.add(secret["token"], endpoint)
+        # Connections that were made before know nothing of it.
+        worker.rpc.collect()
         self.undo_names = messages.name_transfers(worker)
         if worker.address.startswith("mission://") and wanted("gather-by-job"):
             lanes = Lanes(worker, endpoint)
             self.lanes = lanes if lanes.start() else None
         turns = Turns(worker, endpoint, settings["memory_limit"])
         self.turns = turns if turns.start() else None
+
+    async def secret(self, worker: Worker) -> Any:
+        """Ask the scheduler; where it has not started yet, as long as Dask waits for it, which is for ever."""
+        while True:
+            try:
+                return await worker.scheduler.mission_control_secret()
+            except OSError as error:
+                if self.closing or worker.status in (Status.closing, Status.closed, Status.failed):
+                    raise
+                logger.info("Mission Control on this worker waits for the scheduler: %s", error)
+                await asyncio.sleep(SECRET_AGAIN_S)
 
     async def teardown(self, worker: Worker) -> None:
         worker.metrics.pop(self.name, None)

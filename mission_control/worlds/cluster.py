@@ -14,6 +14,7 @@ from mission_control.scenario import BadInput, EnvironmentFailed, Scenario
 from mission_control.worlds.site import Site
 
 CONNECT_S = 10
+CERTIFICATES = "set distributed.comm.tls (ca-file, client.cert, client.key) in Dask's configuration"
 
 
 @contextmanager
@@ -47,15 +48,15 @@ def observe(scheduler: str | None) -> Iterator[Cluster]:
 def connect(scheduler: str) -> Client:
     try:
         return Client(scheduler, timeout=CONNECT_S, set_as_default=False)
-    except TypeError as error:
-        if "ssl_context" not in str(error):
+    except (TypeError, RuntimeError) as error:
+        if "ssl_context" not in str(error) and "encrypt" not in str(error):
             raise
-        raise BadInput(
-            f"{scheduler} needs certificates: set distributed.comm.tls (ca-file, client.cert, client.key) in Dask's "
-            "configuration"
-        ) from None
+        raise BadInput(f"{scheduler} needs certificates: {CERTIFICATES}") from None
     except (OSError, ValueError) as error:
-        raise BadInput(f"no scheduler answers at {scheduler}: start one with 'dask scheduler' ({error})") from None
+        raise BadInput(
+            f"no scheduler answers at {scheduler}: start one with 'dask scheduler'; or, if it needs certificates, "
+            f"{CERTIFICATES} ({error})"
+        ) from None
 
 
 class Cluster:

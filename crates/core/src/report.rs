@@ -148,6 +148,9 @@ impl Observed {
     }
 }
 
+/// Agreements that are kept of one transfer: peers say what they like, and all of it is reported.
+const NEGOTIATED_MAX: usize = 32;
+
 impl TransportFacts {
     /// Notes bytes that a leg of the plan carried. What is said of the transfer as a whole is said of the transport that
     /// carried most of it.
@@ -165,7 +168,7 @@ impl TransportFacts {
 
     /// Notes an agreement and where it falls short of the plan.
     fn agree(&mut self, leg: &Leg, negotiated: Negotiated) {
-        if self.negotiated.contains(&negotiated) {
+        if self.negotiated.contains(&negotiated) || self.negotiated.len() >= NEGOTIATED_MAX {
             return;
         }
         if let Some(wanted) = &leg.congestion_control

@@ -162,6 +162,7 @@ pub fn fit_name(name: &str) -> String {
 
 /// What the user says of a job when it is given to the engine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct JobSpec {
     pub job: JobId,
     /// Above 0, at most [`PRIORITY_MAX`].
@@ -212,6 +213,7 @@ impl JobSpec {
 
 /// What a job insists on; it is refused where that cannot be had.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Demands {
     #[serde(default)]
     pub encrypt: Encryption,

@@ -5,7 +5,7 @@
 //! the others bind the next generation. An arbiter that wakes up and finds a higher one steps down; what it granted
 //! meanwhile reaches nobody, since the others have left its connection.
 
-use crate::auth::{Purpose, Token};
+use crate::auth::Token;
 use crate::checksum;
 use crate::local::{self, Incoming, Outgoing};
 use mission_core::host::fair::{Level, QueueShare, Shares};
@@ -37,6 +37,8 @@ const SLOW_PEER: Duration = Duration::from_millis(200);
 const MESSAGE_BYTES: usize = 512;
 /// Connections that have not proved anything yet; more are closed at once.
 const UNADMITTED_MAX: usize = 64;
+/// Processes that get their slots here: a host has fewer workers.
+const CLIENTS_MAX: usize = 1024;
 /// How many names of arbiters are tried in one election: a stranger may have taken some.
 const NAMES_MAX: usize = 8;
 /// Numbers from here on are a stranger's: no arbiter is replaced that often.
@@ -326,14 +328,18 @@ impl Shared {
     fn elect(&self, succeeds: bool) -> io::Result<()> {
         let mut highest = self.lock().generation;
         for generation in generations(&self.key).into_iter().take(NAMES_MAX) {
-            match local::connect(&name(&self.key, generation), &self.token, Purpose::Arbiter) {
+            match local::connect(&name(&self.key, generation), &self.token) {
                 Ok(stream) => {
                     self.follow(stream, generation);
                     return Ok(());
                 }
-                // A stranger's name counts for nothing, nor does one at which nobody listens.
+                // A stranger's name counts for nothing, nor does one at which nobody listens. Nor does one that takes no
+                // connections: it may be a stranger's, and if it is not, it is passed over below.
                 Err(error)
-                    if matches!(error.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::ConnectionRefused) => {}
+                    if matches!(
+                        error.kind(),
+                        io::ErrorKind::PermissionDenied | io::ErrorKind::ConnectionRefused | io::ErrorKind::WouldBlock
+                    ) => {}
                 // It has more connections than it can look at now: it is asked again.
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Err(error),
                 // Stopped: the next generation takes its place.
@@ -351,7 +357,7 @@ impl Shared {
                 }
                 // It may be another process of this cluster that was faster: it is asked again.
                 Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-                    if let Ok(stream) = local::connect(&name(&self.key, generation), &self.token, Purpose::Arbiter) {
+                    if let Ok(stream) = local::connect(&name(&self.key, generation), &self.token) {
                         self.follow(stream, generation);
                         return Ok(());
                     }
@@ -500,7 +506,7 @@ impl Shared {
     fn look(&self, generation: u64, epoch: u64) {
         let higher = generations(&self.key).into_iter().take_while(|other| *other > generation).take(NAMES_MAX);
         let found = higher.into_iter().find_map(|other| {
-            let stream = local::connect(&name(&self.key, other), &self.token, Purpose::Arbiter).ok()?;
+            let stream = local::connect(&name(&self.key, other), &self.token).ok()?;
             Some((stream, other))
         });
         let mut state = self.lock();
@@ -543,7 +549,7 @@ impl Shared {
             self.unadmitted.fetch_add(1, Ordering::Relaxed);
             let own = self.clone();
             let serve = move || {
-                let admitted = local::admit(&stream, &own.token, Purpose::Arbiter);
+                let admitted = local::admit(&stream, &own.token);
                 own.unadmitted.fetch_sub(1, Ordering::Relaxed);
                 if admitted.is_ok() {
                     own.serve(stream, epoch);
@@ -568,6 +574,9 @@ impl Shared {
                 return;
             }
             let Role::Leader(leader) = &mut state.role else { return };
+            if leader.clients.len() >= CLIENTS_MAX {
+                return;
+            }
             let client = leader.next_client;
             leader.next_client += 1;
             leader.clients.insert(client, Peer { stream, sent: Outgoing::default() });

@@ -25,10 +25,8 @@ pub enum Role {
 pub enum Purpose<'a> {
     /// Ranges over a byte stream; over TLS, with the exporter of its session (RFC 9266), else empty.
     Ranges(&'a [u8]),
-    /// Slots of a host.
-    Arbiter,
-    /// Memory of another process of the host.
-    Memory,
+    /// What a process of the host offers at a socket of this name: without the name, whoever has another one could relay.
+    Socket(&'a [u8]),
 }
 
 impl Token {
@@ -59,8 +57,7 @@ fn message(role: Role, client: &Nonce, server: &Nonce, purpose: Purpose<'_>) -> 
     };
     let (purpose, binding): (&[u8], &[u8]) = match purpose {
         Purpose::Ranges(binding) => (b" ranges ", binding),
-        Purpose::Arbiter => (b" arbiter", &[]),
-        Purpose::Memory => (b" memory", &[]),
+        Purpose::Socket(name) => (b" socket ", name),
     };
     [role, client, server, purpose, binding].concat()
 }
@@ -86,7 +83,7 @@ mod tests {
         assert!(!proves(&token, Role::Server, &client, &server, Purpose::Ranges(b"session")));
         assert!(!proves(&token, Role::Client, &server, &client, Purpose::Ranges(b"session")));
         assert!(!proves(&token, Role::Client, &client, &server, Purpose::Ranges(b"another session")));
-        assert!(!proves(&token, Role::Client, &client, &server, Purpose::Memory));
+        assert!(!proves(&token, Role::Client, &client, &server, Purpose::Socket(b"session")));
         assert!(!proves(&Token::new(b"other"), Role::Client, &client, &server, Purpose::Ranges(b"session")));
         assert!(!token.proves(Role::Client, &client, &server, Purpose::Ranges(b"session"), &proof[1..]));
         assert!(!format!("{token:?}").contains("secret\""));

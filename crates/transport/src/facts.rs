@@ -2,6 +2,9 @@
 
 use serde::Serialize;
 
+/// Letters of a name of a congestion control (`TCP_CA_NAME_MAX`, include/net/tcp.h).
+const CC_NAME_MAX: usize = 16;
+
 /// What the sender's kernel says of the connection; comes back with every chunk.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Sender {
@@ -33,7 +36,7 @@ impl Sender {
         for (key, value) in text.split(' ').filter_map(|word| word.split_once('=')) {
             let number = value.parse().unwrap_or_default();
             match key {
-                "cc" => sender.congestion_control = value.to_owned(),
+                "cc" => sender.congestion_control = value.chars().take(CC_NAME_MAX).collect(),
                 "rto_min_us" => sender.rto_min_us = Some(number),
                 "rto_us" => sender.rto_us = number,
                 "rtt_us" => sender.rtt_us = number,

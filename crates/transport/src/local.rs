@@ -35,12 +35,13 @@ pub fn bind(name: &str) -> io::Result<UnixListener> {
 ///
 /// # Errors
 /// Nobody has it ([`io::ErrorKind::ConnectionRefused`]); whoever has it is another user's process or does not know the
-/// token ([`io::ErrorKind::PermissionDenied`]), or does not answer in time ([`io::ErrorKind::TimedOut`]).
-pub fn connect(name: &str, token: &Token, purpose: Purpose) -> io::Result<UnixStream> {
+/// token ([`io::ErrorKind::PermissionDenied`]), or does not answer in time ([`io::ErrorKind::TimedOut`]). Whoever has it, any
+/// user's process, takes no connection now ([`io::ErrorKind::WouldBlock`]).
+pub fn connect(name: &str, token: &Token) -> io::Result<UnixStream> {
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
     // A process that is stopped accepts nothing: with a full backlog a blocking call would wait for it.
     socket.set_nonblocking(true)?;
-    socket.connect(&SockAddr::unix(format!("\0{name}"))?).map_err(timed_out)?;
+    socket.connect(&SockAddr::unix(format!("\0{name}"))?)?;
     socket.set_nonblocking(false)?;
     let stream = UnixStream::from(socket);
     if host::uid_of_peer(&stream) != Some(host::own_uid()) {
@@ -48,6 +49,7 @@ pub fn connect(name: &str, token: &Token, purpose: Purpose) -> io::Result<UnixSt
     }
     let end = Instant::now() + HANDSHAKE;
     let own = auth::random::<NONCE_BYTES>();
+    let purpose = Purpose::Socket(name.as_bytes());
     write_until(&stream, &own, end)?;
     let mut answer = [0; NONCE_BYTES + PROOF_BYTES];
     read_until(&stream, &mut answer, end)?;
@@ -66,10 +68,12 @@ pub fn connect(name: &str, token: &Token, purpose: Purpose) -> io::Result<UnixSt
 ///
 /// # Errors
 /// As there.
-pub fn admit(stream: &UnixStream, token: &Token, purpose: Purpose) -> io::Result<()> {
+pub fn admit(stream: &UnixStream, token: &Token) -> io::Result<()> {
     if host::uid_of_peer(stream) != Some(host::own_uid()) {
         return Err(io::ErrorKind::PermissionDenied.into());
     }
+    let address = stream.local_addr()?;
+    let purpose = Purpose::Socket(address.as_abstract_name().unwrap_or_default());
     let end = Instant::now() + HANDSHAKE;
     let mut theirs = [0; NONCE_BYTES];
     read_until(stream, &mut theirs, end)?;
@@ -176,6 +180,9 @@ impl Read for WithFiles<'_> {
                 self.files.extend(files);
             }
         }
+        if self.files.len() > FILES_MAX {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "a message came with too many descriptors"));
+        }
         Ok(received.bytes)
     }
 }
@@ -263,8 +270,8 @@ mod tests {
         let name = name();
         let listener = bind(&name).unwrap();
         let server = Token::new(one);
-        let admitted = thread::spawn(move || admit(&listener.accept().unwrap().0, &server, Purpose::Arbiter));
-        let connected = connect(&name, &Token::new(other), Purpose::Arbiter);
+        let admitted = thread::spawn(move || admit(&listener.accept().unwrap().0, &server));
+        let connected = connect(&name, &Token::new(other));
         (admitted.join().unwrap(), connected)
     }
 
@@ -278,11 +285,34 @@ mod tests {
     }
 
     #[test]
+    fn whoever_relays_to_a_socket_of_another_name_proves_nothing() {
+        let (theirs, relayed) = (name(), name());
+        let (listener, relay) = (bind(&theirs).unwrap(), bind(&relayed).unwrap());
+        let token = Token::new(b"secret");
+        let admitted = thread::spawn({
+            let token = token.clone();
+            move || admit(&listener.accept().unwrap().0, &token)
+        });
+        let connected = thread::spawn(move || connect(&relayed, &token));
+        let (client, _) = relay.accept().unwrap();
+        let server = UnixStream::connect_addr(&SocketAddr::from_abstract_name(&theirs).unwrap()).unwrap();
+        let there = thread::spawn({
+            let (mut from, mut to) = (client.try_clone().unwrap(), server.try_clone().unwrap());
+            move || io::copy(&mut from, &mut to).and_then(|_| to.shutdown(std::net::Shutdown::Both))
+        });
+        let _ = io::copy(&mut &server, &mut &client);
+        let _ = client.shutdown(std::net::Shutdown::Both);
+        let _ = there.join();
+        assert!(admitted.join().unwrap().is_err());
+        assert_eq!(connected.join().unwrap().err().map(|error| error.kind()), Some(io::ErrorKind::PermissionDenied));
+    }
+
+    #[test]
     fn who_has_the_name_and_says_nothing_is_not_waited_for() {
         let name = name();
         let _listener = bind(&name).unwrap();
         let began = Instant::now();
-        let error = connect(&name, &Token::new(b"secret"), Purpose::Arbiter).err().unwrap();
+        let error = connect(&name, &Token::new(b"secret")).err().unwrap();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         assert!(began.elapsed() < 10 * HANDSHAKE);
         assert_eq!(bind(&name).err().map(|error| error.kind()), Some(io::ErrorKind::AddrInUse));

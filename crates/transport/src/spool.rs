@@ -4,7 +4,7 @@
 //! out, so the disk space goes back at once, and later objects take their places: a file does not outgrow the file system.
 //!
 //! What other processes of the host may read lies in a file of its job: whoever has its descriptor can read all of it.
-//! The rest lies in a file of this process alone. A file is closed with its last object.
+//! The rest lies in a file of this process alone. A job's file is closed when the job is over and its last object is freed.
 
 use mission_core::host::GroupId;
 use std::collections::{BTreeMap, HashMap};
@@ -14,13 +14,13 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex};
 
 /// The files of a process.
 pub struct Spools {
     folder: PathBuf,
     /// By the job whose processes may read it; `None`: nobody else may.
-    files: Mutex<HashMap<Option<GroupId>, Weak<Spool>>>,
+    files: Mutex<HashMap<Option<GroupId>, Arc<Spool>>>,
     live: Arc<AtomicU64>,
 }
 
@@ -99,13 +99,21 @@ impl Spools {
 
     fn file(&self, sharers: Option<GroupId>) -> io::Result<Arc<Spool>> {
         let mut files = self.files.lock().expect("no panic while held");
-        if let Some(spool) = files.get(&sharers).and_then(Weak::upgrade) {
-            return Ok(spool);
+        if let Some(spool) = files.get(&sharers) {
+            return Ok(spool.clone());
         }
-        let spool = Arc::new(Spool::new(&self.folder, sharers.is_some(), self.live.clone())?);
-        files.retain(|_, spool| spool.strong_count() > 0);
-        files.insert(sharers, Arc::downgrade(&spool));
-        Ok(spool)
+        match Spool::new(&self.folder, sharers.is_some(), self.live.clone()) {
+            Ok(spool) => Ok(files.entry(sharers).or_insert(Arc::new(spool)).clone()),
+            // Without a descriptor for a file of its own a job uses the one that is there.
+            Err(error) => files.get(&None).cloned().ok_or(error),
+        }
+    }
+
+    /// A job is over: its file is closed with its last object.
+    pub fn forget_job(&self, job: GroupId) {
+        let gone = self.files.lock().expect("no panic while held").remove(&Some(job));
+        // Closing may take its time, without the lock.
+        drop(gone);
     }
 
     /// Bytes of the objects in all files.
@@ -250,9 +258,12 @@ mod tests {
         file.read_exact_at(&mut back, start).unwrap();
         assert_eq!(back, [6; 10]);
         assert!(file.write_all_at(&back, 0).is_err());
-        // A job's file is closed with its last object.
+        // A job's file is closed when the job is over and its last object is freed.
         let file = Arc::downgrade(&another.spool);
-        drop((ranges, another));
+        drop(ranges);
+        spools.forget_job(1);
+        assert!(file.upgrade().is_some());
+        drop(another);
         assert!(file.upgrade().is_none());
         assert_eq!(spools.live_bytes(), 0);
         std::fs::remove_dir(folder).unwrap();

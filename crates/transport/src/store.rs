@@ -8,7 +8,7 @@ use crate::segment::{Pool, Segment};
 use crate::spool::{SpoolRange, Spools};
 use mission_core::defaults::{BLOCK_BYTES, STORE_WORKING_PART};
 use mission_core::host::GroupId;
-use mission_core::types::Encryption;
+use mission_core::types::{Encryption, JobId};
 use std::collections::HashMap;
 use std::io;
 use std::path::PathBuf;
@@ -147,10 +147,12 @@ impl Store {
     }
 
     fn keep(&self, id: ObjectId, segment: Arc<Segment>, parts: Vec<Part>, encryption: Encryption) -> io::Result<()> {
-        self.make_room(0);
-        let room = self.memory_limit - self.memory_limit / STORE_WORKING_PART;
+        let working = self.memory_limit / STORE_WORKING_PART;
+        self.make_room(working);
+        let room = self.memory_limit - working;
         let body = if self.pool.live_bytes() > room && !segment.is_empty() {
-            Body::Spooled(self.spools.write(segment.bytes(), segment.sharers())?)
+            let sharers = segment.sharers().filter(|_| encryption == Encryption::None);
+            Body::Spooled(self.spools.write(segment.bytes(), sharers)?)
         } else {
             Body::Memory(segment)
         };
@@ -184,6 +186,12 @@ impl Store {
         let gone = self.objects.write().expect("no panic while held").remove(id);
         self.copies.free(id);
         gone.is_some()
+    }
+
+    /// A job is over.
+    pub fn forget_job(&self, job: &JobId, group: GroupId) {
+        self.copies.forget_job(job);
+        self.spools.forget_job(group);
     }
 
     /// Bytes of memory for objects and what is fetched.

@@ -54,8 +54,12 @@ TELL_TIMES, TELL_PAUSE_S, TELL_PAUSE_MAX_S = 10, 0.1, 5.0
 class Incomplete(P2PConsistencyError):
     """A shuffle would bring other data than went in, or its data cannot be had.
 
-    Dask hands errors of this kind to the program as they are.
+    Dask hands errors of this kind to the program as they are. A client that has no Mission Control can read them too:
+    there they are of Dask's class.
     """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return P2PConsistencyError, self.args
 
 
 @dataclass(frozen=True)

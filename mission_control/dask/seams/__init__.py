@@ -7,19 +7,29 @@ without what it would have brought. :mod:`.objects`, :mod:`.queue` and :mod:`.sh
 
 from __future__ import annotations
 
+import logging
 from contextlib import ExitStack
 from typing import Any
 
 import dask
 
+logger = logging.getLogger(__name__)
+
+SWITCHES = {"true": True, "on": True, "yes": True, "1": True, "false": False, "off": False, "no": False, "0": False}
 PARTS = ("gather-by-job", "lend-threads", "order-tasks", "p2p", "queue-by-job")
 """Set ``mission-control.lend-threads`` and so on to false to have Dask's own way."""
 
 
 def wanted(part: str, default: bool = True) -> bool:
-    """Whether a part is turned on."""
+    """Whether a part is turned on; what is neither on nor off counts as the default, with a warning."""
     assert part in PARTS
-    return bool(dask.config.get(f"mission-control.{part}", default=default))
+    value = dask.config.get(f"mission-control.{part}", default=default)
+    if isinstance(value, bool):
+        return value
+    if (word := str(value).strip().lower()) in SWITCHES:
+        return SWITCHES[word]
+    logger.warning("mission-control.%s is %r in Dask's configuration: write true or false", part, value)
+    return default
 
 
 def replace(undo: ExitStack, owner: Any, name: str, value: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from dask.utils import key_split
 from distributed import Worker
 
-from mission_control.dask.comm import Whose, belongs_to
+from mission_control.dask.comm import MissionComm, Whose, belongs_to
 from mission_control.objects import Task
 
 SENT = "get_data"
@@ -27,7 +27,12 @@ def name_transfers(worker: Worker) -> Callable[[], None]:
     # Dask looks at the parameters of the original.
     @functools.wraps(handler)
     async def with_its_job(comm: Any, keys: Collection[Any], **named: Any) -> Any:
-        with belongs_to(transfer_of(worker, keys)):
+        whose = transfer_of(worker, keys)
+        # A worker says who it is; clients and schedulers do not.
+        if isinstance(comm, MissionComm) and named.get("who") is not None and (why := comm.refuses(whose)) is not None:
+            # An answer, which the task that waits for them raises: another try would end in the same way.
+            raise PermissionError(why)
+        with belongs_to(whose):
             return await handler(comm, keys=keys, **named)
 
     worker.handlers[SENT] = with_its_job

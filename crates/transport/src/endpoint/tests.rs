@@ -615,6 +615,48 @@ fn an_object_of_more_parts_than_one_answer_carries_comes_in_several() {
 }
 
 #[test]
+fn a_part_that_is_kept_keeps_its_own_object_and_no_other_of_the_same_fetch() {
+    let token = crate::auth::random::<16>();
+    let (owner, reader) = (endpoint(&token, u64::MAX, None), endpoint(&token, u64::MAX, None));
+    met(&owner);
+    let (job, demands) = (JobId::from("job"), Demands::default());
+    let ids: Vec<ObjectId> =
+        (0..8u8).map(|number| owner.put(&[&vec![number; 1 << 20]], &job, &demands).unwrap()).collect();
+    let parts = ids.iter().map(|id| wanted(&owner, *id, 0, 1 << 20)).collect();
+    let fetched = reader.fetch(FetchRequest { packed: false, ..request(parts, demands) }, || false).unwrap();
+    let kept = fetched.parts[3].clone();
+    drop(fetched);
+    assert!(ids.iter().all(|id| owner.store.free(id)));
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(5);
+    while owner.resources().live_bytes > 1 << 20 {
+        assert!(std::time::Instant::now() < deadline, "the others were given back");
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    assert!(kept.bytes().iter().all(|byte| *byte == 3));
+    assert_eq!(owner.resources().live_bytes, 1 << 20);
+}
+
+#[test]
+fn what_is_refused_takes_no_room_from_the_rest_of_the_answer() {
+    let token = crate::auth::random::<16>();
+    let (owner, reader) = (endpoint(&token, u64::MAX, None), endpoint(&token, u64::MAX, None));
+    met(&owner);
+    let (job, demands) = (JobId::from("job"), Demands::default());
+    let contents: Vec<Vec<u8>> = (0..5000u32).map(|number| number.to_le_bytes().repeat(5)).collect();
+    let refs: Vec<&[u8]> = contents.iter().map(Vec::as_slice).collect();
+    // In memory of its worker alone.
+    let private = owner.store.put(&refs, Encryption::None, None).unwrap();
+    let shared = owner.put(&refs, &job, &demands).unwrap();
+    let both = [private, shared];
+    let parts = both.iter().flat_map(|id| (0..5000).map(|part| wanted(&owner, *id, part, 20))).collect();
+    let fetched = reader.fetch(FetchRequest { packed: false, ..request(parts, demands) }, || false).unwrap();
+    assert!(fetched.parts.iter().zip(contents.iter().cycle()).all(|(part, own)| part.bytes() == own));
+    let facts = reader.fetcher.transfers().remove(0).transport;
+    assert_eq!(facts.bytes, [(Transport::Shm, 100_000), (Transport::Tcp, 100_000)].into());
+    assert!(facts.fallbacks.iter().all(|why| why.contains("of its worker alone")), "{facts:?}");
+}
+
+#[test]
 fn what_cannot_be_lent_comes_another_way_and_says_why() {
     let token = crate::auth::random::<16>();
     let owner = endpoint(&token, u64::MAX, None);

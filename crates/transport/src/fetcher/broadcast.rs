@@ -1,6 +1,6 @@
 //! The receiver's side of a broadcast: asks the owner for its next piece and whom to get it from, and serves what it has.
 
-use super::home::Found;
+use super::home::{Caller, Found};
 use super::runs::Far;
 use super::{INTERRUPT_EVERY, Planned, Shared};
 use crate::carrier::{self, Connection};
@@ -32,9 +32,9 @@ impl Shared {
         &self,
         request: &FetchRequest,
         plan: &FlightPlan,
-        interrupted: &mut dyn FnMut() -> bool,
+        caller: &Caller<'_>,
     ) -> Result<Begun<'_>, FetchError> {
-        let mut homes = self.at_home(request, plan, interrupted)?;
+        let mut homes = self.at_home(request, plan, caller)?;
         // What is packed with others would keep their memory with its own.
         let takes_part = request.whole && (!request.packed || request.parts.len() == 1);
         if !takes_part || !self.lock().broadcasts.contains(&request.transfer) {
@@ -57,7 +57,7 @@ impl Shared {
                 let numbers = numbers.into_values().map(|(number, _)| number);
                 return Ok((homes, numbers.zip(receiving).collect()));
             }
-            if interrupted() {
+            if caller.gives_up() {
                 return Err(FetchError::Cancelled("interrupted".into()));
             }
             self.store.copies.wait(INTERRUPT_EVERY);

@@ -1,6 +1,6 @@
 //! The parts that this host has already: in this process, or in one that lends them.
 
-use super::{Shared, addressable, no_memory};
+use super::{INTERRUPT_EVERY, Shared, addressable, no_memory};
 use crate::carrier::shm::{LeaseDenied, Loan, WantedOf, map_all};
 use crate::copies::PartKey;
 use crate::object::ObjectId;
@@ -12,6 +12,7 @@ use mission_core::flight::{FlightPlan, Leg, Reach};
 use mission_core::host::fetches::FetchError;
 use mission_core::report::Negotiated;
 use mission_core::types::Transport;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -35,6 +36,40 @@ impl Found {
     }
 }
 
+/// Whether somebody still waits for a fetch.
+pub(super) struct Caller<'a> {
+    shared: &'a Shared,
+    interrupted: RefCell<&'a mut dyn FnMut() -> bool>,
+    asked: Cell<Instant>,
+    gave_up: Cell<Option<&'static str>>,
+}
+
+impl<'a> Caller<'a> {
+    pub(super) fn new(shared: &'a Shared, interrupted: &'a mut dyn FnMut() -> bool) -> Caller<'a> {
+        let (interrupted, asked) = (RefCell::new(interrupted), Cell::new(Instant::now()));
+        Caller { shared, interrupted, asked, gave_up: Cell::new(None) }
+    }
+
+    /// Whether it was interrupted, or this worker closes; cheap, since it is looked up every [`INTERRUPT_EVERY`].
+    pub(super) fn gives_up(&self) -> bool {
+        if self.gave_up.get().is_none() && self.asked.get().elapsed() >= INTERRUPT_EVERY {
+            self.asked.set(Instant::now());
+            if self.shared.lock().closing {
+                self.gave_up.set(Some(super::CLOSES));
+            } else if (self.interrupted.borrow_mut())() {
+                self.gave_up.set(Some("interrupted"));
+            }
+        }
+        self.gave_up.get().is_some()
+    }
+
+    /// # Errors
+    /// It has given up.
+    fn still_waits(&self) -> Result<(), FetchError> {
+        self.gave_up.get().map_or(Ok(()), |why| Err(FetchError::Cancelled(why.into())))
+    }
+}
+
 /// Of each object that may lie on this host, which parts are wanted: places in the request.
 type Near = BTreeMap<ObjectId, Vec<usize>>;
 
@@ -47,7 +82,7 @@ impl Shared {
         &self,
         request: &FetchRequest,
         plan: &FlightPlan,
-        interrupted: &mut dyn FnMut() -> bool,
+        caller: &Caller<'_>,
     ) -> Result<Vec<Found>, FetchError> {
         let memory = shared_memory(plan);
         let mut found = Vec::with_capacity(request.parts.len());
@@ -78,7 +113,7 @@ impl Shared {
             let part = |(lease, start, len)| Found::Here(Part { home: Home::Borrowed(lease), start, len });
             Ok((parts.into_iter().map(part).collect(), Some(loans[0].negotiated())))
         };
-        self.nearby(request, plan, &near, interrupted, take, |number, part| found[number] = part)?;
+        self.nearby(request, plan, &near, caller, take, |number, part| found[number] = part)?;
         Ok(found)
     }
 
@@ -87,7 +122,7 @@ impl Shared {
         &self,
         request: &FetchRequest,
         plan: &FlightPlan,
-        interrupted: &mut dyn FnMut() -> bool,
+        caller: &Caller<'_>,
     ) -> Result<Vec<Option<Segment>>, FetchError> {
         let memory = shared_memory(plan);
         let taken = |len| self.pool.take_for_result(addressable(len)?).map_err(|error| no_memory(len, &error));
@@ -113,13 +148,13 @@ impl Shared {
         let take = |loans: Vec<Loan>| {
             let copy = |loan: &Loan| {
                 let mut own = taken(loan.size()).map_err(|error| LeaseDenied::Refused(error.to_string()))?;
-                loan.copy(own.bytes_mut()).map_err(LeaseDenied::Refused)?;
+                loan.copy(own.bytes_mut(), || caller.gives_up()).map_err(LeaseDenied::Refused)?;
                 Ok(own)
             };
             let copied: Result<Vec<Segment>, LeaseDenied> = loans.iter().map(copy).collect();
             Ok((copied?, Some(loans[0].negotiated())))
         };
-        self.nearby(request, plan, &near, interrupted, take, |number, segment| segments[number] = Some(segment))?;
+        self.nearby(request, plan, &near, caller, take, |number, segment| segments[number] = Some(segment))?;
         Ok(segments)
     }
 
@@ -130,20 +165,28 @@ impl Shared {
         request: &FetchRequest,
         plan: &FlightPlan,
         near: &Near,
-        interrupted: &mut dyn FnMut() -> bool,
+        caller: &Caller<'_>,
         take: impl Fn(Vec<Loan>) -> Result<Taken<T>, LeaseDenied>,
         mut give: impl FnMut(usize, T),
     ) -> Result<(), FetchError> {
         let Some(leg) = shared_memory(plan).filter(|_| !near.is_empty()) else { return Ok(()) };
         let elsewhere = plan.legs.iter().any(|leg| leg.reach == Reach::Anywhere);
-        for (object, taken) in self.ask_owners(request, near, leg, &take) {
+        let answers = self.ask_owners(request, near, leg, caller, &take);
+        caller.still_waits()?;
+        for (object, taken) in answers {
             let parts = match taken {
                 Err(_) if elsewhere => continue,
-                Err(denied) => {
+                Err(_) => {
                     let one = Near::from([(object, near[&object].clone())]);
-                    let again =
-                        || self.ask_owners(request, &one, leg, &take).remove(&object).expect("it was asked for");
-                    self.insist(denied, object, interrupted, again)?
+                    let again = || {
+                        let answer = self.ask_owners(request, &one, leg, caller, &take).remove(&object);
+                        answer.unwrap_or(Err(LeaseDenied::Elsewhere))
+                    };
+                    // Its owner may have been silent a moment ago, and answer by now.
+                    match again() {
+                        Err(denied) => self.insist(denied, object, caller, again)?,
+                        Ok(parts) => parts,
+                    }
                 }
                 Ok(parts) => parts,
             };
@@ -162,7 +205,7 @@ impl Shared {
         &self,
         mut denied: LeaseDenied,
         object: ObjectId,
-        interrupted: &mut dyn FnMut() -> bool,
+        caller: &Caller<'_>,
         borrow: impl Fn() -> Result<Vec<T>, LeaseDenied>,
     ) -> Result<Vec<T>, FetchError> {
         let refused = |why: &str| Err(FetchError::Denied(format!("shared memory was demanded, but {why}")));
@@ -188,10 +231,10 @@ impl Shared {
             if since.elapsed() >= PROGRESS_TIMEOUT {
                 return refused(silent.as_deref().unwrap_or_default());
             }
-            if interrupted() {
-                return Err(FetchError::Cancelled("interrupted".into()));
-            }
             std::thread::sleep(LOOK_AGAIN);
+            if caller.gives_up() {
+                caller.still_waits()?;
+            }
             denied = match borrow() {
                 Ok(parts) => return Ok(parts),
                 Err(denied) => denied,
@@ -215,6 +258,7 @@ impl Shared {
         request: &FetchRequest,
         near: &Near,
         leg: &Leg,
+        caller: &Caller<'_>,
         take: impl Fn(Vec<Loan>) -> Result<Taken<T>, LeaseDenied>,
     ) -> BTreeMap<ObjectId, Result<Vec<T>, LeaseDenied>> {
         let mut owners: BTreeMap<ObjectId, VecDeque<SocketAddr>> = BTreeMap::new();
@@ -240,15 +284,20 @@ impl Shared {
                 return answers;
             }
             for (owner, wanted) in wanted_of {
-                let lent = self.borrower.borrow(owner, &wanted);
-                let taken: Vec<_> = lent.into_iter().map(|lent| lent.and_then(&take)).collect();
+                let mut all = Vec::with_capacity(wanted.len());
+                // Each is taken as it comes, so that few descriptors are open at once.
+                let take = |(object, parts): &WantedOf, lent: Result<Vec<Loan>, LeaseDenied>| {
+                    let bytes: u64 = parts.iter().map(|(_, len)| len).sum();
+                    all.push((*object, bytes, lent.and_then(&take)));
+                };
+                self.borrower.borrow(owner, &wanted, || caller.gives_up(), take);
                 let mut state = self.lock();
                 let facts = &mut state.record(&request.transfer).transport;
-                for ((object, parts), taken) in wanted.into_iter().zip(taken) {
+                for (object, bytes, taken) in all {
                     match taken {
                         Ok((taken, carried)) => {
                             if let Some(negotiated) = carried {
-                                facts.carried(leg, parts.iter().map(|(_, len)| len).sum(), negotiated);
+                                facts.carried(leg, bytes, negotiated);
                             }
                             answers.insert(object, Ok(taken));
                         }
@@ -269,32 +318,25 @@ impl Shared {
         }
     }
 
-    /// Copies what is lent into its place, and records that.
+    /// Copies what is lent into its place; false: it has to come another way.
     ///
     /// # Errors
-    /// It cannot be read, and may not come another way. `Ok(false)`: it has to come another way.
+    /// It cannot be read, and may not come another way; or nobody waits for it any more.
     pub(super) fn copy_lent(
         &self,
         request: &FetchRequest,
         plan: &FlightPlan,
         loan: &Loan,
         into: &mut [u8],
+        caller: &Caller<'_>,
     ) -> Result<bool, FetchError> {
-        let copied = loan.copy(into);
-        let mut state = self.lock();
-        let facts = &mut state.record(&request.transfer).transport;
-        match copied {
-            Ok(()) => {
-                let leg = shared_memory(plan).expect("nothing is lent without it");
-                facts.carried(leg, loan.size(), loan.negotiated());
-                Ok(true)
-            }
-            Err(why) if plan.legs.iter().any(|leg| leg.reach == Reach::Anywhere) => {
-                facts.fallbacks.insert(format!("shm: {why}"));
-                Ok(false)
-            }
-            Err(why) => Err(FetchError::Denied(format!("shared memory was demanded, but {why}"))),
+        let Err(why) = loan.copy(into, || caller.gives_up()) else { return Ok(true) };
+        caller.still_waits()?;
+        if !plan.legs.iter().any(|leg| leg.reach == Reach::Anywhere) {
+            return Err(FetchError::Denied(format!("shared memory was demanded, but {why}")));
         }
+        self.lock().record(&request.transfer).transport.fallbacks.insert(format!("shm: {why}"));
+        Ok(false)
     }
 
     pub(super) fn owns(&self, wanted: &Wanted) -> bool {
@@ -311,6 +353,6 @@ impl Shared {
     }
 }
 
-fn shared_memory(plan: &FlightPlan) -> Option<&Leg> {
+pub(super) fn shared_memory(plan: &FlightPlan) -> Option<&Leg> {
     plan.legs.iter().find(|leg| leg.transport == Transport::Shm)
 }

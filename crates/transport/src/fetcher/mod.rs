@@ -18,7 +18,7 @@ use crate::object::ObjectId;
 use crate::parts::{self, FetchRequest, Fetched, Home, Part, Wanted};
 use crate::segment::{Pool, Segment};
 use crate::store::Store;
-use home::Found;
+use home::{Caller, Found, shared_memory};
 use mission_core::cluster::Senders;
 use mission_core::flight::Environment;
 use mission_core::host::fetches::{FetchError, FetchId, SourceId, Tally};
@@ -232,12 +232,14 @@ impl Fetcher {
         let shared = &self.shared;
         shared.look_up(&mut request.parts);
         let planned = shared.plan(&request.transfer.job, &request.demands)?;
-        let (mut homes, receiving) = shared.begin(&request, &planned.plan, &mut interrupted)?;
+        let caller = Caller::new(shared, &mut interrupted);
+        let (mut homes, receiving) = shared.begin(&request, &planned.plan, &caller)?;
         let elsewhere = |number: usize| matches!(homes[number], Found::Here(_)) || receiving.contains_key(&number);
         let (places, len) = parts::places(&request, elsewhere);
         let segment = shared.take(len, sharers)?;
         let mut far = Vec::new();
         let mut bytes = Bytes::default();
+        let mut lent = None;
         for (number, (wanted, &(start, len))) in request.parts.iter().zip(&places).enumerate() {
             // SAFETY: nobody else knows of this segment yet, and the places in it do not overlap.
             let into = unsafe { std::slice::from_raw_parts_mut(segment.as_ptr().add(start), len) };
@@ -249,7 +251,10 @@ impl Fetcher {
                     true
                 }
                 Found::Lent(loan) => {
-                    let copied = shared.copy_lent(&request, &planned.plan, loan, into)?;
+                    let copied = shared.copy_lent(&request, &planned.plan, loan, into, &caller)?;
+                    if copied {
+                        lent.get_or_insert_with(|| (0, loan.negotiated())).0 += wanted.len;
+                    }
                     homes[number] = Found::Elsewhere;
                     copied
                 }
@@ -270,6 +275,10 @@ impl Fetcher {
             }
         }
         shared.asks(&request.transfer, &bytes);
+        if let (Some((bytes, negotiated)), Some(leg)) = (lent, shared_memory(&planned.plan)) {
+            shared.lock().record(&request.transfer).transport.carried(leg, bytes, negotiated);
+        }
+        let mut interrupted = || caller.gives_up();
         let mut tally = Tally::default();
         let bring = || {
             for (number, receiving) in receiving {
@@ -320,7 +329,8 @@ impl Fetcher {
         let shared = &self.shared;
         shared.look_up(&mut request.parts);
         let planned = shared.plan(&request.transfer.job, &request.demands)?;
-        let homes = shared.copied_at_home(&request, &planned.plan, &mut interrupted)?;
+        let caller = Caller::new(shared, &mut interrupted);
+        let homes = shared.copied_at_home(&request, &planned.plan, &caller)?;
         let mut segments = Vec::with_capacity(homes.len());
         let mut far = Vec::new();
         let mut bytes = Bytes::default();
@@ -340,7 +350,7 @@ impl Fetcher {
             });
         }
         shared.asks(&request.transfer, &bytes);
-        let (ended, tally) = shared.carry(&request.transfer, &planned, far, &mut interrupted);
+        let (ended, tally) = shared.carry(&request.transfer, &planned, far, &mut || caller.gives_up());
         if let Err(error) = ended {
             shared.gives_up(&request.transfer, &bytes, &tally);
             return Err(error);
@@ -420,7 +430,7 @@ impl Fetcher {
         let closed = state.connections.forget_job(job);
         drop(state);
         drop(closed);
-        self.shared.store.copies.forget_job(job);
+        self.shared.store.forget_job(job, group);
         self.shared.pool.forget_job(group);
     }
 

@@ -3,8 +3,8 @@
 //! The owner listens on an abstract Unix socket that bears its address. Such a name exists in one network namespace only:
 //! whoever can connect is on the owner's host, whatever else the two do not share (containers that have only the network
 //! in common, for instance). Both ends prove the cluster's token first ([`crate::local`]). With a lease come descriptors: of the
-//! memory that objects lie in, which readers map, and of the spool file, which they read. One lease covers what a fetch takes
-//! from its owner, however many objects that is.
+//! memory that objects lie in, which readers map, and of the spool file, which they read. A question is about all objects that a
+//! fetch takes from their owner; each has a lease of its own, named by the question and the object's place in it.
 //!
 //! An answer repeats the number of its question. A connection on which anything failed asks nothing any more, but stays
 //! open as long as anything is mapped over it: the late answer of a process that was stopped is never taken for the answer to
@@ -38,22 +38,28 @@ const NO_SUCH_OBJECT: &str = "no such object here";
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Question {
-    /// A lease on parts of objects.
+    /// Leases on parts of objects.
     Borrow {
         question: u64,
         wanted: Vec<(ObjectId, Vec<u32>)>,
     },
     Return {
-        lease: u64,
+        leases: Vec<LeaseName>,
+    },
+    /// All leases of a question, whose answer was not understood.
+    ReturnAll {
+        question: u64,
     },
 }
 
-/// A lease on the first of what was asked for: at least one part, or a refusal.
+/// The question, and the object's place in its answer.
+type LeaseName = (u64, usize);
+
+/// Leases on the first of what was asked for: at least one part, or a refusal.
 #[derive(Serialize, Deserialize)]
 struct Answer {
     /// The question's number.
     question: u64,
-    lease: u64,
     /// In which the objects lie; their descriptors come with the answer, in this order.
     files: Vec<LentFile>,
     /// Of each object in the order of the question: where it lies, or why there is no lease on it.

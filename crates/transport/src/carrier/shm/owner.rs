@@ -1,22 +1,24 @@
 //! The owner's side: gives leases on its objects, as long as their readers live.
 
 use super::{
-    Answer, BLOCKS_MAX, Given, Kind, LentFile, MESSAGE_BYTES, NO_SUCH_OBJECT, PARTS_MAX, Place, Question, name,
+    Answer, BLOCKS_MAX, Given, Kind, LeaseName, LentFile, MESSAGE_BYTES, NO_SUCH_OBJECT, PARTS_MAX, Place, Question,
+    name,
 };
-use crate::auth::{Purpose, Token};
+use crate::auth::Token;
 use crate::local::{self, FILES_MAX, Incoming, Outgoing};
 use crate::object::ObjectId;
 use crate::segment::SHARED_MIN;
 use crate::store::{Body, Object, Store};
 use mission_core::defaults::STALL;
 use mission_core::types::Encryption;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io;
 use std::net::{Shutdown, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -25,6 +27,9 @@ use std::time::Duration;
 const UNADMITTED_MAX: usize = 64;
 /// Processes that read here at once: a host has fewer workers.
 const READERS_MAX: usize = 256;
+
+/// Objects that one reader is lent at once.
+const LEASES_MAX: usize = 1 << 16;
 
 /// What listens for readers of an owner's objects, and gives them leases until it is dropped.
 pub struct Lender {
@@ -39,6 +44,8 @@ struct Shared {
     closing: AtomicBool,
     readers: Mutex<HashMap<u64, UnixStream>>,
     unadmitted: AtomicUsize,
+    /// Leases that have ended.
+    ended: Sender<Leased>,
 }
 
 impl Lender {
@@ -48,6 +55,9 @@ impl Lender {
     /// Another process of this network namespace has the name: memory is not shared then.
     pub fn new(cluster: &str, address: SocketAddr, token: Token, store: Arc<Store>) -> io::Result<Lender> {
         let listener = local::bind(&name(cluster, address))?;
+        let (ended, leases) = channel::<Leased>();
+        let end_all = move || leases.into_iter().for_each(drop);
+        thread::Builder::new().name("mission-return".into()).stack_size(128 << 10).spawn(end_all)?;
         let shared = Arc::new(Shared {
             listener,
             token,
@@ -55,6 +65,7 @@ impl Lender {
             closing: AtomicBool::new(false),
             readers: Mutex::default(),
             unadmitted: AtomicUsize::new(0),
+            ended,
         });
         let accepting = shared.clone();
         let acceptor = thread::Builder::new()
@@ -99,7 +110,7 @@ impl Shared {
             self.unadmitted.fetch_add(1, Ordering::Relaxed);
             let own = self.clone();
             let serve = move || {
-                let admitted = local::admit(&reader, &own.token, Purpose::Memory);
+                let admitted = local::admit(&reader, &own.token);
                 own.unadmitted.fetch_sub(1, Ordering::Relaxed);
                 if admitted.is_err() {
                     return;
@@ -126,48 +137,66 @@ impl Shared {
 
     /// Gives leases to one reader until it goes: what it has mapped stays as it is until then, whatever it says.
     fn serve(&self, mut reader: UnixStream) {
-        let mut leases: HashMap<u64, Lease> = HashMap::new();
-        let mut next = 0;
+        let mut leases: BTreeMap<LeaseName, Leased> = BTreeMap::new();
         let (mut heard, mut said) = (Incoming::new(MESSAGE_BYTES), Outgoing::default());
+        let mut is_answered = true;
         loop {
             match heard.read(&mut reader) {
                 Ok(Some(Question::Borrow { question, wanted })) => {
-                    next += 1;
-                    let mut lease = Lease::default();
-                    let objects = lease.give(&self.store, &wanted);
-                    let files = lease.files.iter().map(|(shared, _)| *shared).collect();
-                    let frame = said.frame(&Answer { question, lease: next, files, objects });
-                    let files: Vec<BorrowedFd<'_>> = lease.files.iter().map(|(_, file)| file.as_fd()).collect();
-                    let sent = local::send(&reader, &frame, &files);
-                    drop(files);
-                    // The reader has descriptors of its own now.
-                    lease.files.clear();
-                    if !lease.objects.is_empty() {
-                        leases.insert(next, lease);
+                    if !is_answered {
+                        continue;
                     }
-                    if sent.is_err() {
-                        break;
+                    let mut lending = Lending { lent: leases.len(), ..Lending::default() };
+                    let objects = lending.give(&self.store, &wanted);
+                    let files = lending.files.iter().map(|(file, _)| *file).collect();
+                    let frame = said.frame(&Answer { question, files, objects });
+                    let files: Vec<BorrowedFd<'_>> = lending.files.iter().map(|(_, file)| file.as_fd()).collect();
+                    if local::send(&reader, &frame, &files).is_err() {
+                        // Some of it may have arrived. What the reader has it may still return.
+                        is_answered = false;
+                        let _ = reader.shutdown(Shutdown::Write);
                     }
+                    let given = lending.leases.into_iter().enumerate();
+                    leases.extend(given.filter_map(|(number, lease)| Some(((question, number), lease?))));
                 }
-                Ok(Some(Question::Return { lease })) => drop(leases.remove(&lease)),
-                Ok(None) => return,
-                Err(_) => break,
+                Ok(Some(Question::Return { leases: gone })) => {
+                    self.end(gone.iter().filter_map(|name| leases.remove(name)));
+                }
+                Ok(Some(Question::ReturnAll { question })) => {
+                    let of_question = (question, 0)..=(question, usize::MAX);
+                    self.end(leases.extract_if(of_question, |_, _| true).map(|(_, lease)| lease));
+                }
+                Ok(None) => break,
+                Err(_) => {
+                    // It is not understood any more, but it may still look at what it has mapped.
+                    let _ = reader.shutdown(Shutdown::Write);
+                    let _ = io::copy(&mut reader, &mut io::sink());
+                    break;
+                }
             }
         }
-        // It is not understood any more, but it may still look at what it has mapped.
-        let _ = reader.shutdown(Shutdown::Write);
-        let _ = io::copy(&mut reader, &mut io::sink());
+        self.end(leases.into_values());
+    }
+
+    /// Ends leases in another thread: the kernel takes its time with places of a spool file that nobody needs any more.
+    fn end(&self, leases: impl IntoIterator<Item = Leased>) {
+        for lease in leases {
+            // Without that thread, this one does it.
+            let _ = self.ended.send(lease);
+        }
     }
 }
 
-/// Objects that one reader looks at: their memory is read-only, and their places are not used again.
+/// What one answer gives: of each object its lease, if there is one; and what they lie in.
 #[derive(Default)]
-struct Lease {
-    objects: Vec<Leased>,
-    /// What they lie in, until the answer is sent.
+struct Lending {
+    /// Leases that the reader has already.
+    lent: usize,
+    leases: Vec<Option<Leased>>,
     files: Vec<(LentFile, OwnedFd)>,
 }
 
+/// An object that one reader looks at: its memory is read-only, and its place is not used again.
 struct Leased(Arc<Object>);
 
 impl Drop for Leased {
@@ -179,6 +208,7 @@ impl Drop for Leased {
 }
 
 /// What an answer may still carry; its first part fits in any case.
+#[derive(Clone, Copy)]
 struct Room {
     parts: usize,
     blocks: usize,
@@ -195,7 +225,7 @@ impl Room {
     }
 }
 
-impl Lease {
+impl Lending {
     /// Takes as many parts of these objects as one answer carries; of each object where they lie, or why there is no lease.
     fn give(&mut self, store: &Store, wanted: &[(ObjectId, Vec<u32>)]) -> Vec<Result<Given, String>> {
         let mut objects = Vec::new();
@@ -204,37 +234,42 @@ impl Lease {
             if self.files.len() >= FILES_MAX {
                 break;
             }
+            let before = room;
             let found = store.get(object).ok_or_else(|| NO_SUCH_OBJECT.to_owned());
             match found.and_then(|object| self.lend(&object, parts, &mut room)) {
-                Ok(given) if given.parts.is_empty() => break,
-                Ok(given) => {
+                Ok((given, _)) if given.parts.is_empty() => break,
+                Ok((given, lease)) => {
                     let is_all = given.parts.len() == parts.len();
                     objects.push(Ok(given));
+                    self.leases.push(Some(lease));
                     if !is_all {
                         break;
                     }
                 }
-                // It takes the place of a part.
-                Err(reason) if room.take(0) => objects.push(Err(reason)),
-                Err(_) => break,
+                Err(reason) => {
+                    // It takes the place of a part.
+                    room = before;
+                    if !room.take(0) {
+                        break;
+                    }
+                    objects.push(Err(reason));
+                    self.leases.push(None);
+                }
             }
         }
         objects
     }
 
-    /// The first of these parts, as many as there is room for.
-    fn lend(&mut self, object: &Arc<Object>, parts: &[u32], room: &mut Room) -> Result<Given, String> {
+    /// The first of these parts, as many as there is room for; no parts, where there is none.
+    fn lend(&mut self, object: &Arc<Object>, parts: &[u32], room: &mut Room) -> Result<(Given, Leased), String> {
         if object.encryption != Encryption::None {
             return Err("this object may only leave encrypted".into());
         }
         if parts.is_empty() {
             return Err("no parts were asked for".into());
         }
-        if let Body::Memory(segment) = object.body()
-            && segment.len() < SHARED_MIN
-        {
-            let least = mission_core::units::format_bytes(SHARED_MIN as u64);
-            return Err(format!("objects below {least} are copied"));
+        if self.lent + self.leases.len() >= LEASES_MAX {
+            return Err(format!("its owner lends this reader {LEASES_MAX} objects already"));
         }
         let mut places = Vec::with_capacity(parts.len().min(room.parts));
         for part in parts {
@@ -245,24 +280,24 @@ impl Lease {
             }
             places.push(Place { start, len, blocks: blocks.to_vec() });
         }
-        if places.is_empty() {
-            return Ok(Given { file: 0, parts: places });
-        }
-        let (file, start) = match object.body() {
+        let (lease, file, start) = match object.body() {
             Body::Memory(segment) => {
+                if segment.len() < SHARED_MIN {
+                    let least = mission_core::units::format_bytes(SHARED_MIN as u64);
+                    return Err(format!("objects below {least} are copied"));
+                }
                 let memory = segment.protect()?;
-                self.objects.push(Leased(object.clone()));
-                (self.file(Kind::Memory, memory.file, memory.size)?, memory.start)
+                let lease = Leased(object.clone());
+                (lease, self.file(Kind::Memory, memory.file, memory.size)?, memory.start)
             }
             Body::Spooled(range) => {
                 let (file, start) =
                     range.lent().ok_or("it lies in the spool, in the file that is its worker's alone")?;
-                self.objects.push(Leased(object.clone()));
-                (self.file(Kind::Spool, file, 0)?, start)
+                (Leased(object.clone()), self.file(Kind::Spool, file, 0)?, start)
             }
         };
         places.iter_mut().for_each(|place| place.start += start);
-        Ok(Given { file, parts: places })
+        Ok((Given { file, parts: places }, lease))
     }
 
     /// The place of a file among those of the answer.

@@ -1,13 +1,15 @@
 //! The reader's side: maps what other processes of its host lease to it.
 
-use super::{Answer, Given, Kind, LentFile, MESSAGE_BYTES, NO_SUCH_OBJECT, PARTS_MAX, Place, Question, name};
-use crate::auth::{Purpose, Token};
+use super::{
+    Answer, Given, Kind, LeaseName, LentFile, MESSAGE_BYTES, NO_SUCH_OBJECT, PARTS_MAX, Place, Question, name,
+};
+use crate::auth::Token;
 use crate::checksum;
 use crate::host;
 use crate::local::{self, Incoming, Outgoing};
 use crate::object::ObjectId;
 use crate::segment::SEALS;
-use mission_core::defaults::{BLOCK_BYTES, STALL};
+use mission_core::defaults::{BLOCK_BYTES, PROGRESS_TIMEOUT, STALL};
 use mission_core::report::Negotiated;
 use mission_core::types::Transport;
 use rustix::io::Errno;
@@ -16,6 +18,7 @@ use rustix::net::RecvFlags;
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::io;
+use std::iter::once;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -30,13 +33,18 @@ use std::time::{Duration, Instant};
 const SILENT_FOR: Duration = STALL;
 /// For so long an owner without a name here counts as one of another host.
 const ELSEWHERE_FOR: Duration = Duration::from_secs(60);
+/// Letters of an owner's reason that are kept and reported.
+const REASON_MAX: usize = 200;
+/// Leases that go back in one message: as many as an answer has parts.
+const RETURNS_MAX: usize = PARTS_MAX;
+
 /// The reader's side: leases on what other processes of this host have.
 pub struct Borrower {
     cluster: String,
     token: Token,
     links: Arc<Mutex<HashMap<SocketAddr, Known>>>,
     /// For the thread that returns leases: a task must not wait for that.
-    returns: Sender<(Arc<Link>, u64)>,
+    returns: Sender<(Arc<Link>, Ended)>,
 }
 
 /// What is known of an owner.
@@ -87,16 +95,23 @@ impl Drop for Mapped {
     }
 }
 
-/// A lease on what one answer gave; returned when nobody has anything of it.
+/// What goes back to an owner.
+enum Ended {
+    Lease(LeaseName),
+    /// All leases of a question, whose answer was not understood.
+    All(u64),
+}
+
+/// A lease on what one answer gave of an object; returned when nobody has anything of it.
 struct Lease {
-    number: u64,
+    name: LeaseName,
     link: Arc<Link>,
-    returns: Sender<(Arc<Link>, u64)>,
+    returns: Sender<(Arc<Link>, Ended)>,
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        let _ = self.returns.send((self.link.clone(), self.number));
+        let _ = self.returns.send((self.link.clone(), Ended::Lease(self.name)));
     }
 }
 
@@ -142,22 +157,24 @@ impl Borrower {
     /// # Errors
     /// No thread can be had.
     pub fn new(cluster: &str, token: Token) -> io::Result<Borrower> {
-        let (returns, returned): (_, Receiver<(Arc<Link>, u64)>) = channel();
+        let (returns, returned): (_, Receiver<(Arc<Link>, Ended)>) = channel();
         let links: Arc<Mutex<HashMap<SocketAddr, Known>>> = Arc::default();
         let known = links.clone();
         let give_back = move || {
-            for (link, lease) in returned {
-                if link.takes_nothing.load(Ordering::Relaxed) {
-                    continue;
+            for first in &returned {
+                // Leases that ended meanwhile come along.
+                let mut ended: Vec<(Arc<Link>, Vec<LeaseName>)> = Vec::new();
+                for (link, gone) in once(first).chain(returned.try_iter().take(RETURNS_MAX)) {
+                    match gone {
+                        Ended::All(question) => give(&known, &link, &Question::ReturnAll { question }),
+                        Ended::Lease(name) => match ended.iter_mut().find(|(own, _)| Arc::ptr_eq(own, &link)) {
+                            Some((_, names)) => names.push(name),
+                            None => ended.push((link, vec![name])),
+                        },
+                    }
                 }
-                let (stream, said) = &mut *link.back.lock().expect("no panic while held");
-                let frame = said.frame(&Question::Return { lease });
-                if local::send(stream, &frame, &[]).is_err() {
-                    // Other owners are not to wait for this one. What is still mapped keeps the connection open.
-                    link.takes_nothing.store(true, Ordering::Relaxed);
-                    link.failed.store(true, Ordering::Relaxed);
-                    let is_it = |own: &Known| matches!(own, Known::Linked(own) if Arc::ptr_eq(own, &link));
-                    known.lock().expect("no panic while held").retain(|_, own| !is_it(own));
+                for (link, leases) in ended {
+                    give(&known, &link, &Question::Return { leases });
                 }
             }
         };
@@ -165,39 +182,55 @@ impl Borrower {
         Ok(Borrower { cluster: cluster.to_owned(), token, links, returns })
     }
 
-    /// Leases on parts of objects; of each object, all that was asked for, in that order.
-    ///
-    /// # Errors
-    /// Those of that object have to come another way; see [`LeaseDenied`].
-    pub fn borrow(&self, owner: SocketAddr, wanted: &[WantedOf]) -> Vec<Result<Vec<Loan>, LeaseDenied>> {
-        let mut all = Vec::with_capacity(wanted.len());
-        let mut begun = Vec::new();
+    /// Takes leases on parts of objects; of each object, in their order, all that was asked for, or why its parts have to come
+    /// another way. Before each question `gives_up` is asked.
+    pub fn borrow(
+        &self,
+        owner: SocketAddr,
+        wanted: &[WantedOf],
+        gives_up: impl Fn() -> bool,
+        mut take: impl FnMut(&WantedOf, Result<Vec<Loan>, LeaseDenied>),
+    ) {
+        let (mut done, mut begun) = (0, Vec::new());
+        let mut waited = Duration::ZERO;
         let mut lend = || -> Result<(), LeaseDenied> {
             let link = self.link(owner)?;
-            while all.len() < wanted.len() {
-                let answered = self.ask(owner, &link, &wanted[all.len()..], begun.len())?;
+            while done < wanted.len() {
+                if gives_up() {
+                    return Err(LeaseDenied::Silent("nobody waits for it any more".into()));
+                }
+                if waited > PROGRESS_TIMEOUT {
+                    let why = format!("its owner took {waited:.0?} for a part of its answers");
+                    self.forget(owner, &link, why.clone());
+                    return Err(LeaseDenied::Silent(why));
+                }
+                let asked = Instant::now();
+                let answered = self.ask(owner, &link, &wanted[done..], begun.len())?;
+                waited += asked.elapsed();
                 for given in answered {
-                    let asked = wanted[all.len()].1.len();
+                    let own = &wanted[done];
                     match given {
                         Ok(loans) => {
                             begun.extend(loans);
-                            if begun.len() == asked {
-                                all.push(Ok(std::mem::take(&mut begun)));
+                            if begun.len() < own.1.len() {
+                                // The rest is in the next answer.
+                                continue;
                             }
+                            take(own, Ok(std::mem::take(&mut begun)));
                         }
                         Err(reason) => {
                             begun.clear();
-                            all.push(Err(reason));
+                            take(own, Err(reason));
                         }
                     }
+                    done += 1;
                 }
             }
             Ok(())
         };
         if let Err(denied) = lend() {
-            all.resize_with(wanted.len(), || Err(denied.clone()));
+            wanted[done..].iter().for_each(|own| take(own, Err(denied.clone())));
         }
-        all
     }
 
     /// What one answer gives of these objects, the first `begun` parts of which are there already.
@@ -208,27 +241,35 @@ impl Borrower {
         wanted: &[WantedOf],
         begun: usize,
     ) -> Result<Vec<Result<Vec<Loan>, LeaseDenied>>, LeaseDenied> {
-        let (answer, files) = link.ask(wanted, begun).map_err(|error| {
+        let (answer, files) = link.ask(wanted, begun).map_err(|(question, error)| {
+            if let Some(question) = question {
+                let _ = self.returns.send((link.clone(), Ended::All(question)));
+            }
             let why = format!("its owner does not answer: {error}");
             self.forget(owner, link, why.clone());
             LeaseDenied::Silent(why)
         })?;
-        let lease = Arc::new(Lease { number: answer.lease, link: link.clone(), returns: self.returns.clone() });
         let files: Vec<Arc<(LentFile, OwnedFd)>> = answer.files.into_iter().zip(files).map(Arc::new).collect();
         let loans_of = |number: usize, given: Given| {
+            let lease = Lease { name: (answer.question, number), link: link.clone(), returns: self.returns.clone() };
+            let lease = Arc::new(lease);
             let (object, parts) = &wanted[number];
             let parts = &parts[if number == 0 { begun } else { 0 }..];
-            let file = files[given.file].clone();
+            // Where this process has no descriptors left, the kernel drops those that it was sent.
+            let file = files.get(given.file).ok_or("this process has no descriptor left for its file")?;
+            if given.parts.iter().zip(parts).any(|(place, (_, len))| place.len != *len) {
+                return Err("a part has another length there");
+            }
             let loan = |(place, (part, _)): (Place, &(u32, u64))| {
                 let (object, part, file, lease) = (*object, *part, file.clone(), lease.clone());
                 Loan { object, part, place, file, lease }
             };
-            given.parts.into_iter().zip(parts).map(loan).collect()
+            Ok(given.parts.into_iter().zip(parts).map(loan).collect())
         };
         let objects = answer.objects.into_iter().enumerate().map(|(number, given)| match given {
-            Ok(given) => Ok(loans_of(number, given)),
+            Ok(given) => loans_of(number, given).map_err(|why| LeaseDenied::Refused(why.into())),
             Err(reason) if reason == NO_SUCH_OBJECT => Err(LeaseDenied::Gone),
-            Err(reason) => Err(LeaseDenied::Refused(reason)),
+            Err(reason) => Err(LeaseDenied::Refused(reason.chars().take(REASON_MAX).collect())),
         });
         Ok(objects.collect())
     }
@@ -262,7 +303,7 @@ impl Borrower {
             Err(error) => {
                 let why = match error.kind() {
                     io::ErrorKind::PermissionDenied => "whoever has its owner's name does not prove the token".into(),
-                    io::ErrorKind::TimedOut => "its owner does not answer".into(),
+                    io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => "its owner does not answer".into(),
                     _ => format!("its owner cannot be asked: {error}"),
                 };
                 (Known::Silent(Instant::now() + SILENT_FOR, why.clone()), Err(LeaseDenied::Silent(why)))
@@ -297,15 +338,15 @@ impl Link {
     /// Asks for parts of objects, of the first without those that are there already; refusals are answers too.
     ///
     /// # Errors
-    /// No answer, or one that is not to this question: the link asks nothing any more.
-    fn ask(&self, wanted: &[WantedOf], begun: usize) -> io::Result<(Answer, Vec<OwnedFd>)> {
+    /// No answer, or one that is not to this question: the link asks nothing any more. With the question, if it was asked.
+    fn ask(&self, wanted: &[WantedOf], begun: usize) -> Result<(Answer, Vec<OwnedFd>), (Option<u64>, io::Error)> {
         let mut talk = self.stream.lock().expect("no panic while held");
         if self.failed.load(Ordering::Relaxed) {
-            return Err(io::Error::other("an earlier answer is missing"));
+            return Err((None, io::Error::other("an earlier answer is missing")));
         }
         let answer = self.exchange(&mut talk, wanted, begun);
         self.failed.fetch_or(answer.is_err(), Ordering::Relaxed);
-        answer
+        answer.map_err(|error| (Some(talk.questions), error))
     }
 
     fn exchange(&self, talk: &mut Talk, wanted: &[WantedOf], begun: usize) -> io::Result<(Answer, Vec<OwnedFd>)> {
@@ -337,18 +378,14 @@ impl Link {
         if answer.question != question {
             return wrong("the answer is to another question");
         }
-        if files.len() != answer.files.len() {
-            return wrong("the answer came without its files");
-        }
         let last = answer.objects.len().wrapping_sub(1);
         let given = answer.objects.iter().zip(&asked).enumerate();
         let mut given = given.filter_map(|(number, (given, (_, asked)))| Some((number, given.as_ref().ok()?, *asked)));
         let fits = |(number, given, asked): (usize, &Given, &[(u32, u64)])| {
             // An answer may end in the middle of an object.
             let count = given.parts.len();
-            given.file < files.len()
+            given.file < answer.files.len()
                 && (count == asked.len() || (number == last && (1..asked.len()).contains(&count)))
-                && given.parts.iter().zip(asked).all(|(place, (_, len))| place.len == *len)
         };
         if answer.objects.is_empty() || answer.objects.len() > asked.len() || !given.all(fits) {
             return wrong("the answer does not fit its question");
@@ -385,13 +422,13 @@ impl Loan {
     /// more than the kernel's copy. Each block is verified in the copy, while it lies in the cache.
     ///
     /// # Errors
-    /// Why it has to come another way.
+    /// Why it has to come another way; or `gives_up` is true, which is asked before each block.
     ///
     /// # Panics
     /// `into` has another length.
-    pub fn copy(&self, into: &mut [u8]) -> Result<(), String> {
+    pub fn copy(&self, into: &mut [u8], gives_up: impl Fn() -> bool) -> Result<(), String> {
         assert_eq!(into.len() as u64, self.place.len);
-        copy_verified(&self.file.1, &self.place, into)
+        copy_verified(&self.file.1, &self.place, into, gives_up)
     }
 
     /// What was verified before it was copied or mapped.
@@ -405,6 +442,21 @@ impl Loan {
             memory: Some(format!("of user {}, {of}", host::own_uid())),
             ..Negotiated::default()
         }
+    }
+}
+
+/// Sends what goes back to an owner; other owners are not to wait for one that takes nothing.
+fn give(known: &Mutex<HashMap<SocketAddr, Known>>, link: &Arc<Link>, returned: &Question) {
+    if link.takes_nothing.load(Ordering::Relaxed) {
+        return;
+    }
+    let (stream, said) = &mut *link.back.lock().expect("no panic while held");
+    if local::send(stream, &said.frame(returned), &[]).is_err() {
+        // What is still mapped keeps the connection open.
+        link.takes_nothing.store(true, Ordering::Relaxed);
+        link.failed.store(true, Ordering::Relaxed);
+        let is_it = |own: &Known| matches!(own, Known::Linked(own) if Arc::ptr_eq(own, link));
+        known.lock().expect("no panic while held").retain(|_, own| !is_it(own));
     }
 }
 
@@ -449,13 +501,16 @@ fn verify(mapped: &Mapped, borrowed: &mut Borrowed, loan: &Loan) -> Result<(), S
     Ok(())
 }
 
-fn copy_verified(file: &OwnedFd, place: &Place, into: &mut [u8]) -> Result<(), String> {
+fn copy_verified(file: &OwnedFd, place: &Place, into: &mut [u8], gives_up: impl Fn() -> bool) -> Result<(), String> {
     let blocks = into.chunks_mut(BLOCK_BYTES as usize);
     if blocks.len() != place.blocks.len() {
         return Err("a part has another number of blocks than its size".into());
     }
     let mut at = place.start;
     for (block, checksum) in blocks.zip(&place.blocks) {
+        if gives_up() {
+            return Err("nobody waits for it any more".into());
+        }
         let mut rest = &mut *block;
         while !rest.is_empty() {
             let read =
@@ -523,7 +578,7 @@ fn map(file: &OwnedFd, size: u64) -> Result<Mapped, String> {
 }
 
 fn connect(cluster: &str, owner: SocketAddr, token: &Token) -> io::Result<Link> {
-    let stream = local::connect(&name(cluster, owner), token, Purpose::Memory)?;
+    let stream = local::connect(&name(cluster, owner), token)?;
     stream.set_read_timeout(Some(STALL))?;
     stream.set_write_timeout(Some(STALL))?;
     let back = stream.try_clone()?;
