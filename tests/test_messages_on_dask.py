@@ -200,11 +200,7 @@ def test_what_demands_encryption_never_leaves_in_the_clear_whatever_its_size(row
         with mission_control.job("secret", client=client, encrypt="opportunistic"):
             made = client.submit(small, 7, workers=[one], pure=False)
             assert client.submit(sum_of, made, workers=[two], pure=False).result(timeout=60) == int(small(7).sum())
-            (transfer,) = [
-                own
-                for own in carried(client, "secret")
-                if own["to"] == "gather" and sum(own["transport"]["bytes"].values())
-            ]
+            (transfer,) = until(lambda: gathered(client, "secret"), "it is reported")
             assert set(transfer["transport"]["bytes"]) == {"tls"}, transfer
         # A copy that Dask makes for itself, for no task of the job; and then a job that demands nothing.
         client.replicate([made], workers=[three])
@@ -213,30 +209,46 @@ def test_what_demands_encryption_never_leaves_in_the_clear_whatever_its_size(row
 
 
 def test_a_worker_that_cannot_reach_the_data_plane_gets_nothing_secret_in_the_clear():
-    def avoid_everybody(dask_worker: Any) -> None:
+    def reaches_nobody(dask_worker: Any) -> None:
+        dask_worker.announced = comm.PLANES.announced
         comm.PLANES.announced = lambda peer: {}
+        dask_worker.rpc.collect()
+
+    def reaches_all_again(dask_worker: Any) -> None:
+        comm.PLANES.announced = dask_worker.announced
         dask_worker.rpc.collect()
 
     with cluster(threads_per_worker=1) as (_, client):
         one, two = client.scheduler_info()["workers"]
-        client.run(avoid_everybody, workers=[two])
-        with mission_control.job("secret", client=client, encrypt="opportunistic"):
-            made = client.submit(make, 7, workers=[one], pure=False)
-            wait(made)
-            with pytest.raises(PermissionError, match="job secret demands encryption, which needs the data plane"):
-                client.submit(sum_of, made, workers=[two], pure=False).result(timeout=60)
-            # A client's gathers are Dask's own messages.
-            assert (made.result(timeout=60) == make(7)).all()
+        client.run(reaches_nobody, workers=[two])
         with mission_control.job("plain", client=client):
             made = client.submit(make, 8, workers=[one], pure=False)
             assert client.submit(sum_of, made, workers=[two], pure=False).result(timeout=60) == int(make(8).sum())
+        with mission_control.job("secret", client=client, encrypt="opportunistic"):
+            made = client.submit(make, 7, workers=[one], pure=False)
+            wait(made)
+            # A client's gathers are Dask's own messages.
+            assert (made.result(timeout=60) == make(7)).all()
+            needed = client.submit(sum_of, made, workers=[two], pure=False)
+
+            key = needed.key
+
+            def refused(dask_worker: Any) -> bool:
+                asked = [own for own in dask_worker.state.log if own[0] == "gather-dep-failed"]
+                return bool(asked) and key in dask_worker.state.tasks
+
+            until(lambda: client.run(refused, workers=[two])[two], "the other worker was refused")
+            assert not needed.done()
+            client.run(reaches_all_again, workers=[two])
+            assert needed.result(timeout=60) == int(make(7).sum())
+            (transfer,) = until(lambda: gathered(client, "secret"), "it is reported")
+            assert set(transfer["transport"]["bytes"]) == {"tls"}, transfer
 
 
-def carried(client: Client, name: str) -> list[dict[str, Any]]:
-    def moved() -> list[dict[str, Any]]:
-        return [own for job in status(client)["jobs"] if job["job"] == name for own in job["transfers"]]
-
-    return until(moved, "it is reported")
+def gathered(client: Client, name: str) -> list[dict[str, Any]]:
+    """The transfers by which workers of a job have had bytes of one another."""
+    transfers = [own for job in status(client)["jobs"] if job["job"] == name for own in job["transfers"]]
+    return [own for own in transfers if own["to"] == "gather" and any(own["transport"]["bytes"].values())]
 
 
 def test_a_worker_announces_the_address_on_the_network_of_its_scheduler_as_with_tcp():

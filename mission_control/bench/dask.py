@@ -18,7 +18,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import dask.dataframe as dd
     import numpy as np
     import pandas as pd
-    from distributed import Client
+    from distributed import Client, LocalCluster
 
 DISK, MEMORY, OURS = "Dask, on disk", "Dask, in memory", "Mission Control"
 WORKERS = 4
@@ -362,7 +362,7 @@ def cluster_with(mode: str, memory: int) -> Iterator[Client]:
     quiet = {"dataframe.shuffle.method": "p2p", "distributed.worker.profile.enabled": False}
     # It warns of each shuffle's begin and end.
     logging.getLogger("distributed.shuffle._scheduler_plugin").setLevel(logging.ERROR)
-    with dask.config.set(quiet), LocalCluster(**options) as cluster, Client(cluster) as client:
+    with dask.config.set(quiet), closed(LocalCluster(**options)) as cluster, Client(cluster) as client:
         if mode == OURS:
             mission_control.install(client)
         if mode == MEMORY:
@@ -370,6 +370,17 @@ def cluster_with(mode: str, memory: int) -> Iterator[Client]:
             retrieve = shuffles._retrieve_spec
             shuffles._retrieve_spec = lambda shuffle: replace(retrieve(shuffle), disk=False)
         yield client
+
+
+@contextmanager
+def closed(cluster: LocalCluster) -> Iterator[LocalCluster]:
+    """Close a cluster in the end, whether Dask finds in time that its processes have ended or not: the kernel takes
+    longer to free gigabytes of a worker's files."""
+    try:
+        yield cluster
+    finally:
+        with suppress(TimeoutError):
+            cluster.close()
 
 
 def forgotten(client: Client, known: int) -> None:

@@ -46,7 +46,7 @@ from tornado import gen
 from tornado.iostream import IOStream, SSLIOStream, StreamClosedError
 
 from mission_control import _native
-from mission_control.jobs import ANNOTATION, UNDEMANDING, UNNAMED
+from mission_control.jobs import UNDEMANDING, UNNAMED
 
 if TYPE_CHECKING:
     from distributed import Scheduler, Worker
@@ -460,13 +460,9 @@ class MissionComm(TCP):
 
     def inherit(self, whose: Whose, keys: Iterable[Any]) -> None:
         """Have results that came encrypted leave encrypted: Dask sends annotations only to the worker that computes."""
-        tasks = getattr(getattr(self.server(), "state", None), "tasks", {})
-        for key in keys:
-            if (task := tasks.get(key)) is not None:
-                task.annotations = {
-                    **(task.annotations or {}),
-                    ANNOTATION: {"job": whose.job, "demands": whose.demands},
-                }
+        plugin = getattr(self.server(), "plugins", {}).get("mission-control")
+        if plugin is not None:
+            plugin.inherited.add(keys, whose)
 
     def failed(self, error: Exception) -> CommClosedError:
         """Abort. If the data plane does not reach this peer, the next connection to it carries frames itself."""

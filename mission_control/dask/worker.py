@@ -73,6 +73,7 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
         """Runs of shuffles that the data plane carries, by shuffle and number."""
         self.outputs: dict[Any, dict[str, Any]] = {}
         """By the task that joined it: what is said of a shuffle's output once the task is done."""
+        self.inherited = messages.Inherited(worker)
         worker.stream_handlers["mission-control"] = self.on_message
         worker.stream_handlers["mission-control-taken"] = self.on_taken
         shuffles.listen(worker)

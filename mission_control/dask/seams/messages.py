@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection
+import logging
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from dask.utils import key_split
 from distributed import Worker
+from distributed.comm import CommClosedError
 
 from mission_control.dask.comm import MissionComm, Whose, belongs_to
 from mission_control.objects import Task
+
+logger = logging.getLogger(__name__)
 
 SENT = "get_data"
 """The request by which one worker has another send results."""
@@ -30,8 +34,12 @@ def name_transfers(worker: Worker) -> Callable[[], None]:
         whose = transfer_of(worker, keys)
         # A worker says who it is; clients and schedulers do not.
         if isinstance(comm, MissionComm) and named.get("who") is not None and (why := comm.refuses(whose)) is not None:
-            # An answer, which the task that waits for them raises: another try would end in the same way.
-            raise PermissionError(why)
+            # Dask computes the results again, maybe where they are needed, and asks again, over a connection whose ends
+            # know the newest of each other. After an error in an answer whoever waits for them would wait for ever
+            # (dask/distributed issue 6705).
+            logger.warning("%s", why)
+            comm.abort()
+            raise CommClosedError(why)
         with belongs_to(whose):
             return await handler(comm, keys=keys, **named)
 
@@ -48,8 +56,33 @@ def transfer_of(worker: Worker, keys: Collection[Any]) -> Whose:
     """Return whose these results are: the first one's; or one's that demands encryption, and all are encrypted."""
     states = [state for key in keys if (state := worker.state.tasks.get(key)) is not None]
     tasks = [Task(state.key, state.annotations) for state in states] or [Task("message", None)]
-    strict = max(tasks, key=lambda task: ENCRYPTIONS.index(task.demands.get("encrypt", "none")))
-    return Whose(strict.job, key_split(strict.key), "gather", strict.demands)
+    all_of = [Whose(task.job, key_split(task.key), "gather", task.demands) for task in tasks]
+    inherited = worker.plugins["mission-control"].inherited
+    all_of += [own for state in states if (own := inherited.of(state.key)) is not None]
+    return max(all_of, key=lambda whose: ENCRYPTIONS.index(whose.demands.get("encrypt", "none")))
+
+
+class Inherited:
+    """Whose results are that came encrypted from other workers. For copies that Dask makes for itself there is no task
+    from which they could inherit what their job demands."""
+
+    def __init__(self, worker: Worker):
+        self.tasks = worker.state.tasks
+        self.whose: dict[Any, Whose] = {}
+        self.forget_at = INHERITED_MIN
+
+    def add(self, keys: Iterable[Any], whose: Whose) -> None:
+        if len(self.whose) >= self.forget_at:
+            self.whose = {key: own for key, own in self.whose.items() if key in self.tasks}
+            self.forget_at = max(INHERITED_MIN, 2 * len(self.whose))
+        self.whose.update(dict.fromkeys(keys, whose))
+
+    def of(self, key: Any) -> Whose | None:
+        return self.whose.get(key)
+
+
+INHERITED_MIN = 1000
+"""Beyond so many, those are forgotten whose results the worker no longer has."""
 
 
 ENCRYPTIONS = ("none", "opportunistic", "authenticated")
