@@ -156,13 +156,18 @@ def install(client: Client, *, policy: str | Policy | None = None, flows_per_hos
     from mission_control.dask.worker import MissionControlWorker
 
     refuse_asynchronous(client)
-    if not installed(client):
+    without = workers_without(client)
+    if without is None:
         settings: dict[str, Any] = {"policy": policy} if policy else {}
         if flows_per_host is not None:
             settings["flows_per_host"] = flows_per_host
         client.register_plugin(MissionControlScheduler(**settings))
         client.register_plugin(MissionControlWorker())
-    elif policy:
+        return
+    if without:
+        # One that has no package, or ends meanwhile, is left as it is.
+        client.run(_add_to_worker, workers=without, on_error="ignore")
+    if policy:
         wanted = policy if isinstance(policy, str) else pickle.dumps(policy)
         reply = client.sync(client.scheduler.mission_control_policy, policy=wanted)
         if reply["error"]:
@@ -200,15 +205,32 @@ def refuse_asynchronous(client: Client) -> None:
 
 def installed(client: Client) -> bool:
     """Whether the client's cluster has Mission Control."""
+    return workers_without(client) is not None
+
+
+def workers_without(client: Client) -> list[str] | None:
+    """Return workers that have not joined: the scheduler alone was preloaded, or they have just started, or cannot.
+
+    ``None``: the scheduler has no Mission Control.
+    """
     try:
-        return "mission-control" in client.sync(client.run_on_scheduler, _plugins)
+        return client.sync(client.run_on_scheduler, _workers_without)
     except ValueError as error:
         if "disallowed" not in str(error):
             raise
         # The scheduler runs no functions (its `blocked-handlers`). What it has no handler for it answers
         # by nothing.
-        return isinstance(client.sync(client.scheduler.mission_control_status, most=0), dict)
+        return [] if isinstance(client.sync(client.scheduler.mission_control_status, most=0), dict) else None
 
 
-def _plugins(dask_scheduler: Any) -> list[str]:
-    return list(dask_scheduler.plugins)
+def _workers_without(dask_scheduler: Any) -> list[str] | None:
+    plugin = dask_scheduler.plugins.get("mission-control")
+    return None if plugin is None else plugin.workers_without()
+
+
+async def _add_to_worker(dask_worker: Any) -> None:
+    from mission_control.dask.worker import MissionControlWorker
+
+    # Not where it is being set up, or could not be: that worker's log says why.
+    if MissionControlWorker.name not in dask_worker.plugins:
+        await dask_worker.plugin_add(MissionControlWorker())

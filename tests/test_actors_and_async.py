@@ -70,6 +70,7 @@ def test_an_asynchronous_client_is_refused_in_one_line(cluster):
             for attempt in (
                 lambda: mission_control.job("a", client=client).__enter__(),
                 lambda: mission_control.install(client),
+                lambda: mission_control.uninstall(client),
             ):
                 with pytest.raises(RuntimeError) as caught:
                     attempt()

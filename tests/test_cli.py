@@ -238,3 +238,13 @@ def test_more_data_than_memory_is_sorted(tmp_path):
 def test_the_version_is_that_of_the_package():
     done = mission("--version")
     assert done.returncode == 0 and importlib.metadata.version("mission-control") in done.stdout
+
+
+def test_an_output_that_nobody_reads_is_no_traceback():
+    shell = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m mission_control weights --help | true"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "Traceback" not in shell.stderr, shell.stderr

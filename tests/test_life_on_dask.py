@@ -19,6 +19,7 @@ from distributed import Client, Event, LocalCluster, wait
 
 import mission_control
 from mission_control import fetch, put
+from mission_control.dask.scheduler import MissionControlScheduler
 from mission_control.dask.worker import data_ports
 from tests.conftest import data, resources, status, until, what_is_left
 
@@ -197,3 +198,25 @@ def test_ports_are_one_or_a_range(given, ports):
 def test_ports_that_make_no_sense_are_refused_in_one_line(port):
     with dask.config.set({"mission-control.port": port}), pytest.raises(ValueError, match=r"give a port, or a range"):
         data_ports()
+
+
+@pytest.mark.parametrize("blocked", [[], ["run_function"]])
+def test_install_adds_what_is_missing_and_knows_what_is_there(blocked):
+    options = {"n_workers": 2, "threads_per_worker": 1, "memory_limit": "1GiB", "dashboard_address": ":0"}
+    with (
+        dask.config.set({"distributed.scheduler.blocked-handlers": blocked}),
+        LocalCluster(**options) as cluster,
+        Client(cluster) as client,
+    ):
+        assert not mission_control.jobs.installed(client)
+        # As a scheduler that was preloaded, whose workers were not.
+        client.register_plugin(MissionControlScheduler())
+        assert mission_control.jobs.installed(client)
+        if blocked:
+            # Which workers have joined such a scheduler does not say.
+            return
+        mission_control.install(client)
+        mission_control.install(client)
+        reference = client.submit(made, 3, pure=False)
+        assert client.submit(digest, reference, pure=False).result(timeout=60) == expected(3)
+        assert len(status(client)["workers"]) == 2

@@ -215,6 +215,11 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
             own["memory"] = {kind: said[kind] for kind in MEMORY if isinstance(said.get(kind), int)}
         return status
 
+    def workers_without(self) -> list[str]:
+        """Workers of Dask that have not joined."""
+        joined = super().status(0)["workers"]
+        return [address for address in self.scheduler.workers if address not in joined]
+
     async def on_since(self, seen: int) -> tuple[int, list[dict[str, Any]]]:
         """Records after the first ``seen`` ones."""
         return self.log.since(seen)

@@ -225,3 +225,20 @@ pub struct Demands {
 fn one() -> f64 {
     1.0
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_job_demands_by_a_misspelt_word_is_no_job() {
+        let read = |text: &str| serde_json::from_str::<JobSpec>(text).map_err(|error| error.to_string());
+        assert!(read(r#"{"job": "report", "demands": {"encrypt": "opportunistic"}}"#).is_ok());
+        for text in
+            [r#"{"job": "report", "encrypt": true}"#, r#"{"job": "report", "demands": {"encrpyt": "opportunistic"}}"#]
+        {
+            let why = read(text).unwrap_err();
+            assert!(why.contains("unknown field `enc"), "{why}");
+        }
+    }
+}
