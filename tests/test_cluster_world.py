@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -77,3 +78,28 @@ def test_sort_runs_on_a_cluster_that_is_running(running, tmp_path):
         "run", "sort", "--size", "16MiB", "--scheduler", running, "--encrypt", "--results", str(tmp_path / "r")
     )
     assert refused.returncode == 4 and "TLS" in refused.stderr
+
+
+def test_a_worker_that_is_started_before_its_scheduler_has_a_data_plane(tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    dask = [sys.executable, "-m", "dask"]
+    local = ["--no-dashboard", "--preload", "mission_control.dask"]
+    worker = ["worker", f"tcp://127.0.0.1:{port}", "--no-nanny", "--local-directory", str(tmp_path / "spool")]
+    scheduler = ["scheduler", "--port", str(port), "--host", "127.0.0.1"]
+    impatient = {**os.environ, "DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "1s"}
+    with open(tmp_path / "log", "w") as log, ExitStack() as stack:
+
+        def start(command: list[str]) -> None:
+            process = subprocess.Popen([*dask, *command, *local], stdout=log, stderr=log, env=impatient)
+            stack.callback(process.wait, timeout=30)
+            stack.callback(process.terminate)
+
+        start(worker)
+        waits = "waits for the scheduler"
+        until(lambda: waits in (tmp_path / "log").read_text(), "the worker has found no scheduler", seconds=60)
+        start(scheduler)
+        with Client(f"tcp://127.0.0.1:{port}", timeout=60, set_as_default=False) as client:
+            client.wait_for_workers(1, timeout=60)
+            until(lambda: len(status(client)["workers"]) == 1, "its data plane is up")

@@ -147,7 +147,7 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
             except OSError as error:
                 if self.closing or worker.status in (Status.closing, Status.closed, Status.failed):
                     raise
-                logger.info("Mission Control on this worker waits for the scheduler: %s", error)
+                logger.warning("Mission Control on this worker waits for the scheduler: %s", error)
                 await asyncio.sleep(SECRET_AGAIN_S)
 
     async def teardown(self, worker: Worker) -> None:

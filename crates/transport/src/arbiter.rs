@@ -727,6 +727,21 @@ mod tests {
     }
 
     #[test]
+    fn a_socket_that_takes_no_connections_keeps_nobody_from_sharing() {
+        use socket2::{Domain, SockAddr, Socket, Type};
+        let key = cluster();
+        let socket = || Socket::new(Domain::UNIX, Type::STREAM, None).unwrap();
+        // Its queue of connections is full, so nobody learns whose it is.
+        let address = SockAddr::unix(format!("\0{}", name(&key, GENERATIONS - 1))).unwrap();
+        let (full, waits) = (socket(), socket());
+        full.bind(&address).unwrap();
+        full.listen(0).unwrap();
+        waits.connect(&address).unwrap();
+        let (first, second) = (arbiter(&key), arbiter(&key));
+        assert!(first.gives_out() && !second.gives_out() && first.alone().is_none());
+    }
+
+    #[test]
     fn a_name_that_somebody_has_taken_and_does_not_answer_is_passed_over() {
         let key = cluster();
         let _taken = local::bind(&name(&key, 1)).unwrap();

@@ -27,7 +27,7 @@ pub struct Spools {
 struct Spool {
     file: File,
     /// The same file, open for reading only; `None`: nobody else may read it.
-    lent: Option<File>,
+    read_only: Option<File>,
     places: Mutex<Places>,
     /// Bytes in all files of this process.
     live: Arc<AtomicU64>,
@@ -103,7 +103,11 @@ impl Spools {
             return Ok(spool.clone());
         }
         match Spool::new(&self.folder, sharers.is_some(), self.live.clone()) {
-            Ok(spool) => Ok(files.entry(sharers).or_insert(Arc::new(spool)).clone()),
+            Ok(spool) => {
+                let spool = Arc::new(spool);
+                files.insert(sharers, spool.clone());
+                Ok(spool)
+            }
             // Without a descriptor for a file of its own a job uses the one that is there.
             Err(error) => files.get(&None).cloned().ok_or(error),
         }
@@ -123,13 +127,13 @@ impl Spools {
 }
 
 impl Spool {
-    fn new(folder: &Path, is_lent: bool, live: Arc<AtomicU64>) -> io::Result<Spool> {
+    fn new(folder: &Path, is_shared: bool, live: Arc<AtomicU64>) -> io::Result<Spool> {
         std::fs::create_dir_all(folder)?;
         let name = folder.join(format!("mission-spool-{}", crate::object::ObjectId::random()));
         let file = File::options().read(true).write(true).create_new(true).mode(0o600).open(&name)?;
-        let lent = is_lent.then(|| File::open(&name)).transpose();
+        let read_only = is_shared.then(|| File::open(&name)).transpose();
         std::fs::remove_file(&name)?;
-        Ok(Spool { file, lent: lent?, places: Mutex::default(), live })
+        Ok(Spool { file, read_only: read_only?, places: Mutex::default(), live })
     }
 
     fn write(self: &Arc<Spool>, bytes: &[u8]) -> io::Result<SpoolRange> {
@@ -165,8 +169,8 @@ impl SpoolRange {
     }
 
     /// As [`SpoolRange::place`], for other processes; `None`: they may not read it.
-    pub fn lent(&self) -> Option<(&File, u64)> {
-        Some((self.spool.lent.as_ref()?, self.start))
+    pub fn shared(&self) -> Option<(&File, u64)> {
+        Some((self.spool.read_only.as_ref()?, self.start))
     }
 
     #[cfg(test)]
@@ -250,10 +254,10 @@ mod tests {
         let ranges: Vec<_> = jobs.iter().map(|job| spools.write(&[5; 1000], *job).unwrap()).collect();
         let another = spools.write(&[6; 10], Some(1)).unwrap();
         assert!(Arc::ptr_eq(&another.spool, &ranges[0].spool));
-        assert!(ranges[2].lent().is_none());
-        let inode = |range: &SpoolRange| range.lent().unwrap().0.metadata().unwrap().ino();
+        assert!(ranges[2].shared().is_none());
+        let inode = |range: &SpoolRange| range.shared().unwrap().0.metadata().unwrap().ino();
         assert_ne!(inode(&ranges[0]), inode(&ranges[1]));
-        let (file, start) = another.lent().unwrap();
+        let (file, start) = another.shared().unwrap();
         let mut back = [0; 10];
         file.read_exact_at(&mut back, start).unwrap();
         assert_eq!(back, [6; 10]);

@@ -1,6 +1,7 @@
 //! The receiver's side of a broadcast: asks the owner for its next piece and whom to get it from, and serves what it has.
 
-use super::home::{Caller, Found};
+use super::caller::Caller;
+use super::home::Found;
 use super::runs::Far;
 use super::{INTERRUPT_EVERY, Planned, Shared};
 use crate::carrier::{self, Connection};
@@ -57,9 +58,7 @@ impl Shared {
                 let numbers = numbers.into_values().map(|(number, _)| number);
                 return Ok((homes, numbers.zip(receiving).collect()));
             }
-            if caller.gives_up() {
-                return Err(FetchError::Cancelled("interrupted".into()));
-            }
+            caller.waits()?;
             self.store.copies.wait(INTERRUPT_EVERY);
         }
     }

@@ -1,7 +1,8 @@
-//! The parts that this host has already: in this process, or in one that lends them.
+//! The parts that this host has already: in this process, or in one that gives leases on them.
 
-use super::{INTERRUPT_EVERY, Shared, addressable, no_memory};
-use crate::carrier::shm::{LeaseDenied, Loan, WantedOf, map_all};
+use super::caller::Caller;
+use super::{Shared, addressable, no_memory};
+use crate::carrier::shm::{LeaseDenied, LeasedPart, WantedOf, map_all};
 use crate::copies::PartKey;
 use crate::object::ObjectId;
 use crate::parts::{FetchRequest, Home, Part, Wanted};
@@ -12,7 +13,6 @@ use mission_core::flight::{FlightPlan, Leg, Reach};
 use mission_core::host::fetches::FetchError;
 use mission_core::report::Negotiated;
 use mission_core::types::Transport;
-use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(100);
 pub(super) enum Found {
     Here(Part),
     /// In the spool of another process of this host.
-    Lent(Loan),
+    Spooled(LeasedPart),
     /// It has to be brought, or copied from the own spool.
     Elsewhere,
 }
@@ -33,40 +33,6 @@ pub(super) enum Found {
 impl Found {
     pub(super) fn is_elsewhere(&self) -> bool {
         matches!(self, Found::Elsewhere)
-    }
-}
-
-/// Whether somebody still waits for a fetch.
-pub(super) struct Caller<'a> {
-    shared: &'a Shared,
-    interrupted: RefCell<&'a mut dyn FnMut() -> bool>,
-    asked: Cell<Instant>,
-    gave_up: Cell<Option<&'static str>>,
-}
-
-impl<'a> Caller<'a> {
-    pub(super) fn new(shared: &'a Shared, interrupted: &'a mut dyn FnMut() -> bool) -> Caller<'a> {
-        let (interrupted, asked) = (RefCell::new(interrupted), Cell::new(Instant::now()));
-        Caller { shared, interrupted, asked, gave_up: Cell::new(None) }
-    }
-
-    /// Whether it was interrupted, or this worker closes; cheap, since it is looked up every [`INTERRUPT_EVERY`].
-    pub(super) fn gives_up(&self) -> bool {
-        if self.gave_up.get().is_none() && self.asked.get().elapsed() >= INTERRUPT_EVERY {
-            self.asked.set(Instant::now());
-            if self.shared.lock().closing {
-                self.gave_up.set(Some(super::CLOSES));
-            } else if (self.interrupted.borrow_mut())() {
-                self.gave_up.set(Some("interrupted"));
-            }
-        }
-        self.gave_up.get().is_some()
-    }
-
-    /// # Errors
-    /// It has given up.
-    fn still_waits(&self) -> Result<(), FetchError> {
-        self.gave_up.get().map_or(Ok(()), |why| Err(FetchError::Cancelled(why.into())))
     }
 }
 
@@ -105,13 +71,13 @@ impl Shared {
             };
             found.push(here.map_or(Found::Elsewhere, Found::Here));
         }
-        let take = |loans: Vec<Loan>| {
-            if !loans[0].is_memory() {
-                return Ok((loans.into_iter().map(Found::Lent).collect(), None));
+        let take = |leased: Vec<LeasedPart>| {
+            if !leased[0].is_memory() {
+                return Ok((leased.into_iter().map(Found::Spooled).collect(), None));
             }
-            let parts = map_all(&loans).map_err(LeaseDenied::Refused)?;
+            let parts = map_all(&leased).map_err(LeaseDenied::Refused)?;
             let part = |(lease, start, len)| Found::Here(Part { home: Home::Borrowed(lease), start, len });
-            Ok((parts.into_iter().map(part).collect(), Some(loans[0].negotiated())))
+            Ok((parts.into_iter().map(part).collect(), Some(leased[0].negotiated())))
         };
         self.nearby(request, plan, &near, caller, take, |number, part| found[number] = part)?;
         Ok(found)
@@ -145,14 +111,14 @@ impl Shared {
             }
             segments.push(segment);
         }
-        let take = |loans: Vec<Loan>| {
-            let copy = |loan: &Loan| {
-                let mut own = taken(loan.size()).map_err(|error| LeaseDenied::Refused(error.to_string()))?;
-                loan.copy(own.bytes_mut(), || caller.gives_up()).map_err(LeaseDenied::Refused)?;
+        let take = |leased: Vec<LeasedPart>| {
+            let copy = |part: &LeasedPart| {
+                let mut own = taken(part.size()).map_err(|error| LeaseDenied::Refused(error.to_string()))?;
+                part.copy(own.bytes_mut(), || caller.gives_up()).map_err(LeaseDenied::Refused)?;
                 Ok(own)
             };
-            let copied: Result<Vec<Segment>, LeaseDenied> = loans.iter().map(copy).collect();
-            Ok((copied?, Some(loans[0].negotiated())))
+            let copied: Result<Vec<Segment>, LeaseDenied> = leased.iter().map(copy).collect();
+            Ok((copied?, Some(leased[0].negotiated())))
         };
         self.nearby(request, plan, &near, caller, take, |number, segment| segments[number] = Some(segment))?;
         Ok(segments)
@@ -166,27 +132,20 @@ impl Shared {
         plan: &FlightPlan,
         near: &Near,
         caller: &Caller<'_>,
-        take: impl Fn(Vec<Loan>) -> Result<Taken<T>, LeaseDenied>,
+        take: impl Fn(Vec<LeasedPart>) -> Result<Taken<T>, LeaseDenied>,
         mut give: impl FnMut(usize, T),
     ) -> Result<(), FetchError> {
         let Some(leg) = shared_memory(plan).filter(|_| !near.is_empty()) else { return Ok(()) };
         let elsewhere = plan.legs.iter().any(|leg| leg.reach == Reach::Anywhere);
         let answers = self.ask_owners(request, near, leg, caller, &take);
-        caller.still_waits()?;
+        caller.waits()?;
         for (object, taken) in answers {
             let parts = match taken {
                 Err(_) if elsewhere => continue,
-                Err(_) => {
+                Err(denied) => {
                     let one = Near::from([(object, near[&object].clone())]);
-                    let again = || {
-                        let answer = self.ask_owners(request, &one, leg, caller, &take).remove(&object);
-                        answer.unwrap_or(Err(LeaseDenied::Elsewhere))
-                    };
-                    // Its owner may have been silent a moment ago, and answer by now.
-                    match again() {
-                        Err(denied) => self.insist(denied, object, caller, again)?,
-                        Ok(parts) => parts,
-                    }
+                    let ask = || self.ask_owners(request, &one, leg, caller, &take).remove(&object);
+                    self.insist(denied, object, caller, || ask().unwrap_or(Err(LeaseDenied::Elsewhere)))?
                 }
                 Ok(parts) => parts,
             };
@@ -212,14 +171,9 @@ impl Shared {
         let since = Instant::now();
         let mut silent = None;
         loop {
-            let state = self.lock();
-            if let Some(lost) = state.lost.get(&object) {
+            if let Some(lost) = self.lock().lost.get(&object) {
                 return Err(FetchError::Lost(lost.clone()));
             }
-            if state.closing {
-                return Err(FetchError::Cancelled(super::CLOSES.into()));
-            }
-            drop(state);
             match (denied, &silent) {
                 (LeaseDenied::Gone, _) => return Err(FetchError::Lost("its owner has freed it".into())),
                 (LeaseDenied::Refused(why), _) => return refused(&why),
@@ -231,14 +185,13 @@ impl Shared {
             if since.elapsed() >= PROGRESS_TIMEOUT {
                 return refused(silent.as_deref().unwrap_or_default());
             }
-            std::thread::sleep(LOOK_AGAIN);
-            if caller.gives_up() {
-                caller.still_waits()?;
-            }
+            caller.waits()?;
+            // At once first: the answer of an owner that was silent a moment ago may be old.
             denied = match borrow() {
                 Ok(parts) => return Ok(parts),
                 Err(denied) => denied,
             };
+            std::thread::sleep(LOOK_AGAIN);
         }
     }
 
@@ -259,7 +212,7 @@ impl Shared {
         near: &Near,
         leg: &Leg,
         caller: &Caller<'_>,
-        take: impl Fn(Vec<Loan>) -> Result<Taken<T>, LeaseDenied>,
+        take: impl Fn(Vec<LeasedPart>) -> Result<Taken<T>, LeaseDenied>,
     ) -> BTreeMap<ObjectId, Result<Vec<T>, LeaseDenied>> {
         let mut owners: BTreeMap<ObjectId, VecDeque<SocketAddr>> = BTreeMap::new();
         let state = self.lock();
@@ -286,9 +239,9 @@ impl Shared {
             for (owner, wanted) in wanted_of {
                 let mut all = Vec::with_capacity(wanted.len());
                 // Each is taken as it comes, so that few descriptors are open at once.
-                let take = |(object, parts): &WantedOf, lent: Result<Vec<Loan>, LeaseDenied>| {
+                let take = |(object, parts): &WantedOf, answer: Result<Vec<LeasedPart>, LeaseDenied>| {
                     let bytes: u64 = parts.iter().map(|(_, len)| len).sum();
-                    all.push((*object, bytes, lent.and_then(&take)));
+                    all.push((*object, bytes, answer.and_then(&take)));
                 };
                 self.borrower.borrow(owner, &wanted, || caller.gives_up(), take);
                 let mut state = self.lock();
@@ -318,20 +271,20 @@ impl Shared {
         }
     }
 
-    /// Copies what is lent into its place; false: it has to come another way.
+    /// Copies a part from its owner's spool to its place; false: it has to come another way.
     ///
     /// # Errors
     /// It cannot be read, and may not come another way; or nobody waits for it any more.
-    pub(super) fn copy_lent(
+    pub(super) fn copy_spooled(
         &self,
         request: &FetchRequest,
         plan: &FlightPlan,
-        loan: &Loan,
+        part: &LeasedPart,
         into: &mut [u8],
         caller: &Caller<'_>,
     ) -> Result<bool, FetchError> {
-        let Err(why) = loan.copy(into, || caller.gives_up()) else { return Ok(true) };
-        caller.still_waits()?;
+        let Err(why) = part.copy(into, || caller.gives_up()) else { return Ok(true) };
+        caller.waits()?;
         if !plan.legs.iter().any(|leg| leg.reach == Reach::Anywhere) {
             return Err(FetchError::Denied(format!("shared memory was demanded, but {why}")));
         }

@@ -5,6 +5,7 @@
 //! moves ranges; [`plans`] says over which legs, and [`locations`] where objects lie.
 
 mod broadcast;
+mod caller;
 mod home;
 mod locations;
 mod plans;
@@ -18,7 +19,8 @@ use crate::object::ObjectId;
 use crate::parts::{self, FetchRequest, Fetched, Home, Part, Wanted};
 use crate::segment::{Pool, Segment};
 use crate::store::Store;
-use home::{Caller, Found, shared_memory};
+use caller::Caller;
+use home::{Found, shared_memory};
 use mission_core::cluster::Senders;
 use mission_core::flight::Environment;
 use mission_core::host::fetches::{FetchError, FetchId, SourceId, Tally};
@@ -239,7 +241,7 @@ impl Fetcher {
         let segment = shared.take(len, sharers)?;
         let mut far = Vec::new();
         let mut bytes = Bytes::default();
-        let mut lent = None;
+        let mut spooled = None;
         for (number, (wanted, &(start, len))) in request.parts.iter().zip(&places).enumerate() {
             // SAFETY: nobody else knows of this segment yet, and the places in it do not overlap.
             let into = unsafe { std::slice::from_raw_parts_mut(segment.as_ptr().add(start), len) };
@@ -250,10 +252,10 @@ impl Fetcher {
                     }
                     true
                 }
-                Found::Lent(loan) => {
-                    let copied = shared.copy_lent(&request, &planned.plan, loan, into, &caller)?;
+                Found::Spooled(part) => {
+                    let copied = shared.copy_spooled(&request, &planned.plan, part, into, &caller)?;
                     if copied {
-                        lent.get_or_insert_with(|| (0, loan.negotiated())).0 += wanted.len;
+                        spooled.get_or_insert_with(|| (0, part.negotiated())).0 += wanted.len;
                     }
                     homes[number] = Found::Elsewhere;
                     copied
@@ -275,7 +277,7 @@ impl Fetcher {
             }
         }
         shared.asks(&request.transfer, &bytes);
-        if let (Some((bytes, negotiated)), Some(leg)) = (lent, shared_memory(&planned.plan)) {
+        if let (Some((bytes, negotiated)), Some(leg)) = (spooled, shared_memory(&planned.plan)) {
             shared.lock().record(&request.transfer).transport.carried(leg, bytes, negotiated);
         }
         let mut interrupted = || caller.gives_up();

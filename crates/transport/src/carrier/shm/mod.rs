@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 
 pub use owner::Lender;
-pub use reader::{Borrowed, Borrower, LeaseDenied, Loan, WantedOf, map_all};
+pub use reader::{Borrowed, Borrower, LeaseDenied, LeasedPart, WantedOf, map_all};
 
 /// Parts that one lease covers, and checksums that one answer carries: a question about more is answered in parts.
 const PARTS_MAX: usize = 4096;
@@ -61,14 +61,14 @@ struct Answer {
     /// The question's number.
     question: u64,
     /// In which the objects lie; their descriptors come with the answer, in this order.
-    files: Vec<LentFile>,
+    files: Vec<SharedFile>,
     /// Of each object in the order of the question: where it lies, or why there is no lease on it.
     objects: Vec<Result<Given, String>>,
 }
 
 /// A file with objects in it.
 #[derive(Clone, Copy, Serialize, Deserialize)]
-struct LentFile {
+struct SharedFile {
     kind: Kind,
     /// The same for all that lies in it.
     name: u64,

@@ -1,7 +1,7 @@
 //! The owner's side: gives leases on its objects, as long as their readers live.
 
 use super::{
-    Answer, BLOCKS_MAX, Given, Kind, LeaseName, LentFile, MESSAGE_BYTES, NO_SUCH_OBJECT, PARTS_MAX, Place, Question,
+    Answer, BLOCKS_MAX, Given, Kind, LeaseName, MESSAGE_BYTES, NO_SUCH_OBJECT, PARTS_MAX, Place, Question, SharedFile,
     name,
 };
 use crate::auth::Token;
@@ -28,7 +28,7 @@ const UNADMITTED_MAX: usize = 64;
 /// Processes that read here at once: a host has fewer workers.
 const READERS_MAX: usize = 256;
 
-/// Objects that one reader is lent at once.
+/// Leases that one reader has at once.
 const LEASES_MAX: usize = 1 << 16;
 
 /// What listens for readers of an owner's objects, and gives them leases until it is dropped.
@@ -146,17 +146,17 @@ impl Shared {
                     if !is_answered {
                         continue;
                     }
-                    let mut lending = Lending { lent: leases.len(), ..Lending::default() };
-                    let objects = lending.give(&self.store, &wanted);
-                    let files = lending.files.iter().map(|(file, _)| *file).collect();
+                    let mut granting = Granting { before: leases.len(), ..Granting::default() };
+                    let objects = granting.grant(&self.store, &wanted);
+                    let files = granting.files.iter().map(|(file, _)| *file).collect();
                     let frame = said.frame(&Answer { question, files, objects });
-                    let files: Vec<BorrowedFd<'_>> = lending.files.iter().map(|(_, file)| file.as_fd()).collect();
+                    let files: Vec<BorrowedFd<'_>> = granting.files.iter().map(|(_, file)| file.as_fd()).collect();
                     if local::send(&reader, &frame, &files).is_err() {
                         // Some of it may have arrived. What the reader has it may still return.
                         is_answered = false;
                         let _ = reader.shutdown(Shutdown::Write);
                     }
-                    let given = lending.leases.into_iter().enumerate();
+                    let given = granting.leases.into_iter().enumerate();
                     leases.extend(given.filter_map(|(number, lease)| Some(((question, number), lease?))));
                 }
                 Ok(Some(Question::Return { leases: gone })) => {
@@ -189,11 +189,11 @@ impl Shared {
 
 /// What one answer gives: of each object its lease, if there is one; and what they lie in.
 #[derive(Default)]
-struct Lending {
+struct Granting {
     /// Leases that the reader has already.
-    lent: usize,
+    before: usize,
     leases: Vec<Option<Leased>>,
-    files: Vec<(LentFile, OwnedFd)>,
+    files: Vec<(SharedFile, OwnedFd)>,
 }
 
 /// An object that one reader looks at: its memory is read-only, and its place is not used again.
@@ -225,9 +225,9 @@ impl Room {
     }
 }
 
-impl Lending {
+impl Granting {
     /// Takes as many parts of these objects as one answer carries; of each object where they lie, or why there is no lease.
-    fn give(&mut self, store: &Store, wanted: &[(ObjectId, Vec<u32>)]) -> Vec<Result<Given, String>> {
+    fn grant(&mut self, store: &Store, wanted: &[(ObjectId, Vec<u32>)]) -> Vec<Result<Given, String>> {
         let mut objects = Vec::new();
         let mut room = Room { parts: PARTS_MAX, blocks: BLOCKS_MAX };
         for (object, parts) in wanted {
@@ -236,7 +236,7 @@ impl Lending {
             }
             let before = room;
             let found = store.get(object).ok_or_else(|| NO_SUCH_OBJECT.to_owned());
-            match found.and_then(|object| self.lend(&object, parts, &mut room)) {
+            match found.and_then(|object| self.lease(&object, parts, &mut room)) {
                 Ok((given, _)) if given.parts.is_empty() => break,
                 Ok((given, lease)) => {
                     let is_all = given.parts.len() == parts.len();
@@ -261,15 +261,21 @@ impl Lending {
     }
 
     /// The first of these parts, as many as there is room for; no parts, where there is none.
-    fn lend(&mut self, object: &Arc<Object>, parts: &[u32], room: &mut Room) -> Result<(Given, Leased), String> {
+    fn lease(&mut self, object: &Arc<Object>, parts: &[u32], room: &mut Room) -> Result<(Given, Leased), String> {
         if object.encryption != Encryption::None {
             return Err("this object may only leave encrypted".into());
         }
         if parts.is_empty() {
             return Err("no parts were asked for".into());
         }
-        if self.lent + self.leases.len() >= LEASES_MAX {
-            return Err(format!("its owner lends this reader {LEASES_MAX} objects already"));
+        if self.before + self.leases.len() >= LEASES_MAX {
+            return Err(format!("its reader has {LEASES_MAX} leases already"));
+        }
+        if let Body::Memory(segment) = object.body()
+            && segment.len() < SHARED_MIN
+        {
+            let least = mission_core::units::format_bytes(SHARED_MIN as u64);
+            return Err(format!("objects below {least} are copied"));
         }
         let mut places = Vec::with_capacity(parts.len().min(room.parts));
         for part in parts {
@@ -282,17 +288,12 @@ impl Lending {
         }
         let (lease, file, start) = match object.body() {
             Body::Memory(segment) => {
-                if segment.len() < SHARED_MIN {
-                    let least = mission_core::units::format_bytes(SHARED_MIN as u64);
-                    return Err(format!("objects below {least} are copied"));
-                }
                 let memory = segment.protect()?;
                 let lease = Leased(object.clone());
                 (lease, self.file(Kind::Memory, memory.file, memory.size)?, memory.start)
             }
             Body::Spooled(range) => {
-                let (file, start) =
-                    range.lent().ok_or("it lies in the spool, in the file that is its worker's alone")?;
+                let (file, start) = range.shared().ok_or("it lies in its worker's private spool file")?;
                 (Leased(object.clone()), self.file(Kind::Spool, file, 0)?, start)
             }
         };
@@ -309,7 +310,7 @@ impl Lending {
         }
         let own =
             file.as_fd().try_clone_to_owned().map_err(|error| format!("its owner has no descriptor left: {error}"))?;
-        self.files.push((LentFile { kind, name, size }, own));
+        self.files.push((SharedFile { kind, name, size }, own));
         Ok(self.files.len() - 1)
     }
 }

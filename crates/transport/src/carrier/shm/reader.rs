@@ -1,7 +1,7 @@
 //! The reader's side: maps what other processes of its host lease to it.
 
 use super::{
-    Answer, Given, Kind, LeaseName, LentFile, MESSAGE_BYTES, NO_SUCH_OBJECT, PARTS_MAX, Place, Question, name,
+    Answer, Given, Kind, LeaseName, MESSAGE_BYTES, NO_SUCH_OBJECT, PARTS_MAX, Place, Question, SharedFile, name,
 };
 use crate::auth::Token;
 use crate::checksum;
@@ -116,11 +116,11 @@ impl Drop for Lease {
 }
 
 /// A part under a lease, which nobody has looked at yet.
-pub struct Loan {
+pub struct LeasedPart {
     object: ObjectId,
     part: u32,
     place: Place,
-    file: Arc<(LentFile, OwnedFd)>,
+    file: Arc<(SharedFile, OwnedFd)>,
     lease: Arc<Lease>,
 }
 
@@ -189,11 +189,11 @@ impl Borrower {
         owner: SocketAddr,
         wanted: &[WantedOf],
         gives_up: impl Fn() -> bool,
-        mut take: impl FnMut(&WantedOf, Result<Vec<Loan>, LeaseDenied>),
+        mut take: impl FnMut(&WantedOf, Result<Vec<LeasedPart>, LeaseDenied>),
     ) {
         let (mut done, mut begun) = (0, Vec::new());
         let mut waited = Duration::ZERO;
-        let mut lend = || -> Result<(), LeaseDenied> {
+        let mut ask_all = || -> Result<(), LeaseDenied> {
             let link = self.link(owner)?;
             while done < wanted.len() {
                 if gives_up() {
@@ -210,8 +210,8 @@ impl Borrower {
                 for given in answered {
                     let own = &wanted[done];
                     match given {
-                        Ok(loans) => {
-                            begun.extend(loans);
+                        Ok(leased) => {
+                            begun.extend(leased);
                             if begun.len() < own.1.len() {
                                 // The rest is in the next answer.
                                 continue;
@@ -228,7 +228,7 @@ impl Borrower {
             }
             Ok(())
         };
-        if let Err(denied) = lend() {
+        if let Err(denied) = ask_all() {
             wanted[done..].iter().for_each(|own| take(own, Err(denied.clone())));
         }
     }
@@ -240,7 +240,7 @@ impl Borrower {
         link: &Arc<Link>,
         wanted: &[WantedOf],
         begun: usize,
-    ) -> Result<Vec<Result<Vec<Loan>, LeaseDenied>>, LeaseDenied> {
+    ) -> Result<Vec<Result<Vec<LeasedPart>, LeaseDenied>>, LeaseDenied> {
         let (answer, files) = link.ask(wanted, begun).map_err(|(question, error)| {
             if let Some(question) = question {
                 let _ = self.returns.send((link.clone(), Ended::All(question)));
@@ -249,8 +249,8 @@ impl Borrower {
             self.forget(owner, link, why.clone());
             LeaseDenied::Silent(why)
         })?;
-        let files: Vec<Arc<(LentFile, OwnedFd)>> = answer.files.into_iter().zip(files).map(Arc::new).collect();
-        let loans_of = |number: usize, given: Given| {
+        let files: Vec<Arc<(SharedFile, OwnedFd)>> = answer.files.into_iter().zip(files).map(Arc::new).collect();
+        let leased_of = |number: usize, given: Given| {
             let lease = Lease { name: (answer.question, number), link: link.clone(), returns: self.returns.clone() };
             let lease = Arc::new(lease);
             let (object, parts) = &wanted[number];
@@ -260,14 +260,14 @@ impl Borrower {
             if given.parts.iter().zip(parts).any(|(place, (_, len))| place.len != *len) {
                 return Err("a part has another length there");
             }
-            let loan = |(place, (part, _)): (Place, &(u32, u64))| {
+            let leased = |(place, (part, _)): (Place, &(u32, u64))| {
                 let (object, part, file, lease) = (*object, *part, file.clone(), lease.clone());
-                Loan { object, part, place, file, lease }
+                LeasedPart { object, part, place, file, lease }
             };
-            Ok(given.parts.into_iter().zip(parts).map(loan).collect())
+            Ok(given.parts.into_iter().zip(parts).map(leased).collect())
         };
         let objects = answer.objects.into_iter().enumerate().map(|(number, given)| match given {
-            Ok(given) => loans_of(number, given).map_err(|why| LeaseDenied::Refused(why.into())),
+            Ok(given) => leased_of(number, given).map_err(|why| LeaseDenied::Refused(why.into())),
             Err(reason) if reason == NO_SUCH_OBJECT => Err(LeaseDenied::Gone),
             Err(reason) => Err(LeaseDenied::Refused(reason.chars().take(REASON_MAX).collect())),
         });
@@ -394,7 +394,7 @@ impl Link {
     }
 
     /// Memory of the owner, mapped once however much lies in it.
-    fn mapped(&self, shared: LentFile, file: &OwnedFd) -> Result<Arc<Mapped>, String> {
+    fn mapped(&self, shared: SharedFile, file: &OwnedFd) -> Result<Arc<Mapped>, String> {
         let mut memories = self.memories.lock().expect("no panic while held");
         if let Some(mapped) = memories.get(&shared.name).and_then(Weak::upgrade)
             && mapped.size as u64 == shared.size
@@ -408,7 +408,7 @@ impl Link {
     }
 }
 
-impl Loan {
+impl LeasedPart {
     /// Whether it lies in memory that can be mapped; else it has to be copied.
     pub fn is_memory(&self) -> bool {
         self.file.0.kind == Kind::Memory
@@ -464,30 +464,34 @@ fn give(known: &Mutex<HashMap<SocketAddr, Known>>, link: &Arc<Link>, returned: &
 ///
 /// # Errors
 /// Why they have to come another way.
-pub fn map_all(loans: &[Loan]) -> Result<Vec<Part>, String> {
-    let mut all = Vec::with_capacity(loans.len());
+pub fn map_all(leased: &[LeasedPart]) -> Result<Vec<Part>, String> {
+    let mut all = Vec::with_capacity(leased.len());
     // What came in one answer is under one lease.
-    for loans in loans.chunk_by(|one, next| Arc::ptr_eq(&one.lease, &next.lease)) {
-        let (shared, file) = &*loans[0].file;
-        let mapped = loans[0].lease.link.mapped(*shared, file)?;
-        let (object, lease) = (loans[0].object, loans[0].lease.clone());
-        let verified = Vec::with_capacity(loans.len());
+    for of_answer in leased.chunk_by(|one, next| Arc::ptr_eq(&one.lease, &next.lease)) {
+        let (shared, file) = &*of_answer[0].file;
+        let mapped = of_answer[0].lease.link.mapped(*shared, file)?;
+        let (object, lease) = (of_answer[0].object, of_answer[0].lease.clone());
+        let verified = Vec::with_capacity(of_answer.len());
         let mut borrowed = Borrowed { mapped: Some(mapped.clone()), object, verified, _lease: lease };
-        loans.iter().try_for_each(|loan| verify(&mapped, &mut borrowed, loan))?;
+        of_answer.iter().try_for_each(|part| verify(&mapped, &mut borrowed, part))?;
         let borrowed = Arc::new(borrowed);
-        all.extend(loans.iter().map(|Loan { place, .. }| (borrowed.clone(), place.start as usize, place.len as usize)));
+        all.extend(
+            of_answer
+                .iter()
+                .map(|LeasedPart { place, .. }| (borrowed.clone(), place.start as usize, place.len as usize)),
+        );
     }
     Ok(all)
 }
 
 /// Compares every block with its checksum: what a process reads of another's memory is verified once, while it has a
 /// lease on it.
-fn verify(mapped: &Mapped, borrowed: &mut Borrowed, loan: &Loan) -> Result<(), String> {
-    let place = &loan.place;
+fn verify(mapped: &Mapped, borrowed: &mut Borrowed, part: &LeasedPart) -> Result<(), String> {
+    let place = &part.place;
     if place.start.checked_add(place.len).is_none_or(|end| end > mapped.size as u64) {
         return Err("a part lies outside of its memory".into());
     }
-    let key = (loan.object, loan.part);
+    let key = (part.object, part.part);
     let verified = || mapped.verified.lock().expect("no panic while held");
     // Counted before it is looked at, so that it is not forgotten meanwhile.
     let known = verified().get_mut(&key).map(|leases| *leases += 1).is_some();
@@ -497,7 +501,7 @@ fn verify(mapped: &Mapped, borrowed: &mut Borrowed, loan: &Loan) -> Result<(), S
         }
         *verified().entry(key).or_insert(0) += 1;
     }
-    borrowed.verified.push(loan.part);
+    borrowed.verified.push(part.part);
     Ok(())
 }
 
