@@ -53,17 +53,12 @@ def test_a_program_gathers_over_the_data_plane_under_its_job(encrypted):
             wait(arrays)
             got = client.submit(total, arrays, workers=[two]).result()
             assert got == total([make(seed) for seed in range(8)])
-            kept = next(job for job in until(lambda: jobs_with_transfers(client), "it is reported"))
-            transfer = next(own for own in kept["transfers"] if own["to"] == "gather")
-            assert kept["job"] == "report" and transfer["from"] == "make"
+            (transfer,) = until(lambda: gathered(client, "report"), "it is reported")
+            assert transfer["from"] == "make"
             transports = {name for name, carried in transfer["transport"]["bytes"].items() if carried}
             assert transports == ({"tls"} if encrypted else {"shm"}), transfer
             del arrays
             until(lambda: not any(own["objects"] for own in resources(client).values()), "frames are freed")
-
-
-def jobs_with_transfers(client: Client) -> list[dict[str, Any]]:
-    return [job for job in status(client)["jobs"] if any(own["to"] == "gather" for own in job["transfers"])]
 
 
 def test_results_scattered_gathered_and_computed_are_right():
@@ -246,7 +241,10 @@ def test_a_worker_that_cannot_reach_the_data_plane_gets_nothing_secret_in_the_cl
 
 
 def gathered(client: Client, name: str) -> list[dict[str, Any]]:
-    """The transfers by which workers of a job have had bytes of one another."""
+    """The transfers by which workers of a job have had bytes of one another.
+
+    A transfer is known before its reader has reported what came, and has no bytes then.
+    """
     transfers = [own for job in status(client)["jobs"] if job["job"] == name for own in job["transfers"]]
     return [own for own in transfers if own["to"] == "gather" and any(own["transport"]["bytes"].values())]
 
@@ -313,7 +311,7 @@ def test_commands_start_a_cluster_that_speaks_it(tmp_path):
                 arrays = client.map(make, range(4), workers=[one])
                 got = client.submit(total, arrays, workers=[two]).result(timeout=60)
                 assert got == total([make(seed) for seed in range(4)])
-                until(lambda: jobs_with_transfers(client), "the data plane carried them")
+                until(lambda: gathered(client, "commands"), "the data plane carried them")
 
 
 @pytest.mark.parametrize("dtype", ["c8", ">f4", "U2"])

@@ -1,0 +1,408 @@
+//! The Mission Controller: one per cluster, beside the engine's scheduler.
+//!
+//! It knows jobs, transfers and workers; it assigns weights and picks transports. Events in, commands out; the caller
+//! owns the clock and the channels. Workers keep the last commands they got, so a scheduler that stalls stops nothing.
+
+mod messages;
+mod transfer;
+mod weights;
+
+pub use messages::{Command, Event, JobStatus, TransferStatus, TransferWeight, Weight};
+
+use crate::cluster::Cluster;
+use crate::defaults;
+use crate::ecn::{self, Prober};
+use crate::flight::{self, Environment, FlightPlan};
+use crate::graph::Graph;
+use crate::policy::{self, Policy};
+use crate::shares::{FlowsPerHost, Share};
+use crate::types::{Encryption, JobId, JobSpec, TransferId, check_priority};
+use crate::units::Time;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use transfer::{Progress, Transfer};
+use weights::is_external;
+
+pub struct MissionController {
+    policy_spec: String,
+    policy: Policy,
+    /// What went wrong last with a policy that the caller computes.
+    policy_error: Option<String>,
+    flows_per_host: FlowsPerHost,
+    /// Jobs and transfers that there were.
+    arrivals: u64,
+    jobs: BTreeMap<JobId, Job>,
+    cluster: Cluster,
+    /// Of the active transfers, as of [`MissionController::weighed_at`].
+    shares: Vec<Share>,
+    weights: BTreeMap<TransferId, Weight>,
+    weighed_at: Option<Time>,
+    /// Something has changed since then that weights depend on.
+    stale: bool,
+    prober: Prober,
+    graph: Graph,
+    /// Transports that the caller's Carriers offer while no worker has joined yet.
+    environment: Environment,
+}
+
+struct Job {
+    spec: JobSpec,
+    arrival: u64,
+    arrived_at: Time,
+    /// By a client, the last time: its deadline counts from then.
+    admitted_at: Time,
+    plan: Option<FlightPlan>,
+    refused: Option<String>,
+    transfers: BTreeMap<(Arc<str>, Arc<str>), Transfer>,
+}
+
+impl Job {
+    fn active(&self) -> bool {
+        self.transfers.values().any(Transfer::active)
+    }
+}
+
+impl MissionController {
+    /// # Errors
+    /// The policy is unknown: one line that names those there are; or the budget is 0.
+    pub fn new(
+        policy_spec: &str,
+        flows_per_host: FlowsPerHost,
+        environment: Environment,
+    ) -> Result<MissionController, String> {
+        flows_per_host.check()?;
+        Ok(MissionController {
+            policy_spec: policy_spec.to_owned(),
+            policy: policy::policy(policy_spec)?,
+            policy_error: None,
+            flows_per_host,
+            arrivals: 0,
+            jobs: BTreeMap::new(),
+            cluster: Cluster::default(),
+            shares: Vec::new(),
+            weights: BTreeMap::new(),
+            weighed_at: None,
+            stale: false,
+            prober: Prober::default(),
+            graph: Graph::default(),
+            environment,
+        })
+    }
+
+    /// Takes an event at `now`; adds what is to be said to whom. Only [`Event::Policy`] and [`Event::JobArrived`] can be
+    /// wrong; the answer is [`Command::Invalid`] then, and nothing has changed.
+    pub fn handle(&mut self, now: Time, event: Event, commands: &mut Vec<Command>) {
+        if let Err(why) = self.take(now, event, commands) {
+            commands.push(Command::Invalid { why });
+        }
+    }
+
+    fn take(&mut self, now: Time, event: Event, commands: &mut Vec<Command>) -> Result<(), String> {
+        // An answer is not answered by the same question.
+        let asks = !matches!(event, Event::Weighed { .. });
+        // Whoever says these waits for what comes of it.
+        let at_once = matches!(event, Event::Weighed { .. } | Event::Policy { .. });
+        // Only these can make a probe due; most events are reports, and there are many.
+        let may_probe = matches!(
+            event,
+            Event::Tick
+                | Event::JobArrived { .. }
+                | Event::WorkerJoined { .. }
+                | Event::WorkerLeft { .. }
+                | Event::EcnProbed { .. }
+        );
+        let reweigh = match event {
+            Event::WorkerJoined { worker, host, address, environment } => {
+                let changed = self.cluster.join(worker, host, address, environment);
+                self.prober.changed();
+                if changed {
+                    self.plan_all(commands);
+                }
+                false
+            }
+            Event::WorkerLeft { worker } => {
+                let changed = self.cluster.leave(&worker);
+                self.prober.changed();
+                for transfer in self.jobs.values_mut().flat_map(|job| job.transfers.values_mut()) {
+                    transfer.left += transfer.learn(&worker, None).served;
+                }
+                if changed {
+                    self.plan_all(commands);
+                }
+                true
+            }
+            Event::JobArrived { spec, admitted } => {
+                check_priority(&spec.job, spec.priority)?;
+                let job = spec.job.clone();
+                self.arrive(now, spec, commands);
+                if let Some(own) = self.jobs.get_mut(&job).filter(|_| admitted) {
+                    own.admitted_at = now;
+                }
+                false
+            }
+            Event::JobEnded { job } => {
+                self.graph.forget_job(&job);
+                self.jobs.remove(&job).is_some()
+            }
+            Event::Asked { transfer: id, asked } => {
+                let transfer = self.transfer(now, &id);
+                transfer.stirs(now);
+                let before = transfer.pattern();
+                transfer.evidence.add(&asked);
+                let changed = before != transfer.pattern();
+                transfer.announce(id, commands);
+                changed
+            }
+            // What these tell is looked at with the next other event: a graph comes task by task.
+            Event::TaskAdded { task, job, stage, kind, inputs } => {
+                self.graph.add(task, &job, &stage, kind, &inputs);
+                return Ok(());
+            }
+            Event::Put { task, parts } => {
+                self.graph.put(task, parts);
+                return Ok(());
+            }
+            Event::TaskForgotten { task } => {
+                self.graph.forget(task);
+                return Ok(());
+            }
+            Event::Progress { worker, transfer, asked_bytes, served_bytes, moved, waits_for } => {
+                let host = Some(self.cluster.host_of(&worker).unwrap_or(&worker).clone());
+                let at = |(address, bytes): (Arc<str>, u64)| {
+                    let host = self.cluster.host_at(&address).cloned();
+                    (host.unwrap_or(address), bytes)
+                };
+                let waits_for = waits_for.into_iter().map(at).collect();
+                let transfer = self.transfer(now, &transfer);
+                transfer.stirs(now);
+                let before = transfer.active();
+                let progress = Progress { asked: asked_bytes, served: served_bytes, moved, host, waits_for };
+                transfer.learn(&worker, Some(progress));
+                before != transfer.active()
+            }
+            Event::Policy { policy } => {
+                let new = policy::policy(&policy)?;
+                // Until one that the caller computes has answered, everybody has what it had.
+                self.policy = if is_external(&policy) { self.had().policy() } else { new };
+                self.policy_error = None;
+                self.policy_spec = policy;
+                true
+            }
+            Event::Weighed { asked, counts } => self.weighed(&asked, counts),
+            Event::EcnProbed { worker, seen } => {
+                self.prober.reported(&worker);
+                if self.cluster.probed(&worker, seen) {
+                    self.plan_all(commands);
+                    for worker in self.cluster.workers_of(&worker).cloned() {
+                        let environment = self.cluster.environment_of(&worker);
+                        commands.extend(environment.map(|environment| Command::Own { worker, environment }));
+                    }
+                }
+                false
+            }
+            Event::Tick => {
+                // Once a second, and not for each of many workers that join.
+                commands.extend(self.cluster.news().map(|hosts| Command::Hosts { hosts }));
+                false
+            }
+        };
+        self.stale |= self.learn(now, commands) || reweigh;
+        let since = self.weighed_at.map(|at| now.since(at));
+        let due = if self.stale { defaults::WEIGHTS_APART } else { defaults::WEIGHTS_EVERY };
+        if (at_once && self.stale) || since.is_none_or(|since| since >= due) {
+            (self.weighed_at, self.stale) = (Some(now), false);
+            self.weigh(now, asks, commands);
+        }
+        if may_probe && self.prober.is_due(now) {
+            self.probe(now, commands);
+        }
+        Ok(())
+    }
+
+    /// All that a worker that has just joined must be told.
+    pub fn briefing(&self, worker: &str) -> Vec<Command> {
+        let own = self.cluster.environment_of(worker);
+        let own = own.map(|environment| Command::Own { worker: worker.into(), environment });
+        let hosts = Command::Hosts { hosts: self.cluster.hosts() };
+        let plans = self
+            .jobs
+            .iter()
+            .filter_map(|(job, own)| own.plan.clone().map(|plan| Command::Plan { job: job.clone(), plan }));
+        let broadcasts = self.jobs.iter().flat_map(|(job, own)| {
+            own.transfers.iter().filter(|(_, transfer)| transfer.announced).map(|((from, to), _)| Command::Broadcast {
+                transfer: TransferId { job: job.clone(), from: from.clone(), to: to.clone() },
+            })
+        });
+        own.into_iter().chain([hosts, self.command()]).chain(plans).chain(broadcasts).collect()
+    }
+
+    fn command(&self) -> Command {
+        let (flows_per_host, level) = (self.flows_per_host, self.policy.level());
+        Command::Shares { flows_per_host, level, shares: self.shares.clone() }
+    }
+
+    /// Whether the engine's own channel is encrypted.
+    pub fn engine_encrypts(&self) -> bool {
+        self.environment.engine_tls
+    }
+
+    /// Whether the data plane of a worker has the certificates of the engine's own channel.
+    pub fn encrypts(&self, worker: &str) -> bool {
+        self.cluster.is(worker, |own| own.engine_tls)
+    }
+
+    /// Whether a job could run, without letting it arrive.
+    ///
+    /// # Errors
+    /// The refusal: one line that names what is missing.
+    pub fn admits(&self, spec: &JobSpec) -> Result<FlightPlan, String> {
+        flight::choose(&spec.demands, &self.kinds())
+    }
+
+    pub fn policy(&self) -> &str {
+        &self.policy_spec
+    }
+
+    /// What is wrong with an external policy; the last weights that it gave are in force.
+    pub fn policy_error(&self) -> Option<&str> {
+        self.policy_error.as_deref()
+    }
+
+    pub fn status(&self) -> Vec<JobStatus> {
+        let mut jobs: Vec<_> = self.jobs.values().collect();
+        jobs.sort_by_key(|job| job.arrival);
+        let status = |job: &Job| {
+            let transfers: Vec<TransferStatus> = job
+                .transfers
+                .iter()
+                .map(|((from, to), transfer)| self.transfer_status(job, from, to, transfer))
+                .collect();
+            let weights: Vec<f64> = transfers.iter().filter_map(|own| own.weight).collect();
+            let flows: u32 = transfers.iter().filter_map(|own| own.flows).sum();
+            JobStatus {
+                job: job.spec.job.clone(),
+                priority: job.spec.priority,
+                demands: job.spec.demands,
+                active: job.active(),
+                weight: (!weights.is_empty()).then(|| weights.iter().sum()),
+                flows: (!weights.is_empty()).then_some(flows),
+                refused: job.refused.clone(),
+                plan: job.plan.clone(),
+                transfers,
+            }
+        };
+        jobs.into_iter().map(status).collect()
+    }
+
+    fn transfer_status(&self, job: &Job, from: &Arc<str>, to: &Arc<str>, transfer: &Transfer) -> TransferStatus {
+        let (asked_bytes, served_bytes) = transfer.totals();
+        let own = self.weights.get(&TransferId { job: job.spec.job.clone(), from: from.clone(), to: to.clone() });
+        TransferStatus {
+            from: from.clone(),
+            to: to.clone(),
+            pattern: transfer.pattern(),
+            evidence: transfer.why(),
+            weight: own.map(|own| own.weight),
+            flows: own.map(|own| own.flows),
+            bytes_per_sec: transfer.bytes_per_sec(),
+            asked_bytes,
+            served_bytes,
+        }
+    }
+
+    fn arrive(&mut self, now: Time, spec: JobSpec, commands: &mut Vec<Command>) {
+        let job = spec.job.clone();
+        if let Some(known) = self.jobs.get_mut(&job) {
+            if known.spec == spec {
+                return;
+            }
+            known.spec = spec;
+        } else {
+            let arrival = self.arrivals;
+            self.arrivals += 1;
+            let transfers = BTreeMap::new();
+            let new = Job { spec, arrival, arrived_at: now, admitted_at: now, plan: None, refused: None, transfers };
+            self.jobs.insert(job.clone(), new);
+        }
+        let hosts = self.kinds();
+        self.plan(&job, &hosts, commands);
+    }
+
+    /// Takes over what the task graph has told since the last time; true if the pattern of an active transfer changed.
+    fn learn(&mut self, now: Time, commands: &mut Vec<Command>) -> bool {
+        let mut changed = false;
+        for (((_, from), (job, to)), classified) in self.graph.changed() {
+            let id = TransferId { job, from, to };
+            let transfer = self.transfer(now, &id);
+            let before = transfer.pattern();
+            transfer.classified = Some(classified);
+            changed |= transfer.active() && before != transfer.pattern();
+            transfer.announce(id, commands);
+        }
+        changed
+    }
+
+    /// Tasks of the engine that are remembered.
+    pub fn tasks(&self) -> usize {
+        self.graph.tasks()
+    }
+
+    /// The transfer, and its job where nobody announced it.
+    fn transfer(&mut self, now: Time, id: &TransferId) -> &mut Transfer {
+        if !self.jobs.contains_key(&id.job) {
+            self.arrive(now, JobSpec::named(id.job.clone()), &mut Vec::new());
+        }
+        let job = self.jobs.get_mut(&id.job).expect("it has just arrived");
+        let arrivals = &mut self.arrivals;
+        job.transfers.entry((id.from.clone(), id.to.clone())).or_insert_with(|| {
+            *arrivals += 1;
+            Transfer::new(*arrivals - 1, now)
+        })
+    }
+
+    fn plan_all(&mut self, commands: &mut Vec<Command>) {
+        let jobs: Vec<JobId> = self.jobs.keys().cloned().collect();
+        let hosts = self.kinds();
+        jobs.iter().for_each(|job| self.plan(job, &hosts, commands));
+    }
+
+    fn plan(&mut self, id: &JobId, hosts: &[Environment], commands: &mut Vec<Command>) {
+        let Some(job) = self.jobs.get_mut(id) else { return };
+        match flight::choose(&job.spec.demands, hosts) {
+            Ok(plan) => {
+                job.refused = None;
+                if job.plan.as_ref() != Some(&plan) {
+                    job.plan = Some(plan.clone());
+                    commands.push(Command::Plan { job: id.clone(), plan });
+                }
+            }
+            Err(reason) => {
+                job.plan = None;
+                if job.refused.as_ref() != Some(&reason) {
+                    job.refused = Some(reason.clone());
+                    commands.push(Command::Refuse { job: id.clone(), reason });
+                }
+            }
+        }
+    }
+
+    /// One host of each kind; before the first worker joins, what the scheduler's own side offers.
+    fn kinds(&self) -> Vec<Environment> {
+        if self.cluster.is_empty() { vec![self.environment.clone()] } else { self.cluster.kinds().collect() }
+    }
+
+    /// Has ECN measured where that decides: some job leaves the transport open, and every host has DCTCP.
+    fn probe(&mut self, now: Time, commands: &mut Vec<Command>) {
+        let open = |job: &Job| job.spec.demands.transport.is_none() && job.spec.demands.encrypt == Encryption::None;
+        if !self.jobs.values().any(open) || !self.kinds().iter().any(flight::has_dctcp) {
+            return;
+        }
+        let with_dctcp = self.cluster.places().filter(|(worker, _)| self.cluster.is(worker, flight::has_dctcp));
+        let probes = self.prober.due(now, with_dctcp);
+        let command = |probe: ecn::Probe| Command::ProbeEcn { worker: probe.receiver, senders: probe.senders };
+        commands.extend(probes.into_iter().map(command));
+    }
+}
+
+#[cfg(test)]
+mod tests;

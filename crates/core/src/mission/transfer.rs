@@ -1,0 +1,146 @@
+//! One transfer: what its receivers have asked for and got, its rate, and its pattern.
+
+use super::Command;
+use crate::defaults;
+use crate::graph::Classified;
+use crate::pattern::Evidence;
+use crate::types::{HostId, Pattern, TransferId, WorkerId};
+use crate::units::Time;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+pub(super) struct Transfer {
+    pub(super) arrival: u64,
+    /// When the first fetch began.
+    pub(super) began_at: Option<Time>,
+    pub(super) evidence: Evidence,
+    /// What the task graph tells.
+    pub(super) classified: Option<Classified>,
+    /// The workers know that it is a broadcast.
+    pub(super) announced: bool,
+    pub(super) progress: BTreeMap<WorkerId, Progress>,
+    /// Totals of workers that left.
+    pub(super) left: u64,
+    /// Bytes that are still to come, by the hosts that receive and that send them: sums over `progress`.
+    pub(super) to_receive: BTreeMap<HostId, u64>,
+    pub(super) to_send: BTreeMap<HostId, u64>,
+    /// When its rate was measured last, what had been served by then, and the rate.
+    pub(super) measured: (Time, u64, f64),
+}
+
+/// What one worker says of a transfer.
+#[derive(Default)]
+pub(super) struct Progress {
+    pub(super) asked: u64,
+    pub(super) served: u64,
+    pub(super) moved: bool,
+    /// Its host, and those that it waits for.
+    pub(super) host: Option<HostId>,
+    pub(super) waits_for: Vec<(HostId, u64)>,
+}
+
+impl Transfer {
+    pub(super) fn new(arrival: u64, now: Time) -> Transfer {
+        Transfer {
+            arrival,
+            began_at: None,
+            evidence: Evidence::default(),
+            classified: None,
+            announced: false,
+            progress: BTreeMap::new(),
+            left: 0,
+            to_receive: BTreeMap::new(),
+            to_send: BTreeMap::new(),
+            measured: (now, 0, 0.0),
+        }
+    }
+
+    /// What a worker says from now on, in place of what it said before; nothing more, where it is gone.
+    pub(super) fn learn(&mut self, worker: &WorkerId, new: Option<Progress>) -> Progress {
+        let before = match new {
+            Some(new) => {
+                if let Some(host) = &new.host {
+                    *self.to_receive.entry(host.clone()).or_default() += new.asked.saturating_sub(new.served);
+                }
+                for (host, bytes) in &new.waits_for {
+                    *self.to_send.entry(host.clone()).or_default() += bytes;
+                }
+                self.progress.insert(worker.clone(), new)
+            }
+            None => self.progress.remove(worker),
+        };
+        let before = before.unwrap_or_default();
+        let mut less = |sums: fn(&mut Transfer) -> &mut BTreeMap<HostId, u64>, host: &HostId, bytes: u64| {
+            if let Some(sum) = sums(self).get_mut(host) {
+                *sum = sum.saturating_sub(bytes);
+            }
+        };
+        if let Some(host) = &before.host {
+            less(|own| &mut own.to_receive, host, before.asked.saturating_sub(before.served));
+        }
+        before.waits_for.iter().for_each(|(host, bytes)| less(|own| &mut own.to_send, host, *bytes));
+        before
+    }
+
+    pub(super) fn totals(&self) -> (u64, u64) {
+        let (asked, served) = self.progress.values().fold((0, 0), |sum, own| (sum.0 + own.asked, sum.1 + own.served));
+        (asked + self.left, served + self.left)
+    }
+
+    pub(super) fn active(&self) -> bool {
+        self.progress.values().any(|own| own.served < own.asked || own.moved)
+    }
+
+    /// Something was asked for, or has moved. Its rate is measured from then on; that of an idle one is nothing.
+    pub(super) fn stirs(&mut self, now: Time) {
+        self.began_at.get_or_insert(now);
+        if !self.active() {
+            self.measured = (now, self.totals().1, 0.0);
+        }
+    }
+
+    pub(super) fn bytes_per_sec(&self) -> f64 {
+        if self.active() { self.measured.2 } else { 0.0 }
+    }
+
+    pub(super) fn measure(&mut self, now: Time) {
+        let (_, served) = self.totals();
+        let (since, before, _) = self.measured;
+        let seconds = now.since(since).as_secs_f64();
+        if seconds >= defaults::WEIGHTS_EVERY.as_secs_f64() {
+            self.measured = (now, served, served.saturating_sub(before) as f64 / seconds);
+        }
+    }
+
+    /// Says once that it is a broadcast: what was one stays one for its receivers, who lose nothing by it.
+    pub(super) fn announce(&mut self, id: TransferId, commands: &mut Vec<Command>) {
+        if !self.announced && self.pattern() == Pattern::Broadcast {
+            self.announced = true;
+            commands.push(Command::Broadcast { transfer: id });
+        }
+    }
+
+    /// The task graph decides until fetches show otherwise: parts that several tasks took, or what half of all tasks did.
+    pub(super) fn by_graph(&self) -> Option<&Classified> {
+        let graph = self.classified.as_ref().filter(|graph| graph.pattern != Pattern::Unknown)?;
+        let shown = match self.evidence.pattern() {
+            Pattern::Broadcast if self.evidence.receivers() > 1 => true,
+            Pattern::Unknown => false,
+            _ => self.evidence.has_half_of(graph.consumers),
+        };
+        (!shown).then_some(graph)
+    }
+
+    pub(super) fn pattern(&self) -> Pattern {
+        self.by_graph().map_or_else(|| self.evidence.pattern(), |graph| graph.pattern)
+    }
+
+    /// By what its pattern is known.
+    pub(super) fn why(&self) -> Arc<str> {
+        match (self.by_graph(), self.evidence.pattern()) {
+            (Some(graph), _) => format!("task graph: {}", graph.why).into(),
+            (None, Pattern::Unknown) => "nothing was fetched yet".into(),
+            (None, _) => self.evidence.words().into(),
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! How much each active transfer counts: by the policy, or by one that the caller computes.
+
+use super::{Command, Job, MissionController, TransferWeight, Weight};
+use crate::host::fair::Level;
+use crate::policy::external::{self, Counts};
+use crate::policy::{self, JobView, TransferView};
+use crate::shares::{self, Share};
+use crate::types::{HostId, TransferId};
+use crate::units::Time;
+use std::collections::{BTreeMap, BTreeSet};
+
+impl MissionController {
+    /// Takes what an external policy says; true if weights may change by it.
+    pub(super) fn weighed(&mut self, asked: &[TransferView], counts: Result<Counts, String>) -> bool {
+        if !is_external(&self.policy_spec) {
+            return false;
+        }
+        match counts.and_then(|counts| counts.check(asked).map(|()| counts)) {
+            Ok(counts) => {
+                self.policy = counts.policy();
+                self.policy_error = None;
+                true
+            }
+            Err(why) => {
+                self.policy_error = Some(format!("policy {}: {why}; the last weights stay", self.policy_spec));
+                false
+            }
+        }
+    }
+
+    pub(super) fn weigh(&mut self, now: Time, asks: bool, commands: &mut Vec<Command>) {
+        for transfer in self.jobs.values_mut().flat_map(|job| job.transfers.values_mut()).filter(|own| own.active()) {
+            transfer.measure(now);
+        }
+        let mut views: Vec<TransferView> = self.jobs.values().flat_map(|job| self.views(now, job)).collect();
+        views.sort_by_key(|view| view.arrival);
+        let weights = policy::weights(&self.policy, &views);
+        let flows = shares::split(self.flows_per_host.usual(), &weights.transfers);
+        let own = weights.transfers.iter().zip(flows).map(|(&weight, flows)| Weight { weight, flows });
+        let all =
+            views.iter().zip(own).map(|(view, weight)| TransferWeight { transfer: view.transfer.clone(), weight });
+        let all: Vec<TransferWeight> = all.collect();
+        let own: BTreeMap<TransferId, Weight> = all.iter().map(|one| (one.transfer.clone(), one.weight)).collect();
+        if own != self.weights && !own.is_empty() {
+            commands.push(Command::Weights { transfers: all });
+        }
+        self.weights = own;
+        let new: Vec<Share> = match self.policy.level() {
+            Level::Groups => weights
+                .jobs
+                .iter()
+                .map(|(job, weight)| Share { job: job.clone(), stages: None, weight: *weight })
+                .collect(),
+            Level::Members => {
+                let share = |(view, weight): (&TransferView, &f64)| {
+                    let TransferId { job, from, to } = view.transfer.clone();
+                    Share { job, stages: Some((from, to)), weight: *weight }
+                };
+                views.iter().zip(&weights.transfers).map(share).collect()
+            }
+        };
+        // With nothing active there is nobody to tell: the last shares do no harm.
+        let tells = new != self.shares && !new.is_empty();
+        self.shares = new;
+        if tells {
+            commands.push(self.command());
+        }
+        if asks && is_external(&self.policy_spec) && !views.is_empty() {
+            commands.push(Command::Weigh { transfers: views });
+        }
+    }
+
+    /// The weights as they are, as if a policy had counted them.
+    pub(super) fn had(&self) -> Counts {
+        match self.policy.level() {
+            Level::Groups => {
+                let mut jobs = BTreeMap::new();
+                for (transfer, own) in &self.weights {
+                    *jobs.entry(transfer.job.clone()).or_default() += own.weight;
+                }
+                Counts::Jobs(jobs)
+            }
+            Level::Members => {
+                Counts::Transfers(self.weights.iter().map(|(transfer, own)| (transfer.clone(), own.weight)).collect())
+            }
+        }
+    }
+
+    /// The active transfers of a job, as a policy sees them.
+    fn views<'a>(&'a self, now: Time, job: &'a Job) -> impl Iterator<Item = TransferView> + 'a {
+        let spec = &job.spec;
+        let age_secs = now.since(job.arrived_at).as_secs_f64();
+        let since_admission_secs = now.since(job.admitted_at).as_secs_f64();
+        let view = JobView {
+            job: spec.job.clone(),
+            user: spec.user.clone(),
+            class: spec.class.clone(),
+            arrival: job.arrival,
+            priority: spec.priority,
+            deadline_secs: spec.deadline_secs.map(|deadline| deadline - since_admission_secs),
+            age_secs,
+        };
+        let active = job.transfers.iter().filter(|(_, transfer)| transfer.active());
+        active.map(move |((from, to), transfer)| {
+            let (to_receive, to_send) = match self.policy.looks_at_hosts() {
+                true => (transfer.to_receive.clone(), transfer.to_send.clone()),
+                false => Default::default(),
+            };
+            let machines = || {
+                let hosts: BTreeSet<&HostId> = transfer.to_receive.keys().chain(transfer.to_send.keys()).collect();
+                hosts.len() as u32
+            };
+            let (asked_bytes, served_bytes) = transfer.totals();
+            TransferView {
+                transfer: TransferId { job: spec.job.clone(), from: from.clone(), to: to.clone() },
+                job: view.clone(),
+                arrival: transfer.arrival,
+                pattern: transfer.pattern(),
+                evidence: transfer.why(),
+                machines: if spec.machines > 0 || !self.policy.looks_at_hosts() { spec.machines } else { machines() },
+                asked_bytes,
+                served_bytes,
+                to_receive,
+                to_send,
+                bytes_per_sec: transfer.bytes_per_sec(),
+                age_secs: transfer.began_at.map_or(0.0, |began| now.since(began).as_secs_f64()),
+            }
+        })
+    }
+}
+
+/// Whether the caller computes it.
+pub(super) fn is_external(policy_spec: &str) -> bool {
+    policy_spec.starts_with(external::PREFIX)
+}
