@@ -16,9 +16,13 @@ CARGO_TEST := $(CARGO) test $(CRATES) --exclude mission-python --release --quiet
 demo: setup            ## set up, build, sort 1 GiB on a local Dask cluster under Mission Control
 	$(BIN)/mission run sort --size 1GiB --workers 4
 
+# Tests wait more than they compute. Each process takes tests of its own; one that has none left takes those of another.
+TESTS_AT_ONCE ?= 2
+AT_ONCE := -n $(TESTS_AT_ONCE) --dist worksteal
+
 test: setup            ## the whole suite that needs no root
 	$(CARGO_TEST)
-	$(BIN)/pytest -m "not lab"
+	$(BIN)/pytest -m "not lab" $(AT_ONCE)
 
 # Where private parts of Dask are used. `make test` has the newest version that is supported, of requirements.lock.
 OLDEST := target/oldest
@@ -28,7 +32,7 @@ test-oldest: setup     ## what uses private parts of Dask, with the oldest versi
 	test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
 	$(BIN)/uv pip install --quiet --python $(OLDEST)/bin/python -r requirements.lock --override tools/oldest.txt
 	cp -r .venv/lib/python3*/site-packages/mission_control* $(OLDEST)/lib/python3*/site-packages/
-	$(OLDEST)/bin/python -m pytest $(OLDEST_TESTS:%=tests/test_%.py)
+	$(OLDEST)/bin/python -m pytest $(OLDEST_TESTS:%=tests/test_%.py) $(AT_ONCE)
 
 test-lab: setup        ## the rest: namespaces, switch ports, congestion control; needs root, clang, libelf and iperf3
 	$(BIN)/mission lab check

@@ -17,7 +17,8 @@ import mission_control
 from mission_control import _native
 
 pytest_plugins = ["tests.repeats"]
-TOKEN = b"a token for tests"
+# Processes of the same token share the slots of their host, so each worker of pytest-xdist has another one.
+TOKEN = b"a token for tests" + os.environ.get("PYTEST_XDIST_WORKER", "").encode()
 # Before Python 3.11.9 a thread that looks at all others' frames, as Dask's profiler does a hundred times a second, and
 # one that starts a thread can wait for each other for ever (python/cpython issue 106883). The proxies of some tests
 # start hundreds.

@@ -6,7 +6,7 @@ import pytest
 
 from tests.chaos import run
 
-ROUNDS = 30
+ROUNDS = 15
 
 
 @pytest.mark.timeout(900)

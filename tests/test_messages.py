@@ -245,16 +245,18 @@ def test_no_message_is_taken_for_a_place_of_frames_without_the_number_of_its_con
     asyncio.run(talk())
 
 
-def test_frames_that_are_refused_are_an_error_and_no_reason_to_try_again(plane):
+def test_frames_that_are_refused_end_their_connection_and_the_next_one_announces_no_data_plane(plane):
     async def talk() -> None:
         mine, other, listener = await pair()
         demands = {"encrypt": "authenticated", "transport": None}
         with comm.belongs_to(comm.Whose("secret", "a", "b", demands)):
             await mine.write(MESSAGES[2])
         # Both ends are one process here, which has no certificates: to itself it refuses nothing but the plan.
-        with pytest.raises(mission_control.Denied, match="encryption was demanded"):
+        with pytest.raises(CommClosedError, match="encryption was demanded"):
             await other.read()
         assert other.closed()
+        # So the sender refuses what demands encryption, and sends the rest through the connection.
+        assert comm.PLANES.announced(other._peer_addr) == {}
         mine.abort()
         listener.stop()
 

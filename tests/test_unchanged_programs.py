@@ -391,8 +391,11 @@ def test_arrays_whose_chunks_are_of_unknown_sizes_stay_with_dask(client):
 
 
 def test_a_worker_without_a_data_plane_that_comes_later_leaves_the_shuffle_to_dask(tmp_path):
+    waits = tmp_path / "waits"
+
     def slowly(part: pd.DataFrame) -> pd.DataFrame:
         time.sleep(1)
+        until(lambda: not waits.exists(), "a third worker has come", 120)
         return part
 
     options = {"threads_per_worker": 1, "dashboard_address": ":0", "memory_limit": "1GiB"}
@@ -403,6 +406,7 @@ def test_a_worker_without_a_data_plane_that_comes_later_leaves_the_shuffle_to_da
             frames = dd.from_map(slowly, parts, meta=parts[0].iloc[:0])
             result = frames.shuffle("key", npartitions=8).persist()
             until(lambda: [own for own in shuffles(client) if own["engine"] == "mission"], "the shuffle begins")
+            waits.touch()
             command = [
                 sys.executable,
                 "-m",
@@ -416,7 +420,8 @@ def test_a_worker_without_a_data_plane_that_comes_later_leaves_the_shuffle_to_da
             environment = os.environ | {"MISSION_LINK_RATE": "nonsense"}
             with subprocess.Popen(command, env=environment, cwd=tmp_path, stderr=subprocess.DEVNULL) as other:
                 try:
-                    client.wait_for_workers(3)
+                    client.wait_for_workers(3, timeout=120)
+                    waits.unlink()
                     wait(result, timeout=120)
                     assert sorted(result.compute()["key"]) == list(range(16_000))
                     (own,) = shuffles(client)

@@ -415,8 +415,7 @@ class MissionComm(TCP):
         """Fetch the frames of a message.
 
         Raises:
-            CommClosedError: They cannot be had now.
-            TransferError: They cannot be had. In each case the connection is aborted.
+            CommClosedError: They cannot be had. The connection is aborted.
         """
         plane = self.plane()
         try:
@@ -429,13 +428,9 @@ class MissionComm(TCP):
             transfer = (said["job"], said["from"], said["to"], said["demands"])
             fetched = PLANES.fetches.submit(plane.endpoint.receive, *transfer, wanted, lambda: self.stream is None)
             segments = await self.unless_aborted(asyncio.wrap_future(fetched))
-        except _native.Denied as error:
-            if json.loads(said["demands"]).get("encrypt", "none") != "none":
-                # Another try would end in the same way, so Dask is not to make one.
-                self.abort()
-                raise
-            raise self.failed(error) from error
         except (_native.TransferError, RuntimeError, OSError) as error:
+            # Never another kind of error: after one, whoever waits for the message waits for ever
+            # (dask/distributed issue 6705).
             raise self.failed(error) from error
         except BaseException:
             # Cancelled.
