@@ -103,7 +103,7 @@ def what_is_left(client: Client, *names: str) -> dict[str, dict[str, Any]]:
     return {place: left for place, left in found.items() if left}
 
 
-def until(true: Callable[[], Any], what: str, seconds: float = 20) -> Any:
+def until(true: Callable[[], Any], what: str, seconds: float = 60) -> Any:
     deadline = time.monotonic() + seconds
     while not (value := true()):
         assert time.monotonic() < deadline, f"not within {seconds} s: {what}"

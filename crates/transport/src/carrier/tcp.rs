@@ -118,8 +118,19 @@ impl Write for Plain {
         (&*self.0).write(bytes)
     }
 
+    /// Else a TLS session would write its records one by one.
+    fn write_vectored(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        (&*self.0).write_vectored(slices)
+    }
+
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+impl AsRef<Plain> for Plain {
+    fn as_ref(&self) -> &Plain {
+        self
     }
 }
 

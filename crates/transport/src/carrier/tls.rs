@@ -12,7 +12,7 @@ use rustls::pki_types::ServerName;
 use rustls::server::Acceptor;
 use rustls::{ClientConnection, ServerConnection, StreamOwned};
 use socket2::Protocol;
-use std::io::{self, Read, Write};
+use std::io::{self, BufReader, IoSlice, Read, Write};
 use std::net::SocketAddr;
 use std::time::Instant;
 
@@ -21,6 +21,9 @@ const EXPORTER: &[u8] = b"EXPORTER-Channel-Binding";
 
 /// The content type of a handshake record (RFC 8446, section 5.1).
 const HANDSHAKE: u8 = 22;
+
+/// Bytes that a client asks the kernel for at once, at most.
+const READ_AHEAD: usize = 64 << 10;
 
 pub struct Tls;
 
@@ -57,7 +60,8 @@ impl Carrier for Tls {
             })?;
         }
         stream.0.set_read_timeout(Some(STALL)).map_err(|error| fault(&error))?;
-        let channel = Encrypted { stream: StreamOwned::new(session, stream), encryption: leg.encryption };
+        let stream = StreamOwned::new(session, ReadAhead::new(stream));
+        let channel = Encrypted { stream, encryption: leg.encryption };
         Ok(Box::new(HttpConnection::new(channel, leg, context.token.clone())))
     }
 
@@ -67,6 +71,41 @@ impl Carrier for Tls {
 
     fn accept(&self, incoming: Incoming, context: &Context) -> io::Result<Box<dyn Channel>> {
         accept(incoming.plain(), &context.tls)
+    }
+}
+
+/// The client's end of a stream, which reads much at once: rustls alone reads 4 KiB at a time (its `READ_SIZE`).
+struct ReadAhead(BufReader<Plain>);
+
+impl ReadAhead {
+    fn new(stream: Plain) -> ReadAhead {
+        ReadAhead(BufReader::with_capacity(READ_AHEAD, stream))
+    }
+}
+
+impl Read for ReadAhead {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.0.read(into)
+    }
+}
+
+impl Write for ReadAhead {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.get_mut().write(bytes)
+    }
+
+    fn write_vectored(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.0.get_mut().write_vectored(slices)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.get_mut().flush()
+    }
+}
+
+impl AsRef<Plain> for ReadAhead {
+    fn as_ref(&self) -> &Plain {
+        self.0.get_ref()
     }
 }
 
@@ -143,10 +182,11 @@ trait Session: Read + Write + Send {
 }
 
 macro_rules! session {
-    ($connection:ty) => {
-        impl Session for StreamOwned<$connection, Plain> {
+    ($connection:ty, $stream:ty) => {
+        impl Session for StreamOwned<$connection, $stream> {
             fn below(&self) -> &dyn Below {
-                &self.sock
+                let plain: &Plain = self.sock.as_ref();
+                plain
             }
 
             fn binding(&self) -> io::Result<Vec<u8>> {
@@ -162,8 +202,8 @@ macro_rules! session {
         }
     };
 }
-session!(ClientConnection);
-session!(ServerConnection);
+session!(ClientConnection, ReadAhead);
+session!(ServerConnection, Plain);
 
 impl<S: Session> Read for Encrypted<S> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
