@@ -295,6 +295,11 @@ class Controller:
 
         Or ``None``, and why the engine has to carry it.
         """
+    def engine_refuses(self, task: int) -> str | None:
+        """Say why Dask may not carry a shuffle of this task; ``None``: it may."""
+
+    def needs_encryption(self) -> str | None:
+        """Return a job that demands encryption which Dask alone does not have."""
     def spec_of(self, task: int) -> str | None:
         """The job of a task as it is specified now."""
 

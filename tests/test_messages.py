@@ -6,7 +6,9 @@ import asyncio
 import gc
 import json
 import socket
+import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ from distributed.protocol import Serialized, deserialize, to_serialize
 
 import mission_control
 from mission_control.dask import comm
+from mission_control.dask.seams import messages
 from tests.conftest import TOKEN
 
 LARGE = 4 * comm.EAGER_BYTES
@@ -245,7 +248,7 @@ def test_no_message_is_taken_for_a_place_of_frames_without_the_number_of_its_con
     asyncio.run(talk())
 
 
-def test_frames_that_are_refused_end_their_connection_and_the_next_one_announces_no_data_plane(plane):
+def test_frames_that_are_refused_end_their_connection_and_the_next_one_is_told(plane):
     async def talk() -> None:
         mine, other, listener = await pair()
         demands = {"encrypt": "authenticated", "transport": None}
@@ -255,8 +258,8 @@ def test_frames_that_are_refused_end_their_connection_and_the_next_one_announces
         with pytest.raises(CommClosedError, match="encryption was demanded"):
             await other.read()
         assert other.closed()
-        # So the sender refuses what demands encryption, and sends the rest through the connection.
-        assert comm.PLANES.announced(other._peer_addr) == {}
+        # So the next connection is told that this end avoids the data plane of the other.
+        assert comm.PLANES.avoids(other._peer_addr)
         mine.abort()
         listener.stop()
 
@@ -428,3 +431,20 @@ def test_frames_that_nobody_says_to_have_are_not_kept_without_end(plane, monkeyp
         other.abort()
 
     asyncio.run(talk())
+
+
+def test_copies_that_are_still_coming_keep_what_their_job_demands_and_what_is_gone_is_forgotten(monkeypatch):
+    tasks: set[str] = set()
+    inherited = messages.Inherited(SimpleNamespace(state=SimpleNamespace(tasks=tasks)))
+    secret = comm.Whose("secret", "a", "b", {"encrypt": "opportunistic", "transport": None})
+    first, second, third = ([f"{which}-{n}" for n in range(messages.INHERITED_MIN)] for which in "abc")
+    # Dask gathers from several workers before it keeps anything.
+    inherited.add(first, secret)
+    inherited.add(second, secret)
+    assert all(inherited.of(key) == secret for key in first + second)
+    tasks.update(second)
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + messages.UNKEPT_S + 1)
+    inherited.add(third, secret)
+    inherited.add(["another"], secret)
+    assert all(inherited.of(key) == secret for key in second + third) and inherited.of(first[0]) is None

@@ -206,7 +206,7 @@ def test_what_demands_encryption_never_leaves_in_the_clear_whatever_its_size(row
 def test_a_worker_that_cannot_reach_the_data_plane_gets_nothing_secret_in_the_clear():
     def reaches_nobody(dask_worker: Any) -> None:
         dask_worker.announced = comm.PLANES.announced
-        comm.PLANES.announced = lambda peer: {}
+        comm.PLANES.announced = lambda: {}
         dask_worker.rpc.collect()
 
     def reaches_all_again(dask_worker: Any) -> None:

@@ -22,6 +22,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from distributed import Client, LocalCluster, Security, wait
+from distributed.shuffle._exceptions import P2PConsistencyError
 
 import mission_control
 from tests.conftest import mission, resources, status, until, what_is_left
@@ -74,8 +75,9 @@ def same(got: pd.DataFrame, expected: pd.DataFrame) -> None:
     pd.testing.assert_frame_equal(*both)
 
 
-def shuffles(client: Client) -> list[dict[str, Any]]:
-    return [own for job in status(client)["jobs"] for own in job["shuffles"]]
+def shuffles(client: Client, name: str | None = None) -> list[dict[str, Any]]:
+    """Those of a job, or of all."""
+    return [own for job in status(client)["jobs"] if name in (None, job["job"]) for own in job["shuffles"]]
 
 
 def pieces(number: int, rows: int = 500) -> list[pd.DataFrame]:
@@ -129,12 +131,23 @@ def test_merges_bring_what_pandas_brings(client, how):
     random = np.random.default_rng(1)
     left = pd.DataFrame({"key": random.integers(0, 300, 2000), "left": random.random(2000)})
     right = pd.DataFrame({"key": random.integers(100, 400, 1000), "right": random.random(1000)})
-    got = dd.from_pandas(left, npartitions=5).merge(dd.from_pandas(right, npartitions=4), on="key", how=how).compute()
+    with mission_control.job(f"merge-{how}", client=client):  # it is not over before it was looked at
+        lazy = dd.from_pandas(left, npartitions=5).merge(
+            dd.from_pandas(right, npartitions=4), on="key", how=how, shuffle_method="p2p"
+        )
+        merged = lazy.persist()
+        got = merged.compute()
+
+        def both() -> list[tuple[str, int, int]]:
+            own = [(own["engine"], own["rows_in"], own["rows_out"]) for own in shuffles(client, f"merge-{how}")]
+            return own if all(rows_in == rows_out for _, rows_in, rows_out in own) else []
+
+        # One task joins an output of each.
+        assert sorted(until(both, "all rows are out")) == [("mission", 1000, 1000), ("mission", 2000, 2000)]
     expected = left.merge(right, on="key", how=how)
     order = ["key", "left", "right"]
     got, expected = (own.sort_values(order).reset_index(drop=True) for own in (got, expected))
     pd.testing.assert_frame_equal(got, expected)
-    assert {own["engine"] for own in shuffles(client)} <= {"mission"}
 
 
 def test_groups_sorting_index_and_duplicates_are_as_in_pandas(client):
@@ -248,6 +261,15 @@ def test_frames_of_unknown_kinds_and_a_part_that_is_turned_off_stay_with_dask(cl
             plain = pd.DataFrame({"key": range(100)})
             assert len(dd.from_pandas(plain, npartitions=2).shuffle("key", npartitions=3).compute()) == 100
         assert any(own["why"] == "mission-control.p2p is false" for own in shuffles(client))
+
+
+def test_dask_carries_nothing_in_the_clear_that_is_to_be_encrypted(client):
+    periods = pd.DataFrame({"key": range(100), "month": pd.period_range("2000-01", periods=100, freq="M")})
+    with mission_control.job("secret periods", encrypt="opportunistic", client=client):
+        lazy = given([periods, periods]).shuffle("key", npartitions=3)
+        words = r"job secret periods demands encryption.*because column 'month' is of type period\[M\]"
+        with pytest.raises(P2PConsistencyError, match=words):
+            lazy.compute()
 
 
 def test_columns_may_lie_anywhere_in_memory(client):
@@ -492,6 +514,13 @@ def test_mission_control_can_be_removed_while_shuffles_run():
                 mission_control.uninstall(client)
         del kept
         until(lambda: not any(own["objects"] for own in resources(client).values()), "it is released")
+        with mission_control.job("secret", encrypt="opportunistic", client=client):
+            secret = client.submit(lambda: 1, pure=False)
+            wait(secret)
+            with pytest.raises(RuntimeError, match="job secret demands encryption, which Dask's connections lack"):
+                mission_control.uninstall(client)
+        del secret
+        until(lambda: not status(client)["jobs"], "its job is over")
 
         def slowly(part: pd.DataFrame) -> pd.DataFrame:
             time.sleep(0.5)

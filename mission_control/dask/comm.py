@@ -75,12 +75,14 @@ FETCHES, PUTS = 64, 4
 """Messages whose frames a process fetches at once, and copies at once; each has a thread meanwhile. Dask asks for 50
 messages at once (``distributed.worker.connections.outgoing``); one may wait a minute for a peer that has died."""
 AVOID_S = 300.0
-"""So long a peer whose data plane could not be reached is to send frames through its connections."""
+"""So long a peer whose data plane could not be reached is to send through its connections what may go through them."""
 
 HANDSHAKE, FRAMES, RECEIVED = "mission-control", "mission-control-frames", "mission-control-received"
 """Keys of the handshake and of messages."""
 HAS_PLANE = "has-plane"
 """In the handshake: this process has a data plane, also where it does not want frames from the one at the other end."""
+AVOIDS = "avoids"
+"""In the handshake: this process could not have frames from the data plane at the other end, not long ago."""
 MARK = "mark"
 """In both. No message of Dask's has the number that the other end chose for this connection."""
 
@@ -135,7 +137,7 @@ class Planes:
         self.version = 0
         """Counts changes."""
         self.avoided: dict[str, float] = {}
-        """Addresses at which Dask's peers are whose data planes could not be reached, and until when that counts."""
+        """Addresses of Dask's peers from whose data planes frames could not be had, and until when that counts."""
         self.lingering: deque[tuple[float, _native.Endpoint, str]] = deque()
         """Objects of connections that have ended, and when they are freed; the first is freed first."""
         self.fetches: ThreadPoolExecutor | None = None
@@ -160,11 +162,12 @@ class Planes:
             self.puts.shutdown(wait=False)
             self.fetches = self.puts = None
 
-    def announced(self, peer: str) -> dict[str, bool]:
-        """Return the clusters, and whether the data planes there authenticate others; to some peers none."""
-        if self.avoided.get(peer, 0.0) > time.monotonic():
-            return {}
+    def announced(self) -> dict[str, bool]:
+        """Return the clusters, and whether the data planes there authenticate others."""
         return {own.cluster: own.authenticates for own in self.all}
+
+    def avoids(self, peer: str) -> bool:
+        return self.avoided.get(peer, 0.0) > time.monotonic()
 
     def avoid(self, peer: str) -> None:
         now = time.monotonic()
@@ -250,8 +253,8 @@ class MissionComm(TCP):
         return finalize
 
     def handshake_info(self) -> dict[str, Any]:
-        own = {"clusters": PLANES.announced(self._peer_addr), HAS_PLANE: bool(PLANES.all), MARK: self.mark}
-        return {**super().handshake_info(), HANDSHAKE: own}
+        own = {"clusters": PLANES.announced(), HAS_PLANE: bool(PLANES.all), MARK: self.mark}
+        return {**super().handshake_info(), HANDSHAKE: own | {AVOIDS: PLANES.avoids(self._peer_addr)}}
 
     def plane(self) -> Plane | None:
         """Return what carries the frames of large messages; ``None``: the connection does."""
@@ -282,9 +285,7 @@ class MissionComm(TCP):
         if not whose.is_secret or self.is_encrypted or self.plane() is not None:
             return None
         if self.has_plane:
-            why = (
-                f"cannot reach the one of {self._local_addr}: open its ports (mission-control.port in Dask's settings)"
-            )
+            why = f"shares none with {self._local_addr}; its log says why"
         else:
             why = "has none; its log says why"
         return f"job {whose.job} demands encryption, which needs the data plane, and {self._peer_addr} {why}"
@@ -294,6 +295,12 @@ class MissionComm(TCP):
         """Whether the other end has a data plane, reachable or not."""
         announced = self.remote_info.get(HANDSHAKE)
         return isinstance(announced, dict) and bool(announced.get(HAS_PLANE))
+
+    @property
+    def is_avoided(self) -> bool:
+        """Whether the other end wants what may go through the connection to go through it."""
+        announced = self.remote_info.get(HANDSHAKE)
+        return isinstance(announced, dict) and bool(announced.get(AVOIDS))
 
     @property
     def is_encrypted(self) -> bool:
@@ -307,6 +314,10 @@ class MissionComm(TCP):
         if plane is None:
             if self.has_plane and (why := self.refuses(whose)) is not None:
                 raise CommClosedError(why)
+            return await super().write(msg, serializers, on_error)
+        # The connection may not carry it, whatever happens: its job demands more than it has.
+        secret = whose.is_secret and not self.is_encrypted
+        if self.is_avoided and not secret:
             return await super().write(msg, serializers, on_error)
         if self.stream is None:
             raise CommClosedError()
@@ -323,8 +334,6 @@ class MissionComm(TCP):
         # Bytes, whatever they were: those of NumPy's arrays have a format.
         frames = [ensure_memoryview(frame) for frame in frames]
         sizes = [frame.nbytes for frame in frames]
-        # The connection may not carry them, whatever happens: their job demands more than it has.
-        secret = whose.is_secret and not self.is_encrypted
         if sum(sizes) < EAGER_BYTES and not secret:
             return self.write_eagerly(frames, sum(sizes))
         least = 1 if secret else FRAME_BYTES
@@ -460,7 +469,7 @@ class MissionComm(TCP):
             plugin.inherited.add(keys, whose)
 
     def failed(self, error: Exception) -> CommClosedError:
-        """Abort. If the data plane does not reach this peer, the next connection to it carries frames itself."""
+        """Abort. If frames cannot be had from this peer, the next connection to it carries what may go through it."""
         if isinstance(error, _native.Denied | _native.Unreachable):
             PLANES.avoid(self._peer_addr)
         self.abort()

@@ -71,8 +71,8 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
         self.rescheduled: defaultdict[Any, int] = defaultdict(int)
         self.shuffles: WeakValueDictionary[tuple[Any, int], Any] = WeakValueDictionary()
         """Runs of shuffles that the data plane carries, by shuffle and number."""
-        self.outputs: dict[Any, dict[str, Any]] = {}
-        """By the task that joined it: what is said of a shuffle's output once the task is done."""
+        self.outputs: dict[Any, dict[Any, dict[str, Any]]] = {}
+        """By the task that joined them, and by shuffle: what is said of outputs once the task is done."""
         self.inherited = messages.Inherited(worker)
         worker.stream_handlers["mission-control"] = self.on_message
         worker.stream_handlers["mission-control-taken"] = self.on_taken
@@ -240,8 +240,10 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
             return
         if finish != "rescheduled":
             self.rescheduled.pop(key, None)
-        if (output := self.outputs.pop(key, None)) is not None and finish == "memory":
-            self.say("shuffle-out", **output)
+        outputs = self.outputs.pop(key, {})
+        if finish == "memory":
+            for shuffle, output in outputs.items():
+                self.say("shuffle-out", shuffle=shuffle, **output)
         result = None
         if finish == "memory":
             if start not in RUNNING:

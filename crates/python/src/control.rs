@@ -120,6 +120,16 @@ impl Controller {
         }
     }
 
+    /// Why Dask may not carry a shuffle of this task; `None`: it may.
+    fn engine_refuses(&self, task: u64) -> Option<String> {
+        self.lock().engine_refuses(task)
+    }
+
+    /// A job that demands encryption which Dask alone does not have.
+    fn needs_encryption(&self) -> Option<String> {
+        self.lock().needs_encryption().map(|job| job.to_string())
+    }
+
     /// The job of a task as it is specified now, as JSON.
     fn spec_of(&self, task: u64) -> PyResult<Option<String>> {
         let controller = self.lock();

@@ -403,7 +403,8 @@ class Run(ABC):
                 f"shuffle {self.id}: output partition {partition_id} has {rows} rows, but {expected} went in"
             )
         self.joined.add(number)
-        plugin.outputs[key] = {"shuffle": self.id, "run": self.run_id, "output": number, "rows": rows}
+        # A task that merges joins an output of each of two shuffles.
+        plugin.outputs.setdefault(key, {})[self.id] = {"run": self.run_id, "output": number, "rows": rows}
         return output
 
     def fetch(
@@ -569,7 +570,8 @@ class Run(ABC):
         self.free(self.objects.copy())
         endpoint = self.endpoint()
         if self.fetching and self.inputs is not None and endpoint is not None:
-            endpoint.lost([name for _, name, _, _ in self.inputs.puts], f"shuffle {self.id} was closed")
+            names = [name for _, name, _, _ in self.inputs.puts] + [name for name, _, _ in self.inputs.schemas]
+            endpoint.lost(names, f"shuffle {self.id} was closed")
 
     def free(self, names: Iterable[str]) -> None:
         """Free objects that were put here. Several threads may."""

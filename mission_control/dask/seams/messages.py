@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import time
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
@@ -34,9 +35,8 @@ def name_transfers(worker: Worker) -> Callable[[], None]:
         whose = transfer_of(worker, keys)
         # A worker says who it is; clients and schedulers do not.
         if isinstance(comm, MissionComm) and named.get("who") is not None and (why := comm.refuses(whose)) is not None:
-            # Dask computes the results again, maybe where they are needed, and asks again, over a connection whose ends
-            # know the newest of each other. After an error in an answer whoever waits for them would wait for ever
-            # (dask/distributed issue 6705).
+            # Dask asks again, over a connection whose ends know the newest of each other. After an error in an answer
+            # whoever waits for the results would wait for ever (dask/distributed issue 6705).
             logger.warning("%s", why)
             comm.abort()
             raise CommClosedError(why)
@@ -68,21 +68,31 @@ class Inherited:
 
     def __init__(self, worker: Worker):
         self.tasks = worker.state.tasks
-        self.whose: dict[Any, Whose] = {}
+        self.whose: dict[Any, tuple[float, Whose]] = {}
+        """By key: since when it is known, and whose it is."""
         self.forget_at = INHERITED_MIN
 
     def add(self, keys: Iterable[Any], whose: Whose) -> None:
+        now = time.monotonic()
         if len(self.whose) >= self.forget_at:
-            self.whose = {key: own for key, own in self.whose.items() if key in self.tasks}
+            # What has just come is no task yet: Dask gathers all copies that it was told to make before it keeps one.
+            self.whose = {
+                key: (since, own)
+                for key, (since, own) in self.whose.items()
+                if key in self.tasks or now - since < UNKEPT_S
+            }
             self.forget_at = max(INHERITED_MIN, 2 * len(self.whose))
-        self.whose.update(dict.fromkeys(keys, whose))
+        self.whose.update(dict.fromkeys(keys, (now, whose)))
 
     def of(self, key: Any) -> Whose | None:
-        return self.whose.get(key)
+        _, whose = self.whose.get(key, (0.0, None))
+        return whose
 
 
 INHERITED_MIN = 1000
 """Beyond so many, those are forgotten whose results the worker no longer has."""
+UNKEPT_S = 600.0
+"""So long results may be on their way to where a worker keeps them."""
 
 
 ENCRYPTIONS = ("none", "opportunistic", "authenticated")

@@ -13,6 +13,7 @@ import numpy as np
 from distributed import Scheduler, Worker
 from distributed.shuffle import _rechunk
 from distributed.shuffle._core import ShuffleSpec, barrier_key
+from distributed.shuffle._exceptions import P2PConsistencyError
 from distributed.shuffle._rechunk import ArrayRechunkRun, ArrayRechunkSpec
 from distributed.shuffle._shuffle import DataFrameShuffleRun, DataFrameShuffleSpec
 from distributed.shuffle._worker_plugin import ShuffleWorkerPlugin
@@ -80,27 +81,36 @@ def ours_where_possible(
 ) -> Callable[[Any], ShuffleSpec]:
     def with_ours(shuffle_id: Any) -> ShuffleSpec:
         spec = retrieve(shuffle_id)
+        number = plugin.numbers.get(barrier_key(shuffle_id))
+        if number is None:
+            return spec
         try:
-            number = plugin.numbers.get(barrier_key(shuffle_id))
-            made = spec
-            if number is not None:
-                why, demands = why_not(plugin, spec), None
-                if why is None:
-                    demands, why = plugin.controller.shuffle_demands(number, list(scheduler.workers))
-                if demands is not None:
-                    made = of_job(plugin, spec, number, demands)
-                outputs = sum(1 for _ in spec.output_partitions)
-                engine = "dask" if why else "mission"
-                counted = "items" if isinstance(spec, ArrayRechunkSpec) else "rows"
-                said = {"task": number, "shuffle": str(shuffle_id), "outputs": outputs, "counted": counted}
-                plugin.event("shuffle-begins", **said, engine=engine, why=why or "")
+            made, why = chosen(plugin, scheduler, spec, number)
+            outputs = sum(1 for _ in spec.output_partitions)
+            engine = "dask" if why else "mission"
+            counted = "items" if isinstance(spec, ArrayRechunkSpec) else "rows"
+            said = {"task": number, "shuffle": str(shuffle_id), "outputs": outputs, "counted": counted}
+            plugin.event("shuffle-begins", **said, engine=engine, why=why or "")
         except Exception:
             # The shuffle runs as if nothing was installed.
             logger.exception("Mission Control could not carry shuffle %s: Dask does", shuffle_id)
-            return spec
+            made, why = spec, "of an error; the scheduler's log has it"
+        if why is not None and (refused := plugin.controller.engine_refuses(number)) is not None:
+            # The tasks of the shuffle end with this error.
+            raise P2PConsistencyError(f"shuffle {shuffle_id}: {refused}. Mission Control cannot carry it because {why}")
         return made
 
     return with_ours
+
+
+def chosen(
+    plugin: MissionControlScheduler, scheduler: Scheduler, spec: ShuffleSpec, number: int
+) -> tuple[ShuffleSpec, str | None]:
+    """Return a shuffle's description as its carrier needs it, and why that is Dask; ``None``: it is Mission Control."""
+    if (why := why_not(plugin, spec)) is not None:
+        return spec, why
+    demands, why = plugin.controller.shuffle_demands(number, list(scheduler.workers))
+    return (spec, why) if demands is None else (of_job(plugin, spec, number, demands), None)
 
 
 def running(scheduler: Scheduler) -> list[str]:

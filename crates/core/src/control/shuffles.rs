@@ -194,6 +194,22 @@ impl Controller {
         }
     }
 
+    /// Why the engine may not carry a shuffle of this task itself: its job demands encryption, and the engine's own channel has none.
+    /// `None`: it may.
+    pub fn engine_refuses(&self, task: u64) -> Option<String> {
+        let spec = self.spec_of_task(task).filter(|spec| spec.demands.encrypt != Encryption::None)?;
+        (!self.mission.engine_encrypts())
+            .then(|| format!("job {} demands encryption, which Dask's connections lack", spec.job))
+    }
+
+    /// A job for which the engine alone would not do: it demands encryption, and the engine's own channel has none.
+    pub fn needs_encryption(&self) -> Option<JobId> {
+        if self.mission.engine_encrypts() {
+            return None;
+        }
+        self.mission.status().into_iter().find(|job| job.demands.encrypt != Encryption::None).map(|job| job.job)
+    }
+
     pub(super) fn shuffle(&mut self, event: Event, commands: &mut Vec<Command>) {
         match event {
             Event::ShuffleBegins { task, shuffle, outputs, counted, engine, why } => {
