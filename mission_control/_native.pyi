@@ -298,8 +298,8 @@ class Controller:
     def engine_refuses(self, task: int) -> str | None:
         """Say why Dask may not carry a shuffle of this task; ``None``: it may."""
 
-    def needs_encryption(self) -> str | None:
-        """Return a job that demands encryption which Dask alone does not have."""
+    def engine_alone_refuses(self) -> str | None:
+        """Say why Dask alone would not do for one of the jobs that there are; ``None``: it would."""
     def spec_of(self, task: int) -> str | None:
         """The job of a task as it is specified now."""
 

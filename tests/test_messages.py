@@ -248,7 +248,7 @@ def test_no_message_is_taken_for_a_place_of_frames_without_the_number_of_its_con
     asyncio.run(talk())
 
 
-def test_frames_that_are_refused_end_their_connection_and_the_next_one_is_told(plane):
+def test_frames_that_are_refused_end_their_connection_and_the_next_one_says_so(plane):
     async def talk() -> None:
         mine, other, listener = await pair()
         demands = {"encrypt": "authenticated", "transport": None}
@@ -258,7 +258,7 @@ def test_frames_that_are_refused_end_their_connection_and_the_next_one_is_told(p
         with pytest.raises(CommClosedError, match="encryption was demanded"):
             await other.read()
         assert other.closed()
-        # So the next connection is told that this end avoids the data plane of the other.
+        # The handshake of the next connection says that this end avoids the data plane of the other.
         assert comm.PLANES.avoids(other._peer_addr)
         mine.abort()
         listener.stop()

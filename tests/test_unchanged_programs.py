@@ -139,8 +139,8 @@ def test_merges_bring_what_pandas_brings(client, how):
         got = merged.compute()
 
         def both() -> list[tuple[str, int, int]]:
-            own = [(own["engine"], own["rows_in"], own["rows_out"]) for own in shuffles(client, f"merge-{how}")]
-            return own if all(rows_in == rows_out for _, rows_in, rows_out in own) else []
+            counts = [(one["engine"], one["rows_in"], one["rows_out"]) for one in shuffles(client, f"merge-{how}")]
+            return counts if all(rows_in == rows_out for _, rows_in, rows_out in counts) else []
 
         # One task joins an output of each.
         assert sorted(until(both, "all rows are out")) == [("mission", 1000, 1000), ("mission", 2000, 2000)]
@@ -517,7 +517,9 @@ def test_mission_control_can_be_removed_while_shuffles_run():
         with mission_control.job("secret", encrypt="opportunistic", client=client):
             secret = client.submit(lambda: 1, pure=False)
             wait(secret)
-            with pytest.raises(RuntimeError, match="job secret demands encryption, which Dask's connections lack"):
+            with pytest.raises(
+                RuntimeError, match="job secret demands encryption, which the engine's own connections lack"
+            ):
                 mission_control.uninstall(client)
         del secret
         until(lambda: not status(client)["jobs"], "its job is over")

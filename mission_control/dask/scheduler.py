@@ -141,8 +141,8 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
             self.drains = self.silent = False
 
     def _in_use(self) -> str | None:
-        if (job := self.controller.needs_encryption()) is not None:
-            return f"job {job} demands encryption, which Dask's connections lack: release its results first"
+        if (why := self.controller.engine_alone_refuses()) is not None:
+            return f"{why}: release its results first"
         objects = self.controller.held().get("objects", 0)
         return (
             f"{objects} objects that tasks put are in use: release the results with their references"

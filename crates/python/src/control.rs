@@ -125,9 +125,9 @@ impl Controller {
         self.lock().engine_refuses(task)
     }
 
-    /// A job that demands encryption which Dask alone does not have.
-    fn needs_encryption(&self) -> Option<String> {
-        self.lock().needs_encryption().map(|job| job.to_string())
+    /// Why Dask alone would not do for one of the jobs that there are; `None`: it would.
+    fn engine_alone_refuses(&self) -> Option<String> {
+        self.lock().engine_alone_refuses()
     }
 
     /// The job of a task as it is specified now, as JSON.

@@ -75,7 +75,7 @@ class Inherited:
     def add(self, keys: Iterable[Any], whose: Whose) -> None:
         now = time.monotonic()
         if len(self.whose) >= self.forget_at:
-            # What has just come is no task yet: Dask gathers all copies that it was told to make before it keeps one.
+            # What has just come is no task yet: Dask gathers all copies of one request before it keeps any.
             self.whose = {
                 key: (since, own)
                 for key, (since, own) in self.whose.items()

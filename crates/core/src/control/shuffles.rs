@@ -194,20 +194,20 @@ impl Controller {
         }
     }
 
-    /// Why the engine may not carry a shuffle of this task itself: its job demands encryption, and the engine's own channel has none.
-    /// `None`: it may.
+    /// Why the engine may not carry a shuffle of this task itself; `None`: it may.
     pub fn engine_refuses(&self, task: u64) -> Option<String> {
-        let spec = self.spec_of_task(task).filter(|spec| spec.demands.encrypt != Encryption::None)?;
-        (!self.mission.engine_encrypts())
-            .then(|| format!("job {} demands encryption, which Dask's connections lack", spec.job))
+        let spec = self.spec_of_task(task)?;
+        self.lacks_encryption(&spec.job, &spec.demands)
     }
 
-    /// A job for which the engine alone would not do: it demands encryption, and the engine's own channel has none.
-    pub fn needs_encryption(&self) -> Option<JobId> {
-        if self.mission.engine_encrypts() {
-            return None;
-        }
-        self.mission.status().into_iter().find(|job| job.demands.encrypt != Encryption::None).map(|job| job.job)
+    /// Why the engine alone would not do for one of the jobs that there are; `None`: it would for all.
+    pub fn engine_alone_refuses(&self) -> Option<String> {
+        self.mission.status().iter().find_map(|job| self.lacks_encryption(&job.job, &job.demands))
+    }
+
+    fn lacks_encryption(&self, job: &JobId, demands: &Demands) -> Option<String> {
+        let lacks = demands.encrypt != Encryption::None && !self.mission.engine_encrypts();
+        lacks.then(|| format!("job {job} demands encryption, which the engine's own connections lack"))
     }
 
     pub(super) fn shuffle(&mut self, event: Event, commands: &mut Vec<Command>) {

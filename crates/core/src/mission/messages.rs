@@ -1,4 +1,4 @@
-//! What the Mission Controller is told, what it says, and what it knows for people to look at.
+//! Events and commands of the Mission Controller, and its status as people see it.
 
 use crate::cluster::Hosts;
 use crate::ecn;

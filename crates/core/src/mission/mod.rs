@@ -219,7 +219,7 @@ impl MissionController {
         Ok(())
     }
 
-    /// All that a worker that has just joined must be told.
+    /// The commands that bring a worker up to date that has just joined.
     pub fn briefing(&self, worker: &str) -> Vec<Command> {
         let own = self.cluster.environment_of(worker);
         let own = own.map(|environment| Command::Own { worker: worker.into(), environment });
@@ -328,7 +328,7 @@ impl MissionController {
         self.plan(&job, &hosts, commands);
     }
 
-    /// Takes over what the task graph has told since the last time; true if the pattern of an active transfer changed.
+    /// Applies new classifications from the task graph; true if the pattern of an active transfer changed.
     fn learn(&mut self, now: Time, commands: &mut Vec<Command>) -> bool {
         let mut changed = false;
         for (((_, from), (job, to)), classified) in self.graph.changed() {

@@ -161,14 +161,14 @@ fn a_shuffle_that_the_engine_would_encrypt_is_encrypted_or_left_to_the_engine() 
     let why = world.controller.shuffle_demands(1, &["a".into(), "c".into()]).unwrap_err();
     assert!(why.starts_with("the data plane of worker c cannot encrypt"), "{why}");
     // Where the engine carries it, it is encrypted too.
-    assert_eq!((world.controller.engine_refuses(2), world.controller.needs_encryption()), (None, None));
+    assert_eq!((world.controller.engine_refuses(2), world.controller.engine_alone_refuses()), (None, None));
 }
 
 #[test]
 fn the_engine_may_not_carry_what_is_to_be_encrypted_where_it_does_not_encrypt() {
     let mut world = World::new(&["a"]);
     world.task(1, "plain", None);
-    assert_eq!(world.controller.needs_encryption(), None);
+    assert_eq!(world.controller.engine_alone_refuses(), None);
     let demands = Demands { encrypt: Encryption::Opportunistic, transport: None };
     let spec = JobSpec { demands, ..JobSpec::named("secret".into()) };
     let origin = Origin { client: "client".into(), spec: Some(spec), by: None, span: None };
@@ -176,8 +176,8 @@ fn the_engine_may_not_carry_what_is_to_be_encrypted_where_it_does_not_encrypt() 
     world.event(Event::Tasks { origin, tasks: vec![task] });
     assert_eq!(world.controller.engine_refuses(1), None);
     let why = world.controller.engine_refuses(2).unwrap();
-    assert_eq!(why, "job secret demands encryption, which Dask's connections lack");
-    assert_eq!(world.controller.needs_encryption().as_deref(), Some("secret"));
+    assert_eq!(why, "job secret demands encryption, which the engine's own connections lack");
+    assert_eq!(world.controller.engine_alone_refuses(), Some(why));
 }
 
 #[test]
