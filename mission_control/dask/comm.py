@@ -284,10 +284,7 @@ class MissionComm(TCP):
         """
         if not whose.is_secret or self.is_encrypted or self.plane() is not None:
             return None
-        if self.has_plane:
-            why = f"shares none with {self._local_addr}"
-        else:
-            why = "has none; its log says why"
+        why = f"shares none with {self._local_addr}" if self.has_plane else "has none; its log says why"
         return f"job {whose.job} demands encryption, which needs the data plane, and {self._peer_addr} {why}"
 
     @property
