@@ -17,6 +17,7 @@ from distributed import Client
 import mission_control
 from mission_control import _native
 from mission_control.lab import Lab, Port, bonded, cgroup, namespaces, star, two_path, two_rack
+from mission_control.lab.check import TRIALS
 from mission_control.lab.congestion import AVAILABLE
 from mission_control.lab.lab import ALLOWED, PREFIX, STATE, up
 from mission_control.lab.watch import Sample, invalid_reasons
@@ -237,6 +238,19 @@ def test_labs_that_are_made_at_once_get_names_of_their_own():
         with pytest.raises(BadInput, match="is up"):
             Lab(star(hosts=2), made[0].name).up()
         assert len(namespaces.names(f"{PREFIX}{made[0].name}.")) == 3, "one that is refused takes nothing down"
+
+
+def test_several_processes_look_at_the_machine_at_once():
+    """Tests do, two at a time. One that was killed on the way has left a namespace behind."""
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    namespaces.batch("ip", [f"netns add {TRIALS}{ended.pid}"])
+    code = "from mission_control.lab.check import check; print([entry.what for entry in check() if entry.there])"
+    looking = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    found = [process.communicate()[0] for process in looking]
+    assert all(process.returncode == 0 for process in looking)
+    assert found[0] and len(set(found)) == 1
+    assert namespaces.names(TRIALS) == []
 
 
 def test_nothing_is_left_of_a_lab_that_was_killed(name):

@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ from typing import Any
 from mission_control import _native
 from mission_control.lab import namespaces
 
-TRIAL = "mc-check"
-"""Namespace in which things are tried."""
+TRIALS = "mc-check-"
+TRIAL = f"{TRIALS}{os.getpid()}"
+"""Namespace in which things are tried: one for each process, as two may look at the same time."""
 LINK = "trial0"
 
 
@@ -59,7 +61,8 @@ def check() -> list[Finding]:
 
 
 def trials() -> list[Finding]:
-    namespaces.remove(namespaces.names(TRIAL))
+    with suppress(namespaces.Failed):  # Another process may be removing them.
+        namespaces.remove(left_behind())
     try:
         namespaces.batch("ip", [f"netns add {TRIAL}"])
     except namespaces.Failed as error:
@@ -85,6 +88,11 @@ def trials() -> list[Finding]:
         return found
     finally:
         namespaces.remove([TRIAL])
+
+
+def left_behind() -> list[str]:
+    """Namespaces of processes that ended in the middle of their trials."""
+    return [name for name in namespaces.names(TRIALS) if not Path("/proc", name.removeprefix(TRIALS)).exists()]
 
 
 def tried(program: str, line: str) -> bool:
