@@ -75,14 +75,14 @@ FETCHES, PUTS = 64, 4
 """Messages whose frames a process fetches at once, and copies at once; each has a thread meanwhile. Dask asks for 50
 messages at once (``distributed.worker.connections.outgoing``); one may wait a minute for a peer that has died."""
 AVOID_S = 300.0
-"""So long a peer whose data plane could not be reached is to send through its connections what may go through them."""
+"""For so long, a peer whose data plane could not be reached is to send through connections what may go through them."""
 
 HANDSHAKE, FRAMES, RECEIVED = "mission-control", "mission-control-frames", "mission-control-received"
 """Keys of the handshake and of messages."""
 HAS_PLANE = "has-plane"
 """In the handshake: this process has a data plane, also where it does not want frames from the one at the other end."""
 AVOIDS = "avoids"
-"""In the handshake: this process could not have frames from the data plane at the other end, not long ago."""
+"""In the handshake: addresses of the data planes from which this process could not have frames, not long ago."""
 MARK = "mark"
 """In both. No message of Dask's has the number that the other end chose for this connection."""
 
@@ -125,6 +125,7 @@ class Plane:
 
     cluster: str
     endpoint: _native.Endpoint
+    address: str
     authenticates: bool
     """It has certificates: others can know whom they talk to."""
 
@@ -137,7 +138,7 @@ class Planes:
         self.version = 0
         """Counts changes."""
         self.avoided: dict[str, float] = {}
-        """Addresses of Dask's peers from whose data planes frames could not be had, and until when that counts."""
+        """Addresses of data planes from which frames could not be had, and until when that counts."""
         self.lingering: deque[tuple[float, _native.Endpoint, str]] = deque()
         """Objects of connections that have ended, and when they are freed; the first is freed first."""
         self.fetches: ThreadPoolExecutor | None = None
@@ -149,7 +150,7 @@ class Planes:
         if self.fetches is None or self.puts is None:
             self.fetches = ThreadPoolExecutor(FETCHES, thread_name_prefix="mission-read")
             self.puts = ThreadPoolExecutor(PUTS, thread_name_prefix="mission-write")
-        self.all.append(Plane(cluster_of(token), endpoint, authenticates))
+        self.all.append(Plane(cluster_of(token), endpoint, endpoint.address, authenticates))
         self.version += 1
 
     def remove(self, endpoint: _native.Endpoint) -> None:
@@ -166,12 +167,14 @@ class Planes:
         """Return the clusters, and whether the data planes there authenticate others."""
         return {own.cluster: own.authenticates for own in self.all}
 
-    def avoids(self, peer: str) -> bool:
-        return self.avoided.get(peer, 0.0) > time.monotonic()
-
-    def avoid(self, peer: str) -> None:
+    def avoids(self) -> list[str]:
+        """Return the addresses of the data planes from which frames could not be had, not long ago."""
         now = time.monotonic()
-        self.avoided = {own: until for own, until in self.avoided.items() if until > now} | {peer: now + AVOID_S}
+        self.avoided = {address: until for address, until in self.avoided.items() if until > now}
+        return list(self.avoided)
+
+    def avoid(self, address: str) -> None:
+        self.avoided[address] = time.monotonic() + AVOID_S
 
     def shared_with(self, remote: dict[str, bool], encrypted: bool, server: Any) -> Plane | None:
         """Return one that the other end of a connection can share, given what that announced; if possible the server's.
@@ -253,8 +256,13 @@ class MissionComm(TCP):
         return finalize
 
     def handshake_info(self) -> dict[str, Any]:
-        own = {"clusters": PLANES.announced(), HAS_PLANE: bool(PLANES.all), MARK: self.mark}
-        return {**super().handshake_info(), HANDSHAKE: own | {AVOIDS: PLANES.avoids(self._peer_addr)}}
+        said = {
+            "clusters": PLANES.announced(),
+            HAS_PLANE: bool(PLANES.all),
+            AVOIDS: PLANES.avoids(),
+            MARK: self.mark,
+        }
+        return {**super().handshake_info(), HANDSHAKE: said}
 
     def plane(self) -> Plane | None:
         """Return what carries the frames of large messages; ``None``: the connection does."""
@@ -293,11 +301,11 @@ class MissionComm(TCP):
         announced = self.remote_info.get(HANDSHAKE)
         return isinstance(announced, dict) and bool(announced.get(HAS_PLANE))
 
-    @property
-    def is_avoided(self) -> bool:
-        """Whether the other end wants what may go through the connection to go through it."""
+    def is_avoided(self, plane: Plane) -> bool:
+        """Whether the other end wants what may go through the connection to go through it, and not through this."""
         announced = self.remote_info.get(HANDSHAKE)
-        return isinstance(announced, dict) and bool(announced.get(AVOIDS))
+        avoided = announced.get(AVOIDS) if isinstance(announced, dict) else None
+        return isinstance(avoided, list | tuple) and plane.address in avoided
 
     @property
     def is_encrypted(self) -> bool:
@@ -314,7 +322,7 @@ class MissionComm(TCP):
             return await super().write(msg, serializers, on_error)
         # The connection may not carry it, whatever happens: its job demands more than it has.
         secret = whose.is_secret and not self.is_encrypted
-        if self.is_avoided and not secret:
+        if self.is_avoided(plane) and not secret:
             return await super().write(msg, serializers, on_error)
         if self.stream is None:
             raise CommClosedError()
@@ -358,7 +366,7 @@ class MissionComm(TCP):
             "number": self.written,
             "cluster": plane.cluster,
             "object": name,
-            "address": plane.endpoint.address,
+            "address": plane.address,
             "large": [(number, sizes[number]) for number in large],
             "frames": small,
             "job": whose.job,
@@ -437,7 +445,7 @@ class MissionComm(TCP):
         except (_native.TransferError, RuntimeError, OSError) as error:
             # Never another kind of error: after one, whoever waits for the message waits for ever
             # (dask/distributed issue 6705).
-            raise self.failed(error) from error
+            raise self.failed(error, said) from error
         except BaseException:
             # Cancelled.
             self.abort()
@@ -465,10 +473,10 @@ class MissionComm(TCP):
         if plugin is not None:
             plugin.inherited.add(keys, whose)
 
-    def failed(self, error: Exception) -> CommClosedError:
-        """Abort. If frames cannot be had from this peer, the next connection to it carries what may go through it."""
+    def failed(self, error: Exception, said: dict[str, Any]) -> CommClosedError:
+        """Abort. If frames cannot be had from this peer, the next connection with it carries what may go through it."""
         if isinstance(error, _native.Denied | _native.Unreachable):
-            PLANES.avoid(self._peer_addr)
+            PLANES.avoid(said["address"])
         self.abort()
         return CommClosedError(f"in {self}: frames of a message could not be fetched: {error}")
 
