@@ -12,7 +12,8 @@ import numpy as np
 from distributed.shuffle._rechunk import ArrayRechunkSpec, convert_chunk, split_axes
 
 from mission_control import _native
-from mission_control.dask.p2p.run import Added, Incomplete, Piece, Run
+from mission_control.dask.p2p.inputs import Added
+from mission_control.dask.p2p.run import Incomplete, Piece, Run
 
 if TYPE_CHECKING:
     from distributed.shuffle._worker_plugin import ShuffleWorkerPlugin

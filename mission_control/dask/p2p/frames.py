@@ -9,7 +9,8 @@ import numpy as np
 from distributed.shuffle._shuffle import DataFrameShuffleSpec
 
 from mission_control import _native, frames, hashing
-from mission_control.dask.p2p.run import Added, Incomplete, Piece, Run
+from mission_control.dask.p2p.inputs import Added
+from mission_control.dask.p2p.run import Incomplete, Piece, Run
 
 if TYPE_CHECKING:
     import pandas as pd
