@@ -2,13 +2,16 @@
 //!
 //! All decisions are in [`mission_core::host::process`] and [`mission_core::swarm`]; here are the clock, the threads and the
 //! connections. [`home`] looks what need not be moved, [`broadcast`] asks for the pieces of what many receive, and [`runs`]
-//! moves ranges; [`plans`] says over which legs, and [`locations`] where objects lie.
+//! moves ranges; [`plans`] says over which legs, and [`locations`] where objects lie. What the Mission Controller says comes
+//! to [`orders`], and what it hears is in [`records`].
 
 mod broadcast;
 mod caller;
 mod home;
 mod locations;
+mod orders;
 mod plans;
+mod records;
 mod runs;
 
 use crate::arbiter::{self, Arbiter, Said};
@@ -16,7 +19,7 @@ use crate::carrier::Context;
 use crate::carrier::shm::Borrower;
 use crate::connections::Connections;
 use crate::object::ObjectId;
-use crate::parts::{self, FetchRequest, Fetched, Home, Part, Wanted};
+use crate::parts::{self, FetchRequest, Fetched, Home, Part};
 use crate::segment::{Pool, Segment};
 use crate::store::Store;
 use caller::Caller;
@@ -26,19 +29,18 @@ use mission_core::flight::Environment;
 use mission_core::host::fetches::{FetchError, FetchId, SourceId, Tally};
 use mission_core::host::process::{Command, Event, Process};
 use mission_core::host::{GroupId, Ticket};
-use mission_core::mission;
 use mission_core::report::TransferReport;
 use mission_core::shares::FlowsPerHost;
-use mission_core::shares::{cap, caps_bind};
 use mission_core::types::{Demands, JobId, TransferId, Transport};
 use mission_core::units::Time;
 use plans::Planned;
+use records::Bytes;
 use runs::{Assigned, Far, Running};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, Weak};
 use std::thread;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 pub struct Fetcher {
     shared: Arc<Shared>,
@@ -115,31 +117,11 @@ struct Active {
     result: Option<(Result<(), FetchError>, Tally)>,
 }
 
-/// Bytes that a fetch asks for.
-#[derive(Default)]
-struct Bytes {
-    /// To be brought.
-    far: u64,
-    /// On this host already.
-    here: u64,
-    /// Of those, in this process.
-    local: u64,
-}
-
-impl Bytes {
-    fn count_here(&mut self, wanted: &Wanted, shared: &Shared) {
-        self.here += wanted.len;
-        self.local += if shared.owns(wanted) { wanted.len } else { 0 };
-    }
-}
-
 /// How long closing waits for fetches to end: each of their threads sees it at the next byte, or after a stall.
 const CLOSE_WITHIN: Duration = Duration::from_secs(15);
 /// More than any process has addresses for.
 const ADDRESSABLE: usize = 1 << 46;
 const CLOSES: &str = "this worker closes";
-/// How often it is said for how many bytes of whom fetches wait.
-const WAITS_EVERY: Duration = Duration::from_secs(1);
 /// How often a waiting caller looks whether it was interrupted.
 const INTERRUPT_EVERY: Duration = Duration::from_millis(100);
 
@@ -368,125 +350,6 @@ impl Fetcher {
         (planned && self.has_neighbours()).then(|| arbiter::group_of(job))
     }
 
-    /// Does what the Mission Controller says.
-    pub fn command(&self, command: mission::Command) {
-        let shared = &self.shared;
-        let mut state = shared.lock();
-        match command {
-            mission::Command::Shares { flows_per_host, level, shares } => {
-                state.flows_per_host = flows_per_host;
-                state.weights.clear();
-                for share in &shares {
-                    *state.weights.entry(share.job.clone()).or_default() += share.weight;
-                }
-                let mut caps = BTreeMap::new();
-                // A budget that is found by trial has no limits that could be told beforehand.
-                if let FlowsPerHost::Fixed(flows) = flows_per_host
-                    && caps_bind(flows, shares.len())
-                {
-                    for share in &shares {
-                        *caps.entry(share.job.clone()).or_insert(0) += cap(flows, share.weight);
-                    }
-                }
-                let closed = state.connections.set_caps(caps);
-                shared.arbiter().set_shares(flows_per_host, arbiter::shares_of(level, &shares));
-                shared.drain_arbiter(&mut state);
-                drop(state);
-                drop(closed);
-            }
-            mission::Command::Plan { job, plan } => {
-                shared.planned(&mut state, &job, plan);
-            }
-            mission::Command::Hosts { hosts } => {
-                Arc::make_mut(&mut state.senders).learn(hosts);
-                shared.plan_again(&mut state);
-            }
-            mission::Command::Own { environment, .. } => {
-                state.own = environment.into();
-                shared.plan_again(&mut state);
-            }
-            mission::Command::Refuse { job, reason } => {
-                state.plans.insert(job, Err(reason));
-            }
-            mission::Command::Broadcast { transfer } => {
-                state.broadcasts.insert(transfer);
-            }
-            // For whoever stands beside the Mission Controller: it runs the policy, keeps records, and has probes made.
-            mission::Command::Weigh { .. }
-            | mission::Command::Weights { .. }
-            | mission::Command::ProbeEcn { .. }
-            | mission::Command::Invalid { .. } => {}
-        }
-    }
-
-    /// Forgets what belongs to a job that is over.
-    pub fn forget_job(&self, job: &JobId) {
-        let mut state = self.shared.lock();
-        state.plans.remove(job);
-        let group = arbiter::group_of(job);
-        state.groups.remove(&group);
-        self.shared.handle(&mut state, Event::Forget { group });
-        state.transfers.retain(|id, _| id.job != *job);
-        state.said_moved.retain(|id| id.job != *job);
-        state.broadcasts.retain(|id| id.job != *job);
-        let closed = state.connections.forget_job(job);
-        drop(state);
-        drop(closed);
-        self.shared.store.forget_job(job, group);
-        self.shared.pool.forget_job(group);
-    }
-
-    /// The transfers of this process that changed since the last call, if any did.
-    pub fn report(&self) -> Option<Vec<TransferReport>> {
-        let mut state = self.shared.lock();
-        if !std::mem::take(&mut state.changed) {
-            return None;
-        }
-        // What fetches wait for is long to tell, and policies look once a second.
-        let says_waits = state.waits_said.is_none_or(|said| said.elapsed() >= WAITS_EVERY);
-        let mut waits: BTreeMap<TransferId, BTreeMap<String, u64>> = BTreeMap::new();
-        for active in state.fetches.values() {
-            let own = waits.entry(active.transfer.clone()).or_default();
-            for far in active.far.iter().filter(|far| says_waits && far.left > 0) {
-                if let Some(source) = far.sources.first() {
-                    *own.entry(source.to_string()).or_default() += far.left;
-                }
-            }
-        }
-        if says_waits {
-            state.waits_said = Some(Instant::now());
-        }
-        let (mut records, mut moved) = (Vec::new(), BTreeSet::new());
-        let State { transfers, said_moved, .. } = &mut *state;
-        for (transfer, record) in transfers {
-            match waits.remove(transfer) {
-                Some(waits) if says_waits => record.waits_for = waits,
-                Some(_) => {}
-                None => record.waits_for.clear(),
-            }
-            if record.moved || said_moved.contains(transfer) {
-                records.push(record.clone());
-            }
-            if record.moved {
-                moved.insert(transfer.clone());
-                record.moved = record.flows > 0;
-            }
-        }
-        // Once more next time, to say that nothing moves any more.
-        state.changed = !moved.is_empty();
-        state.said_moved = moved;
-        Some(records)
-    }
-
-    pub fn transfers(&self) -> Vec<TransferReport> {
-        self.shared.lock().transfers.values().cloned().collect()
-    }
-
-    /// What each job's transfers weigh together, of the jobs that move bytes.
-    pub fn weights(&self) -> BTreeMap<JobId, f64> {
-        self.shared.lock().weights.clone()
-    }
-
     /// Data connections: under way, and kept.
     pub fn connections(&self) -> (u32, usize) {
         self.shared.lock().connections.count()
@@ -548,20 +411,6 @@ impl State {
         self.source_numbers.insert(address, number);
         number
     }
-
-    fn record(&mut self, transfer: &TransferId) -> &mut TransferReport {
-        self.changed = true;
-        let record = self.transfers.entry(transfer.clone()).or_insert_with(|| TransferReport {
-            job: transfer.job.to_string(),
-            from: transfer.from.to_string(),
-            to: transfer.to.to_string(),
-            started: now(),
-            ended: now(),
-            ..TransferReport::default()
-        });
-        record.moved = true;
-        record
-    }
 }
 
 impl Shared {
@@ -583,25 +432,6 @@ impl Shared {
         self.store.make_room(len as u64);
         let taken = self.pool.take(len, sharers);
         taken.map(Arc::new).map_err(|error| no_memory(len as u64, &error))
-    }
-
-    /// A fetch begins.
-    fn asks(&self, transfer: &TransferId, bytes: &Bytes) {
-        let mut state = self.lock();
-        let record = state.record(transfer);
-        record.asked_bytes += bytes.far + bytes.here;
-        record.served_bytes += bytes.here;
-        record.local_bytes += bytes.local;
-        record.fetches += 1;
-        record.ended = now();
-    }
-
-    /// A fetch failed: what did not come is not asked for any more.
-    fn gives_up(&self, transfer: &TransferId, bytes: &Bytes, tally: &Tally) {
-        let mut state = self.lock();
-        let record = state.record(transfer);
-        // A record that was forgotten meanwhile begins anew.
-        record.asked_bytes = record.asked_bytes.saturating_sub(bytes.far - tally.bytes.min(bytes.far));
     }
 
     fn abandon_all(&self, state: &mut State) {
@@ -639,8 +469,4 @@ fn addressable(len: u64) -> Result<usize, FetchError> {
 
 fn no_memory(len: u64, error: &std::io::Error) -> FetchError {
     FetchError::Cancelled(format!("no memory for {len} bytes: {error}"))
-}
-
-fn now() -> f64 {
-    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
 }

@@ -3,7 +3,8 @@
 //! The thread that calls [`Shared::carry`] moves bytes itself; helper threads join it while there are more runs than
 //! callers.
 
-use super::{Active, INTERRUPT_EVERY, Planned, Shared, State, now};
+use super::records::now;
+use super::{Active, INTERRUPT_EVERY, Planned, Shared, State};
 use crate::arbiter;
 use crate::carrier::{self, Ask, Broken, Connection, End};
 use crate::copies::PartCopy;

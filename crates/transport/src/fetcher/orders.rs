@@ -1,0 +1,85 @@
+//! What the Mission Controller says: shares, plans, what hosts can do, and which jobs are over.
+
+use super::Fetcher;
+use crate::arbiter;
+use mission_core::host::process::Event;
+use mission_core::mission;
+use mission_core::shares::{FlowsPerHost, cap, caps_bind};
+use mission_core::types::JobId;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+impl Fetcher {
+    /// Does what the Mission Controller says.
+    pub fn command(&self, command: mission::Command) {
+        let shared = &self.shared;
+        let mut state = shared.lock();
+        match command {
+            mission::Command::Shares { flows_per_host, level, shares } => {
+                state.flows_per_host = flows_per_host;
+                state.weights.clear();
+                for share in &shares {
+                    *state.weights.entry(share.job.clone()).or_default() += share.weight;
+                }
+                let mut caps = BTreeMap::new();
+                // A budget that is found by trial has no limits that could be told beforehand.
+                if let FlowsPerHost::Fixed(flows) = flows_per_host
+                    && caps_bind(flows, shares.len())
+                {
+                    for share in &shares {
+                        *caps.entry(share.job.clone()).or_insert(0) += cap(flows, share.weight);
+                    }
+                }
+                let closed = state.connections.set_caps(caps);
+                shared.arbiter().set_shares(flows_per_host, arbiter::shares_of(level, &shares));
+                shared.drain_arbiter(&mut state);
+                drop(state);
+                drop(closed);
+            }
+            mission::Command::Plan { job, plan } => {
+                shared.planned(&mut state, &job, plan);
+            }
+            mission::Command::Hosts { hosts } => {
+                Arc::make_mut(&mut state.senders).learn(hosts);
+                shared.plan_again(&mut state);
+            }
+            mission::Command::Own { environment, .. } => {
+                state.own = environment.into();
+                shared.plan_again(&mut state);
+            }
+            mission::Command::Refuse { job, reason } => {
+                state.plans.insert(job, Err(reason));
+            }
+            mission::Command::Broadcast { transfer } => {
+                state.broadcasts.insert(transfer);
+            }
+            // For whoever stands beside the Mission Controller: it runs the policy, keeps records, and has probes made.
+            mission::Command::Weigh { .. }
+            | mission::Command::Weights { .. }
+            | mission::Command::ProbeEcn { .. }
+            | mission::Command::Invalid { .. } => {}
+        }
+    }
+
+    /// Forgets what belongs to a job that is over.
+    pub fn forget_job(&self, job: &JobId) {
+        let mut state = self.shared.lock();
+        state.plans.remove(job);
+        let group = arbiter::group_of(job);
+        state.groups.remove(&group);
+        self.shared.handle(&mut state, Event::Forget { group });
+        state.transfers.retain(|id, _| id.job != *job);
+        state.said_moved.retain(|id| id.job != *job);
+        state.broadcasts.retain(|id| id.job != *job);
+        let closed = state.connections.forget_job(job);
+        drop(state);
+        drop(closed);
+        self.shared.store.forget_job(job, group);
+        self.shared.pool.forget_job(group);
+    }
+
+    /// What each job's transfers weigh together, of the jobs that move bytes.
+    pub fn weights(&self) -> BTreeMap<JobId, f64> {
+        self.shared.lock().weights.clone()
+    }
+}

@@ -1,0 +1,119 @@
+//! What each transfer asked for and was brought, for the Mission Controller.
+
+use super::{Fetcher, Shared, State};
+use crate::parts::Wanted;
+use mission_core::host::fetches::Tally;
+use mission_core::report::TransferReport;
+use mission_core::types::TransferId;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant, SystemTime};
+
+/// How often it is said for how many bytes of whom fetches wait.
+const WAITS_EVERY: Duration = Duration::from_secs(1);
+
+/// Bytes that a fetch asks for.
+#[derive(Default)]
+pub(super) struct Bytes {
+    /// To be brought.
+    pub(super) far: u64,
+    /// On this host already.
+    here: u64,
+    /// Of those, in this process.
+    local: u64,
+}
+
+impl Bytes {
+    pub(super) fn count_here(&mut self, wanted: &Wanted, shared: &Shared) {
+        self.here += wanted.len;
+        self.local += if shared.owns(wanted) { wanted.len } else { 0 };
+    }
+}
+
+impl Fetcher {
+    /// The transfers of this process that changed since the last call, if any did.
+    pub fn report(&self) -> Option<Vec<TransferReport>> {
+        let mut state = self.shared.lock();
+        if !std::mem::take(&mut state.changed) {
+            return None;
+        }
+        // What fetches wait for is long to tell, and policies look once a second.
+        let says_waits = state.waits_said.is_none_or(|said| said.elapsed() >= WAITS_EVERY);
+        let mut waits: BTreeMap<TransferId, BTreeMap<String, u64>> = BTreeMap::new();
+        for active in state.fetches.values() {
+            let own = waits.entry(active.transfer.clone()).or_default();
+            for far in active.far.iter().filter(|far| says_waits && far.left > 0) {
+                if let Some(source) = far.sources.first() {
+                    *own.entry(source.to_string()).or_default() += far.left;
+                }
+            }
+        }
+        if says_waits {
+            state.waits_said = Some(Instant::now());
+        }
+        let (mut records, mut moved) = (Vec::new(), BTreeSet::new());
+        let State { transfers, said_moved, .. } = &mut *state;
+        for (transfer, record) in transfers {
+            match waits.remove(transfer) {
+                Some(waits) if says_waits => record.waits_for = waits,
+                Some(_) => {}
+                None => record.waits_for.clear(),
+            }
+            if record.moved || said_moved.contains(transfer) {
+                records.push(record.clone());
+            }
+            if record.moved {
+                moved.insert(transfer.clone());
+                record.moved = record.flows > 0;
+            }
+        }
+        // Once more next time, to say that nothing moves any more.
+        state.changed = !moved.is_empty();
+        state.said_moved = moved;
+        Some(records)
+    }
+
+    pub fn transfers(&self) -> Vec<TransferReport> {
+        self.shared.lock().transfers.values().cloned().collect()
+    }
+}
+
+impl State {
+    pub(super) fn record(&mut self, transfer: &TransferId) -> &mut TransferReport {
+        self.changed = true;
+        let record = self.transfers.entry(transfer.clone()).or_insert_with(|| TransferReport {
+            job: transfer.job.to_string(),
+            from: transfer.from.to_string(),
+            to: transfer.to.to_string(),
+            started: now(),
+            ended: now(),
+            ..TransferReport::default()
+        });
+        record.moved = true;
+        record
+    }
+}
+
+impl Shared {
+    /// A fetch begins.
+    pub(super) fn asks(&self, transfer: &TransferId, bytes: &Bytes) {
+        let mut state = self.lock();
+        let record = state.record(transfer);
+        record.asked_bytes += bytes.far + bytes.here;
+        record.served_bytes += bytes.here;
+        record.local_bytes += bytes.local;
+        record.fetches += 1;
+        record.ended = now();
+    }
+
+    /// A fetch failed: what did not come is not asked for any more.
+    pub(super) fn gives_up(&self, transfer: &TransferId, bytes: &Bytes, tally: &Tally) {
+        let mut state = self.lock();
+        let record = state.record(transfer);
+        // A record that was forgotten meanwhile begins anew.
+        record.asked_bytes = record.asked_bytes.saturating_sub(bytes.far - tally.bytes.min(bytes.far));
+    }
+}
+
+pub(super) fn now() -> f64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
+}
