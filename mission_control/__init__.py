@@ -1,12 +1,14 @@
 """Mission Control: decides per transfer how big a share of the network it gets and which transport carries it.
 
 In the program that submits work: :func:`install`, :func:`job` and :func:`uninstall`. In any task: :func:`put` and
-:func:`fetch`, and :func:`allocate` where a task can write its parts into the data plane's memory at once.
+:func:`fetch`, and :func:`allocate` where a task can write its parts into the data plane's memory at once;
+:func:`open_stream` and :func:`stream`, where others read what is still being written.
 """
 
-from mission_control._native import Cancelled, Damaged, Denied, Lost, TransferError, Unreachable
+from mission_control._native import Cancelled, Damaged, Denied, Lost, StreamFailed, TransferError, Unreachable
 from mission_control.jobs import JobRejected, install, job, uninstall
 from mission_control.objects import Fetched, Reference, allocate, fetch, put
+from mission_control.streams import Stream, StreamReference, open_stream, stream
 
 __all__ = [
     "Cancelled",
@@ -16,12 +18,17 @@ __all__ = [
     "JobRejected",
     "Lost",
     "Reference",
+    "Stream",
+    "StreamFailed",
+    "StreamReference",
     "TransferError",
     "Unreachable",
     "allocate",
     "fetch",
     "install",
     "job",
+    "open_stream",
     "put",
+    "stream",
     "uninstall",
 ]

@@ -29,6 +29,9 @@ class Denied(TransferError):
 class Cancelled(TransferError):
     """The caller was interrupted, or the worker closes."""
 
+class StreamFailed(TransferError):
+    """The task that writes the stream raised an error; the text is its."""
+
 class Segment(Buffer):
     """Writable memory of the data plane."""
 
@@ -147,6 +150,46 @@ class Endpoint:
         """Bytes of memory that objects and what was fetched use now."""
 
     def resources(self) -> str: ...
+    def close(self) -> None: ...
+
+class StreamWriter:
+    """A stream that this process writes."""
+
+    def __init__(
+        self, endpoint: Endpoint, job: str, demands: str, parts: int, ahead_bytes: int, keep: bool, /
+    ) -> None: ...
+    @property
+    def object(self) -> str: ...
+    def write(self, part: int, buffer: Buffer) -> None:
+        """Copies it; waits while an active reader of the part is far behind.
+
+        Raises:
+            Cancelled: Nobody wants the stream any more.
+            OSError: No memory, or no room in the spool.
+            ValueError: There is no such part.
+        """
+    def end(self, error: str | None = None) -> None: ...
+
+class StreamReader:
+    """A part of a stream that is read ahead, by a thread of its own."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        job: str,
+        source: str,
+        to: str,
+        demands: str,
+        stream: str,
+        part: int,
+        part_count: int,
+        address: str,
+        receiver: str,
+        /,
+    ) -> None: ...
+    def next(self, wait: bool = True) -> tuple[Part | None, Part | None, bool]:
+        """Return the next chunk; the sizes of the writes in it (64 bits each, little-endian), if they are several; and
+        whether there may be more. Without `wait` the chunk may be missing although there is more."""
     def close(self) -> None: ...
 
 class Dctcp:

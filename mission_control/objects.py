@@ -150,7 +150,7 @@ def allocate(nbytes: int, *, scratch: bool = False) -> _native.Segment:
     worker, _, endpoint = data_plane("allocate")
     if scratch:
         return endpoint.allocate(nbytes)
-    task = _task(worker)
+    task = current_task(worker)
     return endpoint.allocate(nbytes, (task.job, json.dumps(task.demands)))
 
 
@@ -177,7 +177,12 @@ def put(parts: Iterable[Buffer] | _native.Segment, *, sizes: Sequence[int] | Non
     if copies < 1:
         raise ValueError(f"put(copies={copies}): at least this worker has the object, so give 1 or more")
     worker, plugin, endpoint = data_plane("put")
-    task = _task(worker)
+    task = current_task(worker)
+    if plugin.early.is_done:
+        raise RuntimeError(
+            "mission_control.put in a task that has opened a stream: its result is known already, and no other would "
+            "keep the object or free it. Write the data to the stream"
+        )
     demands = json.dumps(task.demands)
     if isinstance(parts, _native.Segment):
         sizes = [len(parts)] if sizes is None else sizes
@@ -196,10 +201,15 @@ def _buffers(parts: Iterable[Buffer]) -> list[Buffer]:
     """
     if isinstance(parts, bytes | bytearray | memoryview | _native.Part) or not isinstance(parts, Iterable):
         raise TypeError(f"put takes a list of buffers, not {type(parts).__name__}: write put([data])")
-    return [part if type(part) is bytes else _contiguous(part, number) for number, part in enumerate(parts)]
+    return [part if type(part) is bytes else contiguous(part, number) for number, part in enumerate(parts)]
 
 
-def _contiguous(part: Any, number: int) -> Buffer:
+def contiguous(part: Any, number: int) -> Buffer:
+    """Return a part as a C-contiguous buffer; copies it if it is not.
+
+    Raises:
+        TypeError: It is no buffer, or holds Python objects.
+    """
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(part, numpy.ndarray):
         return _contiguous_array(part, number)
@@ -248,7 +258,7 @@ def fetch(references: Reference | Iterable[Reference], part: int | None = None, 
         distributed.Reschedule: an object was lost with its worker; the task runs again once it is recomputed.
     """
     worker, plugin, endpoint = data_plane("fetch")
-    task = _task(worker)
+    task = current_task(worker)
     if part is not None:
         try:
             part = int(operator.index(part))  # of numpy, too: it goes to the scheduler as JSON
@@ -259,6 +269,8 @@ def fetch(references: Reference | Iterable[Reference], part: int | None = None, 
     for reference in references:
         if not isinstance(reference, Reference):
             raise TypeError(f"fetch takes references that put gave, not {type(reference).__name__}")
+        if reference.copies == 0:
+            raise TypeError(f"{reference!r} is no object: read it with mission_control.stream(reference, part)")
         sizes = reference.sizes
         if part is not None and not 0 <= part < len(sizes):
             raise IndexError(f"part {part} of an object of {len(sizes)} parts: they are numbered from 0")
@@ -293,7 +305,8 @@ class Task:
         self.demands: dict[str, Any] = spec.get("demands") or UNDEMANDING
 
 
-def _task(worker: Worker) -> Task:
+def current_task(worker: Worker) -> Task:
+    """Return the task that runs in this thread."""
     key = worker.get_current_task()
     state = worker.state.tasks.get(key)
     if state is None and _in_actor():

@@ -62,7 +62,7 @@ MAY_FAIL: dict[str, set[str]] = {
     # Dask gives a task up whose worker died too often, and cancels what cannot be computed again.
     "kill": {"KilledWorker", "FutureCancelledError"},
     # What is damaged on the only disk that has it is gone, and its reader says so.
-    "spool": {"Damaged", "Lost", "Incomplete"},
+    "spool": {"Damaged", "Lost", "P2PConsistencyError"},
     # An output file or a spooled object that finds no room; who reads meanwhile is not concerned.
     "disk": {"OSError", "P2POutOfDiskError"},
 }

@@ -28,6 +28,7 @@ from mission_control.carried import carried_by
 from mission_control.dask import results
 from mission_control.dask.comm import PLANES, is_encrypted, requires_encryption
 from mission_control.dask.seams import messages, shuffles, wanted
+from mission_control.dask.seams.early import Early
 from mission_control.dask.seams.lanes import Lanes
 from mission_control.dask.seams.turns import Turns
 from mission_control.throttle import MEMORY, ThrottleController
@@ -74,6 +75,7 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
         self.outputs: dict[Any, dict[Any, dict[str, Any]]] = {}
         """By the task that joined them, and by shuffle: what is said of outputs once the task is done."""
         self.inherited = messages.Inherited(worker)
+        self.early = Early(worker)
         worker.stream_handlers["mission-control"] = self.on_message
         worker.stream_handlers["mission-control-taken"] = self.on_taken
         shuffles.listen(worker)
@@ -136,6 +138,7 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
         if worker.address.startswith("mission://") and wanted("gather-by-job"):
             lanes = Lanes(worker, endpoint)
             self.lanes = lanes if lanes.start() else None
+        self.early.start()
         turns = Turns(worker, endpoint, settings["memory_limit"])
         self.turns = turns if turns.start() else None
 
@@ -161,7 +164,7 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
         if (hashing := sys.modules.get("mission_control.hashing")) is not None:
             hashing.uninstall()
         # In reverse: each restores what it found.
-        for own in (self.turns, self.lanes):
+        for own in (self.turns, self.early, self.lanes):
             if own is not None:
                 own.close()
         if self.endpoint is not None:

@@ -28,6 +28,7 @@ pub mod random;
 pub mod report;
 mod seconds;
 pub mod shares;
+pub mod stream;
 pub mod swarm;
 pub mod threads;
 pub mod turns;

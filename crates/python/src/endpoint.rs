@@ -26,6 +26,7 @@ create_exception!(mission_control, Unreachable, TransferError);
 create_exception!(mission_control, Damaged, TransferError);
 create_exception!(mission_control, Denied, TransferError);
 create_exception!(mission_control, Cancelled, TransferError);
+create_exception!(mission_control, StreamFailed, TransferError);
 
 /// Object, part, length and addresses.
 fn wanted((object, part, len, addresses): (String, u32, u64, Vec<String>)) -> PyResult<Wanted> {
@@ -321,6 +322,7 @@ impl Endpoint {
         detached(py, || {
             // Fetches that run hold it too: they are abandoned first.
             if let Some(endpoint) = &inner {
+                endpoint.streams.close();
                 endpoint.fetcher.close();
             }
             drop(inner);
@@ -355,7 +357,7 @@ struct Briefing {
     version: u64,
 }
 
-fn exception(error: FetchError) -> PyErr {
+pub fn exception(error: FetchError) -> PyErr {
     let text = error.to_string();
     match error {
         FetchError::Lost(_) => Lost::new_err(text),
@@ -366,7 +368,7 @@ fn exception(error: FetchError) -> PyErr {
     }
 }
 
-fn parse_demands(text: &str) -> PyResult<Demands> {
+pub fn parse_demands(text: &str) -> PyResult<Demands> {
     serde_json::from_str(text).map_err(bad_input)
 }
 

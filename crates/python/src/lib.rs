@@ -13,6 +13,7 @@ mod kernel;
 mod lanes;
 mod memory;
 mod records;
+mod stream;
 mod threads;
 
 use pyo3::exceptions::PyRuntimeError;
@@ -34,7 +35,7 @@ mod _native {
     };
     #[pymodule_export]
     use super::endpoint::{
-        Cancelled, Damaged, Denied, Endpoint, Lost, TransferError, Unreachable, carriers, link_rate,
+        Cancelled, Damaged, Denied, Endpoint, Lost, StreamFailed, TransferError, Unreachable, carriers, link_rate,
     };
     #[pymodule_export]
     use super::incast::{IncastServer, incast_advise, incast_measure, incast_predict};
@@ -47,6 +48,8 @@ mod _native {
     use super::memory::{Part, Segment};
     #[pymodule_export]
     use super::records::{records_check, records_partition, records_sort};
+    #[pymodule_export]
+    use super::stream::{StreamReader, StreamWriter};
     #[pymodule_export]
     use super::threads::Threads;
 

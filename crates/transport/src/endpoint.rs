@@ -13,6 +13,7 @@ use crate::probe;
 use crate::segment::{Cohort, Pool, Segment};
 use crate::server::Server;
 use crate::store::Store;
+use crate::streams::{Opening, Streams};
 use crate::tls::{Identity, TlsSettings};
 use crate::uplink::Uplink;
 use crate::windows::Governor;
@@ -53,6 +54,7 @@ pub struct Endpoint {
     pub server: Server,
     _lender: Option<Lender>,
     pub fetcher: Arc<Fetcher>,
+    pub streams: Arc<Streams>,
     pub store: Arc<Store>,
     pub pool: Arc<Pool>,
     pub host: String,
@@ -67,6 +69,8 @@ pub struct Endpoint {
 #[derive(Debug, Serialize)]
 pub struct Resources {
     pub objects: usize,
+    /// That this process writes, or has written and not freed.
+    pub streams: usize,
     /// Parts of others' objects that were received in broadcasts.
     pub copies: usize,
     pub live_bytes: u64,
@@ -104,9 +108,17 @@ impl Endpoint {
         // As much is kept for the next user as objects may take: a worker that was busy will be again.
         let pool = Pool::new(usize::try_from(settings.memory_limit).unwrap_or(usize::MAX));
         let store = Arc::new(Store::new(pool.clone(), settings.memory_limit, settings.spool_folder));
+        let streams = Arc::new(Streams::new(store.clone()));
         let uplink = Uplink::new(settings.flows_per_host, environment.link_bits_per_sec);
-        let server =
-            Server::new(settings.host, &settings.ports, store.clone(), context.clone(), settings.send_limit, uplink)?;
+        let server = Server::new(
+            settings.host,
+            &settings.ports,
+            store.clone(),
+            streams.clone(),
+            context.clone(),
+            settings.send_limit,
+            uplink,
+        )?;
         let host = host::host_id()?;
         let cluster = host::cluster_name(&settings.token);
         let lender = Lender::new(&cluster, server.address(), context.token.clone(), store.clone());
@@ -117,6 +129,7 @@ impl Endpoint {
             context.clone(),
             environment.clone(),
             store.clone(),
+            streams.clone(),
             pool.clone(),
             server.address(),
             &cluster,
@@ -131,6 +144,7 @@ impl Endpoint {
             _lender: lender.ok(),
             problems,
             fetcher,
+            streams,
             store,
             pool,
             host,
@@ -160,6 +174,22 @@ impl Endpoint {
         self.store.adopt(segment, sizes, self.encryption(encryption))
     }
 
+    /// Opens a stream of a job.
+    ///
+    /// # Errors
+    /// It has no part, or too many.
+    pub fn open_stream(
+        &self,
+        job: &JobId,
+        demands: &Demands,
+        parts: u32,
+        ahead_bytes: u64,
+        keep: bool,
+    ) -> io::Result<ObjectId> {
+        let (encryption, sharers) = (self.encryption(demands.encrypt), self.fetcher.sharers(job, demands));
+        self.streams.open(&Opening { parts, ahead_bytes, keep, encryption, sharers })
+    }
+
     /// What an object needs that a job demands this of.
     fn encryption(&self, demanded: Encryption) -> Encryption {
         let required = if self.environment.requires_encryption { Encryption::Authenticated } else { Encryption::None };
@@ -169,7 +199,7 @@ impl Endpoint {
     /// Frees an object, or the copies of another's; false if there was no own one.
     pub fn free(&self, object: &ObjectId) -> bool {
         // The store first: who asks where its parts are finds no object then, and makes no books anew.
-        let freed = self.store.free(object);
+        let freed = self.store.free(object) | self.streams.free(object);
         self.server.forget(object);
         self.fetcher.forget_location(object);
         freed
@@ -203,6 +233,7 @@ impl Endpoint {
         let (fetching_connections, kept_connections) = self.fetcher.connections();
         Resources {
             objects: self.store.len(),
+            streams: self.streams.len(),
             copies: self.store.copies.len(),
             live_bytes: self.pool.live_bytes(),
             result_bytes: self.pool.result_bytes(),

@@ -28,6 +28,7 @@ pub mod server;
 pub mod socket;
 pub mod spool;
 pub mod store;
+pub mod streams;
 pub mod threads;
 pub mod tls;
 mod tracker;

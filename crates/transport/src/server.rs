@@ -8,6 +8,7 @@ use crate::limit::{self, Limit};
 use crate::object::{ObjectId, from_hex, to_hex};
 use crate::socket;
 use crate::store::{Holding, Source, Store};
+use crate::streams::Streams;
 use crate::tracker::{Asking, Lane, Tracker};
 use crate::uplink::Uplink;
 use crate::wire::{HeadReader, PieceReply, Request, Response, Wants};
@@ -36,6 +37,8 @@ const BACKLOG: i32 = 1024;
 const ACCEPTED_AT_ONCE: usize = 16;
 /// A client speaks at once; one that a busy host holds up has this long before strangers that speak are preferred to it.
 const SILENT: Duration = Duration::from_millis(20);
+/// How long a reader of a stream waits for an answer: less than [`STALL`], after which it would take this process for lost.
+const CHUNKS_WITHIN: Duration = Duration::from_secs(1);
 /// A client that leaves before it has said anything.
 const GONE: PollFlags = PollFlags::RDHUP.union(PollFlags::HUP).union(PollFlags::ERR);
 
@@ -49,6 +52,7 @@ struct Shared {
     /// The only one of this host that is served.
     address: IpAddr,
     store: Arc<Store>,
+    streams: Arc<Streams>,
     context: Context,
     limit: Option<Limit>,
     uplink: Uplink,
@@ -175,6 +179,7 @@ impl Server {
         host: IpAddr,
         ports: &[u16],
         store: Arc<Store>,
+        streams: Arc<Streams>,
         context: Context,
         limit: Option<u64>,
         uplink: Uplink,
@@ -184,6 +189,7 @@ impl Server {
         let shared = Arc::new(Shared {
             address: host,
             store,
+            streams,
             context,
             limit: limit.map(Limit::new),
             uplink,
@@ -420,6 +426,16 @@ fn answer(
     let refuse = |channel: &mut dyn Channel, status, reason: &str| {
         channel.send(&Response::refusal(status, reason, seen).write(), b"")
     };
+    if let Wants::Chunks { after, reader } = request.wants {
+        let Some(encryption) = shared.streams.encryption(&request.object) else {
+            return refuse(channel, 404, "no such stream here");
+        };
+        if channel.encryption() < encryption {
+            return refuse(channel, 403, "this stream may only leave encrypted");
+        }
+        let told = shared.streams.ask(&request.object, request.part, reader, after, CHUNKS_WITHIN);
+        return channel.send(&Response::told(told, seen).write(), b"");
+    }
     let Some(holding) = shared.store.holding(&request.object, request.part) else {
         return refuse(channel, 404, "no such object here");
     };
@@ -443,6 +459,7 @@ fn answer(
             let _turn = leaves.map(|(job, transfer)| shared.uplink.turn(job, transfer, *len));
             send(channel, client, head, source, shared)
         }
+        Wants::Chunks { .. } => unreachable!("answered above"),
         Wants::Source { serves, has, missed } => {
             let Holding::Own(object, part) = holding else {
                 return refuse(channel, 404, "only its owner knows where the parts of an object are");

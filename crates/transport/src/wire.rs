@@ -8,8 +8,10 @@ use crate::auth::Nonce;
 use crate::checksum;
 use crate::facts::Sender;
 use crate::object::{ObjectId, from_hex, to_hex};
+use crate::streams::{Chunk, Told};
 use mission_core::defaults::HEAD_BYTES_MAX;
 use mission_core::host::{GroupId, MemberId};
+use mission_core::stream::ReaderId;
 use mission_core::types::Encryption;
 use std::fmt::Write;
 use std::io::{self, Read};
@@ -24,6 +26,8 @@ const END: &[u8] = b"\r\n\r\n";
 const LAST: &[u8] = b"Mission-Head: 0123456789abcdef\r\n\r\n";
 /// Last part of the path that asks for a source.
 const SOURCE: &str = "/source";
+/// Last part of the path that asks for chunks of a stream.
+const CHUNKS: &str = "/chunks";
 const PAD: &str = "Mission-Pad: ";
 /// A head that a body follows is padded to a multiple of this. Behind a head of odd length every copy of the body, into
 /// and out of the kernel's buffers, straddles cache lines: 7 to 15 % of the rate (docs/measurements.md).
@@ -62,6 +66,12 @@ pub enum Wants {
         has: Vec<bool>,
         /// Who was named to it last and gave nothing.
         missed: Option<SocketAddr>,
+    },
+    /// Which chunks follow of a part of a stream, where the object is one ([`crate::streams`]). The answer may be late.
+    Chunks {
+        /// The reader has all before this one.
+        after: u64,
+        reader: ReaderId,
     },
 }
 
@@ -105,6 +115,8 @@ pub struct Response {
     pub challenge: Option<(Nonce, String)>,
     /// With status 200.
     pub next: Option<Next>,
+    /// With status 200, of a stream.
+    pub chunks: Vec<Chunk>,
     /// How the object may leave whoever has a part of it.
     pub encryption: Encryption,
     pub retry_after_ms: Option<u64>,
@@ -139,6 +151,10 @@ impl Request {
                     let _ = write!(head, "Mission-Missed: {missed}\r\n");
                 }
             }
+            Wants::Chunks { after, reader } => {
+                let _ = write!(head, "{CHUNKS} HTTP/1.1\r\nHost: mission\r\n");
+                let _ = write!(head, "Mission-After: {after}\r\nMission-Reader: {reader:016x}\r\n");
+            }
         }
         if let Some(nonce) = &self.nonce {
             let _ = write!(head, "Mission-Nonce: {}\r\n", to_hex(nonce));
@@ -168,12 +184,14 @@ impl Request {
         }
         let path = parsed.path.unwrap_or_default();
         let (path, source) = path.strip_suffix(SOURCE).map_or((path, false), |path| (path, true));
+        let (path, chunks) = path.strip_suffix(CHUNKS).map_or((path, false), |path| (path, true));
         let target = path.strip_prefix("/v1/").and_then(|rest| rest.split_once('/'));
         let target = target.and_then(|(object, part)| Some((object.parse().ok()?, strict_number(part)?)));
         let (object, part) = target.ok_or_else(|| bad(404, "paths are /v1/<object>/<part>"))?;
         let part = u32::try_from(part).map_err(|_| bad(404, "no object has such a part"))?;
         let (mut asked, mut congestion_control, mut rto_min_us, mut transfer) = (None, None, None, None);
         let (mut serves, mut has, mut missed) = (None, None, None);
+        let (mut after, mut reader) = (None, None);
         let (mut own_nonce, mut proof) = (None, None);
         for header in parsed.headers.iter() {
             let value = std::str::from_utf8(header.value).map_err(|_| bad(400, "a header is not text"))?;
@@ -191,6 +209,8 @@ impl Request {
                 }
                 "mission-serves" => serves = address()?,
                 "mission-missed" => missed = address()?,
+                "mission-after" => after = strict_number(value),
+                "mission-reader" => reader = hex_u64(value),
                 "mission-has" => {
                     let bytes = from_hex(value).ok_or_else(|| bad(400, "pieces are written in hexadecimal digits"))?;
                     has = Some(bytes.iter().flat_map(|byte| (0..8).map(move |bit| byte >> bit & 1 == 1)).collect());
@@ -203,6 +223,11 @@ impl Request {
         let wants = if source {
             let serves = serves.ok_or_else(|| bad(400, "who asks for a source says where it serves"))?;
             Wants::Source { serves, has: has.unwrap_or_default(), missed }
+        } else if chunks {
+            let asked = after.zip(reader);
+            let (after, reader) =
+                asked.ok_or_else(|| bad(400, "who asks for chunks says who reads, and after which chunk"))?;
+            Wants::Chunks { after, reader }
         } else {
             let (start, len) = asked.ok_or_else(|| bad(416, "a range is needed: bytes=a-b"))?;
             Wants::Range { start, len, congestion_control, rto_min_us, transfer }
@@ -222,10 +247,42 @@ impl Response {
             sender: Sender::default(),
             challenge: None,
             next: None,
+            chunks: Vec::new(),
             encryption: Encryption::None,
             retry_after_ms: None,
             reason: reason.into(),
         }
+    }
+
+    /// What a reader of a stream is told.
+    pub fn told(told: Told, request_checksum: u64) -> Response {
+        let refusal = |status, reason: &str| Response::refusal(status, reason, request_checksum);
+        match told {
+            Told::Chunks(chunks) => Response { chunks, ..refusal(200, "") },
+            Told::Later => refusal(202, ""),
+            Told::Complete => refusal(204, ""),
+            Told::Unknown => refusal(404, "no such stream here"),
+            Told::Taken => refusal(409, "another task reads this part of the stream"),
+            Told::Freed => refusal(410, "the beginning of the stream was read and freed"),
+            Told::Failed(why) => refusal(424, &why),
+        }
+    }
+
+    /// What a reader of a stream is told by this.
+    ///
+    /// # Errors
+    /// It says something else: the answer itself.
+    pub fn tells(self) -> Result<Told, Box<Response>> {
+        Ok(match self.status {
+            200 if !self.chunks.is_empty() => Told::Chunks(self.chunks),
+            202 => Told::Later,
+            204 => Told::Complete,
+            404 => Told::Unknown,
+            409 => Told::Taken,
+            410 => Told::Freed,
+            424 => Told::Failed(self.reason),
+            _ => return Err(self.into()),
+        })
     }
 
     pub fn piece(reply: PieceReply, request_checksum: u64) -> Response {
@@ -246,7 +303,10 @@ impl Response {
             401 => "Unauthorized",
             403 => "Forbidden",
             404 => "Not Found",
+            409 => "Conflict",
+            410 => "Gone",
             416 => "Range Not Satisfiable",
+            424 => "Failed Dependency",
             503 => "Service Unavailable",
             _ => "Bad Request",
         };
@@ -267,6 +327,11 @@ impl Response {
             if let Some(source) = next.source {
                 let _ = write!(head, "Mission-Source: {source}\r\n");
             }
+        }
+        if !self.chunks.is_empty() {
+            let chunk = |own: &Chunk| format!("{}/{}/{}", own.object, own.bytes, own.writes);
+            let chunks: Vec<_> = self.chunks.iter().map(chunk).collect();
+            let _ = write!(head, "Mission-Chunks: {}\r\n", chunks.join(","));
         }
         if self.encryption != Encryption::None {
             let _ = write!(head, "Mission-Encryption: {}\r\n", self.encryption.name());
@@ -319,6 +384,9 @@ impl Response {
                 "WWW-Authenticate" => {
                     let words = value.strip_prefix("Mission ").and_then(|words| words.split_once(' '));
                     response.challenge = words.and_then(|(n, proof)| Some((nonce(n)?, proof.to_owned())));
+                }
+                "Mission-Chunks" => {
+                    response.chunks = value.split(',').map(chunk).collect::<Option<_>>().ok_or_else(wrong)?;
                 }
                 "Mission-Next" => next = Some(range(value).ok_or_else(wrong)?),
                 "Mission-Encryption" => response.encryption = Encryption::named(value).ok_or_else(wrong)?,
@@ -398,6 +466,12 @@ fn hex_u64(text: &str) -> Option<u64> {
     Some(u64::from_be_bytes(from_hex(text)?.try_into().ok()?))
 }
 
+fn chunk(text: &str) -> Option<Chunk> {
+    let (object, rest) = text.split_once('/')?;
+    let (bytes, writes) = rest.split_once('/')?;
+    Some(Chunk { object: object.parse().ok()?, bytes: strict_number(bytes)?, writes: strict_number(writes)? })
+}
+
 fn nonce(text: &str) -> Option<Nonce> {
     from_hex(text)?.try_into().ok()
 }
@@ -441,6 +515,22 @@ mod tests {
         Request { wants: Wants::Source { serves, has, missed }, ..request() }
     }
 
+    fn chunks_request() -> Request {
+        Request { wants: Wants::Chunks { after: u64::MAX, reader: 7 }, ..request() }
+    }
+
+    /// As many chunks as are ever told at once, and the longest reason.
+    #[test]
+    fn what_is_told_fits_into_a_head() {
+        let chunk = Chunk { object: ObjectId([7; 16]), bytes: u64::MAX, writes: u64::MAX };
+        let reason = "x".repeat(crate::streams::WHY_MAX);
+        for told in [Told::Chunks(vec![chunk; crate::streams::TOLD_MAX]), Told::Failed(reason)] {
+            let head = Response::told(told.clone(), 1).write();
+            assert!(head.len() < HEAD_BYTES_MAX);
+            assert_eq!(Response::parse(&head).unwrap().tells(), Ok(told));
+        }
+    }
+
     fn response() -> Response {
         Response {
             status: 206,
@@ -450,6 +540,7 @@ mod tests {
             sender: Sender { congestion_control: "cubic".into(), rtt_us: 10, ..Sender::default() },
             challenge: Some(([3; 16], "aa".into())),
             next: Some(Next { start: 5, len: 9, source: Some("10.0.0.1:4711".parse().unwrap()) }),
+            chunks: vec![Chunk { object: ObjectId([7; 16]), bytes: u64::MAX, writes: 3 }; 2],
             encryption: Encryption::Opportunistic,
             retry_after_ms: Some(20),
             reason: "because".into(),
@@ -460,6 +551,7 @@ mod tests {
     fn heads_come_back_as_they_were_written() {
         assert_eq!(Request::parse(&request().write()), Ok(request()));
         assert_eq!(Request::parse(&source_request().write()), Ok(source_request()));
+        assert_eq!(Request::parse(&chunks_request().write()), Ok(chunks_request()));
         assert_eq!(Response::parse(&response().write()), Ok(response()));
     }
 
@@ -529,7 +621,7 @@ mod tests {
         fn mutated_heads_are_refused_or_make_sense(
             cuts in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>(), 0u8..4), 1..8),
         ) {
-            for head in [request().write(), source_request().write(), response().write()] {
+            for head in [request().write(), source_request().write(), chunks_request().write(), response().write()] {
                 let mut bytes = head.clone();
                 for (at, byte, what) in &cuts {
                     let at = at.index(bytes.len().max(1)).min(bytes.len().saturating_sub(1));

@@ -2,6 +2,6 @@
 
 Graph, barrier, restarts and the choice of workers stay Dask's. What is replaced is a shuffle's run on each worker. The
 scheduler decides which engine carries a shuffle (:mod:`mission_control.dask.seams.shuffles`), so all workers use the
-same one. :mod:`.run` is what data frames (:mod:`.frames`) and arrays (:mod:`.arrays`) have in common; :mod:`.inputs` says
-which outputs take what of which input.
+same one. :mod:`.run` is what data frames (:mod:`.frames`) and arrays (:mod:`.arrays`) have in common; :mod:`.inputs`
+says which outputs take what of which input.
 """

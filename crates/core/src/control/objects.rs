@@ -41,6 +41,8 @@ struct Object {
     part_count: Option<u32>,
     /// How many workers shall have it whole.
     copies: u32,
+    /// A stream: no other worker can have it.
+    stays: bool,
     /// Workers that have all of it, whoever had it first.
     whole: Vec<WorkerId>,
     /// Workers that keep parts of it.
@@ -59,12 +61,13 @@ pub struct Lost {
 
 impl Objects {
     /// Something carries an object's reference; it lies whole with `owner`, unless that is gone. `copies`: so many workers
-    /// shall have it.
+    /// shall have it; 0: it is a stream, which stays where it is written.
     pub fn hold(&mut self, holder: Holder, object: ObjectId, owner: Option<&WorkerId>, bytes: u64, copies: u32) {
         let own = self.objects.entry(object).or_insert_with(|| Object {
             bytes: 0,
             part_count: None,
             copies: 1,
+            stays: copies == 0,
             whole: Vec::new(),
             parts: BTreeSet::new(),
             holders: BTreeSet::new(),
@@ -179,19 +182,24 @@ impl Objects {
     }
 
     /// Whole objects that lie with a worker and nowhere else, largest first, with their bytes: what it has to hand over
-    /// before it leaves.
+    /// before it leaves. Not streams: they are written again.
     pub fn only_at(&self, worker: &WorkerId) -> Vec<(ObjectId, u64)> {
         let at = self.at.get(worker).into_iter().flatten();
-        let only = at.filter(|object| self.objects[object].whole == [worker.clone()]);
+        let only = at.filter(|object| self.is_alone(**object, worker));
         let mut found: Vec<(ObjectId, u64)> = only.map(|object| (*object, self.objects[object].bytes)).collect();
         found.sort_by_key(|(object, bytes)| (std::cmp::Reverse(*bytes), *object));
         found
     }
 
-    /// Whether a worker has an object that nobody else has.
+    /// Whether a worker has an object that nobody else has, and that others can have.
     pub fn has_alone(&self, worker: &WorkerId) -> bool {
         let mut at = self.at.get(worker).into_iter().flatten();
-        at.any(|object| self.objects[object].whole == [worker.clone()])
+        at.any(|object| self.is_alone(*object, worker))
+    }
+
+    fn is_alone(&self, object: ObjectId, worker: &WorkerId) -> bool {
+        let own = &self.objects[&object];
+        !own.stays && own.whole == [worker.clone()]
     }
 
     /// Objects that fewer workers have than shall have them.
@@ -394,6 +402,10 @@ mod tests {
         for (task, object) in [(1, 11), (1, 12), (2, 12), (3, 13)] {
             objects.hold(Holder::Result(task), id(object), Some(&worker(1)), 10, 1);
         }
+        // A stream is no matter of others.
+        objects.hold(Holder::Result(4), id(14), Some(&worker(1)), 0, 0);
+        assert!(objects.only_at(&worker(1)).iter().all(|(object, _)| *object != id(14)));
+        objects.release(Holder::Result(4));
         // A copy of some parts replaces nothing; a replica does.
         objects.copied(id(11), &worker(2));
         assert!(objects.replicated(id(13), &worker(3)));

@@ -15,6 +15,7 @@ mod tls;
 use crate::auth::Token;
 use crate::facts::Sender;
 use crate::object::ObjectId;
+use crate::streams::Told;
 use crate::tls::TlsSettings;
 use crate::windows::Governor;
 use crate::wire::{PieceReply, Wants};
@@ -110,6 +111,12 @@ pub trait Connection: Send {
     /// # Errors
     /// The peer keeps no books of this part, or cannot be asked.
     fn next(&mut self, object: ObjectId, part: u32, wants: Wants) -> Result<(PieceReply, Vec<u64>), Fault>;
+
+    /// Asks which chunks of a stream follow, and waits for the answer.
+    ///
+    /// # Errors
+    /// The peer cannot be asked, or refuses.
+    fn chunks(&mut self, stream: ObjectId, part: u32, wants: Wants) -> Result<Told, Fault>;
 
     /// Whether more can be asked for, or is still to be received.
     fn usable(&self) -> bool;

@@ -3,7 +3,7 @@
 //! All decisions are in [`mission_core::host::process`] and [`mission_core::swarm`]; here are the clock, the threads and the
 //! connections. [`home`] looks what need not be moved, [`broadcast`] asks for the pieces of what many receive, and [`runs`]
 //! moves ranges; [`plans`] says over which legs, and [`locations`] where objects lie. What the Mission Controller says comes
-//! to [`orders`], and what it hears is in [`records`].
+//! to [`orders`], and what it hears is in [`records`]. [`stream`] reads what is still being written.
 
 mod broadcast;
 mod caller;
@@ -13,6 +13,7 @@ mod orders;
 mod plans;
 mod records;
 mod runs;
+pub mod stream;
 
 use crate::arbiter::{self, Arbiter, Said};
 use crate::carrier::Context;
@@ -22,6 +23,7 @@ use crate::object::ObjectId;
 use crate::parts::{self, FetchRequest, Fetched, Home, Part};
 use crate::segment::{Pool, Segment};
 use crate::store::Store;
+use crate::streams::Streams;
 use caller::Caller;
 use home::{Found, shared_memory};
 use mission_core::cluster::Senders;
@@ -59,6 +61,7 @@ struct Shared {
     borrower: Borrower,
     context: Context,
     store: Arc<Store>,
+    streams: Arc<Streams>,
     pool: Arc<Pool>,
     own_address: SocketAddr,
     started: Instant,
@@ -126,10 +129,12 @@ const CLOSES: &str = "this worker closes";
 const INTERRUPT_EVERY: Duration = Duration::from_millis(100);
 
 impl Fetcher {
+    #[allow(clippy::too_many_arguments)]
     pub fn new(
         context: Context,
         environment: Environment,
         store: Arc<Store>,
+        streams: Arc<Streams>,
         pool: Arc<Pool>,
         own_address: SocketAddr,
         cluster: &str,
@@ -175,6 +180,7 @@ impl Fetcher {
             borrower,
             context,
             store,
+            streams,
             pool,
             own_address,
             started: Instant::now(),

@@ -1,0 +1,357 @@
+//! One stream at the process that writes it (CIEL's streaming references: paper 001, table 4.1).
+//!
+//! A stream has parts, each written in order. What is written of a part is sealed into *chunks*, which are objects like
+//! any other: their readers fetch them. This machine says when a chunk is sealed, which chunks a reader may have, when
+//! they are freed, and whether the writer has to wait.
+//!
+//! A chunk is sealed once it is large, or as soon as a reader waits for it: where readers keep up, bytes leave at once, and
+//! where they do not, few large chunks do.
+//!
+//! The writer waits only for readers that take something: one that has not asked for [`ACTIVE`] is waited for no longer,
+//! and what it has not read goes to the spool. So no cycle of readers and writers can stand still.
+
+use crate::units::Time;
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+use std::time::Duration;
+
+/// A reader that has not asked for so long does not hold the writer up: longer than a fetch of all that a reader asks for
+/// at once takes on a slow link, and than most pauses of a program.
+pub const ACTIVE: Duration = Duration::from_secs(10);
+/// Readers of one part whose places are known; beyond it those that asked longest ago are forgotten.
+const READERS_MAX: usize = 1024;
+
+/// Who reads: the same number each time the same task does.
+pub type ReaderId = u64;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    pub parts: u32,
+    /// Bytes of a chunk; what is written at once is not cut.
+    pub chunk_bytes: u64,
+    /// Bytes of a part that its slowest active reader may not have yet when the writer goes on.
+    pub ahead_bytes: u64,
+    /// Chunks stay until the stream is freed, for any number of readers. Otherwise each part has one reader, and a chunk is freed
+    /// once that has it.
+    pub keep: bool,
+}
+
+/// How a stream ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum End {
+    Complete,
+    /// Its writer raised an error.
+    Failed(String),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// So many bytes were added to what is not sealed of a part; they may be none.
+    Wrote { part: u32, bytes: u64 },
+    /// A chunk of so many bytes is there: all that was not sealed of a part, or something large that was written at once.
+    Sealed { part: u32, bytes: u64 },
+    /// A reader has all chunks of a part before this one.
+    Asked { part: u32, reader: ReaderId, after: u64 },
+    /// The writer says nothing more.
+    Ended(End),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Command {
+    /// Make a chunk of what is not sealed of a part.
+    Seal { part: u32 },
+    /// These chunks of a part are wanted no more.
+    Free { part: u32, chunks: Range<u64> },
+    /// Whoever waits for this part may have something now: readers, or the writer.
+    Wake { part: u32 },
+}
+
+/// What a reader hears.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// Sealed, and not freed.
+    Chunks(Range<u64>),
+    /// Nothing yet.
+    Later,
+    /// It has all.
+    Complete,
+    Failed(String),
+    /// The beginning was read and freed: the stream has to be written again.
+    Freed,
+    /// Another reader takes this part, and chunks are not kept.
+    Taken,
+    /// The stream has no such part.
+    NoPart,
+}
+
+struct Part {
+    /// Where each chunk that is there ends, in bytes since the start of the part.
+    ends: VecDeque<u64>,
+    /// Number of the first of them.
+    first: u64,
+    /// Bytes of all that were freed.
+    freed: u64,
+    /// Bytes that are not sealed; what was written may have none.
+    open: Option<u64>,
+    readers: BTreeMap<ReaderId, Reader>,
+}
+
+#[derive(Clone, Copy)]
+struct Reader {
+    /// Bytes that it has.
+    has: u64,
+    asked: Time,
+}
+
+pub struct Stream {
+    settings: Settings,
+    parts: Vec<Part>,
+    end: Option<End>,
+}
+
+impl Part {
+    fn sealed(&self) -> u64 {
+        self.ends.back().copied().unwrap_or(self.freed)
+    }
+
+    fn chunk_count(&self) -> u64 {
+        self.first + self.ends.len() as u64
+    }
+
+    /// Bytes before a chunk; of those before the first that is there, all that was freed.
+    fn before(&self, chunk: u64) -> u64 {
+        match chunk.saturating_sub(self.first) {
+            0 => self.freed,
+            count => self.ends.get(count as usize - 1).copied().unwrap_or_else(|| self.sealed()),
+        }
+    }
+
+    /// Whether a reader that was here lately has everything.
+    fn is_awaited(&self, now: Time) -> bool {
+        self.readers.values().any(|reader| reader.has >= self.sealed() && now.since(reader.asked) < ACTIVE)
+    }
+}
+
+impl Stream {
+    pub fn new(settings: Settings) -> Stream {
+        let part = || Part { ends: VecDeque::new(), first: 0, freed: 0, open: None, readers: BTreeMap::new() };
+        Stream { settings, parts: (0..settings.parts).map(|_| part()).collect(), end: None }
+    }
+
+    /// Takes an event in. One of a part that there is not changes nothing.
+    pub fn handle(&mut self, now: Time, event: Event, commands: &mut Vec<Command>) {
+        match event {
+            Event::Wrote { part, bytes } => {
+                let chunk_bytes = self.settings.chunk_bytes;
+                let Some(own) = self.parts.get_mut(part as usize) else { return };
+                let open = own.open.unwrap_or(0) + bytes;
+                own.open = Some(open);
+                if open >= chunk_bytes || own.is_awaited(now) {
+                    commands.push(Command::Seal { part });
+                }
+            }
+            Event::Sealed { part, bytes } => {
+                let Some(own) = self.parts.get_mut(part as usize) else { return };
+                own.open = None;
+                own.ends.push_back(own.sealed() + bytes);
+                commands.push(Command::Wake { part });
+            }
+            Event::Asked { part, reader, after } => self.asked(now, part, reader, after, commands),
+            Event::Ended(end) => {
+                self.end.get_or_insert(end);
+                for (part, own) in (0..).zip(&self.parts) {
+                    if own.open.is_some() {
+                        commands.push(Command::Seal { part });
+                    }
+                    commands.push(Command::Wake { part });
+                }
+            }
+        }
+    }
+
+    fn asked(&mut self, now: Time, part: u32, reader: ReaderId, after: u64, commands: &mut Vec<Command>) {
+        let keep = self.settings.keep;
+        let Some(own) = self.parts.get_mut(part as usize) else { return };
+        let stranger = !keep && !own.readers.is_empty() && !own.readers.contains_key(&reader);
+        if stranger || after < own.first || after > own.chunk_count() {
+            return;
+        }
+        if !own.readers.contains_key(&reader) && own.readers.len() >= READERS_MAX {
+            let oldest = own.readers.iter().min_by_key(|(_, own)| own.asked).map(|(id, _)| *id);
+            oldest.inspect(|id| _ = own.readers.remove(id));
+        }
+        own.readers.insert(reader, Reader { has: own.before(after), asked: now });
+        if !keep && after > own.first {
+            commands.push(Command::Free { part, chunks: own.first..after });
+            own.freed = own.before(after);
+            own.ends.drain(..(after - own.first) as usize);
+            own.first = after;
+        }
+        if own.open.is_some() && after == own.chunk_count() {
+            commands.push(Command::Seal { part });
+        }
+        // The writer may go on.
+        commands.push(Command::Wake { part });
+    }
+
+    /// What a reader of a part gets that has all chunks before `after`.
+    pub fn answer(&self, part: u32, reader: ReaderId, after: u64) -> Answer {
+        let Some(own) = self.parts.get(part as usize) else { return Answer::NoPart };
+        if !self.settings.keep && !own.readers.is_empty() && !own.readers.contains_key(&reader) {
+            return Answer::Taken;
+        }
+        if let Some(End::Failed(why)) = &self.end {
+            return Answer::Failed(why.clone());
+        }
+        if after < own.first {
+            return Answer::Freed;
+        }
+        if after < own.chunk_count() {
+            return Answer::Chunks(after..own.chunk_count());
+        }
+        let complete = self.end == Some(End::Complete) && own.open.is_none();
+        if complete { Answer::Complete } else { Answer::Later }
+    }
+
+    /// Until when the writer of a part has to wait at most; `None`: it need not.
+    pub fn waits(&self, now: Time, part: u32) -> Option<Time> {
+        let own = self.parts.get(part as usize).filter(|_| self.end.is_none())?;
+        let written = own.sealed() + own.open.unwrap_or(0);
+        let slow =
+            own.readers.values().filter(|reader| written.saturating_sub(reader.has) >= self.settings.ahead_bytes);
+        slow.map(|reader| reader.asked + ACTIVE).filter(|until| *until > now).max()
+    }
+
+    pub fn ended(&self) -> Option<&End> {
+        self.end.as_ref()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::random::SplitMix;
+
+    const SECOND: u64 = 1_000_000_000;
+
+    fn stream(keep: bool) -> Stream {
+        Stream::new(Settings { parts: 2, chunk_bytes: 100, ahead_bytes: 300, keep })
+    }
+
+    fn handle(stream: &mut Stream, now: u64, event: Event) -> Vec<Command> {
+        let mut commands = Vec::new();
+        stream.handle(Time(now), event, &mut commands);
+        commands
+    }
+
+    fn chunk(stream: &mut Stream, now: u64, bytes: u64) {
+        handle(stream, now, Event::Wrote { part: 0, bytes });
+        handle(stream, now, Event::Sealed { part: 0, bytes });
+    }
+
+    #[test]
+    fn a_chunk_is_sealed_when_it_is_large_or_somebody_waits_for_it() {
+        let mut own = stream(false);
+        assert_eq!(handle(&mut own, 0, Event::Wrote { part: 0, bytes: 60 }), []);
+        assert_eq!(handle(&mut own, 0, Event::Wrote { part: 0, bytes: 60 }), [Command::Seal { part: 0 }]);
+        handle(&mut own, 0, Event::Sealed { part: 0, bytes: 120 });
+        assert_eq!(own.answer(0, 1, 0), Answer::Chunks(0..1));
+        handle(&mut own, 0, Event::Asked { part: 0, reader: 1, after: 1 });
+        assert_eq!(own.answer(0, 1, 1), Answer::Later);
+        assert_eq!(handle(&mut own, SECOND, Event::Wrote { part: 0, bytes: 1 }), [Command::Seal { part: 0 }]);
+        handle(&mut own, SECOND, Event::Sealed { part: 0, bytes: 1 });
+        // It has not said that it has this one, so nobody waits.
+        assert_eq!(handle(&mut own, SECOND, Event::Wrote { part: 0, bytes: 1 }), []);
+        let asks = handle(&mut own, SECOND, Event::Asked { part: 0, reader: 1, after: 2 });
+        assert!(asks.contains(&Command::Seal { part: 0 }));
+    }
+
+    #[test]
+    fn a_chunk_is_freed_once_its_reader_has_it_unless_chunks_are_kept() {
+        for keep in [false, true] {
+            let mut own = stream(keep);
+            chunk(&mut own, 0, 100);
+            chunk(&mut own, 0, 100);
+            let commands = handle(&mut own, 0, Event::Asked { part: 0, reader: 1, after: 1 });
+            let free = Command::Free { part: 0, chunks: 0..1 };
+            assert_eq!(commands.contains(&free), !keep);
+            let first = if keep { Answer::Chunks(0..2) } else { Answer::Freed };
+            assert_eq!(own.answer(0, 1, 0), first);
+            handle(&mut own, 0, Event::Asked { part: 0, reader: 2, after: 0 });
+            assert_eq!(own.answer(0, 2, 0), if keep { Answer::Chunks(0..2) } else { Answer::Taken });
+        }
+    }
+
+    #[test]
+    fn the_writer_waits_for_a_reader_that_takes_something_and_for_no_other() {
+        let mut own = stream(false);
+        (0..5).for_each(|_| chunk(&mut own, 0, 100));
+        assert_eq!(own.waits(Time(0), 0), None, "nobody reads yet");
+        handle(&mut own, SECOND, Event::Asked { part: 0, reader: 1, after: 1 });
+        let until = Time(SECOND) + ACTIVE;
+        assert_eq!(own.waits(Time(2 * SECOND), 0), Some(until));
+        assert_eq!(own.waits(until, 0), None, "it asks no more");
+        handle(&mut own, 2 * SECOND, Event::Asked { part: 0, reader: 1, after: 3 });
+        assert_eq!(own.waits(Time(2 * SECOND), 0), None, "two hundred bytes are ahead");
+        assert_eq!(own.waits(Time(2 * SECOND), 1), None, "the other part has no reader");
+    }
+
+    #[test]
+    fn a_reader_hears_of_the_end_after_all_chunks_and_of_a_failure_at_once() {
+        for bytes in [0, 10] {
+            let mut own = stream(false);
+            handle(&mut own, 0, Event::Wrote { part: 0, bytes });
+            let commands = handle(&mut own, 0, Event::Ended(End::Complete));
+            assert!(commands.contains(&Command::Seal { part: 0 }));
+            assert_eq!(own.answer(0, 1, 0), Answer::Later);
+            handle(&mut own, 0, Event::Sealed { part: 0, bytes });
+            assert_eq!(own.answer(0, 1, 0), Answer::Chunks(0..1));
+            handle(&mut own, 0, Event::Asked { part: 0, reader: 1, after: 1 });
+            assert_eq!(own.answer(0, 1, 1), Answer::Complete);
+            assert_eq!(own.answer(1, 1, 0), Answer::Complete, "of a part with nothing in it too");
+            assert_eq!(own.answer(2, 1, 0), Answer::NoPart);
+        }
+        let mut own = stream(false);
+        chunk(&mut own, 0, 100);
+        handle(&mut own, 0, Event::Ended(End::Failed("it broke".into())));
+        assert_eq!(own.answer(0, 1, 0), Answer::Failed("it broke".into()));
+    }
+
+    /// What readers ask may be anything.
+    #[test]
+    fn each_chunk_is_freed_once_and_never_before_it_was_there() {
+        let mut random = SplitMix(3);
+        for keep in [false, true] {
+            let mut own = stream(keep);
+            let (mut sealed, mut freed) = ([0u64; 2], [0u64; 2]);
+            for step in 0..5000u64 {
+                let (part, bytes) = ((random.next() % 3) as u32, random.next() % 150);
+                let event = match random.next() % 4 {
+                    0 => Event::Wrote { part, bytes },
+                    1 => Event::Asked { part, reader: random.next() % 2, after: random.next() % 2000 },
+                    2 => {
+                        let at = *freed.get(part as usize).unwrap_or(&0) + random.next() % 3;
+                        Event::Asked { part, reader: 0, after: at }
+                    }
+                    _ => Event::Wrote { part, bytes: 0 },
+                };
+                for command in handle(&mut own, step, event) {
+                    match command {
+                        Command::Seal { part } => {
+                            handle(&mut own, step, Event::Sealed { part, bytes: 1 });
+                            sealed[part as usize] += 1;
+                        }
+                        Command::Free { part, chunks } => {
+                            assert_eq!(chunks.start, freed[part as usize]);
+                            assert!(chunks.end > chunks.start && chunks.end <= sealed[part as usize]);
+                            freed[part as usize] = chunks.end;
+                        }
+                        Command::Wake { .. } => {}
+                    }
+                }
+            }
+            assert!(sealed.iter().all(|count| *count > 100));
+            assert_eq!(freed.iter().all(|count| *count > 10), !keep);
+        }
+    }
+}

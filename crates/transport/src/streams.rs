@@ -1,0 +1,389 @@
+//! The streams that this process writes: buffers that become objects, and readers that wait for them.
+//!
+//! All decisions are in [`mission_core::stream`]; here are the memory and the threads that wait. What was written and is
+//! not sealed lies in a buffer of its part; a chunk is an object of the [`store`](crate::store), with one part for the bytes
+//! and, where several writes are in it, a second one with their sizes.
+
+use crate::object::ObjectId;
+use crate::store::Store;
+use mission_core::defaults::CHUNK_BYTES;
+use mission_core::host::GroupId;
+use mission_core::stream::{Answer, Command, End, Event, ReaderId, Settings, Stream};
+use mission_core::types::Encryption;
+use mission_core::units::Time;
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::ops::Range;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, RwLock};
+use std::time::{Duration, Instant};
+
+/// What all parts of a stream may hold that is not sealed.
+const OPEN_BYTES: u64 = 64 << 20;
+/// The smallest chunk that is sealed because it is large enough.
+const SEAL_BYTES_MIN: u64 = 64 << 10;
+/// Parts of a stream: each has a buffer and a lock.
+pub const PARTS_MAX: u32 = 1 << 16;
+/// Chunks that a reader is told of at once: they fit into the head of an answer.
+pub const TOLD_MAX: usize = 64;
+/// How often a writer that waits looks whether it was interrupted.
+const INTERRUPT_EVERY: Duration = Duration::from_millis(100);
+/// A reader that finds a part being written to looks again.
+const LOOK_AGAIN: Duration = Duration::from_millis(2);
+/// Longest text of an error of a writer, so that it fits into the head of an answer.
+pub const WHY_MAX: usize = 2000;
+
+/// A chunk that a reader may fetch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Chunk {
+    pub object: ObjectId,
+    pub bytes: u64,
+    /// How many writes are in it; their sizes are its second part if there are several.
+    pub writes: u64,
+}
+
+/// What a reader hears.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Told {
+    Chunks(Vec<Chunk>),
+    Later,
+    Complete,
+    /// The writer raised this.
+    Failed(String),
+    /// It has to be written again.
+    Freed,
+    /// Another reader takes this part.
+    Taken,
+    /// There is no such stream, or no such part.
+    Unknown,
+}
+
+/// Why something was not written.
+#[derive(Debug)]
+pub enum WriteError {
+    /// Nobody wants the stream any more, or it was ended.
+    Over(&'static str),
+    Interrupted,
+    /// No memory, or no room in the spool.
+    Io(io::Error),
+}
+
+/// The streams of a process.
+pub struct Streams {
+    all: RwLock<HashMap<ObjectId, Arc<Writer>>>,
+    store: Arc<Store>,
+    started: Instant,
+}
+
+/// How a stream is made.
+#[derive(Clone, Copy, Debug)]
+pub struct Opening {
+    pub parts: u32,
+    /// As [`Settings::ahead_bytes`].
+    pub ahead_bytes: u64,
+    pub keep: bool,
+    pub encryption: Encryption,
+    /// The job whose other processes on the host may map its chunks.
+    pub sharers: Option<GroupId>,
+}
+
+struct Writer {
+    encryption: Encryption,
+    sharers: Option<GroupId>,
+    chunk_bytes: u64,
+    /// Of each part what is not sealed. Taken before the state, never after.
+    open: Vec<Mutex<Open>>,
+    state: Mutex<State>,
+    /// For those who wait for a part.
+    changed: Vec<Condvar>,
+}
+
+#[derive(Default)]
+struct Open {
+    bytes: Vec<u8>,
+    sizes: Vec<u64>,
+}
+
+struct State {
+    stream: Stream,
+    chunks: Vec<Chunks>,
+    /// Nobody wants it any more.
+    freed: bool,
+}
+
+/// The chunks of a part that are there, and the number of the first.
+#[derive(Default)]
+struct Chunks {
+    first: u64,
+    there: VecDeque<Chunk>,
+}
+
+impl Streams {
+    pub fn new(store: Arc<Store>) -> Streams {
+        Streams { all: RwLock::default(), store, started: Instant::now() }
+    }
+
+    /// # Errors
+    /// It has no part, or too many.
+    pub fn open(&self, opening: &Opening) -> io::Result<ObjectId> {
+        let Opening { parts, ahead_bytes, keep, encryption, sharers } = *opening;
+        if parts == 0 || parts > PARTS_MAX {
+            let text = format!("a stream has 1 to {PARTS_MAX} parts, not {parts}");
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        }
+        let chunk_bytes = (OPEN_BYTES / u64::from(parts)).clamp(SEAL_BYTES_MIN, CHUNK_BYTES);
+        let writer = Writer {
+            encryption,
+            sharers,
+            chunk_bytes,
+            open: (0..parts).map(|_| Mutex::default()).collect(),
+            state: Mutex::new(State {
+                stream: Stream::new(Settings { parts, chunk_bytes, ahead_bytes, keep }),
+                chunks: (0..parts).map(|_| Chunks::default()).collect(),
+                freed: false,
+            }),
+            changed: (0..parts).map(|_| Condvar::new()).collect(),
+        };
+        let id = ObjectId::random();
+        self.all.write().expect("no panic while held").insert(id, Arc::new(writer));
+        Ok(id)
+    }
+
+    /// Adds bytes to a part; they stay together. Waits while a reader of it is far behind; `interrupted` is asked meanwhile, and
+    /// no lock is held.
+    ///
+    /// # Errors
+    /// As [`WriteError`] says; then nothing was written.
+    pub fn write(
+        &self,
+        id: &ObjectId,
+        part: u32,
+        bytes: &[u8],
+        mut interrupted: impl FnMut() -> bool,
+    ) -> Result<(), WriteError> {
+        let writer = self.get(id).ok_or(WriteError::Over("nobody wants this stream any more"))?;
+        if part as usize >= writer.open.len() {
+            let text = format!("there is no part {part}: this stream has {}, from 0", writer.open.len());
+            return Err(WriteError::Io(io::Error::new(io::ErrorKind::InvalidInput, text)));
+        }
+        writer.wait_for_room(part, || self.now(), &mut interrupted)?;
+        let mut open = writer.open[part as usize].lock().expect("no panic while held");
+        let seals = if bytes.len() as u64 >= writer.chunk_bytes {
+            // What came before it first.
+            self.seal(&writer, part, &mut open).map_err(WriteError::Io)?;
+            self.keep(&writer, part, &[bytes], 1).map_err(WriteError::Io)?;
+            false
+        } else {
+            open.bytes.extend_from_slice(bytes);
+            open.sizes.push(bytes.len() as u64);
+            let event = Event::Wrote { part, bytes: bytes.len() as u64 };
+            let (mut state, mut commands) = (writer.lock(), Vec::new());
+            state.stream.handle(self.now(), event, &mut commands);
+            commands.contains(&Command::Seal { part })
+        };
+        if seals {
+            self.seal(&writer, part, &mut open).map_err(WriteError::Io)?;
+        }
+        Ok(())
+    }
+
+    /// The writer says nothing more.
+    ///
+    /// # Errors
+    /// What was not sealed cannot be kept: the stream has failed then.
+    pub fn end(&self, id: &ObjectId, end: End) -> io::Result<()> {
+        let Some(writer) = self.get(id) else { return Ok(()) };
+        let end = match end {
+            End::Failed(mut why) => {
+                let cut = (0..=WHY_MAX.min(why.len())).rev().find(|at| why.is_char_boundary(*at));
+                why.truncate(cut.unwrap_or(0));
+                End::Failed(why)
+            }
+            complete => complete,
+        };
+        let mut sealed = Ok(());
+        for part in 0..writer.open.len() as u32 {
+            let mut open = writer.open[part as usize].lock().expect("no panic while held");
+            sealed = sealed.and(self.seal(&writer, part, &mut open));
+        }
+        let end = match &sealed {
+            Ok(()) => end,
+            Err(error) => End::Failed(error.to_string()),
+        };
+        writer.lock().stream.handle(self.now(), Event::Ended(end), &mut Vec::new());
+        writer.changed.iter().for_each(Condvar::notify_all);
+        sealed
+    }
+
+    /// What there is of a part for a reader that has all chunks before `after`; waits for it so long.
+    pub fn ask(&self, id: &ObjectId, part: u32, reader: ReaderId, after: u64, within: Duration) -> Told {
+        let deadline = Instant::now() + within;
+        loop {
+            let Some(writer) = self.get(id) else { return Told::Unknown };
+            let (mut state, mut commands) = (writer.lock(), Vec::new());
+            if state.freed {
+                return Told::Unknown;
+            }
+            state.stream.handle(self.now(), Event::Asked { part, reader, after }, &mut commands);
+            let mut seals = false;
+            let mut gone = Vec::new();
+            for command in commands {
+                match command {
+                    Command::Seal { .. } => seals = true,
+                    Command::Free { part, chunks } => gone.extend(state.take(part, chunks)),
+                    Command::Wake { part } => writer.changed[part as usize].notify_all(),
+                }
+            }
+            let answer = state.stream.answer(part, reader, after);
+            if !gone.is_empty() {
+                drop(state);
+                gone.iter().for_each(|chunk: &Chunk| _ = self.store.free(&chunk.object));
+                state = writer.lock();
+            }
+            let told = match answer {
+                Answer::Chunks(range) => Told::Chunks(state.told(part, range)),
+                Answer::Complete => Told::Complete,
+                Answer::Failed(why) => Told::Failed(why),
+                Answer::Freed => Told::Freed,
+                Answer::Taken => Told::Taken,
+                Answer::NoPart => Told::Unknown,
+                Answer::Later => Told::Later,
+            };
+            if told != Told::Later {
+                return told;
+            }
+            let mut left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Told::Later;
+            }
+            if seals {
+                drop(state);
+                if let Ok(mut open) = writer.open[part as usize].try_lock() {
+                    if let Err(error) = self.seal(&writer, part, &mut open) {
+                        // Its writer hears of it with its next write.
+                        return Told::Failed(error.to_string());
+                    }
+                    continue;
+                }
+                // Something is being written to it now. The disk may be slow, and the reader is to hear from here meanwhile.
+                left = left.min(LOOK_AGAIN);
+                state = writer.lock();
+            }
+            drop(writer.changed[part as usize].wait_timeout(state, left).expect("no panic while held"));
+        }
+    }
+
+    /// How the stream may leave this process, if there is one.
+    pub fn encryption(&self, id: &ObjectId) -> Option<Encryption> {
+        self.get(id).map(|writer| writer.encryption)
+    }
+
+    /// Nobody wants a stream any more: frees all chunks. False if there was none.
+    pub fn free(&self, id: &ObjectId) -> bool {
+        let gone = self.all.write().expect("no panic while held").remove(id);
+        let Some(writer) = gone else { return false };
+        let chunks = writer.lock().give_up();
+        writer.changed.iter().for_each(Condvar::notify_all);
+        chunks.iter().for_each(|chunk| _ = self.store.free(&chunk.object));
+        true
+    }
+
+    /// Ends all of them: writers hear of it with their next write.
+    pub fn close(&self) {
+        let all: Vec<ObjectId> = self.all.read().expect("no panic while held").keys().copied().collect();
+        all.iter().for_each(|id| _ = self.free(id));
+    }
+
+    pub fn len(&self) -> usize {
+        self.all.read().expect("no panic while held").len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    fn get(&self, id: &ObjectId) -> Option<Arc<Writer>> {
+        self.all.read().expect("no panic while held").get(id).cloned()
+    }
+
+    fn now(&self) -> Time {
+        Time(self.started.elapsed().as_nanos() as u64)
+    }
+
+    /// Makes a chunk of what is not sealed of a part, if that is something.
+    fn seal(&self, writer: &Writer, part: u32, open: &mut Open) -> io::Result<()> {
+        if open.sizes.is_empty() {
+            return Ok(());
+        }
+        let sizes: Vec<u8> = open.sizes.iter().flat_map(|size| size.to_le_bytes()).collect();
+        let parts: &[&[u8]] = if open.sizes.len() > 1 { &[&open.bytes, &sizes] } else { &[&open.bytes] };
+        self.keep(writer, part, parts, open.sizes.len() as u64)?;
+        open.bytes.clear();
+        open.sizes.clear();
+        Ok(())
+    }
+
+    fn keep(&self, writer: &Writer, part: u32, parts: &[&[u8]], writes: u64) -> io::Result<()> {
+        let object = self.store.put(parts, writer.encryption, writer.sharers)?;
+        let bytes = parts[0].len() as u64;
+        let mut state = writer.lock();
+        if state.freed {
+            drop(state);
+            self.store.free(&object);
+            return Ok(());
+        }
+        state.chunks[part as usize].there.push_back(Chunk { object, bytes, writes });
+        state.stream.handle(self.now(), Event::Sealed { part, bytes }, &mut Vec::new());
+        drop(state);
+        writer.changed[part as usize].notify_all();
+        Ok(())
+    }
+}
+
+impl Writer {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no panic while held")
+    }
+
+    fn wait_for_room(
+        &self,
+        part: u32,
+        now: impl Fn() -> Time,
+        interrupted: &mut dyn FnMut() -> bool,
+    ) -> Result<(), WriteError> {
+        loop {
+            let state = self.lock();
+            if state.freed {
+                return Err(WriteError::Over("nobody wants this stream any more"));
+            }
+            if state.stream.ended().is_some() {
+                return Err(WriteError::Over("this stream was ended"));
+            }
+            let now = now();
+            let Some(until) = state.stream.waits(now, part) else { return Ok(()) };
+            let time = until.since(now).min(INTERRUPT_EVERY);
+            drop(self.changed[part as usize].wait_timeout(state, time).expect("no panic while held"));
+            if interrupted() {
+                return Err(WriteError::Interrupted);
+            }
+        }
+    }
+}
+
+impl State {
+    fn take(&mut self, part: u32, chunks: Range<u64>) -> Vec<Chunk> {
+        let own = &mut self.chunks[part as usize];
+        let count = (chunks.end - own.first) as usize;
+        own.first = chunks.end;
+        own.there.drain(..count).collect()
+    }
+
+    fn told(&self, part: u32, range: Range<u64>) -> Vec<Chunk> {
+        let own = &self.chunks[part as usize];
+        own.there.iter().skip((range.start - own.first) as usize).take(TOLD_MAX).copied().collect()
+    }
+
+    fn give_up(&mut self) -> Vec<Chunk> {
+        self.freed = true;
+        self.chunks.iter_mut().flat_map(|own| own.there.drain(..)).collect()
+    }
+}

@@ -1,0 +1,195 @@
+"""Streams: what one task writes others read while it is still being written (CIEL's streaming references: paper 001,
+table 4.1)."""
+
+from __future__ import annotations
+
+import json
+import logging
+import operator
+from array import array
+from collections.abc import Iterator
+from contextlib import nullcontext
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from mission_control import _native
+from mission_control.objects import Reference, contiguous, current_task, data_plane
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+logger = logging.getLogger(__name__)
+
+AHEAD_BYTES = 256 << 20
+"""Default of ``ahead``: a few seconds of a fast link, so that short pauses of a reader do not hold its writer up."""
+
+
+class StreamReference(Reference):
+    """Names a stream; small, and picklable.
+
+    It is the result of the task that writes the stream, and known as soon as that begins. The stream lives as long as a
+    result on the scheduler carries its reference. When the worker that writes it, or has written it, is lost, the task
+    runs again, and so do those that read it.
+    """
+
+    __slots__ = ("parts",)
+
+    def __init__(self, object: str, worker: str, address: str, job: str, stage: str, parts: int):
+        # It stays where it is written: no worker shall have a copy.
+        super().__init__(object, worker, address, job, stage, b"", copies=0)
+        self.parts = parts
+
+    def __len__(self) -> int:
+        """Number of parts."""
+        return self.parts
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return StreamReference, (self.object, self.worker, self.address, self.job, self.stage, self.parts)
+
+    def __repr__(self) -> str:
+        return f"<Reference to a stream of {self.parts} parts that {self.stage} writes on {self.worker}>"
+
+
+class Stream:
+    """A stream that a task writes: ``with open_stream(parts=n) as out: out.write(part, buffer)``.
+
+    Several threads may write. If the block ends with an error, those who read hear of it at once.
+    """
+
+    def __init__(self, writer: _native.StreamWriter, reference: StreamReference, ended: Any):
+        self._writer = writer
+        self._ended = ended
+        self.reference = reference
+        """For those who read it."""
+
+    def write(self, part: int, buffer: Buffer) -> None:
+        """Add a buffer to a part; readers get it as it was written, neither cut nor joined to others.
+
+        It is copied, and may change afterwards. The call waits while a task that reads this part takes what there is,
+        but is more than ``ahead`` bytes behind.
+
+        Raises:
+            mission_control.Cancelled: Nobody wants the stream any more.
+            OSError: There is no memory, or the disk is full.
+            TypeError: It is no buffer, or holds Python objects.
+            ValueError: The stream has no such part.
+        """
+        if type(buffer) is not bytes:
+            buffer = contiguous(buffer, part)
+        self._writer.write(part, buffer)
+
+    def close(self, error: str | None = None) -> None:
+        """End the stream; `error`: why it is not whole. After the first call this does nothing."""
+        ended, self._ended = self._ended, None
+        if ended is not None:
+            try:
+                self._writer.end(error)
+            finally:
+                ended()
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close(None if kind is None else f"{kind.__name__}: {error}")
+
+
+def open_stream(parts: int = 1, *, ahead: int = AHEAD_BYTES, keep: bool = False) -> Stream:
+    """Begin a stream. Its reference is at once the result of the task: tasks that depend on it start beside this one.
+
+    What the task returns in the end is ignored. A task opens at most one stream. It leaves the worker's thread pool, so
+    that a task that reads can run on the same worker.
+
+    Args:
+        parts: How many; each is read by itself.
+        ahead: How many bytes of a part its reader may be behind; then the writer waits, as long as the reader takes
+            something at least every ten seconds. A part that nobody reads is not waited for: what does not fit into
+            memory goes to the disk, so no order of readers and writers can stand still.
+        keep: Any number of tasks may read each part, and again; what was written stays until the reference is released.
+            Otherwise each part has one reader, and what that has taken is freed: if the task that reads runs again, so
+            does this one.
+
+    Raises:
+        RuntimeError: This is no task that Dask runs in its worker's own thread pool, or it has opened a stream before.
+        ValueError: `parts` or `ahead` makes no sense.
+    """
+    parts, ahead = whole_number("parts", parts), whole_number("ahead", ahead)
+    if parts < 1 or ahead < 0:
+        raise ValueError(
+            f"open_stream(parts={parts}, ahead={ahead}): a stream has at least one part, and no negative bytes"
+        )
+    worker, plugin, endpoint = data_plane("open_stream")
+    task = current_task(worker)
+    plugin.early.check(task.key)
+    ended = plugin.early.begin_writer(task.key)
+    try:
+        writer = _native.StreamWriter(endpoint, task.job, json.dumps(task.demands), parts, ahead, keep)
+        reference = StreamReference(writer.object, worker.address, endpoint.address, task.job, task.stage, parts)
+        plugin.objects.put(task.key, writer.object)
+        plugin.early.finish(task.key, reference)
+    except BaseException:
+        ended()
+        raise
+    return Stream(writer, reference, ended)
+
+
+def stream(reference: StreamReference, part: int = 0) -> Iterator[memoryview]:
+    """Read a part of a stream: yields each buffer as it was written, as soon as it is there.
+
+    While there is none, the task's thread is lent to other tasks.
+
+    Raises:
+        mission_control.StreamFailed: The task that writes it raised an error.
+        mission_control.Denied: Another task reads this part, and the stream is not kept.
+        mission_control.TransferError: Its writer cannot be reached.
+        IndexError: There is no such part.
+        distributed.Reschedule: The writer was lost; this task runs again once that runs.
+    """
+    if not isinstance(reference, StreamReference):
+        raise TypeError(f"stream takes a reference that open_stream gave, not {type(reference).__name__}")
+    part = whole_number("part", part)
+    if not 0 <= part < reference.parts:
+        raise IndexError(f"part {part} of a stream of {reference.parts} parts: they are numbered from 0")
+    return _read(reference, part)
+
+
+def _read(reference: StreamReference, part: int) -> Iterator[memoryview]:
+    worker, plugin, endpoint = data_plane("stream")
+    task = current_task(worker)
+    transfer = (endpoint, task.job, reference.stage, task.stage, json.dumps(task.demands))
+    reader = _native.StreamReader(*transfer, reference.object, part, reference.parts, reference.address, str(task.key))
+    try:
+        while True:
+            chunk, sizes, more = reader.next(wait=False)
+            if chunk is None and more:
+                with plugin.turns.thread_released() if plugin.turns is not None else nullcontext():
+                    chunk, sizes, more = reader.next()
+            if chunk is None:
+                return
+            yield from _writes(memoryview(chunk), sizes)
+            del chunk
+    except _native.Lost as error:
+        plugin.reschedule_if_lost(task.key, {reference.object}, error)
+        raise
+    finally:
+        reader.close()
+
+
+def _writes(chunk: memoryview, sizes: Buffer | None) -> Iterator[memoryview]:
+    """Cut a chunk into what was written."""
+    if sizes is None:
+        yield chunk
+        return
+    start = 0
+    for size in array("Q", bytes(sizes)):
+        yield chunk[start : start + size]
+        start += size
+
+
+def whole_number(name: str, value: Any) -> int:
+    try:
+        return int(operator.index(value))
+    except TypeError:
+        raise TypeError(f"{name}={value!r}: give a whole number") from None

@@ -1,0 +1,333 @@
+"""Streams: between data planes without Dask, then on Dask."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster, wait
+
+import mission_control
+from mission_control import _native
+from tests.conftest import data, until, what_is_left
+
+DEMANDS = json.dumps({"encrypt": "none", "transport": None})
+AHEAD = 1 << 20
+
+
+def writer(own: Any, parts: int = 1, ahead: int = AHEAD, keep: bool = False, demands: str = DEMANDS) -> Any:
+    return _native.StreamWriter(own, "job", demands, parts, ahead, keep)
+
+
+def reader(
+    own: Any, of: Any, stream: Any, part: int = 0, parts: int = 1, who: str = "reader", demands: str = DEMANDS
+) -> Any:
+    return _native.StreamReader(own, "job", "write", "read", demands, stream.object, part, parts, of.address, who)
+
+
+def read_all(own: Any) -> list[bytes]:
+    """What was written, as it was written."""
+    found: list[bytes] = []
+    while chunk := read_chunk(own):
+        found += chunk
+    return found
+
+
+def read_chunk(own: Any) -> list[bytes]:
+    chunk, sizes, _ = own.next()
+    return [] if chunk is None else [bytes(one) for one in mission_control.streams._writes(memoryview(chunk), sizes)]
+
+
+def held(own: Any) -> dict[str, int]:
+    resources = json.loads(own.resources())
+    return {name: resources[name] for name in ("objects", "streams", "live_bytes", "spooled_bytes")}
+
+
+NOTHING = {"objects": 0, "streams": 0, "live_bytes": 0, "spooled_bytes": 0}
+
+
+@pytest.mark.parametrize("transport", [None, "tcp", "tls"])
+@pytest.mark.parametrize("same", [True, False])
+def test_what_is_written_is_read_as_it_was_written(endpoint, transport, same):
+    own = endpoint()
+    other = own if same else endpoint()
+    demands = json.dumps({"encrypt": "none", "transport": transport})
+    chance = np.random.default_rng(7)
+    sizes = [0, 1, 0, 0, 5 << 20, 3, *chance.integers(0, 3000, 4000), 4 << 20, 100_000, 0]
+    written = [chance.bytes(int(size)) for size in sizes]
+    stream = writer(own, parts=3, demands=demands)
+    read: dict[int, list[bytes]] = {}
+
+    def take(part: int) -> None:
+        read[part] = read_all(reader(other, own, stream, part, 3, f"reader {part}", demands))
+
+    threads = [threading.Thread(target=take, args=(part,)) for part in range(3)]
+    for thread in threads:
+        thread.start()
+    for number, buffer in enumerate(written):
+        stream.write(number % 2, buffer)
+    stream.end()
+    for thread in threads:
+        thread.join(60)
+    assert read == {0: written[0::2], 1: written[1::2], 2: []}
+    until(lambda: held(own)["objects"] == 0, "what was read is freed")
+    assert own.free(stream.object) and not own.free(stream.object)
+    until(lambda: held(own) == NOTHING, "nothing is left")
+
+
+def test_readers_hear_of_a_write_at_once_and_of_a_failure(endpoint):
+    own, other = endpoint(), endpoint()
+    stream = writer(own)
+    reading = reader(other, own, stream)
+    for number in range(20):
+        assert reading.next(wait=False) == (None, None, True)
+        stream.write(0, b"%d" % number)
+        assert bytes(reading.next()[0]) == b"%d" % number
+    stream.write(0, b"not read any more")
+    stream.end("ValueError: the writer broke")
+    with pytest.raises(mission_control.StreamFailed, match="the writer broke"):
+        while reading.next()[0] is not None:
+            pass
+    with pytest.raises(mission_control.Cancelled, match="ended"):
+        stream.write(0, b"more")
+
+
+def test_chunks_are_freed_once_read_unless_they_are_kept(endpoint):
+    own, other = endpoint(), endpoint()
+    for keep in (False, True):
+        stream = writer(own, keep=keep)
+        written = [data(300_000, seed).tobytes() for seed in range(30)]
+        for buffer in written:
+            stream.write(0, buffer)
+        stream.end()
+        first = reader(other, own, stream, who="first")
+        assert read_all(first) == written
+        if keep:
+            assert held(own)["objects"] > 0
+            assert read_all(reader(other, own, stream, who="second")) == written
+            assert read_all(reader(own, own, stream, who="first")) == written
+        else:
+            assert held(own)["objects"] == 0
+            with pytest.raises(mission_control.Denied, match="keep=True"):
+                reader(other, own, stream, who="second").next()
+            with pytest.raises(mission_control.Lost, match="read and freed"):
+                reader(other, own, stream, who="first").next()
+        own.free(stream.object)
+        assert held(own) == NOTHING
+        with pytest.raises(mission_control.Lost):
+            reader(other, own, stream, who="late").next()
+
+
+def test_a_writer_waits_for_a_reader_that_is_behind_and_for_nobody_else(endpoint):
+    own, other = endpoint(memory_limit=8 << 20), endpoint()
+    buffer = data(1 << 20, 1).tobytes()
+    stream = writer(own, parts=2)
+    # Nobody reads this part: it goes to the disk.
+    for _ in range(20):
+        stream.write(1, buffer)
+    assert held(own)["spooled_bytes"] > 0 and held(own)["live_bytes"] <= 8 << 20
+    reading = reader(other, own, stream, 0, 2)
+    written = []
+
+    def write() -> None:
+        for number in range(100):
+            stream.write(0, buffer)
+            written.append(number)
+        stream.end()
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    first = read_chunk(reading)
+    until(lambda: len(written) > 30, "what is read ahead has come")
+    time.sleep(2)
+    # 32 MiB, the chunk that is being read, what the writer is ahead, and what is under way.
+    assert len(written) < 60, "the writer waits"
+    rest = read_all(reading)
+    thread.join(60)
+    assert first + rest == [buffer] * 100
+    assert read_all(reader(other, own, stream, 1, 2, "another")) == [buffer] * 20
+    own.free(stream.object)
+    assert held(own) == NOTHING
+
+
+def test_a_reader_ends_where_the_writer_or_its_own_data_plane_closes(endpoint):
+    for closes in ("writer", "reader"):
+        own, other = endpoint(), endpoint()
+        stream = writer(own)
+        reading = reader(other, own, stream)
+        ends: list[Any] = []
+
+        def read(reading: Any = reading, ends: list[Any] = ends) -> None:
+            try:
+                ends.append(reading.next())
+            except mission_control.TransferError as raised:
+                ends.append(raised)
+
+        thread = threading.Thread(target=read)
+        thread.start()
+        time.sleep(0.2)
+        (own if closes == "writer" else other).close()
+        if closes == "writer":
+            # The Mission Controller says so.
+            other.lost([stream.object], "its worker left")
+            with pytest.raises(mission_control.Cancelled):
+                stream.write(0, b"x")
+        thread.join(30)
+        (error,) = ends
+        assert isinstance(error, mission_control.Lost if closes == "writer" else mission_control.Cancelled), error
+
+
+def test_bad_input_is_named(endpoint):
+    own = endpoint()
+    with pytest.raises(ValueError, match="parts"):
+        writer(own, parts=0)
+    stream = writer(own, parts=2)
+    with pytest.raises(ValueError, match="no part 2"):
+        stream.write(2, b"x")
+    with pytest.raises(mission_control.Lost):
+        reader(own, own, stream, part=2, parts=3).next()
+
+
+# --- on Dask --------------------------------------------------------------------------------------------------------
+
+
+def lines(count: int, seed: int) -> list[bytes]:
+    return [b"%d %d" % (seed, number) for number in range(count)]
+
+
+def write_lines(count: int, seed: int, parts: int = 1, wait_s: float = 0.0, keep: bool = False) -> Any:
+    with mission_control.open_stream(parts, keep=keep) as out:
+        for number, line in enumerate(lines(count, seed)):
+            out.write(number % parts, line)
+            time.sleep(wait_s / count)
+    return "Dask does not see this"
+
+
+def read_lines(reference: Any, part: int = 0) -> list[bytes]:
+    return [bytes(line) for line in mission_control.stream(reference, part)]
+
+
+def nothing_left(client: Client) -> bool:
+    return not what_is_left(client, "objects", "streams", "live_bytes", "spooled_bytes")
+
+
+def test_tasks_read_what_another_is_still_writing(client):
+    began = time.monotonic()
+    written = client.submit(write_lines, 300, 1, parts=3, wait_s=3, pure=False)
+    reference = written.result()
+    assert time.monotonic() - began < 2.5, "its reference is known before it ends"
+    assert isinstance(reference, mission_control.StreamReference) and len(reference) == 3
+    read = client.map(read_lines, [written] * 3, range(3), pure=False)
+    firsts = client.submit(first_line, written, pure=False)
+    assert client.gather(read) == [lines(300, 1)[part::3] for part in range(3)]
+    # Raised, it would hold its future for ever: Dask keeps it, with its traceback.
+    assert isinstance(firsts.exception(), mission_control.Denied)
+    del written, read, firsts, reference
+    until(lambda: nothing_left(client), "nothing is left")
+
+
+def first_line(reference: Any) -> bytes:
+    time.sleep(1)
+    return bytes(next(mission_control.stream(reference)))
+
+
+def test_a_kept_stream_is_read_by_any_number_and_after_its_end(client):
+    written = client.submit(write_lines, 2000, 2, keep=True, pure=False)
+    for _ in range(2):
+        read = client.map(read_lines, [written] * 4, pure=False)
+        assert client.gather(read) == [lines(2000, 2)] * 4
+    del written, read
+    until(lambda: nothing_left(client), "nothing is left")
+
+
+def write_and_break(count: int) -> None:
+    with mission_control.open_stream() as out:
+        for line in lines(count, 3):
+            out.write(0, line)
+        raise ValueError("the writer broke")
+
+
+def test_an_error_of_the_writer_is_an_error_of_those_who_read(client):
+    written = client.submit(write_and_break, 10, pure=False)
+    read = client.submit(read_lines, written, pure=False)
+    error = read.exception()
+    assert isinstance(error, mission_control.StreamFailed) and "ValueError: the writer broke" in str(error)
+    del written, read
+    until(lambda: nothing_left(client), "nothing is left")
+
+
+def passes_on(reference: Any) -> None:
+    with mission_control.open_stream() as out:
+        for line in mission_control.stream(reference):
+            out.write(0, line)
+
+
+def test_more_stages_than_threads_do_not_stand_still(client):
+    """All on one worker with two threads."""
+    worker = sorted(client.scheduler_info()["workers"])[0]
+    stages = [client.submit(write_lines, 500, 4, pure=False, workers=[worker])]
+    for _ in range(12):
+        stages.append(client.submit(passes_on, stages[-1], pure=False, workers=[worker]))
+    assert client.submit(read_lines, stages[-1], pure=False, workers=[worker]).result(60) == lines(500, 4)
+    del stages
+    until(lambda: nothing_left(client), "nothing is left")
+
+
+def test_many_writers_at_once_on_few_threads(client):
+    written = client.map(write_lines, [50] * 100, range(100), pure=False)
+    read = client.map(read_lines, written, pure=False)
+    assert client.gather(read) == [lines(50, seed) for seed in range(100)]
+    del written, read
+    until(lambda: nothing_left(client), "nothing is left")
+
+
+def test_what_a_task_may_not_do_with_a_stream_is_named(client):
+    def twice() -> None:
+        with mission_control.open_stream() as out:
+            errors = []
+            for wrong in (mission_control.open_stream, lambda: mission_control.put([b"x"])):
+                try:
+                    wrong()
+                except RuntimeError as error:
+                    errors.append(str(error))
+            out.write(0, json.dumps(errors).encode())
+
+    written = client.submit(twice, pure=False)
+    (said,) = client.submit(read_lines, written, pure=False).result()
+    first, second = json.loads(said)
+    assert "opened a stream before" in first and "its result is known already" in second
+    for call, error in (
+        (lambda own: list(mission_control.stream(own, 7)), IndexError),
+        (lambda own: mission_control.fetch(own), TypeError),
+        (lambda _: list(mission_control.stream(7)), TypeError),
+        (lambda _: mission_control.open_stream(0), ValueError),
+        (lambda _: mission_control.open_stream("x"), TypeError),
+    ):
+        assert isinstance(client.submit(call, written, pure=False).exception(), error)
+    with pytest.raises(RuntimeError, match="outside a task"):
+        mission_control.open_stream()
+    del written
+    until(lambda: nothing_left(client), "nothing is left")
+
+
+@pytest.mark.parametrize("dies", ["writer", "reader"])
+def test_a_worker_that_dies_is_made_up_for(dies):
+    with LocalCluster(n_workers=3, threads_per_worker=2, dashboard_address=":0") as cluster, Client(cluster) as client:
+        mission_control.install(client)
+        workers = sorted(client.scheduler_info()["workers"])
+        pids = client.run(os.getpid)
+        options = {"pure": False, "allow_other_workers": True}
+        written = client.submit(write_lines, 2000, 5, wait_s=4, workers=[workers[0]], **options)
+        wait(written)
+        read = client.submit(read_lines, written, workers=[workers[1]], **options)
+        time.sleep(1)
+        os.kill(pids[workers[0] if dies == "writer" else workers[1]], signal.SIGKILL)
+        assert read.result(120) == lines(2000, 5)
+        del written, read
+        until(lambda: nothing_left(client), "nothing is left")
