@@ -338,6 +338,7 @@ def job(cluster: LocalCluster, name: str, kind: str, seed: int, transport: str, 
                 checks = made.check(client, lambda _: None)
         except NAMED as error:
             assert str(error), f"{type(error).__name__} says nothing"
+            print(f"{name} ended with {type(error).__name__}: {str(error)[:1000]}", flush=True)
             return type(error).__name__
     assert all(checks.values()), f"{name} ended wrong: {checks}"
     return "right"

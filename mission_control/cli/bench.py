@@ -226,6 +226,29 @@ def messages(
 
 
 @app.command()
+def streams(
+    size: Annotated[str, typer.Option(help="of what is carried, as in 1GiB")] = "1GiB",
+    rounds: Annotated[int, typer.Option(min=1, help="samples of each; medians are given")] = 5,
+    as_json: Json = False,
+) -> None:
+    """Streams beside put and fetch: throughput, latency of small writes, two stages side by side."""
+    from mission_control.bench.streams import measure
+
+    if (result := measured(as_json, lambda: measure(bytes_of(size, "--size"), rounds, say))) is None:
+        return
+    print(f"{'what':<40}{'mode':<28}{'transport':<11}{'seconds':>9}{'CPU-s':>8}  spread")
+    for row in result["rows"]:
+        low, high = row["spread"]
+        print(
+            f"{row['what']:<40}{row['mode']:<28}{row['transport']:<11}{row['wall_s']:>9.2f}{row['cpu_s']:>8.2f}"
+            f"  {low:.2f} to {high:.2f} s"
+        )
+    for transport, own in result["latency_ms"].items():
+        print(f"a small write to its reader, {transport}: p50 {own['p50']:.2f} ms, p99 {own['p99']:.2f} ms")
+    print_ratios(result)
+
+
+@app.command()
 def broadcast(
     receivers: Annotated[int, typer.Option(min=1, help="processes that receive")] = 32,
     size: Annotated[str, typer.Option(help="of the object, as in 32MiB")] = "32MiB",

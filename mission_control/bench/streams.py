@@ -1,0 +1,280 @@
+"""`mission bench streams`: a stream beside put and fetch, between two Dask workers of one host.
+
+Three questions: what a stream carries in a second, how long a small write takes to its reader, and what is gained where
+two stages of a job run side by side.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from distributed import Client, LocalCluster
+from distributed.client import _wait
+
+import mission_control
+from mission_control.environment import describe
+
+BUFFER_BYTES = 4 << 20
+"""One write, and one part of the object that is fetched."""
+SMALL_WRITES, SMALL_BYTES, SMALL_EVERY_S = 500, 64, 0.002
+"""Of the latency: writes, bytes of each, and the pause between two."""
+STAGE_BUFFERS = 64
+STAGE_HASHES = 4
+"""A stage of the pipeline hashes each buffer so many times."""
+TRANSPORTS = ("tcp", "auto")
+
+
+def measure(size: int, rounds: int, say: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
+    """Measure all three, in turn with put and fetch.
+
+    Returns:
+        ``rows``: what, mode, transport, wall_s, cpu_s (both workers), spread of wall_s; ``ratios``: of medians;
+        ``latency_ms``: p50 and p99 of each transport.
+    """
+    count = max(size // BUFFER_BYTES, 1)
+    rows: list[dict[str, Any]] = []
+    ratios: dict[str, float] = {}
+    latency: dict[str, dict[str, float]] = {}
+    workers = {"n_workers": 2, "threads_per_worker": 1, "memory_limit": f"{8 * max(size, 1 << 30)}B"}
+    with (
+        LocalCluster(**workers, dashboard_address=":0") as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        mission_control.install(client)
+        for transport in TRANSPORTS:
+            with mission_control.job(f"streams-{transport}", client=client, transport=transport):
+                reads = {"fetch": fetched, "stream": streamed}
+                live = {"put, then fetch": put_then_fetch, "written and read": written_and_read}
+                stages = {"stages after one another": one_after_another, "stages side by side": side_by_side}
+                for name, better, modes in (
+                    ("read what is there", "stream", {own: (call, count) for own, call in reads.items()}),
+                    (
+                        "from the first write to the last byte",
+                        "written and read",
+                        {own: (call, count) for own, call in live.items()},
+                    ),
+                    ("two stages", "stages side by side", {own: (call, STAGE_BUFFERS) for own, call in stages.items()}),
+                ):
+                    medians = {}
+                    for row in compared(client, name, transport, modes, rounds, say):
+                        rows.append(row)
+                        medians[row["mode"]] = row["wall_s"]
+                    other = next(mode for mode in modes if mode != better)
+                    ratios[f"{name}, {transport}: {other} / {better}"] = medians[other] / medians[better]
+                say(f"latency, {transport}")
+                latency[transport] = latency_of(client)
+    return {"rows": rows, "ratios": ratios, "latency_ms": latency, "rounds": rounds, "environment": describe()}
+
+
+Call = Callable[[Client, str, str, int], float]
+
+
+def compared(
+    client: Client,
+    what: str,
+    transport: str,
+    modes: Mapping[str, tuple[Call, int]],
+    rounds: int,
+    say: Callable[[str], None],
+) -> list[dict[str, Any]]:
+    """Measure the modes in turn; the first round warms up."""
+    walls: dict[str, list[float]] = {mode: [] for mode in modes}
+    cpus: dict[str, list[float]] = {mode: [] for mode in modes}
+    owner, reader = client.scheduler_info()["workers"]
+    for number in range(rounds + 1):
+        say(f"{what}, {transport}: {f'round {number} of {rounds}' if number else 'warm-up'}")
+        for mode, (call, count) in modes.items():
+            before = used(client)
+            wall = call(client, owner, reader, count)
+            if number:
+                walls[mode].append(wall)
+                cpus[mode].append(used(client) - before)
+    return [
+        {
+            "what": what,
+            "mode": mode,
+            "transport": transport,
+            "wall_s": statistics.median(walls[mode]),
+            "cpu_s": statistics.median(cpus[mode]),
+            "spread": [min(walls[mode]), max(walls[mode])],
+        }
+        for mode in modes
+    ]
+
+
+def used(client: Client) -> float:
+    return sum(client.run(lambda: sum(os.times()[:2])).values())
+
+
+# --- what is compared -----------------------------------------------------------------------------------------------
+
+
+def fetched(client: Client, owner: str, reader: str, count: int) -> float:
+    there = client.submit(put_all, count, workers=[owner], pure=False)
+    client.sync(_wait, [there])
+    return taken(client.submit(fetch_all, there, count, workers=[reader], pure=False), count)
+
+
+def streamed(client: Client, owner: str, reader: str, count: int) -> float:
+    there = client.submit(write_all, count, workers=[owner], pure=False)
+    # On the owner's own thread: it begins once the stream has ended.
+    client.submit(ended, there, workers=[owner], pure=False).result()
+    return taken(client.submit(read_all, there, workers=[reader], pure=False), count)
+
+
+def taken(timed: Any, count: int) -> float:
+    """Seconds in the task that reads."""
+    seconds, digest = timed.result()
+    check(digest, count)
+    return seconds
+
+
+def put_then_fetch(client: Client, owner: str, reader: str, count: int) -> float:
+    began = time.perf_counter()
+    there = client.submit(put_all, count, workers=[owner], pure=False)
+    _, digest = client.submit(fetch_all, there, count, workers=[reader], pure=False).result()
+    wall = time.perf_counter() - began
+    check(digest, count)
+    return wall
+
+
+def written_and_read(client: Client, owner: str, reader: str, count: int) -> float:
+    began = time.perf_counter()
+    there = client.submit(write_all, count, workers=[owner], pure=False)
+    _, digest = client.submit(read_all, there, workers=[reader], pure=False).result()
+    wall = time.perf_counter() - began
+    check(digest, count)
+    return wall
+
+
+def one_after_another(client: Client, owner: str, reader: str, count: int) -> float:
+    began = time.perf_counter()
+    there = client.submit(put_worked, count, workers=[owner], pure=False)
+    digest = client.submit(fetch_worked, there, workers=[reader], pure=False).result()
+    wall = time.perf_counter() - began
+    check(digest, count)
+    return wall
+
+
+def side_by_side(client: Client, owner: str, reader: str, count: int) -> float:
+    began = time.perf_counter()
+    there = client.submit(write_worked, count, workers=[owner], pure=False)
+    digest = client.submit(read_worked, there, workers=[reader], pure=False).result()
+    wall = time.perf_counter() - began
+    check(digest, count)
+    return wall
+
+
+def latency_of(client: Client) -> dict[str, float]:
+    """Milliseconds from a small write to its reader."""
+    owner, reader = client.scheduler_info()["workers"]
+    there = client.submit(write_stamps, workers=[owner], pure=False)
+    took = np.array(client.submit(read_stamps, there, workers=[reader], pure=False).result()) / 1e6
+    if len(took) != SMALL_WRITES:
+        raise RuntimeError(f"{len(took)} of {SMALL_WRITES} small writes came")
+    return {"p50": float(np.percentile(took, 50)), "p99": float(np.percentile(took, 99))}
+
+
+# --- in tasks -------------------------------------------------------------------------------------------------------
+
+
+def buffer(number: int) -> bytearray:
+    made = bytearray([number % 251]) * BUFFER_BYTES
+    made[:8] = number.to_bytes(8, "little")
+    return made
+
+
+def mark(buffer: Any) -> int:
+    """A buffer's number, if all of it is what was written."""
+    got = np.frombuffer(buffer, np.uint8)
+    number = int.from_bytes(got[:8].tobytes(), "little")
+    return number if len(got) == BUFFER_BYTES and (got[8:] == number % 251).all() else -1
+
+
+def check(numbers: list[int], count: int) -> None:
+    if numbers != list(range(count)):
+        raise RuntimeError(f"what was read is not what was written: {numbers[:10]}")
+
+
+def put_all(count: int) -> mission_control.Reference:
+    return mission_control.put([buffer(number) for number in range(count)])
+
+
+def fetch_all(reference: mission_control.Reference, count: int) -> tuple[float, list[int]]:
+    began = time.perf_counter()
+    parts = mission_control.fetch(reference)
+    numbers = [mark(part) for part in parts]
+    return time.perf_counter() - began, numbers
+
+
+def write_all(count: int) -> None:
+    with mission_control.open_stream(keep=True) as out:
+        for number in range(count):
+            out.write(0, buffer(number))
+
+
+def ended(reference: mission_control.StreamReference) -> None:
+    for _ in mission_control.stream(reference):
+        pass
+
+
+def read_all(reference: mission_control.StreamReference) -> tuple[float, list[int]]:
+    began = time.perf_counter()
+    numbers = [mark(part) for part in mission_control.stream(reference)]
+    return time.perf_counter() - began, numbers
+
+
+def worked(data: Any) -> None:
+    """The work of a stage on one buffer; Python's lock is free meanwhile."""
+    for _ in range(STAGE_HASHES):
+        hashlib.sha256(data).digest()
+
+
+def put_worked(count: int) -> mission_control.Reference:
+    made = []
+    for number in range(count):
+        made.append(buffer(number))
+        worked(made[-1])
+    return mission_control.put(made)
+
+
+def fetch_worked(reference: mission_control.Reference) -> list[int]:
+    numbers = []
+    for part in mission_control.fetch(reference):
+        worked(part)
+        numbers.append(mark(part))
+    return numbers
+
+
+def write_worked(count: int) -> None:
+    with mission_control.open_stream() as out:
+        for number in range(count):
+            made = buffer(number)
+            worked(made)
+            out.write(0, made)
+
+
+def read_worked(reference: mission_control.StreamReference) -> list[int]:
+    numbers = []
+    for part in mission_control.stream(reference):
+        worked(part)
+        numbers.append(mark(part))
+    return numbers
+
+
+def write_stamps() -> None:
+    with mission_control.open_stream() as out:
+        for _ in range(SMALL_WRITES):
+            time.sleep(SMALL_EVERY_S)
+            # One clock for all processes of a machine.
+            out.write(0, time.monotonic_ns().to_bytes(SMALL_BYTES, "little"))
+
+
+def read_stamps(reference: mission_control.StreamReference) -> list[int]:
+    return [time.monotonic_ns() - int.from_bytes(stamp, "little") for stamp in mission_control.stream(reference)]
