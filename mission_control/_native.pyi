@@ -169,6 +169,7 @@ class StreamWriter:
             ValueError: There is no such part.
         """
     def end(self, error: str | None = None) -> None: ...
+    def free(self) -> None: ...
 
 class StreamReader:
     """A part of a stream that is read ahead, by a thread of its own."""
@@ -309,6 +310,9 @@ class Controller:
 
         What makes no sense is passed over.
         """
+
+    def needs(self, now: float, task: int, objects: Sequence[Any]) -> str | None:
+        """A task goes on although its result is known, and needs these objects, as in `carries`. None: it is over."""
 
     def job_of(self, task: int) -> str | None:
         """The job of a task."""

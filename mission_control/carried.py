@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
@@ -64,6 +64,11 @@ def carried_by(value: Any) -> set[Reference]:
     return set(finder.found.values())
 
 
+def described(references: Iterable[Reference]) -> list[tuple[str, str, int, int, int]]:
+    """Return the objects as `Controller.carries` takes them."""
+    return [(own.object, own.worker, len(own), sum(own.sizes), own.copies) for own in references]
+
+
 class TaskObjects:
     """The objects that the tasks of one worker put. One outlives its task only if the task's result carries it."""
 
@@ -100,8 +105,7 @@ class TaskObjects:
             return [], put
         if found is None:
             found = carried_by(result()) if put or Reference._live else set()
-        carries = [(own.object, own.worker, len(own), sum(own.sizes), own.copies) for own in found]
-        return carries, sorted(set(put) - {own.object for own in found})
+        return described(found), sorted(set(put) - {own.object for own in found})
 
     def _may_carry(self, task: Any) -> bool:
         """Return whether the task has put an object, or any reference lives in this process: an argument, a closure, a

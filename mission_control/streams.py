@@ -93,6 +93,11 @@ class Stream:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        from distributed import Reschedule
+
+        if isinstance(error, Reschedule):
+            # What it needs was lost, and so is what it would have written: it runs again, and so do those that read.
+            self._writer.free()
         self.close(None if kind is None else f"{kind.__name__}: {error}")
 
 

@@ -38,7 +38,8 @@ class ThrottleController(ABC):
     @abstractmethod
     def say(self, kind: str, **said: Any) -> None:
         """Send to the Mission Controller, in order with the engine's own messages: an event of `controller.SAID`, or
-        ``task`` (the objects that a result carries, for `Controller.carries`)."""
+        ``task`` (the objects that a result carries, for `Controller.carries`), or ``needs`` (those that a task needs
+        which goes on after its result is known, for `Controller.needs`)."""
 
     @abstractmethod
     def soon(self, call: Callable[[], Any]) -> None:

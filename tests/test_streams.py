@@ -268,6 +268,29 @@ def passes_on(reference: Any) -> None:
             out.write(0, line)
 
 
+def put_lines(count: int, seed: int) -> Any:
+    return mission_control.put(lines(count, seed))
+
+
+def write_fetched(reference: Any, after_s: float) -> None:
+    with mission_control.open_stream() as out:
+        time.sleep(after_s)
+        for part in mission_control.fetch(reference):
+            out.write(0, part)
+
+
+def test_what_a_writer_needs_stays_though_its_result_is_known(client):
+    """Nobody else wants the inputs."""
+    there = client.submit(put_lines, 100, 6, pure=False)
+    written = client.submit(write_fetched, there, 2, pure=False)
+    passed = client.submit(passes_on, written, pure=False)
+    read = client.submit(read_lines, passed, pure=False)
+    del there, written, passed
+    assert read.result(60) == lines(100, 6)
+    del read
+    until(lambda: nothing_left(client), "nothing is left")
+
+
 def test_more_stages_than_threads_do_not_stand_still(client):
     """All on one worker with two threads."""
     worker = sorted(client.scheduler_info()["workers"])[0]
@@ -316,18 +339,23 @@ def test_what_a_task_may_not_do_with_a_stream_is_named(client):
     until(lambda: nothing_left(client), "nothing is left")
 
 
-@pytest.mark.parametrize("dies", ["writer", "reader"])
+@pytest.mark.parametrize("dies", ["input", "writer", "reader"])
 def test_a_worker_that_dies_is_made_up_for(dies):
     with LocalCluster(n_workers=3, threads_per_worker=2, dashboard_address=":0") as cluster, Client(cluster) as client:
         mission_control.install(client)
         workers = sorted(client.scheduler_info()["workers"])
         pids = client.run(os.getpid)
         options = {"pure": False, "allow_other_workers": True}
-        written = client.submit(write_lines, 2000, 5, wait_s=4, workers=[workers[0]], **options)
+        if dies == "input":
+            there = client.submit(put_lines, 2000, 5, workers=[workers[2]], **options)
+            written = client.submit(write_fetched, there, 3, workers=[workers[0]], **options)
+            del there
+        else:
+            written = client.submit(write_lines, 2000, 5, wait_s=4, workers=[workers[0]], **options)
         wait(written)
         read = client.submit(read_lines, written, workers=[workers[1]], **options)
         time.sleep(1)
-        os.kill(pids[workers[0] if dies == "writer" else workers[1]], signal.SIGKILL)
+        os.kill(pids[workers[{"writer": 0, "reader": 1, "input": 2}[dies]]], signal.SIGKILL)
         assert read.result(120) == lines(2000, 5)
         del written, read
         until(lambda: nothing_left(client), "nothing is left")

@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import logging
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from typing import Any
 
 from distributed import worker as dask_worker
-
-logger = logging.getLogger(__name__)
 
 
 def watch(name: str) -> None:
@@ -35,9 +32,7 @@ def watch(name: str) -> None:
         with turns.turn_of(key) if turns is not None else nullcontext():
             message = run_task(task, data, execution_state, key, *rest, **more)
             if plugin is not None and plugin.early.is_done:
-                # Dask has its result; it does not log what went wrong after that.
-                if message["op"] != "task-finished":
-                    logger.warning("%s failed after its stream had begun: %s", key, message["exception_text"])
+                plugin.early.over(key, message.get("actual_exception"))
             elif plugin is not None and message["op"] == "task-finished":
                 plugin.objects.look(key, message["result"])
             return message

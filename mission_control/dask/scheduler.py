@@ -96,7 +96,8 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
         self.undo = ExitStack()
         scheduler.handlers.update(offered)
         streams: dict[str, Callable[..., Any]] = {name: partial(self.said, name) for name in SAID}
-        for name, handler in (streams | {"task": self.on_task, "stale": self.on_stale}).items():
+        more: dict[str, Callable[..., Any]] = {"task": self.on_task, "stale": self.on_stale, "needs": self.on_needs}
+        for name, handler in (streams | more).items():
             scheduler.stream_handlers[f"mission-control-{name}"] = guarded(handler)
         if hasattr(scheduler, "http_application"):  # not without a dashboard
             self.undo.callback(page.add_to(scheduler.http_application, self.status))
@@ -242,6 +243,19 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
             # Of a task that was forgotten meanwhile: its objects are free.
             number, alive = next(self.next_number), False
         self.carry_out(self.controller.carries(self.now(), number, carries, alive))
+
+    def on_needs(self, worker: str, key: Any, objects: list[Any]) -> None:
+        """A task goes on after its result is known, and needs these objects; said before that is known, and when it is
+        over."""
+        task, number = self.scheduler.tasks.get(key), self.numbers.get(key)
+        if task is None or number is None:
+            return
+        # An earlier run of the task may say late that it is over.
+        runs = {own.address for own in task.who_has or ()} | {
+            task.processing_on.address if task.processing_on else None
+        }
+        if worker in runs:
+            self.carry_out(self.controller.needs(self.now(), number, objects))
 
     def on_stale(self, worker: str, keys: list[Any]) -> None:
         """A worker's copies of these results carry lost objects.

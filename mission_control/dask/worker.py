@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 from weakref import WeakValueDictionary
@@ -24,13 +24,14 @@ from distributed.utils import parse_ports
 from tornado.ioloop import PeriodicCallback
 
 from mission_control import _native
-from mission_control.carried import carried_by
+from mission_control.carried import carried_by, described
 from mission_control.dask import results
 from mission_control.dask.comm import PLANES, is_encrypted, requires_encryption
 from mission_control.dask.seams import messages, shuffles, wanted
 from mission_control.dask.seams.early import Early
 from mission_control.dask.seams.lanes import Lanes
 from mission_control.dask.seams.turns import Turns
+from mission_control.objects import Reference
 from mission_control.throttle import MEMORY, ThrottleController
 
 logger = logging.getLogger(__name__)
@@ -210,6 +211,15 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
         resources = self.resources()
         return {kind: resources[f"{kind}_bytes"] for kind in MEMORY}
 
+    def needs(self, key: Any, references: Iterable[Reference]) -> None:
+        """A task goes on after its result is known, and needs these; none: it is over. May be called in any thread."""
+        objects = described(references)
+        self.soon(lambda: self.say("needs", key=key, objects=objects))
+
+    def again(self, key: Any) -> None:
+        """What a task of this worker wrote is lost: it is to run again if its result is still wanted. In any thread."""
+        self.soon(lambda: self.say("stale", keys=[key]))
+
     # --- what tasks do ----------------------------------------------------------------------------------------------
 
     def reschedule_if_lost(self, key: Any, objects: set[str], error: Exception) -> None:
@@ -221,6 +231,13 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
             if self.rescheduled[key] <= RESCHEDULES_MAX:
                 time.sleep(RESCHEDULE_AFTER_S * 2 ** (self.rescheduled[key] - 1))
                 raise Reschedule() from error
+
+    def inputs_of(self, key: Any) -> set[Reference]:
+        """Return the references that a task's inputs carry. Runs in its thread."""
+        task = self.worker.state.tasks.get(key)
+        inputs = [own.key for own in list(task.dependencies)] if task is not None and Reference._live else []
+        found = (carried_by(self.worker.data[own]) for own in inputs if own in self.worker.data)
+        return {reference for references in found for reference in references}
 
     def tell_stale(self, key: Any, lost: set[str]) -> None:
         """Tells which of a task's inputs, as they are here, carry lost objects.

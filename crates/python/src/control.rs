@@ -95,12 +95,12 @@ impl Controller {
 
     /// Objects by name, owner, number of parts, bytes, and how many workers shall have them; what makes no sense is passed over, for anybody may make a reference up.
     fn carries(&self, now: f64, task: u64, objects: Vec<Bound<'_, PyAny>>, alive: bool) -> PyResult<Option<String>> {
-        let read = |object: &Bound<'_, PyAny>| {
-            let (name, owner, parts, bytes, copies): (String, String, u32, u64, u32) = object.extract().ok()?;
-            Some(control::Carried { object: name.parse().ok()?, owner: owner.into(), parts, bytes, copies })
-        };
-        let objects = objects.iter().filter_map(read).collect();
-        self.take(now, control::Event::Carries { task, objects, alive })
+        self.take(now, control::Event::Carries { task, objects: carried(&objects), alive })
+    }
+
+    /// Objects as in `carries`.
+    fn needs(&self, now: f64, task: u64, objects: Vec<Bound<'_, PyAny>>) -> PyResult<Option<String>> {
+        self.take(now, control::Event::Needs { task, objects: carried(&objects) })
     }
 
     fn result_gone(&self, now: f64, task: u64, wanted: bool) -> PyResult<Option<String>> {
@@ -172,4 +172,12 @@ impl Controller {
     fn lock(&self) -> std::sync::MutexGuard<'_, control::Controller> {
         self.0.lock().expect("no panic while held")
     }
+}
+
+fn carried(objects: &[Bound<'_, PyAny>]) -> Vec<control::Carried> {
+    let read = |object: &Bound<'_, PyAny>| {
+        let (name, owner, parts, bytes, copies): (String, String, u32, u64, u32) = object.extract().ok()?;
+        Some(control::Carried { object: name.parse().ok()?, owner: owner.into(), parts, bytes, copies })
+    };
+    objects.iter().filter_map(read).collect()
 }

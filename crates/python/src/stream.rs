@@ -68,6 +68,12 @@ impl StreamWriter {
         })
     }
 
+    /// Those who read are told that it is lost.
+    fn free(&self, py: Python<'_>) -> PyResult<()> {
+        let Some(endpoint) = self.endpoint.upgrade() else { return Ok(()) };
+        detached(py, || _ = endpoint.free(&self.id))
+    }
+
     #[pyo3(signature = (error=None))]
     fn end(&self, py: Python<'_>, error: Option<String>) -> PyResult<()> {
         let end = error.map_or(End::Complete, End::Failed);

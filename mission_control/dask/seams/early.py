@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from dask.sizeof import sizeof
-from distributed import Worker
+from distributed import Reschedule, Worker
 from distributed.threadpoolexecutor import ThreadPoolExecutor, secede, thread_state
 from distributed.utils import thread_state as task_state
 
@@ -35,6 +35,8 @@ class _Own(threading.local):
     """Holds the future of the task in this thread, once the pool has made it."""
     done = False
     """Its result is known."""
+    needs = False
+    """The scheduler keeps objects for it."""
 
 
 class Early:
@@ -56,7 +58,7 @@ class Early:
         submit, own = executor.submit, self.own
 
         def run(future: list[Future[Any]], function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-            own.future, own.done = future, False
+            own.future, own.done, own.needs = future, False, False
             try:
                 return function(*args, **kwargs)
             finally:
@@ -106,8 +108,13 @@ class Early:
         while not noted:
             time.sleep(0)  # the pool has just begun it
         (future,) = noted
+        plugin: Any = self.worker.plugins["mission-control"]
+        # Dask releases its inputs once its result is known.
+        if inputs := plugin.inputs_of(key):
+            plugin.needs(key, inputs)
+            self.own.needs = True
         self.own.done = True
-        self.worker.plugins["mission-control"].objects.look(key, result)
+        plugin.objects.look(key, result)
         now = time.time() + self.worker.scheduler_delay
         message = {
             "op": "task-finished",
@@ -123,6 +130,20 @@ class Early:
         # The pool gives it the function's result in the end.
         vars(future).update(set_result=_ignored, set_exception=_ignored)
         secede()
+
+    def over(self, key: Any, error: BaseException | None) -> None:
+        """The function of the task in this thread has ended, whose result was known before."""
+        plugin: Any = self.worker.plugins.get("mission-control")
+        if plugin is None:
+            return
+        if self.own.needs:
+            plugin.needs(key, ())
+        if isinstance(error, Reschedule):
+            # Something that it needs was lost, and is being computed again.
+            plugin.again(key)
+        elif error is not None:
+            # Dask does not log it.
+            logger.warning("%s failed after its stream had begun: %s: %s", key, type(error).__name__, error)
 
     @property
     def is_done(self) -> bool:

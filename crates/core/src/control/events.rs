@@ -116,6 +116,12 @@ pub enum Event {
         objects: Vec<Carried>,
         alive: bool,
     },
+    /// A task goes on although its result is known, and needs these objects of its inputs: all that it needs now. None: it is
+    /// over. The engine may release the inputs meanwhile.
+    Needs {
+        task: u64,
+        objects: Vec<Carried>,
+    },
     /// A result is gone. `wanted`: it is going to be computed again.
     ResultGone {
         task: u64,

@@ -542,7 +542,7 @@ impl Objects {
     pub fn results(&self, object: ObjectId) -> impl Iterator<Item = u64> {
         self.holders(object).filter_map(|holder| match holder {
             Holder::Result(task) => Some(task),
-            Holder::Hold(_) => None,
+            Holder::Hold(_) | Holder::Needs(_) => None,
         })
     }
 }

@@ -198,6 +198,7 @@ impl Controller {
                 }
             }
             Event::Carries { task, objects, alive } => self.carries(now, task, objects, alive, commands),
+            Event::Needs { task, objects } => self.needs(task, objects, commands),
             Event::ResultGone { task, wanted } => {
                 if wanted && self.objects.holds(Holder::Result(task)) {
                     let job = self.jobs.of(task).cloned().unwrap_or_else(|| "unnamed".into());
@@ -220,6 +221,7 @@ impl Controller {
             Event::Forgotten { task } => {
                 // What a worker that had been away said of it late.
                 self.release(Holder::Result(task), commands);
+                self.release(Holder::Needs(task), commands);
                 self.submitted_on.remove(&task);
                 self.decide(now, mission::Event::TaskForgotten { task }, commands);
                 let over = self.jobs.remove(task);

@@ -17,6 +17,8 @@ pub enum Holder {
     Result(u64),
     /// Tasks that may still hand its reference on.
     Hold(u64),
+    /// A task that goes on although its result is known.
+    Needs(u64),
 }
 
 /// Objects by the worker that is to hear of them.
@@ -143,8 +145,18 @@ impl Objects {
 
     /// A holder is gone; gives what nothing holds now, by each worker that has some of it.
     pub fn release(&mut self, holder: Holder) -> ByWorker {
+        self.release_of(holder, &BTreeSet::new())
+    }
+
+    /// A holder lets all go but these; gives what nothing holds now, by each worker that has some of it.
+    pub fn release_of(&mut self, holder: Holder, but: &BTreeSet<ObjectId>) -> ByWorker {
         let mut free = ByWorker::new();
-        for object in self.held.remove(&holder).into_iter().flatten() {
+        let held = self.held.remove(&holder).unwrap_or_default();
+        let (kept, gone): (BTreeSet<_>, BTreeSet<_>) = held.into_iter().partition(|object| but.contains(object));
+        if !kept.is_empty() {
+            self.held.insert(holder, kept);
+        }
+        for object in gone {
             let own = self.objects.get_mut(&object).expect("it is held");
             own.holders.remove(&holder);
             if own.holders.is_empty() {
@@ -313,6 +325,23 @@ impl Controller {
         }
     }
 
+    pub(super) fn needs(&mut self, task: u64, objects: Vec<Carried>, commands: &mut Vec<Command>) {
+        // What it needs further is held before the rest is let go.
+        let before: Vec<ObjectId> = self.objects.of(Holder::Needs(task)).collect();
+        let still: BTreeSet<ObjectId> = objects.iter().map(|own| own.object).collect();
+        for Carried { object, owner, bytes, copies, .. } in objects {
+            // What nobody holds any more is free already, and its name never comes again.
+            if self.objects.has(object) {
+                let there = self.workers.contains_key(&owner);
+                self.objects.hold(Holder::Needs(task), object, there.then_some(&owner), bytes, copies);
+            }
+        }
+        if before.iter().any(|object| !still.contains(object)) {
+            let free = self.objects.release_of(Holder::Needs(task), &still);
+            self.free(free, commands);
+        }
+    }
+
     /// The tasks that submitted this one may return its references: they live until their own results are known.
     pub(super) fn hold_for_submitters(&mut self, task: u64) {
         // Of an object whose owner is gone others may have all parts.
@@ -394,6 +423,20 @@ mod tests {
             ByWorker::from([(worker(1), vec![id(7)]), (worker(2), vec![id(7)])])
         );
         assert!(objects.is_empty() && objects.at.is_empty() && objects.held.is_empty());
+    }
+
+    #[test]
+    fn what_a_holder_still_needs_stays() {
+        let mut objects = Objects::default();
+        for object in [1, 2] {
+            objects.hold(Holder::Result(1), id(object), Some(&worker(1)), 10, 1);
+            objects.hold(Holder::Needs(2), id(object), Some(&worker(1)), 10, 1);
+        }
+        assert!(objects.release(Holder::Result(1)).is_empty());
+        let free = objects.release_of(Holder::Needs(2), &BTreeSet::from([id(2)]));
+        assert_eq!(free, ByWorker::from([(worker(1), vec![id(1)])]));
+        assert_eq!(objects.release(Holder::Needs(2)), ByWorker::from([(worker(1), vec![id(2)])]));
+        assert!(objects.is_empty() && objects.held.is_empty());
     }
 
     #[test]
