@@ -186,6 +186,7 @@ class StreamReader:
         part_count: int,
         address: str,
         receiver: str,
+        run: int,
         /,
     ) -> None: ...
     def next(self, wait: bool = True) -> tuple[Part | None, Part | None, bool]:
@@ -311,8 +312,17 @@ class Controller:
         What makes no sense is passed over.
         """
 
-    def needs(self, now: float, task: int, objects: Sequence[Any]) -> str | None:
-        """A task goes on although its result is known, and needs these objects, as in `carries`. None: it is over."""
+    def writes(self, now: float, task: int, worker: str, stream: str, needs: Sequence[Any]) -> str | None:
+        """A task writes a stream, and needs these objects of its inputs, as in `carries`; said before its result."""
+
+    def wrote(self, now: float, task: int, stream: str) -> str | None:
+        """A task is over that wrote this stream."""
+
+    def writers(self) -> list[str]:
+        """Workers on which a task writes a stream."""
+
+    def is_carried(self, task: int, object: str) -> bool:
+        """Whether a task's present result carries an object."""
 
     def job_of(self, task: int) -> str | None:
         """The job of a task."""

@@ -6,6 +6,7 @@ import copyreg
 import json
 import operator
 import os
+import random
 import sys
 import threading
 import time
@@ -293,25 +294,31 @@ def fetch(references: Reference | Iterable[Reference], part: int | None = None, 
 class Task:
     """The task that runs in this thread, as far as Mission Control is concerned."""
 
-    __slots__ = ("demands", "job", "key", "stage")
+    __slots__ = ("demands", "job", "key", "run", "stage")
 
-    def __init__(self, key: Any, annotations: dict[str, Any] | None):
+    def __init__(self, key: Any, annotations: dict[str, Any] | None, run: int | None = None):
         from dask.utils import key_split
 
         spec = (annotations or {}).get(ANNOTATION) or {}
         self.key = key
         self.stage = key_split(key)
+        self.run = run if run is not None else random.getrandbits(63)
+        """A number for this run of it."""
         self.job: str = spec.get("job", UNNAMED)
         self.demands: dict[str, Any] = spec.get("demands") or UNDEMANDING
 
 
 def current_task(worker: Worker) -> Task:
     """Return the task that runs in this thread."""
+    early = getattr(worker.plugins.get("mission-control"), "early", None)
+    if early is not None and early.own.task is not None:
+        # Dask may have forgotten it here: its result is known already.
+        return early.own.task
     key = worker.get_current_task()
     state = worker.state.tasks.get(key)
     if state is None and _in_actor():
         return _task_of_actor(worker, str(key))
-    return Task(key, state.annotations if state else None)
+    return Task(key, state.annotations, state.run_id) if state else Task(key, None)
 
 
 def _in_actor() -> bool:

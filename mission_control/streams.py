@@ -4,7 +4,6 @@ table 4.1)."""
 from __future__ import annotations
 
 import json
-import logging
 import operator
 from array import array
 from collections.abc import Iterator
@@ -17,8 +16,6 @@ from mission_control.objects import Reference, contiguous, current_task, data_pl
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
-
-logger = logging.getLogger(__name__)
 
 AHEAD_BYTES = 256 << 20
 """Default of ``ahead``: a few seconds of a fast link, so that short pauses of a reader do not hold its writer up."""
@@ -56,9 +53,8 @@ class Stream:
     Several threads may write. If the block ends with an error, those who read hear of it at once.
     """
 
-    def __init__(self, writer: _native.StreamWriter, reference: StreamReference, ended: Any):
+    def __init__(self, writer: _native.StreamWriter, reference: StreamReference):
         self._writer = writer
-        self._ended = ended
         self.reference = reference
         """For those who read it."""
 
@@ -80,12 +76,18 @@ class Stream:
 
     def close(self, error: str | None = None) -> None:
         """End the stream; `error`: why it is not whole. After the first call this does nothing."""
-        ended, self._ended = self._ended, None
-        if ended is not None:
-            try:
-                self._writer.end(error)
-            finally:
-                ended()
+        self._writer.end(error)
+
+    def over(self, error: BaseException | None) -> None:
+        """The task has ended: a stream that is not closed is not whole, whatever the reason."""
+        from distributed import Reschedule
+
+        if isinstance(error, Reschedule):
+            # What the task needs was lost, and so is what it would have written: it runs again, and so do those that
+            # read.
+            self._writer.free()
+        why = f"{type(error).__name__}: {error}" if error is not None else "its task ended and did not close it"
+        self.close(why)
 
     def __enter__(self) -> Stream:
         return self
@@ -93,12 +95,10 @@ class Stream:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        from distributed import Reschedule
-
-        if isinstance(error, Reschedule):
-            # What it needs was lost, and so is what it would have written: it runs again, and so do those that read.
-            self._writer.free()
-        self.close(None if kind is None else f"{kind.__name__}: {error}")
+        if error is None:
+            self.close()
+        else:
+            self.over(error)
 
 
 def open_stream(parts: int = 1, *, ahead: int = AHEAD_BYTES, keep: bool = False) -> Stream:
@@ -117,7 +117,9 @@ def open_stream(parts: int = 1, *, ahead: int = AHEAD_BYTES, keep: bool = False)
             does this one.
 
     Raises:
-        RuntimeError: This is no task that Dask runs in its worker's own thread pool, or it has opened a stream before.
+        RuntimeError: This is no task that Dask runs in its worker's own thread pool, or it has opened a stream before,
+            or it demands resources, which Dask would give to others while it writes.
+        mission_control.Cancelled: The worker closes.
         ValueError: `parts` or `ahead` makes no sense.
     """
     parts, ahead = whole_number("parts", parts), whole_number("ahead", ahead)
@@ -128,16 +130,13 @@ def open_stream(parts: int = 1, *, ahead: int = AHEAD_BYTES, keep: bool = False)
     worker, plugin, endpoint = data_plane("open_stream")
     task = current_task(worker)
     plugin.early.check(task.key)
-    ended = plugin.early.begin_writer(task.key)
-    try:
-        writer = _native.StreamWriter(endpoint, task.job, json.dumps(task.demands), parts, ahead, keep)
-        reference = StreamReference(writer.object, worker.address, endpoint.address, task.job, task.stage, parts)
-        plugin.objects.put(task.key, writer.object)
-        plugin.early.finish(task.key, reference)
-    except BaseException:
-        ended()
-        raise
-    return Stream(writer, reference, ended)
+    plugin.early.wait_for_turn(task.key)
+    writer = _native.StreamWriter(endpoint, task.job, json.dumps(task.demands), parts, ahead, keep)
+    reference = StreamReference(writer.object, worker.address, endpoint.address, task.job, task.stage, parts)
+    plugin.objects.put(task.key, writer.object)
+    made = Stream(writer, reference)
+    plugin.early.finish(task, reference, made.over)
+    return made
 
 
 def stream(reference: StreamReference, part: int = 0) -> Iterator[memoryview]:
@@ -164,7 +163,9 @@ def _read(reference: StreamReference, part: int) -> Iterator[memoryview]:
     worker, plugin, endpoint = data_plane("stream")
     task = current_task(worker)
     transfer = (endpoint, task.job, reference.stage, task.stage, json.dumps(task.demands))
-    reader = _native.StreamReader(*transfer, reference.object, part, reference.parts, reference.address, str(task.key))
+    reader = _native.StreamReader(
+        *transfer, reference.object, part, reference.parts, reference.address, str(task.key), task.run
+    )
     try:
         while True:
             chunk, sizes, more = reader.next(wait=False)

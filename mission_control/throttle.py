@@ -38,8 +38,8 @@ class ThrottleController(ABC):
     @abstractmethod
     def say(self, kind: str, **said: Any) -> None:
         """Send to the Mission Controller, in order with the engine's own messages: an event of `controller.SAID`, or
-        ``task`` (the objects that a result carries, for `Controller.carries`), or ``needs`` (those that a task needs
-        which goes on after its result is known, for `Controller.needs`)."""
+        ``task`` (the objects that a result carries, for `Controller.carries`), ``writes`` or ``wrote`` (a task and its
+        stream, for the methods of these names)."""
 
     @abstractmethod
     def soon(self, call: Callable[[], Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import threading
 import time
@@ -11,13 +12,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster, wait
+from distributed import Client, LocalCluster, get_worker, secede, wait
 
 import mission_control
 from mission_control import _native
 from tests.conftest import data, until, what_is_left
+from tests.proxy import Limit, Proxy
 
 DEMANDS = json.dumps({"encrypt": "none", "transport": None})
+TCP = json.dumps({"encrypt": "none", "transport": "tcp"})
 AHEAD = 1 << 20
 
 
@@ -26,9 +29,17 @@ def writer(own: Any, parts: int = 1, ahead: int = AHEAD, keep: bool = False, dem
 
 
 def reader(
-    own: Any, of: Any, stream: Any, part: int = 0, parts: int = 1, who: str = "reader", demands: str = DEMANDS
+    own: Any,
+    of: Any,
+    stream: Any,
+    part: int = 0,
+    parts: int = 1,
+    who: str = "reader",
+    demands: str = DEMANDS,
+    run: int = 1,
 ) -> Any:
-    return _native.StreamReader(own, "job", "write", "read", demands, stream.object, part, parts, of.address, who)
+    place = (stream.object, part, parts, of.address)
+    return _native.StreamReader(own, "job", "write", "read", demands, *place, who, run)
 
 
 def read_all(own: Any) -> list[bytes]:
@@ -116,8 +127,11 @@ def test_chunks_are_freed_once_read_unless_they_are_kept(endpoint):
             assert held(own)["objects"] == 0
             with pytest.raises(mission_control.Denied, match="keep=True"):
                 reader(other, own, stream, who="second").next()
-            with pytest.raises(mission_control.Lost, match="read and freed"):
+            with pytest.raises(mission_control.Denied, match="keep=True"):
                 reader(other, own, stream, who="first").next()
+            # The task runs again.
+            with pytest.raises(mission_control.Lost, match="read and freed"):
+                reader(other, own, stream, who="first", run=2).next()
         own.free(stream.object)
         assert held(own) == NOTHING
         with pytest.raises(mission_control.Lost):
@@ -181,6 +195,69 @@ def test_a_reader_ends_where_the_writer_or_its_own_data_plane_closes(endpoint):
         thread.join(30)
         (error,) = ends
         assert isinstance(error, mission_control.Lost if closes == "writer" else mission_control.Cancelled), error
+
+
+def test_more_readers_than_a_server_has_connections(endpoint):
+    own, other = endpoint(), endpoint()
+    stream = writer(own, parts=400)
+    reading = [reader(other, own, stream, part, 400, f"reader {part}") for part in range(400)]
+    time.sleep(1)
+    began = time.monotonic()
+    for part in range(400):
+        stream.write(part, b"%d" % part)
+    found = [read_chunk(one) for one in reading]
+    took = time.monotonic() - began
+    assert found == [[b"%d" % part] for part in range(400)]
+    assert took < 40, "far from the patience of a reader"
+    stream.end()
+    assert all(one.next()[0] is None for one in reading)
+    own.free(stream.object)
+
+
+def test_a_reader_whose_writer_is_lost_while_it_fetches_hears_of_it(endpoint):
+    """Its chunks are objects that the Mission Controller does not know."""
+    own, other = endpoint(), endpoint()
+    with Proxy(own.address, limit=Limit(4e6)) as proxy:
+        stream = writer(own, demands=TCP)
+        for seed in range(8):
+            stream.write(0, data(4 << 20, seed).tobytes())
+        place = (stream.object, 0, 1, proxy.address, "reader", 1)
+        reading = _native.StreamReader(other, "job", "write", "read", TCP, *place)
+        time.sleep(1)
+        own.close()
+    other.lost([stream.object], "its worker left")
+    ends: list[Exception] = []
+
+    def read() -> None:
+        try:
+            read_all(reading)
+        except mission_control.TransferError as raised:
+            ends.append(raised)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    thread.join(30)
+    assert ends and isinstance(ends[0], mission_control.Lost), "not after a minute"
+
+
+def test_what_could_not_be_written_is_written_once(endpoint, tmp_path):
+    own = endpoint(memory_limit=1 << 20)
+    stream = writer(own, parts=64)
+    written = [data(300_000, seed).tobytes() for seed in range(30)]
+    spool = tmp_path / "spool"
+    shutil.rmtree(spool, ignore_errors=True)
+    spool.write_text("no folder")
+    failed = 0
+    for buffer in written:
+        try:
+            stream.write(0, buffer)
+        except OSError:
+            failed += 1
+            spool.unlink()
+            spool.mkdir()
+            stream.write(0, buffer)
+    stream.end()
+    assert failed == 1 and read_all(reader(own, own, stream, 0, 64)) == written
 
 
 def test_bad_input_is_named(endpoint):
@@ -258,6 +335,71 @@ def test_an_error_of_the_writer_is_an_error_of_those_who_read(client):
     read = client.submit(read_lines, written, pure=False)
     error = read.exception()
     assert isinstance(error, mission_control.StreamFailed) and "ValueError: the writer broke" in str(error)
+    del written, read
+    until(lambda: nothing_left(client), "nothing is left")
+
+
+def opens_and_returns() -> None:
+    mission_control.open_stream().write(0, b"x")
+
+
+def opens_and_breaks() -> None:
+    mission_control.open_stream()
+    raise ValueError("before the block")
+
+
+def secedes_first() -> None:
+    secede()
+    with mission_control.open_stream() as out:
+        out.write(0, b"x")
+
+
+def test_a_stream_that_its_task_does_not_close_has_failed(client):
+    for function, why in ((opens_and_returns, "did not close it"), (opens_and_breaks, "before the block")):
+        # More than may be written at once.
+        for _ in range(10):
+            written = client.submit(function, pure=False)
+            error = client.submit(read_lines, written, pure=False).exception()
+            assert isinstance(error, mission_control.StreamFailed) and why in str(error)
+    written = client.submit(secedes_first, pure=False)
+    assert client.submit(read_lines, written, pure=False).result(30) == [b"x"]
+    del written, error
+    until(lambda: nothing_left(client), "nothing is left")
+
+
+def reads_twice(reference: Any) -> list[bytes]:
+    next(mission_control.stream(reference))
+    return read_lines(reference)
+
+
+def test_reading_a_part_twice_needs_a_stream_that_is_kept(client):
+    for keep in (False, True):
+        written = client.submit(write_lines, 20, 8, keep=keep, pure=False)
+        read = client.submit(reads_twice, written, pure=False)
+        if keep:
+            assert read.result() == lines(20, 8)
+        else:
+            assert isinstance(read.exception(), mission_control.Denied)
+    del written, read
+    until(lambda: nothing_left(client), "nothing is left")
+
+
+def job_after(seconds: float) -> None:
+    with mission_control.open_stream() as out:
+        time.sleep(seconds)
+        out.write(0, mission_control.objects.current_task(get_worker()).job.encode())
+
+
+def test_a_writer_keeps_its_job_and_its_worker(client):
+    """Dask drops copies of its result that nobody needs there, and takes its worker for idle."""
+    first, second, third = sorted(client.scheduler_info()["workers"])
+    with mission_control.job("mine", client=client):
+        written = client.submit(job_after, 5, workers=[first], pure=False)
+        wait(written)
+        kept = client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.workers_to_close(n=3))
+        assert first not in kept and {second, third} == set(kept)
+        read = client.map(read_lines, [written], workers=[second], pure=False)
+        assert client.gather(read) == [[b"mine"]]
     del written, read
     until(lambda: nothing_left(client), "nothing is left")
 

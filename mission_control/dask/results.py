@@ -32,7 +32,7 @@ def watch(name: str) -> None:
         with turns.turn_of(key) if turns is not None else nullcontext():
             message = run_task(task, data, execution_state, key, *rest, **more)
             if plugin is not None and plugin.early.is_done:
-                plugin.early.over(key, message.get("actual_exception"))
+                plugin.early.ended(message.get("actual_exception"))
             elif plugin is not None and message["op"] == "task-finished":
                 plugin.objects.look(key, message["result"])
             return message

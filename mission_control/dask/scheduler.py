@@ -96,7 +96,12 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
         self.undo = ExitStack()
         scheduler.handlers.update(offered)
         streams: dict[str, Callable[..., Any]] = {name: partial(self.said, name) for name in SAID}
-        more: dict[str, Callable[..., Any]] = {"task": self.on_task, "stale": self.on_stale, "needs": self.on_needs}
+        more: dict[str, Callable[..., Any]] = {
+            "task": self.on_task,
+            "stale": self.on_stale,
+            "writes": self.on_writes,
+            "wrote": self.on_wrote,
+        }
         for name, handler in (streams | more).items():
             scheduler.stream_handlers[f"mission-control-{name}"] = guarded(handler)
         if hasattr(scheduler, "http_application"):  # not without a dashboard
@@ -244,19 +249,6 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
             number, alive = next(self.next_number), False
         self.carry_out(self.controller.carries(self.now(), number, carries, alive))
 
-    def on_needs(self, worker: str, key: Any, objects: list[Any]) -> None:
-        """A task goes on after its result is known, and needs these objects; said before that is known, and when it is
-        over."""
-        task, number = self.scheduler.tasks.get(key), self.numbers.get(key)
-        if task is None or number is None:
-            return
-        # An earlier run of the task may say late that it is over.
-        runs = {own.address for own in task.who_has or ()} | {
-            task.processing_on.address if task.processing_on else None
-        }
-        if worker in runs:
-            self.carry_out(self.controller.needs(self.now(), number, objects))
-
     def on_stale(self, worker: str, keys: list[Any]) -> None:
         """A worker's copies of these results carry lost objects.
 
@@ -265,6 +257,24 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
         holder = self.scheduler.workers.get(worker)
         held = holder.has_what if holder is not None else ()
         self.free(key for key in keys if self.scheduler.tasks.get(key) in held)
+
+    def on_writes(self, worker: str, key: Any, stream: str, needs: list[Any]) -> None:
+        """A task begins a stream; said before the scheduler hears that it is done."""
+        task, number = self.scheduler.tasks.get(key), self.numbers.get(key)
+        runs_on = task.processing_on if task is not None else None
+        # Not where another worker runs it by now.
+        if number is not None and runs_on is not None and runs_on.address == worker:
+            self.carry_out(self.controller.writes(self.now(), number, worker, stream, needs))
+
+    def on_wrote(self, worker: str, key: Any, stream: str, again: bool) -> None:
+        """A task that wrote a stream is over. `again`: the stream is lost, and what is still wanted of it is computed
+        again."""
+        if (number := self.numbers.get(key)) is None:
+            return
+        self.carry_out(self.controller.wrote(self.now(), number, stream))
+        # Another run may have begun another stream meanwhile.
+        if again and self.controller.is_carried(number, stream):
+            self.free([key])
 
     # --- what the scheduler does ------------------------------------------------------------------------------------
 
@@ -278,6 +288,11 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
         self.event("gone", worker=worker)
+
+    def valid_workers_downscaling(self, scheduler: Scheduler, workers: list[Any]) -> list[Any]:
+        """Dask takes a worker for idle on which tasks write streams: their results are known."""
+        writers = set(self.controller.writers())
+        return [own for own in workers if own.address not in writers]
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
         self.event("client-gone", client=client)

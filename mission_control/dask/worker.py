@@ -211,14 +211,14 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
         resources = self.resources()
         return {kind: resources[f"{kind}_bytes"] for kind in MEMORY}
 
-    def needs(self, key: Any, references: Iterable[Reference]) -> None:
-        """A task goes on after its result is known, and needs these; none: it is over. May be called in any thread."""
-        objects = described(references)
-        self.soon(lambda: self.say("needs", key=key, objects=objects))
+    def writes(self, key: Any, stream: str, needs: Iterable[Reference]) -> None:
+        """A task begins a stream, and needs these references of its inputs. May be called in any thread."""
+        objects = described(needs)
+        self.soon(lambda: self.say("writes", key=key, stream=stream, needs=objects))
 
-    def again(self, key: Any) -> None:
-        """What a task of this worker wrote is lost: it is to run again if its result is still wanted. In any thread."""
-        self.soon(lambda: self.say("stale", keys=[key]))
+    def wrote(self, key: Any, stream: str, again: bool) -> None:
+        """A task that wrote a stream is over; `again`: it is to run again. May be called in any thread."""
+        self.soon(lambda: self.say("wrote", key=key, stream=stream, again=again))
 
     # --- what tasks do ----------------------------------------------------------------------------------------------
 
@@ -258,7 +258,8 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
         """A task is over: its objects live on only as far as its result carries them."""
         if finish in RUNNING or (start not in RUNNING and finish != "memory"):
             return
-        if finish != "rescheduled":
+        if finish != "rescheduled" and not (finish == "memory" and self.early.writes(key)):
+            # A task that has begun a stream may still find that an object of its inputs is lost.
             self.rescheduled.pop(key, None)
         outputs = self.outputs.pop(key, {})
         if finish == "memory":

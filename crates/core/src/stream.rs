@@ -21,8 +21,12 @@ pub const ACTIVE: Duration = Duration::from_secs(10);
 /// Readers of one part whose places are known; beyond it those that asked longest ago are forgotten.
 const READERS_MAX: usize = 1024;
 
-/// Who reads: the same number each time the same task does.
-pub type ReaderId = u64;
+/// Who reads: a task, the same number each time it runs, and its run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ReaderId {
+    pub task: u64,
+    pub run: u64,
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
@@ -52,7 +56,7 @@ pub enum Event {
     Sealed { part: u32, bytes: u64 },
     /// A reader has all chunks of a part before this one.
     Asked { part: u32, reader: ReaderId, after: u64 },
-    /// The writer says nothing more.
+    /// The writer says nothing more, and everything is sealed.
     Ended(End),
 }
 
@@ -78,7 +82,7 @@ pub enum Answer {
     Failed(String),
     /// The beginning was read and freed: the stream has to be written again.
     Freed,
-    /// Another reader takes this part, and chunks are not kept.
+    /// Another reader takes this part, or another time in the same task, and chunks are not kept.
     Taken,
     /// The stream has no such part.
     NoPart,
@@ -93,11 +97,15 @@ struct Part {
     freed: u64,
     /// Bytes that are not sealed; what was written may have none.
     open: Option<u64>,
-    readers: BTreeMap<ReaderId, Reader>,
+    /// By their tasks; where chunks are kept by their runs.
+    readers: BTreeMap<u64, Reader>,
 }
 
 #[derive(Clone, Copy)]
 struct Reader {
+    run: u64,
+    /// The first chunk that it does not have.
+    next: u64,
     /// Bytes that it has.
     has: u64,
     asked: Time,
@@ -124,6 +132,12 @@ impl Part {
             0 => self.freed,
             count => self.ends.get(count as usize - 1).copied().unwrap_or_else(|| self.sealed()),
         }
+    }
+
+    /// Whether the one reader that it may have is another one: of another task, or of the same run of it at an earlier place. Another
+    /// run of the same task begins anew.
+    fn is_taken(&self, reader: ReaderId, after: u64) -> bool {
+        self.readers.iter().any(|(task, own)| *task != reader.task || (own.run == reader.run && after < own.next))
     }
 
     /// Whether a reader that was here lately has everything.
@@ -158,10 +172,15 @@ impl Stream {
             }
             Event::Asked { part, reader, after } => self.asked(now, part, reader, after, commands),
             Event::Ended(end) => {
+                let failed = matches!(end, End::Failed(_));
                 self.end.get_or_insert(end);
-                for (part, own) in (0..).zip(&self.parts) {
-                    if own.open.is_some() {
-                        commands.push(Command::Seal { part });
+                for (part, own) in (0..).zip(&mut self.parts) {
+                    own.open = None;
+                    // Of a stream that has failed nobody gets anything any more.
+                    if failed && !own.ends.is_empty() {
+                        commands.push(Command::Free { part, chunks: own.first..own.chunk_count() });
+                        (own.first, own.freed) = (own.chunk_count(), own.sealed());
+                        own.ends.clear();
                     }
                     commands.push(Command::Wake { part });
                 }
@@ -172,15 +191,16 @@ impl Stream {
     fn asked(&mut self, now: Time, part: u32, reader: ReaderId, after: u64, commands: &mut Vec<Command>) {
         let keep = self.settings.keep;
         let Some(own) = self.parts.get_mut(part as usize) else { return };
-        let stranger = !keep && !own.readers.is_empty() && !own.readers.contains_key(&reader);
-        if stranger || after < own.first || after > own.chunk_count() {
+        if (!keep && own.is_taken(reader, after)) || after < own.first || after > own.chunk_count() {
             return;
         }
+        let ReaderId { task, run } = reader;
+        let reader = if keep { run } else { task };
         if !own.readers.contains_key(&reader) && own.readers.len() >= READERS_MAX {
             let oldest = own.readers.iter().min_by_key(|(_, own)| own.asked).map(|(id, _)| *id);
             oldest.inspect(|id| _ = own.readers.remove(id));
         }
-        own.readers.insert(reader, Reader { has: own.before(after), asked: now });
+        own.readers.insert(reader, Reader { run, next: after, has: own.before(after), asked: now });
         if !keep && after > own.first {
             commands.push(Command::Free { part, chunks: own.first..after });
             own.freed = own.before(after);
@@ -197,7 +217,7 @@ impl Stream {
     /// What a reader of a part gets that has all chunks before `after`.
     pub fn answer(&self, part: u32, reader: ReaderId, after: u64) -> Answer {
         let Some(own) = self.parts.get(part as usize) else { return Answer::NoPart };
-        if !self.settings.keep && !own.readers.is_empty() && !own.readers.contains_key(&reader) {
+        if !self.settings.keep && own.is_taken(reader, after) {
             return Answer::Taken;
         }
         if let Some(End::Failed(why)) = &self.end {
@@ -209,8 +229,7 @@ impl Stream {
         if after < own.chunk_count() {
             return Answer::Chunks(after..own.chunk_count());
         }
-        let complete = self.end == Some(End::Complete) && own.open.is_none();
-        if complete { Answer::Complete } else { Answer::Later }
+        if self.end.is_some() { Answer::Complete } else { Answer::Later }
     }
 
     /// Until when the writer of a part has to wait at most; `None`: it need not.
@@ -220,10 +239,6 @@ impl Stream {
         let slow =
             own.readers.values().filter(|reader| written.saturating_sub(reader.has) >= self.settings.ahead_bytes);
         slow.map(|reader| reader.asked + ACTIVE).filter(|until| *until > now).max()
-    }
-
-    pub fn ended(&self) -> Option<&End> {
-        self.end.as_ref()
     }
 }
 
@@ -244,6 +259,10 @@ mod tests {
         commands
     }
 
+    fn id(task: u64) -> ReaderId {
+        ReaderId { task, run: 100 + task }
+    }
+
     fn chunk(stream: &mut Stream, now: u64, bytes: u64) {
         handle(stream, now, Event::Wrote { part: 0, bytes });
         handle(stream, now, Event::Sealed { part: 0, bytes });
@@ -255,14 +274,14 @@ mod tests {
         assert_eq!(handle(&mut own, 0, Event::Wrote { part: 0, bytes: 60 }), []);
         assert_eq!(handle(&mut own, 0, Event::Wrote { part: 0, bytes: 60 }), [Command::Seal { part: 0 }]);
         handle(&mut own, 0, Event::Sealed { part: 0, bytes: 120 });
-        assert_eq!(own.answer(0, 1, 0), Answer::Chunks(0..1));
-        handle(&mut own, 0, Event::Asked { part: 0, reader: 1, after: 1 });
-        assert_eq!(own.answer(0, 1, 1), Answer::Later);
+        assert_eq!(own.answer(0, id(1), 0), Answer::Chunks(0..1));
+        handle(&mut own, 0, Event::Asked { part: 0, reader: id(1), after: 1 });
+        assert_eq!(own.answer(0, id(1), 1), Answer::Later);
         assert_eq!(handle(&mut own, SECOND, Event::Wrote { part: 0, bytes: 1 }), [Command::Seal { part: 0 }]);
         handle(&mut own, SECOND, Event::Sealed { part: 0, bytes: 1 });
         // It has not said that it has this one, so nobody waits.
         assert_eq!(handle(&mut own, SECOND, Event::Wrote { part: 0, bytes: 1 }), []);
-        let asks = handle(&mut own, SECOND, Event::Asked { part: 0, reader: 1, after: 2 });
+        let asks = handle(&mut own, SECOND, Event::Asked { part: 0, reader: id(1), after: 2 });
         assert!(asks.contains(&Command::Seal { part: 0 }));
     }
 
@@ -272,13 +291,15 @@ mod tests {
             let mut own = stream(keep);
             chunk(&mut own, 0, 100);
             chunk(&mut own, 0, 100);
-            let commands = handle(&mut own, 0, Event::Asked { part: 0, reader: 1, after: 1 });
+            let commands = handle(&mut own, 0, Event::Asked { part: 0, reader: id(1), after: 1 });
             let free = Command::Free { part: 0, chunks: 0..1 };
             assert_eq!(commands.contains(&free), !keep);
-            let first = if keep { Answer::Chunks(0..2) } else { Answer::Freed };
-            assert_eq!(own.answer(0, 1, 0), first);
-            handle(&mut own, 0, Event::Asked { part: 0, reader: 2, after: 0 });
-            assert_eq!(own.answer(0, 2, 0), if keep { Answer::Chunks(0..2) } else { Answer::Taken });
+            // The same task asks once more, and in another run.
+            assert_eq!(own.answer(0, id(1), 0), if keep { Answer::Chunks(0..2) } else { Answer::Taken });
+            let again = ReaderId { run: 7, ..id(1) };
+            assert_eq!(own.answer(0, again, 0), if keep { Answer::Chunks(0..2) } else { Answer::Freed });
+            handle(&mut own, 0, Event::Asked { part: 0, reader: id(2), after: 0 });
+            assert_eq!(own.answer(0, id(2), 0), if keep { Answer::Chunks(0..2) } else { Answer::Taken });
         }
     }
 
@@ -287,11 +308,11 @@ mod tests {
         let mut own = stream(false);
         (0..5).for_each(|_| chunk(&mut own, 0, 100));
         assert_eq!(own.waits(Time(0), 0), None, "nobody reads yet");
-        handle(&mut own, SECOND, Event::Asked { part: 0, reader: 1, after: 1 });
+        handle(&mut own, SECOND, Event::Asked { part: 0, reader: id(1), after: 1 });
         let until = Time(SECOND) + ACTIVE;
         assert_eq!(own.waits(Time(2 * SECOND), 0), Some(until));
         assert_eq!(own.waits(until, 0), None, "it asks no more");
-        handle(&mut own, 2 * SECOND, Event::Asked { part: 0, reader: 1, after: 3 });
+        handle(&mut own, 2 * SECOND, Event::Asked { part: 0, reader: id(1), after: 3 });
         assert_eq!(own.waits(Time(2 * SECOND), 0), None, "two hundred bytes are ahead");
         assert_eq!(own.waits(Time(2 * SECOND), 1), None, "the other part has no reader");
     }
@@ -301,20 +322,19 @@ mod tests {
         for bytes in [0, 10] {
             let mut own = stream(false);
             handle(&mut own, 0, Event::Wrote { part: 0, bytes });
-            let commands = handle(&mut own, 0, Event::Ended(End::Complete));
-            assert!(commands.contains(&Command::Seal { part: 0 }));
-            assert_eq!(own.answer(0, 1, 0), Answer::Later);
+            assert_eq!(own.answer(0, id(1), 0), Answer::Later);
             handle(&mut own, 0, Event::Sealed { part: 0, bytes });
-            assert_eq!(own.answer(0, 1, 0), Answer::Chunks(0..1));
-            handle(&mut own, 0, Event::Asked { part: 0, reader: 1, after: 1 });
-            assert_eq!(own.answer(0, 1, 1), Answer::Complete);
-            assert_eq!(own.answer(1, 1, 0), Answer::Complete, "of a part with nothing in it too");
-            assert_eq!(own.answer(2, 1, 0), Answer::NoPart);
+            handle(&mut own, 0, Event::Ended(End::Complete));
+            assert_eq!(own.answer(0, id(1), 0), Answer::Chunks(0..1));
+            handle(&mut own, 0, Event::Asked { part: 0, reader: id(1), after: 1 });
+            assert_eq!(own.answer(0, id(1), 1), Answer::Complete);
+            assert_eq!(own.answer(1, id(1), 0), Answer::Complete, "of a part with nothing in it too");
+            assert_eq!(own.answer(2, id(1), 0), Answer::NoPart);
         }
         let mut own = stream(false);
         chunk(&mut own, 0, 100);
         handle(&mut own, 0, Event::Ended(End::Failed("it broke".into())));
-        assert_eq!(own.answer(0, 1, 0), Answer::Failed("it broke".into()));
+        assert_eq!(own.answer(0, id(1), 0), Answer::Failed("it broke".into()));
     }
 
     /// What readers ask may be anything.
@@ -328,10 +348,10 @@ mod tests {
                 let (part, bytes) = ((random.next() % 3) as u32, random.next() % 150);
                 let event = match random.next() % 4 {
                     0 => Event::Wrote { part, bytes },
-                    1 => Event::Asked { part, reader: random.next() % 2, after: random.next() % 2000 },
+                    1 => Event::Asked { part, reader: id(random.next() % 2), after: random.next() % 2000 },
                     2 => {
                         let at = *freed.get(part as usize).unwrap_or(&0) + random.next() % 3;
-                        Event::Asked { part, reader: 0, after: at }
+                        Event::Asked { part, reader: id(0), after: at }
                     }
                     _ => Event::Wrote { part, bytes: 0 },
                 };

@@ -98,9 +98,31 @@ impl Controller {
         self.take(now, control::Event::Carries { task, objects: carried(&objects), alive })
     }
 
-    /// Objects as in `carries`.
-    fn needs(&self, now: f64, task: u64, objects: Vec<Bound<'_, PyAny>>) -> PyResult<Option<String>> {
-        self.take(now, control::Event::Needs { task, objects: carried(&objects) })
+    /// `needs`: objects as in `carries`.
+    fn writes(
+        &self,
+        now: f64,
+        task: u64,
+        worker: &str,
+        stream: &str,
+        needs: Vec<Bound<'_, PyAny>>,
+    ) -> PyResult<Option<String>> {
+        let (stream, needs) = (stream.parse().map_err(bad_input)?, carried(&needs));
+        self.take(now, control::Event::Writes { task, worker: worker.into(), stream, needs })
+    }
+
+    fn wrote(&self, now: f64, task: u64, stream: &str) -> PyResult<Option<String>> {
+        self.take(now, control::Event::Wrote { task, stream: stream.parse().map_err(bad_input)? })
+    }
+
+    /// Workers on which a task writes a stream.
+    fn writers(&self) -> Vec<String> {
+        self.lock().writers().iter().map(ToString::to_string).collect()
+    }
+
+    /// Whether a task's present result carries an object.
+    fn is_carried(&self, task: u64, object: &str) -> PyResult<bool> {
+        Ok(self.lock().is_carried(task, object.parse().map_err(bad_input)?))
     }
 
     fn result_gone(&self, now: f64, task: u64, wanted: bool) -> PyResult<Option<String>> {

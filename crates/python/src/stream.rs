@@ -4,7 +4,7 @@ use crate::endpoint::{Cancelled, Endpoint, OfIo, StreamFailed, exception, parse_
 use crate::memory::{Part, buffer_of, bytes_of};
 use crate::{bad_input, detached};
 use mission_core::pattern::Asked;
-use mission_core::stream::End;
+use mission_core::stream::{End, ReaderId};
 use mission_core::types::{JobId, TransferId};
 use mission_transport::endpoint;
 use mission_transport::fetcher::stream::{Next, ReadError, Reader, Reading};
@@ -98,13 +98,14 @@ impl StreamReader {
         part_count: u32,
         address: &str,
         receiver: &str,
+        run: u64,
     ) -> PyResult<Self> {
         let endpoint = endpoint.get()?;
         let reading = Reading {
             stream: stream.parse().map_err(bad_input)?,
             part,
             address: address.parse().map_err(bad_input)?,
-            reader: mission_transport::checksum::of(receiver.as_bytes()),
+            reader: ReaderId { task: mission_transport::checksum::of(receiver.as_bytes()), run },
             transfer: TransferId { job: job.into(), from: source.into(), to: to.into() },
             demands: parse_demands(demands)?,
         };

@@ -22,7 +22,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -37,6 +37,8 @@ const BACKLOG: i32 = 1024;
 const ACCEPTED_AT_ONCE: usize = 16;
 /// A client speaks at once; one that a busy host holds up has this long before strangers that speak are preferred to it.
 const SILENT: Duration = Duration::from_millis(20);
+/// Readers of streams that wait for an answer at once; more are answered at once, and ask again.
+const ASKING_MAX: usize = SERVER_CONNECTIONS / 2;
 /// How long a reader of a stream waits for an answer: less than [`STALL`], after which it would take this process for lost.
 const CHUNKS_WITHIN: Duration = Duration::from_secs(1);
 /// A client that leaves before it has said anything.
@@ -61,6 +63,8 @@ struct Shared {
     congestion_control: String,
     closing: AtomicBool,
     connections: Mutex<Connections>,
+    /// Readers of streams that wait for an answer.
+    asking: AtomicUsize,
     sent_bytes: AtomicU64,
 }
 
@@ -197,6 +201,7 @@ impl Server {
             congestion_control: socket::default_congestion_control(),
             closing: AtomicBool::new(false),
             connections: Mutex::default(),
+            asking: AtomicUsize::new(0),
             sent_bytes: AtomicU64::new(0),
         });
         let acceptor = thread::Builder::new().name("mission-accept".into()).spawn({
@@ -386,7 +391,9 @@ fn serve(stream: Arc<TcpStream>, registered: &Registered<'_>) -> io::Result<()> 
                         Admission::Refused => return Ok(()),
                     }
                 }
-                shared.connections().idle(registered.number, None);
+                // Who waits for a stream's next chunk can make another connection when it has to make room.
+                let waits = matches!(request.wants, Wants::Chunks { .. });
+                shared.connections().idle(registered.number, waits.then(Instant::now));
                 answer(channel.as_mut(), &mut client, &request, seen, shared)?;
                 shared.connections().idle(registered.number, Some(Instant::now()));
             }
@@ -433,7 +440,11 @@ fn answer(
         if channel.encryption() < encryption {
             return refuse(channel, 403, "this stream may only leave encrypted");
         }
-        let told = shared.streams.ask(&request.object, request.part, reader, after, CHUNKS_WITHIN);
+        let asks = shared.asking.fetch_add(1, Ordering::Relaxed);
+        // Others fetch from here too.
+        let within = if asks < ASKING_MAX { CHUNKS_WITHIN } else { Duration::ZERO };
+        let told = shared.streams.ask(&request.object, request.part, reader, after, within);
+        shared.asking.fetch_sub(1, Ordering::Relaxed);
         return channel.send(&Response::told(told, seen).write(), b"");
     }
     let Some(holding) = shared.store.holding(&request.object, request.part) else {

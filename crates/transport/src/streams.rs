@@ -20,7 +20,9 @@ use std::time::{Duration, Instant};
 /// What all parts of a stream may hold that is not sealed.
 const OPEN_BYTES: u64 = 64 << 20;
 /// The smallest chunk that is sealed because it is large enough.
-const SEAL_BYTES_MIN: u64 = 64 << 10;
+const SEAL_BYTES_MIN: u64 = 4 << 10;
+/// What the size of a write takes.
+const SIZE_BYTES: u64 = 8;
 /// Parts of a stream: each has a buffer and a lock.
 pub const PARTS_MAX: u32 = 1 << 16;
 /// Chunks that a reader is told of at once: they fit into the head of an answer.
@@ -106,6 +108,8 @@ struct Open {
 struct State {
     stream: Stream,
     chunks: Vec<Chunks>,
+    /// Its writer ends it, or has done so: nothing is written to it any more.
+    ending: bool,
     /// Nobody wants it any more.
     freed: bool,
 }
@@ -139,6 +143,7 @@ impl Streams {
             state: Mutex::new(State {
                 stream: Stream::new(Settings { parts, chunk_bytes, ahead_bytes, keep }),
                 chunks: (0..parts).map(|_| Chunks::default()).collect(),
+                ending: false,
                 freed: false,
             }),
             changed: (0..parts).map(|_| Condvar::new()).collect(),
@@ -167,21 +172,26 @@ impl Streams {
         }
         writer.wait_for_room(part, || self.now(), &mut interrupted)?;
         let mut open = writer.open[part as usize].lock().expect("no panic while held");
-        let seals = if bytes.len() as u64 >= writer.chunk_bytes {
+        // It may have been ended while this waited; who ends it seals each part once.
+        writer.lock().is_writable()?;
+        if bytes.len() as u64 >= writer.chunk_bytes {
             // What came before it first.
             self.seal(&writer, part, &mut open).map_err(WriteError::Io)?;
-            self.keep(&writer, part, &[bytes], 1).map_err(WriteError::Io)?;
-            false
-        } else {
-            open.bytes.extend_from_slice(bytes);
-            open.sizes.push(bytes.len() as u64);
-            let event = Event::Wrote { part, bytes: bytes.len() as u64 };
-            let (mut state, mut commands) = (writer.lock(), Vec::new());
-            state.stream.handle(self.now(), event, &mut commands);
-            commands.contains(&Command::Seal { part })
-        };
-        if seals {
-            self.seal(&writer, part, &mut open).map_err(WriteError::Io)?;
+            return self.keep(&writer, part, &[bytes], 1).map_err(WriteError::Io);
+        }
+        open.bytes.extend_from_slice(bytes);
+        open.sizes.push(bytes.len() as u64);
+        let event = Event::Wrote { part, bytes: bytes.len() as u64 + SIZE_BYTES };
+        let mut commands = Vec::new();
+        writer.lock().stream.handle(self.now(), event, &mut commands);
+        if commands.contains(&Command::Seal { part })
+            && let Err(error) = self.seal(&writer, part, &mut open)
+        {
+            // Whoever writes it again writes it once.
+            open.sizes.pop();
+            let before = open.bytes.len() - bytes.len();
+            open.bytes.truncate(before);
+            return Err(WriteError::Io(error));
         }
         Ok(())
     }
@@ -200,17 +210,32 @@ impl Streams {
             }
             complete => complete,
         };
+        if std::mem::replace(&mut writer.lock().ending, true) {
+            return Ok(());
+        }
         let mut sealed = Ok(());
-        for part in 0..writer.open.len() as u32 {
-            let mut open = writer.open[part as usize].lock().expect("no panic while held");
-            sealed = sealed.and(self.seal(&writer, part, &mut open));
+        for (part, open) in (0..).zip(&writer.open) {
+            let mut open = open.lock().expect("no panic while held");
+            if end == End::Complete {
+                sealed = sealed.and(self.seal(&writer, part, &mut open));
+            }
+            *open = Open::default();
         }
         let end = match &sealed {
             Ok(()) => end,
             Err(error) => End::Failed(error.to_string()),
         };
-        writer.lock().stream.handle(self.now(), Event::Ended(end), &mut Vec::new());
+        let mut state = writer.lock();
+        let (mut commands, mut gone) = (Vec::new(), Vec::new());
+        state.stream.handle(self.now(), Event::Ended(end), &mut commands);
+        for command in commands {
+            if let Command::Free { part, chunks } = command {
+                gone.extend(state.take(part, chunks));
+            }
+        }
+        drop(state);
         writer.changed.iter().for_each(Condvar::notify_all);
+        gone.iter().for_each(|chunk| _ = self.store.free(&chunk.object));
         sealed
     }
 
@@ -233,13 +258,7 @@ impl Streams {
                     Command::Wake { part } => writer.changed[part as usize].notify_all(),
                 }
             }
-            let answer = state.stream.answer(part, reader, after);
-            if !gone.is_empty() {
-                drop(state);
-                gone.iter().for_each(|chunk: &Chunk| _ = self.store.free(&chunk.object));
-                state = writer.lock();
-            }
-            let told = match answer {
+            let told = match state.stream.answer(part, reader, after) {
                 Answer::Chunks(range) => Told::Chunks(state.told(part, range)),
                 Answer::Complete => Told::Complete,
                 Answer::Failed(why) => Told::Failed(why),
@@ -248,8 +267,13 @@ impl Streams {
                 Answer::NoPart => Told::Unknown,
                 Answer::Later => Told::Later,
             };
-            if told != Told::Later {
-                return told;
+            if told != Told::Later || !gone.is_empty() {
+                drop(state);
+                gone.iter().for_each(|chunk: &Chunk| _ = self.store.free(&chunk.object));
+                if told != Told::Later {
+                    return told;
+                }
+                continue;
             }
             let mut left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -257,14 +281,13 @@ impl Streams {
             }
             if seals {
                 drop(state);
-                if let Ok(mut open) = writer.open[part as usize].try_lock() {
-                    if let Err(error) = self.seal(&writer, part, &mut open) {
-                        // Its writer hears of it with its next write.
-                        return Told::Failed(error.to_string());
-                    }
+                if let Ok(mut open) = writer.open[part as usize].try_lock()
+                    && self.seal(&writer, part, &mut open).is_ok()
+                {
                     continue;
                 }
-                // Something is being written to it now. The disk may be slow, and the reader is to hear from here meanwhile.
+                // Something is being written to it now: the disk may be slow, and the reader is to hear from here meanwhile. Or
+                // there is no room: its writer hears of that when it writes or ends.
                 left = left.min(LOOK_AGAIN);
                 state = writer.lock();
             }
@@ -281,7 +304,10 @@ impl Streams {
     pub fn free(&self, id: &ObjectId) -> bool {
         let gone = self.all.write().expect("no panic while held").remove(id);
         let Some(writer) = gone else { return false };
-        let chunks = writer.lock().give_up();
+        let mut state = writer.lock();
+        state.freed = true;
+        let chunks: Vec<Chunk> = state.chunks.iter_mut().flat_map(|own| own.there.drain(..)).collect();
+        drop(state);
         writer.changed.iter().for_each(Condvar::notify_all);
         chunks.iter().for_each(|chunk| _ = self.store.free(&chunk.object));
         true
@@ -317,8 +343,8 @@ impl Streams {
         let sizes: Vec<u8> = open.sizes.iter().flat_map(|size| size.to_le_bytes()).collect();
         let parts: &[&[u8]] = if open.sizes.len() > 1 { &[&open.bytes, &sizes] } else { &[&open.bytes] };
         self.keep(writer, part, parts, open.sizes.len() as u64)?;
-        open.bytes.clear();
-        open.sizes.clear();
+        // A new one: memory of a part that is read no more counts nowhere.
+        *open = Open::default();
         Ok(())
     }
 
@@ -352,12 +378,7 @@ impl Writer {
     ) -> Result<(), WriteError> {
         loop {
             let state = self.lock();
-            if state.freed {
-                return Err(WriteError::Over("nobody wants this stream any more"));
-            }
-            if state.stream.ended().is_some() {
-                return Err(WriteError::Over("this stream was ended"));
-            }
+            state.is_writable()?;
             let now = now();
             let Some(until) = state.stream.waits(now, part) else { return Ok(()) };
             let time = until.since(now).min(INTERRUPT_EVERY);
@@ -382,8 +403,12 @@ impl State {
         own.there.iter().skip((range.start - own.first) as usize).take(TOLD_MAX).copied().collect()
     }
 
-    fn give_up(&mut self) -> Vec<Chunk> {
-        self.freed = true;
-        self.chunks.iter_mut().flat_map(|own| own.there.drain(..)).collect()
+    /// # Errors
+    /// Nobody wants it, or it was ended.
+    fn is_writable(&self) -> Result<(), WriteError> {
+        if self.freed {
+            return Err(WriteError::Over("nobody wants this stream any more"));
+        }
+        if self.ending { Err(WriteError::Over("this stream was ended")) } else { Ok(()) }
     }
 }

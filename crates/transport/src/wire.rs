@@ -153,7 +153,8 @@ impl Request {
             }
             Wants::Chunks { after, reader } => {
                 let _ = write!(head, "{CHUNKS} HTTP/1.1\r\nHost: mission\r\n");
-                let _ = write!(head, "Mission-After: {after}\r\nMission-Reader: {reader:016x}\r\n");
+                let ReaderId { task, run } = reader;
+                let _ = write!(head, "Mission-After: {after}\r\nMission-Reader: {task:016x}/{run:016x}\r\n");
             }
         }
         if let Some(nonce) = &self.nonce {
@@ -210,7 +211,10 @@ impl Request {
                 "mission-serves" => serves = address()?,
                 "mission-missed" => missed = address()?,
                 "mission-after" => after = strict_number(value),
-                "mission-reader" => reader = hex_u64(value),
+                "mission-reader" => {
+                    let ids = value.split_once('/').and_then(|(task, run)| Some((hex_u64(task)?, hex_u64(run)?)));
+                    reader = ids.map(|(task, run)| ReaderId { task, run });
+                }
                 "mission-has" => {
                     let bytes = from_hex(value).ok_or_else(|| bad(400, "pieces are written in hexadecimal digits"))?;
                     has = Some(bytes.iter().flat_map(|byte| (0..8).map(move |bit| byte >> bit & 1 == 1)).collect());
@@ -262,7 +266,7 @@ impl Response {
             Told::Later => refusal(202, ""),
             Told::Complete => refusal(204, ""),
             Told::Unknown => refusal(404, "no such stream here"),
-            Told::Taken => refusal(409, "another task reads this part of the stream"),
+            Told::Taken => refusal(409, "this part was read before, by this or another task"),
             Told::Freed => refusal(410, "the beginning of the stream was read and freed"),
             Told::Failed(why) => refusal(424, &why),
         }
@@ -516,7 +520,7 @@ mod tests {
     }
 
     fn chunks_request() -> Request {
-        Request { wants: Wants::Chunks { after: u64::MAX, reader: 7 }, ..request() }
+        Request { wants: Wants::Chunks { after: u64::MAX, reader: ReaderId { task: 7, run: u64::MAX } }, ..request() }
     }
 
     /// As many chunks as are ever told at once, and the longest reason.

@@ -160,7 +160,8 @@ class Run(ABC):
 
     def raise_if_closed(self) -> None:
         if self.closed:
-            raise self._exception or ShuffleClosedError(f"{self} is closed")
+            # Not the exception: a task of the next run may hear of it, and is to run again rather than fail.
+            raise ShuffleClosedError(f"{self} is closed: {self._exception or 'it is over'}")
 
     # --- what each kind of shuffle does -----------------------------------------------------------------------------
 
@@ -381,7 +382,18 @@ class Run(ABC):
     # --- in the event loop ------------------------------------------------------------------------------------------
 
     async def barrier(self, run_ids: Sequence[int]) -> int:
-        """All partitions were added: tells each worker what its outputs take, and then the scheduler."""
+        """All partitions were added: tells each worker what its outputs take, and then the scheduler.
+
+        Raises:
+            distributed.Reschedule: The run is closed, and the shuffle begins again.
+        """
+        try:
+            return await self._barrier(run_ids)
+        except ShuffleClosedError as error:
+            # Dask takes it for an error of the shuffle here.
+            raise Reschedule() from error
+
+    async def _barrier(self, run_ids: Sequence[int]) -> int:
         self.raise_if_closed()
         consistent = all(isinstance(moved, Moved) and moved == self.run_id for moved in run_ids)
         if consistent:

@@ -9,17 +9,21 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import ExitStack
-from typing import Any
+from contextlib import ExitStack, nullcontext
+from typing import Any, cast
 
 from dask.sizeof import sizeof
 from distributed import Reschedule, Worker
+from distributed.core import Status
 from distributed.threadpoolexecutor import ThreadPoolExecutor, secede, thread_state
 from distributed.utils import thread_state as task_state
 
+from mission_control import _native
 from mission_control.dask.seams import replace
+from mission_control.objects import Task
 
 logger = logging.getLogger(__name__)
 
@@ -31,12 +35,15 @@ SAY_AFTER_S = 10.0
 
 
 class _Own(threading.local):
+    """What is known of the task of this thread."""
+
     future: list[Future[Any]] | None = None
-    """Holds the future of the task in this thread, once the pool has made it."""
-    done = False
-    """Its result is known."""
-    needs = False
-    """The scheduler keeps objects for it."""
+    """Holds its future, once the pool has made it."""
+    task: Task | None = None
+    """The task, once its result is known."""
+    stream: str = ""
+    over: Callable[[BaseException | None], None] | None = None
+    """Is called when its function has ended, with its error."""
 
 
 class Early:
@@ -48,7 +55,11 @@ class Early:
         self.own = _Own()
         self.most = max(WRITERS_PER_THREAD * worker.state.nthreads, WRITERS_MIN)
         self.writers = threading.BoundedSemaphore(self.most)
+        self.keys: Counter[Any] = Counter()
+        """Tasks that go on after their results are known, by key: an earlier run may not have ended yet."""
+        self.lock = threading.Lock()
         self.problem: str | None = "this version of Dask has no thread pool as Mission Control knows it"
+        self.closed = False
 
     def start(self) -> None:
         executor = self.worker.executors.get("default")
@@ -58,10 +69,11 @@ class Early:
         submit, own = executor.submit, self.own
 
         def run(future: list[Future[Any]], function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-            own.future, own.done, own.needs = future, False, False
+            own.future, own.task, own.over = future, None, None
             try:
                 return function(*args, **kwargs)
             finally:
+                self.ended(None)
                 own.future = None
 
         def submit_and_note(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
@@ -83,38 +95,56 @@ class Early:
             raise RuntimeError(f"this worker has no streams: {self.problem}")
         if getattr(thread_state, "executor", None) is not self.worker.executors.get("default"):
             raise RuntimeError("open_stream was called outside the worker's own thread pool: call it in a plain task")
-        if self.own.done:
+        if self.is_done:
             raise RuntimeError(f"{key} has opened a stream before: give that more parts")
-        if self.own.future is None:
+        state = self.worker.state.tasks.get(key)
+        if self.own.future is None or state is None:
             raise RuntimeError(f"{key} began before Mission Control was installed here: run it again")
+        if state.resource_restrictions:
+            raise RuntimeError(
+                f"{key} demands resources, and Dask would give them to others while it writes a stream: submit it "
+                "without resources"
+            )
+        if key in self.worker.state.actors:
+            raise RuntimeError("open_stream was called where an actor is made: its result is the actor")
 
-    def begin_writer(self, key: Any) -> Callable[[], None]:
+    def wait_for_turn(self, key: Any) -> None:
         """Wait until not too many tasks go on after their results are known.
 
-        Returns:
-            What is to be called when this one does so no more.
+        Raises:
+            mission_control.Cancelled: The worker closes.
         """
+        if self.writers.acquire(blocking=False):
+            return
+        turns = cast(Any, self.worker.plugins["mission-control"]).turns
         since, said = time.monotonic(), False
-        while not self.writers.acquire(timeout=1):
-            if not said and time.monotonic() - since > SAY_AFTER_S:
-                said = True
-                logger.info("%s waits until one of the %d streams that this worker writes has ended", key, self.most)
-        return self.writers.release
+        with turns.thread_released() if turns is not None else nullcontext():
+            while not self.writers.acquire(timeout=1):
+                if self.closed or self.worker.status not in (Status.running, Status.paused):
+                    raise _native.Cancelled("this worker closes")
+                if not said and time.monotonic() - since > SAY_AFTER_S:
+                    said = True
+                    logger.info("%s waits until one of the %d that write streams here has ended", key, self.most)
 
-    def finish(self, key: Any, result: Any) -> None:
-        """Have Dask take the task in this thread for done, with this result; the thread leaves the pool."""
-        noted = self.own.future
+    def finish(self, task: Task, result: Any, over: Callable[[BaseException | None], None]) -> None:
+        """Have Dask take the task in this thread for done, with this result; the thread leaves the pool.
+
+        Args:
+            result: The reference of its stream.
+            over: Called when its function has ended, with its error.
+        """
+        own, plugin = self.own, cast(Any, self.worker.plugins["mission-control"])
+        noted = own.future
         assert noted is not None
         while not noted:
             time.sleep(0)  # the pool has just begun it
         (future,) = noted
-        plugin: Any = self.worker.plugins["mission-control"]
+        own.task, own.stream, own.over = task, result.object, over
+        with self.lock:
+            self.keys[task.key] += 1
         # Dask releases its inputs once its result is known.
-        if inputs := plugin.inputs_of(key):
-            plugin.needs(key, inputs)
-            self.own.needs = True
-        self.own.done = True
-        plugin.objects.look(key, result)
+        plugin.writes(task.key, result.object, plugin.inputs_of(task.key))
+        plugin.objects.look(task.key, result)
         now = time.time() + self.worker.scheduler_delay
         message = {
             "op": "task-finished",
@@ -129,28 +159,41 @@ class Early:
         future.set_result(message)
         # The pool gives it the function's result in the end.
         vars(future).update(set_result=_ignored, set_exception=_ignored)
-        secede()
+        if thread_state.proceed:
+            # Else it has left the pool before.
+            secede()
 
-    def over(self, key: Any, error: BaseException | None) -> None:
-        """The function of the task in this thread has ended, whose result was known before."""
-        plugin: Any = self.worker.plugins.get("mission-control")
-        if plugin is None:
+    def ended(self, error: BaseException | None) -> None:
+        """The function of the task in this thread has ended. After the first call this does nothing."""
+        own = self.own
+        task, over, own.over = own.task, own.over, None
+        if task is None or over is None:
             return
-        if self.own.needs:
-            plugin.needs(key, ())
-        if isinstance(error, Reschedule):
-            # Something that it needs was lost, and is being computed again.
-            plugin.again(key)
-        elif error is not None:
+        try:
+            over(error)
+        finally:
+            self.writers.release()
+            with self.lock:
+                self.keys -= Counter([task.key])
+            plugin: Any = self.worker.plugins.get("mission-control")
+            if plugin is not None:
+                # Something that it needs was lost, and is being computed again.
+                plugin.wrote(task.key, own.stream, isinstance(error, Reschedule))
+        if error is not None and not isinstance(error, Reschedule):
             # Dask does not log it.
-            logger.warning("%s failed after its stream had begun: %s: %s", key, type(error).__name__, error)
+            logger.warning("%s failed after its stream had begun: %s: %s", task.key, type(error).__name__, error)
 
     @property
     def is_done(self) -> bool:
         """Whether the result of this thread's task is known already."""
-        return self.own.done
+        return self.own.task is not None
+
+    def writes(self, key: Any) -> bool:
+        """Whether a task goes on after its result is known. May be called in any thread."""
+        return bool(self.keys[key])
 
     def close(self) -> None:
+        self.closed = True
         self.problem = "Mission Control is being uninstalled"
         self.undo.close()
 

@@ -116,11 +116,18 @@ pub enum Event {
         objects: Vec<Carried>,
         alive: bool,
     },
-    /// A task goes on although its result is known, and needs these objects of its inputs: all that it needs now. None: it is
-    /// over. The engine may release the inputs meanwhile.
-    Needs {
+    /// A task writes a stream: it goes on although its result is known. Said before that. `needs`: objects of its inputs, which
+    /// the engine may release meanwhile.
+    Writes {
         task: u64,
-        objects: Vec<Carried>,
+        worker: WorkerId,
+        stream: ObjectId,
+        needs: Vec<Carried>,
+    },
+    /// A task is over that wrote this stream.
+    Wrote {
+        task: u64,
+        stream: ObjectId,
     },
     /// A result is gone. `wanted`: it is going to be computed again.
     ResultGone {

@@ -17,6 +17,7 @@ mod messages;
 mod objects;
 mod shuffles;
 mod status;
+mod streams;
 #[cfg(test)]
 mod tests;
 mod transfers;
@@ -44,6 +45,7 @@ pub use shuffles::{Carrier, Counted, ShuffleId, ShuffleNow};
 pub use status::{JobNow, Status, WorkerNow};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use streams::Streams;
 use transfers::Transfers;
 pub use transfers::{Fetched, WorkerReport};
 pub use workers::KNOWN_WITHIN;
@@ -74,6 +76,7 @@ pub struct Controller {
     submitted_on: BTreeMap<u64, BTreeSet<WorkerId>>,
     transfers: Transfers,
     shuffles: Shuffles,
+    streams: Streams,
 }
 
 impl Controller {
@@ -99,6 +102,7 @@ impl Controller {
             submitted_on: BTreeMap::new(),
             transfers: Transfers::default(),
             shuffles: Shuffles::default(),
+            streams: Streams::default(),
         })
     }
 
@@ -153,7 +157,10 @@ impl Controller {
             }
             Event::Leaving { worker } => self.leaving(now, &worker, commands),
             Event::Stays { worker } => self.stays(&worker),
-            Event::Gone { worker } => self.gone(now, &worker, commands),
+            Event::Gone { worker } => {
+                self.writers_gone(&worker, commands);
+                self.gone(now, &worker, commands);
+            }
             Event::Again { worker, after } => {
                 let again = self.outbox.after(&worker, after).map(|(version, message)| Command::Tell {
                     worker: worker.clone(),
@@ -198,7 +205,8 @@ impl Controller {
                 }
             }
             Event::Carries { task, objects, alive } => self.carries(now, task, objects, alive, commands),
-            Event::Needs { task, objects } => self.needs(task, objects, commands),
+            Event::Writes { task, worker, stream, needs } => self.writes(task, worker, stream, needs, commands),
+            Event::Wrote { task, stream } => self.wrote(task, stream, commands),
             Event::ResultGone { task, wanted } => {
                 if wanted && self.objects.holds(Holder::Result(task)) {
                     let job = self.jobs.of(task).cloned().unwrap_or_else(|| "unnamed".into());
@@ -221,7 +229,7 @@ impl Controller {
             Event::Forgotten { task } => {
                 // What a worker that had been away said of it late.
                 self.release(Holder::Result(task), commands);
-                self.release(Holder::Needs(task), commands);
+                self.writes_no_more(task, commands);
                 self.submitted_on.remove(&task);
                 self.decide(now, mission::Event::TaskForgotten { task }, commands);
                 let over = self.jobs.remove(task);

@@ -17,7 +17,7 @@ pub enum Holder {
     Result(u64),
     /// Tasks that may still hand its reference on.
     Hold(u64),
-    /// A task that goes on although its result is known.
+    /// A task that writes a stream.
     Needs(u64),
 }
 
@@ -322,23 +322,6 @@ impl Controller {
         }
         if shared {
             self.hand_over_soon(commands);
-        }
-    }
-
-    pub(super) fn needs(&mut self, task: u64, objects: Vec<Carried>, commands: &mut Vec<Command>) {
-        // What it needs further is held before the rest is let go.
-        let before: Vec<ObjectId> = self.objects.of(Holder::Needs(task)).collect();
-        let still: BTreeSet<ObjectId> = objects.iter().map(|own| own.object).collect();
-        for Carried { object, owner, bytes, copies, .. } in objects {
-            // What nobody holds any more is free already, and its name never comes again.
-            if self.objects.has(object) {
-                let there = self.workers.contains_key(&owner);
-                self.objects.hold(Holder::Needs(task), object, there.then_some(&owner), bytes, copies);
-            }
-        }
-        if before.iter().any(|object| !still.contains(object)) {
-            let free = self.objects.release_of(Holder::Needs(task), &still);
-            self.free(free, commands);
         }
     }
 

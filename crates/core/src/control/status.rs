@@ -127,6 +127,7 @@ impl Controller {
             ("submitted tasks", self.submitted_on.len()),
             ("transfers", self.transfers.len()),
             ("shuffles", self.shuffles.len()),
+            ("writers of streams", self.streams.len()),
         ])
     }
 

@@ -11,6 +11,7 @@ use mission_core::flight::{Leg, Reach};
 use mission_core::host::fetches::{Fault, FetchError};
 use mission_core::stream::ReaderId;
 use mission_core::types::{Demands, Encryption, TransferId, Transport};
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -21,6 +22,12 @@ use std::time::{Duration, Instant};
 const READ_AHEAD_BYTES: u64 = 32 << 20;
 /// How long a stream of this process is asked at a time.
 const ASK_WITHIN: Duration = Duration::from_millis(200);
+/// A writer that has nothing yet and says so sooner than this has many readers: it is asked again after this time.
+const ASK_AGAIN: Duration = Duration::from_millis(50);
+/// How often a writer hears that its reader still takes something, while that fetches or the task reads.
+const RENEW_EVERY: Duration = Duration::from_secs(3);
+/// Fetches in a row that reach nobody, although the writer answers.
+const UNREACHED_MAX: u32 = 3;
 /// How often a task that waits is asked whether it was interrupted.
 const INTERRUPT_EVERY: Duration = Duration::from_millis(100);
 
@@ -75,6 +82,8 @@ struct Queue {
 struct State {
     arrived: VecDeque<Arrived>,
     bytes: u64,
+    /// The task has taken something since the writer last heard of it.
+    took: bool,
     end: Option<Result<(), ReadError>>,
     /// The task reads no more.
     closed: bool,
@@ -89,7 +98,20 @@ impl Reader {
         let queue = Arc::<Queue>::default();
         let own = queue.clone();
         let read = move || {
-            let end = Asker { fetcher: &fetcher, reading: &reading, queue: &own, connection: None }.run();
+            let shared = &fetcher.shared;
+            let planned = shared.plan(&reading.transfer.job, &reading.demands).map_err(ReadError::Fetch);
+            let asking = RefCell::new(Asking { connection: None, last: Instant::now() });
+            let unreached = Cell::new(0);
+            let asker = planned.map(|planned| Asker {
+                fetcher: &fetcher,
+                reading: &reading,
+                queue: &own,
+                planned,
+                after: 0,
+                asking,
+                unreached,
+            });
+            let end = asker.and_then(Asker::run);
             own.lock().end = Some(end);
             own.changed.notify_all();
         };
@@ -106,6 +128,7 @@ impl Reader {
         loop {
             if let Some(arrived) = state.arrived.pop_front() {
                 state.bytes -= arrived.bytes.bytes().len() as u64;
+                state.took = true;
                 self.queue.changed.notify_all();
                 return Ok(Next::Chunk(arrived));
             }
@@ -145,40 +168,53 @@ struct Asker<'a> {
     fetcher: &'a Fetcher,
     reading: &'a Reading,
     queue: &'a Queue,
+    planned: Arc<Planned>,
+    /// Chunks that have come.
+    after: u64,
+    /// Asks the writer, and when it last did.
+    asking: RefCell<Asking>,
+    /// Fetches in a row that could not reach it.
+    unreached: Cell<u32>,
+}
+
+struct Asking {
     connection: Option<Box<dyn Connection>>,
+    last: Instant,
 }
 
 impl Asker<'_> {
     fn run(mut self) -> Result<(), ReadError> {
-        let shared = &self.fetcher.shared;
-        let planned = shared.plan(&self.reading.transfer.job, &self.reading.demands).map_err(ReadError::Fetch)?;
-        let mut after = 0;
         let (mut silent, mut pause) = (None::<(Instant, String)>, RETRY_FIRST);
         loop {
             self.waits_for_room()?;
-            match self.ask(shared, &planned, after) {
+            let asked = Instant::now();
+            match self.ask() {
                 Ok(told) => {
                     (silent, pause) = (None, RETRY_FIRST);
                     match told {
-                        Told::Chunks(chunks) => after += self.bring(&chunks)?,
+                        Told::Chunks(chunks) => self.after += self.bring(&chunks)?,
+                        Told::Later if asked.elapsed() < ASK_AGAIN => self.pauses(ASK_AGAIN)?,
                         Told::Later => {}
                         Told::Complete => return Ok(()),
                         Told::Failed(why) => return Err(ReadError::Writer(why)),
                         Told::Freed => return Err(self.lost("its beginning was read and freed")),
                         Told::Unknown => return Err(self.lost("its writer's worker has it no more")),
                         Told::Taken => {
-                            let why = "another task reads this part of the stream: open it with keep=True for several";
+                            let why =
+                                "this part was read before, by this or another task: open the stream with keep=True";
                             return Err(ReadError::Fetch(FetchError::Denied(why.into())));
                         }
                     }
                 }
                 Err(Fault::Denied(why)) => return Err(ReadError::Fetch(FetchError::Denied(why))),
+                // It answers.
+                Err(Fault::Busy { retry_after }) => {
+                    silent = None;
+                    self.pauses(retry_after)?;
+                }
                 Err(fault) => {
-                    self.connection = None;
                     // Word that its worker has left comes later than its sockets break.
-                    if let Some(why) = shared.lock().lost.get(&self.reading.stream) {
-                        return Err(ReadError::Fetch(FetchError::Lost(why.clone())));
-                    }
+                    self.is_there()?;
                     let (since, why) = silent.get_or_insert_with(|| (Instant::now(), format!("{fault:?}")));
                     if since.elapsed() >= PROGRESS_TIMEOUT {
                         let why = format!("the writer of the stream at {}: {why}", self.reading.address);
@@ -198,16 +234,44 @@ impl Asker<'_> {
         ReadError::Fetch(FetchError::Lost(why))
     }
 
-    fn ask(&mut self, shared: &Shared, planned: &Planned, after: u64) -> Result<Told, Fault> {
+    /// # Errors
+    /// The Mission Controller has said that the stream is lost.
+    fn is_there(&self) -> Result<(), ReadError> {
+        match self.fetcher.shared.lock().lost.get(&self.reading.stream) {
+            Some(why) => Err(ReadError::Fetch(FetchError::Lost(why.clone()))),
+            None => Ok(()),
+        }
+    }
+
+    fn ask(&self) -> Result<Told, Fault> {
+        let shared = &self.fetcher.shared;
         let Reading { stream, part, address, reader, .. } = *self.reading;
+        let mut asking = self.asking.borrow_mut();
+        asking.last = Instant::now();
+        self.queue.lock().took = false;
         if address == shared.own_address {
-            return Ok(shared.streams.ask(&stream, part, reader, after, ASK_WITHIN));
+            return Ok(shared.streams.ask(&stream, part, reader, self.after, ASK_WITHIN));
         }
-        if self.connection.is_none() {
-            self.connection = Some(connect(shared, planned, address)?);
+        let mut connection = match asking.connection.take() {
+            Some(connection) => connection,
+            None => connect(shared, &self.planned, address)?,
+        };
+        let told = connection.chunks(stream, part, Wants::Chunks { after: self.after, reader });
+        // After an error another one is made.
+        asking.connection = Some(connection).filter(|_| told.is_ok());
+        told
+    }
+
+    fn is_due(&self) -> bool {
+        self.asking.borrow().last.elapsed() >= RENEW_EVERY
+    }
+
+    /// Has the writer know that something is being taken.
+    fn renew(&self) {
+        if self.is_due() {
+            // There are chunks that it was told of, so the answer comes at once; and it is the next question's matter.
+            let _ = self.ask();
         }
-        let connection = self.connection.as_mut().expect("there is one now");
-        connection.chunks(stream, part, Wants::Chunks { after, reader })
     }
 
     /// Fetches as many of these chunks as are to be ahead of the task, at least one; gives how many.
@@ -233,11 +297,26 @@ impl Asker<'_> {
         let Reading { transfer, demands, .. } = self.reading;
         let request =
             FetchRequest { transfer: transfer.clone(), demands: *demands, parts, packed: false, whole: false };
-        let fetched = self.fetcher.fetch(request, || self.queue.lock().closed);
-        let fetched = fetched.map_err(|error| match error {
-            FetchError::Lost(why) => self.lost(&why),
-            other => ReadError::Fetch(other),
-        })?;
+        let over = || {
+            self.renew();
+            self.queue.lock().closed || self.is_there().is_err()
+        };
+        let fetched = match self.fetcher.fetch(request, over) {
+            Ok(fetched) => fetched,
+            Err(error) => {
+                self.is_there()?;
+                return match error {
+                    FetchError::Lost(why) => Err(self.lost(&why)),
+                    // Who asks the writer next hears whether it is there.
+                    FetchError::Unreachable(_) if self.unreached.get() < UNREACHED_MAX => {
+                        self.unreached.set(self.unreached.get() + 1);
+                        Ok(0)
+                    }
+                    other => Err(ReadError::Fetch(other)),
+                };
+            }
+        };
+        self.unreached.set(0);
         let mut parts = fetched.parts.into_iter();
         let mut state = self.queue.lock();
         for chunk in &chunks {
@@ -258,6 +337,11 @@ impl Asker<'_> {
             let state = self.queue.lock();
             if state.bytes < READ_AHEAD_BYTES {
                 return Ok(());
+            }
+            if state.took && self.is_due() {
+                drop(state);
+                self.renew();
+                continue;
             }
             drop(self.queue.changed.wait_timeout(state, INTERRUPT_EVERY).expect("no panic while held"));
         }
