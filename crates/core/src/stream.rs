@@ -66,8 +66,10 @@ pub enum Command {
     Seal { part: u32 },
     /// These chunks of a part are wanted no more.
     Free { part: u32, chunks: Range<u64> },
-    /// Whoever waits for this part may have something now: readers, or the writer.
+    /// Readers that wait for this part may have something now.
     Wake { part: u32 },
+    /// The writer of this part may go on.
+    Room { part: u32 },
 }
 
 /// What a reader hears.
@@ -210,8 +212,7 @@ impl Stream {
         if own.open.is_some() && after == own.chunk_count() {
             commands.push(Command::Seal { part });
         }
-        // The writer may go on.
-        commands.push(Command::Wake { part });
+        commands.push(Command::Room { part });
     }
 
     /// What a reader of a part gets that has all chunks before `after`.
@@ -366,7 +367,7 @@ mod tests {
                             assert!(chunks.end > chunks.start && chunks.end <= sealed[part as usize]);
                             freed[part as usize] = chunks.end;
                         }
-                        Command::Wake { .. } => {}
+                        Command::Wake { .. } | Command::Room { .. } => {}
                     }
                 }
             }

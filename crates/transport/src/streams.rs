@@ -95,8 +95,9 @@ struct Writer {
     /// Of each part what is not sealed. Taken before the state, never after.
     open: Vec<Mutex<Open>>,
     state: Mutex<State>,
-    /// For those who wait for a part.
+    /// For those who read a part, and for those who write it.
     changed: Vec<Condvar>,
+    room: Vec<Condvar>,
 }
 
 #[derive(Default)]
@@ -147,6 +148,7 @@ impl Streams {
                 freed: false,
             }),
             changed: (0..parts).map(|_| Condvar::new()).collect(),
+            room: (0..parts).map(|_| Condvar::new()).collect(),
         };
         let id = ObjectId::random();
         self.all.write().expect("no panic while held").insert(id, Arc::new(writer));
@@ -234,7 +236,7 @@ impl Streams {
             }
         }
         drop(state);
-        writer.changed.iter().for_each(Condvar::notify_all);
+        writer.wake_all();
         gone.iter().for_each(|chunk| _ = self.store.free(&chunk.object));
         sealed
     }
@@ -255,7 +257,9 @@ impl Streams {
                 match command {
                     Command::Seal { .. } => seals = true,
                     Command::Free { part, chunks } => gone.extend(state.take(part, chunks)),
-                    Command::Wake { part } => writer.changed[part as usize].notify_all(),
+                    Command::Room { part } => writer.room[part as usize].notify_all(),
+                    // Who waits looks for itself.
+                    Command::Wake { .. } => {}
                 }
             }
             let told = match state.stream.answer(part, reader, after) {
@@ -308,7 +312,7 @@ impl Streams {
         state.freed = true;
         let chunks: Vec<Chunk> = state.chunks.iter_mut().flat_map(|own| own.there.drain(..)).collect();
         drop(state);
-        writer.changed.iter().for_each(Condvar::notify_all);
+        writer.wake_all();
         chunks.iter().for_each(|chunk| _ = self.store.free(&chunk.object));
         true
     }
@@ -366,6 +370,10 @@ impl Streams {
 }
 
 impl Writer {
+    fn wake_all(&self) {
+        self.changed.iter().chain(&self.room).for_each(Condvar::notify_all);
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().expect("no panic while held")
     }
@@ -382,7 +390,7 @@ impl Writer {
             let now = now();
             let Some(until) = state.stream.waits(now, part) else { return Ok(()) };
             let time = until.since(now).min(INTERRUPT_EVERY);
-            drop(self.changed[part as usize].wait_timeout(state, time).expect("no panic while held"));
+            drop(self.room[part as usize].wait_timeout(state, time).expect("no panic while held"));
             if interrupted() {
                 return Err(WriteError::Interrupted);
             }
