@@ -26,8 +26,8 @@ const ASK_WITHIN: Duration = Duration::from_millis(200);
 const ASK_AGAIN: Duration = Duration::from_millis(50);
 /// How often a writer hears that its reader still takes something, while that fetches or the task reads.
 const RENEW_EVERY: Duration = Duration::from_secs(3);
-/// Fetches in a row that reach nobody, although the writer answers.
-const UNREACHED_MAX: u32 = 3;
+/// Fetches in a row that bring nothing, although the writer answers.
+const MISSED_MAX: u32 = 3;
 /// How often a task that waits is asked whether it was interrupted.
 const INTERRUPT_EVERY: Duration = Duration::from_millis(100);
 
@@ -101,7 +101,7 @@ impl Reader {
             let shared = &fetcher.shared;
             let planned = shared.plan(&reading.transfer.job, &reading.demands).map_err(ReadError::Fetch);
             let asking = RefCell::new(Asking { connection: None, last: Instant::now() });
-            let unreached = Cell::new(0);
+            let missed = Cell::new(0);
             let asker = planned.map(|planned| Asker {
                 fetcher: &fetcher,
                 reading: &reading,
@@ -109,7 +109,7 @@ impl Reader {
                 planned,
                 after: 0,
                 asking,
-                unreached,
+                missed,
             });
             let end = asker.and_then(Asker::run);
             own.lock().end = Some(end);
@@ -173,8 +173,8 @@ struct Asker<'a> {
     after: u64,
     /// Asks the writer, and when it last did.
     asking: RefCell<Asking>,
-    /// Fetches in a row that could not reach it.
-    unreached: Cell<u32>,
+    /// Fetches in a row that brought nothing.
+    missed: Cell<u32>,
 }
 
 struct Asking {
@@ -306,17 +306,17 @@ impl Asker<'_> {
             Err(error) => {
                 self.is_there()?;
                 return match error {
-                    FetchError::Lost(why) => Err(self.lost(&why)),
-                    // Who asks the writer next hears whether it is there.
-                    FetchError::Unreachable(_) if self.unreached.get() < UNREACHED_MAX => {
-                        self.unreached.set(self.unreached.get() + 1);
+                    // Who asks the writer next hears what became of the stream: it may have failed, or its worker be gone.
+                    FetchError::Lost(_) | FetchError::Unreachable(_) if self.missed.get() < MISSED_MAX => {
+                        self.missed.set(self.missed.get() + 1);
                         Ok(0)
                     }
+                    FetchError::Lost(why) => Err(self.lost(&why)),
                     other => Err(ReadError::Fetch(other)),
                 };
             }
         };
-        self.unreached.set(0);
+        self.missed.set(0);
         let mut parts = fetched.parts.into_iter();
         let mut state = self.queue.lock();
         for chunk in &chunks {
