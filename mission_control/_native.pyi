@@ -121,6 +121,17 @@ class Endpoint:
 
         `given_up`: whether nobody wants it any more."""
 
+    def open_stream(self, job: str, demands: str, parts: int, ahead_bytes: int, keep: bool) -> StreamWriter: ...
+    def read_stream(
+        self, job: str, source: str, to: str, demands: str, place: tuple[str, int, int, str], receiver: str, run: int
+    ) -> StreamReader:
+        """Read a part of a stream.
+
+        Args:
+            place: The stream, the part, the number of its parts, and the address of its writer's data plane.
+            receiver: The task that reads.
+            run: A number for its run.
+        """
     def command(self, command: str) -> None:
         """One command for the data plane, outside the numbered messages."""
 
@@ -155,9 +166,6 @@ class Endpoint:
 class StreamWriter:
     """A stream that this process writes."""
 
-    def __init__(
-        self, endpoint: Endpoint, job: str, demands: str, parts: int, ahead_bytes: int, keep: bool, /
-    ) -> None: ...
     @property
     def object(self) -> str: ...
     def write(self, part: int, buffer: Buffer) -> None:
@@ -174,21 +182,6 @@ class StreamWriter:
 class StreamReader:
     """A part of a stream that is read ahead, by a thread of its own."""
 
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        job: str,
-        source: str,
-        to: str,
-        demands: str,
-        stream: str,
-        part: int,
-        part_count: int,
-        address: str,
-        receiver: str,
-        run: int,
-        /,
-    ) -> None: ...
     def next(self, wait: bool = True) -> tuple[Part | None, Part | None, bool]:
         """Return the next chunk; the sizes of the writes in it (64 bits each, little-endian), if they are several; and
         whether there may be more. Without `wait` the chunk may be missing although there is more."""

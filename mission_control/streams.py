@@ -131,7 +131,7 @@ def open_stream(parts: int = 1, *, ahead: int = AHEAD_BYTES, keep: bool = False)
     task = current_task(worker)
     plugin.early.check(task.key)
     plugin.early.wait_for_turn(task.key)
-    writer = _native.StreamWriter(endpoint, task.job, json.dumps(task.demands), parts, ahead, keep)
+    writer = endpoint.open_stream(task.job, json.dumps(task.demands), parts, ahead, keep)
     reference = StreamReference(writer.object, worker.address, endpoint.address, task.job, task.stage, parts)
     plugin.objects.put(task.key, writer.object)
     made = Stream(writer, reference)
@@ -162,10 +162,9 @@ def stream(reference: StreamReference, part: int = 0) -> Iterator[memoryview]:
 def _read(reference: StreamReference, part: int) -> Iterator[memoryview]:
     worker, plugin, endpoint = data_plane("stream")
     task = current_task(worker)
-    transfer = (endpoint, task.job, reference.stage, task.stage, json.dumps(task.demands))
-    reader = _native.StreamReader(
-        *transfer, reference.object, part, reference.parts, reference.address, str(task.key), task.run
-    )
+    transfer = (task.job, reference.stage, task.stage, json.dumps(task.demands))
+    place = (reference.object, part, reference.parts, reference.address)
+    reader = endpoint.read_stream(*transfer, place, str(task.key), task.run)
     try:
         while True:
             chunk, sizes, more = reader.next(wait=False)

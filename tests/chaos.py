@@ -284,6 +284,56 @@ def digest_of(reference: mission_control.Reference, number: int) -> str:
     return hashlib.sha256(mission_control.fetch(reference)[0]).hexdigest()
 
 
+class Streams:
+    """Tasks that write, pass on and read, all at once."""
+
+    def __init__(self, workload: Workload, number: int, folder: Path):
+        self.seeds = [workload.seed * 10 + number for number in range(3)]
+
+    def prepare(self, client: Client, say: Any) -> None:
+        pass
+
+    def run(self, client: Client, say: Any) -> None:
+        written = client.map(write_stream, self.seeds, pure=False)
+        passed = client.map(pass_on, written, pure=False)
+        read = [client.submit(read_stream, own, part, pure=False) for own in passed for part in range(2)]
+        del written, passed
+        self.digests = client.gather(read)
+
+    def check(self, client: Client, say: Any) -> dict[str, bool]:
+        expected = [digest_all(buffers(seed)[part::2]) for seed in self.seeds for part in range(2)]
+        return {"every reader got what was written": self.digests == expected}
+
+
+def buffers(seed: int) -> list[bytes]:
+    """Some are small, and some are chunks of their own."""
+    chance = random.Random(seed)
+    sizes = [chance.choice([0, 10, 1000, 100_000]) for _ in range(60)] + [1 << 20, 5 << 20, 7]
+    return [data(size, seed + number).tobytes() for number, size in enumerate(sizes)]
+
+
+def digest_all(read: list[bytes]) -> str:
+    return hashlib.sha256(b"".join(len(own).to_bytes(8, "little") + own for own in read)).hexdigest()
+
+
+def write_stream(seed: int) -> None:
+    with mission_control.open_stream(2) as out:
+        for number, own in enumerate(buffers(seed)):
+            out.write(number % 2, own)
+            time.sleep(0.01)
+
+
+def pass_on(reference: mission_control.StreamReference) -> None:
+    with mission_control.open_stream(2) as out:
+        for part in range(2):
+            for own in mission_control.stream(reference, part):
+                out.write(part, own)
+
+
+def read_stream(reference: mission_control.StreamReference, part: int) -> str:
+    return digest_all([bytes(own) for own in mission_control.stream(reference, part)])
+
+
 class Frames:
     """A merge of data frames by an unchanged program: its shuffles pass through the data plane."""
 
@@ -316,13 +366,15 @@ def frame_of(seed: int) -> pd.DataFrame:
     return pd.DataFrame({"key": keys, "number": chance.random(5000), "text": text})
 
 
-KINDS = {"sort": Sort, "kmeans": KMeans, "broadcast": Broadcast, "frames": Frames}
+KINDS = {"sort": Sort, "kmeans": KMeans, "broadcast": Broadcast, "frames": Frames, "streams": Streams}
 MIXES = (
     ("sort", "kmeans"),
     ("sort", "frames"),
     ("sort", "kmeans", "frames"),
     ("broadcast", "sort", "kmeans"),
     ("frames", "frames"),
+    ("streams", "sort"),
+    ("streams", "frames"),
 )
 
 

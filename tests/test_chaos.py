@@ -6,7 +6,7 @@ import pytest
 
 from tests.chaos import run
 
-ROUNDS = 15
+ROUNDS = 10
 
 
 @pytest.mark.timeout(900)

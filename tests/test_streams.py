@@ -15,7 +15,6 @@ import pytest
 from distributed import Client, LocalCluster, get_worker, secede, wait
 
 import mission_control
-from mission_control import _native
 from tests.conftest import data, until, what_is_left
 from tests.proxy import Limit, Proxy
 
@@ -25,7 +24,7 @@ AHEAD = 1 << 20
 
 
 def writer(own: Any, parts: int = 1, ahead: int = AHEAD, keep: bool = False, demands: str = DEMANDS) -> Any:
-    return _native.StreamWriter(own, "job", demands, parts, ahead, keep)
+    return own.open_stream("job", demands, parts, ahead, keep)
 
 
 def reader(
@@ -39,7 +38,7 @@ def reader(
     run: int = 1,
 ) -> Any:
     place = (stream.object, part, parts, of.address)
-    return _native.StreamReader(own, "job", "write", "read", demands, *place, who, run)
+    return own.read_stream("job", "write", "read", demands, place, who, run)
 
 
 def read_all(own: Any) -> list[bytes]:
@@ -221,8 +220,8 @@ def test_a_reader_whose_writer_is_lost_while_it_fetches_hears_of_it(endpoint):
         stream = writer(own, demands=TCP)
         for seed in range(8):
             stream.write(0, data(4 << 20, seed).tobytes())
-        place = (stream.object, 0, 1, proxy.address, "reader", 1)
-        reading = _native.StreamReader(other, "job", "write", "read", TCP, *place)
+        place = (stream.object, 0, 1, proxy.address)
+        reading = other.read_stream("job", "write", "read", TCP, place, "reader", 1)
         time.sleep(1)
         own.close()
     other.lost([stream.object], "its worker left")

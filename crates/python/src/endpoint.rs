@@ -2,13 +2,16 @@
 
 use crate::decisions::Flows;
 use crate::memory::{Part, Segment, buffer_of, bytes_of};
+use crate::stream::{StreamReader, StreamWriter};
 use crate::{bad_input, columns, detached};
 use mission_core::host::fetches::FetchError;
 use mission_core::mission;
 use mission_core::pattern::Asked;
+use mission_core::stream::ReaderId;
 use mission_core::types::{Demands, JobId, TransferId};
 use mission_transport::control::Location;
 use mission_transport::endpoint;
+use mission_transport::fetcher::stream::Reading;
 use mission_transport::object::ObjectId;
 use mission_transport::parts::{FetchRequest, Wanted};
 use mission_transport::tls::Identity;
@@ -225,6 +228,44 @@ impl Endpoint {
             || Python::attach(|py| given_up.call0(py).and_then(|answer| answer.is_truthy(py)).unwrap_or(true));
         let received = detached(py, || endpoint.receive(request, interrupted))?;
         Ok(received.map_err(exception)?.into_iter().map(Segment::of).collect())
+    }
+
+    fn open_stream(
+        &self,
+        py: Python<'_>,
+        job: &str,
+        demands: &str,
+        parts: u32,
+        ahead_bytes: u64,
+        keep: bool,
+    ) -> PyResult<StreamWriter> {
+        StreamWriter::open(py, &self.get()?, (job.into(), parse_demands(demands)?), parts, ahead_bytes, keep)
+    }
+
+    /// Reads a part of a stream. `place`: the stream, the part, the number of its parts, the address of its writer's data plane.
+    /// `receiver`: the task that reads, and `run` its run.
+    #[allow(clippy::too_many_arguments)]
+    fn read_stream(
+        &self,
+        py: Python<'_>,
+        job: &str,
+        source: &str,
+        to: &str,
+        demands: &str,
+        place: (String, u32, u32, String),
+        receiver: &str,
+        run: u64,
+    ) -> PyResult<StreamReader> {
+        let (stream, part, part_count, address) = place;
+        let reading = Reading {
+            stream: stream.parse().map_err(bad_input)?,
+            part,
+            address: address.parse().map_err(bad_input)?,
+            reader: ReaderId { task: mission_transport::checksum::of(receiver.as_bytes()), run },
+            transfer: TransferId { job: job.into(), from: source.into(), to: to.into() },
+            demands: parse_demands(demands)?,
+        };
+        StreamReader::begin(py, &self.get()?, reading, receiver, part_count)
     }
 
     /// One command for the data plane, outside the numbered messages.

@@ -1,11 +1,11 @@
 //! Streams for Python: their writers and readers.
 
-use crate::endpoint::{Cancelled, Endpoint, OfIo, StreamFailed, exception, parse_demands};
+use crate::detached;
+use crate::endpoint::{Cancelled, OfIo, StreamFailed, exception};
 use crate::memory::{Part, buffer_of, bytes_of};
-use crate::{bad_input, detached};
 use mission_core::pattern::Asked;
-use mission_core::stream::{End, ReaderId};
-use mission_core::types::{JobId, TransferId};
+use mission_core::stream::End;
+use mission_core::types::{Demands, JobId};
 use mission_transport::endpoint;
 use mission_transport::fetcher::stream::{Next, ReadError, Reader, Reading};
 use mission_transport::object::ObjectId;
@@ -29,23 +29,22 @@ pub struct StreamReader {
     inner: Mutex<Option<Arc<Reader>>>,
 }
 
-#[pymethods]
 impl StreamWriter {
-    #[new]
-    fn new(
+    pub fn open(
         py: Python<'_>,
-        endpoint: &Endpoint,
-        job: &str,
-        demands: &str,
+        endpoint: &Arc<endpoint::Endpoint>,
+        (job, demands): (JobId, Demands),
         parts: u32,
         ahead_bytes: u64,
         keep: bool,
     ) -> PyResult<Self> {
-        let (endpoint, job, demands) = (endpoint.get()?, JobId::from(job), parse_demands(demands)?);
         let id = detached(py, || endpoint.open_stream(&job, &demands, parts, ahead_bytes, keep))?;
-        Ok(StreamWriter { id: id.map_err(PyOSError::new_err_of)?, endpoint: Arc::downgrade(&endpoint) })
+        Ok(StreamWriter { id: id.map_err(PyOSError::new_err_of)?, endpoint: Arc::downgrade(endpoint) })
     }
+}
 
+#[pymethods]
+impl StreamWriter {
     #[getter]
     fn object(&self) -> String {
         self.id.to_string()
@@ -82,38 +81,20 @@ impl StreamWriter {
     }
 }
 
-#[pymethods]
 impl StreamReader {
-    #[new]
-    #[allow(clippy::too_many_arguments)]
-    fn new(
+    /// `receiver`: who asks, for the pattern of the transfer; of so many parts.
+    pub fn begin(
         py: Python<'_>,
-        endpoint: &Endpoint,
-        job: &str,
-        source: &str,
-        to: &str,
-        demands: &str,
-        stream: &str,
-        part: u32,
-        part_count: u32,
-        address: &str,
+        endpoint: &Arc<endpoint::Endpoint>,
+        reading: Reading,
         receiver: &str,
-        run: u64,
+        part_count: u32,
     ) -> PyResult<Self> {
-        let endpoint = endpoint.get()?;
-        let reading = Reading {
-            stream: stream.parse().map_err(bad_input)?,
-            part,
-            address: address.parse().map_err(bad_input)?,
-            reader: ReaderId { task: mission_transport::checksum::of(receiver.as_bytes()), run },
-            transfer: TransferId { job: job.into(), from: source.into(), to: to.into() },
-            demands: parse_demands(demands)?,
-        };
         let asked = Asked {
             receiver: receiver.into(),
             objects: 1,
-            object: stream.into(),
-            part,
+            object: reading.stream.to_string().into(),
+            part: reading.part,
             parts: part_count,
             whole: part_count == 1,
         };
@@ -123,7 +104,10 @@ impl StreamReader {
         })?;
         Ok(StreamReader { inner: Mutex::new(Some(Arc::new(reader.map_err(PyOSError::new_err_of)?))) })
     }
+}
 
+#[pymethods]
+impl StreamReader {
     /// The next chunk and the sizes of its writes; (`None`, `None`): the end, or, without `wait`, nothing yet, as the last says.
     #[pyo3(signature = (wait=true))]
     fn next(&self, py: Python<'_>, wait: bool) -> PyResult<(Option<Part>, Option<Part>, bool)> {
