@@ -62,9 +62,9 @@ MAY_FAIL: dict[str, set[str]] = {
     # Dask gives a task up whose worker died too often, and cancels what cannot be computed again.
     "kill": {"KilledWorker", "FutureCancelledError"},
     # What is damaged on the only disk that has it is gone, and its reader says so.
-    "spool": {"Damaged", "Lost", "P2PConsistencyError"},
+    "spool": {"Damaged", "Lost", "P2PConsistencyError", "StreamFailed"},
     # An output file or a spooled object that finds no room; who reads meanwhile is not concerned.
-    "disk": {"OSError", "P2POutOfDiskError"},
+    "disk": {"OSError", "P2POutOfDiskError", "StreamFailed"},
 }
 """Of each blow, how a job may end except right. Whatever is not here, no job may fail of."""
 ROUND_S = 240
