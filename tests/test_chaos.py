@@ -6,7 +6,7 @@ import pytest
 
 from tests.chaos import run
 
-ROUNDS = 10
+ROUNDS = 8
 
 
 @pytest.mark.timeout(900)
