@@ -142,7 +142,7 @@ def open_stream(parts: int = 1, *, ahead: int = AHEAD_BYTES, keep: bool = False)
 def stream(reference: StreamReference, part: int = 0) -> Iterator[memoryview]:
     """Read a part of a stream: yields each buffer as it was written, as soon as it is there.
 
-    While there is none, the task's thread is lent to other tasks.
+    While there is none, other tasks may use the task's thread.
 
     Raises:
         mission_control.StreamFailed: The task that writes it raised an error.

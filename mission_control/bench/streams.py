@@ -10,7 +10,7 @@ import hashlib
 import os
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -50,8 +50,11 @@ def measure(size: int, rounds: int, say: Callable[[str], None] = lambda _: None)
         for transport in TRANSPORTS:
             with mission_control.job(f"streams-{transport}", client=client, transport=transport):
                 reads = {"fetch": fetched, "stream": streamed}
-                live = {"put, then fetch": put_then_fetch, "written and read": written_and_read}
-                stages = {"stages after one another": one_after_another, "stages side by side": side_by_side}
+                live = {"put, then fetch": in_all(put_all, 0), "written and read": in_all(write_all, 0)}
+                stages = {
+                    "stages after one another": in_all(put_all, STAGE_HASHES),
+                    "stages side by side": in_all(write_all, STAGE_HASHES),
+                }
                 for name, better, modes in (
                     ("read what is there", "stream", {own: (call, count) for own, call in reads.items()}),
                     (
@@ -116,59 +119,37 @@ def used(client: Client) -> float:
 
 
 def fetched(client: Client, owner: str, reader: str, count: int) -> float:
-    there = client.submit(put_all, count, workers=[owner], pure=False)
+    there = client.submit(put_all, count, 0, workers=[owner], pure=False)
     client.sync(_wait, [there])
-    return taken(client.submit(fetch_all, there, count, workers=[reader], pure=False), count)
+    return in_reader(client, there, reader, count)
 
 
 def streamed(client: Client, owner: str, reader: str, count: int) -> float:
-    there = client.submit(write_all, count, workers=[owner], pure=False)
-    # On the owner's own thread: it begins once the stream has ended.
-    client.submit(ended, there, workers=[owner], pure=False).result()
-    return taken(client.submit(read_all, there, workers=[reader], pure=False), count)
+    there = client.submit(write_all, count, 0, workers=[owner], pure=False)
+    # On the owner itself, until the stream has ended.
+    client.submit(read_all, there, 0, workers=[owner], pure=False).result()
+    return in_reader(client, there, reader, count)
 
 
-def taken(timed: Any, count: int) -> float:
-    """Seconds in the task that reads."""
-    seconds, digest = timed.result()
-    check(digest, count)
+def in_reader(client: Client, there: Any, reader: str, count: int) -> float:
+    """Seconds of the task that reads."""
+    seconds, numbers = client.submit(read_all, there, 0, workers=[reader], pure=False).result()
+    check(numbers, count)
     return seconds
 
 
-def put_then_fetch(client: Client, owner: str, reader: str, count: int) -> float:
-    began = time.perf_counter()
-    there = client.submit(put_all, count, workers=[owner], pure=False)
-    _, digest = client.submit(fetch_all, there, count, workers=[reader], pure=False).result()
-    wall = time.perf_counter() - began
-    check(digest, count)
-    return wall
+def in_all(write: Callable[[int, int], Any], hashes: int) -> Call:
+    """Return what measures a task that writes, with one that reads, from the submission of the first."""
 
+    def measured(client: Client, owner: str, reader: str, count: int) -> float:
+        began = time.perf_counter()
+        there = client.submit(write, count, hashes, workers=[owner], pure=False)
+        _, numbers = client.submit(read_all, there, hashes, workers=[reader], pure=False).result()
+        wall = time.perf_counter() - began
+        check(numbers, count)
+        return wall
 
-def written_and_read(client: Client, owner: str, reader: str, count: int) -> float:
-    began = time.perf_counter()
-    there = client.submit(write_all, count, workers=[owner], pure=False)
-    _, digest = client.submit(read_all, there, workers=[reader], pure=False).result()
-    wall = time.perf_counter() - began
-    check(digest, count)
-    return wall
-
-
-def one_after_another(client: Client, owner: str, reader: str, count: int) -> float:
-    began = time.perf_counter()
-    there = client.submit(put_worked, count, workers=[owner], pure=False)
-    digest = client.submit(fetch_worked, there, workers=[reader], pure=False).result()
-    wall = time.perf_counter() - began
-    check(digest, count)
-    return wall
-
-
-def side_by_side(client: Client, owner: str, reader: str, count: int) -> float:
-    began = time.perf_counter()
-    there = client.submit(write_worked, count, workers=[owner], pure=False)
-    digest = client.submit(read_worked, there, workers=[reader], pure=False).result()
-    wall = time.perf_counter() - began
-    check(digest, count)
-    return wall
+    return measured
 
 
 def latency_of(client: Client) -> dict[str, float]:
@@ -202,70 +183,40 @@ def check(numbers: list[int], count: int) -> None:
         raise RuntimeError(f"what was read is not what was written: {numbers[:10]}")
 
 
-def put_all(count: int) -> mission_control.Reference:
-    return mission_control.put([buffer(number) for number in range(count)])
-
-
-def fetch_all(reference: mission_control.Reference, count: int) -> tuple[float, list[int]]:
-    began = time.perf_counter()
-    parts = mission_control.fetch(reference)
-    numbers = [mark(part) for part in parts]
-    return time.perf_counter() - began, numbers
-
-
-def write_all(count: int) -> None:
-    with mission_control.open_stream(keep=True) as out:
-        for number in range(count):
-            out.write(0, buffer(number))
-
-
-def ended(reference: mission_control.StreamReference) -> None:
-    for _ in mission_control.stream(reference):
-        pass
-
-
-def read_all(reference: mission_control.StreamReference) -> tuple[float, list[int]]:
-    began = time.perf_counter()
-    numbers = [mark(part) for part in mission_control.stream(reference)]
-    return time.perf_counter() - began, numbers
-
-
-def worked(data: Any) -> None:
-    """The work of a stage on one buffer; Python's lock is free meanwhile."""
-    for _ in range(STAGE_HASHES):
-        hashlib.sha256(data).digest()
-
-
-def put_worked(count: int) -> mission_control.Reference:
+def put_all(count: int, hashes: int) -> mission_control.Reference:
     made = []
     for number in range(count):
         made.append(buffer(number))
-        worked(made[-1])
+        work(made[-1], hashes)
     return mission_control.put(made)
 
 
-def fetch_worked(reference: mission_control.Reference) -> list[int]:
-    numbers = []
-    for part in mission_control.fetch(reference):
-        worked(part)
-        numbers.append(mark(part))
-    return numbers
-
-
-def write_worked(count: int) -> None:
-    with mission_control.open_stream() as out:
+def write_all(count: int, hashes: int) -> None:
+    with mission_control.open_stream(keep=True) as out:
         for number in range(count):
             made = buffer(number)
-            worked(made)
+            work(made, hashes)
             out.write(0, made)
 
 
-def read_worked(reference: mission_control.StreamReference) -> list[int]:
+def read_all(reference: mission_control.Reference, hashes: int) -> tuple[float, list[int]]:
+    began = time.perf_counter()
+    parts: Iterable[Any]
+    if isinstance(reference, mission_control.StreamReference):
+        parts = mission_control.stream(reference)
+    else:
+        parts = mission_control.fetch(reference)
     numbers = []
-    for part in mission_control.stream(reference):
-        worked(part)
+    for part in parts:
+        work(part, hashes)
         numbers.append(mark(part))
-    return numbers
+    return time.perf_counter() - began, numbers
+
+
+def work(data: Any, hashes: int) -> None:
+    """The work of a stage on one buffer; Python's lock is free meanwhile."""
+    for _ in range(hashes):
+        hashlib.sha256(data).digest()
 
 
 def write_stamps() -> None:

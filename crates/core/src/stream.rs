@@ -72,7 +72,7 @@ pub enum Command {
     Room { part: u32 },
 }
 
-/// What a reader hears.
+/// The answer to a reader.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// Sealed, and not freed.

@@ -52,7 +52,7 @@ impl StreamWriter {
 
     fn write(&self, py: Python<'_>, part: u32, buffer: &Bound<'_, PyAny>) -> PyResult<()> {
         let buffer = buffer_of(buffer)?;
-        // SAFETY: `buffer` holds it until the copy is made, and the caller was told not to write meanwhile.
+        // SAFETY: `buffer` holds it until the copy is made, and the caller must not write meanwhile.
         let bytes = unsafe { bytes_of(&buffer) }?;
         let mut signal = None;
         let endpoint = self.endpoint.upgrade().ok_or_else(|| Cancelled::new_err("this worker closes"))?;
@@ -67,7 +67,7 @@ impl StreamWriter {
         })
     }
 
-    /// Those who read are told that it is lost.
+    /// Frees the stream; readers get an error that it is lost.
     fn free(&self, py: Python<'_>) -> PyResult<()> {
         let Some(endpoint) = self.endpoint.upgrade() else { return Ok(()) };
         detached(py, || _ = endpoint.free(&self.id))

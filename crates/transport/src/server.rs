@@ -443,9 +443,9 @@ fn answer(
         let asks = shared.asking.fetch_add(1, Ordering::Relaxed);
         // Others fetch from here too.
         let within = if asks < ASKING_MAX { CHUNKS_WITHIN } else { Duration::ZERO };
-        let told = shared.streams.ask(&request.object, request.part, reader, after, within);
+        let reply = shared.streams.ask(&request.object, request.part, reader, after, within);
         shared.asking.fetch_sub(1, Ordering::Relaxed);
-        return channel.send(&Response::told(told, seen).write(), b"");
+        return channel.send(&Response::chunk_reply(reply, seen).write(), b"");
     }
     let Some(holding) = shared.store.holding(&request.object, request.part) else {
         return refuse(channel, 404, "no such object here");

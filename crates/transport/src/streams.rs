@@ -25,8 +25,8 @@ const SEAL_BYTES_MIN: u64 = 4 << 10;
 const SIZE_BYTES: u64 = 8;
 /// Parts of a stream: each has a buffer and a lock.
 pub const PARTS_MAX: u32 = 1 << 16;
-/// Chunks that a reader is told of at once: they fit into the head of an answer.
-pub const TOLD_MAX: usize = 64;
+/// Chunks that one reply names: they fit into the head of an answer.
+pub const CHUNKS_PER_REPLY: usize = 64;
 /// How often a writer that waits looks whether it was interrupted.
 const INTERRUPT_EVERY: Duration = Duration::from_millis(100);
 /// A reader that finds a part being written to looks again.
@@ -43,9 +43,9 @@ pub struct Chunk {
     pub writes: u64,
 }
 
-/// What a reader hears.
+/// The answer to a reader.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Told {
+pub enum ChunkReply {
     Chunks(Vec<Chunk>),
     Later,
     Complete,
@@ -242,13 +242,13 @@ impl Streams {
     }
 
     /// What there is of a part for a reader that has all chunks before `after`; waits for it so long.
-    pub fn ask(&self, id: &ObjectId, part: u32, reader: ReaderId, after: u64, within: Duration) -> Told {
+    pub fn ask(&self, id: &ObjectId, part: u32, reader: ReaderId, after: u64, within: Duration) -> ChunkReply {
         let deadline = Instant::now() + within;
         loop {
-            let Some(writer) = self.get(id) else { return Told::Unknown };
+            let Some(writer) = self.get(id) else { return ChunkReply::Unknown };
             let (mut state, mut commands) = (writer.lock(), Vec::new());
             if state.freed {
-                return Told::Unknown;
+                return ChunkReply::Unknown;
             }
             state.stream.handle(self.now(), Event::Asked { part, reader, after }, &mut commands);
             let mut seals = false;
@@ -262,26 +262,26 @@ impl Streams {
                     Command::Wake { .. } => {}
                 }
             }
-            let told = match state.stream.answer(part, reader, after) {
-                Answer::Chunks(range) => Told::Chunks(state.told(part, range)),
-                Answer::Complete => Told::Complete,
-                Answer::Failed(why) => Told::Failed(why),
-                Answer::Freed => Told::Freed,
-                Answer::Taken => Told::Taken,
-                Answer::NoPart => Told::Unknown,
-                Answer::Later => Told::Later,
+            let reply = match state.stream.answer(part, reader, after) {
+                Answer::Chunks(range) => ChunkReply::Chunks(state.chunks_of(part, range)),
+                Answer::Complete => ChunkReply::Complete,
+                Answer::Failed(why) => ChunkReply::Failed(why),
+                Answer::Freed => ChunkReply::Freed,
+                Answer::Taken => ChunkReply::Taken,
+                Answer::NoPart => ChunkReply::Unknown,
+                Answer::Later => ChunkReply::Later,
             };
-            if told != Told::Later || !gone.is_empty() {
+            if reply != ChunkReply::Later || !gone.is_empty() {
                 drop(state);
                 gone.iter().for_each(|chunk: &Chunk| _ = self.store.free(&chunk.object));
-                if told != Told::Later {
-                    return told;
+                if reply != ChunkReply::Later {
+                    return reply;
                 }
                 continue;
             }
             let mut left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Told::Later;
+                return ChunkReply::Later;
             }
             if seals {
                 drop(state);
@@ -406,9 +406,9 @@ impl State {
         own.there.drain(..count).collect()
     }
 
-    fn told(&self, part: u32, range: Range<u64>) -> Vec<Chunk> {
+    fn chunks_of(&self, part: u32, range: Range<u64>) -> Vec<Chunk> {
         let own = &self.chunks[part as usize];
-        own.there.iter().skip((range.start - own.first) as usize).take(TOLD_MAX).copied().collect()
+        own.there.iter().skip((range.start - own.first) as usize).take(CHUNKS_PER_REPLY).copied().collect()
     }
 
     /// # Errors

@@ -8,7 +8,7 @@ use crate::auth::Nonce;
 use crate::checksum;
 use crate::facts::Sender;
 use crate::object::{ObjectId, from_hex, to_hex};
-use crate::streams::{Chunk, Told};
+use crate::streams::{Chunk, ChunkReply};
 use mission_core::defaults::HEAD_BYTES_MAX;
 use mission_core::host::{GroupId, MemberId};
 use mission_core::stream::ReaderId;
@@ -258,33 +258,33 @@ impl Response {
         }
     }
 
-    /// What a reader of a stream is told.
-    pub fn told(told: Told, request_checksum: u64) -> Response {
+    /// The answer to a reader of a stream.
+    pub fn chunk_reply(reply: ChunkReply, request_checksum: u64) -> Response {
         let refusal = |status, reason: &str| Response::refusal(status, reason, request_checksum);
-        match told {
-            Told::Chunks(chunks) => Response { chunks, ..refusal(200, "") },
-            Told::Later => refusal(202, ""),
-            Told::Complete => refusal(204, ""),
-            Told::Unknown => refusal(404, "no such stream here"),
-            Told::Taken => refusal(409, "this part was read before, by this or another task"),
-            Told::Freed => refusal(410, "the beginning of the stream was read and freed"),
-            Told::Failed(why) => refusal(424, &why),
+        match reply {
+            ChunkReply::Chunks(chunks) => Response { chunks, ..refusal(200, "") },
+            ChunkReply::Later => refusal(202, ""),
+            ChunkReply::Complete => refusal(204, ""),
+            ChunkReply::Unknown => refusal(404, "no such stream here"),
+            ChunkReply::Taken => refusal(409, "this part was read before, by this or another task"),
+            ChunkReply::Freed => refusal(410, "the beginning of the stream was read and freed"),
+            ChunkReply::Failed(why) => refusal(424, &why),
         }
     }
 
-    /// What a reader of a stream is told by this.
+    /// The answer to a reader of a stream that this is.
     ///
     /// # Errors
     /// It says something else: the answer itself.
-    pub fn tells(self) -> Result<Told, Box<Response>> {
+    pub fn to_chunk_reply(self) -> Result<ChunkReply, Box<Response>> {
         Ok(match self.status {
-            200 if !self.chunks.is_empty() => Told::Chunks(self.chunks),
-            202 => Told::Later,
-            204 => Told::Complete,
-            404 => Told::Unknown,
-            409 => Told::Taken,
-            410 => Told::Freed,
-            424 => Told::Failed(self.reason),
+            200 if !self.chunks.is_empty() => ChunkReply::Chunks(self.chunks),
+            202 => ChunkReply::Later,
+            204 => ChunkReply::Complete,
+            404 => ChunkReply::Unknown,
+            409 => ChunkReply::Taken,
+            410 => ChunkReply::Freed,
+            424 => ChunkReply::Failed(self.reason),
             _ => return Err(self.into()),
         })
     }
@@ -523,15 +523,15 @@ mod tests {
         Request { wants: Wants::Chunks { after: u64::MAX, reader: ReaderId { task: 7, run: u64::MAX } }, ..request() }
     }
 
-    /// As many chunks as are ever told at once, and the longest reason.
+    /// As many chunks as one reply ever has, and the longest reason.
     #[test]
-    fn what_is_told_fits_into_a_head() {
+    fn chunk_replies_fit_into_a_head() {
         let chunk = Chunk { object: ObjectId([7; 16]), bytes: u64::MAX, writes: u64::MAX };
         let reason = "x".repeat(crate::streams::WHY_MAX);
-        for told in [Told::Chunks(vec![chunk; crate::streams::TOLD_MAX]), Told::Failed(reason)] {
-            let head = Response::told(told.clone(), 1).write();
+        for reply in [ChunkReply::Chunks(vec![chunk; crate::streams::CHUNKS_PER_REPLY]), ChunkReply::Failed(reason)] {
+            let head = Response::chunk_reply(reply.clone(), 1).write();
             assert!(head.len() < HEAD_BYTES_MAX);
-            assert_eq!(Response::parse(&head).unwrap().tells(), Ok(told));
+            assert_eq!(Response::parse(&head).unwrap().to_chunk_reply(), Ok(reply));
         }
     }
 

@@ -7,7 +7,7 @@ use crate::checksum;
 use crate::facts::Sender;
 use crate::object::{ObjectId, from_hex, to_hex};
 use crate::socket;
-use crate::streams::Told;
+use crate::streams::ChunkReply;
 use crate::wire::{HeadReader, PieceReply, Request, Response, Wants};
 use mission_core::defaults::{BLOCK_BYTES, BUSY_RETRY_MS, CONNECT, STALL};
 use mission_core::flight::Leg;
@@ -212,9 +212,9 @@ impl<C: Channel> Connection for HttpConnection<C> {
         }
     }
 
-    fn chunks(&mut self, stream: ObjectId, part: u32, wants: Wants) -> Result<Told, Fault> {
+    fn chunks(&mut self, stream: ObjectId, part: u32, wants: Wants) -> Result<ChunkReply, Fault> {
         self.request(Request { object: stream, part, wants, nonce: None, proof: None })?;
-        self.response()?.tells().map_err(|response| refusal(&response))
+        self.response()?.to_chunk_reply().map_err(|response| refusal(&response))
     }
 
     fn usable(&self) -> bool {

@@ -15,7 +15,7 @@ mod tls;
 use crate::auth::Token;
 use crate::facts::Sender;
 use crate::object::ObjectId;
-use crate::streams::Told;
+use crate::streams::ChunkReply;
 use crate::tls::TlsSettings;
 use crate::windows::Governor;
 use crate::wire::{PieceReply, Wants};
@@ -116,7 +116,7 @@ pub trait Connection: Send {
     ///
     /// # Errors
     /// The peer cannot be asked, or refuses.
-    fn chunks(&mut self, stream: ObjectId, part: u32, wants: Wants) -> Result<Told, Fault>;
+    fn chunks(&mut self, stream: ObjectId, part: u32, wants: Wants) -> Result<ChunkReply, Fault>;
 
     /// Whether more can be asked for, or is still to be received.
     fn usable(&self) -> bool;

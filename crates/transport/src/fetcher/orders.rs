@@ -22,7 +22,7 @@ impl Fetcher {
                     *state.weights.entry(share.job.clone()).or_default() += share.weight;
                 }
                 let mut caps = BTreeMap::new();
-                // A budget that is found by trial has no limits that could be told beforehand.
+                // A budget that is found by trial has no limits that are known beforehand.
                 if let FlowsPerHost::Fixed(flows) = flows_per_host
                     && caps_bind(flows, shares.len())
                 {

@@ -4,7 +4,7 @@ use super::{CLOSES, Fetcher, Planned, Shared};
 use crate::carrier::{self, Connection};
 use crate::object::ObjectId;
 use crate::parts::{FetchRequest, Part, Wanted};
-use crate::streams::{Chunk, Told};
+use crate::streams::{Chunk, ChunkReply};
 use crate::wire::Wants;
 use mission_core::defaults::{PROGRESS_TIMEOUT, RETRY_FIRST, RETRY_MAX};
 use mission_core::flight::{Leg, Reach};
@@ -189,17 +189,17 @@ impl Asker<'_> {
             self.waits_for_room()?;
             let asked = Instant::now();
             match self.ask() {
-                Ok(told) => {
+                Ok(reply) => {
                     (silent, pause) = (None, RETRY_FIRST);
-                    match told {
-                        Told::Chunks(chunks) => self.after += self.bring(&chunks)?,
-                        Told::Later if asked.elapsed() < ASK_AGAIN => self.pauses(ASK_AGAIN)?,
-                        Told::Later => {}
-                        Told::Complete => return Ok(()),
-                        Told::Failed(why) => return Err(ReadError::Writer(why)),
-                        Told::Freed => return Err(self.lost("its beginning was read and freed")),
-                        Told::Unknown => return Err(self.lost("its writer's worker has it no more")),
-                        Told::Taken => {
+                    match reply {
+                        ChunkReply::Chunks(chunks) => self.after += self.bring(&chunks)?,
+                        ChunkReply::Later if asked.elapsed() < ASK_AGAIN => self.pauses(ASK_AGAIN)?,
+                        ChunkReply::Later => {}
+                        ChunkReply::Complete => return Ok(()),
+                        ChunkReply::Failed(why) => return Err(ReadError::Writer(why)),
+                        ChunkReply::Freed => return Err(self.lost("its beginning was read and freed")),
+                        ChunkReply::Unknown => return Err(self.lost("its writer's worker has it no more")),
+                        ChunkReply::Taken => {
                             let why =
                                 "this part was read before, by this or another task: open the stream with keep=True";
                             return Err(ReadError::Fetch(FetchError::Denied(why.into())));
@@ -243,7 +243,7 @@ impl Asker<'_> {
         }
     }
 
-    fn ask(&self) -> Result<Told, Fault> {
+    fn ask(&self) -> Result<ChunkReply, Fault> {
         let shared = &self.fetcher.shared;
         let Reading { stream, part, address, reader, .. } = *self.reading;
         let mut asking = self.asking.borrow_mut();
@@ -256,10 +256,10 @@ impl Asker<'_> {
             Some(connection) => connection,
             None => connect(shared, &self.planned, address)?,
         };
-        let told = connection.chunks(stream, part, Wants::Chunks { after: self.after, reader });
+        let reply = connection.chunks(stream, part, Wants::Chunks { after: self.after, reader });
         // After an error another one is made.
-        asking.connection = Some(connection).filter(|_| told.is_ok());
-        told
+        asking.connection = Some(connection).filter(|_| reply.is_ok());
+        reply
     }
 
     fn is_due(&self) -> bool {
@@ -269,7 +269,7 @@ impl Asker<'_> {
     /// Has the writer know that something is being taken.
     fn renew(&self) {
         if self.is_due() {
-            // There are chunks that it was told of, so the answer comes at once; and it is the next question's matter.
+            // There are chunks that it knows of, so the answer comes at once; and it is the next question's matter.
             let _ = self.ask();
         }
     }
