@@ -2,10 +2,12 @@
 
 In the program that submits work: :func:`install`, :func:`job` and :func:`uninstall`. In any task: :func:`put` and
 :func:`fetch`, and :func:`allocate` where a task can write its parts into the data plane's memory at once;
-:func:`open_stream` and :func:`stream`, where others read what is still being written.
+:func:`open_stream` and :func:`stream`, where others read what is still being written; :func:`delegate`, where another
+call makes the task's result.
 """
 
 from mission_control._native import Cancelled, Damaged, Denied, Lost, StreamFailed, TransferError, Unreachable
+from mission_control.delegates import Delegation, delegate
 from mission_control.jobs import JobRejected, install, job, uninstall
 from mission_control.objects import Fetched, Reference, allocate, fetch, put
 from mission_control.streams import Stream, StreamReference, open_stream, stream
@@ -13,6 +15,7 @@ from mission_control.streams import Stream, StreamReference, open_stream, stream
 __all__ = [
     "Cancelled",
     "Damaged",
+    "Delegation",
     "Denied",
     "Fetched",
     "JobRejected",
@@ -24,6 +27,7 @@ __all__ = [
     "TransferError",
     "Unreachable",
     "allocate",
+    "delegate",
     "fetch",
     "install",
     "job",

@@ -317,6 +317,17 @@ class Controller:
     def is_carried(self, task: int, object: str) -> bool:
         """Whether a task's present result carries an object."""
 
+    def delegates(
+        self, now: float, task: int, inputs: Sequence[int], objects: Sequence[Any], alive: bool
+    ) -> str | None:
+        """A task's next step takes the results of these tasks, and names these objects, as in `carries`."""
+
+    def delegate_ends(self, now: float, task: int, again: bool) -> str | None:
+        """The last step of a task is over; or an object is lost that it needs, and the task begins again."""
+
+    def step_is_lost(self, task: int) -> bool:
+        """Whether a task's next step needs an object that nobody has any more."""
+
     def job_of(self, task: int) -> str | None:
         """The job of a task."""
 

@@ -82,6 +82,13 @@ class TaskObjects:
         with self._lock:
             self._put[task].append(name)
 
+    def hand_on(self, task: Any, names: Iterable[str]) -> None:
+        """Note that a task's next step names these objects: they outlive the task."""
+        named = set(names)
+        with self._lock:
+            if (put := self._put.get(task)) is not None:
+                put[:] = [name for name in put if name not in named]
+
     def look(self, task: Any, result: Any) -> None:
         """Find the references in a result. Runs in the task's thread, because a large result takes a while."""
         found = carried_by(result) if self._may_carry(task) else set()

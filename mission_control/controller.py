@@ -46,7 +46,10 @@ class MissionController(ABC):
 
     @abstractmethod
     def recompute(self, tasks: Sequence[int]) -> None:
-        """Drop the results of these tasks, with all copies, and compute again what is still needed."""
+        """Drop the results of these tasks, with all copies, and compute again what is still needed.
+
+        A task that has delegated, and waits, begins again with its first step.
+        """
 
     @abstractmethod
     def soon(self, call: Callable[[], Any]) -> None:

@@ -176,6 +176,11 @@ class Workload(Part):
     points: int = Field(2_000_000, ge=1, description="kmeans: points of each job")
     k: int = Field(100, ge=1, description="kmeans: centres")
     dimensions: int = Field(8, ge=1, description="kmeans: of each point")
+    driver: Literal["client", "tasks"] = Field(
+        "client",
+        description="kmeans: who submits the next iteration; client: the program outside, which waits for each; tasks: "
+        "the reduce task, which delegates to the next one",
+    )
     jobs: int = Field(1, ge=1, description="jobs at once, each with its own client and its own input")
     partitions: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         "auto",

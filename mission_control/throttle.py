@@ -39,7 +39,7 @@ class ThrottleController(ABC):
     def say(self, kind: str, **said: Any) -> None:
         """Send to the Mission Controller, in order with the engine's own messages: an event of `controller.SAID`, or
         ``task`` (the objects that a result carries, for `Controller.carries`), ``writes`` or ``wrote`` (a task and its
-        stream, for the methods of these names)."""
+        stream, for the methods of these names), or ``delegate`` (a task's next step, for `Controller.delegates`)."""
 
     @abstractmethod
     def soon(self, call: Callable[[], Any]) -> None:

@@ -380,7 +380,8 @@ MIXES = (
 
 def job(cluster: LocalCluster, name: str, kind: str, seed: int, transport: str, folder: Path) -> str:
     """Runs one job to its end; "right", or the name of its error."""
-    workload = Workload(size="12 MiB", points=6000, k=6, dimensions=4, partitions=6, seed=seed)
+    driver: Any = ("client", "tasks")[seed % 2]
+    workload = Workload(size="12 MiB", points=6000, k=6, dimensions=4, partitions=6, seed=seed, driver=driver)
     made = KINDS[kind](workload, 0, folder / name)
     with Client(cluster, set_as_default=False) as client:
         try:

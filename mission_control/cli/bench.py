@@ -249,6 +249,24 @@ def streams(
 
 
 @app.command()
+def delegates(
+    steps: Annotated[int, typer.Option(min=1, help="calls of each chain")] = 1000,
+    rounds: Annotated[int, typer.Option(min=1, help="samples of each; medians are given")] = 5,
+    as_json: Json = False,
+) -> None:
+    """Chains of delegated calls beside chains of submitted tasks; k-means without and with a driver."""
+    from mission_control.bench.delegates import measure
+
+    if (result := measured(as_json, lambda: measure(steps, rounds, say))) is None:
+        return
+    print(f"{'what':<28}{'mode':<42}{'seconds':>9}{'CPU-s':>8}  spread")
+    for row in result["rows"]:
+        low, high = row["spread"]
+        print(f"{row['what']:<28}{row['mode']:<42}{row['wall_s']:>9.2f}{row['cpu_s']:>8.2f}  {low:.2f} to {high:.2f} s")
+    print_ratios(result)
+
+
+@app.command()
 def broadcast(
     receivers: Annotated[int, typer.Option(min=1, help="processes that receive")] = 32,
     size: Annotated[str, typer.Option(help="of the object, as in 32MiB")] = "32MiB",

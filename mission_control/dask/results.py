@@ -13,6 +13,9 @@ from typing import Any
 
 from distributed import worker as dask_worker
 
+from mission_control.dask.handing import hand_on
+from mission_control.delegates import Delegation
+
 
 def watch(name: str) -> None:
     """Have the plug-in `name` of a worker look at each result where it was made. Once per process, for all its workers.
@@ -31,10 +34,12 @@ def watch(name: str) -> None:
         turns = plugin.turns if plugin is not None else None
         with turns.turn_of(key) if turns is not None else nullcontext():
             message = run_task(task, data, execution_state, key, *rest, **more)
-            if plugin is not None and plugin.early.is_done:
+            if plugin is None:
+                return message
+            if plugin.early.is_done:
                 plugin.early.ended(message.get("actual_exception"))
-            elif plugin is not None and message["op"] == "task-finished":
-                plugin.objects.look(key, message["result"])
+            elif message["op"] == "task-finished":
+                return look(plugin, key, message)
             return message
 
     @functools.wraps(run_task_async)
@@ -43,7 +48,13 @@ def watch(name: str) -> None:
         plugin = dask_worker.get_worker().plugins.get(name)
         if plugin is not None and message["op"] == "task-finished":
             # A large result takes a while, and this is the worker's event loop.
-            await asyncio.to_thread(plugin.objects.look, task.key, message["result"])
+            return await asyncio.to_thread(look, plugin, task.key, message)
+        return message
+
+    def look(plugin: Any, key: Any, message: Any) -> Any:
+        if type(message["result"]) is Delegation:
+            return hand_on(plugin, key, message)
+        plugin.objects.look(key, message["result"])
         return message
 
     run_and_look._mission_control = True  # type: ignore[attr-defined]

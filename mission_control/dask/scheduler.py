@@ -29,6 +29,7 @@ from mission_control import _native, page
 from mission_control.controller import SAID, MissionController, one_line
 from mission_control.dask.comm import clear_addresses, is_encrypted, requires_encryption
 from mission_control.dask.seams import objects, queue, replace, shuffles
+from mission_control.dask.seams.delegates import Delegates
 from mission_control.jobs import ANNOTATION, UNDEMANDING
 from mission_control.metrics import Metrics
 from mission_control.policies import Policy, name_of
@@ -52,6 +53,7 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
 
     name = "mission-control"
     idempotent = True
+    delegates: Delegates
 
     def __init__(
         self, policy: str | Policy = "performance-centric", flows_per_host: int | str = _native.FLOWS_PER_HOST
@@ -88,8 +90,10 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
         # What may fail comes first: without its plug-in the scheduler is to offer none of what follows.
         self.metrics = Metrics(scheduler.address, scheduler.loop, self.status)
         self.metrics.register()
-        handlers = ("secret", "join", "without", "admit", "change", "status", "policy", "since", "ended", "uninstall")
+        self.delegates = Delegates(self, scheduler)
+        handlers = ("secret", "join", "without", "admit", "change", "status", "policy", "since", "ended")
         offered = {f"mission_control_{name}": getattr(self, f"on_{name}") for name in handlers}
+        offered |= {"mission_control_uninstall": self.on_uninstall, "mission_control_await": self.delegates.on_await}
         # As Dask does with its own: docs/security.md.
         for name in dask.config.get("distributed.scheduler.blocked-handlers", default=[]):
             offered.pop(name, None)
@@ -101,6 +105,7 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
             "stale": self.on_stale,
             "writes": self.on_writes,
             "wrote": self.on_wrote,
+            "delegate": self.delegates.on_delegate,
         }
         for name, handler in (streams | more).items():
             scheduler.stream_handlers[f"mission-control-{name}"] = guarded(handler)
@@ -125,6 +130,7 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
         if callback is not None:
             callback.stop()
         self.metrics.unregister()
+        self.delegates.close()
         self.undo.close()
 
     async def on_uninstall(self, timeout: float) -> dict[str, Any]:
@@ -149,6 +155,10 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
     def _in_use(self) -> str | None:
         if (why := self.controller.engine_alone_refuses()) is not None:
             return f"{why}: release its results first"
+        if chains := len(self.delegates.first):
+            return (
+                f"{chains} tasks have delegated, and what they delegated to is not over: wait for them, or cancel them"
+            )
         objects = self.controller.held().get("objects", 0)
         return (
             f"{objects} objects that tasks put are in use: release the results with their references"
@@ -178,7 +188,8 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
 
     async def on_secret(self) -> dict[str, Any]:
         """For a worker that sets up its data plane; travels over Dask's own channel, encrypted if that is."""
-        return {"token": self.token, "flows_per_host": self.flows_per_host}
+        no_delegates = self.delegates.problem
+        return {"token": self.token, "flows_per_host": self.flows_per_host, "no_delegates": no_delegates}
 
     async def on_without(self, worker: str, why: str) -> None:
         """A worker works without a data plane; it may have joined before something failed."""
@@ -250,13 +261,15 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
         self.carry_out(self.controller.carries(self.now(), number, carries, alive))
 
     def on_stale(self, worker: str, keys: list[Any]) -> None:
-        """A worker's copies of these results carry lost objects.
+        """A worker's copies of these results carry lost objects; or a step that it runs under this key names them.
 
         It says so in order with what it holds: a key that it holds no longer was recomputed after it spoke.
         """
         holder = self.scheduler.workers.get(worker)
         held = holder.has_what if holder is not None else ()
         self.free(key for key in keys if self.scheduler.tasks.get(key) in held)
+        for key in keys:
+            self.delegates.begin_again_after(key, worker)
 
     def on_writes(self, worker: str, key: Any, stream: str, needs: list[Any]) -> None:
         """A task begins a stream; said before the scheduler hears that it is done."""
@@ -331,6 +344,8 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
 
     def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
         """A result's life is the life of the objects that it carries."""
+        if self.delegates.first or self.delegates.awaited:
+            self.delegates.transition(key, start, finish)
         # Dask calls this several times for each task, mostly with nothing to say to core.
         is_gone = start == "memory" and finish != "memory"
         if not (is_gone or start == "processing" or finish == "forgotten"):
@@ -363,7 +378,10 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
                 stream.send({"op": "mission-control-taken", "shuffle": shuffle, "run": run, "cohort": cohort})
 
     def recompute(self, tasks: Sequence[int]) -> None:
-        self.free(self.keys[task] for task in tasks if task in self.keys)
+        keys = [self.keys[task] for task in tasks if task in self.keys]
+        self.free(keys)
+        for key in keys:
+            self.delegates.begin_again(key)
 
     def free(self, keys: Iterable[Any]) -> None:
         """Frees these results and all their copies; Dask computes again what is still needed of them."""

@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 from weakref import WeakValueDictionary
@@ -31,6 +31,7 @@ from mission_control.dask.seams import messages, shuffles, wanted
 from mission_control.dask.seams.early import Early
 from mission_control.dask.seams.lanes import Lanes
 from mission_control.dask.seams.turns import Turns
+from mission_control.delegates import Described, objects_of
 from mission_control.objects import Reference
 from mission_control.throttle import MEMORY, ThrottleController
 
@@ -58,6 +59,9 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
     # Dask knows the plug-in before it is set up.
     turns: Turns | None = None
     lanes: Lanes | None = None
+
+    no_delegates: str | None = "it has not said so yet"
+    """Why the scheduler cannot have tasks delegate, if it cannot."""
 
     def __init__(self) -> None:
         self.problem: str | None = None
@@ -113,6 +117,7 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
         secret = await self.secret(worker)
         if not isinstance(secret, dict):
             raise NoMissionController("its scheduler runs none: start it with --preload mission_control.dask")
+        self.no_delegates = secret["no_delegates"]
         limit = worker.memory_manager.memory_limit or MEMORY_LIMIT
         settings = {
             "memory_limit": int(limit * _native.STORE_MEMORY_FRACTION),
@@ -211,10 +216,10 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
         resources = self.resources()
         return {kind: resources[f"{kind}_bytes"] for kind in MEMORY}
 
-    def writes(self, key: Any, stream: str, needs: Iterable[Reference]) -> None:
-        """A task begins a stream, and needs these references of its inputs. May be called in any thread."""
-        objects = described(needs)
-        self.soon(lambda: self.say("writes", key=key, stream=stream, needs=objects))
+    def writes(self, key: Any, stream: str) -> None:
+        """A task begins a stream. Runs in its thread."""
+        needs = self.needs_of(key)
+        self.soon(lambda: self.say("writes", key=key, stream=stream, needs=needs))
 
     def wrote(self, key: Any, stream: str, again: bool) -> None:
         """A task that wrote a stream is over; `again`: it is to run again. May be called in any thread."""
@@ -232,15 +237,18 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
                 time.sleep(RESCHEDULE_AFTER_S * 2 ** (self.rescheduled[key] - 1))
                 raise Reschedule() from error
 
-    def inputs_of(self, key: Any) -> set[Reference]:
-        """Return the references that a task's inputs carry. Runs in its thread."""
+    def needs_of(self, key: Any) -> list[Described]:
+        """Return the objects that a task's inputs carry, and its arguments where it is a step. Runs in its thread."""
         task = self.worker.state.tasks.get(key)
-        inputs = [own.key for own in list(task.dependencies)] if task is not None and Reference._live else []
+        if task is None:
+            return []
+        inputs = [own.key for own in list(task.dependencies)] if Reference._live else []
         found = (carried_by(self.worker.data[own]) for own in inputs if own in self.worker.data)
-        return {reference for references in found for reference in references}
+        references = {reference for references in found for reference in references}
+        return [*described(references), *objects_of(task.run_spec)]
 
     def tell_stale(self, key: Any, lost: set[str]) -> None:
-        """Tells which of a task's inputs, as they are here, carry lost objects.
+        """Say which of a task's inputs, as they are here, carry lost objects; and the task, if it is a step naming one.
 
         Such a copy was on its way here, or made from one, when the worker of its objects left: the scheduler, that has
         had its key recomputed meanwhile, takes it for a copy of the new result.
@@ -251,6 +259,8 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
         )
         carried = {entry: carried_by(self.worker.data[entry]) for entry in inputs}
         stale = [entry for entry, held in carried.items() if any(reference.object in lost for reference in held)]
+        if task is not None and any(own[0] in lost for own in objects_of(task.run_spec)):
+            stale.append(key)
         if stale:
             self.say("stale", keys=stale)
 

@@ -1,5 +1,8 @@
 """k-means by Lloyd's iterations: a graph that grows until the centres stand still.
 
+The client looks at each iteration and submits the next one; or the reduce task does so, and delegates its own result to
+the next reduce task (paper 001, 5.2.2).
+
 The points lie where they were made, and are read there in every iteration. The centres are one object that every map
 task fetches, a broadcast; the partial sums of all map tasks go to one reduce task, a gather, the incast pattern. Rules
 of convergence are scikit-learn's (``KMeans``, algorithm ``lloyd``), so that its result from the same start is the same.
@@ -15,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
 
 import numpy as np
+from distributed import get_client, get_worker
 
 import mission_control
 
@@ -37,15 +41,35 @@ SAME = 1e-6
 """Largest difference of a coordinate from scikit-learn's: sums are formed in another order."""
 
 
-class Step(NamedTuple):
-    """What a reduce task says of its iteration."""
+PROGRESS = "mission-control-kmeans"
+"""Topic under which reduce tasks that submit the next iteration say how far they are."""
 
-    centres: mission_control.Reference
+
+class Move(NamedTuple):
+    """What became of the centres in an iteration."""
+
     shift: float
     """Sum of the squared distances by which the centres moved."""
     counted: int
     labels: tuple[int, ...]
     """A checksum of the labels of each partition: where none changed, the centres will not either."""
+
+
+class Step(NamedTuple):
+    """What a reduce task says of its iteration."""
+
+    centres: mission_control.Reference
+    move: Move
+
+
+class Plan(NamedTuple):
+    """What is the same in all iterations that tasks submit."""
+
+    points: tuple[mission_control.Reference, ...]
+    columns: int
+    tolerance: float
+    run: str
+    """Tells what they say from what those of another job say."""
 
 
 class KMeans:
@@ -60,10 +84,11 @@ class KMeans:
         self.points, self.k, self.dimensions = workload.points, workload.k, workload.dimensions
         self.partitions = max(PARTITIONS, workers) if workload.partitions == "auto" else workload.partitions
         self.seed = workload.seed * 1000 + number
+        self.driver = workload.driver
         self.data: list[Future] = []
         self.start = np.empty(0)
         self.tolerance = 0.0
-        self.steps: list[Step] = []
+        self.moves: list[Move] = []
         self.result = np.empty(0)
 
     def prepare(self, client: Client, say: Callable[[str], None]) -> None:
@@ -81,10 +106,35 @@ class KMeans:
         self.start = np.concatenate(client.gather(client.map(head, self.data, key="kmeans-head", pure=False)))[: self.k]
 
     def run(self, client: Client, say: Callable[[str], None]) -> None:
+        iterated = self.delegated if self.driver == "tasks" else self.driven
+        centres = iterated(client, say)
+        result = client.submit(copy_of, centres, self.dimensions, key=f"kmeans-result-{uuid4().hex}", pure=False)
+        self.result = result.result()
+
+    def delegated(self, client: Client, say: Callable[[str], None]) -> Future:
+        """The client submits one task."""
+        run = uuid4().hex
+
+        def hear(event: tuple[float, tuple[str, str]]) -> None:
+            of, text = event[1]
+            if of == run:
+                say(text)
+
+        client.subscribe_topic(PROGRESS, hear)
+        try:
+            given = (self.dimensions, self.tolerance, run)
+            last = client.submit(begin, self.data, self.start, *given, key=f"kmeans-reduce-{run}", pure=False)
+            self.moves = client.submit(moves_of, last, key=f"kmeans-moves-{uuid4().hex}", pure=False).result()
+            return client.submit(centres_of, last, key=f"kmeans-next-{uuid4().hex}", pure=False)
+        finally:
+            client.unsubscribe_topic(PROGRESS)
+
+    def driven(self, client: Client, say: Callable[[str], None]) -> Future:
+        """The client submits each iteration."""
         columns = self.dimensions
         homes = client.who_has(self.data)
         centres = client.submit(put_rows, self.start, key=f"kmeans-start-{uuid4().hex}", pure=False)
-        while len(self.steps) < ITERATIONS_MAX:
+        while True:
             run = uuid4().hex  # keys of two iterations, or of two jobs, must not meet
             parts = []
             for number, points in enumerate(self.data):
@@ -93,25 +143,16 @@ class KMeans:
                 home: dict[str, Any] = {"workers": list(homes[points.key]), "allow_other_workers": True}
                 parts.append(client.submit(assign, points, centres, columns, key=key, pure=False, **home))
             step = client.submit(update, parts, centres, columns, key=f"kmeans-reduce-{run}", pure=False)
-            self.steps.append(step.result())
+            self.moves.append(step.result().move)
             centres = client.submit(centres_of, step, key=f"kmeans-next-{run}", pure=False)
-            now = self.steps[-1]
-            say(f"iteration {len(self.steps)}: squared shift {now.shift:.3g}, done below {self.tolerance:.3g}")
-            if self.standing():
-                break
-        result = client.submit(copy_of, centres, columns, key=f"kmeans-result-{uuid4().hex}", pure=False)
-        self.result = result.result()
-
-    def standing(self) -> bool:
-        """Whether nothing moves any more."""
-        if len(self.steps) > 1 and self.steps[-1].labels == self.steps[-2].labels:
-            return True
-        return self.steps[-1].shift <= self.tolerance
+            say(progress(self.moves, self.tolerance))
+            if len(self.moves) == ITERATIONS_MAX or standing(self.moves, self.tolerance):
+                return centres
 
     def check(self, client: Client, say: Callable[[str], None]) -> dict[str, bool]:
         checks = {
-            "converged": self.standing(),
-            "every point counted in every iteration": all(step.counted == self.points for step in self.steps),
+            "converged": standing(self.moves, self.tolerance),
+            "every point counted in every iteration": all(move.counted == self.points for move in self.moves),
         }
         if self.points <= COMPARED_MAX and (theirs := self.scikit_learn(client, say)) is not None:
             # Where several centres lost all their points, which of them went to which far point is nobody's business.
@@ -132,6 +173,17 @@ class KMeans:
         points = np.concatenate(client.gather(client.map(everything, self.data, key="kmeans-all", pure=False)))
         model = Reference(self.k, init=self.start, n_init=1, max_iter=ITERATIONS_MAX, tol=TOLERANCE, algorithm="lloyd")
         return model.fit(points).cluster_centers_
+
+
+def standing(moves: list[Move], tolerance: float) -> bool:
+    """Whether nothing moves any more."""
+    if len(moves) > 1 and moves[-1].labels == moves[-2].labels:
+        return True
+    return moves[-1].shift <= tolerance
+
+
+def progress(moves: list[Move], tolerance: float) -> str:
+    return f"iteration {len(moves)}: squared shift {moves[-1].shift:.3g}, done below {tolerance:.3g}"
 
 
 def make_points(count: int, number: int, shape: tuple[int, int, int]) -> mission_control.Reference:
@@ -157,9 +209,13 @@ def copy_of(reference: mission_control.Reference, columns: int, rows: int | None
     return rows_of(reference, columns)[:rows].copy()
 
 
-def centres_of(step: Step) -> mission_control.Reference:
+def centres_of(step: Step | Outcome) -> mission_control.Reference:
     """Only what the next iteration needs."""
     return step.centres
+
+
+def moves_of(outcome: Outcome) -> list[Move]:
+    return outcome.moves
 
 
 def moments_of(reference: mission_control.Reference, columns: int) -> tuple[np.ndarray, np.ndarray]:
@@ -216,4 +272,43 @@ def update(parts: list[Sums], before: mission_control.Reference, columns: int) -
     counts, old = total[:, columns:], rows_of(before, columns)
     new = np.where(counts > 0, total[:, :columns] / np.maximum(counts, 1), old)
     shift = float(((new - old) ** 2).sum())
-    return Step(put_rows(new), shift, int(counts.sum()), tuple(part.labels for part in parts))
+    return Step(put_rows(new), Move(shift, int(counts.sum()), tuple(part.labels for part in parts)))
+
+
+# --- without a client -----------------------------------------------------------------------------------------------
+
+
+class Outcome(NamedTuple):
+    """What the last reduce task says of them all."""
+
+    centres: mission_control.Reference
+    moves: list[Move]
+
+
+def begin(
+    points: list[mission_control.Reference], start: np.ndarray, columns: int, tolerance: float, run: str
+) -> mission_control.Delegation:
+    return iterate(Plan(tuple(points), columns, tolerance, run), put_rows(start), [])
+
+
+def iterate(plan: Plan, centres: mission_control.Reference, moves: list[Move]) -> mission_control.Delegation:
+    """Submit the map tasks of an iteration, and leave the rest to its reduce."""
+    client, run = get_client(), uuid4().hex
+    parts = []
+    for number, points in enumerate(plan.points):
+        home: dict[str, Any] = {"workers": [points.worker], "allow_other_workers": True}
+        key = (f"kmeans-map-{run}", number)
+        parts.append(client.submit(assign, points, centres, plan.columns, key=key, pure=False, **home))
+    return mission_control.delegate(reduce, plan, centres, parts, moves)
+
+
+def reduce(
+    plan: Plan, centres: mission_control.Reference, parts: list[Sums], moves: list[Move]
+) -> Outcome | mission_control.Delegation:
+    """The new centres; the task's result is that of the next iteration's reduce, if there is one."""
+    step = update(parts, centres, plan.columns)
+    moves = [*moves, step.move]
+    get_worker().log_event(PROGRESS, (plan.run, progress(moves, plan.tolerance)))
+    if len(moves) == ITERATIONS_MAX or standing(moves, plan.tolerance):
+        return Outcome(step.centres, moves)
+    return iterate(plan, step.centres, moves)

@@ -130,6 +130,19 @@ impl Graph {
         if let Some(own) = self.stages.get_mut(&stage) {
             own.tasks += 1;
         }
+        self.tasks.insert(task, Node { stage, kind, taken_by: (StageNumber::MAX, 0), behind: Vec::new() });
+        self.take_all(stage, inputs);
+    }
+
+    /// A task takes more results than it was added with.
+    pub fn takes(&mut self, task: u64, inputs: &[u64]) {
+        if let Some(stage) = self.tasks.get(&task).filter(|node| node.kind == Kind::Work).map(|node| node.stage) {
+            self.take_all(stage, inputs);
+        }
+    }
+
+    /// One task of a stage takes these results.
+    fn take_all(&mut self, stage: StageNumber, inputs: &[u64]) {
         // A task takes from few stages: a scan beats a map.
         let mut taken: Vec<(StageNumber, u32)> = Vec::new();
         for input in inputs {
@@ -149,7 +162,6 @@ impl Graph {
             self.into.insert((stage, from));
             self.changed.insert((from, stage));
         }
-        self.tasks.insert(task, Node { stage, kind, taken_by: (StageNumber::MAX, 0), behind: Vec::new() });
     }
 
     fn take(&mut self, stage: StageNumber, producer: u64, through: Option<Kind>, taken: &mut Vec<(StageNumber, u32)>) {
@@ -321,6 +333,18 @@ mod tests {
         add(&mut graph, "b", Kind::Work, 11, 3, |_| vec![0]);
         assert_eq!(pattern(&graph, "a", "b"), Pattern::Broadcast);
     }
+
+    #[test]
+    fn a_task_that_takes_more_later_changes_its_pattern() {
+        let mut graph = Graph::default();
+        add(&mut graph, "map", Kind::Work, 0, 4, |_| vec![]);
+        add(&mut graph, "reduce", Kind::Work, 10, 1, |_| vec![]);
+        graph.takes(10, &[0, 1, 2, 3]);
+        assert_eq!(pattern(&graph, "map", "reduce"), Pattern::Gather);
+        graph.takes(99, &[0]);
+        assert_eq!(graph.changed().len(), 1, "what was never added takes nothing");
+    }
+
     #[test]
     fn objects_of_several_parts_make_a_shuffle_before_a_byte_is_fetched() {
         let mut graph = Graph::default();

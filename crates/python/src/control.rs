@@ -125,6 +125,27 @@ impl Controller {
         Ok(self.lock().is_carried(task, object.parse().map_err(bad_input)?))
     }
 
+    /// `objects`: as in `carries`.
+    fn delegates(
+        &self,
+        now: f64,
+        task: u64,
+        inputs: Vec<u64>,
+        objects: Vec<Bound<'_, PyAny>>,
+        alive: bool,
+    ) -> PyResult<Option<String>> {
+        self.take(now, control::Event::Delegates { task, inputs, objects: carried(&objects), alive })
+    }
+
+    fn delegate_ends(&self, now: f64, task: u64, again: bool) -> PyResult<Option<String>> {
+        self.take(now, control::Event::DelegateEnds { task, again })
+    }
+
+    /// Whether a task's next step needs an object that nobody has any more.
+    fn step_is_lost(&self, task: u64) -> bool {
+        self.lock().step_is_lost(task)
+    }
+
     fn result_gone(&self, now: f64, task: u64, wanted: bool) -> PyResult<Option<String>> {
         self.take(now, control::Event::ResultGone { task, wanted })
     }

@@ -1,8 +1,8 @@
 """Private parts of Dask that Mission Control replaces, because Dask asks nobody there.
 
 Each is checked when its plug-in starts. One that is not as expected stays as it is, with a warning: Dask goes on
-without what it would have brought. :mod:`.objects`, :mod:`.queue` and :mod:`.shuffles` are for the scheduler,
-:mod:`.turns`, :mod:`.lanes` and :mod:`.messages` are for a worker.
+without what it would have brought. :mod:`.delegates`, :mod:`.objects`, :mod:`.queue` and :mod:`.shuffles` are for the
+scheduler, :mod:`.early`, :mod:`.turns`, :mod:`.lanes` and :mod:`.messages` are for a worker.
 """
 
 from __future__ import annotations

@@ -30,7 +30,8 @@ pub enum Command {
     Admitted { job: JobId, refused: Option<String> },
     /// To who asked: why the job cannot be changed so, if it cannot.
     Changed { error: Option<String>, refused: Option<String> },
-    /// To the engine: these results are invalid, with all their copies; what is still needed of them is computed again.
+    /// To the engine: these results are invalid, with all their copies; what is still needed of them is computed again. A task
+    /// that delegated, and waits, begins again with its first step.
     Recompute { tasks: BTreeSet<u64> },
     /// To the workers that take part: nobody needs the parts of this cohort of a shuffle's run any more ([`Event::ShuffleIn`]). One that
     /// does not hear it frees them when the run ends.

@@ -119,7 +119,7 @@ impl Controller {
         let mut tasks = BTreeSet::new();
         for object in objects {
             let Some(doubt) = self.doubts.all.remove(&object) else { continue };
-            tasks.extend(self.objects.results(object));
+            tasks.extend(self.objects.needed_by(object));
             self.lose(&doubt.why, [object], commands);
         }
         if !tasks.is_empty() {

@@ -129,6 +129,20 @@ pub enum Event {
         task: u64,
         stream: ObjectId,
     },
+    /// A task has handed its result on to a next step, which runs under its number. `inputs`: tasks whose results the step
+    /// takes; `objects`: what its arguments name. `alive`: the engine still wants the result.
+    Delegates {
+        task: u64,
+        inputs: Vec<u64>,
+        objects: Vec<Carried>,
+        alive: bool,
+    },
+    /// The last step of a task that had delegated is over. `again`: what it needs is lost, so the task begins with its first
+    /// step.
+    DelegateEnds {
+        task: u64,
+        again: bool,
+    },
     /// A result is gone. `wanted`: it is going to be computed again.
     ResultGone {
         task: u64,

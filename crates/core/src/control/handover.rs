@@ -221,7 +221,7 @@ impl Controller {
                 let Some(target) = self.target(object, room) else { break };
                 *room.get_mut(&target).expect("it was chosen from there") += self.objects.bytes(object);
                 self.handover.taking.entry(object).or_default().insert(target.clone());
-                let job = self.objects.results(object).find_map(|task| self.jobs.of(task)).cloned();
+                let job = self.objects.needed_by(object).find_map(|task| self.jobs.of(task)).cloned();
                 let of_source = wanted.entry(source.clone()).or_default();
                 let asked = of_source.entry(job.unwrap_or_else(|| "unnamed".into())).or_default();
                 asked.objects.push((object, target));
@@ -538,10 +538,10 @@ impl Controller {
 }
 
 impl Objects {
-    /// The tasks whose results carry an object.
-    pub fn results(&self, object: ObjectId) -> impl Iterator<Item = u64> {
+    /// The tasks whose results carry an object, or whose next steps name it.
+    pub fn needed_by(&self, object: ObjectId) -> impl Iterator<Item = u64> {
         self.holders(object).filter_map(|holder| match holder {
-            Holder::Result(task) => Some(task),
+            Holder::Result(task) | Holder::Step(task) => Some(task),
             Holder::Hold(_) | Holder::Needs(_) => None,
         })
     }

@@ -8,6 +8,7 @@
 //! known.
 
 mod commands;
+mod delegates;
 mod doubt;
 mod events;
 mod handover;
@@ -30,6 +31,7 @@ use crate::types::{JobId, JobSpec, ObjectId, WorkerId};
 use crate::units::Time;
 use crate::versions::Outbox;
 pub use commands::{Command, Record};
+use delegates::Delegates;
 use doubt::Doubts;
 pub use doubt::{DOUBT, Keep};
 pub use events::{Carried, Change, Event, NewTask, Origin};
@@ -77,6 +79,7 @@ pub struct Controller {
     transfers: Transfers,
     shuffles: Shuffles,
     streams: Streams,
+    delegates: Delegates,
 }
 
 impl Controller {
@@ -103,6 +106,7 @@ impl Controller {
             transfers: Transfers::default(),
             shuffles: Shuffles::default(),
             streams: Streams::default(),
+            delegates: Delegates::default(),
         })
     }
 
@@ -207,6 +211,10 @@ impl Controller {
             Event::Carries { task, objects, alive } => self.carries(now, task, objects, alive, commands),
             Event::Writes { task, worker, stream, needs } => self.writes(task, worker, stream, needs, commands),
             Event::Wrote { task, stream } => self.wrote(task, stream, commands),
+            Event::Delegates { task, inputs, objects, alive } => {
+                self.delegates(now, task, inputs, objects, alive, commands);
+            }
+            Event::DelegateEnds { task, again } => self.delegate_ends(task, again, commands),
             Event::ResultGone { task, wanted } => {
                 if wanted && self.objects.holds(Holder::Result(task)) {
                     let job = self.jobs.of(task).cloned().unwrap_or_else(|| "unnamed".into());
@@ -230,6 +238,7 @@ impl Controller {
                 // What a worker that had been away said of it late.
                 self.release(Holder::Result(task), commands);
                 self.writes_no_more(task, commands);
+                self.delegate_ends(task, false, commands);
                 self.submitted_on.remove(&task);
                 self.decide(now, mission::Event::TaskForgotten { task }, commands);
                 let over = self.jobs.remove(task);

@@ -19,6 +19,8 @@ pub enum Holder {
     Hold(u64),
     /// A task that writes a stream.
     Needs(u64),
+    /// The next step of a task that handed its result on.
+    Step(u64),
 }
 
 /// Objects by the worker that is to hear of them.
@@ -305,20 +307,32 @@ impl Controller {
         alive: bool,
         commands: &mut Vec<Command>,
     ) {
+        self.hold_carried(now, task, Holder::Result(task), objects, commands);
+        if !alive {
+            self.release(Holder::Result(task), commands);
+        }
+    }
+
+    /// A task has put these objects, or met them, and they are to live as long as a holder of the task.
+    pub(super) fn hold_carried(
+        &mut self,
+        now: Time,
+        task: u64,
+        holder: Holder,
+        objects: Vec<Carried>,
+        commands: &mut Vec<Command>,
+    ) {
         let mut shared = false;
         for Carried { object, owner, parts, bytes, copies } in objects {
             shared |= copies > 1 || self.handover.is_leaving(&owner);
             let put = mission::Event::Put { task, parts };
             self.decide(now, put, commands);
             let there = self.workers.contains_key(&owner);
-            self.objects.hold(Holder::Result(task), object, there.then_some(&owner), bytes, copies);
+            self.objects.hold(holder, object, there.then_some(&owner), bytes, copies);
             self.objects.has_parts(object, parts);
             if self.objects.whole(object).is_empty() && !self.doubts.has(object) {
                 self.lose(&format!("worker {owner} left"), [object], commands);
             }
-        }
-        if !alive {
-            self.release(Holder::Result(task), commands);
         }
         if shared {
             self.hand_over_soon(commands);
@@ -438,7 +452,7 @@ mod tests {
         assert_eq!(objects.only_at(&worker(1)), [(id(11), 10), (id(12), 10)]);
         let lost = objects.worker_gone(&worker(1));
         assert_eq!(lost.objects, [id(11), id(12)]);
-        assert_eq!(objects.results(id(12)).collect::<Vec<_>>(), [1, 2]);
+        assert_eq!(objects.needed_by(id(12)).collect::<Vec<_>>(), [1, 2]);
         assert_eq!(lost.elsewhere, [(id(13), worker(3))]);
         assert_eq!(objects.held_by(Holder::Result(1)), [(id(11), None), (id(12), None)]);
         assert_eq!(objects.held_by(Holder::Result(3)), [(id(13), Some(worker(3)))]);

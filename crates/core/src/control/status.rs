@@ -128,6 +128,7 @@ impl Controller {
             ("transfers", self.transfers.len()),
             ("shuffles", self.shuffles.len()),
             ("writers of streams", self.streams.len()),
+            ("tasks that delegated", self.delegates.len()),
         ])
     }
 

@@ -74,7 +74,7 @@ impl Controller {
         self.doubt_no_longer(now, Some(worker), commands);
         let why = format!("worker {worker} left");
         let gone = self.doubt(now, &why, lost.objects, commands);
-        let tasks: BTreeSet<u64> = gone.iter().flat_map(|object| self.objects.results(*object)).collect();
+        let tasks: BTreeSet<u64> = gone.iter().flat_map(|object| self.objects.needed_by(*object)).collect();
         self.lose(&why, gone, commands);
         if !tasks.is_empty() {
             commands.push(Command::Recompute { tasks });

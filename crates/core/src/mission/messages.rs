@@ -70,6 +70,11 @@ pub enum Event {
         task: u64,
         parts: u32,
     },
+    /// The next step of a task takes these results, too.
+    TaskTakes {
+        task: u64,
+        inputs: Vec<u64>,
+    },
     /// The engine has forgotten a task.
     TaskForgotten {
         task: u64,

@@ -162,6 +162,10 @@ impl MissionController {
                 self.graph.put(task, parts);
                 return Ok(());
             }
+            Event::TaskTakes { task, inputs } => {
+                self.graph.takes(task, &inputs);
+                return Ok(());
+            }
             Event::TaskForgotten { task } => {
                 self.graph.forget(task);
                 return Ok(());

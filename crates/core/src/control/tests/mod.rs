@@ -1,5 +1,6 @@
 //! The lives of workers, jobs and objects, as an engine's adapter would tell them.
 
+mod delegates;
 mod doubt;
 mod handover;
 mod jobs;

@@ -1,0 +1,331 @@
+"""A task that has handed its result on runs its next step under its own key.
+
+Dask's scheduler runs what a task's ``run_spec`` says, once its ``dependencies`` are there. Both are exchanged in the
+moment in which the scheduler has taken the task from its worker and has not yet seen what it waits for. When the chain
+is over the task is as its client submitted it, so that a lost result is computed from the first step on.
+
+Meanwhile the task's first inputs have no dependent, and Dask would forget them. So a task that never runs, the
+*keeper*, depends on them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import time
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dask._task_spec import Task, TaskRef
+from distributed.scheduler import Scheduler, TaskState
+
+from mission_control.delegates import run_step
+
+if TYPE_CHECKING:
+    from mission_control.dask.scheduler import MissionControlScheduler
+
+logger = logging.getLogger(__name__)
+
+INPUTS_WITHIN_S = 10.0
+"""A task's client submits through a connection of its own: so long may a future be unknown to the scheduler."""
+LOOK_S = 0.01
+WAITING = ("waiting", "queued", "no-worker")
+KEEPERS = "mission-control-keepers"
+"""A client, as Dask's queues and variables are: it wants the keepers, so that a restart of the cluster forgets them."""
+
+
+NAMES = (
+    "dependencies",
+    "dependents",
+    "exception_blame",
+    "has_lost_dependencies",
+    "processing_on",
+    "run_id",
+    "run_spec",
+    "suspicious",
+    "waiters",
+    "who_wants",
+)
+"""Of Dask's record of a task, what is read or changed here."""
+
+
+def unlike(scheduler: Scheduler) -> str | None:
+    """Return what is not as Mission Control knows it in this version of Dask."""
+    slots = getattr(TaskState, "__slots__", ())
+    missing = [name for name in NAMES if name not in slots]
+    parameters = list(inspect.signature(scheduler.new_task).parameters) if hasattr(scheduler, "new_task") else []
+    if missing or parameters[:3] != ["key", "spec", "state"]:
+        return f"TaskState.{missing[0]}" if missing else "Scheduler.new_task"
+    return None
+
+
+class First(NamedTuple):
+    """A task as it was submitted."""
+
+    task: TaskState
+    run_spec: Any
+    keeper: TaskState | None
+    """Depends on its inputs, if it has any."""
+
+
+class Next(NamedTuple):
+    """What a task is to run next."""
+
+    run: int
+    """The run of the task that said so."""
+    run_spec: Any
+    inputs: tuple[Any, ...]
+    """Keys."""
+
+
+class Delegates:
+    """The tasks of one scheduler that have handed their results on."""
+
+    def __init__(self, plugin: MissionControlScheduler, scheduler: Scheduler):
+        self.plugin, self.scheduler = plugin, scheduler
+        other = unlike(scheduler)
+        self.problem = f"this version of Dask has no {other} as Mission Control knows it" if other is not None else None
+        """Why tasks cannot delegate, if they cannot."""
+        if self.problem is not None:
+            logger.warning("Tasks cannot delegate: %s", self.problem)
+        self.first: dict[Any, First] = {}
+        """By key, while a step is to run or runs."""
+        self.next: dict[Any, Next] = {}
+        """By key, between what a worker says and the end of that run."""
+        self.awaited: dict[Any, list[Any]] = {}
+        """By key: inputs that may not be forgotten until the task waits for them."""
+
+    # --- what workers say -------------------------------------------------------------------------------------------
+
+    async def on_await(self, key: Any, run: int, inputs: Sequence[Any]) -> dict[str, Any]:
+        """Keep the inputs of a step until the task waits for them.
+
+        Its worker asks before it says `delegate`, because whoever submitted them did so through another connection.
+
+        Returns:
+            ``why`` the task cannot wait for them; or the ``exception`` and ``traceback`` of one that has failed; or
+            nothing.
+        """
+        if (task := self._running(key, run)) is None:
+            return {}  # `delegate` will find the same
+        tasks = self.scheduler.tasks
+        deadline = time.monotonic() + INPUTS_WITHIN_S
+        while missing := [own for own in inputs if own not in tasks or _is_unspecified(tasks[own])]:
+            if time.monotonic() > deadline:
+                unknown = _some(missing)
+                return {
+                    "why": f"the scheduler does not know {unknown}: submit it to this cluster, and do not cancel it"
+                }
+            await asyncio.sleep(LOOK_S)
+        if (cycle := _waits_for(task, [tasks[own] for own in inputs])) is not None:
+            return {"why": f"it would wait for itself: {cycle.key} is among its inputs, and depends on {key}"}
+        if (failed := _failed(tasks[own] for own in inputs)) is not None and failed.exception_blame is not None:
+            blamed = failed.exception_blame
+            return {"exception": blamed.exception, "traceback": blamed.traceback}
+        if self._running(key, run) is not None:
+            self._await_no_more(key)
+            self.awaited[key] = list(inputs)
+            self.scheduler.client_desires_keys(keys=list(inputs), client=_client_of(key))
+        return {}
+
+    def on_delegate(self, worker: str, key: Any, run: int, call: bytes, inputs: list[Any], objects: list[Any]) -> None:
+        """A task has handed its result on; its worker lets go of it with the next message."""
+        task, plugin = self._running(key, run), self.plugin
+        number = plugin.numbers.get(key)
+        if task is None or number is None:
+            # Another worker runs it, or nobody wants it: nothing may keep these objects.
+            plugin.carry_out(plugin.controller.delegates(plugin.now(), next(plugin.next_number), [], objects, False))
+            return
+        numbers = [plugin.numbers[own] for own in inputs if own in plugin.numbers]
+        plugin.carry_out(plugin.controller.delegates(plugin.now(), number, numbers, objects, True))
+        if key not in self.first:
+            self.first[key] = self._first(task, number)
+        step = Task(key, run_step, call, inputs, objects, *map(TaskRef, inputs))
+        self.next[key] = Next(run, step, tuple(inputs))
+        # An object may have gone with its worker meanwhile.
+        self._begin_again(key, task)
+
+    def begin_again_after(self, key: Any, worker: str) -> None:
+        """A worker found that a step needs an object that is lost; it lets go of the task with the next message."""
+        task = self.scheduler.tasks.get(key)
+        if task is not None and task.processing_on is not None and task.processing_on.address == worker:
+            self._begin_again(key, task)
+
+    def begin_again(self, key: Any) -> None:
+        """A step needs an object that is lost. Where a worker runs it already, that may have the object, or says so."""
+        task = self.scheduler.tasks.get(key)
+        if task is not None and task.state in WAITING and self._begin_again(key, task):
+            self._transitions({key: "released"})
+
+    def _begin_again(self, key: Any, task: TaskState) -> bool:
+        """Have a task begin with its first step once the scheduler has it back."""
+        first, number = self.first.get(key), self.plugin.numbers.get(key)
+        if first is None or first.task is not task or number is None or not self.plugin.controller.step_is_lost(number):
+            return False
+        inputs = tuple(own.key for own in first.keeper.dependencies) if first.keeper is not None else ()
+        self.next[key] = Next(task.run_id, first.run_spec, inputs)
+        self.plugin.carry_out(self.plugin.controller.delegate_ends(self.plugin.now(), number, True))
+        return True
+
+    # --- what the scheduler does ------------------------------------------------------------------------------------
+
+    def transition(self, key: Any, start: str, finish: str) -> None:
+        """Called after each transition of a task, before those that follow from it."""
+        if key in self.next:
+            step, task = self.next.pop(key), self.scheduler.tasks.get(key)
+            if finish == "released" and task is not None and task.run_id == step.run:
+                self._exchange(task, step)
+        if start == "processing" and key in self.awaited:
+            # Once it waits for them.
+            self.plugin.soon(lambda: self._await_no_more(key))
+        if key in self.first and finish in ("memory", "erred", "forgotten"):
+            self.plugin.soon(lambda: self._end(key))
+
+    def _exchange(self, task: TaskState, step: Next) -> None:
+        """The task is in no worker's hands, and waits for nothing yet."""
+        known = self.scheduler.tasks
+        inputs = {known[own] for own in step.inputs if own in known}
+        if len(inputs) < len(set(step.inputs)):
+            # Cancelled by force meanwhile; so is the task.
+            task.has_lost_dependencies = True
+        run_spec = step.run_spec
+        if (failed := _failed(inputs)) is not None:
+            # Since it was asked for. Dask lets no task wait for one that has failed.
+            run_spec, inputs = Task(task.key, _fail, str(failed.key)), set()
+        before = set(task.dependencies) - inputs
+        _depend(task, inputs)
+        task.run_spec = run_spec
+        # Each step may meet as many dying workers as a task may.
+        task.suspicious = 0
+        # Once the scheduler has seen what the task waits for.
+        self.plugin.soon(lambda: self._let_go(before))
+
+    def _end(self, key: Any) -> None:
+        """The last step is over, for whatever reason: the task is as its client submitted it."""
+        first, task = self.first.get(key), self.scheduler.tasks.get(key)
+        if first is None or (task is first.task and task.state not in ("memory", "erred")):
+            return  # its result was lost meanwhile, and the last step runs again
+        del self.first[key]
+        self.next.pop(key, None)
+        keeper = first.keeper
+        if task is first.task:
+            before = set(task.dependencies)
+            task.run_spec = first.run_spec
+            if keeper is not None:
+                _depend(task, set(keeper.dependencies))
+                # What it took then may be gone for good.
+                task.has_lost_dependencies |= keeper.has_lost_dependencies
+            else:
+                _depend(task, set())
+            self._let_go(before - task.dependencies)
+        if keeper is not None:
+            self._release(KEEPERS, [keeper.key])
+        if task is first.task and (number := self.plugin.numbers.get(key)) is not None:
+            self.plugin.carry_out(self.plugin.controller.delegate_ends(self.plugin.now(), number, False))
+
+    def close(self) -> None:
+        """Leave the tasks whose chains are over; a chain that goes on is finished by Dask alone."""
+        for key in list(self.first):
+            self._end(key)
+        for key in list(self.awaited):
+            self._await_no_more(key)
+
+    # --- the rest ---------------------------------------------------------------------------------------------------
+
+    def _running(self, key: Any, run: int) -> TaskState | None:
+        """Return the task, if the scheduler waits for this run of it."""
+        task = self.scheduler.tasks.get(key)
+        return task if task is not None and task.state == "processing" and task.run_id == run else None
+
+    def _first(self, task: TaskState, number: int) -> First:
+        if not task.dependencies:
+            return First(task, task.run_spec, None)
+        key = ("mission-control-keeper", number)
+        keeper = self.scheduler.new_task(key, Task(key, _nothing), "released")
+        keeper.priority = task.priority
+        for own in task.dependencies:
+            keeper.add_dependency(own)
+        self.scheduler.client_desires_keys(keys=[key], client=KEEPERS)
+        return First(task, task.run_spec, keeper)
+
+    def _await_no_more(self, key: Any) -> None:
+        if (inputs := self.awaited.pop(key, None)) is not None:
+            self._release(_client_of(key), inputs)
+
+    def _release(self, client: str, keys: list[Any]) -> None:
+        if (own := self.scheduler.clients.get(client)) is None:
+            return
+        self.scheduler.client_releases_keys(keys=keys, client=client)
+        if not own.wants_what:
+            self.scheduler.clients.pop(client, None)
+
+    def _let_go(self, tasks: Iterable[TaskState]) -> None:
+        """Tasks have lost a dependent: as when a client has released them."""
+        wanted: dict[Any, str] = {}
+        for task in tasks:
+            if task.who_wants or self.scheduler.tasks.get(task.key) is not task:
+                continue
+            if not task.dependents:
+                wanted[task.key] = "forgotten"
+            elif not task.waiters and task.state not in ("released", "erred"):
+                wanted[task.key] = "released"
+        if wanted:
+            self._transitions(wanted)
+
+    def _transitions(self, wanted: dict[Any, Any]) -> None:
+        self.scheduler.transitions(wanted, stimulus_id=f"mission-control-delegate-{time.time()}")
+
+
+def _depend(task: TaskState, inputs: set[TaskState]) -> None:
+    """Have a task that waits for nothing depend on these tasks, and on no other."""
+    for own in set(task.dependencies) - inputs:
+        task.dependencies.discard(own)
+        own.dependents.discard(task)
+        if own.waiters:
+            own.waiters.discard(task)
+    for own in inputs - set(task.dependencies):
+        task.add_dependency(own)
+
+
+def _waits_for(task: TaskState, inputs: Iterable[TaskState]) -> TaskState | None:
+    """Return the input that waits for a task, however far behind."""
+    seen: set[TaskState] = set()
+    for start in inputs:
+        pending = [start]
+        while pending:
+            own = pending.pop()
+            if own is task:
+                return start
+            if own in seen or own.state == "memory":
+                continue
+            seen.add(own)
+            pending.extend(own.dependencies)
+    return None
+
+
+def _failed(inputs: Iterable[TaskState]) -> TaskState | None:
+    return next((own for own in inputs if own.state == "erred"), None)
+
+
+def _fail(key: str) -> None:
+    """What a task does in place of a step whose input has just failed."""
+    raise RuntimeError(f"{key} failed, and its result was to be an argument")
+
+
+def _is_unspecified(task: TaskState) -> bool:
+    """Whether somebody wants a task that its client has not submitted yet."""
+    return task.run_spec is None and task.state == "released"
+
+
+def _nothing() -> None:
+    """What a keeper does, should Dask run it: the input of one that failed may be tried again."""
+
+
+def _client_of(key: Any) -> str:
+    return f"mission-control-delegate-{key}"
+
+
+def _some(keys: list[Any]) -> str:
+    more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
+    return f"{keys[0]}{more}"

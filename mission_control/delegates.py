@@ -1,0 +1,154 @@
+"""A task hands its result on to another call, and is done (CIEL's tail spawn: paper 001, 2.2 and table 4.2)."""
+
+from __future__ import annotations
+
+import inspect
+import io
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle  # type: ignore[import-untyped]
+
+from mission_control.carried import described
+from mission_control.objects import Reference, data_plane
+
+if TYPE_CHECKING:
+    from distributed import Future
+
+STEP_BYTES_MAX = 64 << 20
+"""What a step is called with passes the scheduler, beside everything else that workers say. Dask warns of graphs above
+10 MB; a reference is a few hundred bytes."""
+
+Described = tuple[str, str, int, int, int]
+"""An object, as :func:`~mission_control.carried.described` gives it."""
+
+
+class Delegation:
+    """What :func:`delegate` gives: the task returns it, alone."""
+
+    __slots__ = ("args", "function", "kwargs")
+
+    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]):
+        self.function, self.args, self.kwargs = function, args, kwargs
+
+    def __repr__(self) -> str:
+        return f"<Delegation to {name_of(self.function)}>"
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"a result contains a delegation to {name_of(self.function)}: return mission_control.delegate(..) alone, "
+            "not inside something else"
+        )
+
+
+class Step:
+    """A delegation as it travels.
+
+    Args:
+        call: Function and arguments, pickled.
+        inputs: Keys of the futures among them; the results take their places.
+        objects: The objects that the arguments name.
+    """
+
+    def __init__(self, call: bytes, inputs: Sequence[Any], objects: Sequence[Described]):
+        self.call, self.inputs, self.objects = call, inputs, objects
+
+    @classmethod
+    def of(cls, delegation: Delegation) -> Step:
+        """Pickle a delegation.
+
+        Raises:
+            TypeError: Something in it cannot be pickled.
+            ValueError: It is too large for the scheduler.
+        """
+        file = io.BytesIO()
+        pickler = _Pickler(file)
+        pickler.dump((delegation.function, delegation.args, delegation.kwargs))
+        call = file.getvalue()
+        if len(call) > STEP_BYTES_MAX:
+            raise ValueError(
+                f"the call that is delegated to has {len(call) >> 20} MiB of arguments, and they pass the scheduler: "
+                "put them (mission_control.put), and delegate with the reference"
+            )
+        return cls(call, list(pickler.futures), described(pickler.references.values()))
+
+
+class _Pickler(cloudpickle.Pickler):
+    """Notes futures and references. A future's place is kept for its result."""
+
+    def __init__(self, file: io.BytesIO):
+        super().__init__(file, protocol=5)
+        self.futures: dict[Any, Future] = {}
+        self.references: dict[str, Reference] = {}
+
+    def persistent_id(self, obj: Any) -> Any:
+        from distributed import Future
+
+        if isinstance(obj, Future):
+            self.futures[obj.key] = obj
+            return obj.key
+        return None
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, Reference):
+            self.references[obj.object] = obj
+            return NotImplemented
+        return super().reducer_override(obj)
+
+
+class _Unpickler(cloudpickle.pickle.Unpickler):
+    def __init__(self, call: bytes, values: dict[Any, Any]):
+        super().__init__(io.BytesIO(call))
+        self.values = values
+
+    def persistent_load(self, key: Any) -> Any:
+        return self.values[key]
+
+
+def run_step(call: bytes, inputs: Sequence[Any], objects: Sequence[Described], *values: Any) -> Any:
+    """Run a step: what Dask calls in place of the task's own function.
+
+    Args:
+        call, inputs, objects: Of the :class:`Step`. `objects` is for those who look at the task.
+        values: The results of the inputs, in their order.
+    """
+    function, args, kwargs = _Unpickler(call, dict(zip(inputs, values, strict=True))).load()
+    return function(*args, **kwargs)
+
+
+def objects_of(run_spec: Any) -> Sequence[Described]:
+    """Return the objects that a task's arguments name, if it is a step."""
+    return run_spec.args[2] if getattr(run_spec, "func", None) is run_step else ()
+
+
+def delegate(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Delegation:
+    """Hand the result of this task on: ``return mission_control.delegate(function, *arguments)``.
+
+    The task is done, and its thread free; its result is what `function` returns, and tasks that depend on it wait for
+    that. The call runs under the task's own key, as soon as its inputs are there, on whichever worker Dask chooses. It
+    may delegate again, any number of times: a chain grows neither stack nor memory.
+
+    Where a worker is lost, the call that ran there runs again. Where it needs an object that was lost, or the result is
+    lost later, the task begins again with its own function.
+
+    Args:
+        function: A plain function.
+        args, kwargs: For the function. They pass the scheduler, at most 64 MiB: put what is large, and give its
+            reference. The results of futures among them, however deep, take their places; the call waits for them.
+
+    Raises:
+        RuntimeError: This is no task, or Mission Control is not on its worker.
+        TypeError: `function` cannot be called, or is a coroutine function.
+    """
+    if not callable(function):
+        raise TypeError(f"delegate({function!r}, ..): the first argument is a function; the others are its arguments")
+    if inspect.iscoroutinefunction(function):
+        raise TypeError(f"delegate({name_of(function)}, ..): give a plain def, not async")
+    _, plugin, _ = data_plane("delegate")
+    if plugin.no_delegates is not None:
+        raise RuntimeError(f"tasks cannot delegate on this cluster: {plugin.no_delegates}")
+    return Delegation(function, args, kwargs)
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    return getattr(function, "__qualname__", None) or repr(function)

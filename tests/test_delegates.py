@@ -1,0 +1,462 @@
+"""Tasks that hand their result on."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dask
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster, get_client, wait
+from distributed.client import FutureCancelledError
+
+import mission_control
+from tests.conftest import data, until, what_is_left
+
+LEFT = ("objects", "live_bytes", "spooled_bytes")
+PARTS = 4
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    """Dask checks what its scheduler knows of each task after each transition."""
+    with (
+        dask.config.set({"distributed.scheduler.validate": True}),
+        LocalCluster(n_workers=3, threads_per_worker=2, dashboard_address=":0", memory_limit="2GiB") as cluster,
+    ):
+        with Client(cluster, set_as_default=False) as client:
+            mission_control.install(client)
+        yield cluster
+
+
+@pytest.fixture
+def client(cluster) -> Iterator[Client]:
+    with Client(cluster) as client:
+        yield client
+    # Of that client Dask keeps the futures that failed: their errors have frames, and those have futures.
+    with Client(cluster, set_as_default=False) as other:
+        until(lambda: nothing_left(other), "nothing is left")
+
+
+def nothing_left(client: Client) -> bool:
+    client.run(gc.collect)
+    left, kept = what_is_left(client, *LEFT), kept_by_scheduler(client)
+    print(left, kept)
+    return not left and not kept
+
+
+def kept_by_scheduler(client: Client) -> dict[str, int]:
+    def count(dask_scheduler: Any) -> dict[str, int]:
+        own = dask_scheduler.plugins["mission-control"].delegates
+        ours = [name for name in dask_scheduler.clients if name.startswith("mission-control")]
+        found = {"first": own.first, "next": own.next, "awaited": own.awaited, "clients": ours}
+        found["tasks"] = dask_scheduler.tasks
+        return {name: len(value) for name, value in found.items() if value}
+
+    return client.run_on_scheduler(count)
+
+
+def note(path: Path, what: str) -> None:
+    with path.open("a") as file:
+        file.write(f"{what}\n")
+
+
+def noted(path: Path) -> list[str]:
+    return path.read_text().split() if path.exists() else []
+
+
+# --- functions of tasks ---------------------------------------------------------------------------------------------
+
+
+def count_down(number: int, total: int = 0) -> Any:
+    return mission_control.delegate(count_down, number - 1, total + number) if number else total
+
+
+def grow(number: int, reference: Any = None) -> Any:
+    """Puts an object in each step; each is what the last one was, and one more."""
+    content = data(200_000, 0) if reference is None else memoryview(mission_control.fetch(reference)[0])
+    more = np.frombuffer(content, np.uint8) + np.uint8(1)
+    made = mission_control.put([more])
+    return mission_control.delegate(grow, number - 1, made) if number else made
+
+
+def grown(number: int) -> bytes:
+    return (data(200_000, 0).view(np.uint8) + np.uint8(number + 1)).tobytes()
+
+
+def content_of(reference: Any) -> bytes:
+    return bytes(mission_control.fetch(reference)[0])
+
+
+def square(number: int) -> int:
+    return number * number
+
+
+def total(rounds: int, before: int, squares: dict[str, Any]) -> Any:
+    return sum_of_squares(rounds - 1, before + sum(squares["of"]))
+
+
+def sum_of_squares(rounds: int, before: int = 0) -> Any:
+    if not rounds:
+        return before
+    futures = get_client().map(square, range(rounds, rounds + PARTS), pure=False)
+    return mission_control.delegate(total, rounds, before, {"of": futures})
+
+
+def expected_sum(rounds: int) -> int:
+    return sum(number**2 for first in range(1, rounds + 1) for number in range(first, first + PARTS))
+
+
+def add(*numbers: int) -> int:
+    return sum(numbers)
+
+
+def wait_for(path: Path) -> None:
+    until(path.exists, f"{path} is there")
+
+
+# --- what they do ---------------------------------------------------------------------------------------------------
+
+
+def test_the_result_is_that_of_the_last_call(client):
+    for length in (0, 1, 2, 300):
+        assert client.submit(count_down, length, pure=False).result(60) == length * (length + 1) // 2
+    # Those that depend on it wait for that.
+    first = client.submit(count_down, 50, pure=False)
+    later = [client.submit(add, first, number, pure=False) for number in range(5)]
+    assert client.gather(later) == [1275 + number for number in range(5)]
+    # Arguments as Python has them.
+    keywords = client.submit(lambda: mission_control.delegate(dict, [("a", 1)], function=2, self=3), pure=False)
+    assert keywords.result(60) == {"a": 1, "function": 2, "self": 3}
+    del first, later, keywords
+
+
+def test_a_long_chain_grows_nothing(client):
+    """Nor do many at once."""
+    chains = [client.submit(count_down, 1000, pure=False), *client.map(count_down, [20] * 50, range(50), pure=False)]
+    most = 0
+    while not all(own.done() for own in chains):
+        most = max(most, client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks)))
+        time.sleep(0.05)
+    assert client.gather(chains) == [500500, *(210 + start for start in range(50))]
+    assert most <= len(chains)
+    del chains
+
+
+def test_a_step_has_the_objects_that_it_is_called_with(client):
+    made = client.submit(grow, 20, pure=False)
+    most = 0
+    while not made.done():
+        most = max(most, client.sync(client.scheduler.mission_control_status)["objects"])
+        time.sleep(0.02)
+    assert client.submit(content_of, made, pure=False).result(60) == grown(20)
+    assert most <= 2, "of the step that runs, and of the next one"
+    del made
+
+
+def test_results_take_the_places_of_futures(client):
+    """The tasks are submitted by the steps; those of rounds that are over are forgotten."""
+    found = client.submit(sum_of_squares, 30, pure=False)
+    most = 0
+    while not found.done():
+        most = max(most, client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks)))
+        time.sleep(0.02)
+    assert found.result() == expected_sum(30)
+    assert most <= 4 * PARTS
+    del found
+
+
+def test_what_only_the_first_step_takes_is_released(client):
+    """And is computed again where the result is lost: see below."""
+    there = client.submit(square, 7, pure=False)
+    chain = client.submit(count_down, there, pure=False)
+    key = there.key
+    del there
+    assert chain.result(60) == 49 * 50 // 2
+    state = client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.tasks[key].state)
+    assert state == "released"
+    # As its client submitted it.
+    client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.validate_state())
+    del chain
+
+
+def test_a_stream_may_be_what_a_chain_ends_with(client):
+    def write(reference: Any) -> None:
+        with mission_control.open_stream() as out:
+            time.sleep(0.5)  # the scheduler has forgotten the step by then
+            for start in range(0, 200_000, 50_000):
+                out.write(0, memoryview(mission_control.fetch(reference)[0])[start : start + 50_000])
+
+    def begin() -> Any:
+        return mission_control.delegate(write, mission_control.put([data(200_000, 5)]))
+
+    def read(reference: Any) -> bytes:
+        return b"".join(bytes(buffer) for buffer in mission_control.stream(reference))
+
+    written = client.submit(begin, pure=False)
+    assert client.submit(read, written, pure=False).result(60) == data(200_000, 5).tobytes()
+    del written
+
+
+def test_a_coroutine_is_to_be_a_plain_function(client):
+    async def begin() -> Any:
+        return mission_control.delegate(count_down, 3)
+
+    with pytest.raises(RuntimeError, match="plain def, not async"):
+        client.submit(begin, pure=False).result(60)
+
+
+# --- what goes wrong ------------------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_delegated_is_named(client):
+    def too_much() -> Any:
+        return mission_control.delegate(len, bytes(70 << 20))
+
+    def not_picklable() -> Any:
+        import threading
+
+        return mission_control.delegate(id, threading.Lock())
+
+    def inside() -> Any:
+        return [mission_control.delegate(add, 1)]
+
+    async def asynchronous() -> None:
+        pass
+
+    def unknown() -> Any:
+        from distributed import Future
+
+        return mission_control.delegate(add, Future("nobody-submitted-this"))
+
+    for call, error, says in (
+        (too_much, ValueError, "put them"),
+        (not_picklable, TypeError, "pickle"),
+        (lambda: mission_control.delegate(7), TypeError, "first argument is a function"),
+        (lambda: mission_control.delegate(asynchronous), TypeError, "plain def"),
+        (unknown, RuntimeError, "does not know nobody-submitted-this"),
+    ):
+        failed = client.submit(call, pure=False).exception(60)
+        assert isinstance(failed, error) and says in str(failed), failed
+    with pytest.raises(Exception, match=r"return mission_control\.delegate"):
+        client.submit(inside, pure=False).result(60)
+    with pytest.raises(RuntimeError, match="outside a task"):
+        mission_control.delegate(add, 1)
+
+
+def test_a_task_that_waits_for_itself_is_refused(client):
+    def itself() -> Any:
+        from distributed import Future, get_worker
+
+        return mission_control.delegate(add, Future(get_worker().get_current_task()))
+
+    def behind() -> Any:
+        from distributed import Future, get_worker
+
+        mine = Future(get_worker().get_current_task())
+        later = get_client().submit(add, mine, pure=False)
+        return mission_control.delegate(add, get_client().submit(add, later, pure=False))
+
+    for call in (itself, behind):
+        failed = client.submit(call, pure=False).exception(60)
+        assert isinstance(failed, RuntimeError) and "wait for itself" in str(failed)
+
+
+def test_a_step_that_fails_fails_the_task(client, tmp_path):
+    path = tmp_path / "runs"
+
+    def fails(times: int) -> int:
+        note(path, "step")
+        if len([own for own in noted(path) if own == "step"]) <= times:
+            raise ValueError("not yet")
+        return 5
+
+    def begin(times: int) -> Any:
+        note(path, "first")
+        return mission_control.delegate(fails, times)
+
+    failed = client.submit(begin, 1, pure=False)
+    with pytest.raises(ValueError, match="not yet"):
+        failed.result(60)
+    assert noted(path) == ["first", "step"]
+    # Who tries the task again begins with its first step.
+    failed.retry()
+    assert failed.result(60) == 5 and noted(path) == ["first", "step"] * 2
+    path.unlink()
+    # `retries` are for the step that fails.
+    tried = client.submit(begin, 2, pure=False, retries=2)
+    assert tried.result(60) == 5 and noted(path) == ["first", *["step"] * 3]
+    del failed, tried
+
+
+def test_a_step_whose_input_fails_fails_as_it(client, tmp_path):
+    def breaks() -> None:
+        raise ZeroDivisionError("of the input")
+
+    def early() -> Any:
+        """It has failed before the task delegates."""
+        future = get_client().submit(breaks, pure=False)
+        wait(future)
+        return mission_control.delegate(add, 1, future)
+
+    def late() -> Any:
+        def breaks_later() -> None:
+            time.sleep(0.5)
+            raise ZeroDivisionError("of the input")
+
+        return mission_control.delegate(add, 1, get_client().submit(breaks_later, pure=False))
+
+    for begin in (early, late):
+        first = client.submit(begin, pure=False)
+        after = client.submit(add, first, pure=False)
+        for own in (first, after):
+            with pytest.raises(ZeroDivisionError, match="of the input"):
+                own.result(60)
+        del first, after, own
+
+
+def test_a_chain_that_is_cancelled_ends(client, tmp_path):
+    path = tmp_path / "steps"
+
+    def endless(reference: Any = None) -> Any:
+        note(path, "step")
+        time.sleep(0.01)
+        return mission_control.delegate(endless, mission_control.put([data(100_000, 1)]))
+
+    there = client.submit(square, 2, pure=False)
+    chain = client.submit(lambda _: endless(), there, pure=False)
+    until(lambda: len(noted(path)) > 20, "it runs")
+    chain.cancel()
+    with pytest.raises(FutureCancelledError):
+        chain.result(60)
+    until(lambda: (len(noted(path)), time.sleep(0.5))[0] == len(noted(path)), "no step runs any more")
+    del there, chain
+
+
+def kill_who_said(path: Path, what: str) -> None:
+    """Kill the worker that was the first to note this, with its process."""
+    said = until(lambda: [own for own in noted(path) if own.startswith(f"{what}-")], what)
+    os.kill(int(said[0].split("-")[1]), signal.SIGKILL)
+
+
+@pytest.fixture
+def mortal() -> Iterator[Client]:
+    with LocalCluster(n_workers=3, threads_per_worker=1, dashboard_address=":0") as cluster, Client(cluster) as client:
+        mission_control.install(client)
+        yield client
+        until(lambda: nothing_left(client), "nothing is left")
+
+
+def test_only_the_step_runs_again_whose_worker_dies(mortal, tmp_path):
+    path, go = tmp_path / "runs", tmp_path / "go"
+
+    def step(number: int) -> Any:
+        note(path, f"{number}-{os.getpid()}")
+        if number == 3:
+            wait_for(go)
+        return mission_control.delegate(step, number + 1) if number < 5 else number
+
+    chain = mortal.submit(step, 0, pure=False)
+    kill_who_said(path, "3")
+    go.touch()
+    assert chain.result(60) == 5
+    assert [own.split("-")[0] for own in noted(path)] == ["0", "1", "2", "3", "3", "4", "5"]
+    del chain
+
+
+def test_a_task_begins_again_whose_object_is_lost(mortal, tmp_path):
+    path, go = tmp_path / "runs", tmp_path / "go"
+
+    def use(reference: Any, number: int) -> bytes:
+        note(path, f"use-{os.getpid()}")
+        wait_for(go)
+        return content_of(reference) + bytes([number])
+
+    def begin(number: int) -> Any:
+        note(path, f"put-{os.getpid()}")
+        return mission_control.delegate(use, mission_control.put([data(300_000, 3)]), number)
+
+    number = mortal.submit(square, 3, pure=False)
+    chain = mortal.submit(begin, number, pure=False)
+    del number
+    until(lambda: any(own.startswith("use") for own in noted(path)), "the second step runs")
+    kill_who_said(path, "put")
+    time.sleep(1)
+    go.touch()
+    assert chain.result(120) == data(300_000, 3).tobytes() + bytes([9])
+    assert len([own for own in noted(path) if own.startswith("put")]) == 2
+    del chain
+
+
+def test_a_task_begins_again_that_waits_while_its_object_is_lost(mortal, tmp_path):
+    """The tasks that it waits for name the object, too; they would fail."""
+    path, go = tmp_path / "runs", tmp_path / "go"
+
+    def use(reference: Any, part: int) -> bytes:
+        note(path, f"use-{os.getpid()}")
+        wait_for(go)
+        return content_of(reference)[part::2]
+
+    def begin(number: int) -> Any:
+        note(path, f"put-{os.getpid()}")
+        reference = mission_control.put([data(300_000, number)])
+        elsewhere = [own for own in get_client().scheduler_info()["workers"] if own != reference.worker]
+        parts = get_client().map(use, [reference] * 2, range(2), pure=False, workers=elsewhere)
+        return mission_control.delegate(join, parts, reference)
+
+    def join(parts: list[bytes], reference: Any) -> bool:
+        content = content_of(reference)
+        return parts == [content[0::2], content[1::2]]
+
+    chain = mortal.submit(begin, mortal.submit(square, 2, pure=False), pure=False)
+    until(lambda: len(noted(path)) == 3, "both use it")
+    kill_who_said(path, "put")
+    time.sleep(1)
+    go.touch()
+    assert chain.result(120) is True
+    assert len([own for own in noted(path) if own.startswith("put")]) == 2
+    del chain
+
+
+def test_a_result_that_is_lost_is_computed_from_the_first_step(mortal, tmp_path):
+    path = tmp_path / "runs"
+
+    def last(number: int) -> Any:
+        note(path, "last")
+        return number, os.getpid()
+
+    def begin(number: int) -> Any:
+        note(path, "first")
+        return mission_control.delegate(last, number + 1)
+
+    number = mortal.submit(square, 3, pure=False)
+    chain = mortal.submit(begin, number, pure=False)
+    wait(chain)
+    del number
+    pid = mortal.submit(lambda own: own[1], chain, pure=False).result(60)
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: noted(path) == ["first", "last"] * 2, "it is computed again")
+    assert chain.result(60)[0] == 10
+    del chain
+
+
+def test_a_cluster_restarts_while_chains_run(mortal, tmp_path):
+    there = mortal.submit(square, 2, pure=False)
+
+    def endless(_: Any) -> Any:
+        time.sleep(0.05)
+        return mission_control.delegate(endless, get_client().submit(square, 5, pure=False))
+
+    chain = mortal.submit(endless, there, pure=False)
+    until(lambda: kept_by_scheduler(mortal).get("first"), "it has delegated")
+    with pytest.raises(RuntimeError, match="have delegated"):
+        mission_control.uninstall(mortal)
+    mortal.restart(timeout=60)
+    assert mortal.submit(count_down, 20, pure=False).result(60) == 210
+    del there, chain
