@@ -1,7 +1,8 @@
 """Mission Control: decides per transfer how big a share of the network it gets and which transport carries it.
 
 In the program that submits work: :func:`install`, :func:`job` and :func:`uninstall`. In any task: :func:`put` and
-:func:`fetch`, and :func:`allocate` where a task can write its parts into the data plane's memory at once;
+:func:`fetch`, :func:`keep` for what is fetched again and again, and :func:`allocate` where a task can write its parts
+into the data plane's memory at once;
 :func:`open_stream` and :func:`stream`, where others read what is still being written; :func:`delegate`, where another
 call makes the task's result.
 """
@@ -9,7 +10,7 @@ call makes the task's result.
 from mission_control._native import Cancelled, Damaged, Denied, Lost, StreamFailed, TransferError, Unreachable
 from mission_control.delegates import Delegation, delegate
 from mission_control.jobs import JobRejected, install, job, uninstall
-from mission_control.objects import Fetched, Reference, allocate, fetch, put
+from mission_control.objects import Fetched, Reference, allocate, fetch, keep, put
 from mission_control.streams import Stream, StreamReference, open_stream, stream
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "fetch",
     "install",
     "job",
+    "keep",
     "open_stream",
     "put",
     "stream",

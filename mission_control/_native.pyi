@@ -7,6 +7,7 @@ from typing_extensions import Buffer
 
 FLOWS_PER_HOST: int
 PROTOCOL: int
+BEGINS_AGAIN_MAX: int
 REPORT_EVERY_MS: int
 STORE_MEMORY_FRACTION: float
 """Defaults that Python reads (docs/defaults.md)."""
@@ -105,8 +106,10 @@ class Endpoint:
         whole: bool = False,
         receiver: str | None = None,
         part_count: int = 0,
+        keep: Sequence[str] = (),
     ) -> tuple[list[Part], Part | None, str]:
-        """`receiver`: who asks, and how many parts each object has: for the pattern of the transfer."""
+        """`receiver`: who asks, and how many parts each object has: for the pattern of the transfer. `keep`: objects
+        whose parts stay here while there is room."""
 
     def receive(
         self,
@@ -325,8 +328,12 @@ class Controller:
     def delegate_ends(self, now: float, task: int, again: bool) -> str | None:
         """The last step of a task is over; or an object is lost that it needs, and the task begins again."""
 
-    def step_is_lost(self, task: int) -> bool:
-        """Whether a task's next step needs an object that nobody has any more."""
+    def lost_step(self, task: int) -> bool | None:
+        """Whether a task may begin again because its next step needs an object that nobody has any more; ``None``: it
+        has all."""
+
+    def is_furthest(self, task: int) -> bool:
+        """Whether a task that delegates has never come further than now."""
 
     def job_of(self, task: int) -> str | None:
         """The job of a task."""

@@ -13,7 +13,7 @@ from mission_control.carried import described
 from mission_control.objects import Reference, data_plane
 
 if TYPE_CHECKING:
-    from distributed import Future
+    from distributed import Actor, Future
 
 STEP_BYTES_MAX = 64 << 20
 """What a step is called with passes the scheduler, beside everything else that workers say. Dask warns of graphs above
@@ -35,10 +35,7 @@ class Delegation:
         return f"<Delegation to {name_of(self.function)}>"
 
     def __reduce__(self) -> Any:
-        raise TypeError(
-            f"a result contains a delegation to {name_of(self.function)}: return mission_control.delegate(..) alone, "
-            "not inside something else"
-        )
+        raise TypeError(_alone(name_of(self.function)))
 
 
 class Step:
@@ -61,13 +58,18 @@ class Step:
             TypeError: Something in it cannot be pickled.
             ValueError: It is too large for the scheduler.
         """
-        file = io.BytesIO()
+        file, name = io.BytesIO(), name_of(delegation.function)
         pickler = _Pickler(file)
-        pickler.dump((delegation.function, delegation.args, delegation.kwargs))
+        try:
+            pickler.dump((delegation.function, delegation.args, delegation.kwargs))
+        except Exception as error:
+            raise TypeError(
+                f"delegate({name}, ..): the function and its arguments are sent to a worker, and cannot be: {error}"
+            ) from error
         call = file.getvalue()
         if len(call) > STEP_BYTES_MAX:
             raise ValueError(
-                f"the call that is delegated to has {len(call) >> 20} MiB of arguments, and they pass the scheduler: "
+                f"delegate({name}, ..): its arguments have {len(call) >> 20} MiB, and they pass the scheduler: "
                 "put them (mission_control.put), and delegate with the reference"
             )
         return cls(call, list(pickler.futures), described(pickler.references.values()))
@@ -78,13 +80,14 @@ class _Pickler(cloudpickle.Pickler):
 
     def __init__(self, file: io.BytesIO):
         super().__init__(file, protocol=5)
-        self.futures: dict[Any, Future] = {}
+        self.futures: dict[Any, Future | Actor] = {}
         self.references: dict[str, Reference] = {}
 
     def persistent_id(self, obj: Any) -> Any:
-        from distributed import Future
+        from distributed import Actor, Future
 
-        if isinstance(obj, Future):
+        # An actor, too, lives as long as somebody waits for its task.
+        if isinstance(obj, Future | Actor):
             self.futures[obj.key] = obj
             return obj.key
         return None
@@ -137,7 +140,7 @@ def delegate(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Dele
             reference. The results of futures among them, however deep, take their places; the call waits for them.
 
     Raises:
-        RuntimeError: This is no task, or Mission Control is not on its worker.
+        RuntimeError: This is no task, or it has opened a stream, or Mission Control is not on its worker.
         TypeError: `function` cannot be called, or is a coroutine function.
     """
     if not callable(function):
@@ -147,7 +150,32 @@ def delegate(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Dele
     _, plugin, _ = data_plane("delegate")
     if plugin.no_delegates is not None:
         raise RuntimeError(f"tasks cannot delegate on this cluster: {plugin.no_delegates}")
+    if plugin.early.is_done:
+        raise RuntimeError("mission_control.delegate in a task that has opened a stream: its result is known already")
+    if not hasattr(plugin.thread, "run"):
+        raise RuntimeError("this task began before Mission Control was installed here: run it again")
+    plugin.thread.delegated = name_of(function)
     return Delegation(function, args, kwargs)
+
+
+def check_returned(result: Any, delegated: str | None) -> None:
+    """See that a task has returned what it delegated.
+
+    Args:
+        delegated: Name of the function to which it last delegated, if it has.
+
+    Raises:
+        RuntimeError: It has not; what it returned would be taken for its result.
+    """
+    if delegated is not None and type(result) is not Delegation:
+        raise RuntimeError(_alone(delegated))
+
+
+def _alone(name: str) -> str:
+    return (
+        f"delegate({name}, ..) was not what the task returned: return it alone, in a function that is the whole task "
+        "(submit, map, delayed; Dask's bags, arrays and data frames go on with what such a function returns)"
+    )
 
 
 def name_of(function: Callable[..., Any]) -> str:

@@ -34,7 +34,7 @@ class Reference:
     retires hands its objects over first. When the last worker that has it is lost it is recomputed with that result.
     """
 
-    __slots__ = ("__weakref__", "_sizes", "address", "copies", "job", "object", "stage", "worker")
+    __slots__ = ("__weakref__", "_sizes", "address", "copies", "job", "kept", "object", "stage", "worker")
     _live: ClassVar[dict[int, str]] = {}
     """The job of each reference in this process. By identity: equal ones are counted apart."""
 
@@ -47,8 +47,11 @@ class Reference:
         stage: str,
         sizes: Sequence[int] | bytes,
         copies: int = 1,
+        kept: bool = False,
     ):
         self.copies = copies
+        self.kept = kept
+        """Whether workers that fetched parts of it keep them while there is room."""
         self.object = object
         self.worker = worker
         self.address = address
@@ -70,7 +73,8 @@ class Reference:
         return len(self._sizes) // 8
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Reference, (self.object, self.worker, self.address, self.job, self.stage, self._sizes, self.copies)
+        where = (self.object, self.worker, self.address, self.job, self.stage)
+        return Reference, (*where, self._sizes, self.copies, self.kept)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Reference) and other.object == self.object
@@ -155,7 +159,13 @@ def allocate(nbytes: int, *, scratch: bool = False) -> _native.Segment:
     return endpoint.allocate(nbytes, (task.job, json.dumps(task.demands)))
 
 
-def put(parts: Iterable[Buffer] | _native.Segment, *, sizes: Sequence[int] | None = None, copies: int = 1) -> Reference:
+def put(
+    parts: Iterable[Buffer] | _native.Segment,
+    *,
+    sizes: Sequence[int] | None = None,
+    copies: int = 1,
+    keep: bool = False,
+) -> Reference:
     """Gives this worker's object store an object of n parts; returns a reference for the task to return.
 
     Args:
@@ -191,7 +201,24 @@ def put(parts: Iterable[Buffer] | _native.Segment, *, sizes: Sequence[int] | Non
     else:
         name, sizes = endpoint.put(_buffers(parts), task.job, demands)
     plugin.objects.put(task.key, name)
-    return Reference(name, worker.address, endpoint.address, task.job, task.stage, sizes, copies)
+    return Reference(name, worker.address, endpoint.address, task.job, task.stage, sizes, copies, keep)
+
+
+def keep(reference: Reference) -> Reference:
+    """Return a reference to the same object, for many tasks one after another: what a loop needs in each iteration.
+
+    A worker that fetches parts of it by this reference keeps them: until the object is freed, the job ends, or the
+    worker needs the memory. Tasks whose inputs carry it run where it is, if they can. (CIEL's "sweethearts": paper 001,
+    4.2.1.)
+    Parts below 64 KiB are fetched each time; so is what is fetched with ``packed=True`` together with others.
+
+    Raises:
+        TypeError: It is no reference to an object, but to a stream, say.
+    """
+    if not isinstance(reference, Reference) or reference.copies == 0:
+        raise TypeError(f"keep takes a reference that put gave, not {reference!r}")
+    own = reference
+    return Reference(own.object, own.worker, own.address, own.job, own.stage, own._sizes, own.copies, True)
 
 
 def _buffers(parts: Iterable[Buffer]) -> list[Buffer]:
@@ -283,7 +310,8 @@ def fetch(references: Reference | Iterable[Reference], part: int | None = None, 
         asks = (str(task.key), len(references[0]) if references else 0)
         given = (task.job, stage, task.stage, json.dumps(task.demands), wanted, packed, whole, *asks)
         with plugin.turns.thread_released() if plugin.turns is not None else nullcontext():
-            parts, all, tally = endpoint.fetch(*given)
+            stays = [own.object for own in references if own.kept]
+            parts, all, tally = endpoint.fetch(*given, keep=stays) if stays else endpoint.fetch(*given)
     except _native.Lost as error:
         plugin.reschedule_if_lost(task.key, {reference.object for reference in references}, error)
         kept = "it lives as long as a result that carries its reference: keep the future of the task that put it"

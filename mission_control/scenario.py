@@ -176,6 +176,12 @@ class Workload(Part):
     points: int = Field(2_000_000, ge=1, description="kmeans: points of each job")
     k: int = Field(100, ge=1, description="kmeans: centres")
     dimensions: int = Field(8, ge=1, description="kmeans: of each point")
+    points_on: Literal["all", "one"] = Field(
+        "all",
+        description="kmeans: workers that make the points; all: map tasks run where their points were made; one: where "
+        "Dask likes",
+    )
+    keep: bool = Field(False, description="kmeans: workers that have fetched points keep them for the next iterations")
     driver: Literal["client", "tasks"] = Field(
         "client",
         description="kmeans: who submits the next iteration; client: the program outside, which waits for each; tasks: "

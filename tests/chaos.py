@@ -346,7 +346,10 @@ class Frames:
     def run(self, client: Client, say: Any) -> None:
         left, right = (dd.from_map(frame_of, seeds, meta=frame_of(0).iloc[:0]) for seeds in self.seeds)
         merged = left.merge(right, on="key", how="outer", shuffle_method="p2p", npartitions=5)
-        self.got = client.compute(merged).result()
+        with EXPRESSIONS:
+            future = client.compute(merged)
+            until(lambda: client.run_on_scheduler(knows, future.key), "the scheduler has the graph")
+        self.got = future.result()
 
     def check(self, client: Client, say: Any) -> dict[str, bool]:
         left, right = (pd.concat([frame_of(seed) for seed in seeds]) for seeds in self.seeds)
@@ -354,6 +357,16 @@ class Frames:
         columns = list(expected.columns)
         both = [own.sort_values(columns).reset_index(drop=True) for own in (self.got[columns], expected)]
         return {"the merge has the rows that pandas has": both[0].equals(both[1])}
+
+
+EXPRESSIONS = threading.Lock()
+"""Held while Dask makes the graph of a data frame, in the client and then in the scheduler. Here they share a process,
+and before Python 3.12 two threads at that can wait for each other's ``cached_property`` for ever (issue 43468 of
+Python)."""
+
+
+def knows(key: Any, dask_scheduler: Any) -> bool:
+    return key in dask_scheduler.tasks
 
 
 def frame_of(seed: int) -> pd.DataFrame:

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import dask
+import dask.bag as db
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster, get_client, wait
+from distributed import Client, KilledWorker, LocalCluster, get_client, wait
 from distributed.client import FutureCancelledError
 
 import mission_control
@@ -227,6 +228,19 @@ def test_what_cannot_be_delegated_is_named(client):
     def inside() -> Any:
         return [mission_control.delegate(add, 1)]
 
+    def argument() -> Any:
+        return mission_control.delegate(add, mission_control.delegate(add, 1))
+
+    def after_a_stream() -> Any:
+        with mission_control.open_stream() as out:
+            try:
+                mission_control.delegate(add, 1)
+            except RuntimeError as error:
+                out.write(0, str(error).encode())
+
+    def read(reference: Any) -> str:
+        return bytes(next(mission_control.stream(reference))).decode()
+
     async def asynchronous() -> None:
         pass
 
@@ -237,17 +251,43 @@ def test_what_cannot_be_delegated_is_named(client):
 
     for call, error, says in (
         (too_much, ValueError, "put them"),
-        (not_picklable, TypeError, "pickle"),
+        (not_picklable, TypeError, "delegate(id, ..): the function and its arguments are sent"),
+        (inside, RuntimeError, "return it alone"),
+        (argument, TypeError, "return it alone"),
         (lambda: mission_control.delegate(7), TypeError, "first argument is a function"),
         (lambda: mission_control.delegate(asynchronous), TypeError, "plain def"),
         (unknown, RuntimeError, "does not know nobody-submitted-this"),
     ):
         failed = client.submit(call, pure=False).exception(60)
         assert isinstance(failed, error) and says in str(failed), failed
-    with pytest.raises(Exception, match=r"return mission_control\.delegate"):
-        client.submit(inside, pure=False).result(60)
+    # Dask's collections go on with what a function returns.
+    with pytest.raises(RuntimeError, match="return it alone"):
+        db.from_sequence(range(4), npartitions=2).map(count_down).map(str).compute()
+    written = client.submit(after_a_stream, pure=False)
+    assert "has opened a stream" in client.submit(read, written, pure=False).result(60)
+    del written
     with pytest.raises(RuntimeError, match="outside a task"):
         mission_control.delegate(add, 1)
+
+
+class Counter:
+    number = 0
+
+    def add(self, number: int) -> int:
+        self.number += number
+        return self.number
+
+
+def test_an_actor_stays_for_the_next_step(client):
+    def begin() -> Any:
+        counter = get_client().submit(Counter, actor=True, pure=False).result()
+        counter.add(3).result()
+        return mission_control.delegate(finish, counter)
+
+    def finish(counter: Any) -> int:
+        return counter.add(4).result()
+
+    assert client.submit(begin, pure=False).result(60) == 7
 
 
 def test_a_task_that_waits_for_itself_is_refused(client):
@@ -293,6 +333,45 @@ def test_a_step_that_fails_fails_the_task(client, tmp_path):
     tried = client.submit(begin, 2, pure=False, retries=2)
     assert tried.result(60) == 5 and noted(path) == ["first", *["step"] * 3]
     del failed, tried
+
+
+def test_an_old_run_is_not_taken_for_a_new_one(client, tmp_path):
+    """Dask lets a function run on that was cancelled, and takes it for that of the next task of the same key."""
+    started, go = tmp_path / "started", tmp_path / "go"
+    worker = sorted(client.scheduler_info()["workers"])[0]
+
+    def old() -> Any:
+        note(started, "old")
+        wait_for(go)
+        return mission_control.delegate(str, mission_control.put([b"old"]))
+
+    first = client.submit(old, key="the-same", workers=[worker])
+    until(started.exists, "it runs")
+    first.cancel()
+    time.sleep(0.5)
+    second = client.submit(lambda: "new", key="the-same", workers=[worker])
+    time.sleep(0.5)
+    go.touch()
+    assert second.result(60) == "new"
+    del first, second
+
+
+def test_the_error_of_an_input_is_there_for_who_asks_later(client, tmp_path):
+    go = tmp_path / "go"
+
+    def breaks() -> None:
+        wait_for(go)
+        raise ZeroDivisionError("of the input")
+
+    first = client.submit(lambda: mission_control.delegate(add, 1, get_client().submit(breaks, pure=False)), pure=False)
+    until(lambda: kept_by_scheduler(client).get("first"), "it has delegated")
+    go.touch()
+    assert isinstance(first.exception(60), ZeroDivisionError)
+    time.sleep(1)
+    later = client.submit(add, first, 1, pure=False)
+    with pytest.raises(ZeroDivisionError, match="of the input"):
+        later.result(60)
+    del first, later
 
 
 def test_a_step_whose_input_fails_fails_as_it(client, tmp_path):
@@ -444,6 +523,81 @@ def test_a_result_that_is_lost_is_computed_from_the_first_step(mortal, tmp_path)
     until(lambda: noted(path) == ["first", "last"] * 2, "it is computed again")
     assert chain.result(60)[0] == 10
     del chain
+
+
+def test_a_step_that_kills_its_worker_is_given_up(tmp_path):
+    """Its object goes with the worker each time."""
+    path = tmp_path / "runs"
+
+    def kills(reference: Any) -> None:
+        note(path, "killed")
+        mission_control.fetch(reference)
+        os._exit(1)
+
+    def begin() -> Any:
+        return mission_control.delegate(kills, mission_control.put([data(100_000, 1)]))
+
+    with (
+        dask.config.set({"distributed.scheduler.allowed-failures": 1}),
+        LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+    ):
+        mission_control.install(client)
+        with pytest.raises(KilledWorker):
+            client.submit(begin, pure=False).result(120)
+        assert len(noted(path)) <= 3
+
+
+def test_what_a_step_took_is_not_awaited_by_the_first_step(mortal, tmp_path):
+    """The worker knows the task still, because one that takes its result runs there."""
+    started, go = tmp_path / "started", tmp_path / "go"
+    other, worker, _ = sorted(mortal.scheduler_info()["workers"])
+
+    def put_there() -> Any:
+        return mission_control.put([data(300_000, 4)])
+
+    def begin(_: int) -> Any:
+        there = get_client().submit(put_there, pure=False, workers=[other], allow_other_workers=True)
+        return mission_control.delegate(passed, there)
+
+    def passed(reference: Any) -> Any:
+        return reference
+
+    def use(reference: Any) -> bytes:
+        note(started, "use")
+        wait_for(go)
+        return content_of(reference)
+
+    pid = mortal.run(os.getpid, workers=[other])[other]
+    number = mortal.submit(square, 3, pure=False)
+    chain = mortal.submit(begin, number, pure=False, workers=[worker])
+    wait(chain)
+    del number
+    used = mortal.submit(use, chain, pure=False, workers=[worker])
+    until(started.exists, "it is used")
+    os.kill(pid, signal.SIGKILL)
+    time.sleep(2)
+    go.touch()
+    assert used.result(60) == data(300_000, 4).tobytes()
+    del chain, used
+
+
+def test_tasks_that_were_there_before_delegate_too(tmp_path):
+    path = tmp_path / "go"
+
+    def begin() -> Any:
+        wait_for(path)
+        return mission_control.delegate(content_of, mission_control.put([b"content"]))
+
+    with LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=":0") as cluster, Client(cluster) as client:
+        runs, waits = (client.submit(begin, pure=False) for _ in range(2))
+        time.sleep(0.5)
+        mission_control.install(client)
+        path.touch()
+        # The first has begun before there was anybody to hand its result to.
+        with pytest.raises(RuntimeError, match="began before"):
+            runs.result(60)
+        assert waits.result(60) == b"content"
 
 
 def test_a_cluster_restarts_while_chains_run(mortal, tmp_path):

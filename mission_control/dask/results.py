@@ -13,8 +13,8 @@ from typing import Any
 
 from distributed import worker as dask_worker
 
-from mission_control.dask.handing import hand_on
-from mission_control.delegates import Delegation
+from mission_control.dask.handing import ended_with, hand_on
+from mission_control.delegates import Delegation, check_returned
 
 
 def watch(name: str) -> None:
@@ -32,6 +32,9 @@ def watch(name: str) -> None:
     def run_and_look(task: Any, data: dict, execution_state: dict, key: Any, *rest: Any, **more: Any) -> Any:
         plugin = execution_state["worker"].plugins.get(name)
         turns = plugin.turns if plugin is not None else None
+        run = begun(execution_state["worker"], key, task)
+        if plugin is not None:
+            plugin.thread.run, plugin.thread.delegated = run, None
         with turns.turn_of(key) if turns is not None else nullcontext():
             message = run_task(task, data, execution_state, key, *rest, **more)
             if plugin is None:
@@ -39,21 +42,33 @@ def watch(name: str) -> None:
             if plugin.early.is_done:
                 plugin.early.ended(message.get("actual_exception"))
             elif message["op"] == "task-finished":
-                return look(plugin, key, message)
+                return look(plugin, key, run, message)
             return message
 
     @functools.wraps(run_task_async)
     async def run_and_note(task: Any, data: dict, *rest: Any, **more: Any) -> Any:
+        worker = dask_worker.get_worker()
+        run = begun(worker, task.key, task)
         message = await run_task_async(task, data, *rest, **more)
-        plugin = dask_worker.get_worker().plugins.get(name)
+        plugin = worker.plugins.get(name)
         if plugin is not None and message["op"] == "task-finished":
             # A large result takes a while, and this is the worker's event loop.
-            return await asyncio.to_thread(look, plugin, task.key, message)
+            return await asyncio.to_thread(look, plugin, task.key, run, message)
         return message
 
-    def look(plugin: Any, key: Any, message: Any) -> Any:
+    def begun(worker: Any, key: Any, task: Any) -> int | None:
+        """Return the number of the run that begins. Where the task is taken away and given again while it runs, Dask
+        lets it run on, under another number; its result is of this one."""
+        state = worker.state.tasks.get(key)
+        return state.run_id if state is not None and state.run_spec is task else None
+
+    def look(plugin: Any, key: Any, run: int | None, message: Any) -> Any:
+        try:
+            check_returned(message["result"], getattr(plugin.thread, "delegated", None))
+        except RuntimeError as error:
+            return ended_with(error, message)
         if type(message["result"]) is Delegation:
-            return hand_on(plugin, key, message)
+            return hand_on(plugin, key, run, message)
         plugin.objects.look(key, message["result"])
         return message
 

@@ -106,6 +106,7 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
             "writes": self.on_writes,
             "wrote": self.on_wrote,
             "delegate": self.delegates.on_delegate,
+            "step-lost": self.on_step_lost,
         }
         for name, handler in (streams | more).items():
             scheduler.stream_handlers[f"mission-control-{name}"] = guarded(handler)
@@ -118,6 +119,7 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
         shuffles.carry_shuffles(self, scheduler, self.undo)
         for worker in scheduler.workers:
             self.known(worker)
+        self._number_all()
         tick = PeriodicCallback(self.tick, 1000)
         scheduler.periodic_callbacks[self.name] = tick
         tick.start()
@@ -142,7 +144,7 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
             if (why := self._in_use() or await self._drained(timeout) or self._in_use()) is not None:
                 return {"error": why}
             # What was said before arrives before workers lose the ear for it.
-            self.silent = True
+            self.silent = self.delegates.closed = True
             await asyncio.sleep(DRAIN_LOOK_S)
             self.scheduler.worker_plugins.pop(self.name, None)
             # One that is gone meanwhile needs nothing.
@@ -151,6 +153,7 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
             return {"error": None}
         finally:
             self.drains = self.silent = False
+            self.delegates.closed = self.name not in self.scheduler.plugins
 
     def _in_use(self) -> str | None:
         if (why := self.controller.engine_alone_refuses()) is not None:
@@ -261,15 +264,17 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
         self.carry_out(self.controller.carries(self.now(), number, carries, alive))
 
     def on_stale(self, worker: str, keys: list[Any]) -> None:
-        """A worker's copies of these results carry lost objects; or a step that it runs under this key names them.
+        """A worker's copies of these results carry lost objects.
 
         It says so in order with what it holds: a key that it holds no longer was recomputed after it spoke.
         """
         holder = self.scheduler.workers.get(worker)
         held = holder.has_what if holder is not None else ()
         self.free(key for key in keys if self.scheduler.tasks.get(key) in held)
-        for key in keys:
-            self.delegates.begin_again_after(key, worker)
+
+    def on_step_lost(self, worker: str, key: Any, run: int) -> None:
+        """A step that a worker runs names an object that is lost; it lets go of the task with the next message."""
+        self.delegates.begin_again_after(key, run)
 
     def on_writes(self, worker: str, key: Any, stream: str, needs: list[Any]) -> None:
         """A task begins a stream; said before the scheduler hears that it is done."""
@@ -316,6 +321,15 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
         """New tasks: where they come from, and what each takes. Runs before the transitions, so that `_send_jobs` finds
         the job of each when it goes to its worker."""
         by = self.numbers.get(self.submitted_by.pop(stimulus_id, None))
+        self._number(client, [own for key in tasks if (own := scheduler.tasks.get(key)) is not None], annotations, by)
+        if by is not None:
+            its = [self.numbers[key] for key in tasks if key in self.numbers]
+            self.carry_out(self.controller.submitted(self.now(), by, its))
+        # What the graph tells is looked at with the next event.
+        self.event("flush")
+
+    def _number(self, client: str, tasks: Iterable[Any], annotations: dict, by: int | None = None) -> None:
+        """Have core know tasks that it does not know."""
         specs, spans = annotations.get(ANNOTATION, {}), annotations.get("span", {})
 
         def origin(key: Any) -> tuple[str | None, str | None]:
@@ -323,8 +337,8 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
             named = span[0] if span and span[0] != "default" else None
             return (as_json(spec) if spec is not None else None), named
 
-        numbers, known = self.numbers, scheduler.tasks
-        new = [task for key in tasks if key not in numbers and (task := known.get(key)) is not None]
+        numbers = self.numbers
+        new = [task for task in tasks if task.key not in numbers]
         for task, number in zip(new, self.next_number, strict=False):
             numbers[task.key] = number
             self.keys[number] = task.key
@@ -336,16 +350,25 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
             groups[origin(key)].append((numbers[key], stage, kind_of(stage), inputs))
         for (spec, span), numbered_tasks in groups.items():
             self.submit(numbered_tasks, client, spec, by, span)
-        if by is not None:
-            its = [numbers[key] for key in tasks if key in numbers]
-            self.carry_out(self.controller.submitted(self.now(), by, its))
-        # What the graph tells is looked at with the next event.
-        self.event("flush")
+
+    def _number_all(self) -> None:
+        """Tasks that were submitted before: what they put is to live, and they may delegate."""
+        of_client: defaultdict[str, list[Any]] = defaultdict(list)
+        for task in self.scheduler.tasks.values():
+            client = next(iter(task.who_wants or ()), None)
+            of_client[client.client_key if client is not None else "before"].append(task)
+        for client, tasks in of_client.items():
+            specs = {own.key: own.annotations[ANNOTATION] for own in tasks if ANNOTATION in (own.annotations or {})}
+            self._number(client, tasks, {ANNOTATION: specs})
 
     def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
         """A result's life is the life of the objects that it carries."""
         if self.delegates.first or self.delegates.awaited:
-            self.delegates.transition(key, start, finish)
+            try:
+                self.delegates.transition(key, start, finish)
+            except Exception:
+                # Dask would say so only to those who look for it.
+                logger.exception("What %s is to run next was not noted", key)
         # Dask calls this several times for each task, mostly with nothing to say to core.
         is_gone = start == "memory" and finish != "memory"
         if not (is_gone or start == "processing" or finish == "forgotten"):

@@ -7,10 +7,11 @@ import functools
 import logging
 import os
 import sys
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -27,7 +28,7 @@ from mission_control import _native
 from mission_control.carried import carried_by, described
 from mission_control.dask import results
 from mission_control.dask.comm import PLANES, is_encrypted, requires_encryption
-from mission_control.dask.seams import messages, shuffles, wanted
+from mission_control.dask.seams import changed, messages, shuffles, wanted
 from mission_control.dask.seams.early import Early
 from mission_control.dask.seams.lanes import Lanes
 from mission_control.dask.seams.turns import Turns
@@ -81,6 +82,9 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
         """By the task that joined them, and by shuffle: what is said of outputs once the task is done."""
         self.inherited = messages.Inherited(worker)
         self.early = Early(worker)
+        self.thread = threading.local()
+        """``run``: the number of the run of the task in this thread."""
+        self.undo = ExitStack()
         worker.stream_handlers["mission-control"] = self.on_message
         worker.stream_handlers["mission-control-taken"] = self.on_taken
         shuffles.listen(worker)
@@ -145,6 +149,7 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
             lanes = Lanes(worker, endpoint)
             self.lanes = lanes if lanes.start() else None
         self.early.start()
+        changed.watch(worker, self.undo)
         turns = Turns(worker, endpoint, settings["memory_limit"])
         self.turns = turns if turns.start() else None
 
@@ -169,6 +174,7 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
             worker.stream_handlers[name] = ignored
         if (hashing := sys.modules.get("mission_control.hashing")) is not None:
             hashing.uninstall()
+        self.undo.close()
         # In reverse: each restores what it found.
         for own in (self.turns, self.early, self.lanes):
             if own is not None:
@@ -231,7 +237,7 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
         """Where an object went with its worker its key is being recomputed: this task has to wait for that."""
         lost = set(self.endpoint.known_lost(list(objects))) if self.endpoint is not None else set()
         if lost:
-            self.worker.loop.add_callback(self.tell_stale, key, lost)
+            self.worker.loop.add_callback(self.tell_stale, key, getattr(self.thread, "run", None), lost)
             self.rescheduled[key] += 1
             if self.rescheduled[key] <= RESCHEDULES_MAX:
                 time.sleep(RESCHEDULE_AFTER_S * 2 ** (self.rescheduled[key] - 1))
@@ -247,7 +253,7 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
         references = {reference for references in found for reference in references}
         return [*described(references), *objects_of(task.run_spec)]
 
-    def tell_stale(self, key: Any, lost: set[str]) -> None:
+    def tell_stale(self, key: Any, run: int | None, lost: set[str]) -> None:
         """Say which of a task's inputs, as they are here, carry lost objects; and the task, if it is a step naming one.
 
         Such a copy was on its way here, or made from one, when the worker of its objects left: the scheduler, that has
@@ -259,10 +265,10 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
         )
         carried = {entry: carried_by(self.worker.data[entry]) for entry in inputs}
         stale = [entry for entry, held in carried.items() if any(reference.object in lost for reference in held)]
-        if task is not None and any(own[0] in lost for own in objects_of(task.run_spec)):
-            stale.append(key)
         if stale:
             self.say("stale", keys=stale)
+        if task is not None and task.run_id == run and any(own[0] in lost for own in objects_of(task.run_spec)):
+            self.say("step-lost", key=key, run=run)
 
     def transition(self, key: Any, start: str, finish: str, **kwargs: Any) -> None:
         """A task is over: its objects live on only as far as its result carries them."""

@@ -11,7 +11,7 @@ of convergence are scikit-learn's (``KMeans``, algorithm ``lloyd``), so that its
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -68,6 +68,8 @@ class Plan(NamedTuple):
     points: tuple[mission_control.Reference, ...]
     columns: int
     tolerance: float
+    at_home: bool
+    """Map tasks run where their points were made."""
     run: str
     """Tells what they say from what those of another job say."""
 
@@ -84,7 +86,8 @@ class KMeans:
         self.points, self.k, self.dimensions = workload.points, workload.k, workload.dimensions
         self.partitions = max(PARTITIONS, workers) if workload.partitions == "auto" else workload.partitions
         self.seed = workload.seed * 1000 + number
-        self.driver = workload.driver
+        self.driver, self.keep = workload.driver, workload.keep
+        self.at_home = workload.points_on == "all"
         self.data: list[Future] = []
         self.start = np.empty(0)
         self.tolerance = 0.0
@@ -96,8 +99,9 @@ class KMeans:
         say(f"makes {self.points} points of {self.dimensions} dimensions")
         sizes = np.diff(np.linspace(0, self.points, self.partitions + 1).astype(int)).tolist()
         shape = (self.seed, self.k, self.dimensions)
-        make = partial(make_points, shape=shape)
-        self.data = client.map(make, sizes, range(len(sizes)), key="kmeans-make", pure=False)
+        make = partial(make_points, shape=shape, keep=self.keep)
+        first = None if self.at_home else sorted(client.scheduler_info(n_workers=-1)["workers"])[:1]
+        self.data = client.map(make, sizes, range(len(sizes)), key="kmeans-make", pure=False, workers=first)
         moments = partial(moments_of, columns=self.dimensions)
         result = client.gather(client.map(moments, self.data, key="kmeans-moments", pure=False))
         mean = sum(entry[0] for entry in result) / self.points
@@ -122,7 +126,7 @@ class KMeans:
 
         client.subscribe_topic(PROGRESS, hear)
         try:
-            given = (self.dimensions, self.tolerance, run)
+            given = (self.dimensions, self.tolerance, self.at_home, run)
             last = client.submit(begin, self.data, self.start, *given, key=f"kmeans-reduce-{run}", pure=False)
             self.moves = client.submit(moves_of, last, key=f"kmeans-moves-{uuid4().hex}", pure=False).result()
             return client.submit(centres_of, last, key=f"kmeans-next-{uuid4().hex}", pure=False)
@@ -139,9 +143,8 @@ class KMeans:
             parts = []
             for number, points in enumerate(self.data):
                 key = (f"kmeans-map-{run}", number)
-                # Where its points lie: they are the same in every iteration.
-                home: dict[str, Any] = {"workers": list(homes[points.key]), "allow_other_workers": True}
-                parts.append(client.submit(assign, points, centres, columns, key=key, pure=False, **home))
+                where = homes[points.key] if self.at_home else None
+                parts.append(client.submit(assign, points, centres, columns, key=key, pure=False, **placed(where)))
             step = client.submit(update, parts, centres, columns, key=f"kmeans-reduce-{run}", pure=False)
             self.moves.append(step.result().move)
             centres = client.submit(centres_of, step, key=f"kmeans-next-{run}", pure=False)
@@ -186,17 +189,22 @@ def progress(moves: list[Move], tolerance: float) -> str:
     return f"iteration {len(moves)}: squared shift {moves[-1].shift:.3g}, done below {tolerance:.3g}"
 
 
-def make_points(count: int, number: int, shape: tuple[int, int, int]) -> mission_control.Reference:
+def placed(workers: Iterable[str] | None) -> dict[str, Any]:
+    """Where a map task runs: its points are the same in every iteration."""
+    return {} if workers is None else {"workers": list(workers), "allow_other_workers": True}
+
+
+def make_points(count: int, number: int, shape: tuple[int, int, int], keep: bool = False) -> mission_control.Reference:
     """Points around k places, the same places in every partition; an object of one part."""
     seed, k, dimensions = shape
     places = np.random.default_rng(seed).uniform(-10, 10, (k, dimensions))
     random = np.random.default_rng([seed, number])
     points = places[random.integers(0, k, count)] + random.normal(0, 1, (count, dimensions))
-    return put_rows(points)
+    return put_rows(points, keep)
 
 
-def put_rows(rows: np.ndarray) -> mission_control.Reference:
-    return mission_control.put([np.ascontiguousarray(rows, np.float64).data])
+def put_rows(rows: np.ndarray, keep: bool = False) -> mission_control.Reference:
+    return mission_control.put([np.ascontiguousarray(rows, np.float64).data], keep=keep)
 
 
 def rows_of(reference: mission_control.Reference, columns: int) -> np.ndarray:
@@ -286,9 +294,9 @@ class Outcome(NamedTuple):
 
 
 def begin(
-    points: list[mission_control.Reference], start: np.ndarray, columns: int, tolerance: float, run: str
+    points: list[mission_control.Reference], start: np.ndarray, columns: int, tolerance: float, at_home: bool, run: str
 ) -> mission_control.Delegation:
-    return iterate(Plan(tuple(points), columns, tolerance, run), put_rows(start), [])
+    return iterate(Plan(tuple(points), columns, tolerance, at_home, run), put_rows(start), [])
 
 
 def iterate(plan: Plan, centres: mission_control.Reference, moves: list[Move]) -> mission_control.Delegation:
@@ -296,9 +304,9 @@ def iterate(plan: Plan, centres: mission_control.Reference, moves: list[Move]) -
     client, run = get_client(), uuid4().hex
     parts = []
     for number, points in enumerate(plan.points):
-        home: dict[str, Any] = {"workers": [points.worker], "allow_other_workers": True}
         key = (f"kmeans-map-{run}", number)
-        parts.append(client.submit(assign, points, centres, plan.columns, key=key, pure=False, **home))
+        where = placed([points.worker] if plan.at_home else None)
+        parts.append(client.submit(assign, points, centres, plan.columns, key=key, pure=False, **where))
     return mission_control.delegate(reduce, plan, centres, parts, moves)
 
 

@@ -141,9 +141,15 @@ impl Controller {
         self.take(now, control::Event::DelegateEnds { task, again })
     }
 
-    /// Whether a task's next step needs an object that nobody has any more.
-    fn step_is_lost(&self, task: u64) -> bool {
-        self.lock().step_is_lost(task)
+    /// Whether a task's next step needs an object that nobody has any more: the task may begin again, or not; `None`: it has
+    /// all.
+    fn lost_step(&self, task: u64) -> Option<bool> {
+        self.lock().lost_step(task).map(|lost| lost == control::LostStep::BeginAgain)
+    }
+
+    /// Whether a task that delegates has never come further than now.
+    fn is_furthest(&self, task: u64) -> bool {
+        self.lock().is_furthest(task)
     }
 
     fn result_gone(&self, now: f64, task: u64, wanted: bool) -> PyResult<Option<String>> {

@@ -169,8 +169,8 @@ impl Endpoint {
     }
 
     /// `parts`: (object, part, length, addresses). Gives the parts, all of them as one if packed, and what it took (JSON).
-    /// `receiver`: who asks, for the pattern of the transfer.
-    #[pyo3(signature = (job, source, to, demands, parts, packed, whole=false, receiver=None, part_count=0))]
+    /// `receiver`: who asks, for the pattern of the transfer. `keep`: objects whose parts stay here while there is room.
+    #[pyo3(signature = (job, source, to, demands, parts, packed, whole=false, receiver=None, part_count=0, keep=vec![]))]
     #[allow(clippy::too_many_arguments)]
     fn fetch(
         &self,
@@ -184,8 +184,10 @@ impl Endpoint {
         whole: bool,
         receiver: Option<&str>,
         part_count: u32,
+        keep: Vec<String>,
     ) -> PyResult<(Vec<Part>, Option<Part>, String)> {
         let demands = parse_demands(demands)?;
+        let keep = keep.iter().map(|object| object.parse().map_err(bad_input)).collect::<PyResult<_>>()?;
         let parts = parts.into_iter().map(wanted).collect::<PyResult<Vec<_>>>()?;
         let transfer = TransferId { job: job.into(), from: source.into(), to: to.into() };
         let endpoint = self.get()?;
@@ -198,7 +200,8 @@ impl Endpoint {
         let mut signal = None;
         let fetched = detached(py, || {
             let interrupted = || Python::attach(|py| py.check_signals().map_err(|error| signal = Some(error)).is_err());
-            endpoint.fetch(FetchRequest { transfer, demands, parts, packed, whole }, interrupted)
+            let request = FetchRequest { packed, whole, keep, ..FetchRequest::new(transfer, demands, parts) };
+            endpoint.fetch(request, interrupted)
         })?;
         let fetched = fetched.map_err(|error| signal.take().unwrap_or_else(|| exception(error)))?;
         let tally = serde_json::to_string(&fetched.tally).map_err(bad_input)?;
@@ -223,7 +226,7 @@ impl Endpoint {
         let parts = parts.into_iter().map(wanted).collect::<PyResult<Vec<_>>>()?;
         let transfer = TransferId { job: job.into(), from: source.into(), to: to.into() };
         let endpoint = self.get()?;
-        let request = FetchRequest { transfer, demands, parts, packed: false, whole: false };
+        let request = FetchRequest::new(transfer, demands, parts);
         let interrupted =
             || Python::attach(|py| given_up.call0(py).and_then(|answer| answer.is_truthy(py)).unwrap_or(true));
         let received = detached(py, || endpoint.receive(request, interrupted))?;

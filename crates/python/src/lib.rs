@@ -58,6 +58,8 @@ mod _native {
     #[pymodule_export]
     const PROTOCOL: u32 = mission_core::control::PROTOCOL;
     #[pymodule_export]
+    const BEGINS_AGAIN_MAX: u32 = mission_core::control::BEGINS_AGAIN_MAX;
+    #[pymodule_export]
     const REPORT_EVERY_MS: u128 = mission_core::defaults::REPORT_EVERY.as_millis();
     #[pymodule_export]
     const STORE_MEMORY_FRACTION: f64 = mission_core::defaults::STORE_MEMORY_FRACTION;

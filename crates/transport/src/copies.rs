@@ -1,4 +1,5 @@
-//! Parts that were received in broadcasts and are kept: for other receivers, and for the next reader in this process.
+//! Parts that were received in broadcasts, or of objects that readers said to keep: for other receivers, and for the next
+//! reader in this process.
 //!
 //! A copy is served block by block while it still arrives. Once it is whole it stays until its object is freed, its job
 //! ends, or its memory is wanted: what every iteration needs is where it is needed (CIEL's "sweethearts").

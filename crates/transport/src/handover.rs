@@ -203,5 +203,5 @@ fn wanted(take: &Take, object: ObjectId, part: u32, len: u64) -> Result<Wanted, 
 
 fn request(take: &Take, demands: Demands, parts: Vec<Wanted>) -> FetchRequest {
     let transfer = TransferId { job: take.job.clone(), from: "objects".into(), to: HAND_OVER.into() };
-    FetchRequest { transfer, demands, parts, whole: true, packed: true }
+    FetchRequest { whole: true, packed: true, ..FetchRequest::new(transfer, demands, parts) }
 }

@@ -5,6 +5,7 @@ use crate::object::ObjectId;
 use crate::segment::Segment;
 use mission_core::host::fetches::Tally;
 use mission_core::types::{Demands, TransferId};
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -24,9 +25,18 @@ pub struct FetchRequest {
     pub parts: Vec<Wanted>,
     /// All parts of every object: what others may want alike.
     pub whole: bool,
+    /// Objects whose parts stay here, while there is room: they will be needed again.
+    pub keep: BTreeSet<ObjectId>,
     /// All parts in one piece of memory, without gaps. Otherwise each lies where it is cheapest: what this host has
     /// already is not copied, and the rest begins at multiples of [`ALIGN`].
     pub packed: bool,
+}
+
+impl FetchRequest {
+    /// For parts that nobody else wants, each where it is cheapest.
+    pub fn new(transfer: TransferId, demands: Demands, parts: Vec<Wanted>) -> FetchRequest {
+        FetchRequest { transfer, demands, parts, whole: false, keep: BTreeSet::new(), packed: false }
+    }
 }
 
 /// As Arrow wants its buffers.

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dask._task_spec import Task, TaskRef
 from distributed.scheduler import Scheduler, TaskState
 
+from mission_control import _native
 from mission_control.delegates import run_step
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ INPUTS_WITHIN_S = 10.0
 """A task's client submits through a connection of its own: so long may a future be unknown to the scheduler."""
 LOOK_S = 0.01
 WAITING = ("waiting", "queued", "no-worker")
+CLOSED = "Mission Control is being uninstalled"
 KEEPERS = "mission-control-keepers"
 """A client, as Dask's queues and variables are: it wants the keepers, so that a restart of the cluster forgets them."""
 
@@ -65,8 +67,10 @@ class First(NamedTuple):
 
     task: TaskState
     run_spec: Any
-    keeper: TaskState | None
-    """Depends on its inputs, if it has any."""
+    inputs: tuple[Any, ...]
+    """Keys."""
+    kept: tuple[Any, ...]
+    """Keys that a client of ours wants: the keeper of the inputs, and inputs that nobody could compute again."""
 
 
 class Next(NamedTuple):
@@ -77,6 +81,8 @@ class Next(NamedTuple):
     run_spec: Any
     inputs: tuple[Any, ...]
     """Keys."""
+    again: bool = False
+    """It is the first step."""
 
 
 class Delegates:
@@ -95,6 +101,7 @@ class Delegates:
         """By key, between what a worker says and the end of that run."""
         self.awaited: dict[Any, list[Any]] = {}
         """By key: inputs that may not be forgotten until the task waits for them."""
+        self.closed = False
 
     # --- what workers say -------------------------------------------------------------------------------------------
 
@@ -107,8 +114,6 @@ class Delegates:
             ``why`` the task cannot wait for them; or the ``exception`` and ``traceback`` of one that has failed; or
             nothing.
         """
-        if (task := self._running(key, run)) is None:
-            return {}  # `delegate` will find the same
         tasks = self.scheduler.tasks
         deadline = time.monotonic() + INPUTS_WITHIN_S
         while missing := [own for own in inputs if own not in tasks or _is_unspecified(tasks[own])]:
@@ -118,15 +123,18 @@ class Delegates:
                     "why": f"the scheduler does not know {unknown}: submit it to this cluster, and do not cancel it"
                 }
             await asyncio.sleep(LOOK_S)
-        if (cycle := _waits_for(task, [tasks[own] for own in inputs])) is not None:
+        if self.closed:
+            return {"why": CLOSED}
+        if (task := self._running(key, run)) is None:
+            return {}  # `delegate` will find the same
+        if (cycle := self._waits_for(task, [tasks[own] for own in inputs])) is not None:
             return {"why": f"it would wait for itself: {cycle.key} is among its inputs, and depends on {key}"}
         if (failed := _failed(tasks[own] for own in inputs)) is not None and failed.exception_blame is not None:
             blamed = failed.exception_blame
             return {"exception": blamed.exception, "traceback": blamed.traceback}
-        if self._running(key, run) is not None:
-            self._await_no_more(key)
-            self.awaited[key] = list(inputs)
-            self.scheduler.client_desires_keys(keys=list(inputs), client=_client_of(key))
+        self._await_no_more(key)
+        self.awaited[key] = list(inputs)
+        self.scheduler.client_desires_keys(keys=list(inputs), client=_client_of(key))
         return {}
 
     def on_delegate(self, worker: str, key: Any, run: int, call: bytes, inputs: list[Any], objects: list[Any]) -> None:
@@ -137,19 +145,25 @@ class Delegates:
             # Another worker runs it, or nobody wants it: nothing may keep these objects.
             plugin.carry_out(plugin.controller.delegates(plugin.now(), next(plugin.next_number), [], objects, False))
             return
-        numbers = [plugin.numbers[own] for own in inputs if own in plugin.numbers]
-        plugin.carry_out(plugin.controller.delegates(plugin.now(), number, numbers, objects, True))
-        if key not in self.first:
-            self.first[key] = self._first(task, number)
-        step = Task(key, run_step, call, inputs, objects, *map(TaskRef, inputs))
-        self.next[key] = Next(run, step, tuple(inputs))
-        # An object may have gone with its worker meanwhile.
-        self._begin_again(key, task)
+        try:
+            if self.closed:
+                raise RuntimeError(CLOSED)
+            numbers = [plugin.numbers[own] for own in inputs if own in plugin.numbers]
+            plugin.carry_out(plugin.controller.delegates(plugin.now(), number, numbers, objects, True))
+            if key not in self.first:
+                self.first[key] = self._first(task, number)
+            step = Task(key, run_step, call, inputs, objects, *map(TaskRef, inputs))
+            self.next[key] = Next(run, step, tuple(inputs))
+            # An object may have gone with its worker meanwhile.
+            self._begin_again(key, task)
+        except Exception as error:
+            # Else it would run again as it has run.
+            logger.exception("%s could not delegate", key)
+            self.next[key] = Next(run, Task(key, _fail, f"{key} could not delegate: {error}"), ())
 
-    def begin_again_after(self, key: Any, worker: str) -> None:
-        """A worker found that a step needs an object that is lost; it lets go of the task with the next message."""
-        task = self.scheduler.tasks.get(key)
-        if task is not None and task.processing_on is not None and task.processing_on.address == worker:
+    def begin_again_after(self, key: Any, run: int) -> None:
+        """A step that runs needs an object that is lost; its worker lets go of the task with the next message."""
+        if (task := self._running(key, run)) is not None:
             self._begin_again(key, task)
 
     def begin_again(self, key: Any) -> None:
@@ -161,11 +175,17 @@ class Delegates:
     def _begin_again(self, key: Any, task: TaskState) -> bool:
         """Have a task begin with its first step once the scheduler has it back."""
         first, number = self.first.get(key), self.plugin.numbers.get(key)
-        if first is None or first.task is not task or number is None or not self.plugin.controller.step_is_lost(number):
+        if first is None or first.task is not task or number is None:
             return False
-        inputs = tuple(own.key for own in first.keeper.dependencies) if first.keeper is not None else ()
-        self.next[key] = Next(task.run_id, first.run_spec, inputs)
-        self.plugin.carry_out(self.plugin.controller.delegate_ends(self.plugin.now(), number, True))
+        may = self.plugin.controller.lost_step(number)
+        if may is None:
+            return False
+        if may:
+            self.next[key] = Next(task.run_id, first.run_spec, first.inputs, again=True)
+        else:
+            times = _native.BEGINS_AGAIN_MAX
+            why = f"{key} began again {times} times, and what it delegates to needs an object that is lost"
+            self.next[key] = Next(task.run_id, Task(key, _lose, why), ())
         return True
 
     # --- what the scheduler does ------------------------------------------------------------------------------------
@@ -179,7 +199,7 @@ class Delegates:
         if start == "processing" and key in self.awaited:
             # Once it waits for them.
             self.plugin.soon(lambda: self._await_no_more(key))
-        if key in self.first and finish in ("memory", "erred", "forgotten"):
+        if key in self.first and finish in ("memory", "erred", "released", "forgotten"):
             self.plugin.soon(lambda: self._end(key))
 
     def _exchange(self, task: TaskState, step: Next) -> None:
@@ -192,42 +212,49 @@ class Delegates:
         run_spec = step.run_spec
         if (failed := _failed(inputs)) is not None:
             # Since it was asked for. Dask lets no task wait for one that has failed.
-            run_spec, inputs = Task(task.key, _fail, str(failed.key)), set()
+            why = f"{failed.key} failed, and its result was to be an argument"
+            run_spec, inputs = Task(task.key, _fail, why), set()
         before = set(task.dependencies) - inputs
         _depend(task, inputs)
         task.run_spec = run_spec
-        # Each step may meet as many dying workers as a task may.
-        task.suspicious = 0
+        number = self.plugin.numbers.get(task.key)
+        if step.again and number is not None:
+            self.plugin.carry_out(self.plugin.controller.delegate_ends(self.plugin.now(), number, True))
+        elif number is not None and self.plugin.controller.is_furthest(number):
+            # Each step may meet as many dying workers as a task may.
+            task.suspicious = 0
         # Once the scheduler has seen what the task waits for.
         self.plugin.soon(lambda: self._let_go(before))
 
     def _end(self, key: Any) -> None:
         """The last step is over, for whatever reason: the task is as its client submitted it."""
         first, task = self.first.get(key), self.scheduler.tasks.get(key)
-        if first is None or (task is first.task and task.state not in ("memory", "erred")):
-            return  # its result was lost meanwhile, and the last step runs again
+        if first is None or (task is first.task and not _is_over(task)):
+            return
         del self.first[key]
         self.next.pop(key, None)
-        keeper = first.keeper
         if task is first.task:
             before = set(task.dependencies)
+            known = self.scheduler.tasks
+            inputs = {known[own] for own in first.inputs if own in known}
+            # What it took then may be gone for good.
+            task.has_lost_dependencies |= len(inputs) < len(set(first.inputs))
             task.run_spec = first.run_spec
-            if keeper is not None:
-                _depend(task, set(keeper.dependencies))
-                # What it took then may be gone for good.
-                task.has_lost_dependencies |= keeper.has_lost_dependencies
-            else:
-                _depend(task, set())
-            self._let_go(before - task.dependencies)
-        if keeper is not None:
-            self._release(KEEPERS, [keeper.key])
+            _depend(task, inputs)
+            self._let_go(before - inputs)
+        self._release(KEEPERS, list(first.kept))
         if task is first.task and (number := self.plugin.numbers.get(key)) is not None:
             self.plugin.carry_out(self.plugin.controller.delegate_ends(self.plugin.now(), number, False))
 
     def close(self) -> None:
-        """Leave the tasks whose chains are over; a chain that goes on is finished by Dask alone."""
+        """Leave all tasks to Dask. A chain that has begun meanwhile stays as it is, and fails with its next step."""
+        self.closed = True
         for key in list(self.first):
             self._end(key)
+        for first in self.first.values():
+            self._release(KEEPERS, list(first.kept))
+        self.first.clear()
+        self.next.clear()
         for key in list(self.awaited):
             self._await_no_more(key)
 
@@ -239,15 +266,17 @@ class Delegates:
         return task if task is not None and task.state == "processing" and task.run_id == run else None
 
     def _first(self, task: TaskState, number: int) -> First:
-        if not task.dependencies:
-            return First(task, task.run_spec, None)
-        key = ("mission-control-keeper", number)
+        inputs = tuple(own.key for own in task.dependencies)
+        if not inputs:
+            return First(task, task.run_spec, inputs, ())
+        key = (KEEPERS, number)
         keeper = self.scheduler.new_task(key, Task(key, _nothing), "released")
         keeper.priority = task.priority
         for own in task.dependencies:
             keeper.add_dependency(own)
-        self.scheduler.client_desires_keys(keys=[key], client=KEEPERS)
-        return First(task, task.run_spec, keeper)
+        kept = (key, *(own.key for own in task.dependencies if own.run_spec is None))
+        self.scheduler.client_desires_keys(keys=list(kept), client=KEEPERS)
+        return First(task, task.run_spec, inputs, kept)
 
     def _await_no_more(self, key: Any) -> None:
         if (inputs := self.awaited.pop(key, None)) is not None:
@@ -259,6 +288,23 @@ class Delegates:
         self.scheduler.client_releases_keys(keys=keys, client=client)
         if not own.wants_what:
             self.scheduler.clients.pop(client, None)
+
+    def _waits_for(self, task: TaskState, inputs: Iterable[TaskState]) -> TaskState | None:
+        """Return the input that waits for a task, however far behind, or is going to."""
+        tasks = self.scheduler.tasks
+        seen: set[TaskState] = set()
+        for start in inputs:
+            pending = [start]
+            while pending:
+                own = pending.pop()
+                if own is task:
+                    return start
+                if own in seen or own.state == "memory":
+                    continue
+                seen.add(own)
+                pending += own.dependencies
+                pending += [tasks[key] for key in self.awaited.get(own.key, ()) if key in tasks]
+        return None
 
     def _let_go(self, tasks: Iterable[TaskState]) -> None:
         """Tasks have lost a dependent: as when a client has released them."""
@@ -288,29 +334,25 @@ def _depend(task: TaskState, inputs: set[TaskState]) -> None:
         task.add_dependency(own)
 
 
-def _waits_for(task: TaskState, inputs: Iterable[TaskState]) -> TaskState | None:
-    """Return the input that waits for a task, however far behind."""
-    seen: set[TaskState] = set()
-    for start in inputs:
-        pending = [start]
-        while pending:
-            own = pending.pop()
-            if own is task:
-                return start
-            if own in seen or own.state == "memory":
-                continue
-            seen.add(own)
-            pending.extend(own.dependencies)
-    return None
+def _is_over(task: TaskState) -> bool:
+    """Whether a task runs no more, and nobody waits for it to run again."""
+    if task.state == "erred":
+        # An input that failed stays its input: it has the error, and may be tried again.
+        return task.exception_blame is task
+    return task.state == "memory" or (task.state == "released" and not task.who_wants and not task.waiters)
 
 
 def _failed(inputs: Iterable[TaskState]) -> TaskState | None:
     return next((own for own in inputs if own.state == "erred"), None)
 
 
-def _fail(key: str) -> None:
-    """What a task does in place of a step whose input has just failed."""
-    raise RuntimeError(f"{key} failed, and its result was to be an argument")
+def _fail(why: str) -> None:
+    """What a task does in place of a step that cannot run."""
+    raise RuntimeError(why)
+
+
+def _lose(why: str) -> None:
+    raise _native.Lost(why)
 
 
 def _is_unspecified(task: TaskState) -> bool:

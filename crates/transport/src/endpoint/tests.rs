@@ -6,6 +6,7 @@ use super::*;
 use crate::parts::Wanted;
 use mission_core::flight::FlightPlan;
 use mission_core::types::{TransferId, Transport};
+use std::collections::BTreeSet;
 use std::net::TcpListener;
 
 fn settings(token: &[u8], memory_limit: u64, identity: Option<Identity>) -> Settings {
@@ -53,7 +54,7 @@ fn wanted(endpoint: &Endpoint, object: ObjectId, part: u32, len: u64) -> Wanted 
 
 fn request(parts: Vec<Wanted>, demands: Demands) -> FetchRequest {
     let transfer = TransferId { job: "job".into(), from: "map".into(), to: "reduce".into() };
-    FetchRequest { transfer, demands, parts, packed: true, whole: true }
+    FetchRequest { packed: true, whole: true, ..FetchRequest::new(transfer, demands, parts) }
 }
 
 fn demand(transport: Transport, encrypt: Encryption) -> Demands {
@@ -213,6 +214,32 @@ fn receivers_of_a_broadcast_serve_one_another_and_keep_what_they_got() {
             assert_eq!(reader.resources().live_bytes, 0);
         }
     }
+}
+
+#[test]
+fn what_a_reader_said_to_keep_comes_once_and_goes_when_there_is_no_room() {
+    let token = crate::auth::random::<16>();
+    let (owner, reader) = (endpoint(&token, u64::MAX, None), endpoint(&token, 20 << 20, None));
+    let demands = demand(Transport::Tcp, Encryption::None);
+    let parts: Vec<Vec<u8>> = (0..3).map(|part| data()[part * (1 << 20)..].to_vec()).collect();
+    let id = owner.put(&parts.iter().map(|part| &**part).collect::<Vec<_>>(), &"job".into(), &demands).unwrap();
+    let fetch = |part: usize, keep: bool| {
+        let own = vec![wanted(&owner, id, part as u32, parts[part].len() as u64)];
+        let keep = if keep { BTreeSet::from([id]) } else { BTreeSet::new() };
+        let asked = FetchRequest { packed: false, whole: false, keep, ..request(own, demands) };
+        let fetched = reader.fetch(asked, || false).unwrap();
+        assert!(fetched.parts[0].bytes() == parts[part]);
+        reader.resources().copies
+    };
+    assert_eq!(fetch(0, false), 0);
+    let before = owner.resources().sent_bytes;
+    assert_eq!([fetch(0, true), fetch(0, true), fetch(1, true), fetch(1, true)], [1, 1, 2, 2]);
+    assert_eq!(owner.resources().sent_bytes - before, (parts[0].len() + parts[1].len()) as u64);
+    // There is room for two of them at most.
+    assert!(fetch(2, true) <= 2 && fetch(2, true) <= 2);
+    assert_eq!(reader.store.copies.news(), [id, id, id]);
+    reader.free(&id);
+    assert_eq!((reader.resources().copies, reader.resources().live_bytes), (0, 0));
 }
 
 #[test]

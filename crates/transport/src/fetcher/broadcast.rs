@@ -7,7 +7,7 @@ use super::{INTERRUPT_EVERY, Planned, Shared};
 use crate::carrier::{self, Connection};
 use crate::copies::Receiving;
 use crate::parts::{FetchRequest, Wanted};
-use crate::segment::Segment;
+use crate::segment::{SHARED_MIN, Segment};
 use crate::wire::{Next, PieceReply, Wants};
 use mission_core::defaults::{BLOCK_BYTES, LANES, PROGRESS_TIMEOUT, SWARM_MIN};
 use mission_core::flight::{FlightPlan, Leg};
@@ -27,8 +27,8 @@ use std::time::Instant;
 pub(super) type Begun<'a> = (Vec<Found>, BTreeMap<usize, Receiving<'a>>);
 
 impl Shared {
-    /// Where each part lies already, and, by their numbers, the parts of which this fetch is going to be a receiver in a
-    /// broadcast; waits while another fetch of this process is that.
+    /// Where each part lies already, and, by their numbers, the parts that this fetch is going to receive as in a broadcast,
+    /// and keep; waits while another fetch of this process does that.
     pub(super) fn begin(
         &self,
         request: &FetchRequest,
@@ -37,15 +37,20 @@ impl Shared {
     ) -> Result<Begun<'_>, FetchError> {
         let mut homes = self.at_home(request, plan, caller)?;
         // What is packed with others would keep their memory with its own.
-        let takes_part = request.whole && (!request.packed || request.parts.len() == 1);
-        if !takes_part || !self.lock().broadcasts.contains(&request.transfer) {
+        let may_stay = !request.packed || request.parts.len() == 1;
+        let broadcast = request.whole && self.lock().broadcasts.contains(&request.transfer);
+        if !may_stay || !(broadcast || !request.keep.is_empty()) {
             return Ok((homes, BTreeMap::new()));
         }
+        let takes_part = |wanted: &Wanted| {
+            (broadcast && wanted.len >= SWARM_MIN)
+                || (request.keep.contains(&wanted.object) && wanted.len >= SHARED_MIN as u64)
+        };
         loop {
             let mut numbers = BTreeMap::new();
             for (number, (wanted, home)) in request.parts.iter().zip(&mut homes).enumerate() {
                 let key = (wanted.object, wanted.part);
-                if !home.is_elsewhere() || wanted.len < SWARM_MIN || self.owns(wanted) {
+                if !home.is_elsewhere() || !takes_part(wanted) || self.owns(wanted) {
                     continue;
                 }
                 match self.copy_at_home(&key) {

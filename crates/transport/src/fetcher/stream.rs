@@ -295,8 +295,7 @@ impl Asker<'_> {
             }
         }
         let Reading { transfer, demands, .. } = self.reading;
-        let request =
-            FetchRequest { transfer: transfer.clone(), demands: *demands, parts, packed: false, whole: false };
+        let request = FetchRequest::new(transfer.clone(), *demands, parts);
         let over = || {
             self.renew();
             self.queue.lock().closed || self.is_there().is_err()

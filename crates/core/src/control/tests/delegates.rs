@@ -42,16 +42,40 @@ fn a_task_whose_step_lost_an_object_begins_again() {
     let mut world = World::new(&["a", "b"]);
     world.task(1, "job", None);
     world.event(step(1, vec![carried(7, "a"), carried(8, "b")]));
-    assert!(!world.controller.step_is_lost(1));
+    assert_eq!(world.controller.lost_step(1), None);
     world.event(Event::Gone { worker: "a".into() });
     world.event(Event::Flush);
-    assert!(world.controller.step_is_lost(1));
+    assert_eq!(world.controller.lost_step(1), Some(LostStep::BeginAgain));
     assert_eq!(world.recompute, BTreeSet::from([1]));
     assert_eq!(world.heard("b"), (vec![], vec![7]));
     world.event(Event::DelegateEnds { task: 1, again: true });
     assert!(world.records.iter().any(|own| matches!(own, Record::Recomputed { task: 1, .. })));
     assert_eq!(world.heard("b").0, [8]);
-    assert!(!world.controller.step_is_lost(1));
+    assert_eq!(world.controller.lost_step(1), None);
+}
+
+#[test]
+fn a_task_that_comes_no_further_is_given_up() {
+    let mut world = World::new(&["a", "b"]);
+    world.task(1, "job", None);
+    world.event(step(1, vec![]));
+    world.event(Event::Gone { worker: "a".into() });
+    // What it needs was lost before, and whoever puts it is not this task.
+    let needs = || step(1, vec![carried(7, "a")]);
+    for _ in 0..BEGINS_AGAIN_MAX {
+        world.event(needs());
+        assert_eq!(world.controller.lost_step(1), Some(LostStep::BeginAgain));
+        world.event(Event::DelegateEnds { task: 1, again: true });
+        world.event(step(1, vec![]));
+    }
+    assert!(!world.controller.is_furthest(1));
+    world.event(needs());
+    assert_eq!(world.controller.lost_step(1), Some(LostStep::GiveUp));
+    // It comes further after all.
+    world.event(step(1, vec![]));
+    assert!(world.controller.is_furthest(1));
+    world.event(needs());
+    assert_eq!(world.controller.lost_step(1), Some(LostStep::BeginAgain));
 }
 
 /// Whatever order things come in: nothing is left, and what is freed is what nothing names any more.

@@ -101,3 +101,15 @@ fn a_worker_of_another_version_does_not_join() {
     assert!(why.contains("this worker's is the older one") && why.contains("install the same version"), "{why}");
     assert!(!world.controller.workers.contains_key("b"));
 }
+
+#[test]
+fn what_a_worker_keeps_is_near_to_it() {
+    let mut world = World::new(&["a", "b", "c"]);
+    world.task(1, "job", None);
+    world.carries(1, 7, "a");
+    let far = |world: &World, worker: &str| world.controller.far_bytes(&[1], &worker.into());
+    assert_eq!((far(&world, "a"), far(&world, "b"), far(&world, "c")), (0, 5, 5));
+    let report = WorkerReport { copied: vec![ObjectId(7)], ..WorkerReport::default() };
+    world.says("b", report);
+    assert_eq!((far(&world, "a"), far(&world, "b"), far(&world, "c")), (0, 0, 5));
+}

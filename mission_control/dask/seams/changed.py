@@ -1,0 +1,49 @@
+"""A worker is given a task again, with other inputs than those that it knows.
+
+Dask's tasks keep their inputs for ever, so its worker only adds to them. A task that delegates has other inputs with
+each step; one that is still known here would wait for all that it ever had.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Container
+from contextlib import ExitStack
+from typing import Any
+
+from distributed import Worker
+from distributed.worker_state_machine import FreeKeysEvent
+
+GIVEN = ("ready", "constrained", "waiting", "executing", "long-running")
+"""States of a task in which Dask's worker does not look at what it is given."""
+
+
+def watch(worker: Worker, undo: ExitStack) -> None:
+    """Look at each task that a worker is given, before Dask does."""
+    handler = worker.stream_handlers["compute-task"]
+
+    def with_these_inputs(*, key: Any, nbytes: dict[Any, int], **given: Any) -> None:
+        if key in worker.state.tasks:
+            forget_inputs(worker, key, nbytes)
+        handler(key=key, nbytes=nbytes, **given)
+
+    worker.stream_handlers["compute-task"] = with_these_inputs
+    undo.callback(worker.stream_handlers.__setitem__, "compute-task", handler)
+
+
+def forget_inputs(worker: Worker, key: Any, inputs: Container[Any]) -> None:
+    """Have a task that runs no more depend on no others than these."""
+    task = worker.state.tasks[key]
+    if task.state in GIVEN:
+        return
+    unneeded = []
+    for own in [own for own in task.dependencies if own.key not in inputs]:
+        task.dependencies.discard(own)
+        task.waiting_for_data.discard(own)
+        own.dependents.discard(task)
+        own.waiters.discard(task)
+        # What is here stays until the scheduler says so; nobody says so of what was on its way.
+        if not own.waiters and own.state in ("fetch", "flight", "missing"):
+            unneeded.append(own.key)
+    if unneeded:
+        worker.handle_stimulus(FreeKeysEvent(keys=unneeded, stimulus_id=f"mission-control-changed-{time.time()}"))
