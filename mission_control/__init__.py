@@ -4,13 +4,14 @@ In the program that submits work: :func:`install`, :func:`job` and :func:`uninst
 :func:`fetch`, :func:`keep` for what is fetched again and again, and :func:`allocate` where a task can write its parts
 into the data plane's memory at once;
 :func:`open_stream` and :func:`stream`, where others read what is still being written; :func:`delegate`, where another
-call makes the task's result.
+call makes the task's result; :func:`run`, which runs a program.
 """
 
 from mission_control._native import Cancelled, Damaged, Denied, Lost, StreamFailed, TransferError, Unreachable
 from mission_control.delegates import Delegation, delegate
 from mission_control.jobs import JobRejected, install, job, uninstall
 from mission_control.objects import Fetched, Reference, allocate, fetch, keep, put
+from mission_control.programs import In, Out, ProgramFailed, run
 from mission_control.streams import Stream, StreamReference, open_stream, stream
 
 __all__ = [
@@ -19,8 +20,11 @@ __all__ = [
     "Delegation",
     "Denied",
     "Fetched",
+    "In",
     "JobRejected",
     "Lost",
+    "Out",
+    "ProgramFailed",
     "Reference",
     "Stream",
     "StreamFailed",
@@ -35,6 +39,7 @@ __all__ = [
     "keep",
     "open_stream",
     "put",
+    "run",
     "stream",
     "uninstall",
 ]

@@ -22,7 +22,7 @@ from typing import Any
 
 from mission_control import interrupts, study_report
 from mission_control.jobs import JobRejected
-from mission_control.run import Observer, Sites, run
+from mission_control.runs import Observer, Sites, run
 from mission_control.scenario import (
     BadInput,
     EnvironmentFailed,

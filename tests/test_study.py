@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import pytest
 
 from mission_control import study
-from mission_control.run import fairness, parts_of_bytes
+from mission_control.runs import fairness, parts_of_bytes
 from mission_control.scenario import BadInput, Variant, load, with_settings
 from tests.conftest import mission, until
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from mission_control import _native, study
-from mission_control import run as runner
+from mission_control import runs as runner
 from mission_control.cli.show import LiveTable, one_line, print_incast, print_result, print_study, quiet
 from mission_control.incast import folder as incast_folder
 from mission_control.incast import run as incast

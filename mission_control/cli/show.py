@@ -17,7 +17,7 @@ from mission_control import _native
 from mission_control.incast.report import curve_name
 from mission_control.lab import picture
 from mission_control.report import agreement
-from mission_control.run import Observer, Progress
+from mission_control.runs import Observer, Progress
 from mission_control.study_report import UNITS, at_in_words, invalid_reasons, number, ratio_in_words, spread
 
 LINE_EVERY_S = 5

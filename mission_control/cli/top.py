@@ -10,7 +10,7 @@ import typer
 
 from mission_control.cli.jobs import Json, Scheduler
 from mission_control.cli.show import LiveTable
-from mission_control.run import Progress
+from mission_control.runs import Progress
 from mission_control.worlds.cluster import observe
 
 

@@ -1,0 +1,190 @@
+"""Programs as tasks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from distributed import Client, LocalCluster
+from distributed.client import FutureCancelledError
+
+import mission_control
+from mission_control import In, Out, ProgramFailed
+from mission_control.programs import marked
+from tests.conftest import data, until, what_is_left
+
+
+def put_bytes(*parts: bytes) -> mission_control.Reference:
+    return mission_control.put(list(parts))
+
+
+def content_of(reference: mission_control.Reference) -> list[bytes]:
+    return [bytes(part) for part in mission_control.fetch(reference)]
+
+
+def nothing_left(client: Client) -> bool:
+    def folders(dask_worker: Any) -> list[str]:
+        return [name for name in os.listdir(dask_worker.local_directory) if name.startswith("program-")]
+
+    return not what_is_left(client, "objects", "live_bytes") and not any(client.run(folders).values())
+
+
+def ran(client: Client, *given: Any, **more: Any) -> list[bytes]:
+    """Contents of the outputs."""
+    made = client.submit(mission_control.run, *given, pure=False, **more)
+    return client.submit(content_of, made, pure=False).result(60)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_any_binary_reads_objects_and_leaves_objects(client):
+    lines = b"".join(b"%08d\n" % (number * 7919 % 100_003) for number in range(100_003))
+    there = client.submit(put_bytes, lines, pure=False)
+    ordered = b"".join(sorted(lines.splitlines(keepends=True)))
+    assert ran(client, ["sort", In(0)], inputs=[there]) == [ordered]
+    # By the standard input, by a pipe, and into a named output.
+    assert ran(client, ["sort"], inputs=[there], stdin=In(0)) == [ordered]
+    assert ran(client, ["sort"], inputs=[there], stdin=In(0, pipe=True)) == [ordered]
+    assert ran(client, ["sort", "-o", Out(0), In(0, pipe=True)], inputs=[there]) == [ordered]
+    # The result is an object like any other.
+    made = client.submit(mission_control.run, ["sort", "-r", In(0)], inputs=[there], pure=False)
+    assert ran(client, ["head", "-c", "9", In(0)], inputs=[made]) == [b"%08d\n" % 100_002]
+    del there, made
+    until(lambda: nothing_left(client), "nothing is left")
+
+
+def test_parts_and_several_inputs_and_outputs(client):
+    first = client.submit(put_bytes, b"a1\n", b"", data(3_000_000, 1).tobytes(), pure=False)
+    second = client.submit(put_bytes, b"b1\n", pure=False)
+    whole = b"a1\n" + data(3_000_000, 1).tobytes()
+    assert ran(client, ["cat", In(0), In(1)], inputs=[first, second]) == [whole + b"b1\n"]
+    assert ran(client, ["cat", In(0, 0), In(0, 1), In(1, 0), In(0, 0)], inputs=[first, second]) == [b"a1\nb1\na1\n"]
+    assert ran(client, ["cat", In(0, 2)], inputs=[first]) == [data(3_000_000, 1).tobytes()]
+    script = 'cp "$1" "$2"; echo said; cp "$3" "$4"'
+    words = ["sh", "-c", script, "sh", In(1), Out(2), In(0), Out(0)]
+    assert ran(client, words, inputs=[first, second], outputs=3) == [whole, b"said\n", b"b1\n"]
+    assert ran(client, ["true"], outputs=1) == [b""]
+    assert len(client.submit(mission_control.run, ["true"], outputs=0, pure=False).result(60)) == 0
+    assert ran(client, ["sh", "-c", "echo $WORD; pwd"], env={"WORD": "given"})[0].startswith(b"given\n/")
+    # Files can be mapped, and not be changed; and are not those of another program.
+    look = (
+        "import mmap, os, sys; file = open(sys.argv[1], 'rb')\n"
+        "print(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)[:2])\n"
+        "try: os.write(os.open(sys.argv[1], os.O_WRONLY), b'x')\nexcept OSError as error: print(error.errno)"
+    )
+    assert ran(client, [sys.executable, "-c", look, In(0)], inputs=[first]) == [b"b'a1'\n1\n"]
+    del first, second
+    until(lambda: nothing_left(client), "nothing is left")
+
+
+def test_a_program_that_fails_says_why(client):
+    there = client.submit(put_bytes, b"x", pure=False)
+    for words, says in (
+        (["sh", "-c", "echo wrong >&2; exit 7"], "sh ended with status 7: wrong"),
+        (["false"], "false ended with status 1, and said nothing"),
+        (["sh", "-c", "kill -SEGV $$"], "signal SIGSEGV"),
+        (["no-such-program"], "no-such-program cannot be started"),
+        (["true", Out(0)], "left nothing at Out"),
+        (["a\0b"], "cannot be started"),
+    ):
+        error = client.submit(mission_control.run, words, inputs=[there], pure=False).exception(60)
+        assert isinstance(error, ProgramFailed) and says in str(error), error
+    for given, kind in (
+        (([],), ValueError),
+        ((["cat", In(1)],), ValueError),
+        ((["cat", In(0, 1)],), ValueError),
+        ((["cat", Out(1)],), ValueError),
+        ((["cat", 7],), TypeError),
+    ):
+        error = client.submit(mission_control.run, *given, inputs=[there], pure=False).exception(60)
+        assert isinstance(error, kind), error
+    error = client.submit(mission_control.run, ["cat"], outputs=2, pure=False).exception(60)
+    assert isinstance(error, ValueError) and "Out(number)" in str(error)
+    error = client.submit(mission_control.run, ["cat"], inputs=[7], pure=False).exception(60)
+    assert isinstance(error, TypeError)
+    with pytest.raises(RuntimeError, match="outside a task"):
+        mission_control.run(["true"])
+    del there, error
+
+
+WAITS = 'trap "" TERM; setsid sh -c "sleep 300" & sleep 300 & echo $$ > "$1"; wait'
+"""A program that starts two others, one of them in a session of its own."""
+
+
+def started_by(path: Path) -> list[int]:
+    """The program, and all that it started."""
+    until(lambda: path.exists() and path.read_text().strip(), "it runs")
+    pid = int(path.read_text())
+    environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    mark = next(own for own in environ if own.startswith(b"MISSION_CONTROL_PROGRAM=")).split(b"=")[1].decode()
+    return until(lambda: (found := marked(mark)) and len(found) >= 4 and found, "it has started them")
+
+
+def test_a_program_ends_with_its_children_when_its_time_is_over(client, tmp_path):
+    path = tmp_path / "pid"
+    waits = client.submit(mission_control.run, ["sh", "-c", WAITS, "sh", str(path)], timeout=3, pure=False)
+    pids = started_by(path)
+    error = waits.exception(60)
+    assert isinstance(error, ProgramFailed) and "after 3 s" in str(error)
+    until(lambda: not any(alive(pid) for pid in pids), "all have ended")
+
+
+def test_a_program_ends_with_its_task(client, tmp_path):
+    path = tmp_path / "pid"
+    waits = client.submit(mission_control.run, ["sh", "-c", WAITS, "sh", str(path)], pure=False)
+    pids = started_by(path)
+    waits.cancel()
+    with pytest.raises(FutureCancelledError):
+        waits.result(60)
+    until(lambda: not any(alive(pid) for pid in pids), "all have ended")
+    until(lambda: nothing_left(client), "nothing is left")
+
+
+def test_what_a_program_leaves_behind_ends_with_it(client, tmp_path):
+    path = tmp_path / "pid"
+    script = 'setsid sleep 300 & echo $! > "$1"; echo done'
+    assert ran(client, ["sh", "-c", script, "sh", str(path)]) == [b"done\n"]
+    until(lambda: not alive(int(path.read_text())), "it has ended")
+
+
+def test_a_program_ends_with_its_worker(tmp_path):
+    path = tmp_path / "pid"
+    script = 'sleep 300 & echo $$ > "$1"; wait'
+    with LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=":0") as cluster, Client(cluster) as client:
+        mission_control.install(client)
+        waits = client.submit(mission_control.run, ["sh", "-c", script, "sh", str(path)], pure=False)
+        until(lambda: path.exists() and path.read_text().strip(), "it runs")
+        pid = int(path.read_text())
+        children = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True).stdout.split()
+        (worker,) = client.run(os.getpid).values()
+        os.kill(worker, signal.SIGKILL)
+        until(lambda: not alive(pid) and not any(alive(int(own)) for own in children), "both have ended")
+        waits.cancel()
+
+
+def test_a_program_has_no_more_memory_than_it_is_given(client):
+    words = [sys.executable, "-c", "bytearray(1 << 30)"]
+    error = client.submit(mission_control.run, words, memory=512 << 20, pure=False).exception(60)
+    assert isinstance(error, ProgramFailed) and "MemoryError" in str(error)
+    assert ran(client, words, memory=4 << 30) == [b""]
+
+
+def test_a_pipe_that_nobody_reads_to_its_end_holds_nobody_up(client):
+    there = client.submit(put_bytes, data(5_000_000, 2).tobytes(), pure=False)
+    began = time.monotonic()
+    assert ran(client, ["head", "-c", "10", In(0, pipe=True)], inputs=[there]) == [data(5_000_000, 2).tobytes()[:10]]
+    assert ran(client, ["echo", "unread", In(0, pipe=True)], inputs=[there])[0].startswith(b"unread /")
+    assert time.monotonic() - began < 60
+    del there
+    until(lambda: nothing_left(client), "nothing is left")
