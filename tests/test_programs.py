@@ -32,7 +32,8 @@ def nothing_left(client: Client) -> bool:
     def folders(dask_worker: Any) -> list[str]:
         return [name for name in os.listdir(dask_worker.local_directory) if name.startswith("program-")]
 
-    return not what_is_left(client, "objects", "live_bytes") and not any(client.run(folders).values())
+    left, folders_left = what_is_left(client, "objects", "live_bytes"), client.run(folders)
+    return not left and not any(folders_left.values())
 
 
 def ran(client: Client, *given: Any, **more: Any) -> list[bytes]:
@@ -106,6 +107,7 @@ def test_a_program_that_fails_says_why(client):
         ((["cat", In(0, 1)],), ValueError),
         ((["cat", Out(1)],), ValueError),
         ((["cat", 7],), TypeError),
+        (("sort -n",), TypeError),
     ):
         error = client.submit(mission_control.run, *given, inputs=[there], pure=False).exception(60)
         assert isinstance(error, kind), error
@@ -149,6 +151,53 @@ def test_a_program_ends_with_its_task(client, tmp_path):
         waits.result(60)
     until(lambda: not any(alive(pid) for pid in pids), "all have ended")
     until(lambda: nothing_left(client), "nothing is left")
+
+
+def test_a_program_is_over_when_its_outputs_are(client):
+    """A shell does not wait for all that it starts."""
+    there = client.submit(put_bytes, data(200_000, 3).tobytes(), pure=False)
+    slow = ["sh", "-c", 'exec > "$2"; (sleep 1; cat "$1") & exit 0', "sh", In(0), Out(0)]
+    assert ran(client, slow, inputs=[there]) == [data(200_000, 3).tobytes()]
+    del there
+
+
+def test_what_is_no_file_is_no_output(client, tmp_path):
+    other = tmp_path / "other"
+    other.write_text("of somebody else")
+    for script in ('mkfifo "$1"', f'ln -s {other} "$1"', 'mkdir "$1"', "ln -s /dev/zero $1"):
+        made = client.submit(mission_control.run, ["sh", "-c", script, "sh", Out(0)], pure=False)
+        error = made.exception(60)
+        assert isinstance(error, ProgramFailed), (script, error)
+    # What it removes of its folder is not missed.
+    script = "cd ..; rm -rf work tmp; echo said; echo wrong >&2; exit 3"
+    error = client.submit(mission_control.run, ["sh", "-c", script], pure=False).exception(60)
+    assert isinstance(error, ProgramFailed) and "status 3: wrong" in str(error)
+
+
+def test_each_mention_of_a_pipe_has_all_of_the_input(client):
+    content = data(3_000_000, 4).tobytes()
+    there = client.submit(put_bytes, content, b"", pure=False)
+    pipe = In(0, 0, pipe=True)
+    assert ran(client, ["cmp", pipe, pipe], inputs=[there]) == [b""]
+    assert ran(client, ["cat", pipe, In(0, 1, pipe=True), pipe], inputs=[there]) == [content + content]
+    # Again it is not there, and nobody waits for it.
+    words = ["sh", "-c", 'cat "$1" > /dev/null; cat "$1"', "sh", pipe]
+    error = client.submit(mission_control.run, words, inputs=[there], pure=False).exception(60)
+    assert isinstance(error, ProgramFailed) and "No such file" in str(error)
+    del there, error
+
+
+def test_what_is_cut_off_does_not_see_an_end(client, tmp_path):
+    """A program whose time is over is ended before the end of an input that it has not got."""
+    path = tmp_path / "whole"
+    there = client.submit(put_bytes, data(30_000_000, 5).tobytes(), pure=False)
+    script = '(while dd bs=65536 count=1 iflag=fullblock 2> /dev/null | grep -q . ; do sleep 0.05; done; touch "$1")'
+    words = ["sh", "-c", script, "sh", str(path)]
+    cut = client.submit(mission_control.run, words, inputs=[there], stdin=In(0, pipe=True), timeout=2, pure=False)
+    assert "after 2 s" in str(cut.exception(60))
+    time.sleep(0.5)
+    assert not path.exists()
+    del there, cut
 
 
 def test_what_a_program_leaves_behind_ends_with_it(client, tmp_path):

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-INPUTS_WITHIN_S = 10.0
-"""A task's client submits through a connection of its own: so long may a future be unknown to the scheduler."""
-LOOK_S = 0.01
+LOOK_S, LOOKS = 0.01, 1000
+"""A task's client submits through a connection of its own: ten seconds of a scheduler that listens may a future be
+unknown."""
 WAITING = ("waiting", "queued", "no-worker")
 CLOSED = "Mission Control is being uninstalled"
 KEEPERS = "mission-control-keepers"
@@ -115,9 +115,11 @@ class Delegates:
             nothing.
         """
         tasks = self.scheduler.tasks
-        deadline = time.monotonic() + INPUTS_WITHIN_S
+        looks = 0
         while missing := [own for own in inputs if own not in tasks or _is_unspecified(tasks[own])]:
-            if time.monotonic() > deadline:
+            looks += 1
+            # Not by the clock: a scheduler that was held up has not heard of them meanwhile.
+            if looks > LOOKS:
                 unknown = _some(missing)
                 return {
                     "why": f"the scheduler does not know {unknown}: submit it to this cluster, and do not cancel it"

@@ -39,7 +39,7 @@ impl Shared {
         // What is packed with others would keep their memory with its own.
         let may_stay = !request.packed || request.parts.len() == 1;
         let broadcast = request.whole && self.lock().broadcasts.contains(&request.transfer);
-        if !may_stay || !(broadcast || !request.keep.is_empty()) {
+        if !may_stay || (!broadcast && request.keep.is_empty()) {
             return Ok((homes, BTreeMap::new()));
         }
         let takes_part = |wanted: &Wanted| {
@@ -53,8 +53,10 @@ impl Shared {
                 if !home.is_elsewhere() || !takes_part(wanted) || self.owns(wanted) {
                     continue;
                 }
-                match self.copy_at_home(&key) {
+                match self.copy_at_home(wanted) {
                     Some(copy) => *home = Found::Here(copy),
+                    // Somebody has another length of it: one of both is wrong, and the owner knows which.
+                    None if self.store.copies.get(&key).is_some_and(|copy| copy.nbytes() != wanted.len) => {}
                     None => drop(numbers.entry(key).or_insert((number, wanted.len))),
                 }
             }

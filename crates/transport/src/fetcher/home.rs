@@ -3,7 +3,6 @@
 use super::caller::Caller;
 use super::{Shared, addressable, no_memory};
 use crate::carrier::shm::{LeaseDenied, LeasedPart, WantedOf, map_all};
-use crate::copies::PartKey;
 use crate::object::ObjectId;
 use crate::parts::{FetchRequest, Home, Part, Wanted};
 use crate::segment::Segment;
@@ -63,7 +62,7 @@ impl Shared {
                     len: len as usize,
                 })
             } else {
-                let copy = self.copy_at_home(&(wanted.object, wanted.part));
+                let copy = self.copy_at_home(wanted);
                 if copy.is_none() && memory.is_some() && wanted.len > 0 {
                     near.entry(wanted.object).or_default().push(number);
                 }
@@ -102,7 +101,7 @@ impl Shared {
                     self.copy_own(wanted, own.bytes_mut())?;
                 }
                 segment = Some(own);
-            } else if let Some(copy) = self.copy_at_home(&(wanted.object, wanted.part)) {
+            } else if let Some(copy) = self.copy_at_home(wanted) {
                 let mut own = taken(wanted.len)?;
                 own.bytes_mut().copy_from_slice(copy.bytes());
                 segment = Some(own);
@@ -196,8 +195,9 @@ impl Shared {
     }
 
     /// A part that was received in a broadcast, and kept.
-    pub(super) fn copy_at_home(&self, key: &PartKey) -> Option<Part> {
-        let (segment, start, len) = self.store.copies.whole(key)?;
+    pub(super) fn copy_at_home(&self, wanted: &Wanted) -> Option<Part> {
+        let (segment, start, len) = self.store.copies.whole(&(wanted.object, wanted.part))?;
+        (len as u64 == wanted.len).then_some(())?;
         Some(Part { home: Home::Own(segment), start, len })
     }
 
