@@ -6,7 +6,7 @@ import pytest
 
 from tests.chaos import run
 
-ROUNDS = 8
+ROUNDS = 6
 
 
 @pytest.mark.timeout(900)

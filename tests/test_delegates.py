@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from distributed import Client, KilledWorker, LocalCluster, get_client, wait
 from distributed.client import FutureCancelledError
 
 import mission_control
+from mission_control.dask.seams import delegates
 from tests.conftest import data, status, until, what_is_left
 
 LEFT = ("objects", "live_bytes", "spooled_bytes")
@@ -216,7 +218,10 @@ def test_a_coroutine_is_to_be_a_plain_function(client):
 # --- what goes wrong ------------------------------------------------------------------------------------------------
 
 
-def test_what_cannot_be_delegated_is_named(client):
+def test_what_cannot_be_delegated_is_named(client, monkeypatch):
+    # The scheduler is in this process; an unknown future need not take ten seconds.
+    monkeypatch.setattr(delegates, "LOOKS", 50)
+
     def too_much() -> Any:
         return mission_control.delegate(len, bytes(70 << 20))
 
@@ -532,6 +537,31 @@ def test_a_result_that_is_lost_is_computed_from_the_first_step(mortal, tmp_path)
     until(lambda: noted(path) == ["first", "last"] * 2, "it is computed again")
     assert chain.result(60)[0] == 10
     del chain
+
+
+def made_elsewhere(client: Client, there: Any, pid: int) -> bool:
+    return client.submit(lambda own: own[1], there, pure=False).result(60) != pid
+
+
+def test_a_task_does_not_begin_again_for_ever(mortal, tmp_path):
+    """What its step needs is lost, and not this task's own."""
+    path = tmp_path / "runs"
+
+    def make() -> Any:
+        return mission_control.put([data(100_000, 2)]), os.getpid()
+
+    def begin(reference: Any) -> Any:
+        note(path, "first")
+        return mission_control.delegate(content_of, reference)
+
+    there = mortal.submit(make, pure=False)
+    reference, pid = there.result(60)
+    os.kill(pid, signal.SIGKILL)
+    until(partial(made_elsewhere, mortal, there, pid), "it is put again")
+    failed = mortal.submit(begin, reference, pure=False)
+    assert isinstance(failed.exception(120), mission_control.Lost)
+    assert len(noted(path)) <= 8
+    del there, failed
 
 
 def test_a_step_that_kills_its_worker_is_given_up(tmp_path):
