@@ -26,7 +26,7 @@ test: setup            ## the whole suite that needs no root
 
 # Where private parts of Dask are used. `make test` has the newest version that is supported, of requirements.lock.
 OLDEST := target/oldest
-OLDEST_TESTS := unchanged_programs messages messages_on_dask lanes turns streams delegates
+OLDEST_TESTS := unchanged_programs messages messages_on_dask lanes turns streams delegates delegates_and_deaths
 
 test-oldest: setup     ## what uses private parts of Dask, with the oldest version that is supported (tools/oldest.txt)
 	test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)

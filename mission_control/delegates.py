@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle  # type: ignore[import-untyped]
 
 from mission_control.carried import described
-from mission_control.objects import Reference, data_plane
+from mission_control.objects import Reference, check_has_result, data_plane
 
 if TYPE_CHECKING:
     from distributed import Actor, Future
@@ -140,7 +140,8 @@ def delegate(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Dele
             reference. The results of futures among them, however deep, take their places; the call waits for them.
 
     Raises:
-        RuntimeError: This is no task, or it has opened a stream, or Mission Control is not on its worker.
+        RuntimeError: This is no task, or the method of an actor, or the task has opened a stream, or Mission Control is
+            not on its worker.
         TypeError: `function` cannot be called, or is a coroutine function.
     """
     if not callable(function):
@@ -150,8 +151,7 @@ def delegate(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Dele
     _, plugin, _ = data_plane("delegate")
     if plugin.no_delegates is not None:
         raise RuntimeError(f"tasks cannot delegate on this cluster: {plugin.no_delegates}")
-    if plugin.early.is_done:
-        raise RuntimeError("mission_control.delegate in a task that has opened a stream: its result is known already")
+    check_has_result("delegate", plugin)
     if not hasattr(plugin.thread, "run"):
         raise RuntimeError("this task began before Mission Control was installed here: run it again")
     plugin.thread.delegated = name_of(function)

@@ -189,11 +189,7 @@ def put(
         raise ValueError(f"put(copies={copies}): at least this worker has the object, so give 1 or more")
     worker, plugin, endpoint = data_plane("put")
     task = current_task(worker)
-    if plugin.early.is_done:
-        raise RuntimeError(
-            "mission_control.put in a task that has opened a stream: its result is known already, and no other would "
-            "keep the object or free it. Write the data to the stream"
-        )
+    check_has_result("put", plugin)
     demands = json.dumps(task.demands)
     if isinstance(parts, _native.Segment):
         sizes = [len(parts)] if sizes is None else sizes
@@ -311,7 +307,7 @@ def fetch(references: Reference | Iterable[Reference], part: int | None = None, 
         given = (task.job, stage, task.stage, json.dumps(task.demands), wanted, packed, whole, *asks)
         with plugin.turns.thread_released() if plugin.turns is not None else nullcontext():
             stays = [own.object for own in references if own.kept]
-            parts, all, tally = endpoint.fetch(*given, keep=stays) if stays else endpoint.fetch(*given)
+            parts, all, tally = endpoint.fetch(*given, keep=stays)
     except _native.Lost as error:
         plugin.reschedule_if_lost(task.key, {reference.object for reference in references}, error)
         kept = "it lives as long as a result that carries its reference: keep the future of the task that put it"
@@ -377,6 +373,24 @@ def _task_of_actor(worker: Worker, method: str) -> Task:
     return made[0] if made else Task(method, None)
 
 
+def check_has_result(what: str, plugin: MissionControlWorker) -> None:
+    """See that this thread's task is going to have a result, which can carry what is made.
+
+    Raises:
+        RuntimeError: It has one already, or it is the method of an actor.
+    """
+    if _in_actor():
+        raise RuntimeError(
+            f"mission_control.{what} in a method of an actor: no task's result would keep what it makes, or free it. "
+            f"Instead, {what} it in a task and pass the result to the actor, or in the actor's __init__"
+        )
+    if plugin.early.is_done:
+        raise RuntimeError(
+            f"mission_control.{what} in a task that has opened a stream: its result is known already, and no other "
+            "would keep what it makes, or free it. Write the data to the stream"
+        )
+
+
 INSTALL_WAIT_S = 10
 """A task may start on a new worker before the plug-in is up there."""
 
@@ -394,11 +408,6 @@ def data_plane(what: str) -> tuple[Worker, MissionControlWorker, _native.Endpoin
         worker.get_current_task()
     except (ValueError, AttributeError, KeyError):
         raise RuntimeError(_where_to_call(what)) from None
-    if what == "put" and _in_actor():
-        raise RuntimeError(
-            "mission_control.put in a method of an actor: no task's result would keep the object or free it. "
-            "Instead, put it in a task and pass its reference to the actor, or put it in the actor's __init__"
-        )
     deadline = time.monotonic() + INSTALL_WAIT_S
     while (plugin := worker.plugins.get("mission-control")) is None or plugin.endpoint is None:
         if plugin is not None and plugin.problem is not None:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import dask
@@ -62,11 +63,19 @@ def endpoint(tmp_path) -> Iterator[Callable[..., _native.Endpoint]]:
         entry.close()
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[LocalCluster]:
-    with LocalCluster(n_workers=3, threads_per_worker=2, dashboard_address=":0", memory_limit="2GiB") as cluster:
+@contextmanager
+def installed(**options: Any) -> Iterator[LocalCluster]:
+    """A cluster with Mission Control; `options` as of Dask's."""
+    given = {"n_workers": 3, "threads_per_worker": 2, "memory_limit": "2GiB", **options}
+    with LocalCluster(dashboard_address=":0", **given) as cluster:
         with Client(cluster, set_as_default=False) as client:
             mission_control.install(client)
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    with installed() as cluster:
         yield cluster
 
 

@@ -1,40 +1,30 @@
-"""Tasks that hand their result on."""
+"""Tasks that hand their result on: what becomes of it, and of their errors."""
 
 from __future__ import annotations
 
-import gc
-import os
-import signal
 import time
 from collections.abc import Iterator
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import dask
 import dask.bag as db
 import numpy as np
 import pytest
-from distributed import Client, KilledWorker, LocalCluster, get_client, wait
+from distributed import Client, LocalCluster, get_client, wait
 from distributed.client import FutureCancelledError
 
 import mission_control
 from mission_control.dask.seams import delegates
-from tests.conftest import data, status, until, what_is_left
+from tests.chains import content_of, count_down, kept_by_scheduler, note, noted, nothing_left, square, wait_for
+from tests.conftest import data, installed, until
 
-LEFT = ("objects", "live_bytes", "spooled_bytes")
 PARTS = 4
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
     """Dask checks what its scheduler knows of each task after each transition."""
-    with (
-        dask.config.set({"distributed.scheduler.validate": True}),
-        LocalCluster(n_workers=3, threads_per_worker=2, dashboard_address=":0", memory_limit="2GiB") as cluster,
-    ):
-        with Client(cluster, set_as_default=False) as client:
-            mission_control.install(client)
+    with dask.config.set({"distributed.scheduler.validate": True}), installed() as cluster:
         yield cluster
 
 
@@ -47,38 +37,7 @@ def client(cluster) -> Iterator[Client]:
         until(lambda: nothing_left(other), "nothing is left")
 
 
-def nothing_left(client: Client) -> bool:
-    client.run(gc.collect)
-    left, kept = what_is_left(client, *LEFT), kept_by_scheduler(client)
-    print(left, kept)
-    return not left and not kept
-
-
-def kept_by_scheduler(client: Client) -> dict[str, int]:
-    def count(dask_scheduler: Any) -> dict[str, int]:
-        own = dask_scheduler.plugins["mission-control"].delegates
-        ours = [name for name in dask_scheduler.clients if name.startswith("mission-control")]
-        found = {"first": own.first, "next": own.next, "awaited": own.awaited, "clients": ours}
-        found["tasks"] = dask_scheduler.tasks
-        return {name: len(value) for name, value in found.items() if value}
-
-    return client.run_on_scheduler(count)
-
-
-def note(path: Path, what: str) -> None:
-    with path.open("a") as file:
-        file.write(f"{what}\n")
-
-
-def noted(path: Path) -> list[str]:
-    return path.read_text().split() if path.exists() else []
-
-
 # --- functions of tasks ---------------------------------------------------------------------------------------------
-
-
-def count_down(number: int, total: int = 0) -> Any:
-    return mission_control.delegate(count_down, number - 1, total + number) if number else total
 
 
 def grow(number: int, reference: Any = None) -> Any:
@@ -91,14 +50,6 @@ def grow(number: int, reference: Any = None) -> Any:
 
 def grown(number: int) -> bytes:
     return (data(200_000, 0).view(np.uint8) + np.uint8(number + 1)).tobytes()
-
-
-def content_of(reference: Any) -> bytes:
-    return bytes(mission_control.fetch(reference)[0])
-
-
-def square(number: int) -> int:
-    return number * number
 
 
 def total(rounds: int, before: int, squares: dict[str, Any]) -> Any:
@@ -118,10 +69,6 @@ def expected_sum(rounds: int) -> int:
 
 def add(*numbers: int) -> int:
     return sum(numbers)
-
-
-def wait_for(path: Path) -> None:
-    until(path.exists, f"{path} is there")
 
 
 # --- what they do ---------------------------------------------------------------------------------------------------
@@ -420,236 +367,4 @@ def test_a_chain_that_is_cancelled_ends(client, tmp_path):
     with pytest.raises(FutureCancelledError):
         chain.result(60)
     until(lambda: (len(noted(path)), time.sleep(0.5))[0] == len(noted(path)), "no step runs any more")
-    del there, chain
-
-
-def kill_who_said(path: Path, what: str) -> None:
-    """Kill the worker that was the first to note this, with its process."""
-    said = until(lambda: [own for own in noted(path) if own.startswith(f"{what}-")], what)
-    os.kill(int(said[0].split("-")[1]), signal.SIGKILL)
-
-
-@pytest.fixture(scope="module")
-def mortals() -> Iterator[LocalCluster]:
-    with LocalCluster(n_workers=3, threads_per_worker=1, dashboard_address=":0") as cluster:
-        with Client(cluster, set_as_default=False) as client:
-            mission_control.install(client)
-        yield cluster
-
-
-@pytest.fixture
-def mortal(mortals) -> Iterator[Client]:
-    """Its workers may die; others take their places."""
-    with Client(mortals) as client:
-        until(lambda: len(status(client)["workers"]) == 3, "three workers have joined", 180)
-        yield client
-        until(lambda: nothing_left(client), "nothing is left")
-
-
-def test_only_the_step_runs_again_whose_worker_dies(mortal, tmp_path):
-    path, go = tmp_path / "runs", tmp_path / "go"
-
-    def step(number: int) -> Any:
-        note(path, f"{number}-{os.getpid()}")
-        if number == 3:
-            wait_for(go)
-        return mission_control.delegate(step, number + 1) if number < 5 else number
-
-    chain = mortal.submit(step, 0, pure=False)
-    kill_who_said(path, "3")
-    go.touch()
-    assert chain.result(60) == 5
-    assert [own.split("-")[0] for own in noted(path)] == ["0", "1", "2", "3", "3", "4", "5"]
-    del chain
-
-
-def test_a_task_begins_again_whose_object_is_lost(mortal, tmp_path):
-    path, go = tmp_path / "runs", tmp_path / "go"
-
-    def use(reference: Any, number: int) -> bytes:
-        note(path, f"use-{os.getpid()}")
-        wait_for(go)
-        return content_of(reference) + bytes([number])
-
-    def begin(number: int) -> Any:
-        note(path, f"put-{os.getpid()}")
-        return mission_control.delegate(use, mission_control.put([data(300_000, 3)]), number)
-
-    number = mortal.submit(square, 3, pure=False)
-    chain = mortal.submit(begin, number, pure=False)
-    del number
-    until(lambda: any(own.startswith("use") for own in noted(path)), "the second step runs")
-    kill_who_said(path, "put")
-    time.sleep(1)
-    go.touch()
-    assert chain.result(120) == data(300_000, 3).tobytes() + bytes([9])
-    assert len([own for own in noted(path) if own.startswith("put")]) == 2
-    del chain
-
-
-def test_a_task_begins_again_that_waits_while_its_object_is_lost(mortal, tmp_path):
-    """The tasks that it waits for name the object, too; they would fail."""
-    path, go = tmp_path / "runs", tmp_path / "go"
-
-    def use(reference: Any, part: int) -> bytes:
-        note(path, f"use-{os.getpid()}")
-        wait_for(go)
-        return content_of(reference)[part::2]
-
-    def begin(number: int) -> Any:
-        note(path, f"put-{os.getpid()}")
-        reference = mission_control.put([data(300_000, number)])
-        elsewhere = [own for own in get_client().scheduler_info()["workers"] if own != reference.worker]
-        parts = get_client().map(use, [reference] * 2, range(2), pure=False, workers=elsewhere)
-        return mission_control.delegate(join, parts, reference)
-
-    def join(parts: list[bytes], reference: Any) -> bool:
-        content = content_of(reference)
-        return parts == [content[0::2], content[1::2]]
-
-    chain = mortal.submit(begin, mortal.submit(square, 2, pure=False), pure=False)
-    until(lambda: len(noted(path)) == 3, "both use it")
-    kill_who_said(path, "put")
-    time.sleep(1)
-    go.touch()
-    assert chain.result(120) is True
-    assert len([own for own in noted(path) if own.startswith("put")]) == 2
-    del chain
-
-
-def test_a_result_that_is_lost_is_computed_from_the_first_step(mortal, tmp_path):
-    path = tmp_path / "runs"
-
-    def last(number: int) -> Any:
-        note(path, "last")
-        return number, os.getpid()
-
-    def begin(number: int) -> Any:
-        note(path, "first")
-        return mission_control.delegate(last, number + 1)
-
-    number = mortal.submit(square, 3, pure=False)
-    chain = mortal.submit(begin, number, pure=False)
-    wait(chain)
-    del number
-    pid = mortal.submit(lambda own: own[1], chain, pure=False).result(60)
-    os.kill(pid, signal.SIGKILL)
-    until(lambda: noted(path) == ["first", "last"] * 2, "it is computed again")
-    assert chain.result(60)[0] == 10
-    del chain
-
-
-def made_elsewhere(client: Client, there: Any, pid: int) -> bool:
-    return client.submit(lambda own: own[1], there, pure=False).result(60) != pid
-
-
-def test_a_task_does_not_begin_again_for_ever(mortal, tmp_path):
-    """What its step needs is lost, and not this task's own."""
-    path = tmp_path / "runs"
-
-    def make() -> Any:
-        return mission_control.put([data(100_000, 2)]), os.getpid()
-
-    def begin(reference: Any) -> Any:
-        note(path, "first")
-        return mission_control.delegate(content_of, reference)
-
-    there = mortal.submit(make, pure=False)
-    reference, pid = there.result(60)
-    os.kill(pid, signal.SIGKILL)
-    until(partial(made_elsewhere, mortal, there, pid), "it is put again")
-    failed = mortal.submit(begin, reference, pure=False)
-    assert isinstance(failed.exception(120), mission_control.Lost)
-    assert len(noted(path)) <= 8
-    del there, failed
-
-
-def test_a_step_that_kills_its_worker_is_given_up(tmp_path):
-    """Its object goes with the worker each time."""
-    path = tmp_path / "runs"
-
-    def kills(reference: Any) -> None:
-        note(path, "killed")
-        mission_control.fetch(reference)
-        os._exit(1)
-
-    def begin() -> Any:
-        return mission_control.delegate(kills, mission_control.put([data(100_000, 1)]))
-
-    with (
-        dask.config.set({"distributed.scheduler.allowed-failures": 1}),
-        LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=":0") as cluster,
-        Client(cluster) as client,
-    ):
-        mission_control.install(client)
-        with pytest.raises(KilledWorker):
-            client.submit(begin, pure=False).result(120)
-        assert len(noted(path)) <= 3
-
-
-def test_what_a_step_took_is_not_awaited_by_the_first_step(mortal, tmp_path):
-    """The worker knows the task still, because one that takes its result runs there."""
-    started, go = tmp_path / "started", tmp_path / "go"
-    other, worker, _ = sorted(mortal.scheduler_info()["workers"])
-
-    def put_there() -> Any:
-        return mission_control.put([data(300_000, 4)])
-
-    def begin(_: int) -> Any:
-        there = get_client().submit(put_there, pure=False, workers=[other], allow_other_workers=True)
-        return mission_control.delegate(passed, there)
-
-    def passed(reference: Any) -> Any:
-        return reference
-
-    def use(reference: Any) -> bytes:
-        note(started, "use")
-        wait_for(go)
-        return content_of(reference)
-
-    pid = mortal.run(os.getpid, workers=[other])[other]
-    number = mortal.submit(square, 3, pure=False)
-    chain = mortal.submit(begin, number, pure=False, workers=[worker])
-    wait(chain)
-    del number
-    used = mortal.submit(use, chain, pure=False, workers=[worker])
-    until(started.exists, "it is used")
-    os.kill(pid, signal.SIGKILL)
-    time.sleep(2)
-    go.touch()
-    assert used.result(60) == data(300_000, 4).tobytes()
-    del chain, used
-
-
-def test_tasks_that_were_there_before_delegate_too(tmp_path):
-    path = tmp_path / "go"
-
-    def begin() -> Any:
-        wait_for(path)
-        return mission_control.delegate(content_of, mission_control.put([b"content"]))
-
-    with LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=":0") as cluster, Client(cluster) as client:
-        runs, waits = (client.submit(begin, pure=False) for _ in range(2))
-        time.sleep(0.5)
-        mission_control.install(client)
-        path.touch()
-        # The first has begun before there was anybody to hand its result to.
-        with pytest.raises(RuntimeError, match="began before"):
-            runs.result(60)
-        assert waits.result(60) == b"content"
-
-
-def test_a_cluster_restarts_while_chains_run(mortal, tmp_path):
-    there = mortal.submit(square, 2, pure=False)
-
-    def endless(_: Any) -> Any:
-        time.sleep(0.05)
-        return mission_control.delegate(endless, get_client().submit(square, 5, pure=False))
-
-    chain = mortal.submit(endless, there, pure=False)
-    until(lambda: kept_by_scheduler(mortal).get("first"), "it has delegated")
-    with pytest.raises(RuntimeError, match="have delegated"):
-        mission_control.uninstall(mortal)
-    mortal.restart(timeout=180)
-    assert mortal.submit(count_down, 20, pure=False).result(60) == 210
     del there, chain

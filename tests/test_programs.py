@@ -16,7 +16,7 @@ from distributed.client import FutureCancelledError
 
 import mission_control
 from mission_control import In, Out, ProgramFailed
-from mission_control.programs import marked
+from mission_control.programs.process import marked
 from tests.conftest import data, until, what_is_left
 
 

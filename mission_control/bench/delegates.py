@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-import statistics
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from distributed import Client, LocalCluster
 
 import mission_control
+from mission_control.bench.interleaved import Sample, compared, cpu_of_workers
 from mission_control.environment import describe
 from mission_control.scenario import Workload
 from mission_control.workloads.kmeans import KMeans
@@ -43,32 +44,12 @@ def measure(steps: int, rounds: int, say: Callable[[str], None] = lambda _: None
     ):
         mission_control.install(client)
         for what, calls in modes.items():
-            walls: dict[str, list[float]] = {mode: [] for mode in calls}
-            cpus: dict[str, list[float]] = {mode: [] for mode in calls}
-            for number in range(rounds + 1):
-                say(f"{what}: {f'round {number} of {rounds}' if number else 'warm-up'}")
-                for mode, call in calls.items():
-                    run, check = call(client, steps)
-                    before, began = used(client), time.perf_counter()
-                    run()
-                    wall = time.perf_counter() - began
-                    if number:
-                        walls[mode].append(wall)
-                        cpus[mode].append(used(client) - before)
-                    check()
-            rows += [
-                {
-                    "what": what,
-                    "mode": mode,
-                    "wall_s": statistics.median(walls[mode]),
-                    "cpu_s": statistics.median(cpus[mode]),
-                    "spread": [min(walls[mode]), max(walls[mode])],
-                }
-                for mode in calls
-            ]
-            ours = statistics.median(walls["delegated"])
-            others = [mode for mode in calls if mode != "delegated"]
-            ratios |= {f"{what}: delegated / {mode}": ours / statistics.median(walls[mode]) for mode in others}
+            runs = {mode: partial(sample, client, call, steps) for mode, call in calls.items()}
+            found = compared(what, runs, rounds, say)
+            rows += found
+            medians = {row["mode"]: row["wall_s"] for row in found}
+            ours = medians.pop("delegated")
+            ratios |= {f"{what}: delegated / {mode}": ours / other for mode, other in medians.items()}
     return {"rows": rows, "ratios": ratios, "rounds": rounds, "environment": describe()}
 
 
@@ -76,9 +57,15 @@ Mode = Callable[[Client, int], tuple[Callable[[], object], Callable[[], None]]]
 """Prepares; gives what is measured, and what sees that its result is right."""
 
 
-def used(client: Client) -> float:
-    """Seconds of processor time of the workers, and of this process: client and scheduler."""
-    return sum(os.times()[:2]) + sum(client.run(lambda: sum(os.times()[:2])).values())
+def sample(client: Client, mode: Mode, steps: int) -> Sample:
+    """Processor time is that of the workers, and of this process: client and scheduler."""
+    run, check = mode(client, steps)
+    before, began = cpu_of_workers(client) + sum(os.times()[:2]), time.perf_counter()
+    run()
+    wall = time.perf_counter() - began
+    cpu = cpu_of_workers(client) + sum(os.times()[:2]) - before
+    check()
+    return Sample(wall, cpu)
 
 
 # --- what is compared -----------------------------------------------------------------------------------------------

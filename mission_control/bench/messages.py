@@ -6,7 +6,6 @@ side and are measured in turn.
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from distributed.client import _wait
 
 import mission_control
 from mission_control import _native
+from mission_control.bench.interleaved import cpu_of_workers
 from mission_control.environment import describe
 
 SIZES = (64 << 10, 1 << 20, 64 << 20)
@@ -113,10 +113,10 @@ def gather(client: Client, size: int, count: int) -> tuple[float, float]:
     owner, reader = client.scheduler_info()["workers"]
     objects = client.map(make, range(count), size=size, workers=[owner], pure=False)
     client.sync(_wait, objects)
-    cpu, began = used(client), time.perf_counter()
+    cpu, began = cpu_of_workers(client), time.perf_counter()
     client.submit(len, objects, workers=[reader], pure=False).result()
     wall = time.perf_counter() - began
-    cpu = used(client) - cpu
+    cpu = cpu_of_workers(client) - cpu
     # They are there now.
     got = client.submit(look, objects, workers=[reader], pure=False).result()
     if got != [number % 251 for number in range(count)]:
@@ -137,9 +137,9 @@ def echo(client: Client) -> tuple[float, float]:
     """Small requests from one worker to the other, one after another; seconds of one."""
     _, reader = client.scheduler_info()["workers"]
     owner = next(iter(client.scheduler_info()["workers"]))
-    cpu = used(client)
+    cpu = cpu_of_workers(client)
     wall = client.run(ask, reader, ECHOES, workers=[owner])[owner]
-    return wall / ECHOES, used(client) - cpu
+    return wall / ECHOES, cpu_of_workers(client) - cpu
 
 
 async def ask(address: str, count: int, dask_worker: Any) -> float:
@@ -149,7 +149,3 @@ async def ask(address: str, count: int, dask_worker: Any) -> float:
         for number in range(count):
             assert await other.echo(data=number) == number
     return time.perf_counter() - began
-
-
-def used(client: Client) -> float:
-    return sum(client.run(lambda: sum(os.times()[:2])).values())

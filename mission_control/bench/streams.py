@@ -7,10 +7,9 @@ two stages of a job run side by side.
 from __future__ import annotations
 
 import hashlib
-import os
-import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from distributed import Client, LocalCluster
 from distributed.client import _wait
 
 import mission_control
+from mission_control.bench.interleaved import Sample, compared, cpu_of_workers
 from mission_control.environment import describe
 
 BUFFER_BYTES = 4 << 20
@@ -55,21 +55,18 @@ def measure(size: int, rounds: int, say: Callable[[str], None] = lambda _: None)
                     "stages after one another": in_all(put_all, STAGE_HASHES),
                     "stages side by side": in_all(write_all, STAGE_HASHES),
                 }
-                for name, better, modes in (
-                    ("read what is there", "stream", {own: (call, count) for own, call in reads.items()}),
-                    (
-                        "from the first write to the last byte",
-                        "written and read",
-                        {own: (call, count) for own, call in live.items()},
-                    ),
-                    ("two stages", "stages side by side", {own: (call, STAGE_BUFFERS) for own, call in stages.items()}),
+                # The second of each is what streams bring.
+                for name, calls, many in (
+                    ("read what is there", reads, count),
+                    ("from the first write to the last byte", live, count),
+                    ("two stages", stages, STAGE_BUFFERS),
                 ):
-                    medians = {}
-                    for row in compared(client, name, transport, modes, rounds, say):
-                        rows.append(row)
-                        medians[row["mode"]] = row["wall_s"]
-                    other = next(mode for mode in modes if mode != better)
-                    ratios[f"{name}, {transport}: {other} / {better}"] = medians[other] / medians[better]
+                    modes = {mode: partial(sample, client, call, many) for mode, call in calls.items()}
+                    found = compared(f"{name}, {transport}", modes, rounds, say)
+                    rows += [{**row, "what": name, "transport": transport} for row in found]
+                    other, better = found
+                    ratio = other["wall_s"] / better["wall_s"]
+                    ratios[f"{name}, {transport}: {other['mode']} / {better['mode']}"] = ratio
                 say(f"latency, {transport}")
                 latency[transport] = latency_of(client)
     return {"rows": rows, "ratios": ratios, "latency_ms": latency, "rounds": rounds, "environment": describe()}
@@ -78,41 +75,11 @@ def measure(size: int, rounds: int, say: Callable[[str], None] = lambda _: None)
 Call = Callable[[Client, str, str, int], float]
 
 
-def compared(
-    client: Client,
-    what: str,
-    transport: str,
-    modes: Mapping[str, tuple[Call, int]],
-    rounds: int,
-    say: Callable[[str], None],
-) -> list[dict[str, Any]]:
-    """Measure the modes in turn; the first round warms up."""
-    walls: dict[str, list[float]] = {mode: [] for mode in modes}
-    cpus: dict[str, list[float]] = {mode: [] for mode in modes}
+def sample(client: Client, call: Call, count: int) -> Sample:
     owner, reader = client.scheduler_info()["workers"]
-    for number in range(rounds + 1):
-        say(f"{what}, {transport}: {f'round {number} of {rounds}' if number else 'warm-up'}")
-        for mode, (call, count) in modes.items():
-            before = used(client)
-            wall = call(client, owner, reader, count)
-            if number:
-                walls[mode].append(wall)
-                cpus[mode].append(used(client) - before)
-    return [
-        {
-            "what": what,
-            "mode": mode,
-            "transport": transport,
-            "wall_s": statistics.median(walls[mode]),
-            "cpu_s": statistics.median(cpus[mode]),
-            "spread": [min(walls[mode]), max(walls[mode])],
-        }
-        for mode in modes
-    ]
-
-
-def used(client: Client) -> float:
-    return sum(client.run(lambda: sum(os.times()[:2])).values())
+    before = cpu_of_workers(client)
+    wall = call(client, owner, reader, count)
+    return Sample(wall, cpu_of_workers(client) - before)
 
 
 # --- what is compared -----------------------------------------------------------------------------------------------

@@ -1,4 +1,5 @@
-"""Each task's result is looked at in the task's own thread: which references it carries ([`mission_control.carried`]).
+"""Each task's result is looked at in the task's own thread: which references it carries
+([`mission_control.carried`]), or that it is a delegation ([`mission_control.delegates`]).
 
 Nothing is looked for where the task put nothing and no reference that it could have met lives in this process.
 """
@@ -21,7 +22,7 @@ def watch(name: str) -> None:
     """Have the plug-in `name` of a worker look at each result where it was made. Once per process, for all its workers.
 
     Args:
-        name: Of the worker plug-in; it has ``objects`` and ``turns``.
+        name: Of the worker plug-in; it has ``objects``, ``turns``, ``early`` and ``thread``.
     """
     run_task: Callable[..., Any] = dask_worker._run_task
     run_task_async: Callable[..., Awaitable[Any]] = dask_worker._run_task_async

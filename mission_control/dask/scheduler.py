@@ -106,7 +106,7 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
             "writes": self.on_writes,
             "wrote": self.on_wrote,
             "delegate": self.delegates.on_delegate,
-            "step-lost": self.on_step_lost,
+            "step-lost": self.delegates.on_step_lost,
         }
         for name, handler in (streams | more).items():
             scheduler.stream_handlers[f"mission-control-{name}"] = guarded(handler)
@@ -271,10 +271,6 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
         holder = self.scheduler.workers.get(worker)
         held = holder.has_what if holder is not None else ()
         self.free(key for key in keys if self.scheduler.tasks.get(key) in held)
-
-    def on_step_lost(self, worker: str, key: Any, run: int) -> None:
-        """A step that a worker runs names an object that is lost; it lets go of the task with the next message."""
-        self.delegates.begin_again_after(key, run)
 
     def on_writes(self, worker: str, key: Any, stream: str, needs: list[Any]) -> None:
         """A task begins a stream; said before the scheduler hears that it is done."""

@@ -83,7 +83,7 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
         self.inherited = messages.Inherited(worker)
         self.early = Early(worker)
         self.thread = threading.local()
-        """``run``: the number of the run of the task in this thread."""
+        """Of the task in this thread: ``run``, the number of its run; ``delegated``, to which function it last did."""
         self.undo = ExitStack()
         worker.stream_handlers["mission-control"] = self.on_message
         worker.stream_handlers["mission-control-taken"] = self.on_taken

@@ -136,7 +136,7 @@ class KMeans:
     def driven(self, client: Client, say: Callable[[str], None]) -> Future:
         """The client submits each iteration."""
         columns = self.dimensions
-        homes = client.who_has(self.data)
+        homes = client.who_has(self.data) if self.at_home else {}
         centres = client.submit(put_rows, self.start, key=f"kmeans-start-{uuid4().hex}", pure=False)
         while True:
             run = uuid4().hex  # keys of two iterations, or of two jobs, must not meet

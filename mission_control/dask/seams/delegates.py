@@ -35,14 +35,11 @@ WAITING = ("waiting", "queued", "no-worker")
 CLOSED = "Mission Control is being uninstalled"
 KEEPERS = "mission-control-keepers"
 """A client, as Dask's queues and variables are: it wants the keepers, so that a restart of the cluster forgets them."""
-
-
 NAMES = (
     "dependencies",
     "dependents",
     "exception_blame",
     "has_lost_dependencies",
-    "processing_on",
     "run_id",
     "run_spec",
     "suspicious",
@@ -163,8 +160,8 @@ class Delegates:
             logger.exception("%s could not delegate", key)
             self.next[key] = Next(run, Task(key, _fail, f"{key} could not delegate: {error}"), ())
 
-    def begin_again_after(self, key: Any, run: int) -> None:
-        """A step that runs needs an object that is lost; its worker lets go of the task with the next message."""
+    def on_step_lost(self, worker: str, key: Any, run: int) -> None:
+        """A step that runs names an object that is lost; its worker lets go of the task with the next message."""
         if (task := self._running(key, run)) is not None:
             self._begin_again(key, task)
 

@@ -1,0 +1,109 @@
+"""Programs as tasks: any binary, unchanged, reads objects as files and leaves files that become objects (CIEL's
+``exec``: paper 001, table 4.2)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from mission_control.objects import Reference, check_has_result, data_plane
+from mission_control.programs.files import Files, In, Out
+from mission_control.programs.process import Program, ProgramFailed
+
+__all__ = ["In", "Out", "ProgramFailed", "run"]
+
+
+def run(
+    command: Sequence[str | os.PathLike[str] | In | Out],
+    *,
+    inputs: Sequence[Reference] = (),
+    outputs: int = 1,
+    stdin: In | None = None,
+    timeout: float | None = None,
+    memory: int | None = None,
+    env: Mapping[str, str] | None = None,
+) -> Reference:
+    """Run a program in this task, to its end.
+
+    ``client.submit(mission_control.run, ["sort", In(0)], inputs=[future])`` sorts the lines of an object.
+
+    The program runs in a folder of its own, which is removed afterwards. It and all that it has started are ended when
+    the task is cancelled, the time is over, or the worker dies. It has the rights of the worker: this is no sandbox.
+
+    Args:
+        command: The program, and its arguments: texts, and inputs and outputs, in whose places their paths are.
+        inputs: Objects that :func:`put` gave. As files they can be read, mapped and searched, and not be changed; they
+            are copied into memory once. Only parts that the command names are fetched.
+        outputs: How many. Each that is not an ``Out`` of the command is what the program writes to its standard output;
+            that is one at most.
+        stdin: An input that it reads from its standard input; ``None``: nothing.
+        timeout: Seconds.
+        memory: Bytes that the program, and each that it starts, may map.
+        env: Added to the worker's environment.
+
+    Returns:
+        A reference to an object of so many parts.
+
+    Raises:
+        ProgramFailed: It could not be started, or its exit status is not 0, or the time is over, or an output is not
+            there.
+        ValueError: The command names an input or an output that is not there.
+        TypeError: An argument is of the wrong kind.
+        RuntimeError: This is no task, or the method of an actor, or the task has opened a stream.
+        mission_control.TransferError: An input cannot be had.
+        mission_control.Cancelled: Nobody wants the task any more.
+        OSError: No memory, or no room on the disk.
+    """
+    worker, plugin, _ = data_plane("run")
+    check_has_result("run", plugin)
+    to_stdout = check(command, inputs, outputs, stdin, timeout, memory)
+    with ExitStack() as stack:
+        files = Files(worker.local_directory, inputs, stack)
+        words = [files.word(own) for own in command]
+        source = files.open(stdin) if stdin is not None else subprocess.DEVNULL
+        Program(words, files, env or {}, memory, timeout).run(worker, source, to_stdout)
+        return files.put(outputs, words[0], to_stdout)
+
+
+def check(command: Any, inputs: Sequence[Any], outputs: Any, stdin: Any, timeout: Any, memory: Any) -> int | None:
+    """See that a command makes sense.
+
+    Returns:
+        The number of the output that the program writes to its standard output, if it does.
+    """
+    if isinstance(command, str | bytes):
+        raise TypeError(f"run({command!r}): give the words of the command one by one, as in ['sort', '-n', In(0)]")
+    if not command or isinstance(command[0], In | Out):
+        raise ValueError("run takes a command, as in ['sort', In(0)]: the program, and its arguments")
+    for word in command:
+        if not isinstance(word, str | os.PathLike | In | Out):
+            raise TypeError(
+                f"run({command[0]!r}, ..): {word!r} is no word of a command: give texts, In(number) or Out(number)"
+            )
+    if stdin is not None and not isinstance(stdin, In):
+        raise TypeError(f"run({command[0]!r}, stdin={stdin!r}): give an input, as in stdin=In(0)")
+    if timeout is not None and not (isinstance(timeout, int | float) and timeout > 0):
+        raise ValueError(f"run({command[0]!r}, timeout={timeout!r}): give a number of seconds above 0")
+    if memory is not None and not (isinstance(memory, int) and memory > 0):
+        raise ValueError(f"run({command[0]!r}, memory={memory!r}): give a number of bytes, as in 1 << 30")
+    for reference in inputs:
+        if not isinstance(reference, Reference) or reference.copies == 0:
+            raise TypeError(f"run({command[0]!r}, inputs=..): {reference!r} is no reference that put gave")
+    if not isinstance(outputs, int) or outputs < 0:
+        raise ValueError(f"run(.., outputs={outputs!r}): give the number of outputs")
+    for own in [own for own in (*command, stdin) if isinstance(own, In)]:
+        if not 0 <= own.number < len(inputs):
+            raise ValueError(f"{own}: there are {len(inputs)} inputs, numbered from 0")
+        parts = len(inputs[own.number])
+        if own.part is not None and not 0 <= own.part < parts:
+            raise ValueError(f"{own}: the parts of this object are numbered from 0 to {parts - 1}")
+    named = {own.number for own in command if isinstance(own, Out)}
+    if named - set(range(outputs)):
+        raise ValueError(f"Out({max(named)}): with outputs={outputs} they are numbered from 0 to {outputs - 1}")
+    rest = set(range(outputs)) - named
+    if len(rest) > 1:
+        raise ValueError(f"outputs={outputs}: write Out(number) for all but one; that one is the standard output")
+    return rest.pop() if rest else None

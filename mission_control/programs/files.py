@@ -1,0 +1,190 @@
+"""What a program reads and writes: objects as its files and pipes, and its outputs as an object."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from io import FileIO
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mission_control.objects import Reference, allocate, fetch, put
+from mission_control.programs.process import ProgramFailed
+
+logger = logging.getLogger(__name__)
+
+PIPE_BYTES = 1 << 20
+"""Of each pipe; the kernel's default (64 KiB) wakes both sides more often. What a user may have without privileges."""
+
+
+class In(NamedTuple):
+    """In a command: the path of an input."""
+
+    number: int
+    """Of the input, from 0."""
+    part: int | None = None
+    """Of the object, from 0; ``None``: all parts, one after another."""
+    pipe: bool = False
+    """A pipe, and not a file: it is read once, from the start, and takes no second copy in memory."""
+
+
+class Out(NamedTuple):
+    """In a command: the path where the program leaves an output."""
+
+    number: int = 0
+    """Of the output, from 0: the part of the object that :func:`run` returns."""
+
+
+class Pipe(NamedTuple):
+    """An input that goes through a pipe."""
+
+    file: FileIO
+    """To write to. It is open before somebody reads, so that who reads is not at the end before the first byte."""
+    path: Path | None
+    """Its name, if it has one."""
+    parts: list[memoryview]
+
+
+class Files:
+    """What a program reads and writes.
+
+    Args:
+        parent: The folder in which the program's own one is made.
+        stack: Closes and removes all of it.
+    """
+
+    def __init__(self, parent: str, inputs: Sequence[Reference], stack: ExitStack):
+        self.inputs, self.stack = inputs, stack
+        self.folder = folder = Path(tempfile.mkdtemp(prefix="program-", dir=parent))
+        stack.callback(removed, folder)
+        self.work, self.temporary = folder / "work", folder / "tmp"
+        self.work.mkdir()
+        self.temporary.mkdir()
+        # Without names: a program that clears its folder does not lose them.
+        self.said = stack.enter_context(tempfile.TemporaryFile(dir=folder))  # noqa: SIM115
+        self.stdout = stack.enter_context(tempfile.TemporaryFile(dir=folder))  # noqa: SIM115
+        self.pipes: list[Pipe] = []
+        self.made: dict[In, str] = {}
+
+    def word(self, own: str | os.PathLike[str] | In | Out) -> str:
+        """Return a word of the command as the program gets it."""
+        if isinstance(own, Out):
+            return str(self.out(own.number))
+        if not isinstance(own, In):
+            return os.fspath(own)
+        if own.pipe:
+            # Each is read once, so each mention has one of its own.
+            return self._pipe(own)
+        if own not in self.made:
+            self.made[own] = self._file(own)
+        return self.made[own]
+
+    def out(self, number: int) -> Path:
+        return self.folder / f"out-{number}"
+
+    def open(self, own: In) -> int:
+        """Return a descriptor of an input."""
+        if own.pipe:
+            descriptor, write = os.pipe2(os.O_CLOEXEC)
+            self._feeds(write, None, own)
+        else:
+            descriptor = os.open(self.word(own), os.O_RDONLY | os.O_CLOEXEC)
+        self.stack.callback(os.close, descriptor)
+        return descriptor
+
+    def _content(self, own: In) -> list[memoryview]:
+        return [memoryview(part) for part in fetch(self.inputs[own.number], part=own.part)]
+
+    def _file(self, own: In) -> str:
+        """A file in memory, which nobody can change."""
+        descriptor = os.memfd_create(f"in-{own.number}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self.stack.callback(os.close, descriptor)
+        for part in self._content(own):
+            while part:
+                part = part[os.write(descriptor, part) :]
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+        path = self.folder / f"in-{own.number}{'' if own.part is None else f'-{own.part}'}"
+        # The worker's own descriptor, by a name that holds in every process.
+        path.symlink_to(f"/proc/{os.getpid()}/fd/{descriptor}")
+        return str(path)
+
+    def _pipe(self, own: In) -> str:
+        path = self.folder / f"pipe-{len(self.pipes)}"
+        os.mkfifo(path)
+        # Only with a reader can it be opened to write.
+        reader = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            write = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        finally:
+            os.close(reader)
+        self._feeds(write, path, own)
+        return str(path)
+
+    def _feeds(self, write: int, path: Path | None, own: In) -> None:
+        file = self.stack.enter_context(FileIO(write, "wb"))
+        os.set_blocking(write, False)
+        with suppress(OSError):
+            fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        parts = self._content(own)
+        # The error of a program that fails has frames, and those would hold them.
+        self.stack.callback(parts.clear)
+        self.pipes.append(Pipe(file, path, parts))
+
+    def put(self, outputs: int, program: str, to_stdout: int | None) -> Reference:
+        """Put what a program has left as the parts of an object.
+
+        Raises:
+            ProgramFailed: An output is not there, or no file.
+        """
+        with ExitStack() as stack:
+            left: list[int] = []
+            for number in range(outputs):
+                if number == to_stdout:
+                    left.append(self.stdout.fileno())
+                    continue
+                try:
+                    # Whatever it is, to open it waits for nobody.
+                    descriptor = os.open(self.out(number), os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+                except OSError as problem:
+                    raise ProgramFailed(f"{program} ended well, but left nothing at Out({number}): {problem}") from None
+                stack.callback(os.close, descriptor)
+                left.append(descriptor)
+                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                    raise ProgramFailed(f"{program} ended well, but what it left at Out({number}) is no file")
+            sizes = [os.fstat(descriptor).st_size for descriptor in left]
+            if not sum(sizes):
+                return put([b""] * outputs)
+            segment = allocate(sum(sizes))
+            room = memoryview(segment)
+            start = 0
+            for number, (descriptor, size) in enumerate(zip(left, sizes, strict=True)):
+                got = 0
+                while got < size:
+                    read = os.preadv(descriptor, [room[start + got : start + size]], got)
+                    if not read:
+                        raise ProgramFailed(f"Out({number}) of {program} became shorter while it was read")
+                    got += read
+                start += size
+            room.release()
+            return put(segment, sizes=sizes)
+
+
+def removed(folder: Path) -> None:
+    """Remove a program's folder, also what it may not write to itself."""
+
+    def again(function: Any, path: Any, _: Any) -> None:
+        with suppress(OSError):
+            os.chmod(os.path.dirname(path), 0o700)
+            os.chmod(path, 0o700)
+            function(path)
+
+    try:
+        shutil.rmtree(folder, onerror=again)
+    except (OSError, RecursionError) as error:
+        logger.warning("%s could not be removed: %s", folder, error)

@@ -1,0 +1,236 @@
+"""A program that runs, with all that it starts, until its end or that of its task."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import select
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mission_control import _native
+
+if TYPE_CHECKING:
+    from distributed import Worker
+
+    from mission_control.programs.files import Files, Pipe
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 0.1
+"""How often it is looked whether the task is still wanted, while its program runs."""
+SAID_BYTES = 4096
+"""Of what a program that fails has said on its standard error, the end is part of the error."""
+ENDS_WITHIN_S = 10.0
+"""A process that was killed is gone by then, unless the kernel holds it: in a disk that does not answer, say."""
+MARK = "MISSION_CONTROL_PROGRAM"
+"""In the environment of a program and of all that it starts: by it those are found that have left its group."""
+SUPERVISOR = 'trap "" HUP INT QUIT TERM USR1 USR2 ALRM; read _; kill -s KILL 0'
+"""Runs in the program's group, and ends it when nobody holds the other end of its standard input: the worker is
+gone."""
+
+
+class ProgramFailed(RuntimeError):
+    """A program could not be started, or ended with an error, or was ended; the text says which, and what it said."""
+
+
+class Program:
+    """A program that runs, with all that it starts."""
+
+    def __init__(
+        self, words: list[str], files: Files, env: Mapping[str, str], memory: int | None, timeout: float | None
+    ):
+        self.words, self.files, self.memory, self.timeout = words, files, memory, timeout
+        self.mark = secrets.token_hex(16)
+        self.env = {**os.environ, "TMPDIR": str(files.temporary), **env, MARK: self.mark}
+        self.over = threading.Event()
+        self.problem: Exception | None = None
+        """Why an input did not come to its end."""
+
+    def run(self, worker: Worker, source: int, to_stdout: int | None) -> None:
+        """Run it to its end.
+
+        Args:
+            source: Descriptor of its standard input.
+            to_stdout: The output that it writes to its standard output.
+        """
+        key, files = worker.get_current_task(), self.files
+        deadline = time.monotonic() + self.timeout if self.timeout is not None else None
+        with ExitStack() as stack:
+            # In this order: the program is ended before the end of an input that is not whole can be seen.
+            for pipe in files.pipes:
+                stack.enter_context(self._fed(pipe))
+            process = self._start(source, files.stdout if to_stdout is not None else subprocess.DEVNULL)
+            stack.enter_context(self._supervised(process))
+            stack.callback(self._end, process)
+            while (status := self._waited(process)) is None or (status == 0 and self._is_written()):
+                if deadline is not None and time.monotonic() > deadline:
+                    raise ProgramFailed(f"{self.words[0]} was ended after {self.timeout:g} s{self._said()}")
+                if self.problem is not None:
+                    raise ProgramFailed(f"{self.words[0]} was ended: an input cannot be read: {self.problem}")
+                if is_cancelled(worker, key):
+                    raise _native.Cancelled(f"{self.words[0]} was ended: nobody wants its task any more")
+        if self.problem is not None:
+            raise ProgramFailed(f"{self.words[0]} did not get all of an input: {self.problem}")
+        if status:
+            how = f"was ended by signal {name_of_signal(-status)}" if status < 0 else f"ended with status {status}"
+            raise ProgramFailed(f"{self.words[0]} {how}{self._said()}")
+
+    def _start(self, source: int, out: Any) -> subprocess.Popen[bytes]:
+        words = self.words
+        if self.memory is not None:
+            if shutil.which(words[0], path=self.env.get("PATH")) is None:
+                raise ProgramFailed(f"{words[0]} cannot be started on this worker: it is not there, or may not be run")
+            words = ["/bin/sh", "-c", 'ulimit -v "$0" && exec "$@"', str(max(self.memory // 1024, 1)), *words]
+        given: dict[str, Any] = {"stdin": source, "stdout": out, "stderr": self.files.said}
+        try:
+            return subprocess.Popen(words, cwd=self.files.work, env=self.env, process_group=0, **given)
+        except (OSError, ValueError, subprocess.SubprocessError) as problem:
+            raise ProgramFailed(f"{self.words[0]} cannot be started on this worker: {problem}") from None
+
+    @contextmanager
+    def _supervised(self, process: subprocess.Popen[bytes]) -> Iterator[None]:
+        """Have the program end with this worker, however that ends."""
+        heard, held = os.pipe2(os.O_CLOEXEC)
+        try:
+            given: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "env": self.env}
+            try:
+                command = ["/bin/sh", "-c", SUPERVISOR]
+                supervisor = subprocess.Popen(command, stdin=heard, process_group=process.pid, cwd="/", **given)
+            finally:
+                os.close(heard)
+            try:
+                yield
+            finally:
+                supervisor.kill()
+                supervisor.wait()
+        finally:
+            os.close(held)
+
+    def _waited(self, process: subprocess.Popen[bytes]) -> int | None:
+        try:
+            return process.wait(LOOK_S)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def _is_written(self) -> bool:
+        """Whether something that the program started still writes a named output; a shell does not wait for all."""
+        outputs = set()
+        for path in self.files.folder.glob("out-*"):
+            with suppress(OSError):
+                found = path.lstat()
+                outputs.add((found.st_dev, found.st_ino))
+        written = bool(outputs) and any(writes(pid, outputs) for pid in marked(self.mark))
+        if written:
+            time.sleep(LOOK_S)
+        return written
+
+    @contextmanager
+    def _fed(self, pipe: Pipe) -> Iterator[None]:
+        """Write an input into a pipe, for as long as somebody reads it."""
+        feeder = threading.Thread(target=self._feed, args=(pipe,), name="mission-pipe", daemon=True)
+        feeder.start()
+        try:
+            yield
+        finally:
+            self.over.set()
+            feeder.join()
+
+    def _feed(self, pipe: Pipe) -> None:
+        try:
+            self._write(pipe)
+        except BrokenPipeError:
+            pass  # it has read enough
+        except Exception as error:
+            self.problem = error
+            self.over.wait()
+        finally:
+            pipe.file.close()
+
+    def _write(self, pipe: Pipe) -> None:
+        room = select.poll()
+        room.register(pipe.file.fileno(), select.POLLOUT)
+        while pipe.path is not None and any(event & select.POLLERR for _, event in room.poll(0)):
+            # Nobody has opened it to read.
+            if self.over.wait(0.01):
+                return
+        if pipe.path is not None:
+            # Who opens it again gets an error, and does not wait for ever.
+            pipe.path.unlink(missing_ok=True)
+        for part in pipe.parts:
+            while part:
+                if self.over.is_set():
+                    return
+                if room.poll(LOOK_S * 1000) and (wrote := pipe.file.write(part)) is not None:
+                    part = part[wrote:]
+
+    def _end(self, process: subprocess.Popen[bytes]) -> None:
+        """End what is left of the program, and of all that it started."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        deadline = time.monotonic() + ENDS_WITHIN_S
+        while (left := marked(self.mark)) and time.monotonic() < deadline:
+            for pid in left:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(0.01)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(ENDS_WITHIN_S)
+        if left:
+            logger.warning("%s was ended, but processes %s that it started were not", self.words[0], left)
+
+    def _said(self) -> str:
+        """Return the end of what the program has said, for an error."""
+        descriptor = self.files.said.fileno()
+        start = max(os.fstat(descriptor).st_size - SAID_BYTES, 0)
+        text = os.pread(descriptor, SAID_BYTES, start).decode(errors="replace").strip()
+        return f": {text}" if text else ", and said nothing"
+
+
+def name_of_signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return str(number)
+
+
+def writes(pid: int, files: set[tuple[int, int]]) -> bool:
+    """Return whether a process has one of these files, by device and inode, open to write."""
+    with suppress(OSError):
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                found = os.stat(f"/proc/{pid}/fd/{name}")
+                if (found.st_dev, found.st_ino) in files:
+                    flags = Path(f"/proc/{pid}/fdinfo/{name}").read_text().split("flags:")[1].split()[0]
+                    if int(flags, 8) & os.O_ACCMODE != os.O_RDONLY:
+                        return True
+    return False
+
+
+def is_cancelled(worker: Worker, key: Any) -> bool:
+    from distributed.core import Status
+
+    state = worker.state.tasks.get(key)
+    gone = state is None or state.state in ("cancelled", "resumed")
+    return gone or worker.status not in (Status.running, Status.paused, Status.closing_gracefully)
+
+
+def marked(mark: str) -> list[int]:
+    """Return the processes that have this mark in their environment, and have not ended."""
+    wanted = f"{MARK}={mark}".encode()
+    found = []
+    for name in os.listdir("/proc"):
+        # Those of others cannot be read; those that have ended have none.
+        with suppress(OSError):
+            if name.isdigit() and wanted in Path("/proc", name, "environ").read_bytes().split(b"\0"):
+                found.append(int(name))
+    return found
