@@ -198,6 +198,7 @@ def test_what_demands_encryption_never_leaves_in_the_clear_whatever_its_size(row
             (transfer,) = until(lambda: gathered(client, "secret"), "it is reported")
             assert set(transfer["transport"]["bytes"]) == {"tls"}, transfer
         # A copy that Dask makes for itself, for no task of the job; and then a job that demands nothing.
+        client.amm.stop()  # may drop it at any time
         client.replicate([made], workers=[three])
         whose = client.run(lambda dask_worker: transfer_of(dask_worker, [made.key]).demands, workers=[three])
         assert whose[three]["encrypt"] == "opportunistic"
