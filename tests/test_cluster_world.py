@@ -11,6 +11,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import dask
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
 import pytest
 from distributed import Client
 
@@ -65,6 +69,21 @@ def test_bad_settings_stop_no_scheduler(tmp_path):
         log = (tmp_path / "log").read_text()
         assert "This scheduler runs no Mission Control: " in log and "MISSION_LINK_RATE" in log
         assert "NoMissionController: its scheduler runs none" in log, log
+
+
+def test_an_unchanged_program_is_carried_and_explained(tmp_path):
+    """Dask starts the plug-ins of a scheduler after its preloads have started them."""
+    with preloaded(tmp_path, {}) as address, Client(address, set_as_default=False) as client:
+        client.wait_for_workers(2, timeout=60)
+        until(lambda: len(status(client)["workers"]) == 2, "both data planes are up")
+        frame = pd.DataFrame({"key": np.arange(2500) % 50, "number": np.arange(2500)})
+        with dask.config.set({"dataframe.shuffle.method": "p2p"}):
+            joined = dd.from_pandas(frame, npartitions=4).shuffle("key").persist(scheduler=client.get)
+        got = client.gather(client.compute(joined)).sort_values("number")
+        pd.testing.assert_frame_equal(got, frame)
+        (shuffle,) = [own for job in status(client)["jobs"] for own in job["shuffles"]]
+        assert (shuffle["engine"], shuffle["runs"], shuffle["rows_in"]) == ("mission", 1, 2500), shuffle
+        assert "as Mission Control knows it" not in (tmp_path / "log").read_text()
 
 
 def test_sort_runs_on_a_cluster_that_is_running(running, tmp_path):

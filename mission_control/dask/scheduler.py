@@ -54,6 +54,7 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
     name = "mission-control"
     idempotent = True
     delegates: Delegates
+    started = False
 
     def __init__(
         self, policy: str | Policy = "performance-centric", flows_per_host: int | str = _native.FLOWS_PER_HOST
@@ -63,6 +64,9 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
         _native.Controller(name_of(policy), flows_per_host, "{}")  # refuses here, on the client, what is wrong
 
     async def start(self, scheduler: Scheduler) -> None:
+        if self.started:
+            # Dask starts what it was given by a preload, which has started it, once more.
+            return
         self.scheduler = scheduler
         clear = clear_addresses(scheduler, "scheduler")
         if 0 < len(clear) < len(scheduler.listeners):
@@ -123,11 +127,13 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
         tick = PeriodicCallback(self.tick, 1000)
         scheduler.periodic_callbacks[self.name] = tick
         tick.start()
+        self.started = True
 
     def tick(self) -> None:
         self.event("tick")
 
     async def close(self) -> None:
+        self.started = False
         callback = self.scheduler.periodic_callbacks.pop(self.name, None)
         if callback is not None:
             callback.stop()
