@@ -7,6 +7,7 @@ value.
 
 from __future__ import annotations
 
+import datetime
 import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -127,8 +128,8 @@ def encode_column(column: pd.Series | pd.Index) -> tuple[Encoding, list[Describe
         arrow = objects(values) if isinstance(dtype, np.dtype) else pa.array(values, from_pandas=True)
         if isinstance(arrow, pa.ChunkedArray):
             arrow = arrow.combine_chunks()
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError):
-        # Arrow cannot hold these values, or not so many of them in one array of the column's type.
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError, UnicodeEncodeError):
+        # Arrow cannot hold these values (half of a character, say), or not so many in one array of the column's type.
         return encode_pickled(dtype, values)
     kinds = flat_kinds(arrow.type) if arrow is not None else None
     if kinds is None:
@@ -136,21 +137,21 @@ def encode_column(column: pd.Series | pd.Index) -> tuple[Encoding, list[Describe
     return Encoding("arrow", dtype, arrow.type, kinds), arrow_buffers(arrow, kinds)
 
 
-EXACT = {
-    "empty": pa.null(),
-    "string": pa.large_string(),
-    "bytes": pa.large_binary(),
-    "boolean": pa.bool_(),
-    "integer": pa.int64(),
-    "date": pa.date32(),
+EXACT: dict[type, pa.DataType] = {
+    str: pa.large_string(),
+    bytes: pa.large_binary(),
+    bool: pa.bool_(),
+    int: pa.int64(),
+    datetime.date: pa.date32(),
 }
-"""Python objects, by the name that pandas has for their kind, that Arrow gives back as they were."""
+"""Types of Python objects that Arrow gives back as they were; not those derived from them."""
 
 
 def objects(values: np.ndarray) -> pa.Array | None:
     """Return Python objects as an Arrow array, if they and ``None`` come back as they are; other gaps do not."""
     gaps = np.array([value is None for value in values], dtype=bool)
-    exact = EXACT.get(pd.api.types.infer_dtype(values[~gaps], skipna=False))
+    kinds = {type(value) for value in values[~gaps]}
+    exact = EXACT.get(kinds.pop()) if len(kinds) == 1 else None if kinds else pa.null()
     return pa.array(values, type=exact, mask=gaps, from_pandas=False) if exact is not None else None
 
 

@@ -230,6 +230,20 @@ def test_categories_whose_orders_differ_have_no_order(client):
     assert sorted(got["kind"]) == ["high"] * 6 + ["low"] * 6
 
 
+class Text(str):
+    """No plain text."""
+
+
+def test_objects_of_derived_types_come_back_as_they_were(client):
+    """And texts that no encoding has."""
+    made = [Text("a"), np.int32(7), np.str_("b"), True, "c", "\udc80d", 1 << 70, b"e"]
+    kinds: dict[str, Any] = {f"only {number}": [value] * 16 for number, value in enumerate(made)}
+    given = pd.DataFrame({"key": range(16), **{name: pd.Series(own, dtype=object) for name, own in kinds.items()}})
+    got = dd.from_pandas(given, npartitions=4).shuffle("key").compute().sort_values("key")
+    for name, values in kinds.items():
+        assert [(type(own), own) for own in got[name]] == [(type(own), own) for own in values], name
+
+
 def test_a_shuffle_is_explained_after_its_job_is_over(client):
     with mission_control.job("over", client=client):
         given(pieces(4)).shuffle("key", npartitions=3).compute()
