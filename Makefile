@@ -1,5 +1,5 @@
 # Every command of the project. `make demo` and `make test` need a fresh checkout and nothing else.
-.PHONY: demo test test-oldest test-lab check fuzz chaos long setup lock docs clean
+.PHONY: demo test test-oldest test-lab check fuzz chaos long setup java lock docs clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -11,6 +11,9 @@ CARGO := cargo
 KERNEL := $(shell command -v clang > /dev/null && pkg-config --exists libelf zlib && echo kernel)
 FEATURES := $(if $(KERNEL),--features kernel)
 CRATES := --workspace $(if $(KERNEL),,--exclude mission-kernel)
+# The library for tasks in Java is built where Maven is; the rest needs neither.
+JAR := mission_control/jvm/mission-control.jar
+JAVA := $(shell command -v mvn > /dev/null && echo $(JAR))
 CARGO_TEST := $(CARGO) test $(CRATES) --exclude mission-python --release --quiet
 
 demo: setup            ## set up, build, sort 1 GiB on a local Dask cluster under Mission Control
@@ -26,7 +29,7 @@ test: setup            ## the whole suite that needs no root
 
 # Where private parts of Dask are used. `make test` has the newest version that is supported, of requirements.lock.
 OLDEST := target/oldest
-OLDEST_TESTS := unchanged_programs messages messages_on_dask lanes turns streams delegates delegates_and_deaths
+OLDEST_TESTS := unchanged_programs messages messages_on_dask lanes turns streams
 
 test-oldest: setup     ## what uses private parts of Dask, with the oldest version that is supported (tools/oldest.txt)
 	test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
@@ -51,8 +54,9 @@ chaos: setup           ## jobs under every fault, CHAOS_ROUNDS rounds; some of t
 	$(BIN)/python -m tests.chaos --rounds $(CHAOS_ROUNDS)
 
 SEEDS ?= 1000000
-long: setup            ## what takes longer than CI has: a million seeds of the virtual cluster, 1,000 rounds of chaos, 200 workers
+long: setup            ## what takes longer than CI has: a million seeds of the virtual cluster, more with the oldest Dask, 200 workers, 1,000 rounds of chaos
 	VIRTUAL_SEEDS=$(SEEDS) $(CARGO) test --release -p mission-core --test virtual_cluster -- --nocapture
+	$(MAKE) test-oldest OLDEST_TESTS="$(OLDEST_TESTS) delegates delegates_and_deaths interface java"
 	$(BIN)/python -m tests.many_workers
 	$(BIN)/python -m tests.chaos --rounds 1000 --at-once 3
 
@@ -69,7 +73,7 @@ fuzz: setup            ## fuzz what a stranger can send, for FUZZ_SECONDS; needs
 	target/fuzz/$(HOST)/release/heads -max_total_time=$(FUZZ_SECONDS) -max_len=2048 -print_final_stats=1 \
 		-artifact_prefix=target/fuzz/found/ target/fuzz/corpus fuzz/seeds
 
-setup: .venv/.installed   ## .venv with the package and its tools
+setup: .venv/.installed $(JAVA)   ## .venv with the package and its tools
 	$(BIN)/maturin develop --release --uv --quiet --skip-install $(FEATURES)
 	$(CARGO) build --release --quiet -p mission-transport --example rustls_loop
 
@@ -80,6 +84,12 @@ setup: .venv/.installed   ## .venv with the package and its tools
 	$(BIN)/uv pip install --quiet -r requirements.lock
 	$(BIN)/maturin develop --release --uv --quiet $(FEATURES)
 	touch $@
+
+java: $(JAR)           ## the library for tasks in Java; needs Java 17 and Maven
+
+$(JAR): java/pom.xml $(shell find java/src -name '*.java')
+	mvn --quiet --batch-mode --file java/pom.xml package
+	cp java/target/mission-control.jar $@
 
 lock:                  ## choose the newest versions that fit pyproject.toml
 	$(BIN)/uv pip compile --quiet --no-header --no-emit-index-url --upgrade --all-extras --group dev pyproject.toml -o requirements.lock

@@ -4,12 +4,13 @@ In the program that submits work: :func:`install`, :func:`job` and :func:`uninst
 :func:`fetch`, :func:`keep` for what is fetched again and again, and :func:`allocate` where a task can write its parts
 into the data plane's memory at once;
 :func:`open_stream` and :func:`stream`, where others read what is still being written; :func:`delegate`, where another
-call makes the task's result; :func:`run`, which runs a program.
+call makes the task's result; :func:`run`, which runs a program; :func:`java`, which runs a class of Java.
 """
 
 from mission_control._native import Cancelled, Damaged, Denied, Lost, StreamFailed, TransferError, Unreachable
 from mission_control.delegates import Delegation, delegate
 from mission_control.jobs import JobRejected, install, job, uninstall
+from mission_control.jvm import java
 from mission_control.objects import Fetched, Reference, allocate, fetch, keep, put
 from mission_control.programs import In, Out, ProgramFailed, run
 from mission_control.streams import Stream, StreamReference, open_stream, stream
@@ -35,6 +36,7 @@ __all__ = [
     "delegate",
     "fetch",
     "install",
+    "java",
     "job",
     "keep",
     "open_stream",

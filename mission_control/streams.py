@@ -174,7 +174,8 @@ def _read(reference: StreamReference, part: int) -> Iterator[memoryview]:
             if chunk is None:
                 return
             yield from _writes(memoryview(chunk), sizes)
-            del chunk
+            # An error of the next call has this frame.
+            del chunk, sizes
     except _native.Lost as error:
         plugin.reschedule_if_lost(task.key, {reference.object}, error)
         raise

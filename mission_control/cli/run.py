@@ -30,6 +30,9 @@ def run(
     dimensions: Annotated[int | None, Option(metavar="N", help="Coordinates per point (kmeans) [8]")] = None,
     jobs: Annotated[int | None, Option(metavar="N", help="Concurrent jobs [1]")] = None,
     partitions: Annotated[int | None, Option(metavar="N", help="Map tasks per job (sort: and reduce) [auto]")] = None,
+    engine: Annotated[
+        str | None, Option(metavar="NAME", help="Tasks are written in (sort, kmeans): python, java [python]")
+    ] = None,
     seed: Annotated[int | None, Option(metavar="N", help="Input seed [1]")] = None,
     data: Annotated[Path | None, Option(metavar="DIR", help="Shared data folder [run folder]")] = None,
     keep_data: Annotated[bool, Option("--keep-data", help="Do not delete data [off]")] = False,
@@ -108,6 +111,7 @@ def run(
             "dimensions": dimensions,
             "jobs": jobs,
             "partitions": partitions,
+            "engine": engine,
             "seed": seed,
         },
         "control": {

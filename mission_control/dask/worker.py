@@ -12,7 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 import dask
@@ -35,6 +35,9 @@ from mission_control.dask.seams.turns import Turns
 from mission_control.delegates import Described, objects_of
 from mission_control.objects import Reference
 from mission_control.throttle import MEMORY, ThrottleController
+
+if TYPE_CHECKING:
+    from mission_control.interface.server import Interface
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +63,8 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
     # Dask knows the plug-in before it is set up.
     turns: Turns | None = None
     lanes: Lanes | None = None
+    interface: Interface | None = None
+    """The socket for programs, once one was started."""
 
     no_delegates: str | None = "it has not said so yet"
     """Why the scheduler cannot have tasks delegate, if it cannot."""
@@ -179,6 +184,8 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
         for own in (self.turns, self.early, self.lanes):
             if own is not None:
                 own.close()
+        if self.interface is not None:
+            await asyncio.get_running_loop().run_in_executor(None, self.interface.close)
         if self.endpoint is not None:
             PLANES.remove(self.endpoint)
             self.undo_names()

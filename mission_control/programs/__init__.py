@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
+from mission_control.delegates import Delegation
 from mission_control.objects import Reference, check_has_result, data_plane
 from mission_control.programs.files import Files, In, Out
 from mission_control.programs.process import Program, ProgramFailed
@@ -25,18 +26,20 @@ def run(
     timeout: float | None = None,
     memory: int | None = None,
     env: Mapping[str, str] | None = None,
-) -> Reference:
+) -> Reference | Delegation | None:
     """Run a program in this task, to its end.
 
     ``client.submit(mission_control.run, ["sort", In(0)], inputs=[future])`` sorts the lines of an object.
 
     The program runs in a folder of its own, which is removed afterwards. It and all that it has started are ended when
     the task is cancelled, the time is over, or the worker dies. It has the rights of the worker: this is no sandbox.
+    Meanwhile it may put, fetch, spawn, and read and write streams itself (docs/tasks.md).
 
     Args:
         command: The program, and its arguments: texts, and inputs and outputs, in whose places their paths are.
-        inputs: Objects that :func:`put` gave. As files they can be read, mapped and searched, and not be changed; they
-            are copied into memory once. Only parts that the command names are fetched.
+        inputs: Objects that :func:`put` gave, or streams, for the program to read itself. As files objects can be read,
+            mapped and searched, and not be changed; they are copied into memory once. Only parts that the command names
+            are fetched.
         outputs: How many. Each that is not an ``Out`` of the command is what the program writes to its standard output;
             that is one at most.
         stdin: An input that it reads from its standard input; ``None``: nothing.
@@ -45,7 +48,8 @@ def run(
         env: Added to the worker's environment.
 
     Returns:
-        A reference to an object of so many parts.
+        A reference to an object of so many parts. If the program has delegated: what the task hands its result on to.
+        If it has opened a stream that is the result already, and its outputs are dropped.
 
     Raises:
         ProgramFailed: It could not be started, or its exit status is not 0, or the time is over, or an output is not
@@ -57,15 +61,26 @@ def run(
         mission_control.Cancelled: Nobody wants the task any more.
         OSError: No memory, or no room on the disk.
     """
+    # It takes references from programs, which this module runs.
+    from mission_control.interface.calls import described
+    from mission_control.interface.server import interface_of
+    from mission_control.interface.session import Session
+
     worker, plugin, _ = data_plane("run")
     check_has_result("run", plugin)
     to_stdout = check(command, inputs, outputs, stdin, timeout, memory)
     with ExitStack() as stack:
+        interface = interface_of(plugin)
+        what = {"inputs": [described(own) for own in inputs], "outputs": outputs}
+        session = stack.enter_context(interface.of(Session(worker, plugin, what)))
         files = Files(worker.local_directory, inputs, stack)
         words = [files.word(own) for own in command]
         source = files.open(stdin) if stdin is not None else subprocess.DEVNULL
-        Program(words, files, env or {}, memory, timeout).run(worker, source, to_stdout)
-        return files.put(outputs, words[0], to_stdout)
+        env = {**(env or {}), **interface.environment(session)}
+        Program(words, files, env, memory, timeout).run(worker, session, source, to_stdout)
+        if session.stream is not None:
+            return None
+        return session.delegation or files.put(outputs, words[0], to_stdout)
 
 
 def check(command: Any, inputs: Sequence[Any], outputs: Any, stdin: Any, timeout: Any, memory: Any) -> int | None:
@@ -90,13 +105,15 @@ def check(command: Any, inputs: Sequence[Any], outputs: Any, stdin: Any, timeout
     if memory is not None and not (isinstance(memory, int) and memory > 0):
         raise ValueError(f"run({command[0]!r}, memory={memory!r}): give a number of bytes, as in 1 << 30")
     for reference in inputs:
-        if not isinstance(reference, Reference) or reference.copies == 0:
+        if not isinstance(reference, Reference):
             raise TypeError(f"run({command[0]!r}, inputs=..): {reference!r} is no reference that put gave")
     if not isinstance(outputs, int) or outputs < 0:
         raise ValueError(f"run(.., outputs={outputs!r}): give the number of outputs")
     for own in [own for own in (*command, stdin) if isinstance(own, In)]:
         if not 0 <= own.number < len(inputs):
             raise ValueError(f"{own}: there are {len(inputs)} inputs, numbered from 0")
+        if inputs[own.number].copies == 0:
+            raise TypeError(f"{own}: this input is a stream, which a program reads by /stream/read (docs/tasks.md)")
         parts = len(inputs[own.number])
         if own.part is not None and not 0 <= own.part < parts:
             raise ValueError(f"{own}: the parts of this object are numbered from 0 to {parts - 1}")

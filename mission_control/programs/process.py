@@ -21,6 +21,7 @@ from mission_control import _native
 if TYPE_CHECKING:
     from distributed import Worker
 
+    from mission_control.interface.session import Session
     from mission_control.programs.files import Files, Pipe
 
 logger = logging.getLogger(__name__)
@@ -55,10 +56,11 @@ class Program:
         self.problem: Exception | None = None
         """Why an input did not come to its end."""
 
-    def run(self, worker: Worker, source: int, to_stdout: int | None) -> None:
+    def run(self, worker: Worker, session: Session, source: int, to_stdout: int | None) -> None:
         """Run it to its end.
 
         Args:
+            session: Does what the program asks for.
             source: Descriptor of its standard input.
             to_stdout: The output that it writes to its standard output.
         """
@@ -71,7 +73,9 @@ class Program:
             process = self._start(source, files.stdout if to_stdout is not None else subprocess.DEVNULL)
             stack.enter_context(self._supervised(process))
             stack.callback(self._end, process)
-            while (status := self._waited(process)) is None or (status == 0 and self._is_written()):
+            ended = os.pidfd_open(process.pid)
+            stack.callback(os.close, ended)
+            while (status := self._waited(process, session, ended)) is None or (status == 0 and self._is_written()):
                 if deadline is not None and time.monotonic() > deadline:
                     raise ProgramFailed(f"{self.words[0]} was ended after {self.timeout:g} s{self._said()}")
                 if self.problem is not None:
@@ -115,11 +119,11 @@ class Program:
         finally:
             os.close(held)
 
-    def _waited(self, process: subprocess.Popen[bytes]) -> int | None:
-        try:
-            return process.wait(LOOK_S)
-        except subprocess.TimeoutExpired:
-            return None
+    def _waited(self, process: subprocess.Popen[bytes], session: Session, ended: int) -> int | None:
+        """Return its exit status, if it ends within a while."""
+        if process.returncode is None:
+            session.serve(LOOK_S, ended)
+        return process.poll()
 
     def _is_written(self) -> bool:
         """Whether something that the program started still writes a named output; a shell does not wait for all."""

@@ -10,6 +10,7 @@ of convergence are scikit-learn's (``KMeans``, algorithm ``lloyd``), so that its
 
 from __future__ import annotations
 
+import operator
 import zlib
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -86,7 +87,7 @@ class KMeans:
         self.points, self.k, self.dimensions = workload.points, workload.k, workload.dimensions
         self.partitions = max(PARTITIONS, workers) if workload.partitions == "auto" else workload.partitions
         self.seed = workload.seed * 1000 + number
-        self.driver, self.keep = workload.driver, workload.keep
+        self.driver, self.keep, self.engine = workload.driver, workload.keep, workload.engine
         self.at_home = workload.points_on == "all"
         self.data: list[Future] = []
         self.start = np.empty(0)
@@ -110,8 +111,10 @@ class KMeans:
         self.start = np.concatenate(client.gather(client.map(head, self.data, key="kmeans-head", pure=False)))[: self.k]
 
     def run(self, client: Client, say: Callable[[str], None]) -> None:
-        iterated = self.delegated if self.driver == "tasks" else self.driven
-        centres = iterated(client, say)
+        if self.engine == "java":
+            centres = self.in_java(client, say)
+        else:
+            centres = (self.delegated if self.driver == "tasks" else self.driven)(client, say)
         result = client.submit(copy_of, centres, self.dimensions, key=f"kmeans-result-{uuid4().hex}", pure=False)
         self.result = result.result()
 
@@ -132,6 +135,17 @@ class KMeans:
             return client.submit(centres_of, last, key=f"kmeans-next-{uuid4().hex}", pure=False)
         finally:
             client.unsubscribe_topic(PROGRESS)
+
+    def in_java(self, client: Client, say: Callable[[str], None]) -> Future:
+        """As :meth:`delegated`; all tasks are of Java."""
+        say("iterates in Java")
+        start = client.submit(put_rows, self.start, key=f"kmeans-start-{uuid4().hex}", pure=False)
+        plan = {"columns": self.dimensions, "tolerance": self.tolerance}
+        given = {"inputs": [start, *self.data], "arguments": plan, "key": f"kmeans-reduce-{uuid4().hex}"}
+        last = client.submit(mission_control.java, "org.missioncontrol.workloads.KMeans$Begin", pure=False, **given)
+        moves = client.submit(operator.itemgetter(0), last, key=f"kmeans-moves-{uuid4().hex}", pure=False).result()
+        self.moves = [Move(own["shift"], own["counted"], tuple(own["labels"])) for own in moves]
+        return client.submit(first_reference, last, key=f"kmeans-next-{uuid4().hex}", pure=False)
 
     def driven(self, client: Client, say: Callable[[str], None]) -> Future:
         """The client submits each iteration."""
@@ -220,6 +234,10 @@ def copy_of(reference: mission_control.Reference, columns: int, rows: int | None
 def centres_of(step: Step | Outcome) -> mission_control.Reference:
     """Only what the next iteration needs."""
     return step.centres
+
+
+def first_reference(outcome: tuple[Any, list[mission_control.Reference]]) -> mission_control.Reference:
+    return outcome[1][0]
 
 
 def moves_of(outcome: Outcome) -> list[Move]:

@@ -49,6 +49,7 @@ class Sort:
         self.partitions = min(self.records, auto if workload.partitions == "auto" else workload.partitions)
         self.reducers = min(self.records, self.partitions if workload.reducers == "auto" else workload.reducers)
         self.even = workload.placement == "even"
+        self.engine = workload.engine
         self.seed = workload.seed * 1000 + number
         self.inputs = [folder / f"input-{index:05}" for index in range(self.partitions)]
         self.outputs = [folder / f"output-{index:05}" for index in range(self.reducers)]
@@ -85,7 +86,7 @@ class Sort:
             """Where a task runs, if that is fixed; elsewhere all the same if that worker is gone."""
             return {"workers": [workers[index % len(workers)]], "allow_other_workers": True} if self.even else {}
 
-        map_one = partial(map_file, splitters=splitters)
+        map_one = self.map_in_java(splitters) if self.engine == "java" else partial(map_file, splitters=splitters)
         if self.even:
             parts = [
                 client.submit(map_one, path, key=(f"sort-map-{run}", index), pure=False, **home(index))
@@ -93,9 +94,10 @@ class Sort:
             ]
         else:
             parts = client.map(map_one, self.inputs, key="sort-map", pure=False)
+        reduce_one = reduce_part_in_java if self.engine == "java" else reduce_part
         done = [
             client.submit(
-                reduce_part,
+                reduce_one,
                 parts,
                 index,
                 path,
@@ -107,6 +109,10 @@ class Sort:
         ]
         del parts  # what is reduced need not be kept
         client.gather(done)
+
+    def map_in_java(self, splitters: bytes) -> Callable[[Path], mission_control.Reference]:
+        keys = [splitters[start : start + KEY].decode() for start in range(0, len(splitters), KEY)]
+        return partial(map_file_in_java, keys=keys)
 
     def run_over_dask(self, client: Client) -> None:
         """The same work with its shuffle over stock Dask: for `mission bench sort`."""
@@ -198,6 +204,16 @@ def map_file(path: Path, splitters: bytes) -> mission_control.Reference:
 def reduce_part(references: list[mission_control.Reference], index: int, path: Path) -> int:
     """Fetches one part of each, sorts and writes it; gives the number of bytes."""
     return write_sorted(mission_control.fetch(references, part=index), path)
+
+
+def map_file_in_java(path: Path, keys: list[str]) -> mission_control.Reference:
+    given = {"path": str(path), "splitters": keys}
+    return mission_control.java("org.missioncontrol.workloads.Sort$Map", arguments=given)
+
+
+def reduce_part_in_java(references: list[mission_control.Reference], index: int, path: Path) -> int:
+    given = {"path": str(path), "index": index}
+    return mission_control.java("org.missioncontrol.workloads.Sort$Reduce", inputs=references, arguments=given)
 
 
 def write_sorted(records: Sequence[Any], path: Path) -> int:

@@ -1,0 +1,160 @@
+package org.missioncontrol;
+
+import com.google.gson.JsonElement;
+import com.google.gson.JsonNull;
+import com.google.gson.JsonObject;
+import java.io.IOException;
+import java.io.InputStream;
+import java.nio.ByteBuffer;
+import java.nio.charset.StandardCharsets;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.Collections;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Map;
+
+/**
+ * What a task may ask of its worker. Several threads of the task may use it; after the end of the task its calls fail
+ * with a {@link WorkerException} of status 410.
+ */
+public final class Context {
+    private final Worker worker;
+    private final String credential;
+    private final JsonObject task;
+    private boolean delegated;
+    private boolean opened;
+
+    Context(Worker worker, JsonObject task) {
+        this.worker = worker;
+        this.task = task;
+        credential = task.get("credential").getAsString();
+    }
+
+    /** The task's name. */
+    public String key() {
+        return task.get("key").getAsString();
+    }
+
+    /** The task's inputs, in their order. */
+    public List<Reference> inputs() {
+        return Collections.unmodifiableList(Arrays.asList(Worker.GSON.fromJson(task.get("inputs"), Reference[].class)));
+    }
+
+    /** The task's arguments, as a value of this class (a record, a map, a text, ..); {@code null} if there are none. */
+    public <T> T arguments(Class<T> type) {
+        JsonElement given = task.get("arguments");
+        return Worker.GSON.fromJson(given == null ? JsonNull.INSTANCE : given, type);
+    }
+
+    /**
+     * Opens a part of an object, or of a stream, for reading. The data of a stream comes as it is written.
+     *
+     * @throws WorkerException it is lost, say, or its writer has failed
+     */
+    public InputStream open(Reference reference, int part) throws IOException {
+        Map<String, Object> asked = Map.of("reference", reference, "part", part);
+        return open(reference.isStream() ? "/stream/read" : "/fetch", asked);
+    }
+
+    /** Opens all parts of an object, one after another. */
+    public InputStream open(Reference reference) throws IOException {
+        return reference.isStream() ? open(reference, 0) : open("/fetch", Map.of("reference", reference));
+    }
+
+    private InputStream open(String path, Map<String, Object> asked) throws IOException {
+        byte[] body = Worker.GSON.toJson(asked).getBytes(StandardCharsets.UTF_8);
+        return worker.open(credential, "POST", path, ByteBuffer.wrap(body));
+    }
+
+    /** Reads a part of an object. */
+    public byte[] fetch(Reference reference, int part) throws IOException {
+        int size = Math.toIntExact(reference.sizes().get(part));
+        byte[] content = new byte[size];
+        try (InputStream in = open(reference, part)) {
+            int got = in.readNBytes(content, 0, size);
+            if (got < size || in.read() >= 0) {
+                throw new IOException("part " + part + " of " + reference.object() + " is not as long as it should be");
+            }
+        }
+        return content;
+    }
+
+    /** Makes an object of these parts. It lives as long as a result names it, or a task that gets it runs. */
+    public Reference put(byte[]... parts) throws IOException {
+        return put(Arrays.stream(parts).map(ByteBuffer::wrap).toArray(ByteBuffer[]::new));
+    }
+
+    /** Makes an object of these parts. */
+    public Reference put(ByteBuffer... parts) throws IOException {
+        List<String> sizes = new ArrayList<>();
+        for (ByteBuffer part : parts) {
+            sizes.add(Integer.toString(part.remaining()));
+        }
+        JsonObject said = worker.send(credential, "POST", "/put?sizes=" + String.join(",", sizes), parts);
+        return Worker.GSON.fromJson(said.get("reference"), Reference.class);
+    }
+
+    /**
+     * Begins a stream. It is at once the result of the task, so those that read it start beside this task; what the task
+     * returns is dropped.
+     */
+    public Stream openStream(int parts) throws IOException {
+        worker.ask(credential, "POST", "/stream/open", Map.of("parts", parts));
+        opened = true;
+        return new Stream();
+    }
+
+    /** A stream that the task writes. Who reads it hears of an end without {@link #close} as an error. */
+    public final class Stream {
+        /** Adds to a part; waits while its reader is far behind. */
+        public void write(int part, byte[] content) throws IOException {
+            write(part, ByteBuffer.wrap(content));
+        }
+
+        public void write(int part, ByteBuffer content) throws IOException {
+            worker.send(credential, "POST", "/stream/write?part=" + part, content);
+        }
+
+        /** Ends it: all of it is written. */
+        public void close() throws IOException {
+            worker.ask(credential, "POST", "/stream/close", Map.of());
+        }
+    }
+
+    /** Has a call run as another task. It lives as long as another call has it among its inputs, or this task runs. */
+    public Spawned spawn(Call call) throws IOException {
+        return new Spawned(worker.ask(credential, "POST", "/spawn", call.said).get("future").getAsString());
+    }
+
+    /** Has a call give this task's result: once this task has returned, and all inputs of the call are there. */
+    public void tailSpawn(Call call) throws IOException {
+        worker.ask(credential, "POST", "/delegate", call.said);
+        delegated = true;
+    }
+
+    void ended(Object result) throws IOException {
+        Map<String, Object> said = new LinkedHashMap<>();
+        if (delegated || opened) {
+            said.put("value", null);
+        } else if (result instanceof Reference) {
+            said.put("reference", result);
+        } else if (result instanceof Outcome outcome) {
+            said.put("value", outcome.value());
+            said.put("references", outcome.references());
+        } else {
+            said.put(isReferences(result) ? "references" : "value", result);
+        }
+        worker.ask(credential, "POST", "/result", said);
+    }
+
+    private static boolean isReferences(Object result) {
+        return result instanceof List<?> list
+                && !list.isEmpty()
+                && list.stream().allMatch(own -> own instanceof Reference);
+    }
+
+    void failed(String why) throws IOException {
+        worker.ask(credential, "POST", "/error", Map.of("error", why));
+    }
+}

@@ -1,0 +1,114 @@
+package org.missioncontrol;
+
+import com.google.gson.Gson;
+import com.google.gson.GsonBuilder;
+import com.google.gson.JsonObject;
+import java.io.FilterInputStream;
+import java.io.IOException;
+import java.io.InputStream;
+import java.nio.ByteBuffer;
+import java.nio.charset.StandardCharsets;
+import java.util.concurrent.ConcurrentLinkedDeque;
+
+/** The worker beside this process, and the connections to it. */
+final class Worker {
+    // What is nothing is said: a result may be. Doubles that JSON has no word for are written as Python reads them.
+    static final Gson GSON =
+            new GsonBuilder().serializeNulls().serializeSpecialFloatingPointValues().create();
+    private final String socket;
+    private final ConcurrentLinkedDeque<Connection> idle = new ConcurrentLinkedDeque<>();
+
+    Worker(String socket) {
+        this.socket = socket;
+    }
+
+    /** Asks in JSON; gives the answer in JSON, or nothing if it has none. */
+    JsonObject ask(String credential, String method, String path, Object body) throws IOException {
+        byte[] said = body == null ? new byte[0] : GSON.toJson(body).getBytes(StandardCharsets.UTF_8);
+        return send(credential, method, path, ByteBuffer.wrap(said));
+    }
+
+    /** Sends bytes; gives the answer in JSON, or nothing if it has none. */
+    JsonObject send(String credential, String method, String path, ByteBuffer... body) throws IOException {
+        try (InputStream answer = open(credential, method, path, body)) {
+            String text = new String(answer.readAllBytes(), StandardCharsets.UTF_8);
+            return text.isEmpty() ? null : GSON.fromJson(text, JsonObject.class);
+        }
+    }
+
+    /** Sends bytes; gives the body of the answer. */
+    InputStream open(String credential, String method, String path, ByteBuffer... body) throws IOException {
+        Connection connection = idle.pollFirst();
+        if (connection == null) {
+            connection = new Connection(socket);
+        }
+        boolean done = false;
+        try {
+            Connection.Answer answer = connection.request(method, path, credential, body);
+            if (answer.status() >= 400) {
+                String text = new String(answer.body().readAllBytes(), StandardCharsets.UTF_8);
+                if (answer.stays()) {
+                    idle.addFirst(connection);
+                    done = true;
+                }
+                throw new WorkerException(answer.status(), why(text));
+            }
+            done = true;
+            return new Taken(answer, connection);
+        } finally {
+            if (!done) {
+                connection.close();
+            }
+        }
+    }
+
+    private static String why(String text) {
+        try {
+            return GSON.fromJson(text, JsonObject.class).get("error").getAsString();
+        } catch (RuntimeException other) {
+            return text;
+        }
+    }
+
+    /** A body that gives its connection back at its end. */
+    private final class Taken extends FilterInputStream {
+        private final boolean stays;
+        private Connection connection;
+
+        Taken(Connection.Answer answer, Connection connection) {
+            super(answer.body());
+            stays = answer.stays();
+            this.connection = connection;
+        }
+
+        @Override
+        public int read() throws IOException {
+            return noted(super.read());
+        }
+
+        @Override
+        public int read(byte[] into, int start, int length) throws IOException {
+            return noted(super.read(into, start, length));
+        }
+
+        private int noted(int got) {
+            if (got < 0 && connection != null && stays) {
+                idle.addFirst(connection);
+                connection = null;
+            }
+            return got;
+        }
+
+        @Override
+        public void close() throws IOException {
+            if (connection != null && super.read() < 0) {
+                noted(-1);
+            }
+            if (connection != null) {
+                // The rest is of no use, and may take long.
+                connection.close();
+                connection = null;
+            }
+        }
+    }
+}

@@ -1,0 +1,54 @@
+"""Other threads act for a task: what they put, fetch and submit counts as if the task's own thread did it.
+
+Dask and Mission Control know by its thread which task calls them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import copy_context
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from distributed import Worker
+from distributed.utils import thread_state
+
+if TYPE_CHECKING:
+    from mission_control.dask.worker import MissionControlWorker
+
+T = TypeVar("T")
+
+
+class TaskThread:
+    """The thread of the task that makes this."""
+
+    def __init__(self, worker: Worker, plugin: MissionControlWorker):
+        self.worker, self.key = worker, worker.get_current_task()
+        # Dask finds the worker by the context; the rest is looked up by thread.
+        self.context = copy_context()
+        self.locals = [(local, vars(local)) for local in (thread_state, plugin.thread, plugin.early.own)]
+        """Each with its values in the task's thread, as they are there at any time."""
+
+    def call(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Call a function as the task would, in the thread that calls this."""
+        return self.context.copy().run(self._adopted, function, *args, **kwargs)
+
+    def _adopted(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        with self._is_its():
+            return function(*args, **kwargs)
+
+    @contextmanager
+    def _is_its(self) -> Iterator[None]:
+        worker, ident = self.worker, threading.get_ident()
+        for local, values in self.locals:
+            vars(local).update(values)
+        with worker.active_threads_lock:
+            worker.active_threads[ident] = self.key
+        try:
+            yield
+        finally:
+            with worker.active_threads_lock:
+                worker.active_threads.pop(ident, None)
+            for local, _ in self.locals:
+                vars(local).clear()

@@ -1,0 +1,448 @@
+"""The local socket at which programs ask their worker: HTTP/1.1, with a credential for each task (docs/tasks.md)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import shutil
+import socket
+import socketserver
+import struct
+import tempfile
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import parse_qs, urlsplit
+
+from mission_control import _native
+from mission_control.interface.calls import BadRequest, call_of, described, is_size, number, reference_of, shown
+from mission_control.interface.session import Conflict, Session, Stopped
+from mission_control.programs.process import ProgramFailed
+from mission_control.streams import AHEAD_BYTES, StreamReference
+
+if TYPE_CHECKING:
+    from mission_control.dask.worker import MissionControlWorker
+
+logger = logging.getLogger(__name__)
+
+CONNECTIONS_MAX = 512
+"""A thread each; more than any program needs."""
+JSON_BYTES_MAX = 64 << 20
+"""As what :func:`mission_control.delegate` takes."""
+WRITE_BYTES_MAX = 256 << 20
+"""Of one write to a stream; it is held in memory until it is written."""
+PROGRESS_S = 60.0
+"""Within a request or an answer, so long may a program send or take nothing."""
+NEXT_S = 20.0
+"""So long an executor that asks for its next task waits at most; then it asks again."""
+CREDENTIAL, SOCKET = "MISSION_CONTROL_CREDENTIAL", "MISSION_CONTROL_SOCKET"
+"""Names in the environment of a program."""
+
+
+class Executor(Protocol):
+    """A process that runs one task after another, or several at once."""
+
+    credential: str
+
+    def next(self, seconds: float) -> dict[str, Any] | None:
+        """Return the next task, as JSON, or one that is cancelled; ``None``: there was none."""
+
+
+class Interface:
+    """The socket of one worker."""
+
+    def __init__(self) -> None:
+        # Not in the worker's folder: a socket's path has at most 107 bytes.
+        self.folder = Path(tempfile.mkdtemp(prefix="mission-"))
+        self.path = str(self.folder / "tasks")
+        self.lock = threading.Lock()
+        self.sessions: dict[str, Session] = {}
+        """By credential, as below."""
+        self.executors: dict[str, Executor] = {}
+        self.undo: list[Callable[[], Any]] = []
+        self.closed = False
+        self.server = _Server(self.path, self)
+        threading.Thread(target=self.server.serve_forever, name="mission-tasks", daemon=True).start()
+
+    @contextlib.contextmanager
+    def of(self, session: Session) -> Any:
+        """Serve a task, as long as the context lasts."""
+        with self.lock:
+            self.sessions[session.credential] = session
+        try:
+            yield session
+        finally:
+            with self.lock:
+                del self.sessions[session.credential]
+            session.close()
+
+    def environment(self, session: Session) -> dict[str, str]:
+        """Return what a program finds its worker by."""
+        return {SOCKET: self.path, CREDENTIAL: session.credential}
+
+    def at_end(self, call: Callable[[], Any]) -> None:
+        """Have something called when the worker closes."""
+        with self.lock:
+            if not self.closed:
+                self.undo.append(call)
+                return
+        call()
+
+    def close(self) -> None:
+        with self.lock:
+            self.closed = True
+        for call in self.undo:
+            call()
+        self.server.shutdown()
+        self.server.server_close()
+        self.server.end_all()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+_making = threading.Lock()
+
+
+def interface_of(plugin: MissionControlWorker) -> Interface:
+    """Return the socket of a worker, which the first program to need it opens."""
+    with _making:
+        if plugin.closing:
+            raise _native.Cancelled("this worker closes")
+        if plugin.interface is None:
+            plugin.interface = Interface()
+        return plugin.interface
+
+
+class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 128
+
+    def __init__(self, path: str, interface: Interface):
+        self.interface = interface
+        self.connections: set[socket.socket] = set()
+        super().__init__(path, _Handler)
+        os.chmod(path, 0o600)
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        credentials = request.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        _, uid, _ = struct.unpack("3i", credentials)
+        with self.interface.lock:
+            if uid not in (0, os.geteuid()) or len(self.connections) >= CONNECTIONS_MAX:
+                return False
+            self.connections.add(request)
+            return True
+
+    def shutdown_request(self, request: Any) -> None:
+        with self.interface.lock:
+            self.connections.discard(request)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        logger.debug("a program's connection ended", exc_info=True)
+
+    def end_all(self) -> None:
+        with self.interface.lock:
+            left = list(self.connections)
+        for connection in left:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+
+class _Refused(Exception):
+    """A request is answered with this status, and nothing is done."""
+
+    def __init__(self, status: int, why: str):
+        super().__init__(why)
+        self.status = status
+
+
+def status_of(error: Exception) -> int:
+    """Return the HTTP status that says what went wrong."""
+    if isinstance(error, _Refused):
+        return error.status
+    kinds: list[tuple[type[Exception] | tuple[type[Exception], ...], int]] = [
+        ((Stopped, _native.Cancelled), 410),
+        (Conflict, 409),
+        (_native.TransferError, 502),
+        (OSError, 507),
+        ((ValueError, TypeError, IndexError, RuntimeError), 400),
+    ]
+    return next((status for kind, status in kinds if isinstance(error, kind)), 500)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """One connection of a program."""
+
+    protocol_version = "HTTP/1.1"
+    server: _Server
+    begun = False
+    """The status of the answer has been sent."""
+    unread = 0
+    """Bytes of the request's body."""
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Answer what is no HTTP request."""
+        self.close_connection = True
+        self.request_version = self.protocol_version
+        self._say({"error": message or "this is no HTTP request", "kind": "BadRequest"}, int(code))
+
+    def do_GET(self) -> None:
+        self.begun = False
+        self.unread = 0
+        self.connection.settimeout(PROGRESS_S)
+        try:
+            self.unread = self._length()
+            self._route()(self, self._holder())
+        except (BrokenPipeError, ConnectionResetError, TimeoutError):
+            self.close_connection = True
+        except Exception as error:
+            self._fail(error)
+        finally:
+            self.connection.settimeout(None)
+            if self.unread:
+                self.close_connection = True
+
+    do_POST = do_PUT = do_DELETE = do_HEAD = do_GET
+
+    def _route(self) -> Callable[[_Handler, Any], None]:
+        path = urlsplit(self.path).path
+        if path not in ROUTES:
+            raise _Refused(404, f"there is no {shown(path)}; there are {' '.join(ROUTES)}")
+        method, route = ROUTES[path]
+        # `curl -T` sends PUT.
+        if self.command != method and (method, self.command) != ("POST", "PUT"):
+            raise _Refused(405, f"{path} takes {method}")
+        return route
+
+    def _holder(self) -> Session | Executor:
+        """Return the task, or the executor, whose credential this is."""
+        kind, _, credential = self.headers.get("Authorization", "").partition(" ")
+        interface = self.server.interface
+        with interface.lock:
+            kinds: dict[str, Any] = interface.executors if self.path == "/next" else interface.sessions
+            found = kinds.get(credential.strip()) if kind.lower() == "bearer" else None
+        if found is None:
+            raise _Refused(
+                401, f"send 'Authorization: Bearer CREDENTIAL' with that of a task that runs (in ${CREDENTIAL})"
+            )
+        return found
+
+    # --- what it reads ----------------------------------------------------------------------------------------------
+
+    def _length(self) -> int:
+        if "Transfer-Encoding" in self.headers:
+            self.close_connection = True
+            raise _Refused(411, "send the length of the body (Content-Length), and not in chunks")
+        text = self.headers.get("Content-Length", "0")
+        if not (text.isascii() and text.isdigit() and len(text) < 19):
+            self.close_connection = True
+            raise _Refused(400, f"Content-Length: {shown(text)} is no number of bytes")
+        return int(text)
+
+    def _read_into(self, view: memoryview) -> None:
+        while view:
+            got = self.rfile.readinto(view)
+            if not got:
+                raise ConnectionResetError("the body is shorter than its length")
+            self.unread -= got
+            view = view[got:]
+
+    def _read(self, most: int) -> bytes:
+        if self.unread > most:
+            raise _Refused(413, f"a body of {self.unread} bytes: at most {most} are taken here")
+        content = bytearray(self.unread)
+        self._read_into(memoryview(content))
+        return bytes(content)
+
+    def _json(self) -> dict[str, Any]:
+        body = self._read(JSON_BYTES_MAX)
+        try:
+            given = json.loads(body or b"{}")
+        except (ValueError, RecursionError) as error:
+            raise BadRequest(f"the body is no JSON: {error}") from None
+        if not isinstance(given, dict):
+            raise BadRequest(f"the body is a JSON object, not {shown(given)}")
+        return given
+
+    def _query(self, names: tuple[str, ...]) -> dict[str, Any]:
+        given = parse_qs(urlsplit(self.path).query, keep_blank_values=True, max_num_fields=16)
+        if more := sorted(given.keys() - set(names)):
+            raise BadRequest(f"?{more[0]}=: there are {', '.join(names)}")
+        try:
+            return {name: int(values[-1]) if name != "sizes" else values[-1] for name, values in given.items()}
+        except ValueError as error:
+            raise BadRequest(f"a number is wanted in {shown(self.path)}: {error}") from None
+
+    # --- what it answers --------------------------------------------------------------------------------------------
+
+    def _begin(self, status: int, kind: str, length: int | None, **more: str) -> None:
+        self.begun = True
+        self.send_response_only(status)
+        self.send_header("Content-Type", kind)
+        if length is None:
+            self.send_header("Transfer-Encoding", "chunked")
+        elif status != 204:
+            self.send_header("Content-Length", str(length))
+        for name, value in more.items():
+            self.send_header(name.replace("_", "-"), value)
+        if self.unread or self.close_connection:
+            # What follows would be taken for the next request.
+            self.close_connection = True
+            self.send_header("Connection", "close")
+        self.end_headers()
+
+    def _say(self, said: dict[str, Any] | None, status: int = 200) -> None:
+        body = b"" if said is None else json.dumps(said).encode() + b"\n"
+        self._begin(204 if said is None else status, "application/json", len(body))
+        self.wfile.write(body)
+
+    def _fail(self, error: Exception) -> None:
+        status = status_of(error)
+        if status == 500:
+            logger.exception("%s failed", shown(self.path))
+        if self.begun:
+            # The end of what was begun is missing, and so it is not taken for whole.
+            self.close_connection = True
+            return
+        with contextlib.suppress(OSError):
+            self._say({"error": str(error) or type(error).__name__, "kind": type(error).__name__}, status)
+
+    # --- what there is ----------------------------------------------------------------------------------------------
+
+    def task(self, session: Session) -> None:
+        self._say(session.what)
+
+    def put(self, session: Session) -> None:
+        given = self._query(("sizes", "copies", "keep"))
+        length = self.unread
+        sizes = sizes_of(given["sizes"]) if "sizes" in given else [length]
+        if sum(sizes) != length:
+            raise BadRequest(f"sizes={shown(given['sizes'])}: together {sum(sizes)} bytes, and the body has {length}")
+        segment = None
+        if length:
+            segment = session.allocate(length)
+            self._read_into(memoryview(segment))
+        copies = number(given, "copies", 1, 1 << 16, default=1)
+        self._say({"reference": described(session.put(segment, sizes, copies, bool(given.get("keep"))))}, 201)
+
+    def fetch(self, session: Session) -> None:
+        given = self._json()
+        reference = reference_of(given.get("reference"))
+        if isinstance(reference, StreamReference):
+            raise BadRequest("this is a reference to a stream: read it (/stream/read)")
+        part = None if given.get("part") is None else number(given, "part", 0, max(len(reference) - 1, 0))
+        parts = session.fetch(reference, part)
+        sizes = [len(own) for own in parts]
+        # A header has at most 64 KiB; who has so many parts knows their sizes by the reference.
+        more = {"Mission_Sizes": ",".join(map(str, sizes))} if len(sizes) <= 1000 else {}
+        self._begin(200, "application/octet-stream", sum(sizes), **more)
+        for own in parts:
+            self.connection.sendall(memoryview(own))
+
+    def open_stream(self, session: Session) -> None:
+        given = self._json()
+        parts = number(given, "parts", 1, 1 << 20, default=1)
+        ahead = number(given, "ahead", 0, 1 << 50, default=AHEAD_BYTES)
+        self._say({"reference": described(session.open_stream(parts, ahead, given.get("keep") is True))}, 201)
+
+    def write_stream(self, session: Session) -> None:
+        part = number(self._query(("part",)), "part", 0, 1 << 20, default=0)
+        content = self._read(WRITE_BYTES_MAX)
+        # It may wait for the reader.
+        self.connection.settimeout(None)
+        session.write(part, content)
+        self._say(None)
+
+    def close_stream(self, session: Session) -> None:
+        error = self._json().get("error")
+        if error is not None and not isinstance(error, str):
+            raise BadRequest(f"error={shown(error)}: give a text, or nothing")
+        session.close_stream(error)
+        self._say(None)
+
+    def read_stream(self, session: Session) -> None:
+        given = self._json()
+        reference = reference_of(given.get("reference"))
+        if not isinstance(reference, StreamReference):
+            raise BadRequest("this is no reference to a stream: fetch it (/fetch)")
+        part = number(given, "part", 0, reference.parts - 1, default=0)
+
+        def send(buffer: memoryview) -> None:
+            if not self.begun:
+                self._begin(200, "application/octet-stream", None)
+            # A chunk of length 0 would be the end.
+            if len(buffer):
+                self.connection.sendall(b"%x\r\n" % len(buffer))
+                self.connection.sendall(buffer)
+                self.connection.sendall(b"\r\n")
+
+        session.read(reference, part, send)
+        if not self.begun:
+            self._begin(200, "application/octet-stream", None)
+        self.wfile.write(b"0\r\n\r\n")
+
+    def spawn(self, session: Session) -> None:
+        self._say({"future": session.spawn(call_of(self._json(), session.futures, session.jars))}, 201)
+
+    def delegate(self, session: Session) -> None:
+        session.delegate(call_of(self._json(), session.futures, session.jars))
+        self._say(None)
+
+    def result(self, session: Session) -> None:
+        given = self._json()
+        if "reference" in given:
+            session.end(reference_of(given["reference"]))
+        elif "references" in given:
+            if not isinstance(given["references"], list):
+                raise BadRequest(f"references={shown(given['references'])}: give a list")
+            references = [reference_of(own) for own in given["references"]]
+            session.end((given["value"], references) if "value" in given else references)
+        elif "value" in given:
+            session.end(given["value"])
+        else:
+            raise BadRequest("a result has a value, a reference, references, or a value and references")
+        self._say(None)
+
+    def error(self, session: Session) -> None:
+        text = self._json().get("error")
+        if not isinstance(text, str):
+            raise BadRequest(f"error={shown(text)}: give a text that says what went wrong")
+        session.end(error=ProgramFailed(text))
+        self._say(None)
+
+    def next(self, executor: Executor) -> None:
+        self._say(executor.next(NEXT_S))
+
+
+ROUTES: dict[str, tuple[str, Callable[[_Handler, Any], None]]] = {
+    "/task": ("GET", _Handler.task),
+    "/put": ("POST", _Handler.put),
+    "/fetch": ("POST", _Handler.fetch),
+    "/stream/open": ("POST", _Handler.open_stream),
+    "/stream/write": ("POST", _Handler.write_stream),
+    "/stream/close": ("POST", _Handler.close_stream),
+    "/stream/read": ("POST", _Handler.read_stream),
+    "/spawn": ("POST", _Handler.spawn),
+    "/delegate": ("POST", _Handler.delegate),
+    "/result": ("POST", _Handler.result),
+    "/error": ("POST", _Handler.error),
+    "/next": ("POST", _Handler.next),
+}
+
+
+def sizes_of(text: str) -> list[int]:
+    """Return the sizes of parts, as in ``3,0,4``."""
+    words = text.split(",") if text else []
+    if not all(word.isascii() and word.isdigit() and len(word) < 19 for word in words):
+        raise BadRequest(f"sizes={shown(text)}: give the bytes of each part, as in sizes=3,0,4")
+    sizes = [int(word) for word in words]
+    if not all(is_size(size) for size in sizes):
+        raise BadRequest(f"sizes={shown(text)}: give the bytes of each part")
+    return sizes

@@ -1,0 +1,130 @@
+"""Tasks in Java: classes of a jar, which run in one process beside their worker (CIEL's first-class Java executor:
+paper 001, listing 4.1 and table 4.2)."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import threading
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mission_control.objects import Reference, check_has_result, data_plane, fetch
+from mission_control.programs import ProgramFailed
+
+if TYPE_CHECKING:
+    from distributed import Worker
+
+__all__ = ["java"]
+
+ATTEMPTS = 3
+"""As Dask's ``allowed-failures``: so many processes may end while one task runs in them. All but the first run it
+alone, so that a task that ends its process does not take others with it again and again."""
+
+
+def java(
+    name: str,
+    *,
+    jars: Iterable[Reference] = (),
+    inputs: Sequence[Reference] = (),
+    arguments: Any = None,
+    timeout: float | None = None,
+) -> Any:
+    """Run a task in Java: ``client.submit(mission_control.java, "org.example.Sort", jars=[jar], inputs=[future])``.
+
+    One process of Java for each worker runs all of them, each in a thread. It starts with the first. The class
+    implements ``org.missioncontrol.Task`` (docs/java.md).
+
+    Args:
+        name: Of the class.
+        jars: Objects that :func:`put` gave: archives with the class, and with what it needs beside the library.
+        inputs: Objects or streams, for the task to read.
+        arguments: Whatever JSON can say.
+        timeout: Seconds. The thread is interrupted then.
+
+    Returns:
+        What the task returns: ``None``, a reference, a list of references, or what JSON says of it. If it has
+        delegated: what this task hands its result on to.
+
+    Raises:
+        ProgramFailed: It raised an exception, or its time is over, or Java cannot be started, or ended several times
+            while it ran.
+        TypeError: An argument is of the wrong kind.
+        RuntimeError: This is no task, or the method of an actor, or the task has opened a stream.
+        mission_control.TransferError: A jar cannot be had.
+        mission_control.Cancelled: Nobody wants the task any more.
+    """
+    # In a worker only: who submits needs none of it.
+    from mission_control.interface.calls import described
+    from mission_control.interface.server import interface_of
+    from mission_control.interface.session import Session
+    from mission_control.jvm.process import Jvm, JvmDied, shared
+
+    worker, plugin, _ = data_plane("java")
+    check_has_result("java", plugin)
+    jars = list(jars)
+    check(name, jars, inputs, arguments, timeout)
+    interface = interface_of(plugin)
+    given = {"class": name, "arguments": arguments, "inputs": [described(own) for own in inputs]}
+    given["jars"] = [str(file_of(worker, jar)) for jar in jars]
+    died: JvmDied | None = None
+    for attempt in range(ATTEMPTS):
+        jvm = shared(worker, interface) if attempt == 0 else Jvm(worker, interface)
+        try:
+            with interface.of(Session(worker, plugin, given, takes_result=True)) as session:
+                session.jars = jars
+                result = jvm.run(worker, session, timeout)
+                return session.delegation or (None if session.stream is not None else result)
+        except JvmDied as error:
+            died = error
+            if session.stream is not None:
+                # Its result is known: it cannot run again here.
+                break
+        finally:
+            if attempt > 0:
+                jvm.close()
+    raise ProgramFailed(f"{name}: {died}")
+
+
+def check(name: Any, jars: list[Any], inputs: Sequence[Any], arguments: Any, timeout: Any) -> None:
+    """See that the arguments of :func:`java` make sense."""
+    if not isinstance(name, str) or not name:
+        raise TypeError(f"java({name!r}, ..): give the name of a class, as in 'org.example.Sort'")
+    for jar in jars:
+        if not isinstance(jar, Reference) or jar.copies == 0:
+            raise TypeError(f"java({name!r}, jars=..): {jar!r} is no reference that put gave")
+    for reference in inputs:
+        if not isinstance(reference, Reference):
+            raise TypeError(f"java({name!r}, inputs=..): {reference!r} is no reference")
+    if timeout is not None and not (isinstance(timeout, int | float) and timeout > 0):
+        raise ValueError(f"java({name!r}, timeout={timeout!r}): give a number of seconds above 0")
+    try:
+        json.dumps(arguments)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"java({name!r}, arguments=..): JSON cannot say it: {error}; put data, and give it as an input"
+        ) from None
+
+
+_writing = threading.Lock()
+
+
+def file_of(worker: Worker, jar: Reference) -> Path:
+    """Return the path of a jar on this worker, where it is brought once."""
+    folder = Path(worker.local_directory, "jars")
+    path = folder / f"{jar.object.replace('/', '_')}.jar"
+    with _writing:
+        if not path.exists():
+            folder.mkdir(exist_ok=True)
+            descriptor, name = tempfile.mkstemp(dir=folder)
+            try:
+                with os.fdopen(descriptor, "wb") as file:
+                    for part in fetch(jar):
+                        file.write(part)
+                os.replace(name, path)
+            except BaseException:
+                Path(name).unlink(missing_ok=True)
+                raise
+    return path

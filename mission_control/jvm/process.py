@@ -1,0 +1,191 @@
+"""A process of Java that runs the tasks of a worker, each in a thread of it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import secrets
+import shlex
+import shutil
+import subprocess
+import tempfile
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import dask
+from distributed.system import MEMORY_LIMIT
+
+from mission_control import _native
+from mission_control.programs.process import ProgramFailed, is_cancelled, name_of_signal
+
+if TYPE_CHECKING:
+    from distributed import Worker
+
+    from mission_control.interface.server import Interface
+    from mission_control.interface.session import Session
+
+logger = logging.getLogger(__name__)
+
+LIBRARY = Path(__file__).parent / "mission-control.jar"
+LOOK_S = 0.1
+"""How often it is looked whether a task is still wanted."""
+SAID_BYTES = 4096
+"""Of what a process that ends has said, the end is part of the error."""
+MEMORY_FRACTION = 0.25
+"""Of the worker's memory, Java's heap may take this: what Java takes of a machine's by itself."""
+ENDS_WITHIN_S = 10.0
+
+
+class JvmDied(RuntimeError):
+    """The process ended while a task ran in it; the text says how, and what it said."""
+
+
+def command(limit_bytes: int) -> list[str]:
+    """Return the command that starts Java.
+
+    Raises:
+        ProgramFailed: There is none, or the library was not built.
+    """
+    home = os.environ.get("JAVA_HOME")
+    program = dask.config.get("mission-control.java.command", os.path.join(home, "bin", "java") if home else "java")
+    if shutil.which(program) is None:
+        raise ProgramFailed(
+            f"this worker has no {program}: install Java 17 or newer there, or name it (mission-control.java.command)"
+        )
+    if not LIBRARY.exists():
+        raise ProgramFailed(f"{LIBRARY.name} is not there: build it with 'make java', which needs Maven")
+    options = dask.config.get("mission-control.java.options", [])
+    options = shlex.split(options) if isinstance(options, str) else list(options)
+    heap = f"-Xmx{max(int(limit_bytes * MEMORY_FRACTION) >> 20, 64)}m"
+    # Of two options of Java the last one counts.
+    return [program, heap, "-XX:+ExitOnOutOfMemoryError", *options, "-cp", str(LIBRARY), "org.missioncontrol.Host"]
+
+
+class Jvm:
+    """One process of Java.
+
+    Raises:
+        ProgramFailed: It cannot be started.
+    """
+
+    def __init__(self, worker: Worker, interface: Interface):
+        self.interface = interface
+        self.credential = secrets.token_urlsafe(32)
+        self.tasks: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self.lock = threading.Lock()
+        self.running = 0
+        self.closed = False
+        words = command(worker.memory_manager.memory_limit or MEMORY_LIMIT)
+        self.said = tempfile.TemporaryFile(dir=worker.local_directory)  # noqa: SIM115
+        with interface.lock:
+            interface.executors[self.credential] = self
+        environment = {"MISSION_CONTROL_SOCKET": interface.path, "MISSION_CONTROL_CREDENTIAL": self.credential}
+        try:
+            # It ends when the other end of its standard input is gone: with this worker, however that ends.
+            self.process = subprocess.Popen(
+                words,
+                stdin=subprocess.PIPE,
+                stdout=self.said,
+                stderr=self.said,
+                cwd=worker.local_directory,
+                env={**os.environ, **environment},
+                process_group=0,
+            )
+        except OSError as problem:
+            self._forget()
+            raise ProgramFailed(f"{words[0]} cannot be started on this worker: {problem}") from None
+        self.ended = os.pidfd_open(self.process.pid)
+
+    def next(self, seconds: float) -> dict[str, Any] | None:
+        with suppress(queue.Empty):
+            return self.tasks.get(timeout=seconds)
+        return None
+
+    @property
+    def is_over(self) -> bool:
+        return self.process.poll() is not None
+
+    def run(self, worker: Worker, session: Session, timeout: float | None) -> Any:
+        """Run a task to its end; returns its result.
+
+        Raises:
+            JvmDied: The process ended meanwhile.
+        """
+        deadline = time.monotonic() + timeout if timeout is not None else None
+        name, key = session.what["class"], worker.get_current_task()
+        with self.lock:
+            if self.closed:
+                raise JvmDied("the process of Java has ended")
+            self.running += 1
+        self.tasks.put({**session.what, "credential": session.credential})
+        try:
+            while not session.outcome.done():
+                session.serve(LOOK_S, self.ended)
+                if self.is_over and not session.outcome.done():
+                    raise JvmDied(
+                        f"the process of Java {self._how()} while {self.running} tasks ran in it{self._end()}"
+                    )
+                if deadline is not None and time.monotonic() > deadline and not session.outcome.done():
+                    raise ProgramFailed(f"{name} was interrupted after {timeout:g} s")
+                if is_cancelled(worker, key):
+                    raise _native.Cancelled(f"{name} was interrupted: nobody wants its task any more")
+            return session.outcome.result()
+        except BaseException:
+            self.tasks.put({"cancelled": session.credential})
+            raise
+        finally:
+            with self.lock:
+                self.running -= 1
+                unused = not self.running
+            if unused and self.is_over:
+                self.close()
+
+    def close(self) -> None:
+        """End it. After the first call this does nothing."""
+        with self.lock:
+            if self.closed:
+                return
+            self.closed = True
+        assert self.process.stdin is not None
+        with suppress(OSError):
+            self.process.stdin.close()
+        self.process.kill()
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(ENDS_WITHIN_S)
+        self._forget()
+        os.close(self.ended)
+
+    def _forget(self) -> None:
+        with self.interface.lock:
+            self.interface.executors.pop(self.credential, None)
+        self.said.close()
+
+    def _how(self) -> str:
+        status = self.process.returncode
+        return f"was ended by signal {name_of_signal(-status)}" if status < 0 else f"ended with status {status}"
+
+    def _end(self) -> str:
+        descriptor = self.said.fileno()
+        start = max(os.fstat(descriptor).st_size - SAID_BYTES, 0)
+        text = os.pread(descriptor, SAID_BYTES, start).decode(errors="replace").strip()
+        return f": {text}" if text else ", and said nothing"
+
+
+_lock = threading.Lock()
+_shared: WeakKeyDictionary[Interface, Jvm] = WeakKeyDictionary()
+
+
+def shared(worker: Worker, interface: Interface) -> Jvm:
+    """Return the process of a worker that all its tasks share; starts one where there is none, or it has ended."""
+    with _lock:
+        jvm = _shared.get(interface)
+        if jvm is None or jvm.is_over:
+            # The old one is closed by the last of its tasks: they have to say how it ended.
+            jvm = _shared[interface] = Jvm(worker, interface)
+            interface.at_end(jvm.close)
+        return jvm
