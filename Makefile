@@ -23,9 +23,9 @@ demo: setup            ## set up, build, sort 1 GiB on a local Dask cluster unde
 TESTS_AT_ONCE ?= 2
 AT_ONCE := -n $(TESTS_AT_ONCE) --dist worksteal
 
-test: setup            ## the whole suite that needs no root
+test: setup            ## the suite that needs no root; what takes a minute or more alone is in `make long`
 	$(CARGO_TEST)
-	$(BIN)/pytest -m "not lab" $(AT_ONCE)
+	$(BIN)/pytest -m "not lab and not long" $(AT_ONCE)
 
 # Where private parts of Dask are used. `make test` has the newest version that is supported, of requirements.lock.
 OLDEST := target/oldest
@@ -56,6 +56,7 @@ chaos: setup           ## jobs under every fault, CHAOS_ROUNDS rounds; some of t
 SEEDS ?= 1000000
 long: setup            ## what takes longer than CI has: a million seeds of the virtual cluster, more with the oldest Dask, 200 workers, 1,000 rounds of chaos
 	VIRTUAL_SEEDS=$(SEEDS) $(CARGO) test --release -p mission-core --test virtual_cluster -- --nocapture
+	$(BIN)/pytest -m long $(AT_ONCE)
 	$(MAKE) test-oldest OLDEST_TESTS="$(OLDEST_TESTS) delegates delegates_and_deaths interface java"
 	$(BIN)/python -m tests.many_workers
 	$(BIN)/python -m tests.chaos --rounds 1000 --at-once 3

@@ -26,10 +26,12 @@ Described = tuple[str, str, int, int, int]
 class Delegation:
     """What :func:`delegate` gives: the task returns it, alone."""
 
-    __slots__ = ("args", "function", "kwargs")
+    __slots__ = ("also", "args", "function", "kwargs")
 
     def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]):
         self.function, self.args, self.kwargs = function, args, kwargs
+        self.also: Sequence[Reference] = ()
+        """Objects that live as long as those among its arguments."""
 
     def __repr__(self) -> str:
         return f"<Delegation to {name_of(self.function)}>"
@@ -72,7 +74,8 @@ class Step:
                 f"delegate({name}, ..): its arguments have {len(call) >> 20} MiB, and they pass the scheduler: "
                 "put them (mission_control.put), and delegate with the reference"
             )
-        return cls(call, list(pickler.futures), described(pickler.references.values()))
+        references = {**pickler.references, **{own.object: own for own in delegation.also}}
+        return cls(call, list(pickler.futures), described(references.values()))
 
 
 class _Pickler(cloudpickle.Pickler):

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import operator
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -76,7 +76,8 @@ class Stream:
 
     def close(self, error: str | None = None) -> None:
         """End the stream; `error`: why it is not whole. After the first call this does nothing."""
-        self._writer.end(error)
+        # A text of an operating system may have bytes that are no characters.
+        self._writer.end(error.encode(errors="backslashreplace").decode() if error is not None else None)
 
     def over(self, error: BaseException | None) -> None:
         """The task has ended: a stream that is not closed is not whole, whatever the reason."""
@@ -122,6 +123,13 @@ def open_stream(parts: int = 1, *, ahead: int = AHEAD_BYTES, keep: bool = False)
         mission_control.Cancelled: The worker closes.
         ValueError: `parts` or `ahead` makes no sense.
     """
+    opened = begin_stream(parts, ahead, keep, wait=True)
+    assert opened is not None
+    return opened
+
+
+def begin_stream(parts: int, ahead: int, keep: bool, wait: bool) -> Stream | None:
+    """As :func:`open_stream`; without `wait` ``None`` where too many streams are being written here."""
     parts, ahead = whole_number("parts", parts), whole_number("ahead", ahead)
     if parts < 1 or ahead < 0:
         raise ValueError(
@@ -130,7 +138,10 @@ def open_stream(parts: int = 1, *, ahead: int = AHEAD_BYTES, keep: bool = False)
     worker, plugin, endpoint = data_plane("open_stream")
     task = current_task(worker)
     plugin.early.check(task.key)
-    plugin.early.wait_for_turn(task.key)
+    if not plugin.early.has_turn():
+        if not wait:
+            return None
+        plugin.early.wait_for_turn(task.key)
     writer = endpoint.open_stream(task.job, json.dumps(task.demands), parts, ahead, keep)
     reference = StreamReference(writer.object, worker.address, endpoint.address, task.job, task.stage, parts)
     plugin.objects.put(task.key, writer.object)
@@ -151,15 +162,24 @@ def stream(reference: StreamReference, part: int = 0) -> Iterator[memoryview]:
         IndexError: There is no such part.
         distributed.Reschedule: The writer was lost; this task runs again once that runs.
     """
+    return read_part(reference, part, None)
+
+
+def read_part(reference: StreamReference, part: int, wait: Callable[[bool], None] | None) -> Iterator[memoryview]:
+    """As :func:`stream`.
+
+    Args:
+        wait: Called after each look whether there is more, with the answer: waits a little, or raises.
+    """
     if not isinstance(reference, StreamReference):
         raise TypeError(f"stream takes a reference that open_stream gave, not {type(reference).__name__}")
     part = whole_number("part", part)
     if not 0 <= part < reference.parts:
         raise IndexError(f"part {part} of a stream of {reference.parts} parts: they are numbered from 0")
-    return _read(reference, part)
+    return _read(reference, part, wait)
 
 
-def _read(reference: StreamReference, part: int) -> Iterator[memoryview]:
+def _read(reference: StreamReference, part: int, wait: Callable[[bool], None] | None) -> Iterator[memoryview]:
     worker, plugin, endpoint = data_plane("stream")
     task = current_task(worker)
     transfer = (task.job, reference.stage, task.stage, json.dumps(task.demands))
@@ -168,6 +188,10 @@ def _read(reference: StreamReference, part: int) -> Iterator[memoryview]:
     try:
         while True:
             chunk, sizes, more = reader.next(wait=False)
+            if wait is not None:
+                wait(chunk is not None or not more)
+                if chunk is None and more:
+                    continue
             if chunk is None and more:
                 with plugin.turns.thread_released() if plugin.turns is not None else nullcontext():
                     chunk, sizes, more = reader.next()

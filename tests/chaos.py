@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import gc
 import hashlib
+import json
 import os
 import random
 import resource
@@ -40,7 +41,7 @@ from distributed.diagnostics.plugin import WorkerPlugin
 from distributed.shuffle._exceptions import P2PConsistencyError, P2POutOfDiskError
 
 import mission_control
-from mission_control import _native
+from mission_control import In, _native
 from mission_control.dask.scheduler import MissionControlScheduler
 from mission_control.dask.worker import MissionControlWorker
 from mission_control.scenario import Workload
@@ -56,15 +57,16 @@ NAMED = (
     OSError,
     P2PConsistencyError,
     P2POutOfDiskError,
+    mission_control.ProgramFailed,
 )
 """Errors that a job may end with: their texts name the cause."""
 MAY_FAIL: dict[str, set[str]] = {
     # Dask gives a task up whose worker died too often, and cancels what cannot be computed again.
     "kill": {"KilledWorker", "FutureCancelledError"},
     # What is damaged on the only disk that has it is gone, and its reader says so.
-    "spool": {"Damaged", "Lost", "P2PConsistencyError", "StreamFailed"},
+    "spool": {"Damaged", "Lost", "P2PConsistencyError", "StreamFailed", "ProgramFailed"},
     # An output file or a spooled object that finds no room; who reads meanwhile is not concerned.
-    "disk": {"OSError", "P2POutOfDiskError", "StreamFailed"},
+    "disk": {"OSError", "P2POutOfDiskError", "StreamFailed", "ProgramFailed"},
 }
 """Of each blow, how a job may end except right. Whatever is not here, no job may fail of."""
 ROUND_S = 240
@@ -72,7 +74,7 @@ ROUND_S = 240
 BROADCAST_BYTES = 5 << 20
 KNOWN_AFTER_S = 5
 HARMS = ("none", "reset", "stall", "slow", "flip", "trickle")
-BLOWS = ("none", "kill", "freeze", "spool", "pause", "flood", "disk", "hold")
+BLOWS = ("none", "kill", "freeze", "spool", "pause", "flood", "disk", "hold", "helpers")
 PAUSE_S = 8
 """Longer than a reader waits for one answer, and than an arbiter may be silent."""
 FREEZE_S = 20
@@ -176,6 +178,17 @@ def flood(address: str) -> None:
 def fill_disk(bytes_more: int, dask_worker: Any) -> None:
     """No file of this worker may grow beyond so many bytes; -1 for no limit. The kernel says so as of a full disk."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_more, resource.RLIM_INFINITY))
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            child.rlimit(psutil.RLIMIT_FSIZE, (bytes_more, resource.RLIM_INFINITY))
+
+
+def kill_helpers(dask_worker: Any) -> None:
+    """End the process of Java of this worker, with all tasks that run in it."""
+    for child in psutil.Process().children():
+        with suppress(psutil.Error):
+            if "org.missioncontrol.Host" in child.cmdline():
+                child.kill()
 
 
 def put_to_hold(seed: int) -> mission_control.Reference:
@@ -248,6 +261,9 @@ def strike(client: Client, blow: str, chance: random.Random, over: threading.Eve
                 time.sleep(FULL_S)
                 client.run(fill_disk, -1, workers=[worker])
                 return
+            if blow == "helpers":
+                client.run(kill_helpers, on_error="ignore")
+                return
             if blow == "hold":
                 hold_buffers(client, f"held-{chance.random()}", chance.randrange(1 << 20))
                 return
@@ -303,6 +319,54 @@ class Streams:
     def check(self, client: Client, say: Any) -> dict[str, bool]:
         expected = [digest_all(buffers(seed)[part::2]) for seed in self.seeds for part in range(2)]
         return {"every reader got what was written": self.digests == expected}
+
+
+class Programs:
+    """Programs that sort, and others that ask their worker for objects and other tasks."""
+
+    def __init__(self, workload: Workload, number: int, folder: Path):
+        self.seeds = [workload.seed * 10 + number for number in range(4)]
+
+    def prepare(self, client: Client, say: Any) -> None:
+        pass
+
+    def run(self, client: Client, say: Any) -> None:
+        made = client.map(put_lines, self.seeds, pure=False)
+        ordered = [client.submit(mission_control.run, ["sort", In(0)], inputs=[own], pure=False) for own in made]
+        merge = [sys.executable, "-c", "from tests.chaos import ask_for_a_merge; ask_for_a_merge()"]
+        merged = client.submit(mission_control.run, merge, inputs=ordered, pure=False)
+        self.digest = client.submit(digest_of, merged, 0, pure=False).result()
+
+    def check(self, client: Client, say: Any) -> dict[str, bool]:
+        lines = sorted(line for seed in self.seeds for line in lines_of(seed).splitlines(keepends=True))
+        return {"all lines are there, in order": self.digest == hashlib.sha256(b"".join(lines)).hexdigest()}
+
+
+def lines_of(seed: int) -> bytes:
+    chance = random.Random(seed)
+    return b"".join(b"%x\n" % chance.getrandbits(64) for _ in range(30_000))
+
+
+def put_lines(seed: int) -> mission_control.Reference:
+    return mission_control.put([lines_of(seed)])
+
+
+def ask_for_a_merge() -> None:
+    """Runs as a program: reads its inputs itself, puts them in one object, and delegates to a program that sorts."""
+    path, credential = os.environ["MISSION_CONTROL_SOCKET"], os.environ["MISSION_CONTROL_CREDENTIAL"]
+
+    def ask(where: str, *more: str) -> bytes:
+        words = ["curl", "--silent", "--show-error", "--fail-with-body", "--unix-socket", path]
+        words += ["-H", f"Authorization: Bearer {credential}", *more, f"http://worker{where}"]
+        return subprocess.run(words, check=True, stdout=subprocess.PIPE).stdout
+
+    inputs = json.loads(ask("/task"))["inputs"]
+    with tempfile.NamedTemporaryFile() as file:
+        for own in inputs:
+            file.write(ask("/fetch", "-d", json.dumps({"reference": own})))
+        file.flush()
+        put = json.loads(ask("/put", "-T", file.name))["reference"]
+    ask("/delegate", "-d", json.dumps({"program": ["sort", {"in": 0}], "inputs": [put]}))
 
 
 def buffers(seed: int) -> list[bytes]:
@@ -379,7 +443,14 @@ def frame_of(seed: int) -> pd.DataFrame:
     return pd.DataFrame({"key": keys, "number": chance.random(5000), "text": text})
 
 
-KINDS = {"sort": Sort, "kmeans": KMeans, "broadcast": Broadcast, "frames": Frames, "streams": Streams}
+KINDS = {
+    "sort": Sort,
+    "kmeans": KMeans,
+    "broadcast": Broadcast,
+    "frames": Frames,
+    "streams": Streams,
+    "programs": Programs,
+}
 MIXES = (
     ("sort", "kmeans"),
     ("sort", "frames"),
@@ -388,13 +459,16 @@ MIXES = (
     ("frames", "frames"),
     ("streams", "sort"),
     ("streams", "frames"),
+    ("programs", "sort"),
 )
 
 
 def job(cluster: LocalCluster, name: str, kind: str, seed: int, transport: str, folder: Path) -> str:
     """Runs one job to its end; "right", or the name of its error."""
     driver: Any = ("client", "tasks")[seed % 2]
-    workload = Workload(size="12 MiB", points=6000, k=6, dimensions=4, partitions=6, seed=seed, driver=driver)
+    engine: Any = ("python", "python", "java")[seed % 3]
+    shape = {"points": 6000, "k": 6, "dimensions": 4, "partitions": 6}
+    workload = Workload(size="12 MiB", **shape, seed=seed, driver=driver, engine=engine)
     made = KINDS[kind](workload, 0, folder / name)
     with Client(cluster, set_as_default=False) as client:
         try:

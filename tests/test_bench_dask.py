@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tests.conftest import mission
 
 
@@ -16,6 +18,7 @@ def test_queries_bring_what_pandas_brings():
     assert all(row["ratio"] == row["stock_s"] / row["ours_s"] for row in result["rows"])
 
 
+@pytest.mark.long
 def test_each_mode_of_a_shuffle_is_a_row():
     done = mission("bench", "dask", "--size", "16MiB", "--rounds", "1", "--case", "shuffle", "--json")
     assert done.returncode == 0, done.stderr

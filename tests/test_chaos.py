@@ -6,7 +6,7 @@ import pytest
 
 from tests.chaos import run
 
-ROUNDS = 6
+ROUNDS = 4
 
 
 @pytest.mark.timeout(900)

@@ -285,6 +285,7 @@ def test_a_scenario_that_is_no_incast_is_refused():
     assert done.returncode == 2 and "use a star" in done.stderr
 
 
+@pytest.mark.long
 def test_a_folder_of_scenarios_is_one_report(tmp_path):
     words = ["--in", "model", "--results", str(tmp_path), "--json"]
     done = mission("run", "scenarios/incast-papers/", *words)

@@ -170,6 +170,8 @@ def harm() -> None:
         (404, ("GET", "/../task")),
         (405, ("GET", "/put")),
         (405, ("DELETE", "/task")),
+        (501, ("HEAD", "/task")),
+        (401, ("POST", "/next?x", {})),
         (400, ("POST", "/fetch", b"{")),
         (400, ("POST", "/fetch", b"[" * 100_000)),
         (400, ("POST", "/fetch", [])),
@@ -177,6 +179,12 @@ def harm() -> None:
         (400, ("POST", "/fetch", {"reference": {**reference, "sizes": [-1]}})),
         (400, ("POST", "/fetch", {"reference": {**reference, "sizes": [True]}})),
         (400, ("POST", "/fetch", {"reference": {**reference, "object": 7}})),
+        (400, ("POST", "/fetch", {"reference": {**reference, "object": "\ud800"}})),
+        (400, ("POST", "/fetch", {"reference": {**reference, "stage": "s" * 2000}})),
+        (
+            400,
+            ("POST", "/delegate", {"python": "operator:is_", "inputs": [{**reference, "sizes": [(1 << 62) - 1] * 5}]}),
+        ),
         (400, ("POST", "/fetch", {"reference": reference, "part": 1})),
         (400, ("POST", "/fetch", {"reference": reference, "part": "0"})),
         (400, ("POST", "/put?sizes=1,2", b"1234")),
@@ -202,8 +210,10 @@ def harm() -> None:
     assert status("POST", "/put", b"x", Content_Length="-1") == 400
     assert status("POST", "/put", b"x", Content_Length="9" * 30) == 400
     assert status("POST", "/fetch", b"x", Content_Length=str(1 << 40)) == 413
+    assert status("POST", "/put?parts=1", (1).to_bytes(8, "little") + b"x") == 201
+    assert status("POST", "/put?parts=2", b"short") == 400
     assert status("POST", "/put", b"x", Transfer_Encoding="chunked") == 411
-    assert status("POST", "/put", b"x", Content_Length="100") == -1, "a body that ends too early is no object"
+    assert status("POST", "/put", b"x", Content_Length="100") == 400, "a body that ends too early is no object"
     assert talk(address, b"\x00\xff" * 1000)[:4] in (b"", b"HTTP")
     assert talk(address, b"GET /task HTTP/1.1\r\n" + b"a: b\r\n" * 10_000)[:12] in (b"", b"HTTP/1.1 431")
     # A request that was not read to its end is not taken for the next one.

@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,7 @@ def read_all(reference: Any) -> bytes:
 def test_tasks_get_arguments_and_give_values(client, tried):
     assert tried("arguments", 7).result(60) == {"what": "arguments", "count": 7}
     assert tried("nothing").result(60) is None
+    assert tried("interrupted", 5).result(60) == 5
     assert tried("text").result(60) == 'a text: "ä" \u2603'
     # One process for all tasks of a worker.
     first, *rest = client.scheduler_info()["workers"]
@@ -101,6 +103,30 @@ def test_a_task_spawns_and_delegates(client, tried):
     assert client.submit(content_of, tried("chain", 50), pure=False).result(120) == [b"end"]
     assert tried("python").result(60) == 6
     assert client.submit(content_of, tried("program"), pure=False).result(60) == [b"a\nb\n"]
+
+
+def test_what_was_spawned_has_what_its_call_names(client, tried):
+    """Also where the task that made it is over, and the call to which that delegates does not name it."""
+    assert tried("spawn named", 1000).result(60) == [1000]
+
+
+def write_slowly(count: int) -> None:
+    with open_stream() as out:
+        for number in range(count):
+            out.write(0, b"%d\n" % number)
+            time.sleep(0.02)
+
+
+def test_a_reader_of_a_stream_reads_it_again_when_its_process_ends(client, tried):
+    """What it has read of it is gone."""
+    (worker, *_) = client.scheduler_info()["workers"]
+    wait(tried("nothing", workers=[worker]))
+    written = client.submit(write_slowly, 100, pure=False)
+    read = tried("read", inputs=[written], workers=[worker])
+    time.sleep(0.5)
+    assert isinstance(tried("exit", workers=[worker]).exception(60), ProgramFailed)
+    assert read.result(120) == "".join(f"{number}\n" for number in range(100))
+    del written, read
 
 
 def test_what_fails_says_why(client, tried):

@@ -9,7 +9,6 @@ import os
 import sys
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
@@ -80,7 +79,9 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
         self.worker = worker
         self.process = os.getpid()
         self.begin()
-        self.rescheduled: defaultdict[Any, int] = defaultdict(int)
+        self.rescheduled: dict[Any, tuple[int, int | None]] = {}
+        """How often each task was to run again, and in which run it last said so."""
+        self.rescheduling = threading.Lock()
         self.shuffles: WeakValueDictionary[tuple[Any, int], Any] = WeakValueDictionary()
         """Runs of shuffles that the data plane carries, by shuffle and number."""
         self.outputs: dict[Any, dict[Any, dict[str, Any]]] = {}
@@ -184,8 +185,10 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
         for own in (self.turns, self.early, self.lanes):
             if own is not None:
                 own.close()
-        if self.interface is not None:
-            await asyncio.get_running_loop().run_in_executor(None, self.interface.close)
+        if "mission_control.interface.server" in sys.modules:
+            from mission_control.interface.server import close_interface
+
+            await asyncio.get_running_loop().run_in_executor(None, close_interface, self)
         if self.endpoint is not None:
             PLANES.remove(self.endpoint)
             self.undo_names()
@@ -244,11 +247,25 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
         """Where an object went with its worker its key is being recomputed: this task has to wait for that."""
         lost = set(self.endpoint.known_lost(list(objects))) if self.endpoint is not None else set()
         if lost:
-            self.worker.loop.add_callback(self.tell_stale, key, getattr(self.thread, "run", None), lost)
-            self.rescheduled[key] += 1
-            if self.rescheduled[key] <= RESCHEDULES_MAX:
-                time.sleep(RESCHEDULE_AFTER_S * 2 ** (self.rescheduled[key] - 1))
-                raise Reschedule() from error
+            run = getattr(self.thread, "run", None)
+            self.worker.loop.add_callback(self.tell_stale, key, run, lost)
+            self.run_again(key, error)
+
+    def run_again(self, key: Any, why: Exception) -> None:
+        """Have the task of this thread run again. Several threads may act for it: that counts once.
+
+        Raises:
+            distributed.Reschedule: Unless it has run too often.
+        """
+        run = getattr(self.thread, "run", None)
+        with self.rescheduling:
+            times, last = self.rescheduled.get(key, (0, None))
+            if run is None or run != last:
+                times += 1
+                self.rescheduled[key] = times, run
+        if times <= RESCHEDULES_MAX:
+            time.sleep(RESCHEDULE_AFTER_S * 2 ** (times - 1))
+            raise Reschedule() from why
 
     def needs_of(self, key: Any) -> list[Described]:
         """Return the objects that a task's inputs carry, and its arguments where it is a step. Runs in its thread."""

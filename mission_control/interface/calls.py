@@ -12,8 +12,14 @@ from mission_control.objects import Reference
 from mission_control.programs import In, Out, run
 from mission_control.streams import StreamReference
 
+TEXT_CHARS_MAX, OBJECT_BYTES_MAX = 1 << 10, 1 << 62
+"""Of each text of a reference, and of an object: what a worker says to the scheduler can say no more."""
 PARTS_MAX = 1 << 20
 """Of an object that a program names: more than any job has, and few enough to be held."""
+
+
+NAME_CHARS_MAX = 64
+"""Of a stage that people shall read."""
 
 
 class BadRequest(ValueError):
@@ -36,19 +42,22 @@ def reference_of(given: Any) -> Reference:
     """
     if not isinstance(given, dict):
         raise BadRequest(f"{shown(given)} is no reference: send one as it was received")
-    object, worker, address, job, stage = texts = [
-        given.get(name) for name in ("object", "worker", "address", "job", "stage")
-    ]
-    if not all(isinstance(text, str) for text in texts):
-        raise BadRequest(f"{shown(given)} is no reference: object, worker, address, job and stage are texts")
+    texts = [given.get(name) for name in ("object", "worker", "address", "job", "stage")]
+    if not all(isinstance(text, str) and len(plain(text)) <= TEXT_CHARS_MAX for text in texts):
+        raise BadRequest(f"{shown(given)} is no reference: object, worker, address, job and stage are short texts")
+    object, worker, address, job, stage = map(str, texts)
+    if any(plain(text) != text for text in map(str, texts)):
+        raise BadRequest(f"{shown(given)} is no reference: its texts are no UTF-8")
     if given.get("stream_parts") is not None:
         parts = number(given, "stream_parts", 1, PARTS_MAX)
-        return StreamReference(str(object), str(worker), str(address), str(job), str(stage), parts)
+        return StreamReference(object, worker, address, job, stage, parts)
     sizes = given.get("sizes")
     if not isinstance(sizes, list) or len(sizes) > PARTS_MAX or not all(is_size(size) for size in sizes):
         raise BadRequest(f"{shown(given)} is no reference: sizes is a list of bytes")
+    if sum(sizes) >= OBJECT_BYTES_MAX:
+        raise BadRequest(f"{shown(given)} is no reference: no object has {sum(sizes)} bytes")
     copies, kept = number(given, "copies", 1, 1 << 16, default=1), given.get("keep")
-    return Reference(str(object), str(worker), str(address), str(job), str(stage), sizes, copies, kept is True)
+    return Reference(object, worker, address, job, stage, sizes, copies, kept is True)
 
 
 class Call:
@@ -61,6 +70,12 @@ class Call:
 
     def __init__(self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]):
         self.name, self.function, self.args, self.kwargs = name, function, args, kwargs
+
+    @property
+    def references(self) -> list[Reference]:
+        """Objects that it names."""
+        inputs = (*self.args, *self.kwargs.get("inputs", ()), *self.kwargs.get("jars", ()))
+        return [own for own in inputs if isinstance(own, Reference) and own.copies]
 
 
 def call_of(given: Any, futures: dict[str, Any], jars: list[Reference]) -> Call:
@@ -118,7 +133,12 @@ def program_of(given: dict[str, Any], inputs: list[Any]) -> Call:
 def last_of(name: str) -> str:
     """Return the last word of a name, as in ``org.example.Sort$Map``: the stage of its tasks, as Dask names them."""
     words = re.findall(r"[A-Za-z_]+", name)
-    return words[-1].lower() if words else "task"
+    return words[-1].lower()[:NAME_CHARS_MAX] if words else "task"
+
+
+def plain(text: str) -> str:
+    """Return a text that can be sent as UTF-8: JSON may have halves of characters."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def word_of(word: Any) -> str | In | Out:
@@ -150,7 +170,7 @@ def function_of(name: Any) -> Callable[..., Any]:
         found: Any = importlib.import_module(module)
         for part in path.split("."):
             found = getattr(found, part)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise BadRequest(f"python={shown(name)}: this worker has no such function: {error}") from None
     if not callable(found):
         raise BadRequest(f"python={shown(name)} cannot be called")

@@ -12,31 +12,49 @@ import socketserver
 import struct
 import tempfile
 import threading
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import parse_qs, urlsplit
 
+from distributed.comm import CommClosedError
+
 from mission_control import _native
-from mission_control.interface.calls import BadRequest, call_of, described, is_size, number, reference_of, shown
+from mission_control.interface.calls import (
+    PARTS_MAX,
+    BadRequest,
+    call_of,
+    described,
+    is_size,
+    number,
+    plain,
+    reference_of,
+    shown,
+)
 from mission_control.interface.session import Conflict, Session, Stopped
 from mission_control.programs.process import ProgramFailed
 from mission_control.streams import AHEAD_BYTES, StreamReference
 
 if TYPE_CHECKING:
     from mission_control.dask.worker import MissionControlWorker
+    from mission_control.jvm.process import Jvm
 
 logger = logging.getLogger(__name__)
 
-CONNECTIONS_MAX = 512
-"""A thread each; more than any program needs."""
-JSON_BYTES_MAX = 64 << 20
-"""As what :func:`mission_control.delegate` takes."""
+CONNECTIONS_MAX, OF_ONE_MAX = 1024, 256
+"""A thread each: of all programs, and of one process."""
+JSON_BYTES_MAX = 8 << 20
+"""No other thread of the worker runs while Python reads it: some tenths of a second."""
+BODY_BYTES_MAX = 512 << 20
+"""Of all bodies together that are held in memory until they are whole."""
+PIECE_BYTES = 1 << 20
+"""Memory for a body is taken as it arrives."""
 WRITE_BYTES_MAX = 256 << 20
 """Of one write to a stream; it is held in memory until it is written."""
 PROGRESS_S = 60.0
-"""Within a request or an answer, so long may a program send or take nothing."""
+"""Within a request, so long may a program send nothing."""
 NEXT_S = 20.0
 """So long an executor that asks for its next task waits at most; then it asks again."""
 CREDENTIAL, SOCKET = "MISSION_CONTROL_CREDENTIAL", "MISSION_CONTROL_SOCKET"
@@ -51,21 +69,34 @@ class Executor(Protocol):
     def next(self, seconds: float) -> dict[str, Any] | None:
         """Return the next task, as JSON, or one that is cancelled; ``None``: there was none."""
 
+    def not_taken(self, task: dict[str, Any]) -> None:
+        """What :meth:`next` returned did not reach it."""
+
 
 class Interface:
     """The socket of one worker."""
 
     def __init__(self) -> None:
         # Not in the worker's folder: a socket's path has at most 107 bytes.
-        self.folder = Path(tempfile.mkdtemp(prefix="mission-"))
+        where = tempfile.gettempdir()
+        self.folder = Path(tempfile.mkdtemp(prefix="mission-", dir=where if len(where) < 80 else "/tmp"))
         self.path = str(self.folder / "tasks")
         self.lock = threading.Lock()
+        self.held_bytes = 0
+        """Of bodies that are not whole yet, or are being looked at."""
         self.sessions: dict[str, Session] = {}
         """By credential, as below."""
         self.executors: dict[str, Executor] = {}
-        self.undo: list[Callable[[], Any]] = []
+        self.jvm: Jvm | None = None
+        """The process of Java, once a task needed it."""
+        self.alone = threading.Lock()
+        """Held by a task that runs in a process of Java of its own."""
         self.closed = False
-        self.server = _Server(self.path, self)
+        try:
+            self.server = _Server(self.path, self)
+        except OSError:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            raise
         threading.Thread(target=self.server.serve_forever, name="mission-tasks", daemon=True).start()
 
     @contextlib.contextmanager
@@ -84,19 +115,12 @@ class Interface:
         """Return what a program finds its worker by."""
         return {SOCKET: self.path, CREDENTIAL: session.credential}
 
-    def at_end(self, call: Callable[[], Any]) -> None:
-        """Have something called when the worker closes."""
-        with self.lock:
-            if not self.closed:
-                self.undo.append(call)
-                return
-        call()
-
     def close(self) -> None:
         with self.lock:
             self.closed = True
-        for call in self.undo:
-            call()
+            jvm = self.jvm
+        if jvm is not None:
+            jvm.end()
         self.server.shutdown()
         self.server.server_close()
         self.server.end_all()
@@ -116,6 +140,14 @@ def interface_of(plugin: MissionControlWorker) -> Interface:
         return plugin.interface
 
 
+def close_interface(plugin: MissionControlWorker) -> None:
+    """Close the socket of a worker, if it has one; it gets none any more."""
+    with _making:
+        interface, plugin.interface = plugin.interface, None
+    if interface is not None:
+        interface.close()
+
+
 class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     daemon_threads = True
     block_on_close = False
@@ -123,22 +155,24 @@ class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
 
     def __init__(self, path: str, interface: Interface):
         self.interface = interface
-        self.connections: set[socket.socket] = set()
+        self.connections: dict[socket.socket, int] = {}
+        """With the process at the other end."""
         super().__init__(path, _Handler)
         os.chmod(path, 0o600)
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
         credentials = request.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        _, uid, _ = struct.unpack("3i", credentials)
+        pid, uid, _ = struct.unpack("3i", credentials)
         with self.interface.lock:
-            if uid not in (0, os.geteuid()) or len(self.connections) >= CONNECTIONS_MAX:
+            its = sum(own == pid for own in self.connections.values())
+            if uid not in (0, os.geteuid()) or its >= OF_ONE_MAX or len(self.connections) >= CONNECTIONS_MAX:
                 return False
-            self.connections.add(request)
+            self.connections[request] = pid
             return True
 
     def shutdown_request(self, request: Any) -> None:
         with self.interface.lock:
-            self.connections.discard(request)
+            self.connections.pop(request, None)
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -168,6 +202,7 @@ def status_of(error: Exception) -> int:
         ((Stopped, _native.Cancelled), 410),
         (Conflict, 409),
         (_native.TransferError, 502),
+        ((TimeoutError, CommClosedError), 504),
         (OSError, 507),
         ((ValueError, TypeError, IndexError, RuntimeError), 400),
     ]
@@ -197,19 +232,20 @@ class _Handler(BaseHTTPRequestHandler):
         self.begun = False
         self.unread = 0
         self.connection.settimeout(PROGRESS_S)
+        holder = None
         try:
             self.unread = self._length()
-            self._route()(self, self._holder())
-        except (BrokenPipeError, ConnectionResetError, TimeoutError):
-            self.close_connection = True
+            route = self._route()
+            holder = self._holder()
+            route(self, holder)
         except Exception as error:
-            self._fail(error)
+            self._fail(error, holder)
         finally:
             self.connection.settimeout(None)
             if self.unread:
                 self.close_connection = True
 
-    do_POST = do_PUT = do_DELETE = do_HEAD = do_GET
+    do_POST = do_PUT = do_DELETE = do_GET
 
     def _route(self) -> Callable[[_Handler, Any], None]:
         path = urlsplit(self.path).path
@@ -226,7 +262,8 @@ class _Handler(BaseHTTPRequestHandler):
         kind, _, credential = self.headers.get("Authorization", "").partition(" ")
         interface = self.server.interface
         with interface.lock:
-            kinds: dict[str, Any] = interface.executors if self.path == "/next" else interface.sessions
+            is_executor = urlsplit(self.path).path == "/next"
+            kinds: dict[str, Any] = interface.executors if is_executor else interface.sessions
             found = kinds.get(credential.strip()) if kind.lower() == "bearer" else None
         if found is None:
             raise _Refused(
@@ -250,23 +287,43 @@ class _Handler(BaseHTTPRequestHandler):
         while view:
             got = self.rfile.readinto(view)
             if not got:
-                raise ConnectionResetError("the body is shorter than its length")
+                raise _Refused(400, "the body is shorter than its length")
             self.unread -= got
             view = view[got:]
 
-    def _read(self, most: int) -> bytes:
-        if self.unread > most:
-            raise _Refused(413, f"a body of {self.unread} bytes: at most {most} are taken here")
-        content = bytearray(self.unread)
-        self._read_into(memoryview(content))
-        return bytes(content)
+    @contextlib.contextmanager
+    def _body(self, most: int) -> Iterator[bytearray]:
+        """Read a body of so many bytes at most."""
+        length, interface = self.unread, self.server.interface
+        if length > most:
+            raise _Refused(413, f"a body of {length} bytes: at most {most} are taken here")
+        with interface.lock:
+            if interface.held_bytes + length > BODY_BYTES_MAX:
+                raise _Refused(503, f"this worker holds {interface.held_bytes} bytes of other requests: ask again")
+            interface.held_bytes += length
+        try:
+            yield self._read_some(length)
+        finally:
+            with interface.lock:
+                interface.held_bytes -= length
+
+    def _read_some(self, count: int) -> bytearray:
+        """Read the beginning of the body."""
+        if count > self.unread:
+            raise BadRequest(f"the body has {self.unread} bytes, and is to begin with {count}")
+        content = bytearray()
+        while len(content) < count:
+            piece = bytearray(min(count - len(content), PIECE_BYTES))
+            self._read_into(memoryview(piece))
+            content += piece
+        return content
 
     def _json(self) -> dict[str, Any]:
-        body = self._read(JSON_BYTES_MAX)
-        try:
-            given = json.loads(body or b"{}")
-        except (ValueError, RecursionError) as error:
-            raise BadRequest(f"the body is no JSON: {error}") from None
+        with self._body(JSON_BYTES_MAX) as body:
+            try:
+                given = json.loads(body or b"{}")
+            except (ValueError, RecursionError) as error:
+                raise BadRequest(f"the body is no JSON: {error}") from None
         if not isinstance(given, dict):
             raise BadRequest(f"the body is a JSON object, not {shown(given)}")
         return given
@@ -303,13 +360,15 @@ class _Handler(BaseHTTPRequestHandler):
         self._begin(204 if said is None else status, "application/json", len(body))
         self.wfile.write(body)
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: Exception, holder: Session | Executor | None) -> None:
         status = status_of(error)
         if status == 500:
             logger.exception("%s failed", shown(self.path))
         if self.begun:
-            # The end of what was begun is missing, and so it is not taken for whole.
+            # The end of what was begun is missing. A program may not look, and take it for whole.
             self.close_connection = True
+            if isinstance(holder, Session) and not isinstance(error, BrokenPipeError | ConnectionResetError | Stopped):
+                holder.fail(ProgramFailed(f"what its program was reading did not come to its end: {error}"))
             return
         with contextlib.suppress(OSError):
             self._say({"error": str(error) or type(error).__name__, "kind": type(error).__name__}, status)
@@ -320,15 +379,21 @@ class _Handler(BaseHTTPRequestHandler):
         self._say(session.what)
 
     def put(self, session: Session) -> None:
-        given = self._query(("sizes", "copies", "keep"))
+        given = self._query(("sizes", "parts", "copies", "keep"))
+        table = array("Q", self._read_some(8 * number(given, "parts", 0, PARTS_MAX, default=0)))
         length = self.unread
-        sizes = sizes_of(given["sizes"]) if "sizes" in given else [length]
+        sizes = sizes_of(given["sizes"]) if "sizes" in given else list(table) if "parts" in given else [length]
         if sum(sizes) != length:
-            raise BadRequest(f"sizes={shown(given['sizes'])}: together {sum(sizes)} bytes, and the body has {length}")
+            raise BadRequest(f"the parts have {sum(sizes)} bytes together, and the body has {length}")
         segment = None
         if length:
+            # Memory for all of it only once it comes.
+            first = self._read_some(min(length, PIECE_BYTES))
             segment = session.allocate(length)
-            self._read_into(memoryview(segment))
+            view = memoryview(segment)
+            view[: len(first)] = first
+            self._read_into(view[len(first) :])
+            view.release()
         copies = number(given, "copies", 1, 1 << 16, default=1)
         self._say({"reference": described(session.put(segment, sizes, copies, bool(given.get("keep"))))}, 201)
 
@@ -342,9 +407,12 @@ class _Handler(BaseHTTPRequestHandler):
         sizes = [len(own) for own in parts]
         # A header has at most 64 KiB; who has so many parts knows their sizes by the reference.
         more = {"Mission_Sizes": ",".join(map(str, sizes))} if len(sizes) <= 1000 else {}
-        self._begin(200, "application/octet-stream", sum(sizes), **more)
-        for own in parts:
-            self.connection.sendall(memoryview(own))
+        # Who reads may take as long as it likes for what it got.
+        self.connection.settimeout(None)
+        with session.ended_with(self.connection):
+            self._begin(200, "application/octet-stream", sum(sizes), **more)
+            for own in parts:
+                self.connection.sendall(memoryview(own))
 
     def open_stream(self, session: Session) -> None:
         given = self._json()
@@ -354,10 +422,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def write_stream(self, session: Session) -> None:
         part = number(self._query(("part",)), "part", 0, 1 << 20, default=0)
-        content = self._read(WRITE_BYTES_MAX)
-        # It may wait for the reader.
-        self.connection.settimeout(None)
-        session.write(part, content)
+        with self._body(WRITE_BYTES_MAX) as content:
+            session.write(part, content)
         self._say(None)
 
     def close_stream(self, session: Session) -> None:
@@ -383,7 +449,9 @@ class _Handler(BaseHTTPRequestHandler):
                 self.connection.sendall(buffer)
                 self.connection.sendall(b"\r\n")
 
-        session.read(reference, part, send)
+        self.connection.settimeout(None)
+        with session.ended_with(self.connection):
+            session.read(reference, part, send)
         if not self.begun:
             self._begin(200, "application/octet-stream", None)
         self.wfile.write(b"0\r\n\r\n")
@@ -414,11 +482,17 @@ class _Handler(BaseHTTPRequestHandler):
         text = self._json().get("error")
         if not isinstance(text, str):
             raise BadRequest(f"error={shown(text)}: give a text that says what went wrong")
-        session.end(error=ProgramFailed(text))
+        session.end(error=ProgramFailed(plain(text)))
         self._say(None)
 
     def next(self, executor: Executor) -> None:
-        self._say(executor.next(NEXT_S))
+        task = executor.next(NEXT_S)
+        try:
+            self._say(task)
+        except OSError:
+            if task is not None:
+                executor.not_taken(task)
+            raise
 
 
 ROUTES: dict[str, tuple[str, Callable[[_Handler, Any], None]]] = {

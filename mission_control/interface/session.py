@@ -6,9 +6,12 @@ import os
 import queue
 import secrets
 import select
+import socket
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -16,13 +19,14 @@ from distributed import Reschedule, get_client
 
 from mission_control import _native
 from mission_control.dask.seams.adopted import TaskThread
-from mission_control.delegates import Delegation, delegate
+from mission_control.delegates import Delegation, delegate, name_of
 from mission_control.interface.calls import Call
 from mission_control.objects import Reference, allocate, fetch, put
-from mission_control.streams import Stream, StreamReference, open_stream, stream
+from mission_control.streams import Stream, StreamReference, begin_stream, read_part
 
 if TYPE_CHECKING:
     from distributed import Worker
+    from typing_extensions import Buffer
 
     from mission_control.dask.worker import MissionControlWorker
 
@@ -33,6 +37,12 @@ class Stopped(RuntimeError):
 
 class Conflict(RuntimeError):
     """The task has done already what can be done once."""
+
+
+TURN_AGAIN_S = 0.05
+"""Pause before a task that finds no room for one more writer of a stream looks again."""
+POLLS_S = (0.0002, 0.005)
+"""Shortest and longest pause between two looks whether more of a stream is there."""
 
 
 class Session:
@@ -47,7 +57,7 @@ class Session:
     """
 
     def __init__(self, worker: Worker, plugin: MissionControlWorker, what: dict[str, Any], takes_result: bool = False):
-        self.thread = TaskThread(worker, plugin)
+        self.plugin, self.thread = plugin, TaskThread(worker, plugin)
         self.what = {"key": str(self.thread.key), "worker": worker.address, **what}
         self.takes_result = takes_result
         self.credential = secrets.token_urlsafe(32)
@@ -56,7 +66,11 @@ class Session:
         self.closed = False
         self.futures: dict[str, Any] = {}
         """Tasks that it has spawned, by name: they live as long as somebody holds them."""
+        self.named: list[Reference] = []
+        """What the calls of those name: it lives at least until the task that it delegates to has their results."""
         self.stream: Stream | None = None
+        self.has_read = False
+        """It has read of a stream, of which another run cannot read the same again."""
         self.delegation: Delegation | None = None
         self.outcome: Future[Any] = Future()
         """What the program says is the result, or why there is none."""
@@ -65,6 +79,8 @@ class Session:
         self.waiting: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
         """What only the task's own thread can do."""
         self.woken = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self.open: set[socket.socket] = set()
+        """Connections on which something is under way that takes long."""
 
     # --- in the task's thread ---------------------------------------------------------------------------------------
 
@@ -74,6 +90,7 @@ class Session:
         Raises:
             BaseException: Why the task cannot go on.
         """
+        self.check_problem()
         looked = select.poll()
         for descriptor in (self.woken, *descriptors):
             looked.register(descriptor, select.POLLIN)
@@ -85,6 +102,10 @@ class Session:
                 done.set_result(call())
             except BaseException as error:
                 done.set_exception(error)
+        self.check_problem()
+
+    def check_problem(self) -> None:
+        """Raise why the task cannot go on, if it cannot."""
         if self.problem is not None:
             raise self.problem
 
@@ -93,6 +114,9 @@ class Session:
         with self.lock:
             self.closed = True
             self.futures.clear()
+            for connection in self.open:
+                with suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
         while not self.waiting.empty():
             self.waiting.get()[0].set_exception(Stopped("the task is over"))
         with self.lock:
@@ -100,16 +124,42 @@ class Session:
         # Errors have frames, which have this; what it holds would wait for the garbage collector.
         self.outcome, self.problem = Future(), None
 
+    def handed_on(self) -> Delegation | None:
+        """Return what the task is to return, if its program has delegated."""
+        if self.delegation is not None:
+            # So that a function that calls this, and returns something else, does not lose it.
+            self.plugin.thread.delegated = name_of(self.delegation.function)
+        return self.delegation
+
     # --- in any thread ----------------------------------------------------------------------------------------------
 
     def check_open(self) -> None:
-        if self.closed:
-            raise Stopped("the task of this credential is over")
+        if self.closed or self.problem is not None:
+            raise Stopped("the task of this credential is over, or cannot go on")
+
+    def fail(self, problem: Exception) -> None:
+        """The task cannot go on, whatever its program makes of it."""
+        with self.lock:
+            if self.problem is None:
+                self.problem = problem
+        self.wake()
 
     def wake(self) -> None:
         with self.lock:
             if not self.closed:
                 os.eventfd_write(self.woken, 1)
+
+    @contextmanager
+    def ended_with(self, connection: socket.socket) -> Iterator[None]:
+        """End this connection where the task ends meanwhile."""
+        with self.lock:
+            self.check_open()
+            self.open.add(connection)
+        try:
+            yield
+        finally:
+            with self.lock:
+                self.open.discard(connection)
 
     def allocate(self, nbytes: int) -> _native.Segment:
         self.check_open()
@@ -134,11 +184,20 @@ class Session:
 
     def open_stream(self, parts: int, ahead: int, keep: bool) -> StreamReference:
         self.check_open()
-        # Dask's thread pool loses the thread that opens it.
-        self.stream = self._in_its_thread(lambda: open_stream(parts, ahead=ahead, keep=keep))
-        return self.stream.reference
 
-    def write(self, part: int, content: bytes) -> None:
+        def begin() -> Stream | None:
+            # What is put at the same time would be freed by nobody.
+            with self.lock:
+                return begin_stream(parts, ahead, keep, wait=False)
+
+        # Dask's thread pool loses the thread that opens it; so only that can.
+        while (opened := self._in_its_thread(begin)) is None:
+            self.check_open()
+            time.sleep(TURN_AGAIN_S)
+        self.stream = opened
+        return opened.reference
+
+    def write(self, part: int, content: Buffer) -> None:
         self._opened().write(part, content)
 
     def close_stream(self, error: str | None) -> None:
@@ -155,11 +214,26 @@ class Session:
         self.check_open()
 
         def read() -> None:
-            for buffer in stream(reference, part):
+            for buffer in read_part(reference, part, self._pauses()):
+                self.has_read = True
                 self.check_open()
                 send(buffer)
 
         self._or_again(read)
+
+    def _pauses(self) -> Callable[[bool], None]:
+        """Return what waits a little for more of a stream, as long as the task goes on."""
+        shortest, longest = POLLS_S
+        pause = shortest
+
+        def wait(more: bool) -> None:
+            nonlocal pause
+            self.check_open()
+            pause = shortest if more else min(2 * pause, longest)
+            if not more:
+                time.sleep(pause)
+
+        return wait
 
     def spawn(self, call: Call) -> str:
         """Have a call run as another task.
@@ -174,6 +248,7 @@ class Session:
         with self.lock:
             self.check_open()
             self.futures[future.key] = future
+            self.named += call.references
         return future.key
 
     def delegate(self, call: Call) -> None:
@@ -182,7 +257,9 @@ class Session:
             self.check_open()
             if self.delegation is not None:
                 raise Conflict("this task has delegated before: what it delegated to may delegate again")
-            self.delegation = self.thread.call(delegate, call.function, *call.args, **call.kwargs)
+            delegation = self.thread.call(delegate, call.function, *call.args, **call.kwargs)
+            delegation.also = self.named
+            self.delegation = delegation
 
     def end(self, result: Any = None, error: Exception | None = None) -> None:
         """Take what the program says is the result, or its error."""
@@ -203,8 +280,7 @@ class Session:
         try:
             return self.thread.call(function, *args)
         except Reschedule as error:
-            self.problem = error
-            self.wake()
+            self.fail(error)
             raise Stopped("an input was lost, and the task runs again once it is computed again") from None
 
     def _in_its_thread(self, call: Callable[[], Any]) -> Any:
@@ -215,5 +291,6 @@ class Session:
             try:
                 return done.result(1)
             except TimeoutError:
-                if self.closed and not done.done():
-                    raise Stopped("the task is over") from None
+                if done.done():
+                    raise
+                self.check_open()

@@ -6,16 +6,20 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-import threading
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mission_control._native import Cancelled
 from mission_control.objects import Reference, check_has_result, data_plane, fetch
 from mission_control.programs import ProgramFailed
+from mission_control.programs.process import LOOK_S, is_cancelled
 
 if TYPE_CHECKING:
     from distributed import Worker
+
+    from mission_control.interface.server import Interface
 
 __all__ = ["java"]
 
@@ -71,21 +75,38 @@ def java(
     given["jars"] = [str(file_of(worker, jar)) for jar in jars]
     died: JvmDied | None = None
     for attempt in range(ATTEMPTS):
-        jvm = shared(worker, interface) if attempt == 0 else Jvm(worker, interface)
         try:
-            with interface.of(Session(worker, plugin, given, takes_result=True)) as session:
+            with ExitStack() as stack:
+                if attempt == 0:
+                    jvm = shared(worker, interface)
+                else:
+                    # One at a time: it may have been too little memory that ended the one they shared.
+                    alone(worker, interface, stack)
+                    jvm = Jvm(worker, interface)
+                    stack.callback(jvm.end)
+                session = stack.enter_context(interface.of(Session(worker, plugin, given, takes_result=True)))
                 session.jars = jars
                 result = jvm.run(worker, session, timeout)
-                return session.delegation or (None if session.stream is not None else result)
+                return session.handed_on() or (None if session.stream is not None else result)
         except JvmDied as error:
             died = error
             if session.stream is not None:
                 # Its result is known: it cannot run again here.
                 break
-        finally:
-            if attempt > 0:
-                jvm.close()
+            if session.has_read:
+                # What was read of a stream is gone, so that has to be written again.
+                plugin.run_again(worker.get_current_task(), error)
+                break
     raise ProgramFailed(f"{name}: {died}")
+
+
+def alone(worker: Worker, interface: Interface, stack: ExitStack) -> None:
+    """Wait until no other task runs in a process of Java of its own."""
+    key = worker.get_current_task()
+    while not interface.alone.acquire(timeout=LOOK_S):
+        if is_cancelled(worker, key):
+            raise Cancelled("nobody wants the task any more")
+    stack.callback(interface.alone.release)
 
 
 def check(name: Any, jars: list[Any], inputs: Sequence[Any], arguments: Any, timeout: Any) -> None:
@@ -108,23 +129,21 @@ def check(name: Any, jars: list[Any], inputs: Sequence[Any], arguments: Any, tim
         ) from None
 
 
-_writing = threading.Lock()
-
-
 def file_of(worker: Worker, jar: Reference) -> Path:
-    """Return the path of a jar on this worker, where it is brought once."""
+    """Return the path of a jar on this worker, where the first tasks that need it bring it."""
     folder = Path(worker.local_directory, "jars")
-    path = folder / f"{jar.object.replace('/', '_')}.jar"
-    with _writing:
-        if not path.exists():
-            folder.mkdir(exist_ok=True)
-            descriptor, name = tempfile.mkstemp(dir=folder)
-            try:
-                with os.fdopen(descriptor, "wb") as file:
-                    for part in fetch(jar):
-                        file.write(part)
-                os.replace(name, path)
-            except BaseException:
-                Path(name).unlink(missing_ok=True)
-                raise
+    path = folder / f"{jar.object}.jar"
+    if not path.exists():
+        # Two may do so at once; with a lock all that need it would hold their threads.
+        folder.mkdir(exist_ok=True)
+        content = fetch(jar)
+        descriptor, name = tempfile.mkstemp(dir=folder)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                for part in content:
+                    file.write(part)
+            os.replace(name, path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
     return path

@@ -8,6 +8,7 @@ import queue
 import secrets
 import shlex
 import shutil
+import signal
 import subprocess
 import tempfile
 import threading
@@ -15,12 +16,12 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import dask
 from distributed.system import MEMORY_LIMIT
 
 from mission_control import _native
+from mission_control.interface.server import SOCKET
 from mission_control.programs.process import ProgramFailed, is_cancelled, name_of_signal
 
 if TYPE_CHECKING:
@@ -63,7 +64,8 @@ def command(limit_bytes: int) -> list[str]:
     options = shlex.split(options) if isinstance(options, str) else list(options)
     heap = f"-Xmx{max(int(limit_bytes * MEMORY_FRACTION) >> 20, 64)}m"
     # Of two options of Java the last one counts.
-    return [program, heap, "-XX:+ExitOnOutOfMemoryError", *options, "-cp", str(LIBRARY), "org.missioncontrol.Host"]
+    own = [heap, "-XX:+ExitOnOutOfMemoryError"]
+    return [program, *own, *options, "-cp", str(LIBRARY), "org.missioncontrol.Host"]
 
 
 class Jvm:
@@ -79,12 +81,11 @@ class Jvm:
         self.tasks: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self.lock = threading.Lock()
         self.running = 0
-        self.closed = False
+        self.freed = False
         words = command(worker.memory_manager.memory_limit or MEMORY_LIMIT)
         self.said = tempfile.TemporaryFile(dir=worker.local_directory)  # noqa: SIM115
         with interface.lock:
             interface.executors[self.credential] = self
-        environment = {"MISSION_CONTROL_SOCKET": interface.path, "MISSION_CONTROL_CREDENTIAL": self.credential}
         try:
             # It ends when the other end of its standard input is gone: with this worker, however that ends.
             self.process = subprocess.Popen(
@@ -93,18 +94,26 @@ class Jvm:
                 stdout=self.said,
                 stderr=self.said,
                 cwd=worker.local_directory,
-                env={**os.environ, **environment},
+                env={**os.environ, SOCKET: interface.path},
                 process_group=0,
             )
         except OSError as problem:
             self._forget()
             raise ProgramFailed(f"{words[0]} cannot be started on this worker: {problem}") from None
         self.ended = os.pidfd_open(self.process.pid)
+        assert self.process.stdin is not None
+        # Not by the environment, which what a task starts would have, too.
+        with suppress(BrokenPipeError):
+            self.process.stdin.write(f"{self.credential}\n".encode())
+            self.process.stdin.flush()
 
     def next(self, seconds: float) -> dict[str, Any] | None:
         with suppress(queue.Empty):
             return self.tasks.get(timeout=seconds)
         return None
+
+    def not_taken(self, task: dict[str, Any]) -> None:
+        self.tasks.put(task)
 
     @property
     def is_over(self) -> bool:
@@ -119,7 +128,7 @@ class Jvm:
         deadline = time.monotonic() + timeout if timeout is not None else None
         name, key = session.what["class"], worker.get_current_task()
         with self.lock:
-            if self.closed:
+            if self.freed:
                 raise JvmDied("the process of Java has ended")
             self.running += 1
         self.tasks.put({**session.what, "credential": session.credential})
@@ -141,24 +150,30 @@ class Jvm:
         finally:
             with self.lock:
                 self.running -= 1
-                unused = not self.running
-            if unused and self.is_over:
-                self.close()
+            self.free_if_over()
 
-    def close(self) -> None:
-        """End it. After the first call this does nothing."""
+    def end(self) -> None:
+        """End it, and what its tasks have started in its group. The tasks that run in it say so."""
         with self.lock:
-            if self.closed:
+            if self.freed:
                 return
-            self.closed = True
-        assert self.process.stdin is not None
-        with suppress(OSError):
-            self.process.stdin.close()
-        self.process.kill()
+            with suppress(OSError):
+                os.killpg(self.process.pid, signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(ENDS_WITHIN_S)
-        self._forget()
-        os.close(self.ended)
+        self.free_if_over()
+
+    def free_if_over(self) -> None:
+        """Free what belongs to it, once it has ended and no task needs to say how."""
+        with self.lock:
+            if self.freed or self.running or not self.is_over:
+                return
+            self.freed = True
+            assert self.process.stdin is not None
+            with suppress(OSError):
+                self.process.stdin.close()
+            os.close(self.ended)
+            self._forget()
 
     def _forget(self) -> None:
         with self.interface.lock:
@@ -176,16 +191,21 @@ class Jvm:
         return f": {text}" if text else ", and said nothing"
 
 
-_lock = threading.Lock()
-_shared: WeakKeyDictionary[Interface, Jvm] = WeakKeyDictionary()
+_starting = threading.Lock()
 
 
 def shared(worker: Worker, interface: Interface) -> Jvm:
-    """Return the process of a worker that all its tasks share; starts one where there is none, or it has ended."""
-    with _lock:
-        jvm = _shared.get(interface)
+    """Return the process of a worker that all its tasks share; starts one where there is none, or it has ended.
+
+    Raises:
+        mission_control.Cancelled: The worker closes.
+    """
+    with _starting:
+        jvm = interface.jvm
         if jvm is None or jvm.is_over:
-            # The old one is closed by the last of its tasks: they have to say how it ended.
-            jvm = _shared[interface] = Jvm(worker, interface)
-            interface.at_end(jvm.close)
+            # The last of its tasks frees the old one: they have to say how it ended.
+            jvm = interface.jvm = Jvm(worker, interface)
+        if interface.closed:
+            jvm.end()
+            raise _native.Cancelled("this worker closes")
         return jvm

@@ -80,7 +80,7 @@ def run(
         Program(words, files, env, memory, timeout).run(worker, session, source, to_stdout)
         if session.stream is not None:
             return None
-        return session.delegation or files.put(outputs, words[0], to_stdout)
+        return session.handed_on() or files.put(outputs, words[0], to_stdout)
 
 
 def check(command: Any, inputs: Sequence[Any], outputs: Any, stdin: Any, timeout: Any, memory: Any) -> int | None:

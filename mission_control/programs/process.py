@@ -82,6 +82,7 @@ class Program:
                     raise ProgramFailed(f"{self.words[0]} was ended: an input cannot be read: {self.problem}")
                 if is_cancelled(worker, key):
                     raise _native.Cancelled(f"{self.words[0]} was ended: nobody wants its task any more")
+        session.check_problem()
         if self.problem is not None:
             raise ProgramFailed(f"{self.words[0]} did not get all of an input: {self.problem}")
         if status:
@@ -121,8 +122,7 @@ class Program:
 
     def _waited(self, process: subprocess.Popen[bytes], session: Session, ended: int) -> int | None:
         """Return its exit status, if it ends within a while."""
-        if process.returncode is None:
-            session.serve(LOOK_S, ended)
+        session.serve(LOOK_S if process.returncode is None else 0, ended)
         return process.poll()
 
     def _is_written(self) -> bool:

@@ -26,6 +26,15 @@ public class Tried implements Task {
         switch (given.what()) {
             case "arguments":
                 return given;
+            case "interrupted":
+                Thread.currentThread().interrupt();
+                return given.count();
+            case "spawn named":
+                Reference named = context.put(new byte[given.count()]);
+                Spawned copied = context.spawn(
+                        Call.java(Tried.class).input(named).arguments(new Given("copy", 0)));
+                context.tailSpawn(Call.java(Tried.class).input(copied).arguments(new Given("sizes", 0)));
+                return null;
             case "nothing":
                 return null;
             case "text":

@@ -108,14 +108,16 @@ class Early:
         if key in self.worker.state.actors:
             raise RuntimeError("open_stream was called where an actor is made: its result is the actor")
 
+    def has_turn(self) -> bool:
+        """Whether one more task may go on after its result is known; if so it counts as one that does."""
+        return self.writers.acquire(blocking=False)
+
     def wait_for_turn(self, key: Any) -> None:
         """Wait until not too many tasks go on after their results are known.
 
         Raises:
             mission_control.Cancelled: The worker closes.
         """
-        if self.writers.acquire(blocking=False):
-            return
         turns = cast(Any, self.worker.plugins["mission-control"]).turns
         since, said = time.monotonic(), False
         with turns.thread_released() if turns is not None else nullcontext():

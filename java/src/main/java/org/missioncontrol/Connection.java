@@ -14,9 +14,13 @@ import java.util.Map;
 
 /** A connection to the worker: HTTP/1.1 over its local socket, one request after another. */
 final class Connection implements AutoCloseable {
+    private static final int BUFFER = 1 << 18;
+
     private final SocketChannel channel;
     /** What has arrived and was not taken yet; ready to be read. */
-    private final ByteBuffer arrived = ByteBuffer.allocateDirect(1 << 16).flip();
+    private final ByteBuffer arrived = ByteBuffer.allocateDirect(BUFFER).flip();
+    /** What is about to be sent. Of arrays Java would keep a copy outside its heap, for each thread, as large as they are. */
+    private final ByteBuffer leaves = ByteBuffer.allocateDirect(BUFFER);
 
     Connection(String path) throws IOException {
         channel = SocketChannel.open(StandardProtocolFamily.UNIX);
@@ -29,6 +33,10 @@ final class Connection implements AutoCloseable {
         boolean stays() {
             return !"close".equalsIgnoreCase(headers.get("connection"));
         }
+
+        boolean isChunked() {
+            return "chunked".equals(headers.get("transfer-encoding"));
+        }
     }
 
     Answer request(String method, String path, String credential, ByteBuffer... body) throws IOException {
@@ -38,13 +46,32 @@ final class Connection implements AutoCloseable {
         }
         String head = method + " " + path + " HTTP/1.1\r\nHost: worker\r\nAuthorization: Bearer " + credential
                 + "\r\nContent-Length: " + length + "\r\n\r\n";
-        ByteBuffer[] all = new ByteBuffer[body.length + 1];
-        all[0] = ByteBuffer.wrap(head.getBytes(StandardCharsets.US_ASCII));
-        System.arraycopy(body, 0, all, 1, body.length);
-        for (long left = length + all[0].remaining(); left > 0; ) {
-            left -= channel.write(all);
+        send(ByteBuffer.wrap(head.getBytes(StandardCharsets.US_ASCII)));
+        for (ByteBuffer part : body) {
+            send(part);
         }
+        flush();
         return answer();
+    }
+
+    private void send(ByteBuffer part) throws IOException {
+        ByteBuffer left = part.duplicate();
+        while (left.hasRemaining()) {
+            if (!leaves.hasRemaining()) {
+                flush();
+            }
+            int length = Math.min(left.remaining(), leaves.remaining());
+            leaves.put(left.slice(left.position(), length));
+            left.position(left.position() + length);
+        }
+    }
+
+    private void flush() throws IOException {
+        leaves.flip();
+        while (leaves.hasRemaining()) {
+            channel.write(leaves);
+        }
+        leaves.clear();
     }
 
     private Answer answer() throws IOException {
@@ -57,9 +84,9 @@ final class Connection implements AutoCloseable {
             int colon = line.indexOf(':');
             headers.put(line.substring(0, Math.max(colon, 0)).toLowerCase(Locale.ROOT), line.substring(colon + 1).strip());
         }
+        long length = Long.parseLong(headers.getOrDefault("content-length", "0"));
         boolean chunked = "chunked".equals(headers.get("transfer-encoding"));
-        long length = chunked ? 0 : Long.parseLong(headers.getOrDefault("content-length", "0"));
-        return new Answer(Integer.parseInt(first[1]), headers, new Body(chunked, length));
+        return new Answer(Integer.parseInt(first[1]), headers, new Body(chunked, chunked ? 0 : length));
     }
 
     private String line() throws IOException {
@@ -92,13 +119,6 @@ final class Connection implements AutoCloseable {
 
     /** Takes some of what has arrived, or arrives now. */
     private int take(byte[] into, int start, int length) throws IOException {
-        if (!arrived.hasRemaining() && length >= arrived.capacity()) {
-            int got = channel.read(ByteBuffer.wrap(into, start, length));
-            if (got <= 0) {
-                throw new EOFException("the worker has closed the connection");
-            }
-            return got;
-        }
         if (!arrived.hasRemaining()) {
             fill();
         }

@@ -6,8 +6,8 @@ import com.google.gson.JsonObject;
 import java.io.IOException;
 import java.io.InputStream;
 import java.nio.ByteBuffer;
+import java.nio.ByteOrder;
 import java.nio.charset.StandardCharsets;
-import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.Collections;
 import java.util.LinkedHashMap;
@@ -15,8 +15,7 @@ import java.util.List;
 import java.util.Map;
 
 /**
- * What a task may ask of its worker. Several threads of the task may use it; after the end of the task its calls fail
- * with a {@link WorkerException} of status 410.
+ * What a task may ask of its worker. Several threads of the task may use it. After the end of the task its calls fail.
  */
 public final class Context {
     private final Worker worker;
@@ -80,18 +79,25 @@ public final class Context {
         return content;
     }
 
-    /** Makes an object of these parts. It lives as long as a result names it, or a task that gets it runs. */
+    /**
+     * Makes an object of these parts. It lives as long as a result names it, and until the call to which this task
+     * delegates is done where it names it, or a call that was spawned before does.
+     */
     public Reference put(byte[]... parts) throws IOException {
         return put(Arrays.stream(parts).map(ByteBuffer::wrap).toArray(ByteBuffer[]::new));
     }
 
     /** Makes an object of these parts. */
     public Reference put(ByteBuffer... parts) throws IOException {
-        List<String> sizes = new ArrayList<>();
-        for (ByteBuffer part : parts) {
-            sizes.add(Integer.toString(part.remaining()));
+        ByteBuffer sizes = ByteBuffer.allocate(parts.length * Long.BYTES).order(ByteOrder.LITTLE_ENDIAN);
+        ByteBuffer[] body = new ByteBuffer[parts.length + 1];
+        body[0] = sizes;
+        for (int part = 0; part < parts.length; part++) {
+            sizes.putLong(parts[part].remaining());
+            body[part + 1] = parts[part];
         }
-        JsonObject said = worker.send(credential, "POST", "/put?sizes=" + String.join(",", sizes), parts);
+        sizes.flip();
+        JsonObject said = worker.send(credential, "POST", "/put?parts=" + parts.length, body);
         return Worker.GSON.fromJson(said.get("reference"), Reference.class);
     }
 

@@ -9,6 +9,7 @@ import java.net.MalformedURLException;
 import java.net.URL;
 import java.net.URLClassLoader;
 import java.nio.file.Path;
+import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.concurrent.ConcurrentHashMap;
@@ -21,19 +22,28 @@ public final class Host {
     /** Of a trace, the end is cut off: it goes to whoever asks for the result. */
     private static final int TRACE_CHARS = 8192;
 
+    /** For the tasks. */
     private final Worker worker;
+    /** To ask for the next one: whatever the tasks do, it has a connection. */
+    private final Worker asked;
+
     private final ExecutorService threads = Executors.newCachedThreadPool(Host::daemon);
     private final Map<List<String>, ClassLoader> loaders = new ConcurrentHashMap<>();
-    private final Map<String, Future<?>> running = new ConcurrentHashMap<>();
+    /** By credential; guarded by itself. */
+    private final Map<String, Future<?>> running = new HashMap<>();
 
-    private Host(Worker worker) {
-        this.worker = worker;
+    private Host(String socket) {
+        worker = new Worker(socket);
+        asked = new Worker(socket);
     }
 
     public static void main(String[] words) throws IOException {
-        String credential = System.getenv("MISSION_CONTROL_CREDENTIAL");
-        Thread taker = daemon(() -> new Host(new Worker(System.getenv("MISSION_CONTROL_SOCKET"))).take(credential));
-        taker.start();
+        StringBuilder first = new StringBuilder();
+        for (int next = System.in.read(); next >= 0 && next != '\n'; next = System.in.read()) {
+            first.append((char) next);
+        }
+        String credential = first.toString();
+        daemon(() -> new Host(System.getenv("MISSION_CONTROL_SOCKET")).take(credential)).start();
         // The worker holds the other end, and is gone when that is.
         while (System.in.read() >= 0) {}
         Runtime.getRuntime().halt(0);
@@ -48,11 +58,13 @@ public final class Host {
     private void take(String credential) {
         try {
             while (true) {
-                JsonObject next = worker.ask(credential, "POST", "/next", null);
+                JsonObject next = asked.ask(credential, "POST", "/next", null);
                 if (next != null && next.has("cancelled")) {
-                    Future<?> task = running.get(next.get("cancelled").getAsString());
-                    if (task != null) {
-                        task.cancel(true);
+                    synchronized (running) {
+                        Future<?> task = running.get(next.get("cancelled").getAsString());
+                        if (task != null) {
+                            task.cancel(true);
+                        }
                     }
                 } else if (next != null) {
                     String name = next.get("credential").getAsString();
@@ -62,10 +74,15 @@ public final class Host {
                     }
                 }
             }
-        } catch (IOException | RuntimeException error) {
-            System.err.println("this process takes no more tasks: " + error);
-            Runtime.getRuntime().halt(70);
+        } catch (Throwable error) {
+            end(70, "this process takes no more tasks: " + error);
         }
+    }
+
+    /** Ends this process; its tasks run again elsewhere. */
+    private static void end(int status, String why) {
+        System.err.println(why);
+        Runtime.getRuntime().halt(status);
     }
 
     private void run(String name, JsonObject task) {
@@ -79,17 +96,24 @@ public final class Host {
                 if (!(made instanceof Task own)) {
                     throw new IllegalArgumentException(found.getName() + " does not implement org.missioncontrol.Task");
                 }
-                context.ended(own.run(context));
+                Object result = own.run(context);
+                // A thread that is interrupted cannot say anything.
+                Thread.interrupted();
+                context.ended(result);
             } catch (OutOfMemoryError | InternalError error) {
                 // No other task here can rely on anything any more.
-                System.err.println("this process ends: " + error);
-                Runtime.getRuntime().halt(71);
+                end(71, "this process ends: " + error);
             } catch (Throwable error) {
+                Thread.interrupted();
                 context.failed(textOf(error));
             }
-        } catch (IOException over) {
-            // Nobody waits for it.
-            System.err.println(context.key() + ": " + over.getMessage());
+        } catch (WorkerException over) {
+            if (over.status != 401 && over.status != 410) {
+                end(72, context.key() + " could not say how it ended: " + over);
+            }
+        } catch (Throwable error) {
+            // Its worker would wait for ever.
+            end(72, context.key() + " could not say how it ended: " + error);
         } finally {
             Thread.interrupted();
             Thread.currentThread().setContextClassLoader(Host.class.getClassLoader());
@@ -116,7 +140,11 @@ public final class Host {
 
     private static String textOf(Throwable error) {
         StringWriter text = new StringWriter();
-        error.printStackTrace(new PrintWriter(text));
+        try {
+            error.printStackTrace(new PrintWriter(text));
+        } catch (RuntimeException other) {
+            text.append(error.getClass().getName());
+        }
         String trace = text.toString().strip();
         return trace.length() <= TRACE_CHARS ? trace : trace.substring(0, TRACE_CHARS) + " ..";
     }

@@ -8,7 +8,8 @@ import java.io.IOException;
 import java.io.InputStream;
 import java.nio.ByteBuffer;
 import java.nio.charset.StandardCharsets;
-import java.util.concurrent.ConcurrentLinkedDeque;
+import java.util.concurrent.BlockingDeque;
+import java.util.concurrent.LinkedBlockingDeque;
 
 /** The worker beside this process, and the connections to it. */
 final class Worker {
@@ -16,7 +17,10 @@ final class Worker {
     static final Gson GSON =
             new GsonBuilder().serializeNulls().serializeSpecialFloatingPointValues().create();
     private final String socket;
-    private final ConcurrentLinkedDeque<Connection> idle = new ConcurrentLinkedDeque<>();
+    /** Each takes a thread of the worker: more than this are not kept. */
+    private static final int IDLE_MAX = 16;
+
+    private final BlockingDeque<Connection> idle = new LinkedBlockingDeque<>(IDLE_MAX);
 
     Worker(String socket) {
         this.socket = socket;
@@ -47,10 +51,7 @@ final class Worker {
             Connection.Answer answer = connection.request(method, path, credential, body);
             if (answer.status() >= 400) {
                 String text = new String(answer.body().readAllBytes(), StandardCharsets.UTF_8);
-                if (answer.stays()) {
-                    idle.addFirst(connection);
-                    done = true;
-                }
+                done = answer.stays() && idle.offerFirst(connection);
                 throw new WorkerException(answer.status(), why(text));
             }
             done = true;
@@ -73,11 +74,13 @@ final class Worker {
     /** A body that gives its connection back at its end. */
     private final class Taken extends FilterInputStream {
         private final boolean stays;
+        private final boolean chunked;
         private Connection connection;
 
         Taken(Connection.Answer answer, Connection connection) {
             super(answer.body());
             stays = answer.stays();
+            chunked = answer.isChunked();
             this.connection = connection;
         }
 
@@ -92,8 +95,7 @@ final class Worker {
         }
 
         private int noted(int got) {
-            if (got < 0 && connection != null && stays) {
-                idle.addFirst(connection);
+            if (got < 0 && connection != null && stays && idle.offerFirst(connection)) {
                 connection = null;
             }
             return got;
@@ -101,13 +103,17 @@ final class Worker {
 
         @Override
         public void close() throws IOException {
-            if (connection != null && super.read() < 0) {
-                noted(-1);
-            }
-            if (connection != null) {
-                // The rest is of no use, and may take long.
-                connection.close();
-                connection = null;
+            try {
+                // The next chunk may be long in coming.
+                if (connection != null && !chunked) {
+                    noted(super.read());
+                }
+            } finally {
+                if (connection != null) {
+                    // The rest is of no use, and may take long.
+                    connection.close();
+                    connection = null;
+                }
             }
         }
     }

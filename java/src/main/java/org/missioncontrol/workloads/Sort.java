@@ -108,8 +108,18 @@ public final class Sort {
                 return order != 0 ? order : compareKeys(all, one.place(), all, other.place());
             });
             Path path = Path.of(given.path());
-            // All of it is there, or nothing.
-            Path part = path.resolveSibling(path.getFileName() + ".part");
+            // All of it is there, or nothing; another run of this task may still write its own.
+            Path part = Files.createTempFile(path.getParent(), path.getFileName().toString(), ".part");
+            try {
+                write(all, places, part);
+                Files.move(part, path, StandardCopyOption.ATOMIC_MOVE);
+            } finally {
+                Files.deleteIfExists(part);
+            }
+            return all.length;
+        }
+
+        private static void write(byte[] all, Place[] places, Path part) throws IOException {
             try (OutputStream out = Files.newOutputStream(part)) {
                 byte[] block = new byte[RECORD << 12];
                 int used = 0;
@@ -123,8 +133,6 @@ public final class Sort {
                 }
                 out.write(block, 0, used);
             }
-            Files.move(part, path, StandardCopyOption.ATOMIC_MOVE);
-            return all.length;
         }
     }
 }
