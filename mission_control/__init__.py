@@ -5,12 +5,14 @@ In the program that submits work: :func:`install`, :func:`job` and :func:`uninst
 into the data plane's memory at once;
 :func:`open_stream` and :func:`stream`, where others read what is still being written; :func:`delegate`, where another
 call makes the task's result; :func:`run`, which runs a program; :func:`java`, which runs a class of Java.
+:func:`mapreduce` submits the tasks of a whole job.
 """
 
 from mission_control._native import Cancelled, Damaged, Denied, Lost, StreamFailed, TransferError, Unreachable
 from mission_control.delegates import Delegation, delegate
 from mission_control.jobs import JobRejected, install, job, uninstall
 from mission_control.jvm import java
+from mission_control.map_reduce import mapreduce
 from mission_control.objects import Fetched, Reference, allocate, fetch, keep, put
 from mission_control.programs import In, Out, ProgramFailed, run
 from mission_control.streams import Stream, StreamReference, open_stream, stream
@@ -39,6 +41,7 @@ __all__ = [
     "java",
     "job",
     "keep",
+    "mapreduce",
     "open_stream",
     "put",
     "run",

@@ -298,6 +298,7 @@ def summary(jobs: Jobs, progress: Progress, records: list[dict[str, Any]]) -> di
                 "flows": flows,
                 "share": crossed.get((name,)),
                 "seconds": jobs.seconds.get(name),
+                "phases": getattr(jobs.work[jobs.names.index(name)], "phases", {}),
                 "recomputed": recomputed.count(name),
                 "transfers": [
                     {

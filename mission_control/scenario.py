@@ -156,9 +156,10 @@ class Stack(Part):
 class Workload(Part):
     """What is computed."""
 
-    kind: Literal["sort", "kmeans", "shuffle", "mix", "frames", "incast"] = Field(
+    kind: Literal["sort", "kmeans", "wordcount", "shuffle", "mix", "frames", "incast"] = Field(
         "sort",
         description="sort: records of 100 bytes with a 10-byte key, files to files; kmeans: centres of points; "
+        "wordcount: words of texts, by mapreduce; "
         "shuffle: bytes that are there before the clock starts, from all to all; mix: "
         "the first job has a broadcast beside its shuffle, the others a shuffle; frames: Dask's own shuffle of a "
         "data frame, by an unchanged program; incast: "
@@ -167,7 +168,7 @@ class Workload(Part):
     size: Bytes = Field(
         "1 GiB",
         validate_default=True,
-        description="sort: bytes of input of each job; shuffle, mix, frames: of each shuffle",
+        description="sort, wordcount: bytes of input of each job; shuffle, mix, frames: of each shuffle",
         ge=100,
     )
     sizes: tuple[Annotated[Bytes, Field(ge=100)], ...] = Field(
@@ -195,11 +196,13 @@ class Workload(Part):
     jobs: int = Field(1, ge=1, description="jobs at once, each with its own client and its own input")
     partitions: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         "auto",
-        description="map tasks of each job; auto: one a worker, and at least: sort one for 64 MiB, kmeans 8; "
-        "frames: partitions, auto: eight a worker",
+        description="map tasks of each job; auto: one a worker, and at least: sort, wordcount one for 64 MiB, "
+        "kmeans 8; frames: partitions, auto: eight a worker",
     )
     reducers: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
-        "auto", description="sort: reduce tasks of each job; auto: as many as map tasks"
+        "auto",
+        description="sort, wordcount: reduce tasks of each job; auto: sort as many as map tasks, wordcount one a "
+        "worker",
     )
     placement: Literal["free", "even"] = Field(
         "free",

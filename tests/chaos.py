@@ -47,6 +47,7 @@ from mission_control.dask.worker import MissionControlWorker
 from mission_control.scenario import Workload
 from mission_control.workloads.kmeans import KMeans
 from mission_control.workloads.sort import Sort
+from mission_control.workloads.wordcount import WordCount
 from tests.conftest import data, status, until, what_is_left
 from tests.proxy import Limit, Proxy, flip
 
@@ -450,6 +451,7 @@ KINDS = {
     "frames": Frames,
     "streams": Streams,
     "programs": Programs,
+    "wordcount": WordCount,
 }
 MIXES = (
     ("sort", "kmeans"),
@@ -460,6 +462,7 @@ MIXES = (
     ("streams", "sort"),
     ("streams", "frames"),
     ("programs", "sort"),
+    ("wordcount", "kmeans"),
 )
 
 

@@ -22,9 +22,12 @@ Option = typer.Option
 
 def run(
     scenario: Annotated[
-        str, typer.Argument(metavar="SCENARIO", help="sort, kmeans, mix, a file ending in .toml, or a folder of them")
+        str,
+        typer.Argument(
+            metavar="SCENARIO", help="sort, kmeans, wordcount, mix, a file ending in .toml, or a folder of them"
+        ),
     ],
-    size: Annotated[str | None, Option(metavar="SIZE", help="Input per job (sort) [1GiB]")] = None,
+    size: Annotated[str | None, Option(metavar="SIZE", help="Input per job (sort, wordcount) [1GiB]")] = None,
     points: Annotated[int | None, Option(metavar="N", help="Points per job (kmeans) [2000000]")] = None,
     k: Annotated[int | None, Option("--k", metavar="N", help="Clusters (kmeans) [100]")] = None,
     dimensions: Annotated[int | None, Option(metavar="N", help="Coordinates per point (kmeans) [8]")] = None,

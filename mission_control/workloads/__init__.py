@@ -10,6 +10,7 @@ from mission_control.workloads.frames import Frames
 from mission_control.workloads.kmeans import KMeans
 from mission_control.workloads.mix import Mix, Shuffle
 from mission_control.workloads.sort import Sort
+from mission_control.workloads.wordcount import WordCount
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -36,6 +37,7 @@ WORKLOADS: dict[str, Callable[[Workload, int, Path, int], Any]] = {
     "shuffle": Shuffle,
     "mix": Mix,
     "frames": Frames,
+    "wordcount": WordCount,
 }
 """By kind; made from the scenario's workload, the number of the job, a folder for its data, and the number of
 workers."""

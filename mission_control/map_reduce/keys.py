@@ -1,0 +1,81 @@
+"""Which reduce task gets a key."""
+
+from __future__ import annotations
+
+import bisect
+import struct
+import zlib
+from collections.abc import Iterable
+from numbers import Real
+from typing import Any
+
+TEXT, BYTES, NOTHING, SEVERAL = 0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344
+"""Kinds of keys: equal bytes of different kinds have different numbers. (The first digits of pi: any numbers do.)"""
+
+
+def hash_of(key: Any) -> int:
+    """Return a number of 64 bits that is the same in all processes, and for keys that are equal.
+
+    Python's own differs from process to process for texts.
+
+    Raises:
+        TypeError: It has no such number.
+    """
+    kind = type(key)
+    if kind is str:
+        return _mixed(zlib.crc32(key.encode(errors="surrogatepass")), TEXT ^ len(key))
+    if kind is bytes:
+        return _mixed(zlib.crc32(key), BYTES ^ len(key))
+    if key is None:
+        return _mixed(0, NOTHING)
+    if kind in (int, float, bool):
+        return _of_number(key)
+    if kind is tuple:
+        return _mixed(zlib.crc32(b"".join(struct.pack("<Q", hash_of(own)) for own in key)), SEVERAL ^ len(key))
+    # Derived types are equal to what they derive from.
+    if isinstance(key, str):
+        return hash_of(str(key))
+    if isinstance(key, bytes):
+        return hash_of(bytes(key))
+    if isinstance(key, tuple):
+        return hash_of(tuple(key))
+    if isinstance(key, Real):
+        return _of_number(key)
+    raise TypeError(
+        f"a key is {kind.__name__}: keys are texts, bytes, numbers or tuples of them; or give a partition function and "
+        "partition='range'"
+    )
+
+
+def _of_number(key: Any) -> int:
+    """Python's hash of numbers is the same everywhere, and equal ones of different types have the same; not of NaN."""
+    number = hash(key) if key == key else 0
+    return _mixed(number & 0xFFFFFFFF, number >> 32 & 0xFFFFFFFF)
+
+
+def _mixed(low: int, high: int) -> int:
+    """Mix two numbers of 32 bits (the finalizer of SplitMix64: Steele et al. 2014)."""
+    value = (high << 32 ^ low) & 0xFFFFFFFFFFFFFFFF
+    value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
+    value = (value ^ value >> 27) * 0x94D049BB133111EB & 0xFFFFFFFFFFFFFFFF
+    return value ^ value >> 31
+
+
+def partition_by_hash(key: Any, reducers: int) -> int:
+    return hash_of(key) % reducers
+
+
+class Ranges:
+    """Keys that cut all keys into ranges of nearly equal size (sample sort, Blelloch et al. 1991)."""
+
+    def __init__(self, splitters: list[Any]):
+        self.splitters = splitters
+
+    @classmethod
+    def of(cls, samples: Iterable[list[Any]], reducers: int) -> Ranges:
+        """Return the ranges for so many reduce tasks."""
+        keys = sorted(key for own in samples for key in own)
+        return cls([keys[len(keys) * index // reducers] for index in range(1, reducers)] if keys else [])
+
+    def __call__(self, key: Any, reducers: int) -> int:
+        return bisect.bisect_right(self.splitters, key)

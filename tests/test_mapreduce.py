@@ -1,0 +1,169 @@
+"""MapReduce: each pair of each map task is reduced once, with the others of its key."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import operator
+import random
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mission_control
+from mission_control.map_reduce import items_of, pairs
+from mission_control.map_reduce.keys import hash_of
+from tests.conftest import mission, until, what_is_left
+
+
+def words_of(seed: int) -> Iterator[tuple[str, int]]:
+    chance = random.Random(seed)
+    for _ in range(20_000):
+        # Half of them are of one word.
+        yield ("the" if chance.random() < 0.5 else f"word {chance.randrange(3000)}"), 1
+
+
+def count(word: str, counts: Iterable[int]) -> Iterator[tuple[str, int]]:
+    yield word, sum(counts)
+
+
+def expected_counts(seeds: Iterable[int]) -> Counter[str]:
+    return Counter(word for seed in seeds for word, _ in words_of(seed))
+
+
+def all_items(reference: mission_control.Reference) -> list[Any]:
+    return list(items_of(reference))
+
+
+def items(client: Any, made: list[Any]) -> list[list[Any]]:
+    """Of each reduce task."""
+    outputs = client.gather(made)
+    found = client.gather([client.submit(all_items, own.value, pure=False) for own in outputs])
+    assert [len(own) for own in found] == [own.items for own in outputs]
+    return found
+
+
+@pytest.mark.parametrize("combine", (None, operator.add))
+@pytest.mark.parametrize("partition", ("hash", "range"))
+def test_words_are_counted(client, combine, partition):
+    given = {"map": words_of, "reduce": count, "combine": combine, "partition": partition, "reducers": 5}
+    made = mission_control.mapreduce(range(6), **given, client=client)
+    found = items(client, made)
+    everything = list(itertools.chain.from_iterable(found))
+    assert dict(everything) == expected_counts(range(6)) and len(dict(everything)) == len(everything)
+    if partition == "range":
+        assert [word for word, _ in everything] == sorted(word for word, _ in everything)
+    phases = made[0].result()
+    assert phases.map_s > 0 and phases.reduce_s > 0
+    del made, phases
+    until(lambda: not what_is_left(client, "objects", "live_bytes"), "nothing is left")
+
+
+KEYS: list[Any] = ["a", "ä", "\udc80", b"a", 1, -1, 0, 1 << 70, 0.5, None, (1, "a"), (1, ("b", None)), "", b"", ()]
+
+
+def test_equal_keys_have_equal_numbers_in_every_process(client):
+    here = [hash_of(key) for key in KEYS]
+    assert len(set(here)) == len(KEYS)
+    assert all(own == here for own in client.run(lambda keys: [hash_of(key) for key in keys], KEYS).values())
+    assert hash_of(1) == hash_of(1.0) == hash_of(True) == hash_of(np.int64(1)) == hash_of(np.float32(1))
+    assert hash_of("a") == hash_of(np.str_("a")) != hash_of(b"a")
+    with pytest.raises(TypeError, match="frozenset"):
+        hash_of(frozenset())
+
+
+def pairs_of_all(seed: int) -> Iterator[tuple[Any, Any]]:
+    for key in KEYS:
+        yield key, (seed, key)
+
+
+def gathered(key: Any, values: Iterable[Any]) -> Iterator[Any]:
+    yield key, sorted(seed for seed, own in values if own == key)
+
+
+def test_keys_of_all_kinds_meet_their_own_values(client):
+    made = mission_control.mapreduce(range(4), map=pairs_of_all, reduce=gathered, reducers=3, client=client)
+    found = dict(itertools.chain.from_iterable(items(client, made)))
+    assert found == {key: [0, 1, 2, 3] for key in KEYS}
+    # Keys that have the same number and are not equal.
+    same = [(7, key, value) for key, value in (("a", 1), ("b", 2), ("a", 3), ("c", 4), ("b", 5))]
+    groups = pairs.Groups(iter([*same, (8, "d", 6)]))
+    assert [(key, list(values)) for key, values in groups] == [("a", [1, 3]), ("b", [2, 5]), ("c", [4]), ("d", [6])]
+    # A reducer that takes some of its values, or none.
+    groups = pairs.Groups(iter([*same, (8, "d", 6)]))
+    assert [(key, next(values)) for key, values in groups] == [("a", 1), ("b", 2), ("c", 4), ("d", 6)]
+
+
+def records(seed: int) -> Iterator[tuple[bytes, bytes]]:
+    chance = random.Random(seed)
+    for _ in range(3000):
+        yield chance.randbytes(4), chance.randbytes(300)
+
+
+def lines(key: bytes, values: Iterable[bytes]) -> Iterator[bytes]:
+    for value in values:
+        yield b"%s %s\n" % (key.hex().encode(), value.hex().encode())
+
+
+def less_memory(dask_worker: Any, less: bool) -> None:
+    from mission_control.map_reduce import pairs
+
+    # Of 2 GiB.
+    pairs.MEMORY_FRACTION = 1e-4 if less else 0.125
+    pairs.TABLE_BYTES = 100_000 if less else 64 << 20
+
+
+@pytest.mark.parametrize("less", (False, True))
+def test_files_are_sorted_also_with_little_memory(client, tmp_path, less):
+    client.run(less_memory, less=less)
+    try:
+        given = {"map": records, "reduce": lines, "partition": "range", "reducers": 3, "outputs": tmp_path / "out"}
+        outputs = client.gather(mission_control.mapreduce(range(4), **given, client=client))
+    finally:
+        client.run(less_memory, less=False)
+    paths = [own.value for own in outputs]
+    assert paths == sorted(str(own) for own in (tmp_path / "out").iterdir())
+    found = b"".join(Path(path).read_bytes() for path in paths).splitlines()
+    pairs_there = sorted(pair for seed in range(4) for pair in records(seed))
+    assert [own.split()[0] for own in found] == [key.hex().encode() for key, _ in pairs_there]
+    assert sorted(found) == sorted(b"%s %s" % (key.hex().encode(), own.hex().encode()) for key, own in pairs_there)
+    sizes = [own.items for own in outputs]
+    assert max(sizes) < 1.5 * min(sizes), "the sample cuts evenly"
+
+
+def fails(seed: int) -> Iterator[tuple[str, int]]:
+    yield "a", 1
+    raise ValueError("as planned")
+
+
+def test_what_is_wrong_says_so(client, tmp_path):
+    mapreduce = mission_control.mapreduce
+    for given, says in (
+        ({"inputs": []}, "at least one"),
+        ({"reducers": 0}, "at least one"),
+        ({"partition": "by name"}, "give 'hash', 'range'"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            mapreduce(**{"inputs": [1], "map": words_of, "reduce": count, "client": client, **given})
+    for given, kind, says in (
+        ({"map": fails}, ValueError, "as planned"),
+        ({"partition": lambda key, reducers: reducers}, ValueError, "partition gave 2"),
+        ({"outputs": tmp_path}, TypeError, "goes to files"),
+    ):
+        given = {"inputs": [1], "map": words_of, "reduce": count, "reducers": 2, "client": client, **given}
+        with pytest.raises(kind, match=says):
+            client.gather(mapreduce(**given))
+    assert not list(tmp_path.iterdir())
+
+
+def test_wordcount_counts_what_was_written(tmp_path):
+    done = mission("run", "wordcount", "--size", "4MiB", "--workers", "2", "--json", "--results", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["ok"] and result["checks"] == {"each word once": True, "counts": True}
+    (job,) = result["jobs"]
+    assert set(job["phases"]) == {"map_s", "shuffle_s", "reduce_s"} and job["phases"]["map_s"] > 0
