@@ -198,7 +198,7 @@ def uninstall(client: Client, *, timeout: float = 300.0) -> None:
 def refuse_asynchronous(client: Client) -> None:
     if client.asynchronous:
         raise RuntimeError(
-            "Client(asynchronous=True) is not supported by mission_control.job, install and uninstall: "
+            "Client(asynchronous=True) is not supported by mission_control.job, install, uninstall and mapreduce: "
             "use a Client without asynchronous=True, in a function that asyncio.to_thread runs"
         )
 

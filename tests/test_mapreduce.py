@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import datetime
 import itertools
 import json
 import operator
 import random
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +67,14 @@ def test_words_are_counted(client, combine, partition):
     until(lambda: not what_is_left(client, "objects", "live_bytes"), "nothing is left")
 
 
-KEYS: list[Any] = ["a", "ä", "\udc80", b"a", 1, -1, 0, 1 << 70, 0.5, None, (1, "a"), (1, ("b", None)), "", b"", ()]
+class Named(str):
+    """A text that is shown as another one."""
+
+    def __str__(self) -> str:
+        return "other"
+
+
+KEYS: list[Any] = ["a", "ä", "\udc80", b"a", 1, -1, -2, 0, 1 << 70, 0.5, None, (1, "a"), (1, ("b", None)), "", b"", ()]
 
 
 def test_equal_keys_have_equal_numbers_in_every_process(client):
@@ -71,7 +82,8 @@ def test_equal_keys_have_equal_numbers_in_every_process(client):
     assert len(set(here)) == len(KEYS)
     assert all(own == here for own in client.run(lambda keys: [hash_of(key) for key in keys], KEYS).values())
     assert hash_of(1) == hash_of(1.0) == hash_of(True) == hash_of(np.int64(1)) == hash_of(np.float32(1))
-    assert hash_of("a") == hash_of(np.str_("a")) != hash_of(b"a")
+    assert hash_of(np.bool_(True)) == hash_of(True) == hash_of(Decimal(1))
+    assert hash_of("a") == hash_of(Named("a")) == hash_of(np.str_("a")) != hash_of(b"a")
     with pytest.raises(TypeError, match="frozenset"):
         hash_of(frozenset())
 
@@ -98,6 +110,58 @@ def test_keys_of_all_kinds_meet_their_own_values(client):
     assert [(key, next(values)) for key, values in groups] == [("a", 1), ("b", 2), ("c", 4), ("d", 6)]
 
 
+def dated(seed: int) -> Iterator[tuple[datetime.date, int]]:
+    if seed:
+        yield datetime.date(2026, 1, seed), seed
+
+
+def by_day(day: datetime.date, reducers: int) -> int:
+    return day.day % reducers
+
+
+def test_keys_of_other_kinds_go_where_a_function_says(client):
+    """Some map tasks give no pairs, and some reduce tasks get none."""
+    given = {"map": dated, "reduce": count, "partition": by_day, "reducers": 5}
+    found = items(client, mission_control.mapreduce([0, 1, 2, 1], **given, client=client))
+    assert found == [[], [(datetime.date(2026, 1, 1), 2)], [(datetime.date(2026, 1, 2), 2)], [], []]
+
+
+SCRIPT = """
+from typing import NamedTuple
+from distributed import Client, LocalCluster
+import mission_control
+from mission_control.map_reduce import items_of
+
+class Hit(NamedTuple):
+    page: str
+    count: int
+
+def hits(page):
+    for word in page.split():
+        yield word, Hit(page, 1)
+
+def reduced(word, hits):
+    yield Hit(word, sum(hit.count for hit in hits))
+
+def everything(outputs):
+    return [item for output in outputs for item in items_of(output.value)]
+
+if __name__ == "__main__":
+    with LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=":0") as cluster, Client(cluster) as client:
+        mission_control.install(client)
+        outputs = mission_control.mapreduce(["a b a", "b"], map=hits, reduce=reduced, reducers=2)
+        print(sorted(map(tuple, client.submit(everything, outputs).result())))
+"""
+
+
+def test_values_of_classes_of_a_script(tmp_path):
+    """Workers cannot import them."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    words = [sys.executable, str(tmp_path / "script.py")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "[('a', 2), ('b', 2)]", done.stderr
+
+
 def records(seed: int) -> Iterator[tuple[bytes, bytes]]:
     chance = random.Random(seed)
     for _ in range(3000):
@@ -115,6 +179,8 @@ def less_memory(dask_worker: Any, less: bool) -> None:
     # Of 2 GiB.
     pairs.MEMORY_FRACTION = 1e-4 if less else 0.125
     pairs.TABLE_BYTES = 100_000 if less else 64 << 20
+    pairs.BLOCK_BYTES = 10_000 if less else 1 << 20
+    pairs.MERGED_MAX = 2 if less else 128
 
 
 @pytest.mark.parametrize("less", (False, True))
@@ -140,24 +206,39 @@ def fails(seed: int) -> Iterator[tuple[str, int]]:
     raise ValueError("as planned")
 
 
+def not_equal(seed: int) -> Iterator[tuple[float, int]]:
+    yield 1.0, 1
+    yield float("nan"), 1
+
+
 def test_what_is_wrong_says_so(client, tmp_path):
     mapreduce = mission_control.mapreduce
+    used = tmp_path / "used"
+    used.mkdir()
+    (used / "part-00000").touch()
     for given, says in (
         ({"inputs": []}, "at least one"),
         ({"reducers": 0}, "at least one"),
         ({"partition": "by name"}, "give 'hash', 'range'"),
+        ({"outputs": used}, "files of another job"),
     ):
         with pytest.raises(ValueError, match=says):
             mapreduce(**{"inputs": [1], "map": words_of, "reduce": count, "client": client, **given})
     for given, kind, says in (
         ({"map": fails}, ValueError, "as planned"),
         ({"partition": lambda key, reducers: reducers}, ValueError, "partition gave 2"),
-        ({"outputs": tmp_path}, TypeError, "goes to files"),
+        ({"outputs": tmp_path / "new"}, TypeError, "goes to files"),
+        ({"map": not_equal}, ValueError, "not equal to itself"),
+        ({"map": not_equal, "partition": "range"}, ValueError, "not equal to itself"),
+        ({"map": lambda seed: {"ab": 1}}, TypeError, "map gave dict"),
+        ({"reduce": lambda key, values: (key, sum(values))}, TypeError, "yield each item"),
     ):
         given = {"inputs": [1], "map": words_of, "reduce": count, "reducers": 2, "client": client, **given}
         with pytest.raises(kind, match=says):
             client.gather(mapreduce(**given))
-    assert not list(tmp_path.iterdir())
+    assert not list((tmp_path / "new").iterdir())
+    with pytest.raises(TypeError, match="give a list"):
+        mapreduce("file", map=words_of, reduce=count, client=client)
 
 
 def test_wordcount_counts_what_was_written(tmp_path):

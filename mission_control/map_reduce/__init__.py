@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -11,10 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
 
+from mission_control.jobs import refuse_asynchronous
 from mission_control.map_reduce.keys import Ranges, hash_of, partition_by_hash
 from mission_control.map_reduce.output import items_of, put_items, write_items
 from mission_control.map_reduce.pairs import Table, merged
-from mission_control.objects import Reference, put
+from mission_control.objects import Reference
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -40,7 +42,7 @@ class Output(NamedTuple):
     map_s: float
     """Seconds of all map tasks together; the same in each output."""
     shuffle_s: float
-    """Seconds that this task waited for what others have put."""
+    """Seconds until this task had what it reduces: fetched, and merged to files where it was too much."""
     reduce_s: float
 
 
@@ -74,10 +76,11 @@ def mapreduce(
         map: Called with an input; gives pairs. Keys can be hashed.
         reduce: Called with a key and an iterator of its values, in no order; gives any number of items. The values are
             not all in memory, so one key may have half of them.
-        partition: Which reduce task gets a key: ``"hash"``; ``"range"``: in order, by a sample of the keys, and each
-            reduce task gets its keys in order; or a function of the key and the number of reduce tasks.
+        partition: Which reduce task gets a key: ``"hash"``; ``"range"``: in order, by a sample of the keys, for which
+            the call waits, and each reduce task gets its keys in order; or a function of the key and the number of
+            reduce tasks.
         combine: Makes one value of two of the same key, in the map tasks. In any order: it has to be associative and
-            commutative.
+            commutative. It changes neither, as values may be one and the same object.
         reducers: How many reduce tasks; as many as workers if not given.
         sample: For ``"range"``: some keys of an input; the first 1,000 of `map` if not given, which does for inputs
             that are mixed well.
@@ -89,25 +92,33 @@ def mapreduce(
         A future of an :class:`Output` for each reduce task.
 
     Raises:
-        ValueError: There are no inputs, or no reducers, or no such partitioner.
+        ValueError: There are no inputs, or no reducers, or no such partitioner; or `outputs` has files of another job.
+        TypeError: The client is asynchronous, or `inputs` is no list.
     """
-    from distributed import default_client
+    from distributed import get_client
 
-    client = client if client is not None else default_client()
+    client = client if client is not None else get_client()
+    refuse_asynchronous(client)
+    if isinstance(inputs, str | bytes | os.PathLike):
+        raise TypeError(f"mapreduce({inputs!r}, ..): give a list of inputs, each for a map task")
     inputs = list(inputs)
     count = reducers if reducers is not None else max(len(client.scheduler_info(n_workers=-1)["workers"]), 1)
     if not inputs or count < 1:
         raise ValueError(f"mapreduce of {len(inputs)} inputs to {count} reducers: give at least one of each")
     if not callable(partition) and partition not in ("hash", "range"):
         raise ValueError(f"partition={partition!r}: give 'hash', 'range', or a function of a key and a number")
+    if outputs is not None and any(Path(outputs).glob("part-*")):
+        raise ValueError(f"outputs={os.fspath(outputs)!r} has files of another job: give a folder without them")
     run = uuid4().hex
+    # Dask tells stages by words of letters.
+    name = re.sub("[^A-Za-z]", "_", name) or "mapreduce"
     by: Any = partition_by_hash if partition == "hash" else partition
-    order: Callable[[Any], Any] = hash_of
+    order: Callable[[Any], Any] = hash_of if partition == "hash" else itself
     if partition == "range":
         keys = partial(sampled, map=map) if sample is None else partial(sampled_by, sample=sample)
         taken = [client.submit(keys, own, key=(f"{name}-sample-{run}", n)) for n, own in enumerate(inputs)]
-        by = client.submit(Ranges.of, taken, count, key=f"{name}-ranges-{run}")
-        order = itself
+        # By value: a sample that is taken again may be another one, and keys would go elsewhere.
+        by = Ranges.of(client.gather(taken), count)
         del taken
     given = {"map": map, "partition": by, "combine": combine, "reducers": count, "order": order}
     mapped = [
@@ -126,11 +137,11 @@ def itself(key: Any) -> Any:
 
 
 def sampled(given: Any, map: Mapper) -> list[Any]:
-    return [key for key, _ in itertools.islice(map(given), SAMPLES_PER_INPUT)]
+    return [key for key, _ in itertools.islice(map(given), SAMPLES_PER_INPUT) if key == key]
 
 
 def sampled_by(given: Any, sample: Callable[[Any], Iterable[Any]]) -> list[Any]:
-    return list(sample(given))
+    return [key for key in sample(given) if key == key]
 
 
 def map_one(
@@ -145,7 +156,19 @@ def map_one(
     began = time.monotonic()
     table = Table(partition, reducers, combine, order)
     table.add_all(map(given))
-    return Mapped(put(table.parts()), time.monotonic() - began)
+    return Mapped(table.put(), time.monotonic() - began)
+
+
+def items_from(reduce: Reducer, key: Any, values: Iterable[Any]) -> Iterable[Any]:
+    """Reduce a key.
+
+    Raises:
+        TypeError: It gave an item in place of items.
+    """
+    items = reduce(key, values)
+    if isinstance(items, str | bytes | tuple):
+        raise TypeError(f"reduce gave {items!r} for {key!r}: yield each item, or return a list of them")
+    return items
 
 
 def reduce_one(
@@ -154,7 +177,7 @@ def reduce_one(
     """A reduce task."""
     began = time.monotonic()
     with merged([own.reference for own in mapped], index) as (groups, shuffle_s):
-        items = itertools.chain.from_iterable(reduce(key, values) for key, values in groups)
+        items = itertools.chain.from_iterable(items_from(reduce, key, values) for key, values in groups)
         value, count = put_items(items) if path is None else write_items(items, path)
     reduce_s = time.monotonic() - began - shuffle_s()
     return Output(value, count, sum(own.seconds for own in mapped), shuffle_s(), reduce_s)

@@ -6,7 +6,7 @@ import bisect
 import struct
 import zlib
 from collections.abc import Iterable
-from numbers import Real
+from numbers import Number
 from typing import Any
 
 TEXT, BYTES, NOTHING, SEVERAL = 0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344
@@ -34,22 +34,25 @@ def hash_of(key: Any) -> int:
         return _mixed(zlib.crc32(b"".join(struct.pack("<Q", hash_of(own)) for own in key)), SEVERAL ^ len(key))
     # Derived types are equal to what they derive from.
     if isinstance(key, str):
-        return hash_of(str(key))
+        return hash_of(str.__str__(key))
     if isinstance(key, bytes):
-        return hash_of(bytes(key))
+        return hash_of(bytes(memoryview(key)))
     if isinstance(key, tuple):
         return hash_of(tuple(key))
-    if isinstance(key, Real):
+    if isinstance(key, Number):
         return _of_number(key)
+    if kind.__module__ == "numpy" and isinstance(key.item(), bool):
+        return _of_number(key.item())
     raise TypeError(
-        f"a key is {kind.__name__}: keys are texts, bytes, numbers or tuples of them; or give a partition function and "
-        "partition='range'"
+        f"a key is {kind.__module__}.{kind.__name__}: with partition='hash' keys are texts, bytes, numbers or tuples "
+        "of them; for others that have an order give partition='range', or a function"
     )
 
 
 def _of_number(key: Any) -> int:
-    """Python's hash of numbers is the same everywhere, and equal ones of different types have the same; not of NaN."""
-    number = hash(key) if key == key else 0
+    """Python's hash of numbers is the same everywhere, and equal ones of different types have the same."""
+    # -1 and -2 have one.
+    number = -1 if key == -1 else hash(key)
     return _mixed(number & 0xFFFFFFFF, number >> 32 & 0xFFFFFFFF)
 
 

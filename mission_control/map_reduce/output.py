@@ -5,24 +5,24 @@ from __future__ import annotations
 import itertools
 import os
 import pickle
-import tempfile
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any
+from uuid import uuid4
 
+from mission_control.map_reduce.pairs import of_a_block, pickled
 from mission_control.objects import Reference, fetch, put
 
-ITEMS = 4096
-"""Of a part of an object."""
 BUFFER_BYTES = 1 << 20
 
 
 def put_items(items: Iterable[Any]) -> tuple[Reference, int]:
     """Put items as an object; returns their number, too. A part has some of them, pickled."""
     items = iter(items)
-    parts, count = [], 0
-    while some := list(itertools.islice(items, ITEMS)):
-        parts.append(pickle.dumps(some, protocol=5))
-        count += len(some)
+    parts, count, taken = [], 0, 1
+    while some := list(itertools.islice(items, taken)):
+        parts.append(pickled(some))
+        count, taken = count + len(some), of_a_block(some)
     return put(parts), count
 
 
@@ -40,9 +40,10 @@ def write_items(items: Iterable[Any], path: str) -> tuple[str, int]:
     """
     os.makedirs(os.path.dirname(path), exist_ok=True)
     count = 0
-    descriptor, name = tempfile.mkstemp(prefix=f".{os.path.basename(path)}-", dir=os.path.dirname(path))
+    # Another run of the task may be at it, too.
+    name = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}-{uuid4().hex}")
     try:
-        with os.fdopen(descriptor, "wb", buffering=BUFFER_BYTES) as file:
+        with open(name, "xb", buffering=BUFFER_BYTES) as file:
             for item in items:
                 if not isinstance(item, bytes | str):
                     raise TypeError(
@@ -50,9 +51,9 @@ def write_items(items: Iterable[Any], path: str) -> tuple[str, int]:
                     )
                 file.write(item if isinstance(item, bytes) else item.encode())
                 count += 1
-        os.chmod(name, 0o644)
         os.replace(name, path)
     except BaseException:
-        os.unlink(name)
+        with suppress(OSError):
+            os.unlink(name)
         raise
     return path, count
