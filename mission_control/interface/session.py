@@ -52,7 +52,7 @@ class Session:
     the task is over.
 
     Args:
-        what: What the program is told of its task, as JSON.
+        what: Describes the task to its program; JSON.
         takes_result: Whether the program says what the result is.
     """
 

@@ -22,7 +22,14 @@ from distributed.system import MEMORY_LIMIT
 
 from mission_control import _native
 from mission_control.interface.server import SOCKET
-from mission_control.programs.process import ProgramFailed, is_cancelled, name_of_signal
+from mission_control.programs.process import (
+    ENDS_WITHIN_S,
+    LOOK_S,
+    ProgramFailed,
+    end_of,
+    is_cancelled,
+    name_of_signal,
+)
 
 if TYPE_CHECKING:
     from distributed import Worker
@@ -33,13 +40,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LIBRARY = Path(__file__).parent / "mission-control.jar"
-LOOK_S = 0.1
-"""How often it is looked whether a task is still wanted."""
-SAID_BYTES = 4096
-"""Of what a process that ends has said, the end is part of the error."""
 MEMORY_FRACTION = 0.25
 """Of the worker's memory, Java's heap may take this: what Java takes of a machine's by itself."""
-ENDS_WITHIN_S = 10.0
 
 
 class JvmDied(RuntimeError):
@@ -137,7 +139,7 @@ class Jvm:
                 session.serve(LOOK_S, self.ended)
                 if self.is_over and not session.outcome.done():
                     raise JvmDied(
-                        f"the process of Java {self._how()} while {self.running} tasks ran in it{self._end()}"
+                        f"the process of Java {self._how()} while {self.running} tasks ran in it{end_of(self.said)}"
                     )
                 if deadline is not None and time.monotonic() > deadline and not session.outcome.done():
                     raise ProgramFailed(f"{name} was interrupted after {timeout:g} s")
@@ -183,12 +185,6 @@ class Jvm:
     def _how(self) -> str:
         status = self.process.returncode
         return f"was ended by signal {name_of_signal(-status)}" if status < 0 else f"ended with status {status}"
-
-    def _end(self) -> str:
-        descriptor = self.said.fileno()
-        start = max(os.fstat(descriptor).st_size - SAID_BYTES, 0)
-        text = os.pread(descriptor, SAID_BYTES, start).decode(errors="replace").strip()
-        return f": {text}" if text else ", and said nothing"
 
 
 _starting = threading.Lock()

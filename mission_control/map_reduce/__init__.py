@@ -179,5 +179,5 @@ def reduce_one(
     with merged([own.reference for own in mapped], index) as (groups, shuffle_s):
         items = itertools.chain.from_iterable(items_from(reduce, key, values) for key, values in groups)
         value, count = put_items(items) if path is None else write_items(items, path)
-    reduce_s = time.monotonic() - began - shuffle_s()
-    return Output(value, count, sum(own.seconds for own in mapped), shuffle_s(), reduce_s)
+    reduce_s = time.monotonic() - began - shuffle_s
+    return Output(value, count, sum(own.seconds for own in mapped), shuffle_s, reduce_s)

@@ -183,14 +183,11 @@ def run_in(file: IO[bytes]) -> Iterator[Item]:
 
 
 @contextmanager
-def merged(
-    references: Sequence[Reference], index: int
-) -> Iterator[tuple[Iterator[tuple[Any, Iterator[Any]]], Callable[[], float]]]:
+def merged(references: Sequence[Reference], index: int) -> Iterator[tuple[Groups, float]]:
     """Bring a reduce task's part of each object, and merge them.
 
     Yields:
-        Each key, with an iterator of its values; and a function: how many seconds it took to bring them, and to merge
-        what was too much.
+        Each key with its values, and how many seconds it took to bring them and to merge what was too much.
     """
     worker, _, _ = data_plane("mapreduce")
     limit = worker.memory_manager.memory_limit or (1 << 30)
@@ -206,8 +203,7 @@ def merged(
                     file.write(block)
                 found = [run_in(file)]
             runs += found
-        shuffle_s = time.monotonic() - began
-        yield iter(Groups(heapq.merge(*runs, key=itemgetter(0)))), lambda: shuffle_s
+        yield Groups(heapq.merge(*runs, key=itemgetter(0))), time.monotonic() - began
 
 
 def in_groups(references: Sequence[Reference], index: int, limit: int) -> Iterator[list[Reference]]:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from mission_control import _native
 
@@ -194,10 +194,14 @@ class Program:
 
     def _said(self) -> str:
         """Return the end of what the program has said, for an error."""
-        descriptor = self.files.said.fileno()
-        start = max(os.fstat(descriptor).st_size - SAID_BYTES, 0)
-        text = os.pread(descriptor, SAID_BYTES, start).decode(errors="replace").strip()
-        return f": {text}" if text else ", and said nothing"
+        return end_of(self.files.said)
+
+
+def end_of(said: IO[bytes]) -> str:
+    """Return the end of what a process has said, for an error."""
+    start = max(os.fstat(said.fileno()).st_size - SAID_BYTES, 0)
+    text = os.pread(said.fileno(), SAID_BYTES, start).decode(errors="replace").strip()
+    return f": {text}" if text else ", and said nothing"
 
 
 def name_of_signal(number: int) -> str:
