@@ -460,7 +460,27 @@ def columns_hash(
         ValueError: A column has too few rows.
     """
 
+def columns_ranges(
+    column: tuple[str, int, Buffer | None, Buffer | None], splitters: Sequence[bytes], out: Buffer
+) -> None:
+    """Say in which range each row is, by its bytes.
+
+    Args:
+        column: A buffer of fixed width or of variable length, as :class:`ColumnSplit` takes it.
+        splitters: Ascending; a row is in the range of the last one that it is not below.
+        out: int64 of each row.
+
+    Raises:
+        ValueError: The column has too few rows, or no bytes.
+    """
+
+def rows_sort(inputs: Sequence[Buffer], width: int, key: int, out: Segment) -> None:
+    """Sort rows of `width` bytes, of at most 65,536 inputs, by the first `key` of them; equal ones keep their order.
+
+    Raises:
+        ValueError: An input is no whole number of rows, or the output has not their size, or is used otherwise.
+    """
+
 def records_partition(input: Buffer, splitters: bytes, out: Segment) -> list[int]: ...
-def records_sort(inputs: Sequence[Buffer], out: Segment) -> None: ...
 def records_check(input: Buffer) -> tuple[int, bool, bytes, bytes, int]: ...
 def _panic(text: str) -> None: ...

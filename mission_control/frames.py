@@ -19,15 +19,13 @@ import pandas as pd
 import pyarrow as pa
 
 from mission_control import _native
+from mission_control.columns import Described, Place, arrow_array, arrow_buffers, flat_kinds
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 UNWANTED = 2**32 - 1
 """The part of an output partition that nobody wants (``Split::new``)."""
-
-Described = tuple[str, int, "Buffer | None", "Buffer | None"]
-"""A buffer, as :class:`mission_control._native.ColumnSplit` takes it."""
 
 
 class Encoding(NamedTuple):
@@ -169,48 +167,6 @@ def encode_pickled(dtype: Any, values: Any) -> tuple[Encoding, list[Described]]:
     return Encoding("pickle", dtype, column.type, kinds), arrow_buffers(column, kinds)
 
 
-def flat_kinds(type: pa.DataType) -> tuple[tuple[str, int], ...] | None:
-    """Return the buffers of an Arrow array; ``None``: it is nested.
-
-    Arrow columnar format, "Buffer Listing for Each Layout".
-    """
-    if pa.types.is_null(type):
-        return ()
-    if pa.types.is_boolean(type):
-        return ("bits", 0), ("bits", 0)
-    if pa.types.is_string(type) or pa.types.is_binary(type):
-        return ("bits", 0), ("variable", 4)
-    if pa.types.is_large_string(type) or pa.types.is_large_binary(type):
-        return ("bits", 0), ("variable", 8)
-    if pa.types.is_primitive(type) or pa.types.is_decimal(type) or pa.types.is_fixed_size_binary(type):
-        return ("bits", 0), ("fixed", type.bit_width // 8)
-    return None
-
-
-def arrow_buffers(column: pa.Array, kinds: Sequence[tuple[str, int]]) -> list[Described]:
-    if not kinds:
-        return []
-    start, rows = column.offset, len(column)
-    validity, *rest = column.buffers()
-    described: list[Described] = [
-        ("bits", start, validity, None) if validity is not None and column.null_count else ("all-set", 0, None, None)
-    ]
-    ((kind, width),) = kinds[1:]
-    if kind == "bits":
-        described.append(("bits", start, rest[0], None))
-    elif kind == "fixed":
-        described.append(("fixed", width, cut(rest[0], start * width, rows * width), None))
-    else:
-        offsets = cut(rest[0], start * width, (rows + 1) * width)
-        described.append(("variable", width, rest[1], offsets))
-    return described
-
-
-def cut(buffer: pa.Buffer | None, start: int, length: int) -> memoryview | None:
-    """Return so many bytes of a buffer, which may be padded; an array without rows may have none."""
-    return memoryview(buffer)[start : start + length] if buffer is not None and length else None
-
-
 # --- to pandas --------------------------------------------------------------------------------------------------------
 
 
@@ -257,10 +213,11 @@ def object_or_none(encoding: Encoding) -> np.dtype | None:
     return encoding.dtype if isinstance(encoding.dtype, np.dtype) and encoding.dtype.kind == "O" else None
 
 
-def decode_column(encoding: Encoding, rows: int, places: list[tuple[Any, int, int, int, int]]) -> Any:
+def decode_column(encoding: Encoding, rows: int, places: Sequence[Place]) -> Any:
     if encoding.name in ("arrow", "pickle"):
         return decode_arrow(encoding, rows, places)
     ((segment, start, length, _, _),) = places
+    assert segment is not None
     memory = memoryview(segment)[start : start + length]
     if encoding.name == "numpy":
         return np.frombuffer(memory, encoding.dtype)
@@ -271,19 +228,9 @@ def decode_column(encoding: Encoding, rows: int, places: list[tuple[Any, int, in
     return pd.Categorical.from_codes(codes, dtype=encoding.dtype, validate=False)
 
 
-def decode_arrow(encoding: Encoding, rows: int, places: list[tuple[Any, int, int, int, int]]) -> Any:
-    buffers: list[pa.Buffer | None] = []
-    for (kind, _), (segment, start, length, second, second_length) in zip(encoding.kinds, places, strict=True):
-        if segment is None:
-            # Bits that are all set: no validity. An array of booleans needs them.
-            is_validity = not buffers
-            buffers.append(None if is_validity else pa.py_buffer(b"\xff" * -(-rows // 8)))
-            continue
-        memory = memoryview(segment)
-        buffers.append(pa.py_buffer(memory[start : start + length]))
-        if kind == "variable":
-            buffers.append(pa.py_buffer(memory[second : second + second_length]))
-    column = pa.nulls(rows) if not buffers else pa.Array.from_buffers(encoding.arrow, rows, buffers)
+def decode_arrow(encoding: Encoding, rows: int, places: Sequence[Place]) -> Any:
+    assert encoding.arrow is not None
+    column = arrow_array(encoding.arrow, encoding.kinds, rows, places)
     dtype = encoding.dtype
     if encoding.name == "pickle":
         return decode_pickled(dtype, column)

@@ -15,7 +15,7 @@ import pandas as pd
 import pyarrow as pa
 
 from mission_control import _native
-from mission_control.frames import cut
+from mission_control.columns import cut
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

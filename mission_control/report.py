@@ -12,6 +12,7 @@ from typing import Any
 
 from mission_control import _native
 from mission_control.lab.watch import MOVING
+from mission_control.map_reduce.phases import PHASES
 
 STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#1c2330}
@@ -22,6 +23,8 @@ td:first-child{white-space:nowrap}th{background:#f3f5f9}td.n{text-align:right;fo
 """
 NAMED_MAX = 16
 """Lines that a legend names; more would leave no room for the drawing."""
+DRAWN_MAX = 3000
+"""Tasks whose phases are drawn; more would take a browser seconds, and nobody would see them."""
 COLOURS = ("#2463b5", "#d2691e", "#2e8b57", "#8a4fbe", "#b8860b", "#a3201d", "#4c8c8c", "#6b7280")
 
 
@@ -57,6 +60,8 @@ def page(records: list[dict[str, Any]]) -> str:
         parts += ["<h2>Rates</h2><p>Bytes received per second, by job.</p>", rates(series)]
         parts += ["<h2>Shares against weights</h2>", shares(series)]
         parts += ["<h2>Processors</h2><p>Cores used by each worker.</p>", processors(series)]
+    if phases := [record for record in records if record["kind"] == "phases"]:
+        parts += ["<h2>Map, shuffle and reduce</h2>", phases_of_tasks(phases[:DRAWN_MAX]), table_of_phases(phases)]
     if result.get("ports"):
         parts += ["<h2>The lab</h2>", *lab_parts(result)]
     parts += ["<h2>Decisions</h2>", decisions(records)]
@@ -201,6 +206,38 @@ def processors(series: Series) -> str:
     if len(series.cpu) <= NAMED_MAX:
         axes.legend(frameon=False, fontsize="small")
     return svg(drawn)
+
+
+def phases_of_tasks(records: list[dict[str, Any]]) -> str:
+    """When each task was in which phase; the record comes when the task has ended."""
+    first = min(record["time"] - sum(record.get(phase, 0.0) for phase in PHASES) for record in records)
+    workers = sorted({record["worker"] for record in records})
+    drawn, axes = figure(0.9 + 0.4 * len(workers))
+    for colour, phase in zip(COLOURS, PHASES, strict=False):
+        axes.barh([], [], color=colour, label=phase.removesuffix("_s"))
+    for record in records:
+        end = record["time"] - first
+        for colour, phase in reversed(list(zip(COLOURS, PHASES, strict=False))):
+            seconds = record.get(phase, 0.0)
+            row = workers.index(record["worker"])
+            axes.barh(row, seconds, left=end - seconds, height=0.6, color=colour, edgecolor="white", linewidth=0.3)
+            end -= seconds
+    axes.set_yticks(range(len(workers)), map(label_of, workers))
+    axes.invert_yaxis()
+    axes.legend(frameon=False, fontsize="small", ncols=len(PHASES), loc="lower center", bbox_to_anchor=(0.5, 1))
+    return svg(drawn)
+
+
+def table_of_phases(records: list[dict[str, Any]]) -> str:
+    """Of each job and phase: its tasks, and their seconds."""
+    rows = []
+    for job in sorted({str(record["job"]) for record in records}):
+        for phase in PHASES:
+            seconds = sorted(own[phase] for own in records if str(own["job"]) == job and phase in own)
+            if seconds:
+                shown = [f"{value:.3f}" for value in (sum(seconds), seconds[len(seconds) // 2], seconds[-1])]
+                rows.append((job, phase.removesuffix("_s"), len(seconds), *shown))
+    return table(("job", "phase", "tasks", "seconds together", "median", "longest"), rows)
 
 
 def lab_parts(result: dict[str, Any]) -> list[str]:

@@ -21,6 +21,7 @@ import tomli_w
 import mission_control
 from mission_control import interrupts, report
 from mission_control.environment import describe
+from mission_control.map_reduce.phases import PHASES
 from mission_control.scenario import Scenario, plain
 from mission_control.workloads import WORKLOADS
 from mission_control.worlds import WORLDS
@@ -272,6 +273,12 @@ class Watcher:
         return progress
 
 
+def phases_of(records: list[dict[str, Any]], job: str) -> dict[str, float]:
+    """Seconds of map, shuffle and reduce of all tasks of a job together; empty if none said so."""
+    said = [record for record in records if record["kind"] == "phases" and record["job"] == job]
+    return {phase: sum(record.get(phase, 0.0) for record in said) for phase in PHASES} if said else {}
+
+
 def summary(jobs: Jobs, progress: Progress, records: list[dict[str, Any]]) -> dict[str, Any]:
     """The result as others script against it (docs/results.md)."""
     weights = busiest_weights(records)
@@ -298,7 +305,7 @@ def summary(jobs: Jobs, progress: Progress, records: list[dict[str, Any]]) -> di
                 "flows": flows,
                 "share": crossed.get((name,)),
                 "seconds": jobs.seconds.get(name),
-                "phases": getattr(jobs.work[jobs.names.index(name)], "phases", {}),
+                "phases": phases_of(records, name),
                 "recomputed": recomputed.count(name),
                 "transfers": [
                     {

@@ -188,10 +188,10 @@ class Workload(Part):
         description="kmeans: who submits the next iteration; client: the program outside, which waits for each; tasks: "
         "the reduce task, which delegates to the next one",
     )
-    engine: Literal["python", "java"] = Field(
+    engine: Literal["python", "java", "mapreduce"] = Field(
         "python",
         description="sort, kmeans: what their tasks are written in; java: classes in one process of Java a worker; "
-        "kmeans has no driver then",
+        "kmeans has no driver then; mapreduce: functions for the library mapreduce, the client being the driver",
     )
     jobs: int = Field(1, ge=1, description="jobs at once, each with its own client and its own input")
     partitions: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(

@@ -469,7 +469,7 @@ MIXES = (
 def job(cluster: LocalCluster, name: str, kind: str, seed: int, transport: str, folder: Path) -> str:
     """Runs one job to its end; "right", or the name of its error."""
     driver: Any = ("client", "tasks")[seed % 2]
-    engine: Any = ("python", "python", "java")[seed % 3]
+    engine: Any = ("python", "mapreduce", "java")[seed % 3]
     shape = {"points": 6000, "k": 6, "dimensions": 4, "partitions": 6}
     workload = Workload(size="12 MiB", **shape, seed=seed, driver=driver, engine=engine)
     made = KINDS[kind](workload, 0, folder / name)

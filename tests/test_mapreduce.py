@@ -174,13 +174,13 @@ def lines(key: bytes, values: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def less_memory(dask_worker: Any, less: bool) -> None:
-    from mission_control.map_reduce import pairs
+    from mission_control.map_reduce import groups, pairs
 
     # Of 2 GiB.
-    pairs.MEMORY_FRACTION = 1e-4 if less else 0.125
+    groups.MEMORY_FRACTION = 1e-4 if less else 0.125
+    groups.PARTS_MAX = 2 if less else 128
     pairs.TABLE_BYTES = 100_000 if less else 64 << 20
     pairs.BLOCK_BYTES = 10_000 if less else 1 << 20
-    pairs.MERGED_MAX = 2 if less else 128
 
 
 @pytest.mark.parametrize("less", (False, True))

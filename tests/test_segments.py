@@ -12,7 +12,7 @@ import pytest
 from mission_control import _native
 from tests.conftest import TOKEN
 
-RECORD = 100
+RECORD, KEY = 100, 10
 
 
 def records(count: int, seed: int = 1) -> bytes:
@@ -25,18 +25,20 @@ def test_an_input_that_lies_in_the_output_is_refused(endpoint):
     memoryview(segment)[:] = content
     for overlapping in (segment, memoryview(segment)[-RECORD:], memoryview(segment)[RECORD:]):
         with pytest.raises(ValueError, match="lies in the output"):
-            _native.records_sort([overlapping, content[: len(content) - len(memoryview(overlapping))]], segment)
+            _native.rows_sort(
+                [overlapping, content[: len(content) - len(memoryview(overlapping))]], RECORD, KEY, segment
+            )
     assert bytes(segment) == content
 
 
 def test_a_segment_that_was_put_is_written_to_no_more(endpoint):
     own, content = endpoint(), records(10)
     segment = own.allocate(len(content))
-    _native.records_sort([content], segment)
+    _native.rows_sort([content], RECORD, KEY, segment)
     right = bytes(segment)
     name = own.adopt(segment, [len(content)], json.dumps({"encrypt": "none", "transport": None}))
     with pytest.raises(ValueError, match="was put already"):
-        _native.records_sort([records(10)], segment)
+        _native.rows_sort([records(10)], RECORD, KEY, segment)
     assert bytes(segment) == right and own.free(name)
 
 
@@ -44,7 +46,7 @@ def while_it_is_written(segment: _native.Segment, content: bytes, call: Callable
     """Calls again and again while another thread sorts into the segment; gives what was refused."""
     errors: list[str] = []
     for _ in range(20):
-        thread = threading.Thread(target=_native.records_sort, args=([content], segment))
+        thread = threading.Thread(target=_native.rows_sort, args=([content], RECORD, KEY, segment))
         thread.start()
         while thread.is_alive() and not errors:
             try:
@@ -64,7 +66,7 @@ def test_two_calls_do_not_write_to_one_segment(endpoint):
 
     def sort(number: int) -> None:
         try:
-            _native.records_sort([contents[number]], segment)
+            _native.rows_sort([contents[number]], RECORD, KEY, segment)
             wrote.append(number)
         except ValueError as error:
             errors.append(str(error))
@@ -90,14 +92,14 @@ def test_what_a_call_writes_is_neither_read_nor_put_meanwhile(endpoint):
     calls = {
         "adopt": lambda: own.adopt(segment, [len(content)], demands),
         "put": lambda: own.free(own.put([memoryview(segment)[RECORD:]], "job", demands)[0]),
-        "sort": lambda: _native.records_sort([segment], other),
+        "sort": lambda: _native.rows_sort([segment], RECORD, KEY, other),
         "check": lambda: _native.records_check(memoryview(segment)[RECORD:]),
     }
     for name, call in reversed(calls.items()):
         errors = while_it_is_written(segment, content, call)
         assert errors and "another call writes to this segment" in errors[0], (name, errors)
     # Each call is over, and so is its hold.
-    _native.records_sort([content], segment)
+    _native.rows_sort([content], RECORD, KEY, segment)
 
 
 def test_an_identity_with_a_part_missing_is_refused(tmp_path):

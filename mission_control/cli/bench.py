@@ -267,6 +267,27 @@ def delegates(
 
 
 @app.command()
+def mapreduce(
+    size: Annotated[str, typer.Option(help="of the text and of the records, as in 1GiB")] = "1GiB",
+    workers: Annotated[int, typer.Option(min=1, help="worker processes")] = 4,
+    rounds: Annotated[int, typer.Option(min=1, help="samples of each; medians are given")] = 5,
+    data: Annotated[Path, typer.Option(help="folder for input and output")] = Path("results"),
+    as_json: Json = False,
+) -> None:
+    """Word count beside Dask's bag; a sort on the library beside the one by hand."""
+    from mission_control.bench.mapreduce import measure
+
+    result = measured(as_json, lambda: measure(bytes_of(size, "--size"), workers, rounds, data, say))
+    if result is None:
+        return
+    print(f"{'what':<14}{'mode':<30}{'seconds':>9}{'CPU-s':>8}  spread")
+    for row in result["rows"]:
+        low, high = row["spread"]
+        print(f"{row['what']:<14}{row['mode']:<30}{row['wall_s']:>9.2f}{row['cpu_s']:>8.2f}  {low:.2f} to {high:.2f} s")
+    print_ratios(result)
+
+
+@app.command()
 def broadcast(
     receivers: Annotated[int, typer.Option(min=1, help="processes that receive")] = 32,
     size: Annotated[str, typer.Option(help="of the object, as in 32MiB")] = "32MiB",

@@ -34,7 +34,7 @@ def run(
     jobs: Annotated[int | None, Option(metavar="N", help="Concurrent jobs [1]")] = None,
     partitions: Annotated[int | None, Option(metavar="N", help="Map tasks per job (sort: and reduce) [auto]")] = None,
     engine: Annotated[
-        str | None, Option(metavar="NAME", help="Tasks are written in (sort, kmeans): python, java [python]")
+        str | None, Option(metavar="NAME", help="What tasks are of (sort, kmeans): python, java, mapreduce [python]")
     ] = None,
     seed: Annotated[int | None, Option(metavar="N", help="Input seed [1]")] = None,
     data: Annotated[Path | None, Option(metavar="DIR", help="Shared data folder [run folder]")] = None,

@@ -31,6 +31,7 @@ from mission_control.dask.comm import clear_addresses, is_encrypted, requires_en
 from mission_control.dask.seams import objects, queue, replace, shuffles
 from mission_control.dask.seams.delegates import Delegates
 from mission_control.jobs import ANNOTATION, UNDEMANDING
+from mission_control.map_reduce.phases import PHASES
 from mission_control.metrics import Metrics
 from mission_control.policies import Policy, name_of
 from mission_control.throttle import MEMORY
@@ -109,6 +110,7 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
             "stale": self.on_stale,
             "writes": self.on_writes,
             "wrote": self.on_wrote,
+            "phases": self.on_phases,
             "delegate": self.delegates.on_delegate,
             "step-lost": self.delegates.on_step_lost,
         }
@@ -295,6 +297,13 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
         # Another run may have begun another stream meanwhile.
         if again and self.controller.is_carried(number, stream):
             self.free([key])
+
+    def on_phases(self, worker: str, key: Any, seconds: dict[str, float]) -> None:
+        """How long map, shuffle and reduce took of a task: for the records."""
+        number = self.numbers.get(key)
+        job = self.controller.job_of(number) if number is not None else None
+        phases = {name: float(seconds[name]) for name in PHASES if name in seconds}
+        self.log.add({"kind": "phases", "job": job, "key": str(key), "worker": worker, **phases})
 
     # --- what the scheduler does ------------------------------------------------------------------------------------
 

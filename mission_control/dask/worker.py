@@ -217,6 +217,10 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
         with suppress(CommClosedError):
             self.worker.batched_stream.send({"op": f"mission-control-{kind}", **said})
 
+    def note_phases(self, key: Any, seconds: dict[str, float]) -> None:
+        """In any thread."""
+        self.soon(lambda: self.say("phases", key=key, seconds=seconds))
+
     def soon(self, call: Callable[[], Any]) -> None:
         self.worker.loop.add_callback(call)
 

@@ -16,8 +16,8 @@ TEXT_CHARS_MAX, OBJECT_BYTES_MAX = 1 << 10, 1 << 62
 """Of each text of a reference, and of an object: what a worker says to the scheduler can say no more."""
 PARTS_MAX = 1 << 20
 """Of an object that a program names: more than any job has, and few enough to be held."""
-
-
+SECONDS_MAX = 1e9
+"""Of a phase: thirty years."""
 NAME_CHARS_MAX = 64
 """Of a stage that people shall read."""
 
@@ -202,6 +202,13 @@ def positive(given: dict[str, Any], name: str) -> int | float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1 << 62:
         raise BadRequest(f"{name}={shown(value)}: give a number above 0")
     return value
+
+
+def seconds(given: dict[str, Any], name: str) -> float:
+    value = given[name]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < SECONDS_MAX:
+        raise BadRequest(f"{name}={shown(value)}: give seconds")
+    return float(value)
 
 
 def shown(value: Any) -> str:

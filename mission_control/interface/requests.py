@@ -24,9 +24,11 @@ from mission_control.interface.calls import (
     number,
     plain,
     reference_of,
+    seconds,
     shown,
 )
 from mission_control.interface.session import Conflict, Session, Stopped
+from mission_control.map_reduce.phases import PHASES
 from mission_control.programs.process import ProgramFailed
 from mission_control.streams import AHEAD_BYTES, StreamReference
 
@@ -330,6 +332,13 @@ class Handler(BaseHTTPRequestHandler):
         session.delegate(call_of(self._json(), session.futures, session.jars))
         self._say(None)
 
+    def phases(self, session: Session) -> None:
+        given = self._json()
+        if not given or given.keys() - set(PHASES):
+            raise BadRequest(f"phases are seconds of {', '.join(PHASES)}: give some of them")
+        session.plugin.note_phases(session.thread.key, {name: seconds(given, name) for name in given})
+        self._say(None)
+
     def result(self, session: Session) -> None:
         given = self._json()
         if "reference" in given:
@@ -372,6 +381,7 @@ ROUTES: dict[str, tuple[str, Callable[[Handler, Any], None]]] = {
     "/stream/read": ("POST", Handler.read_stream),
     "/spawn": ("POST", Handler.spawn),
     "/delegate": ("POST", Handler.delegate),
+    "/phases": ("POST", Handler.phases),
     "/result": ("POST", Handler.result),
     "/error": ("POST", Handler.error),
     "/next": ("POST", Handler.next),

@@ -5,17 +5,21 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
 
 from mission_control.jobs import refuse_asynchronous
+from mission_control.map_reduce import pairs
 from mission_control.map_reduce.keys import Ranges, hash_of, partition_by_hash
 from mission_control.map_reduce.output import items_of, put_items, write_items
-from mission_control.map_reduce.pairs import Table, merged
+from mission_control.map_reduce.pairs import Table
+from mission_control.map_reduce.phases import note_phases
 from mission_control.objects import Reference
 
 if TYPE_CHECKING:
@@ -26,11 +30,8 @@ __all__ = ["Output", "items_of", "mapreduce"]
 SAMPLES_PER_INPUT = 1000
 """As in the sort workload: with 16 inputs the largest part is within some 10 % of the mean."""
 
-Pairs = Iterable[tuple[Any, Any]]
-Mapper = Callable[[Any], Pairs]
+Mapper = Callable[[Any], Iterable[Any]]
 Reducer = Callable[[Any, Iterable[Any]], Iterable[Any]]
-Combiner = Callable[[Any, Any], Any]
-Partitioner = Callable[[Any, int], int]
 
 
 class Output(NamedTuple):
@@ -49,7 +50,10 @@ class Output(NamedTuple):
 class Mapped(NamedTuple):
     """What a map task returns."""
 
-    reference: Reference
+    references: list[Reference]
+    """Each with a part for each reduce task."""
+    schema: Any
+    """Of tables; ``None``: they are pairs, or there are none."""
     seconds: float
 
 
@@ -57,9 +61,9 @@ def mapreduce(
     inputs: Sequence[Any],
     *,
     map: Mapper,
-    reduce: Reducer,
-    partition: Partitioner | str = "hash",
-    combine: Combiner | None = None,
+    reduce: Callable[..., Any] | None = None,
+    partition: Callable[[Any, int], Any] | str = "hash",
+    combine: Callable[..., Any] | None = None,
     reducers: int | None = None,
     sample: Callable[[Any], Iterable[Any]] | None = None,
     outputs: str | os.PathLike[str] | None = None,
@@ -68,6 +72,11 @@ def mapreduce(
 ) -> list[Future]:
     """Map each input to pairs of keys and values, bring all values of a key together, and reduce them.
 
+    In place of pairs `map` may give tables of Arrow (`pyarrow.Table`, `RecordBatch`), whose first column is the key.
+    Then `combine` makes a table of a table of the same columns, with fewer rows; `reduce` is called with tables in
+    order of their keys, each of which has all rows of its keys, and gives a table, bytes or a text, ``None``, or an
+    iterable of them; and a function as `partition` is called with the array of keys, and gives an array of numbers.
+
     ``mapreduce(paths, map=words, reduce=count, combine=operator.add)`` counts words, if ``words(path)`` yields
     ``(word, 1)`` and ``count(word, counts)`` yields ``(word, sum(counts))``.
 
@@ -75,7 +84,8 @@ def mapreduce(
         inputs: A map task for each: paths, futures, references, whatever `map` takes.
         map: Called with an input; gives pairs. Keys can be hashed.
         reduce: Called with a key and an iterator of its values, in no order; gives any number of items. The values are
-            not all in memory, so one key may have half of them.
+            not all in memory, so one key may have half of them. If not given, the pairs are the items, or the tables
+            (a key may go on in the next one then).
         partition: Which reduce task gets a key: ``"hash"``; ``"range"``: in order, by a sample of the keys, for which
             the call waits, and each reduce task gets its keys in order; or a function of the key and the number of
             reduce tasks.
@@ -110,17 +120,16 @@ def mapreduce(
     if outputs is not None and any(Path(outputs).glob("part-*")):
         raise ValueError(f"outputs={os.fspath(outputs)!r} has files of another job: give a folder without them")
     run = uuid4().hex
-    # Dask tells stages by words of letters.
+    # Dask knows stages by words of letters.
     name = re.sub("[^A-Za-z]", "_", name) or "mapreduce"
-    by: Any = partition_by_hash if partition == "hash" else partition
-    order: Callable[[Any], Any] = hash_of if partition == "hash" else itself
+    by: Any = partition
     if partition == "range":
         keys = partial(sampled, map=map) if sample is None else partial(sampled_by, sample=sample)
         taken = [client.submit(keys, own, key=(f"{name}-sample-{run}", n)) for n, own in enumerate(inputs)]
         # By value: a sample that is taken again may be another one, and keys would go elsewhere.
         by = Ranges.of(client.gather(taken), count)
         del taken
-    given = {"map": map, "partition": by, "combine": combine, "reducers": count, "order": order}
+    given = {"map": map, "partition": by, "combine": combine, "reducers": count}
     mapped = [
         client.submit(map_one, own, key=(f"{name}-map-{run}", n), pure=False, **given) for n, own in enumerate(inputs)
     ]
@@ -128,7 +137,7 @@ def mapreduce(
     for index in range(count):
         path = None if outputs is None else str(Path(outputs).absolute() / f"part-{index:05}")
         key = (f"{name}-reduce-{run}", index)
-        made.append(client.submit(reduce_one, mapped, index, reduce, order, path, key=key, pure=False))
+        made.append(client.submit(reduce_one, mapped, index, reduce, combine, path, key=key, pure=False))
     return made
 
 
@@ -137,47 +146,89 @@ def itself(key: Any) -> Any:
 
 
 def sampled(given: Any, map: Mapper) -> list[Any]:
-    return [key for key, _ in itertools.islice(map(given), SAMPLES_PER_INPUT) if key == key]
+    first, items = peeked(map(given))
+    if is_batch(first):
+        from mission_control.map_reduce.batches import sample_of, table_of
+
+        return sample_of(table_of(first), SAMPLES_PER_INPUT)
+    return [key for key, _ in itertools.islice(items, SAMPLES_PER_INPUT) if key == key]
 
 
 def sampled_by(given: Any, sample: Callable[[Any], Iterable[Any]]) -> list[Any]:
     return [key for key in sample(given) if key == key]
 
 
-def map_one(
-    given: Any,
-    map: Mapper,
-    partition: Partitioner,
-    combine: Combiner | None,
-    reducers: int,
-    order: Callable[[Any], Any],
-) -> Mapped:
+def peeked(items: Iterable[Any]) -> tuple[Any, Iterable[Any]]:
+    """Return the first item, ``None`` if there is none, and all of them."""
+    if isinstance(items, Mapping):
+        raise TypeError(f"map gave {type(items).__name__}, not pairs: yield each key with its value (.items())")
+    if is_batch(items):
+        items = [items]
+    items = iter(items)
+    first = list(itertools.islice(items, 1))
+    return first[0] if first else None, itertools.chain(first, items)
+
+
+def is_batch(item: Any) -> bool:
+    """Whether it is a table of Arrow, which nobody may have who gives none."""
+    if "pyarrow" not in sys.modules:
+        return False
+    from mission_control.map_reduce import batches
+
+    return batches.is_batch(item)
+
+
+def map_one(given: Any, map: Mapper, partition: Any, combine: Any, reducers: int) -> Mapped:
     """A map task."""
     began = time.monotonic()
-    table = Table(partition, reducers, combine, order)
-    table.add_all(map(given))
-    return Mapped(table.put(), time.monotonic() - began)
+    first, items = peeked(map(given))
+    made: Any
+    if is_batch(first):
+        from mission_control.map_reduce.batches import Batches
+
+        made = Batches(partition, reducers, combine)
+    else:
+        by, order = (partition_by_hash, hash_of) if partition == "hash" else (partition, itself)
+        made = Table(by, reducers, combine, order)
+    made.add_all(items)
+    seconds = time.monotonic() - began
+    note_phases(map_s=seconds)
+    return Mapped(made.references, getattr(made, "schema", None), seconds)
 
 
-def items_from(reduce: Reducer, key: Any, values: Iterable[Any]) -> Iterable[Any]:
-    """Reduce a key.
+def items_from(reduce: Reducer | None, key: Any, values: Iterable[Any]) -> Iterable[Any]:
+    """Reduce a key; without `reduce` its pairs are the items.
 
     Raises:
         TypeError: It gave an item in place of items.
     """
+    if reduce is None:
+        return ((key, value) for value in values)
     items = reduce(key, values)
     if isinstance(items, str | bytes | tuple):
         raise TypeError(f"reduce gave {items!r} for {key!r}: yield each item, or return a list of them")
     return items
 
 
-def reduce_one(
-    mapped: list[Mapped], index: int, reduce: Reducer, order: Callable[[Any], Any], path: str | None
-) -> Output:
+def reduce_one(mapped: list[Mapped], index: int, reduce: Any, combine: Any, path: str | None) -> Output:
     """A reduce task."""
     began = time.monotonic()
-    with merged([own.reference for own in mapped], index) as (groups, shuffle_s):
-        items = itertools.chain.from_iterable(items_from(reduce, key, values) for key, values in groups)
-        value, count = put_items(items) if path is None else write_items(items, path)
+    references = list(itertools.chain.from_iterable(own.references for own in mapped))
+    schemas = [own.schema for own in mapped if own.schema is not None]
+    with ExitStack() as stack:
+        if schemas:
+            from mission_control.map_reduce import batches
+
+            if any(own.references and own.schema is None for own in mapped):
+                raise TypeError("map gave tables of Arrow for some inputs, and pairs for others: give the same for all")
+            merged = batches.merged(references, schemas, index, combine)
+            tables, shuffle_s, limit = stack.enter_context(merged)
+            items = batches.items_from(reduce, tables, schemas[0], limit)
+            value, count = batches.put_tables(items) if path is None else batches.write_tables(items, path)
+        else:
+            groups, shuffle_s = stack.enter_context(pairs.merged(references, index))
+            items = itertools.chain.from_iterable(items_from(reduce, key, values) for key, values in groups)
+            value, count = put_items(items) if path is None else write_items(items, path)
     reduce_s = time.monotonic() - began - shuffle_s
+    note_phases(shuffle_s=shuffle_s, reduce_s=reduce_s)
     return Output(value, count, sum(own.seconds for own in mapped), shuffle_s, reduce_s)

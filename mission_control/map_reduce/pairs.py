@@ -1,8 +1,8 @@
 """Pairs of keys and values on their way from map to reduce tasks.
 
-A map task's part for a reduce task has *runs*: pairs in the order of their keys' numbers (or of the keys themselves).
-A run lies in blocks, each pickled. A reduce task merges all runs; if they are more than its share of memory it merges
-some of them first, to files.
+A map task puts an object for some 64 MiB of pairs. Its part for a reduce task is a *run*: pairs in the order of their
+keys' numbers (or of the keys themselves), in blocks, each pickled. A reduce task merges all runs; if they are more than
+its share of memory, it merges some of them first, to files.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ import pickle
 import struct
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from operator import itemgetter
 from typing import IO, Any
 
 import cloudpickle  # type: ignore[import-untyped]
 
+from mission_control.map_reduce.groups import in_groups, share_of_memory
 from mission_control.objects import Reference, allocate, data_plane, fetch, put
 
 BLOCK_PAIRS, BLOCK_BYTES = 4096, 1 << 20
@@ -28,12 +29,8 @@ TABLE_PAIRS, TABLE_BYTES = 1 << 20, 64 << 20
 """A map task has no more pairs than this in memory as Python's objects, and about so many bytes of them."""
 WEIGHED = 512
 """Of so many pairs one is weighed."""
-MEMORY_FRACTION = 0.125
-"""Of the worker's memory the runs of all its reduce tasks may take this; what is more is merged to files first."""
-MERGED_MAX = 128
-"""Parts that are merged at once."""
-HEAD = struct.Struct("<?Q")
-"""Of a block: whether it begins a run, and its bytes."""
+HEAD = struct.Struct("<Q")
+"""Of a block: its bytes."""
 
 Item = tuple[Any, Any, Any]
 """The number by which keys are in order, the key, and the value."""
@@ -50,7 +47,7 @@ class Table:
         order: Callable[[Any], Any],
     ):
         self.partition, self.reducers, self.combine, self.order = partition, reducers, combine, order
-        self.pieces: list[list[bytes]] = [[] for _ in range(reducers)]
+        self.references: list[Reference] = []
 
     def add_all(self, pairs: Iterable[tuple[Any, Any]]) -> None:
         if self.combine is None:
@@ -83,7 +80,7 @@ class Table:
         self._flush(held.items())
 
     def _flush(self, pairs: Iterable[tuple[Any, Any]]) -> None:
-        """Make a run of these pairs for each reduce task that gets some."""
+        """Put a run of these pairs for each reduce task that gets some."""
         by_reducer: list[list[Item]] = [[] for _ in range(self.reducers)]
         for key, value in pairs:
             if key != key:
@@ -92,32 +89,34 @@ class Table:
             if not 0 <= place < self.reducers:
                 raise ValueError(f"partition gave {place} for {key!r}: reduce tasks are 0 to {self.reducers - 1}")
             by_reducer[place].append((self.order(key), key, value))
-        for items, pieces in zip(by_reducer, self.pieces, strict=True):
+        if not any(by_reducer):
+            return
+        runs: list[list[bytes]] = []
+        for items in by_reducer:
             items.sort(key=itemgetter(0))
-            pieces += blocks_of(items)
-
-    def put(self) -> Reference:
-        """Put what each reduce task gets, as its part."""
-        sizes = [sum(map(len, pieces)) for pieces in self.pieces]
-        if not sum(sizes):
-            return put([b""] * self.reducers)
-        segment = allocate(sum(sizes))
-        view = memoryview(segment)
-        start = 0
-        for pieces in self.pieces:
-            for piece in pieces:
-                view[start : start + len(piece)] = piece
-                start += len(piece)
+            runs.append(list(blocks_of(items)))
             # Not all of it twice in memory.
-            pieces.clear()
-        view.release()
-        return put(segment, sizes=sizes)
+            items.clear()
+        self.references.append(put_runs(runs))
+
+
+def put_runs(runs: list[list[bytes]]) -> Reference:
+    """Put what each reduce task gets, as its part."""
+    sizes = [sum(map(len, blocks)) for blocks in runs]
+    segment = allocate(sum(sizes))
+    view = memoryview(segment)
+    start = 0
+    for blocks in runs:
+        for block in blocks:
+            view[start : start + len(block)] = block
+            start += len(block)
+        blocks.clear()
+    view.release()
+    return put(segment, sizes=sizes)
 
 
 def weighed(pairs: Iterable[tuple[Any, Any]]) -> Iterator[tuple[list[tuple[Any, Any]], int]]:
     """Return some pairs after the others, and about how many bytes each has."""
-    if isinstance(pairs, Mapping):
-        raise TypeError(f"map gave {type(pairs).__name__}, not pairs: yield each key with its value (.items())")
     pairs = iter(pairs)
     count = 1
     while some := list(itertools.islice(pairs, count)):
@@ -143,11 +142,11 @@ def pickled(value: Any) -> bytes:
 def blocks_of(items: Iterable[Item]) -> Iterator[bytes]:
     """Pickle a run."""
     items = iter(items)
-    begins, count = True, 1
+    count = 1
     while some := list(itertools.islice(items, count)):
         block = pickled(some)
-        yield HEAD.pack(begins, len(block)) + block
-        begins, count = False, of_a_block(some)
+        yield HEAD.pack(len(block)) + block
+        count = of_a_block(some)
 
 
 def of_a_block(some: list[Any]) -> int:
@@ -155,30 +154,21 @@ def of_a_block(some: list[Any]) -> int:
     return max(min(BLOCK_PAIRS, BLOCK_BYTES // weight_of(some[0])), 1)
 
 
-def runs_of(part: memoryview) -> list[Iterator[Item]]:
-    """Return the runs of a part."""
-    runs: list[list[memoryview]] = []
+def run_of(part: memoryview) -> Iterator[Item]:
+    """Return the run that is a part."""
     start = 0
     while start < len(part):
-        begins, length = HEAD.unpack_from(part, start)
+        (length,) = HEAD.unpack_from(part, start)
         start += HEAD.size
-        if begins:
-            runs.append([])
-        runs[-1].append(part[start : start + length])
+        yield from pickle.loads(part[start : start + length])
         start += length
-    return [items_in(run) for run in runs]
-
-
-def items_in(blocks: Iterable[Any]) -> Iterator[Item]:
-    for block in blocks:
-        yield from pickle.loads(block)
 
 
 def run_in(file: IO[bytes]) -> Iterator[Item]:
     """Return the run that a file has."""
     file.seek(0)
     while head := file.read(HEAD.size):
-        _, length = HEAD.unpack(head)
+        (length,) = HEAD.unpack(head)
         yield from pickle.loads(file.read(length))
 
 
@@ -190,13 +180,12 @@ def merged(references: Sequence[Reference], index: int) -> Iterator[tuple[Groups
         Each key with its values, and how many seconds it took to bring them and to merge what was too much.
     """
     worker, _, _ = data_plane("mapreduce")
-    limit = worker.memory_manager.memory_limit or (1 << 30)
     began = time.monotonic()
     with ExitStack() as stack:
         runs: list[Iterator[Item]] = []
-        groups = list(in_groups(references, index, int(limit * MEMORY_FRACTION / worker.state.nthreads)))
+        groups = in_groups(references, index, share_of_memory(worker))
         for group in groups:
-            found = [run for part in fetch(group, part=index) for run in runs_of(memoryview(part))]
+            found = [run_of(memoryview(part)) for part in fetch(group, part=index)]
             if len(groups) > 1:
                 file = stack.enter_context(tempfile.TemporaryFile(dir=worker.local_directory))
                 for block in blocks_of(heapq.merge(*found, key=itemgetter(0))):
@@ -204,21 +193,6 @@ def merged(references: Sequence[Reference], index: int) -> Iterator[tuple[Groups
                 found = [run_in(file)]
             runs += found
         yield Groups(heapq.merge(*runs, key=itemgetter(0))), time.monotonic() - began
-
-
-def in_groups(references: Sequence[Reference], index: int, limit: int) -> Iterator[list[Reference]]:
-    """Cut objects into groups of few whose parts have so many bytes together, or are one."""
-    group: list[Reference] = []
-    held = 0
-    for reference in references:
-        size = reference.sizes[index]
-        if group and (held + size > limit or len(group) == MERGED_MAX):
-            yield group
-            group, held = [], 0
-        group.append(reference)
-        held += size
-    if group:
-        yield group
 
 
 class Groups:

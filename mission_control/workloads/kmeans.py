@@ -11,8 +11,9 @@ of convergence are scikit-learn's (``KMeans``, algorithm ``lloyd``), so that its
 from __future__ import annotations
 
 import operator
+import time
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,6 +23,8 @@ import numpy as np
 from distributed import get_client, get_worker
 
 import mission_control
+from mission_control.map_reduce import Output, items_of
+from mission_control.map_reduce.phases import note_phases
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -113,6 +116,8 @@ class KMeans:
     def run(self, client: Client, say: Callable[[str], None]) -> None:
         if self.engine == "java":
             centres = self.in_java(client, say)
+        elif self.engine == "mapreduce":
+            centres = self.map_reduced(client, say)
         else:
             centres = (self.delegated if self.driver == "tasks" else self.driven)(client, say)
         result = client.submit(copy_of, centres, self.dimensions, key=f"kmeans-result-{uuid4().hex}", pure=False)
@@ -146,6 +151,21 @@ class KMeans:
         moves = client.submit(operator.itemgetter(0), last, key=f"kmeans-moves-{uuid4().hex}", pure=False).result()
         self.moves = [Move(own["shift"], own["counted"], tuple(own["labels"])) for own in moves]
         return client.submit(first_reference, last, key=f"kmeans-next-{uuid4().hex}", pure=False)
+
+    def map_reduced(self, client: Client, say: Callable[[str], None]) -> Future:
+        """As :meth:`driven`; each iteration is a job of the library."""
+        columns = self.dimensions
+        centres = client.submit(put_rows, self.start, key=f"kmeans-start-{uuid4().hex}", pure=False)
+        while True:
+            inputs = [(points, centres) for points in self.data]
+            sums = partial(partial_sums, columns=columns)
+            made = mission_control.mapreduce(inputs, map=sums, reduce=moved, reducers=1, client=client, name="kmeans")
+            step = client.submit(step_of, made[0], key=f"kmeans-step-{uuid4().hex}", pure=False)
+            self.moves.append(step.result().move)
+            centres = client.submit(centres_of, step, key=f"kmeans-next-{uuid4().hex}", pure=False)
+            say(progress(self.moves, self.tolerance))
+            if len(self.moves) == ITERATIONS_MAX or standing(self.moves, self.tolerance):
+                return centres
 
     def driven(self, client: Client, say: Callable[[str], None]) -> Future:
         """The client submits each iteration."""
@@ -259,9 +279,19 @@ class Sums(NamedTuple):
     labels: int
 
 
-def assign(points: mission_control.Reference, centres: mission_control.Reference, columns: int) -> Sums:
+class Partial(NamedTuple):
+    """What is known of some points."""
+
+    sums: np.ndarray
+    """Of each centre the sum of its points, and their number in a last column."""
+    far: np.ndarray
+    """Points that are far from their centres: squared distance, centre, coordinates."""
+    labels: int
+
+
+def nearest(rows: np.ndarray, middle: np.ndarray) -> Partial:
     """Nearest centre of each point, and what the reduce task must know of that."""
-    rows, middle = rows_of(points, columns), rows_of(centres, columns)
+    columns = rows.shape[1]
     squares = (middle**2).sum(axis=1)
     labels = np.empty(len(rows), np.int32)
     for first in range(0, len(rows), ROWS):
@@ -279,26 +309,74 @@ def assign(points: mission_control.Reference, centres: mission_control.Reference
         distances = ((rows - middle[labels]) ** 2).sum(axis=1)
         farthest = distances.argsort()[-empty:]
         far = np.column_stack([distances[farthest], labels[farthest], rows[farthest]]).copy()
-    return Sums(mission_control.put([sums.data, far.data]), zlib.crc32(labels.tobytes()))
+    return Partial(sums, far, zlib.crc32(labels.tobytes()))
 
 
-def update(parts: list[Sums], before: mission_control.Reference, columns: int) -> Step:
+def moved_from(old: np.ndarray, parts: list[Partial]) -> tuple[np.ndarray, Move]:
     """The new centres. One that lost all its points goes to the point that is farthest from its own centre, which loses
     it (as scikit-learn does)."""
-    fetched = [
-        np.frombuffer(memoryview(entry), np.float64) for entry in mission_control.fetch([entry.sums for entry in parts])
-    ]
-    total = np.sum([entry.reshape(-1, columns + 1) for entry in fetched[::2]], axis=0)
-    far = np.concatenate([entry.reshape(-1, columns + 2) for entry in fetched[1::2]])
+    columns = old.shape[1]
+    total = np.sum([own.sums for own in parts], axis=0)
+    far = np.concatenate([own.far for own in parts])
     empty = np.flatnonzero(total[:, columns] == 0)
     for centre, point in zip(empty, far[far[:, 0].argsort()[::-1]], strict=False):
         if point[0] > 0:
             total[int(point[1])] -= (*point[2:], 1)
             total[centre] = (*point[2:], 1)
-    counts, old = total[:, columns:], rows_of(before, columns)
+    counts = total[:, columns:]
     new = np.where(counts > 0, total[:, :columns] / np.maximum(counts, 1), old)
     shift = float(((new - old) ** 2).sum())
-    return Step(put_rows(new), Move(shift, int(counts.sum()), tuple(part.labels for part in parts)))
+    return new, Move(shift, int(counts.sum()), tuple(own.labels for own in parts))
+
+
+def assign(points: mission_control.Reference, centres: mission_control.Reference, columns: int) -> Sums:
+    """A map task."""
+    began = time.monotonic()
+    known = nearest(rows_of(points, columns), rows_of(centres, columns))
+    sums = Sums(mission_control.put([known.sums.data, known.far.data]), known.labels)
+    note_phases(map_s=time.monotonic() - began)
+    return sums
+
+
+def update(parts: list[Sums], before: mission_control.Reference, columns: int) -> Step:
+    """A reduce task."""
+    began = time.monotonic()
+    fetched = [
+        np.frombuffer(memoryview(entry), np.float64) for entry in mission_control.fetch([entry.sums for entry in parts])
+    ]
+    sums = (entry.reshape(-1, columns + 1) for entry in fetched[::2])
+    far = (entry.reshape(-1, columns + 2) for entry in fetched[1::2])
+    known = [Partial(*each) for each in zip(sums, far, (part.labels for part in parts), strict=True)]
+    shuffled = time.monotonic()
+    centres, move = moved_from(rows_of(before, columns), known)
+    step = Step(put_rows(centres), move)
+    note_phases(shuffle_s=shuffled - began, reduce_s=time.monotonic() - shuffled)
+    return step
+
+
+# --- on the library ---------------------------------------------------------------------------------------------------
+
+
+def partial_sums(
+    given: tuple[mission_control.Reference, mission_control.Reference], columns: int
+) -> Iterator[tuple[int, tuple[np.ndarray, Partial]]]:
+    """The map function: one key, for one reduce task, which needs the centres, too."""
+    points, centres = given
+    middle = rows_of(centres, columns)
+    yield 0, (middle, nearest(rows_of(points, columns), middle))
+
+
+def moved(key: int, values: Iterable[tuple[np.ndarray, Partial]]) -> Iterator[tuple[np.ndarray, Move]]:
+    """The reduce function."""
+    (old, *_), parts = zip(*values, strict=True)
+    # In one order in all iterations, whatever that of the values is.
+    yield moved_from(old, sorted(parts, key=operator.attrgetter("labels")))
+
+
+def step_of(output: Output) -> Step:
+    assert isinstance(output.value, mission_control.Reference)
+    ((centres, move),) = items_of(output.value)
+    return Step(put_rows(centres), move)
 
 
 # --- without a client -----------------------------------------------------------------------------------------------

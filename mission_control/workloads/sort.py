@@ -9,7 +9,8 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,8 +20,10 @@ import numpy as np
 
 import mission_control
 from mission_control import _native
+from mission_control.map_reduce.phases import note_phases
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from distributed import Client
 
     from mission_control.scenario import Workload
@@ -53,6 +56,7 @@ class Sort:
         self.seed = workload.seed * 1000 + number
         self.inputs = [folder / f"input-{index:05}" for index in range(self.partitions)]
         self.outputs = [folder / f"output-{index:05}" for index in range(self.reducers)]
+        self.sorted = folder / "sorted"
         self.made: list[tuple[int, int]] = []
 
     def prepare(self, client: Client, say: Callable[[str], None]) -> None:
@@ -76,6 +80,9 @@ class Sort:
         return keys[places].tobytes()
 
     def run(self, client: Client, say: Callable[[str], None]) -> None:
+        if self.engine == "mapreduce":
+            self.map_reduce(client, say)
+            return
         say("samples its keys")
         splitters = self.splitters(client)
         say("maps, shuffles and reduces")
@@ -109,6 +116,23 @@ class Sort:
         ]
         del parts  # what is reduced need not be kept
         client.gather(done)
+
+    def map_reduce(self, client: Client, say: Callable[[str], None]) -> None:
+        """The same work on the library."""
+        say("samples its keys, maps, shuffles and reduces")
+        seeds = zip(self.inputs, range(self.partitions), strict=True)
+        made = mission_control.mapreduce(
+            list(seeds),
+            map=records_of,
+            reduce=as_bytes,
+            partition="range",
+            sample=sampled_keys,
+            reducers=self.reducers,
+            outputs=self.sorted,
+            client=client,
+            name="sort",
+        )
+        self.outputs = [Path(output.value) for output in client.gather(made)]
 
     def map_in_java(self, splitters: bytes) -> Callable[[Path], mission_control.Reference]:
         keys = [splitters[start : start + KEY].decode() for start in range(0, len(splitters), KEY)]
@@ -195,15 +219,44 @@ def read_file(path: Path) -> _native.Segment:
 
 def map_file(path: Path, splitters: bytes) -> mission_control.Reference:
     """Splits a file into the parts of the reduce tasks."""
+    began = time.monotonic()
     whole = read_file(path)
     parts = mission_control.allocate(len(whole))
     sizes = _native.records_partition(whole, splitters, parts)
-    return mission_control.put(parts, sizes=sizes)
+    made = mission_control.put(parts, sizes=sizes)
+    note_phases(map_s=time.monotonic() - began)
+    return made
 
 
 def reduce_part(references: list[mission_control.Reference], index: int, path: Path) -> int:
     """Fetches one part of each, sorts and writes it; gives the number of bytes."""
-    return write_sorted(mission_control.fetch(references, part=index), path)
+    began = time.monotonic()
+    parts = mission_control.fetch(references, part=index)
+    fetched = time.monotonic()
+    written = write_sorted(parts, path)
+    note_phases(shuffle_s=fetched - began, reduce_s=time.monotonic() - fetched)
+    return written
+
+
+def records_of(given: tuple[Path, int]) -> pa.Table:
+    """A whole file as a column of records: in the order of their bytes they are in that of their keys."""
+    import pyarrow as pa
+
+    whole = read_file(given[0])
+    buffers = [None, pa.py_buffer(whole)]
+    column = pa.Array.from_buffers(pa.binary(RECORD), len(whole) // RECORD, buffers)
+    return pa.Table.from_arrays([column], ["record"])
+
+
+def sampled_keys(given: tuple[Path, int]) -> list[bytes]:
+    keys = sample_keys(*given)
+    return [keys[start : start + KEY] for start in range(0, len(keys), KEY)]
+
+
+def as_bytes(table: pa.Table) -> Iterator[memoryview]:
+    """Sorted records, as they go to the file."""
+    for chunk in table.column(0).chunks:
+        yield memoryview(chunk.buffers()[1])[chunk.offset * RECORD : (chunk.offset + len(chunk)) * RECORD]
 
 
 def map_file_in_java(path: Path, keys: list[str]) -> mission_control.Reference:
@@ -219,7 +272,7 @@ def reduce_part_in_java(references: list[mission_control.Reference], index: int,
 def write_sorted(records: Sequence[Any], path: Path) -> int:
     """Sorts records of several buffers into memory of the data plane, and writes them whole or not at all."""
     out = mission_control.allocate(sum(map(len, records)), scratch=True)
-    _native.records_sort(records, out)
+    _native.rows_sort(records, RECORD, KEY, out)
     part = path.with_name(path.name + ".part")
     with open(part, "wb", buffering=0) as file:
         view = memoryview(out)

@@ -47,9 +47,7 @@ class WordCount:
         self.seed = workload.seed * 1000 + number
         self.inputs = [folder / f"text-{index:05}" for index in range(self.partitions)]
         self.expected: Counter[bytes] = Counter()
-        self.outputs: list[Output] = []
         self.counted: list[Any] = []
-        self.phases: dict[str, float] = {}
 
     def prepare(self, client: Client, say: Callable[[str], None]) -> None:
         say(f"writes {_native.format_bytes(self.bytes)} of text in {self.partitions} files")
@@ -66,20 +64,14 @@ class WordCount:
         say("counts")
         given: dict[str, Any] = {"map": words, "reduce": count, "combine": operator.add, "name": "wordcount"}
         self.counted = mission_control.mapreduce(self.inputs, **given, reducers=self.reducers, client=client)
-        self.outputs = client.gather(self.counted)
-        each = self.outputs
-        self.phases = {
-            "map_s": each[0].map_s,
-            "shuffle_s": sum(own.shuffle_s for own in each),
-            "reduce_s": sum(own.reduce_s for own in each),
-        }
+        client.gather(self.counted)
 
     def check(self, client: Client, say: Callable[[str], None]) -> dict[str, bool]:
         say("compares with what was written")
         found: list[tuple[bytes, int]] = []
         for output in self.counted:
             found += client.submit(all_items, output, pure=False).result()
-        self.counted, self.outputs = [], []
+        self.counted = []
         return {
             "each word once": len({word for word, _ in found}) == len(found),
             "counts": Counter(dict(found)) == self.expected,

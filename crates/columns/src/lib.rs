@@ -1,4 +1,5 @@
-//! Rows of columns: their hashes, which say where each goes; split by output partition into parts; and joined to columns again.
+//! Rows of columns: their hashes and ranges, which say where each goes; split by output partition into parts; joined to columns again;
+//! and sorted.
 //!
 //! A column has one or more buffers, laid out as Apache Arrow and NumPy have them: values of one width, bits, or offsets and
 //! bytes. A part holds the rows of all buffers that go to one output partition:
@@ -15,10 +16,12 @@
 
 mod hash;
 mod join;
+mod order;
 mod split;
 
 pub use hash::{Column, hash_column, hash_rows};
 pub use join::{Joined, measure};
+pub use order::{ranges, sort_rows};
 pub use split::Split;
 
 /// Where a buffer's offsets are, one more than rows.

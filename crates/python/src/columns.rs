@@ -3,7 +3,7 @@
 use crate::endpoint::OfIo;
 use crate::memory::{Bytes, Segment, buffer_of, bytes_of};
 use crate::{bad_input, detached};
-use mission_columns::{Buffer, Column, Kind, Offsets, Split, hash_column, hash_rows, measure};
+use mission_columns::{Buffer, Column, Kind, Offsets, Split, hash_column, hash_rows, measure, ranges, sort_rows};
 use mission_transport::segment::{self, Pool};
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyOSError;
@@ -262,4 +262,44 @@ pub fn columns_hash(
         _ => Err("one column, or tuples".into()),
     })?;
     done.map_err(bad_input)
+}
+
+/// Writes to `out` (8 bytes for each row) how many of the ascending splitters each row is not below.
+#[pyfunction]
+pub fn columns_ranges(
+    py: Python<'_>,
+    column: Described<'_>,
+    splitters: Vec<Vec<u8>>,
+    out: &Bound<'_, PyAny>,
+) -> PyResult<()> {
+    let given = Given::new(column)?;
+    let bytes = given.bytes()?;
+    let buffer = given.buffer(&bytes)?;
+    let out = PyBuffer::<i64>::get(out)?;
+    if out.readonly() || !out.is_c_contiguous() {
+        return Err(bad_input("the output is read-only, or has gaps"));
+    }
+    let numbers: &mut [i64] = match out.item_count() {
+        0 => &mut [],
+        // SAFETY: contiguous and writable, of that many items, and made by the caller for this call alone.
+        count => unsafe { std::slice::from_raw_parts_mut(out.buf_ptr().cast(), count) },
+    };
+    detached(py, || ranges(&buffer, &splitters, numbers))?.map_err(bad_input)
+}
+
+/// Sorts rows of one width by their first bytes into `out`; equal keys keep their order.
+#[pyfunction]
+pub fn rows_sort(
+    py: Python<'_>,
+    inputs: Vec<Bound<'_, PyAny>>,
+    width: usize,
+    key: usize,
+    out: &Segment,
+) -> PyResult<()> {
+    let buffers = inputs.iter().map(buffer_of).collect::<PyResult<Vec<_>>>()?;
+    // SAFETY: `buffers` holds them, and the caller does not write to its inputs meanwhile.
+    let inputs = buffers.iter().map(|buffer| unsafe { bytes_of(buffer) }).collect::<PyResult<Vec<_>>>()?;
+    let mut out = out.exclusive(&inputs)?;
+    detached(py, || sort_rows(&inputs.iter().map(|own| &**own).collect::<Vec<_>>(), width, key, out.bytes_mut()))?
+        .map_err(bad_input)
 }

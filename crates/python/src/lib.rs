@@ -25,7 +25,7 @@ mod _native {
     #[pymodule_export]
     use super::_panic;
     #[pymodule_export]
-    use super::columns::{ColumnSplit, columns_hash};
+    use super::columns::{ColumnSplit, columns_hash, columns_ranges, rows_sort};
     #[pymodule_export]
     use super::control::Controller;
     #[pymodule_export]
@@ -47,7 +47,7 @@ mod _native {
     #[pymodule_export]
     use super::memory::{Part, Segment};
     #[pymodule_export]
-    use super::records::{records_check, records_partition, records_sort};
+    use super::records::{records_check, records_partition};
     #[pymodule_export]
     use super::stream::{StreamReader, StreamWriter};
     #[pymodule_export]

@@ -1,6 +1,6 @@
 //! The inner loops of the sort workload: records of 100 bytes with a 10-byte key, as in the public sort benchmark.
 
-use crate::memory::{Bytes, Exclusive, Segment, buffer_of, bytes_of};
+use crate::memory::{Segment, buffer_of, bytes_of};
 use crate::{bad_input, detached};
 use pyo3::prelude::*;
 
@@ -21,18 +21,6 @@ fn records(bytes: &[u8]) -> PyResult<std::slice::ChunksExact<'_, u8>> {
     Ok(bytes.chunks_exact(RECORD))
 }
 
-/// The right to write `len` bytes to a segment.
-///
-/// # Errors
-/// It has another size, or is not for this call alone.
-fn writable<'a>(out: &'a Segment, inputs: &[Bytes<'_>]) -> PyResult<Exclusive<'a>> {
-    let len: usize = inputs.iter().map(|input| input.len()).sum();
-    if out.inner.len() != len {
-        return Err(bad_input(format!("the output has {} bytes, the input {len}", out.inner.len())));
-    }
-    out.exclusive(inputs)
-}
-
 /// Splits records by ascending splitter keys into `out`; gives the bytes of each part, one more than splitters.
 #[pyfunction]
 pub fn records_partition(
@@ -46,7 +34,10 @@ pub fn records_partition(
     let input = unsafe { bytes_of(&buffer) }?;
     let records = records(&input)?;
     let bounds: Vec<u128> = splitters.chunks_exact(KEY).map(key).collect();
-    let mut out = writable(out, std::slice::from_ref(&input))?;
+    if out.inner.len() != input.len() {
+        return Err(bad_input(format!("the output has {} bytes, the input {}", out.inner.len(), input.len())));
+    }
+    let mut out = out.exclusive(std::slice::from_ref(&input))?;
     detached(py, || {
         let out = out.bytes_mut();
         let parts: Vec<u32> =
@@ -63,34 +54,6 @@ pub fn records_partition(
             *at += RECORD;
         }
         counts.iter().map(|count| count * RECORD as u64).collect()
-    })
-}
-
-/// Sorts records of several inputs, at most 65,536, by key into `out`; equal keys keep their order.
-#[pyfunction]
-pub fn records_sort(py: Python<'_>, inputs: Vec<Bound<'_, PyAny>>, out: &Segment) -> PyResult<()> {
-    let buffers = inputs.iter().map(buffer_of).collect::<PyResult<Vec<_>>>()?;
-    // SAFETY: as above.
-    let inputs = buffers.iter().map(|buffer| unsafe { bytes_of(buffer) }).collect::<PyResult<Vec<_>>>()?;
-    if inputs.len() > 1 << 16 {
-        return Err(bad_input(format!("{} inputs are more than 65,536: join some of them first", inputs.len())));
-    }
-    let parts = inputs.iter().map(|input| records(input)).collect::<PyResult<Vec<_>>>()?;
-    let mut out = writable(out, &inputs)?;
-    detached(py, || {
-        let out = out.bytes_mut();
-        // Key above, place below: one comparison of numbers, and stable.
-        let entries = parts.iter().enumerate().flat_map(|(part, records)| {
-            let part = (part as u128) << 32;
-            records.clone().enumerate().map(move |(place, record)| key(record) << 48 | part | place as u128)
-        });
-        let mut order: Vec<u128> = Vec::with_capacity(out.len() / RECORD);
-        order.extend(entries);
-        order.sort_unstable();
-        for (to, entry) in out.chunks_exact_mut(RECORD).zip(&order) {
-            let (part, place) = ((*entry >> 32) as u16 as usize, *entry as u32 as usize);
-            to.copy_from_slice(&inputs[part][place * RECORD..(place + 1) * RECORD]);
-        }
     })
 }
 

@@ -139,6 +139,11 @@ public final class Context {
         delegated = true;
     }
 
+    /** Says how many seconds phases of this task took, for the records: {@code map_s}, {@code shuffle_s}, {@code reduce_s}. */
+    public void notePhases(Map<String, Double> seconds) throws IOException {
+        worker.ask(credential, "POST", "/phases", seconds);
+    }
+
     void ended(Object result) throws IOException {
         Map<String, Object> said = new LinkedHashMap<>();
         if (delegated || opened) {

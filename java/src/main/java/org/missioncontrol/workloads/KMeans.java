@@ -6,6 +6,7 @@ import java.nio.ByteOrder;
 import java.util.ArrayList;
 import java.util.Comparator;
 import java.util.List;
+import java.util.Map;
 import java.util.stream.IntStream;
 import java.util.zip.CRC32;
 import org.missioncontrol.Call;
@@ -79,6 +80,7 @@ public final class KMeans {
     public static final class Assign implements Task {
         @Override
         public Object run(Context context) throws IOException {
+            Stopwatch watch = new Stopwatch();
             int columns = context.arguments(Plan.class).columns();
             double[] points = numbersOf(context, context.inputs().get(0), 0);
             double[] centres = numbersOf(context, context.inputs().get(1), 0);
@@ -110,7 +112,9 @@ public final class KMeans {
                 sums[sum + columns]++;
             }
             double[] far = far(points, columns, labels, distances, empty(sums, columns));
-            return context.put(bytesOf(sums), bytesOf(far), checksum(labels));
+            Reference made = context.put(bytesOf(sums), bytesOf(far), checksum(labels));
+            context.notePhases(Map.of("map_s", watch.seconds()));
+            return made;
         }
 
         private static int empty(double[] sums, int columns) {
@@ -155,6 +159,7 @@ public final class KMeans {
     public static final class Update implements Task {
         @Override
         public Object run(Context context) throws IOException {
+            Stopwatch watch = new Stopwatch();
             State state = context.arguments(State.class);
             int columns = state.plan().columns();
             List<Reference> inputs = context.inputs();
@@ -175,6 +180,7 @@ public final class KMeans {
                 byte[] checksum = context.fetch(sums, 2);
                 labels.add(ByteBuffer.wrap(checksum).order(ByteOrder.LITTLE_ENDIAN).getLong());
             }
+            double shuffled = watch.seconds();
             fill(total, far, columns);
             double[] centres = old.clone();
             double shift = 0;
@@ -191,6 +197,7 @@ public final class KMeans {
             List<Move> moves = new ArrayList<>(state.moves());
             moves.add(new Move(shift, counted, labels));
             Reference made = context.put(bytesOf(centres));
+            context.notePhases(Map.of("shuffle_s", shuffled, "reduce_s", watch.seconds()));
             if (moves.size() == ITERATIONS_MAX || isStanding(moves, state.plan().tolerance())) {
                 return new Outcome(moves, List.of(made));
             }

@@ -41,6 +41,7 @@ public final class Sort {
 
         @Override
         public Object run(Context context) throws IOException {
+            Stopwatch watch = new Stopwatch();
             Given given = context.arguments(Given.class);
             byte[] all = Files.readAllBytes(Path.of(given.path()));
             byte[][] splitters = given.splitters().stream()
@@ -62,7 +63,9 @@ public final class Sort {
                 System.arraycopy(all, record * RECORD, split[part], filled[part], RECORD);
                 filled[part] += RECORD;
             }
-            return context.put(split);
+            Reference made = context.put(split);
+            context.notePhases(java.util.Map.of("map_s", watch.seconds()));
+            return made;
         }
 
         /** The number of splitters that are not above this key. */
@@ -87,6 +90,7 @@ public final class Sort {
 
         @Override
         public Object run(Context context) throws IOException {
+            Stopwatch watch = new Stopwatch();
             Given given = context.arguments(Given.class);
             List<Reference> inputs = context.inputs();
             long size = inputs.stream().mapToLong(input -> input.sizes().get(given.index())).sum();
@@ -101,6 +105,7 @@ public final class Sort {
                 }
                 filled += length;
             }
+            double shuffled = watch.seconds();
             Place[] places = new Place[all.length / RECORD];
             Arrays.setAll(places, record -> new Place(startOf(all, record * RECORD), record * RECORD));
             Arrays.sort(places, (one, other) -> {
@@ -116,6 +121,7 @@ public final class Sort {
             } finally {
                 Files.deleteIfExists(part);
             }
+            context.notePhases(java.util.Map.of("shuffle_s", shuffled, "reduce_s", watch.seconds()));
             return all.length;
         }
 

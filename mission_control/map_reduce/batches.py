@@ -1,0 +1,442 @@
+"""Arrow tables on their way from map to reduce tasks. The key is the first column.
+
+A map task splits rows by their keys (`crates/columns`), 64 MiB at a time, and puts the parts. A reduce task sorts what
+it gets. If that is more than its share of memory, it sorts some at a time, to files, and merges those by blocks.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import IO, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mission_control import _native
+from mission_control.columns import arrow_array, arrow_buffers, flat_kinds
+from mission_control.map_reduce.groups import in_groups, share_of_memory
+from mission_control.map_reduce.keys import Ranges
+from mission_control.map_reduce.output import whole_file, write_items
+from mission_control.map_reduce.pairs import pickled
+from mission_control.objects import Reference, allocate, data_plane, fetch, put
+
+TABLE_BYTES = 64 << 20
+"""A map task has no more rows than this in memory before it puts them, unless one table has."""
+BLOCK_BYTES = 1 << 20
+"""Of a file: a reduce task has one block of each in memory."""
+GROUP_BYTES_MAX = 1 << 30
+"""So that texts, whose offsets have 31 bits, fit into one array."""
+
+Combiner = Callable[[pa.Table], pa.Table]
+Partitioner = Callable[[pa.Array, int], Any]
+
+
+def is_batch(item: Any) -> bool:
+    return isinstance(item, pa.Table | pa.RecordBatch)
+
+
+def table_of(item: Any) -> pa.Table:
+    """Return a table without dictionaries.
+
+    Raises:
+        TypeError: It is no table, or a column is nested.
+        ValueError: It has no column.
+    """
+    if isinstance(item, pa.RecordBatch):
+        item = pa.Table.from_batches([item])
+    if not isinstance(item, pa.Table):
+        raise TypeError(f"map gave a table of Arrow, and then {type(item).__name__}: give tables, or pairs")
+    if not item.num_columns:
+        raise ValueError("map gave a table without columns: the first one is the key")
+    for place, field in enumerate(item.schema):
+        if pa.types.is_dictionary(field.type):
+            plain = field.with_type(field.type.value_type)
+            item = item.set_column(place, plain, item.column(place).cast(plain.type))
+        elif flat_kinds(field.type) is None:
+            raise TypeError(f"column {field.name!r} is of type {field.type}, which is nested: give one that is flat")
+    return item.replace_schema_metadata(None)
+
+
+class Batches:
+    """The tables of a map task."""
+
+    def __init__(self, partition: Partitioner | str | Ranges, reducers: int, combine: Combiner | None):
+        self.partition, self.reducers, self.combine = partition, reducers, combine
+        self.references: list[Reference] = []
+        self.schema: pa.Schema | None = None
+
+    def add_all(self, tables: Iterable[Any]) -> None:
+        held: list[pa.Table] = []
+        size = 0
+        for table in map(table_of, tables):
+            self.schema = self.schema or table.schema
+            check_schema("map", table.schema, self.schema)
+            held.append(table)
+            size += table.nbytes
+            if size >= TABLE_BYTES:
+                held = self._shrunk(held)
+                size = sum(own.nbytes for own in held)
+        self._put(held)
+
+    def _shrunk(self, held: list[pa.Table]) -> list[pa.Table]:
+        """Put what is held; or keep it, where combining has made little of it."""
+        if self.combine is not None:
+            held = [combined_once(pa.concat_tables(held), self.combine)]
+            if held[0].nbytes < TABLE_BYTES // 2:
+                return held
+        self._put(held, is_combined=True)
+        return []
+
+    def _put(self, held: list[pa.Table], is_combined: bool = False) -> None:
+        if not held:
+            return
+        table = pa.concat_tables(held)
+        if self.combine is not None and not is_combined:
+            table = combined_once(table, self.combine)
+        for batch in table.combine_chunks().to_batches():
+            if len(batch):
+                self.references.append(put_split(batch, self.partition, self.reducers))
+
+
+def check_schema(who: str, given: pa.Schema, schema: pa.Schema) -> None:
+    """Refuse other columns.
+
+    Raises:
+        ValueError: They are.
+    """
+    if not given.equals(schema):
+        columns = [", ".join(f"{field.name}: {field.type}" for field in own) for own in (given, schema)]
+        raise ValueError(f"{who} gave a table of {columns[0]}, where others are of {columns[1]}: give the same columns")
+
+
+def combined_once(table: pa.Table, combine: Combiner) -> pa.Table:
+    made = combine(table)
+    if not isinstance(made, pa.Table):
+        raise TypeError(f"combine gave {type(made).__name__}: give a table of the same columns")
+    check_schema("combine", made.schema, table.schema)
+    return made
+
+
+def put_split(batch: pa.RecordBatch, by: Partitioner | str | Ranges, reducers: int) -> Reference:
+    """Put the rows of each reduce task as its part."""
+    rows_to = np.ascontiguousarray(places(batch.column(0), by, reducers), np.int64)
+    if len(rows_to) != len(batch) or rows_to.min() < 0 or rows_to.max() >= reducers:
+        raise ValueError(
+            f"partition gave {len(rows_to)} numbers from {rows_to.min() if len(rows_to) else 'none'} to "
+            f"{rows_to.max() if len(rows_to) else 'none'} for {len(batch)} keys: reduce tasks are 0 to {reducers - 1}"
+        )
+    buffers = [own for column in batch.columns for own in arrow_buffers(column, flat_kinds(column.type) or ())]
+    split = _native.ColumnSplit(rows_to.data, list(range(reducers)), reducers, buffers)
+    segment = allocate(sum(split.sizes))
+    split.write([segment])
+    return put(segment, sizes=split.sizes)
+
+
+# --- which reduce task gets a key -----------------------------------------------------------------------------------
+
+
+def places(keys: pa.Array, by: Partitioner | str | Ranges, reducers: int) -> Any:
+    """Return the number of the reduce task of each key.
+
+    Raises:
+        ValueError: A key is NaN.
+        TypeError: There is no hash of such keys.
+    """
+    if pa.types.is_floating(keys.type) and pc.any(pc.is_nan(keys)).as_py():
+        raise ValueError("a key is nan, which is not equal to itself: leave such rows out, or name them")
+    if by == "hash":
+        return (hashes(keys) % np.uint64(reducers)).astype(np.int64)
+    if isinstance(by, Ranges):
+        return ranges(keys, by.splitters)
+    assert callable(by)
+    return by(keys, reducers)
+
+
+def is_bytes(type: pa.DataType) -> bool:
+    """Whether its values are texts or bytes, which are in the order of their bytes."""
+    checks = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
+    return any(check(type) for check in checks) or pa.types.is_fixed_size_binary(type)
+
+
+def numbers(keys: pa.Array) -> np.ndarray | None:
+    """Return keys as numbers in their order, a gap as 0; ``None``: they are none."""
+    if pa.types.is_boolean(keys.type):
+        keys = keys.cast(pa.int8())
+    if pa.types.is_temporal(keys.type) and keys.type.bit_width in (32, 64):
+        keys = keys.view(pa.int32() if keys.type.bit_width == 32 else pa.int64())
+    if not pa.types.is_integer(keys.type) and not pa.types.is_floating(keys.type):
+        return None
+    return pc.fill_null(keys, pa.scalar(0, keys.type)).to_numpy(zero_copy_only=False)
+
+
+def numbers_of(values: Sequence[Any], type: pa.DataType) -> np.ndarray:
+    made = numbers(pa.array(values, type))
+    assert made is not None
+    return made
+
+
+def hashes(keys: pa.Array) -> np.ndarray:
+    """Return a number for each key, the same in all processes."""
+    out = np.empty(len(keys), np.uint64)
+    described: Any = None
+    if (values := numbers(keys)) is not None:
+        kind = "floats" if values.dtype.kind == "f" else "words"
+        described = (kind, values.dtype.itemsize, np.ascontiguousarray(values).view(np.uint8).data, None, None)
+    elif is_bytes(keys.type):
+        if pa.types.is_fixed_size_binary(keys.type):
+            keys = keys.cast(pa.large_binary())
+        (bits, (_, width, data, offsets)) = arrow_buffers(keys, flat_kinds(keys.type) or ())
+        valid = (bits[2], bits[1]) if bits[0] == "bits" else None
+        described = ("texts", width, data if data is not None else b"", offsets, valid)
+    else:
+        raise TypeError(
+            f"keys are of type {keys.type}: with partition='hash' they are texts, bytes, numbers or times; give "
+            "partition='range', or a function"
+        )
+    _native.columns_hash([described], False, out.data)
+    return out
+
+
+def ranges(keys: pa.Array, splitters: Sequence[Any]) -> np.ndarray:
+    """Return the range of each key; a gap is in the last one."""
+    if (values := numbers(keys)) is not None:
+        found = np.searchsorted(numbers_of(splitters, keys.type), values, side="right")
+    elif is_bytes(keys.type):
+        found = np.empty(len(keys), np.int64)
+        encoded = [own.encode() if isinstance(own, str) else bytes(own) for own in splitters]
+        _, column = arrow_buffers(keys, flat_kinds(keys.type) or ())
+        _native.columns_ranges(column, encoded, found.data)
+    else:
+        found = np.array(
+            [own is not None and bisect.bisect_right(splitters, own) for own in keys.to_pylist()], np.int64
+        )
+    if keys.null_count:
+        found = np.where(keys.is_null().to_numpy(zero_copy_only=False), len(splitters), found)
+    return found
+
+
+def sample_of(table: pa.Table, count: int) -> list[Any]:
+    """Return so many keys, from all of a table."""
+    rows = np.linspace(0, len(table) - 1, min(count, len(table))).astype(np.int64)
+    keys = table.column(0).take(pa.array(rows)).to_pylist()
+    return [key for key in keys if key is not None and key == key]
+
+
+# --- in a reduce task -------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def merged(
+    references: Sequence[Reference], schemas: Sequence[pa.Schema], index: int, combine: Combiner | None
+) -> Iterator[tuple[Iterator[pa.Table], float, int]]:
+    """Bring a reduce task's part of each object, and sort its rows by their keys.
+
+    Yields:
+        Tables in order; how many seconds it took to bring them and to sort what was too much; and how many bytes the
+        task may have in memory. With `combine` each key is in one table; without, it may go on in the next one.
+
+    Raises:
+        ValueError: Map tasks gave other columns.
+    """
+    schema = schemas[0]
+    for other in schemas:
+        check_schema("map", other, schema)
+    worker, _, endpoint = data_plane("mapreduce")
+    limit = min(share_of_memory(worker), GROUP_BYTES_MAX)
+    began = time.monotonic()
+    with ExitStack() as stack:
+        runs: list[Iterator[pa.Table]] = []
+        groups = in_groups(references, index, limit)
+        for group in groups:
+            table = joined(endpoint, fetch(group, part=index), schema)
+            if combine is not None:
+                table = combined_once(table, combine)
+            table = in_order(table)
+            if len(groups) > 1:
+                file = stack.enter_context(tempfile.TemporaryFile(dir=worker.local_directory))
+                write_run(table, file)
+                runs.append(read_run(file))
+            else:
+                runs.append(iter([table]))
+            # Before the next one is fetched.
+            del table
+        tables = runs[0] if len(runs) == 1 else merge(runs)
+        if combine is not None and len(runs) > 1:
+            tables = combined(tables, combine, limit)
+        yield tables, time.monotonic() - began, limit
+
+
+def joined(endpoint: _native.Endpoint, parts: Sequence[Any], schema: pa.Schema) -> pa.Table:
+    kinds = [flat_kinds(field.type) or () for field in schema]
+    rows, places = endpoint.join_columns(parts, kinds)
+    arrays = [arrow_array(field.type, own, rows, at) for field, own, at in zip(schema, kinds, places, strict=True)]
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def in_order(table: pa.Table) -> pa.Table:
+    """Sort rows by their keys; gaps are last."""
+    (first, *others), type = table.columns, table.schema.field(0).type
+    if not others and pa.types.is_fixed_size_binary(type) and not first.null_count and len(table):
+        return pa.Table.from_arrays([rows_in_order(first.combine_chunks())], schema=table.schema)
+    return table.take(pc.sort_indices(first))
+
+
+def rows_in_order(column: pa.Array) -> pa.Array:
+    """Sort rows of one width: several times faster than Arrow, which sorts numbers of rows by looking at each."""
+    width = column.type.byte_width
+    out = allocate(len(column) * width, scratch=True)
+    _, (_, _, values, _) = arrow_buffers(column, flat_kinds(column.type) or ())
+    assert values is not None
+    _native.rows_sort([values], width, width, out)
+    return pa.Array.from_buffers(column.type, len(column), [None, pa.py_buffer(out)])
+
+
+def write_run(table: pa.Table, file: IO[bytes]) -> None:
+    rows = max(1, len(table) * BLOCK_BYTES // max(table.nbytes, 1))
+    with pa.ipc.new_stream(file, table.schema) as writer:
+        writer.write_table(table, max_chunksize=rows)
+
+
+def read_run(file: IO[bytes]) -> Iterator[pa.Table]:
+    file.seek(0)
+    with pa.ipc.open_stream(file) as reader:
+        for batch in reader:
+            yield pa.Table.from_batches([batch])
+
+
+Key = tuple[bool, Any]
+"""Whether it is a gap, and the key: gaps are last."""
+
+
+def key_at(table: pa.Table, row: int) -> Key:
+    scalar = table.column(0)[row]
+    # Times as numbers: Python's have no nanoseconds.
+    value = scalar.value if pa.types.is_temporal(scalar.type) else scalar.as_py()
+    return value is None, value
+
+
+def rows_until(table: pa.Table, key: Key) -> int:
+    """Return how many rows of a table in order have this key, or one before it."""
+    return bisect.bisect_right(range(len(table)), key, key=lambda row: key_at(table, row))
+
+
+def rows_before(table: pa.Table, key: Key) -> int:
+    return bisect.bisect_left(range(len(table)), key, key=lambda row: key_at(table, row))
+
+
+def merge(runs: Sequence[Iterator[pa.Table]]) -> Iterator[pa.Table]:
+    """Merge runs by blocks: what is not behind the end of any block comes before all that is still to be read."""
+    heads = [(table, run) for run in runs if (table := next_of(run)) is not None]
+    while heads:
+        bound = min(key_at(table, len(table) - 1) for table, _ in heads)
+        taken, left = [], []
+        for table, run in heads:
+            count = rows_until(table, bound)
+            taken.append(table.slice(0, count))
+            rest = table.slice(count) if count < len(table) else next_of(run)
+            if rest is not None:
+                left.append((rest, run))
+        heads = left
+        yield in_order(pa.concat_tables(taken))
+
+
+def next_of(run: Iterator[pa.Table]) -> pa.Table | None:
+    return next((table for table in run if len(table)), None)
+
+
+def combined(tables: Iterable[pa.Table], combine: Combiner, limit: int) -> Iterator[pa.Table]:
+    """Combine the rows of keys that go on in the next table."""
+    for table in whole_keys(tables, limit, combine):
+        yield in_order(combined_once(table, combine))
+
+
+def whole_keys(tables: Iterable[pa.Table], limit: int, combine: Combiner | None = None) -> Iterator[pa.Table]:
+    """Return tables in each of which keys have all their rows; the last key of one waits for the next.
+
+    Raises:
+        ValueError: The rows of a key have more than `limit` bytes.
+    """
+    held: pa.Table | None = None
+    for table in tables:
+        table = table if held is None else pa.concat_tables([held, table])
+        start = rows_before(table, key_at(table, len(table) - 1))
+        if start:
+            yield table.slice(0, start)
+        held = table.slice(start)
+        if combine is not None:
+            held = combined_once(held, combine)
+        if held.nbytes > limit:
+            raise ValueError(
+                f"the rows of key {key_at(held, 0)[1]!r} have more than {_native.format_bytes(limit)}: give combine, "
+                "or yield pairs, whose values come one after another; or workers with more memory for each thread"
+            )
+    if held is not None:
+        yield held
+
+
+# --- what it leaves ---------------------------------------------------------------------------------------------------
+
+Reducer = Callable[[pa.Table], Any]
+
+
+def items_from(reduce: Reducer | None, tables: Iterable[pa.Table], schema: pa.Schema, limit: int) -> Iterator[Any]:
+    """Reduce tables in order; without `reduce` they are the items, at least one."""
+    if reduce is None:
+        first = next(tables := iter(tables), None)
+        yield first if first is not None else schema.empty_table()
+        yield from tables
+        return
+    for table in whole_keys(tables, limit):
+        made = reduce(table)
+        if isinstance(made, pa.Table | pa.RecordBatch | pa.Buffer | bytes | str | memoryview):
+            yield made
+        elif made is not None:
+            yield from made
+
+
+def put_tables(items: Iterable[Any]) -> tuple[Reference, int]:
+    """Put items as an object, each as a part; returns their number, too: of tables that of their rows."""
+    parts: list[Any] = []
+    count = 0
+    for item in items:
+        if is_batch(item):
+            sink = pa.BufferOutputStream()
+            with pa.ipc.new_stream(sink, item.schema) as writer:
+                writer.write(item)
+            parts.append(sink.getvalue())
+            count += item.num_rows
+        else:
+            parts.append(pickled([item]))
+            count += 1
+    return put(parts), count
+
+
+def read_table(part: Any) -> pa.Table:
+    with pa.ipc.open_stream(part) as reader:
+        return reader.read_all()
+
+
+def write_tables(items: Iterable[Any], path: str) -> tuple[str, int]:
+    """Write tables to a file of Arrow, or bytes as they are; whole or not at all.
+
+    Raises:
+        TypeError: An item is neither.
+    """
+    items = iter(items)
+    first: Any = next(items, None)
+    if not is_batch(first):
+        return write_items(items if first is None else itertools.chain([first], items), path)
+    count = 0
+    with whole_file(path) as file, pa.ipc.new_file(file, first.schema) as writer:
+        for item in itertools.chain([first], items):
+            if not is_batch(item):
+                raise TypeError(f"reduce gave a table, and then {item!r}: give tables, or bytes or texts")
+            writer.write(item)
+            count += item.num_rows
+    return path, count
