@@ -1,6 +1,6 @@
 """Decisions and data plane in Rust. What crosses seldom crosses as JSON; the types are those of `crates/core`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from typing_extensions import Buffer
@@ -91,6 +91,15 @@ class Endpoint:
 
         Raises:
             ValueError: A part does not have these buffers.
+        """
+    def sort_parts(self, parts: Sequence[Buffer], width: int) -> tuple[int, Segment] | None:
+        """Sort the rows of parts that :class:`ColumnSplit` made of one column of fixed width, by their bytes.
+
+        Returns:
+            The number of rows, and their values; ``None``: a row is a gap.
+
+        Raises:
+            ValueError: A part does not have this column.
         """
     def put(self, parts: Sequence[Buffer], job: str, demands: str) -> tuple[str, list[int]]: ...
     def adopt(self, segment: Segment, sizes: Sequence[int], demands: str) -> str: ...
@@ -480,6 +489,26 @@ def rows_sort(inputs: Sequence[Buffer], width: int, key: int, out: Segment) -> N
     Raises:
         ValueError: An input is no whole number of rows, or the output has not their size, or is used otherwise.
     """
+
+class Sums:
+    """Sums by key, of pairs whose keys are texts or bytes and whose values are whole numbers of 64 bits.
+
+    Exactly of these types: what is derived from them is not for here.
+    """
+
+    def __init__(self) -> None: ...
+    def add(
+        self, pairs: Iterator[Any], keys_max: int, bytes_max: int, others_max: int
+    ) -> tuple[bool, list[tuple[Any, Any]]]:
+        """Add pairs until there are no more, or so many keys are here, or these have so many bytes, or so many pairs
+        are not for here.
+
+        Returns:
+            Whether there are no more; and those that are not for here, or whose sum would be too large, in their order.
+        """
+    def take(self) -> list[tuple[str | bytes, int]]:
+        """Return all keys with their sums, and forget them."""
+    def __len__(self) -> int: ...
 
 def records_partition(input: Buffer, splitters: bytes, out: Segment) -> list[int]: ...
 def records_check(input: Buffer) -> tuple[int, bool, bytes, bytes, int]: ...

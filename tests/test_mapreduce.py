@@ -248,3 +248,52 @@ def test_wordcount_counts_what_was_written(tmp_path):
     assert result["ok"] and result["checks"] == {"each word once": True, "counts": True}
     (job,) = result["jobs"]
     assert set(job["phases"]) == {"map_s", "shuffle_s", "reduce_s"} and job["phases"]["map_s"] > 0
+
+
+def mixed_pairs(seed: int) -> Iterator[tuple[Any, Any]]:
+    """What is added up natively, and what is not: other types, derived ones, sums that are too large."""
+    chance = random.Random(seed)
+    keys = ["a", "ä", "\udc80", b"a", "", b"", Named("a"), 1, True, None, ("a", 1), 0.5]
+    for _ in range(3000):
+        key = chance.choice(keys)
+        yield key, chance.choice([1, -1, 0, 2**62, -(2**62), 2**70, True, 0.5]) if key != 0.5 else chance.random()
+
+
+def listed_pairs(seed: int) -> list[list[Any]]:
+    """Pairs that are no tuples."""
+    return [["a", 1], ["b", 2], ["a", 3]]
+
+
+def test_what_is_added_up_natively_and_what_is_not_come_together(client):
+    made = mission_control.mapreduce(range(4), map=mixed_pairs, combine=operator.add, reducers=3, client=client)
+    found: list[tuple[Any, Any]] = list(itertools.chain.from_iterable(items(client, made)))
+    expected: dict[Any, list[Any]] = {}
+    for seed in range(4):
+        for key, value in mixed_pairs(seed):
+            expected.setdefault(key, []).append(value)
+    sums: dict[Any, Any] = {}
+    for key, value in found:
+        sums[key] = sums.get(key, 0) + value
+    assert sums.keys() == expected.keys()
+    assert all(sums[key] == pytest.approx(sum(values), rel=1e-12) for key, values in expected.items())
+    # Of whole numbers alone nothing is rounded.
+    whole = [("a", 2**62)] * 5 + [("b", 7), ("a", -(2**62))]
+    made = mission_control.mapreduce([0], map=lambda _: whole, reduce=count, combine=operator.add, client=client)
+    assert sorted(itertools.chain.from_iterable(items(client, made))) == [("a", 2**64), ("b", 7)]
+    made = mission_control.mapreduce([0], map=listed_pairs, reduce=count, combine=operator.add, client=client)
+    assert sorted(itertools.chain.from_iterable(items(client, made))) == [("a", 4), ("b", 2)]
+
+
+@pytest.mark.parametrize(("keys", "others"), ((5, 512), (1 << 19, 3)))
+def test_sums_are_flushed_again_and_again(client, keys, others):
+    def few(limits: tuple[int, int]) -> None:
+        pairs.SUMS, pairs.WEIGHED = limits
+
+    client.run(few, (keys, others))
+    try:
+        given = {"map": words_of, "reduce": count, "combine": operator.add, "reducers": 2, "client": client}
+        short = mission_control.mapreduce([0], **{**given, "map": lambda seed: itertools.islice(words_of(seed), 300)})
+        found = dict(itertools.chain.from_iterable(items(client, short)))
+        assert found == Counter(word for word, _ in itertools.islice(words_of(0), 300))
+    finally:
+        client.run(few, (1 << 19, 512))

@@ -29,11 +29,14 @@ def content_of(reference: mission_control.Reference) -> list[bytes]:
 
 
 def nothing_left(client: Client) -> bool:
+    return not what_is_left(client, "objects", "live_bytes") and no_folders(client)
+
+
+def no_folders(client: Client) -> bool:
     def folders(dask_worker: Any) -> list[str]:
         return [name for name in os.listdir(dask_worker.local_directory) if name.startswith("program-")]
 
-    left, folders_left = what_is_left(client, "objects", "live_bytes"), client.run(folders)
-    return not left and not any(folders_left.values())
+    return not any(client.run(folders).values())
 
 
 def ran(client: Client, *given: Any, **more: Any) -> list[bytes]:
@@ -87,6 +90,58 @@ def test_parts_and_several_inputs_and_outputs(client):
     assert ran(client, [sys.executable, "-c", look, In(0)], inputs=[first]) == [b"b'a1'\n1\n"]
     del first, second
     until(lambda: nothing_left(client), "nothing is left")
+
+
+def write_lines(count: int, pause: float = 0.0, fails: bool = False) -> None:
+    """Two parts: the second one has a line at once, for who looks whether the first one is late."""
+    with mission_control.open_stream(2) as out:
+        out.write(1, b"other\n")
+        for number in range(count):
+            out.write(0, b"%08d\n" % number)
+            time.sleep(pause)
+        if fails:
+            raise ValueError("as planned")
+
+
+def test_streams_are_inputs(client):
+    whole = b"".join(b"%08d\n" % number for number in range(2000))
+    for words, given, expected in (
+        (["cat", In(0, 0, pipe=True)], {}, whole),
+        (["cat", In(0, pipe=True)], {}, whole + b"other\n"),
+        (["cat"], {"stdin": In(0, 0, pipe=True)}, whole),
+        (["tac", In(0, 0)], {}, b"".join(reversed(whole.splitlines(keepends=True)))),
+        (["cat"], {"stdin": In(0)}, whole + b"other\n"),
+        # Who has read enough ends.
+        (["head", "-c", "9", In(0, 0, pipe=True)], {}, whole[:9]),
+    ):
+        written = client.submit(write_lines, 2000, pure=False)
+        assert ran(client, words, inputs=[written], **given) == [expected], words
+        del written
+    until(lambda: nothing_left(client), "nothing is left")
+    with pytest.raises(ValueError, match="numbered from 0 to 1"):
+        written = client.submit(write_lines, 1, pure=False)
+        ran(client, ["cat", In(0, 2, pipe=True)], inputs=[written])
+
+
+def test_a_program_reads_a_stream_as_it_is_written(client):
+    """The writer would take minutes; the program ends as soon as it has what it wants."""
+    written = client.submit(write_lines, 10_000, 0.05, pure=False)
+    assert ran(client, ["sed", "3q", In(0, 0, pipe=True)], inputs=[written]) == [b"00000000\n00000001\n00000002\n"]
+    # One that wants no input at all does not wait for any.
+    assert ran(client, ["echo", In(0, 1, pipe=True)], inputs=[written])[0].startswith(b"/")
+    written.cancel()
+    del written
+    until(lambda: nothing_left(client), "nothing is left")
+
+
+def test_a_stream_that_fails_ends_its_program(client):
+    for part in ({"stdin": In(0, 0, pipe=True)}, {"stdin": In(0, 0)}):
+        written = client.submit(write_lines, 10, 0.0, True, pure=False)
+        with pytest.raises((ProgramFailed, mission_control.StreamFailed), match="as planned"):
+            ran(client, ["cat"], inputs=[written], **part)
+        del written
+    # Clients of Dask keep the futures of what failed, and those what it depends on.
+    until(lambda: no_folders(client), "no folders are left")
 
 
 def test_a_program_that_fails_says_why(client):

@@ -27,10 +27,17 @@ from mission_control.worlds.local import local
 if TYPE_CHECKING:
     import pyarrow as pa
 
-FREQUENCIES, FOLDBY = "Dask's bag, frequencies", "Dask's bag, foldby"
-PAIRS, TABLES = "mapreduce, pairs", "mapreduce, tables of Arrow"
+FREQUENCIES, FOLDBY, PAIRS = "pairs: Dask's bag, frequencies", "pairs: Dask's bag, foldby", "pairs: mapreduce"
+LISTS, TABLES = "lists of words: Dask's bag, frequencies", "lists of words: mapreduce, as tables of Arrow"
+"""Each by one and the same map function in Python: of pairs, or of lists of words."""
 BY_HAND, LIBRARY = "by hand", "mapreduce"
-BLOCK_BYTES = 1 << 20
+BLOCK_BYTES = 64 << 10
+"""Of text: its words, as objects of Python, fit into a core's cache."""
+
+COMPARED = {
+    "word count": [(FREQUENCIES, PAIRS), (FOLDBY, PAIRS), (LISTS, TABLES), (FREQUENCIES, TABLES)],
+    "sort": [(LIBRARY, BY_HAND)],
+}
 
 Counts = Callable[[Client, list[Path], int], Iterable[tuple[bytes, int]]]
 
@@ -63,8 +70,7 @@ def measure(
                 found = compared(what, modes, rounds, say)
                 rows += found
                 medians = {row["mode"]: row["wall_s"] for row in found}
-                ours = medians[PAIRS if what == "word count" else LIBRARY]
-                ratios |= {f"{what}: {mode} / mapreduce": wall / ours for mode, wall in medians.items() if wall != ours}
+                ratios |= {f"{what}, {one} / {other}": medians[one] / medians[other] for one, other in COMPARED[what]}
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return {"rows": rows, "ratios": ratios, "rounds": rounds, "environment": describe()}
@@ -88,7 +94,13 @@ def word_counts(
 ) -> Mapping[str, Callable[[], Sample]]:
     work = WordCount(Workload(size=f"{nbytes} B"), 0, folder / "text", workers)
     work.prepare(client, say)
-    ways: dict[str, Counts] = {FREQUENCIES: frequencies, FOLDBY: foldby, PAIRS: of_pairs, TABLES: of_tables}
+    ways: dict[str, Counts] = {
+        FREQUENCIES: frequencies,
+        FOLDBY: foldby,
+        PAIRS: of_pairs,
+        LISTS: of_lists,
+        TABLES: of_tables,
+    }
 
     def check(found: Iterable[tuple[bytes, int]]) -> None:
         if Counter(dict(found)) != work.expected:
@@ -128,6 +140,20 @@ def pairs_in(output: mission_control.map_reduce.Output) -> list[tuple[bytes, int
     return list(items_of(output.value))
 
 
+def lists_of_words(path: Path) -> Iterator[list[bytes]]:
+    """The map function."""
+    with open(path, "rb") as file:
+        while block := file.read(BLOCK_BYTES):
+            yield (block + file.readline()).split()
+
+
+def of_lists(client: Client, paths: list[Path], workers: int) -> Iterable[tuple[bytes, int]]:
+    import dask.bag
+
+    found = dask.bag.from_sequence(paths, npartitions=len(paths)).map(lists_of_words).flatten().flatten()
+    return client.compute(found.frequencies()).result()
+
+
 def of_tables(client: Client, paths: list[Path], workers: int) -> Iterable[tuple[bytes, int]]:
     given: dict[str, Any] = {"map": tables_of_words, "combine": summed, "client": client}
     made = mission_control.mapreduce(paths, reducers=workers, name="wordcount", **given)
@@ -135,14 +161,11 @@ def of_tables(client: Client, paths: list[Path], workers: int) -> Iterable[tuple
 
 
 def tables_of_words(path: Path) -> Iterator[pa.Table]:
-    """Words of blocks of a text, which Python splits."""
     import numpy as np
     import pyarrow as pa
 
-    with open(path, "rb") as file:
-        while block := file.read(BLOCK_BYTES):
-            found = pa.array((block + file.readline()).split(), pa.binary())
-            yield pa.table({"word": found, "count": np.ones(len(found), np.int64)})
+    for found in lists_of_words(path):
+        yield pa.table({"word": pa.array(found, pa.binary()), "count": np.ones(len(found), np.int64)})
 
 
 def summed(table: pa.Table) -> pa.Table:

@@ -280,10 +280,10 @@ def mapreduce(
     result = measured(as_json, lambda: measure(bytes_of(size, "--size"), workers, rounds, data, say))
     if result is None:
         return
-    print(f"{'what':<14}{'mode':<30}{'seconds':>9}{'CPU-s':>8}  spread")
+    print(f"{'what':<14}{'mode':<48}{'seconds':>9}{'CPU-s':>8}  spread")
     for row in result["rows"]:
         low, high = row["spread"]
-        print(f"{row['what']:<14}{row['mode']:<30}{row['wall_s']:>9.2f}{row['cpu_s']:>8.2f}  {low:.2f} to {high:.2f} s")
+        print(f"{row['what']:<14}{row['mode']:<48}{row['wall_s']:>9.2f}{row['cpu_s']:>8.2f}  {low:.2f} to {high:.2f} s")
     print_ratios(result)
 
 

@@ -209,19 +209,30 @@ class Session:
             raise Conflict("this task has opened no stream: do that first (/stream/open)")
         return self.stream
 
-    def read(self, reference: StreamReference, part: int, send: Callable[[memoryview], None]) -> None:
-        """Read a part of a stream to its end; `send` is called with each buffer."""
+    def read(
+        self,
+        reference: StreamReference,
+        part: int,
+        send: Callable[[memoryview], None],
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Read a part of a stream to its end.
+
+        Args:
+            send: Called with each buffer.
+            check: Called again and again: raises where nobody reads any more.
+        """
         self.check_open()
 
         def read() -> None:
-            for buffer in read_part(reference, part, self._pauses()):
+            for buffer in read_part(reference, part, self._pauses(check)):
                 self.has_read = True
                 self.check_open()
                 send(buffer)
 
         self._or_again(read)
 
-    def _pauses(self) -> Callable[[bool], None]:
+    def _pauses(self, check: Callable[[], None]) -> Callable[[bool], None]:
         """Return what waits a little for more of a stream, as long as the task goes on."""
         shortest, longest = POLLS_S
         pause = shortest
@@ -229,6 +240,7 @@ class Session:
         def wait(more: bool) -> None:
             nonlocal pause
             self.check_open()
+            check()
             pause = shortest if more else min(2 * pause, longest)
             if not more:
                 time.sleep(pause)

@@ -254,10 +254,12 @@ def merged(
         runs: list[Iterator[pa.Table]] = []
         groups = in_groups(references, index, limit)
         for group in groups:
-            table = joined(endpoint, fetch(group, part=index), schema)
+            parts = fetch(group, part=index)
             if combine is not None:
-                table = combined_once(table, combine)
-            table = in_order(table)
+                table = in_order(combined_once(joined(endpoint, parts, schema), combine))
+            else:
+                table = joined_in_order(endpoint, parts, schema)
+            del parts
             if len(groups) > 1:
                 file = stack.enter_context(tempfile.TemporaryFile(dir=worker.local_directory))
                 write_run(table, file)
@@ -277,6 +279,17 @@ def joined(endpoint: _native.Endpoint, parts: Sequence[Any], schema: pa.Schema) 
     rows, places = endpoint.join_columns(parts, kinds)
     arrays = [arrow_array(field.type, own, rows, at) for field, own, at in zip(schema, kinds, places, strict=True)]
     return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def joined_in_order(endpoint: _native.Endpoint, parts: Sequence[Any], schema: pa.Schema) -> pa.Table:
+    """Join and sort; rows of one column of fixed width without a copy between, and several times faster than Arrow."""
+    type = schema.field(0).type
+    if len(schema) == 1 and pa.types.is_fixed_size_binary(type) and type.byte_width:
+        made = endpoint.sort_parts(parts, type.byte_width)
+        if made is not None:
+            column = pa.Array.from_buffers(type, made[0], [None, pa.py_buffer(made[1])])
+            return pa.Table.from_arrays([column], schema=schema)
+    return in_order(joined(endpoint, parts, schema))
 
 
 def in_order(table: pa.Table) -> pa.Table:

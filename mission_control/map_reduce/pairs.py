@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import operator
 import pickle
 import struct
 import tempfile
@@ -20,6 +21,7 @@ from typing import IO, Any
 
 import cloudpickle  # type: ignore[import-untyped]
 
+from mission_control import _native
 from mission_control.map_reduce.groups import in_groups, share_of_memory
 from mission_control.objects import Reference, allocate, data_plane, fetch, put
 
@@ -27,6 +29,8 @@ BLOCK_PAIRS, BLOCK_BYTES = 4096, 1 << 20
 """Of a block, at most about: a reduce task has one block of each run in memory as Python's objects."""
 TABLE_PAIRS, TABLE_BYTES = 1 << 20, 64 << 20
 """A map task has no more pairs than this in memory as Python's objects, and about so many bytes of them."""
+SUMS = 1 << 19
+"""Keys that are added up without Python, at most: with their sums they have about 64 MiB as Python's objects."""
 WEIGHED = 512
 """Of so many pairs one is weighed."""
 HEAD = struct.Struct("<Q")
@@ -52,8 +56,21 @@ class Table:
     def add_all(self, pairs: Iterable[tuple[Any, Any]]) -> None:
         if self.combine is None:
             self._add_each(pairs)
+        elif self.combine is operator.add:
+            sums = _native.Sums()
+            self._add_combined(self._others(iter(pairs), sums), self.combine)
+            self._flush(sums.take())
         else:
             self._add_combined(pairs, self.combine)
+
+    def _others(self, pairs: Iterator[tuple[Any, Any]], sums: _native.Sums) -> Iterator[tuple[Any, Any]]:
+        """Add up what can be without Python, and return the rest."""
+        ended = False
+        while not ended:
+            ended, others = sums.add(pairs, SUMS, TABLE_BYTES // 2, WEIGHED)
+            yield from others
+            if len(others) < WEIGHED and not ended:
+                self._flush(sums.take())
 
     def _add_each(self, pairs: Iterable[tuple[Any, Any]]) -> None:
         held: list[tuple[Any, Any]] = []

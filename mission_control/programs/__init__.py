@@ -37,9 +37,10 @@ def run(
 
     Args:
         command: The program, and its arguments: texts, and inputs and outputs, in whose places their paths are.
-        inputs: Objects that :func:`put` gave, or streams, for the program to read itself. As files objects can be read,
-            mapped and searched, and not be changed; they are copied into memory once. Only parts that the command names
-            are fetched.
+        inputs: Objects that :func:`put` gave, or streams. As files they can be read, mapped and searched, and not be
+            changed; they are copied into memory once, and of a stream the program waits for the end. A pipe
+            (``In(0, pipe=True)``) has what is written to a stream as it comes. Only parts that the command names are
+            fetched.
         outputs: How many. Each that is not an ``Out`` of the command is what the program writes to its standard output;
             that is one at most.
         stdin: An input that it reads from its standard input; ``None``: nothing.
@@ -112,11 +113,9 @@ def check(command: Any, inputs: Sequence[Any], outputs: Any, stdin: Any, timeout
     for own in [own for own in (*command, stdin) if isinstance(own, In)]:
         if not 0 <= own.number < len(inputs):
             raise ValueError(f"{own}: there are {len(inputs)} inputs, numbered from 0")
-        if inputs[own.number].copies == 0:
-            raise TypeError(f"{own}: this input is a stream, which a program reads by /stream/read (docs/tasks.md)")
         parts = len(inputs[own.number])
         if own.part is not None and not 0 <= own.part < parts:
-            raise ValueError(f"{own}: the parts of this object are numbered from 0 to {parts - 1}")
+            raise ValueError(f"{own}: the parts of this input are numbered from 0 to {parts - 1}")
     named = {own.number for own in command if isinstance(own, Out)}
     if named - set(range(outputs)):
         raise ValueError(f"Out({max(named)}): with outputs={outputs} they are numbered from 0 to {outputs - 1}")

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from mission_control.objects import Reference, allocate, fetch, put
 from mission_control.programs.process import ProgramFailed
+from mission_control.streams import StreamReference, stream
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +49,14 @@ class Pipe(NamedTuple):
     """To write to. It is open before somebody reads, so that who reads is not at the end before the first byte."""
     path: Path | None
     """Its name, if it has one."""
-    parts: list[memoryview]
+    parts: list[memoryview | StreamPart]
+
+
+class StreamPart(NamedTuple):
+    """A part of a stream, which is read while the program runs."""
+
+    reference: StreamReference
+    part: int
 
 
 class Files:
@@ -98,16 +106,21 @@ class Files:
         self.stack.callback(os.close, descriptor)
         return descriptor
 
-    def _content(self, own: In) -> list[memoryview]:
-        return [memoryview(part) for part in fetch(self.inputs[own.number], part=own.part)]
+    def _content(self, own: In) -> list[memoryview | StreamPart]:
+        reference = self.inputs[own.number]
+        if isinstance(reference, StreamReference):
+            parts = range(reference.parts) if own.part is None else [own.part]
+            return [StreamPart(reference, part) for part in parts]
+        return [memoryview(part) for part in fetch(reference, part=own.part)]
 
     def _file(self, own: In) -> str:
         """A file in memory, which nobody can change."""
         descriptor = os.memfd_create(f"in-{own.number}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self.stack.callback(os.close, descriptor)
         for part in self._content(own):
-            while part:
-                part = part[os.write(descriptor, part) :]
+            for buffer in stream(*part) if isinstance(part, StreamPart) else [part]:
+                while buffer:
+                    buffer = buffer[os.write(descriptor, buffer) :]
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
         path = self.folder / f"in-{own.number}{'' if own.part is None else f'-{own.part}'}"
         # The worker's own descriptor, by a name that holds in every process.

@@ -43,6 +43,10 @@ class ProgramFailed(RuntimeError):
     """A program could not be started, or ended with an error, or was ended; the text says which, and what it said."""
 
 
+class _Over(Exception):
+    """The program has ended: nobody reads its inputs any more."""
+
+
 class Program:
     """A program that runs, with all that it starts."""
 
@@ -69,7 +73,7 @@ class Program:
         with ExitStack() as stack:
             # In this order: the program is ended before the end of an input that is not whole can be seen.
             for pipe in files.pipes:
-                stack.enter_context(self._fed(pipe))
+                stack.enter_context(self._fed(pipe, session))
             process = self._start(source, files.stdout if to_stdout is not None else subprocess.DEVNULL)
             stack.enter_context(self._supervised(process))
             stack.callback(self._end, process)
@@ -79,6 +83,7 @@ class Program:
                 if deadline is not None and time.monotonic() > deadline:
                     raise ProgramFailed(f"{self.words[0]} was ended after {self.timeout:g} s{self._said()}")
                 if self.problem is not None:
+                    session.check_problem()
                     raise ProgramFailed(f"{self.words[0]} was ended: an input cannot be read: {self.problem}")
                 if is_cancelled(worker, key):
                     raise _native.Cancelled(f"{self.words[0]} was ended: nobody wants its task any more")
@@ -138,9 +143,9 @@ class Program:
         return written
 
     @contextmanager
-    def _fed(self, pipe: Pipe) -> Iterator[None]:
+    def _fed(self, pipe: Pipe, session: Session) -> Iterator[None]:
         """Write an input into a pipe, for as long as somebody reads it."""
-        feeder = threading.Thread(target=self._feed, args=(pipe,), name="mission-pipe", daemon=True)
+        feeder = threading.Thread(target=self._feed, args=(pipe, session), name="mission-pipe", daemon=True)
         feeder.start()
         try:
             yield
@@ -148,18 +153,18 @@ class Program:
             self.over.set()
             feeder.join()
 
-    def _feed(self, pipe: Pipe) -> None:
+    def _feed(self, pipe: Pipe, session: Session) -> None:
         try:
-            self._write(pipe)
-        except BrokenPipeError:
-            pass  # it has read enough
+            self._write(pipe, session)
+        except (BrokenPipeError, _Over):
+            pass  # it has read enough, or has ended
         except Exception as error:
             self.problem = error
             self.over.wait()
         finally:
             pipe.file.close()
 
-    def _write(self, pipe: Pipe) -> None:
+    def _write(self, pipe: Pipe, session: Session) -> None:
         room = select.poll()
         room.register(pipe.file.fileno(), select.POLLOUT)
         while pipe.path is not None and any(event & select.POLLERR for _, event in room.poll(0)):
@@ -169,12 +174,22 @@ class Program:
         if pipe.path is not None:
             # Who opens it again gets an error, and does not wait for ever.
             pipe.path.unlink(missing_ok=True)
+
+        def write(buffer: memoryview) -> None:
+            while buffer:
+                self._check_over()
+                if room.poll(LOOK_S * 1000) and (wrote := pipe.file.write(buffer)) is not None:
+                    buffer = buffer[wrote:]
+
         for part in pipe.parts:
-            while part:
-                if self.over.is_set():
-                    return
-                if room.poll(LOOK_S * 1000) and (wrote := pipe.file.write(part)) is not None:
-                    part = part[wrote:]
+            if isinstance(part, memoryview):
+                write(part)
+            else:
+                session.read(part.reference, part.part, write, self._check_over)
+
+    def _check_over(self) -> None:
+        if self.over.is_set():
+            raise _Over
 
     def _end(self, process: subprocess.Popen[bytes]) -> None:
         """End what is left of the program, and of all that it started."""

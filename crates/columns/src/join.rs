@@ -81,6 +81,11 @@ impl Joined<'_> {
         &self.sizes
     }
 
+    /// The values of a buffer of fixed width, as each part has them.
+    pub fn values(&self, buffer: usize) -> impl Iterator<Item = &[u8]> {
+        self.parts.iter().map(move |part| part.buffers[buffer])
+    }
+
     /// Writes a buffer.
     ///
     /// # Panics

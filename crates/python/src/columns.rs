@@ -174,6 +174,31 @@ pub fn join(
     Ok((rows, kinds.iter().map(|column| placed.by_ref().take(column.len()).collect()).collect()))
 }
 
+/// Sorts the rows of parts that have one column of fixed width, in memory for results; `None`: there are gaps among them.
+pub fn sorted(
+    py: Python<'_>,
+    pool: &Arc<Pool>,
+    parts: Vec<Bound<'_, PyAny>>,
+    width: usize,
+) -> PyResult<Option<(usize, Segment)>> {
+    let buffers = parts.iter().map(buffer_of).collect::<PyResult<Vec<_>>>()?;
+    // SAFETY: `buffers` holds them, and nobody writes to fetched parts.
+    let bytes = buffers.iter().map(|own| unsafe { bytes_of(own) }).collect::<PyResult<Vec<_>>>()?;
+    let slices: Vec<&[u8]> = bytes.iter().map(|own| &**own).collect();
+    let made = detached(py, || {
+        let kinds = [Kind::Bits, Kind::Fixed(width)];
+        let joined = measure(&slices, &kinds).map_err(bad_input)?;
+        if joined.sizes()[0][0] > 0 {
+            return Ok(None);
+        }
+        let mut out = pool.take_for_result(joined.sizes()[1][0]).map_err(PyOSError::new_err_of)?;
+        let rows: Vec<&[u8]> = joined.values(1).collect();
+        sort_rows(&rows, width, width, out.bytes_mut()).map_err(bad_input)?;
+        Ok::<_, PyErr>(Some((joined.rows(), out)))
+    })?;
+    Ok(made?.map(|(rows, out)| (rows, Segment::new(out))))
+}
+
 /// Number of a piece of memory, and a buffer's two ranges in it.
 type Placed = (usize, [Range<usize>; 2]);
 

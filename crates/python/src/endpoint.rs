@@ -137,6 +137,16 @@ impl Endpoint {
         columns::join(py, &self.get()?.pool, parts, kinds)
     }
 
+    /// Sorts the rows of parts that have one column of fixed width (`columns::sorted`).
+    fn sort_parts(
+        &self,
+        py: Python<'_>,
+        parts: Vec<Bound<'_, PyAny>>,
+        width: usize,
+    ) -> PyResult<Option<(usize, Segment)>> {
+        columns::sorted(py, &self.get()?.pool, parts, width)
+    }
+
     fn put(
         &self,
         py: Python<'_>,

@@ -14,6 +14,7 @@ mod lanes;
 mod memory;
 mod records;
 mod stream;
+mod sums;
 mod threads;
 
 use pyo3::exceptions::PyRuntimeError;
@@ -50,6 +51,8 @@ mod _native {
     use super::records::{records_check, records_partition};
     #[pymodule_export]
     use super::stream::{StreamReader, StreamWriter};
+    #[pymodule_export]
+    use super::sums::Sums;
     #[pymodule_export]
     use super::threads::Threads;
 
