@@ -154,7 +154,7 @@ def test_run_sorts_and_says_what_each_transfer_got(tmp_path, options):
     left = {path.name for path in folder.iterdir()}
     assert left == {"scenario.toml", "environment.json", "records.jsonl", "result.json", "report.html"}
     page = (folder / "report.html").read_text()
-    assert page.count("<svg") == 4 and "http://" not in re.sub(
+    assert page.count("<svg") == 5 and "http://" not in re.sub(
         r'"http://www\.w3\.org[^"]*"|http://[a-z.]*/[^<]*', "", page
     )
 
