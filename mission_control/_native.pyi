@@ -43,6 +43,10 @@ class Part(Buffer):
     """A part that has arrived: a read-only buffer."""
 
     def __len__(self) -> int: ...
+    def place(self) -> tuple[int, int] | None:
+        """Where it lies in memory that other processes can map: a descriptor of this process, and where it begins
+        there. It stays as it is as long as this lives."""
+
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
 class Endpoint:
@@ -199,6 +203,27 @@ class StreamReader:
         whether there may be more. Without `wait` the chunk may be missing although there is more."""
     def close(self) -> None: ...
 
+class StreamPrefix:
+    """What a task has read of a part of a stream whose writer writes the same each time it runs."""
+
+    def __init__(self) -> None: ...
+    def take(self, chunk: Part, sizes: Part | None) -> int:
+        """How many writes of this chunk, from its first, the task has read before.
+
+        Raises:
+            mission_control.StreamFailed: They are not what it has read.
+        """
+
+    def begin_again(self) -> None:
+        """Another run of the writer is read, from its beginning."""
+
+    def end(self) -> None:
+        """The stream has ended.
+
+        Raises:
+            mission_control.StreamFailed: It is shorter than what the task has read.
+        """
+
 class Dctcp:
     """DCTCP as a congestion control of this machine. Only where it was built with eBPF."""
 
@@ -317,11 +342,27 @@ class Controller:
         What makes no sense is passed over.
         """
 
-    def writes(self, now: float, task: int, worker: str, stream: str, needs: Sequence[Any]) -> str | None:
-        """A task writes a stream, and needs these objects of its inputs, as in `carries`; said before its result."""
+    def writes(self, now: float, task: int, worker: str, stream: tuple[str, bool], needs: Sequence[Any]) -> str | None:
+        """A task writes a stream, and needs these objects of its inputs, as in `carries`; said before its result.
+
+        `stream`: its name, and whether the task writes the same each time it runs."""
 
     def wrote(self, now: float, task: int, stream: str) -> str | None:
         """A task is over that wrote this stream."""
+
+    def waits(self, now: float, task: int, worker: str, run: int | None) -> str | None:
+        """The thread of a task, in this run of the engine's, waits until a stream that it reads is written again;
+        ``None``: it waits no more."""
+
+    def continues(self, task: int, worker: str) -> int | None:
+        """The engine's run in which the thread of a task waits on this worker."""
+
+    def repeats(self, task: int) -> bool:
+        """Whether a task writes the same stream each time it runs."""
+
+    def written_again(self, writers: Sequence[int]) -> dict[str, tuple[str, str]]:
+        """By each lost stream of these tasks what is written now: the stream, and the address of its writer's data
+        plane."""
 
     def writers(self) -> list[str]:
         """Workers on which a task writes a stream."""
@@ -499,12 +540,13 @@ class Sums:
     def __init__(self) -> None: ...
     def add(
         self, pairs: Iterator[Any], keys_max: int, bytes_max: int, others_max: int
-    ) -> tuple[bool, list[tuple[Any, Any]]]:
+    ) -> tuple[bool, bool, list[tuple[Any, Any]]]:
         """Add pairs until there are no more, or so many keys are here, or these have so many bytes, or so many pairs
-        are not for here.
+        are not for here; and some milliseconds long at most.
 
         Returns:
-            Whether there are no more; and those that are not for here, or whose sum would be too large, in their order.
+            Whether there are no more; whether there are too many keys or bytes; and those that are not for here, or
+            whose sum would be too large, in their order.
         """
     def take(self) -> list[tuple[str | bytes, int]]:
         """Return all keys with their sums, and forget them."""

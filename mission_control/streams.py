@@ -7,7 +7,8 @@ import json
 import operator
 from array import array
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
+from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +18,14 @@ from mission_control.objects import Reference, contiguous, current_task, data_pl
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
+    from mission_control.dask.worker import MissionControlWorker
+
 AHEAD_BYTES = 256 << 20
 """Default of ``ahead``: a few seconds of a fast link, so that short pauses of a reader do not hold its writer up."""
+
+CONTINUES = "mission_control_continues"
+"""Name of the annotation with which a task goes back to a worker where its thread waits: by each lost stream what is
+written now, and the address of its writer's data plane."""
 
 
 class StreamReference(Reference):
@@ -26,22 +33,26 @@ class StreamReference(Reference):
 
     It is the result of the task that writes the stream, and known as soon as that begins. The stream lives as long as a
     result on the scheduler carries its reference. When the worker that writes it, or has written it, is lost, the task
-    runs again, and so do those that read it.
+    runs again, and so do those that read it; or they read on, if the stream is `deterministic`.
     """
 
-    __slots__ = ("parts",)
+    __slots__ = ("deterministic", "parts")
 
-    def __init__(self, object: str, worker: str, address: str, job: str, stage: str, parts: int):
+    def __init__(
+        self, object: str, worker: str, address: str, job: str, stage: str, parts: int, deterministic: bool = False
+    ):
         # It stays where it is written: no worker shall have a copy.
         super().__init__(object, worker, address, job, stage, b"", copies=0)
         self.parts = parts
+        self.deterministic = deterministic
 
     def __len__(self) -> int:
         """Number of parts."""
         return self.parts
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return StreamReference, (self.object, self.worker, self.address, self.job, self.stage, self.parts)
+        place = (self.object, self.worker, self.address)
+        return StreamReference, (*place, self.job, self.stage, self.parts, self.deterministic)
 
     def __repr__(self) -> str:
         return f"<Reference to a stream of {self.parts} parts that {self.stage} writes on {self.worker}>"
@@ -102,7 +113,7 @@ class Stream:
             self.over(error)
 
 
-def open_stream(parts: int = 1, *, ahead: int = AHEAD_BYTES, keep: bool = False) -> Stream:
+def open_stream(parts: int = 1, *, ahead: int = AHEAD_BYTES, keep: bool = False, deterministic: bool = False) -> Stream:
     """Begin a stream. Its reference is at once the result of the task: tasks that depend on it start beside this one.
 
     What the task returns in the end is ignored. A task opens at most one stream. It leaves the worker's thread pool, so
@@ -116,6 +127,8 @@ def open_stream(parts: int = 1, *, ahead: int = AHEAD_BYTES, keep: bool = False)
         keep: Any number of tasks may read each part, and again; what was written stays until the reference is released.
             Otherwise each part has one reader, and what that has taken is freed: if the task that reads runs again, so
             does this one.
+        deterministic: This task writes the same each time it runs. If it is lost and runs again, tasks that read the
+            stream go on where they are. What they have read already is compared by checksum with what is written then.
 
     Raises:
         RuntimeError: This is no task that Dask runs in its worker's own thread pool, or it has opened a stream before,
@@ -123,12 +136,12 @@ def open_stream(parts: int = 1, *, ahead: int = AHEAD_BYTES, keep: bool = False)
         mission_control.Cancelled: The worker closes.
         ValueError: `parts` or `ahead` makes no sense.
     """
-    opened = begin_stream(parts, ahead, keep, wait=True)
+    opened = begin_stream(parts, ahead, keep, wait=True, deterministic=deterministic)
     assert opened is not None
     return opened
 
 
-def begin_stream(parts: int, ahead: int, keep: bool, wait: bool) -> Stream | None:
+def begin_stream(parts: int, ahead: int, keep: bool, wait: bool, deterministic: bool = False) -> Stream | None:
     """As :func:`open_stream`; without `wait` ``None`` where too many streams are being written here."""
     parts, ahead = whole_number("parts", parts), whole_number("ahead", ahead)
     if parts < 1 or ahead < 0:
@@ -143,7 +156,8 @@ def begin_stream(parts: int, ahead: int, keep: bool, wait: bool) -> Stream | Non
             return None
         plugin.early.wait_for_turn(task.key)
     writer = endpoint.open_stream(task.job, json.dumps(task.demands), parts, ahead, keep)
-    reference = StreamReference(writer.object, worker.address, endpoint.address, task.job, task.stage, parts)
+    place = (writer.object, worker.address, endpoint.address)
+    reference = StreamReference(*place, task.job, task.stage, parts, bool(deterministic))
     plugin.objects.put(task.key, writer.object)
     made = Stream(writer, reference)
     plugin.early.finish(task, reference, made.over)
@@ -183,28 +197,56 @@ def _read(reference: StreamReference, part: int, wait: Callable[[bool], None] | 
     worker, plugin, endpoint = data_plane("stream")
     task = current_task(worker)
     transfer = (task.job, reference.stage, task.stage, json.dumps(task.demands))
-    place = (reference.object, part, reference.parts, reference.address)
-    reader = endpoint.read_stream(*transfer, place, str(task.key), task.run)
-    try:
-        while True:
-            chunk, sizes, more = reader.next(wait=False)
-            if wait is not None:
-                wait(chunk is not None or not more)
-                if chunk is None and more:
-                    continue
+    # What looks at something else meanwhile, a program say, begins anew.
+    read = _native.StreamPrefix() if reference.deterministic and wait is None else None
+    stream, address = reference.object, reference.address
+    while True:
+        reader = endpoint.read_stream(*transfer, (stream, part, reference.parts, address), str(task.key), task.run)
+        try:
+            yield from _buffers(reader, read, plugin, wait)
+            return
+        except _native.Lost as error:
+            again = plugin.written_again(task.key, reference.object, stream, error) if read is not None else None
+            if again is None:
+                plugin.reschedule_if_lost(task.key, {stream}, error)
+                raise
+            stream, address = again
+        finally:
+            reader.close()
+        assert read is not None
+        read.begin_again()
+
+
+def _buffers(
+    reader: _native.StreamReader,
+    read: _native.StreamPrefix | None,
+    plugin: MissionControlWorker,
+    wait: Callable[[bool], None] | None,
+) -> Iterator[memoryview]:
+    """Yield what the reader gives, without what has been `read` of an earlier run of the writer."""
+    while True:
+        chunk, sizes, more = reader.next(wait=False)
+        if wait is not None:
+            wait(chunk is not None or not more)
             if chunk is None and more:
-                with plugin.turns.thread_released() if plugin.turns is not None else nullcontext():
-                    chunk, sizes, more = reader.next()
-            if chunk is None:
-                return
-            yield from _writes(memoryview(chunk), sizes)
-            # An error of the next call has this frame.
-            del chunk, sizes
-    except _native.Lost as error:
-        plugin.reschedule_if_lost(task.key, {reference.object}, error)
-        raise
-    finally:
-        reader.close()
+                continue
+        if chunk is None and more:
+            with plugin.turns.thread_released() if plugin.turns is not None else nullcontext():
+                chunk, sizes, more = reader.next()
+        if chunk is None:
+            if read is not None:
+                read.end()
+            return
+        before = read.take(chunk, sizes) if read is not None else 0
+        yield from islice(_writes(memoryview(chunk), sizes), before, None)
+        # An error of the next call has this frame.
+        del chunk, sizes
+
+
+def thread_released() -> AbstractContextManager[None]:
+    """Have other tasks use this task's thread, where its worker does that."""
+    turns = data_plane("stream")[1].turns
+    return turns.thread_released() if turns is not None else nullcontext()
 
 
 def _writes(chunk: memoryview, sizes: Buffer | None) -> Iterator[memoryview]:

@@ -503,3 +503,58 @@ def test_a_worker_that_dies_is_made_up_for(dies):
         assert read.result(120) == lines(2000, 5)
         del written, read
         until(lambda: nothing_left(client), "nothing is left")
+
+
+def note(notes: str) -> None:
+    with open(notes, "a") as file:
+        file.write(f"{os.getpid()}\n")
+
+
+def write_alike(count: int, wait_s: float, alike: bool, notes: str) -> None:
+    note(notes)
+    with mission_control.open_stream(2, deterministic=True) as out:
+        for number, line in enumerate(lines(count, 5)):
+            out.write(number % 2, line if alike else line + os.urandom(8))
+            time.sleep(wait_s / count)
+
+
+def read_and_note(reference: Any, notes: str) -> list[bytes]:
+    note(notes)
+    # The second part after the first: nothing of it was read when the writer is lost.
+    return [bytes(line) for part in range(2) for line in mission_control.stream(reference, part)]
+
+
+@pytest.mark.parametrize("dies", ["writer", "both", "twice"])
+@pytest.mark.parametrize("alike", [True, False])
+def test_a_task_reads_on_where_its_writer_writes_the_same_again(tmp_path, dies, alike):
+    with LocalCluster(n_workers=4, threads_per_worker=2, dashboard_address=":0") as cluster, Client(cluster) as client:
+        mission_control.install(client)
+        workers = sorted(client.scheduler_info()["workers"])
+        pids = client.run(os.getpid)
+        options = {"pure": False, "allow_other_workers": True}
+        writers, readers = tmp_path / "writers", tmp_path / "readers"
+        written = client.submit(write_alike, 2000, 4, alike, str(writers), workers=[workers[0]], **options)
+        wait(written)
+        # Where it may run elsewhere, it runs on where it is.
+        read = client.submit(read_and_note, written, str(readers), workers=workers[1:3], **options)
+        until(lambda: readers.exists() and readers.read_text(), "it reads")
+        time.sleep(1)
+        os.kill(pids[workers[0]], signal.SIGKILL)
+        if dies == "both":
+            os.kill(int(readers.read_text()), signal.SIGKILL)
+        elif dies == "twice":
+            until(lambda: len(writers.read_text().split()) > 1, "it is written again")
+            time.sleep(1)
+            again = writers.read_text().split()[-1]
+            if again not in readers.read_text():
+                os.kill(int(again), signal.SIGKILL)
+        if alike:
+            assert read.result(120) == [line for part in range(2) for line in lines(2000, 5)[part::2]]
+        else:
+            error = read.exception(120)
+            # What was read by nobody who is left may be anything.
+            assert dies == "both" or (isinstance(error, mission_control.StreamFailed) and "deterministic" in str(error))
+        assert len(readers.read_text().split()) == (2 if dies == "both" else 1)
+        if alike:
+            del written, read
+            until(lambda: nothing_left(client), "nothing is left")

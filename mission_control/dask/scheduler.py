@@ -34,6 +34,7 @@ from mission_control.jobs import ANNOTATION, UNDEMANDING
 from mission_control.map_reduce.phases import PHASES
 from mission_control.metrics import Metrics
 from mission_control.policies import Policy, name_of
+from mission_control.streams import CONTINUES
 from mission_control.throttle import MEMORY
 
 logger = logging.getLogger(__name__)
@@ -90,6 +91,8 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
         self.next_number = itertools.count()
         # By the stimulus of an update: the task that submitted it.
         self.submitted_by: dict[str, Any] = {}
+        # Tasks that go to a worker where their threads wait, if they can; and where they might go before.
+        self.preferred: dict[Any, tuple[set[str] | None, bool]] = {}
         self.drains = False
         self.silent = False
         # What may fail comes first: without its plug-in the scheduler is to offer none of what follows.
@@ -110,6 +113,7 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
             "stale": self.on_stale,
             "writes": self.on_writes,
             "wrote": self.on_wrote,
+            "waits": self.on_waits,
             "phases": self.on_phases,
             "delegate": self.delegates.on_delegate,
             "step-lost": self.delegates.on_step_lost,
@@ -280,13 +284,13 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
         held = holder.has_what if holder is not None else ()
         self.free(key for key in keys if self.scheduler.tasks.get(key) in held)
 
-    def on_writes(self, worker: str, key: Any, stream: str, needs: list[Any]) -> None:
+    def on_writes(self, worker: str, key: Any, stream: str, repeats: bool, needs: list[Any]) -> None:
         """A task begins a stream; said before the scheduler hears that it is done."""
         task, number = self.scheduler.tasks.get(key), self.numbers.get(key)
         runs_on = task.processing_on if task is not None else None
         # Not where another worker runs it by now.
         if number is not None and runs_on is not None and runs_on.address == worker:
-            self.carry_out(self.controller.writes(self.now(), number, worker, stream, needs))
+            self.carry_out(self.controller.writes(self.now(), number, worker, (stream, repeats), needs))
 
     def on_wrote(self, worker: str, key: Any, stream: str, again: bool) -> None:
         """A task that wrote a stream is over. `again`: the stream is lost, and what is still wanted of it is computed
@@ -297,6 +301,49 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
         # Another run may have begun another stream meanwhile.
         if again and self.controller.is_carried(number, stream):
             self.free([key])
+
+    def on_waits(self, worker: str, key: Any, run: int, stream: str | None) -> None:
+        """The thread of a task waits there until this stream is written again; ``None``: it waits no more."""
+        task, number = self.scheduler.tasks.get(key), self.numbers.get(key)
+        runs_on = task.processing_on.address if task is not None and task.processing_on is not None else None
+        if stream is None:
+            if number is not None:
+                self.carry_out(self.controller.waits(self.now(), number, worker, None))
+        elif number is None or task is None or task.state not in ("waiting", "processing", "released", "no-worker"):
+            self._continue(worker, key, run, {})
+        elif runs_on is None or (runs_on == worker and task.run_id == run and stream not in self._written_again(task)):
+            # It is going to be given to a worker, maybe after it was taken from this one.
+            self.carry_out(self.controller.waits(self.now(), number, worker, run))
+            self._prefer(task, worker)
+        elif runs_on == worker:
+            # It was given to its worker again already, and Dask lets its thread go on.
+            if streams := self._written_again(task):
+                task.run_id = run
+            self._continue(worker, key, run, streams)
+        else:
+            self._continue(worker, key, run, {})
+
+    def _continue(self, worker: str, key: Any, run: int, streams: dict[str, tuple[str, str]]) -> None:
+        """Answer a thread that waits; without `streams` its task has to begin again."""
+        stream = self.scheduler.stream_comms.get(worker)
+        if not self.silent and stream is not None and not stream.closed():
+            stream.send({"op": "mission-control-continue", "key": key, "run": run, "streams": streams})
+
+    def _written_again(self, task: Any) -> dict[str, tuple[str, str]]:
+        writers = [self.numbers[own.key] for own in task.dependencies if own.key in self.numbers]
+        return self.controller.written_again(writers)
+
+    def _prefer(self, task: Any, worker: str) -> None:
+        """Have Dask give a task to the worker where its thread is, and not to one that has its inputs."""
+        strict = task.worker_restrictions and not task.loose_restrictions
+        if not (strict or task.host_restrictions or task.resource_restrictions or task.key in self.preferred):
+            self.preferred[task.key] = (task.worker_restrictions, task.loose_restrictions)
+            task.worker_restrictions, task.loose_restrictions = {worker}, True
+
+    def _prefer_no_more(self, key: Any, task: Any) -> None:
+        before = self.preferred.pop(key, None)
+        if before is not None and task is not None:
+            task.worker_restrictions, task.loose_restrictions = before
 
     def on_phases(self, worker: str, key: Any, seconds: dict[str, float]) -> None:
         """How long map, shuffle and reduce took of a task: for the records."""
@@ -392,11 +439,17 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
             task = self.scheduler.tasks.get(key)
             wanted = finish == "released" and task is not None and bool(task.who_wants or task.waiters)
             self.carry_out(controller.result_gone(now, number, wanted))
+            if wanted and task is not None and controller.repeats(number):
+                # Dask takes them back next.
+                for own in task.dependents:
+                    if own.processing_on is not None:
+                        self._prefer(own, own.processing_on.address)
         if start == "processing":
             self.carry_out(controller.ends(now, number))
         if finish == "forgotten":
             self.carry_out(controller.forgotten(now, number))
             del self.numbers[key], self.keys[number]
+            self._prefer_no_more(key, None)
 
     # --- commands ---------------------------------------------------------------------------------------------------
 
@@ -445,6 +498,12 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
             number = self.numbers.get(task.key)
             if number is None:
                 return message
+            self._prefer_no_more(task.key, task)
+            run = self.controller.continues(number, task.processing_on.address) if task.processing_on else None
+            if run is not None and (streams := self._written_again(task)):
+                # The thread waits there: for Dask it is the run that it is for the worker.
+                task.run_id = message["run_id"] = run
+                message["annotations"] = {**message["annotations"], CONTINUES: streams}
             if task.processing_on is not None:
                 # Also where another worker steals it, which is no transition.
                 self.carry_out(self.controller.begins(self.now(), number, task.processing_on.address))

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -33,6 +33,7 @@ from mission_control.dask.seams.lanes import Lanes
 from mission_control.dask.seams.turns import Turns
 from mission_control.delegates import Described, objects_of
 from mission_control.objects import Reference
+from mission_control.streams import CONTINUES
 from mission_control.throttle import MEMORY, ThrottleController
 
 if TYPE_CHECKING:
@@ -42,6 +43,11 @@ logger = logging.getLogger(__name__)
 
 RUNNING = ("executing", "long-running", "cancelled", "resumed")
 """States in which a task's code may still run."""
+CONTINUES_WITHIN_S = 60.0
+"""A task that reads a stream waits so long until that is written again, with what it has: as long as a reader waits for
+a writer that does not answer (`PROGRESS_TIMEOUT`)."""
+CONTINUES_LOOK_S = 0.02
+"""How often it looks: little beside what it takes to begin a task again."""
 SECRET_AGAIN_S = 0.5
 """Pause before a scheduler that does not answer is asked once more."""
 RESCHEDULES_MAX = 5
@@ -84,6 +90,8 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
         self.rescheduling = threading.Lock()
         self.shuffles: WeakValueDictionary[tuple[Any, int], Any] = WeakValueDictionary()
         """Runs of shuffles that the data plane carries, by shuffle and number."""
+        self.continued: dict[tuple[Any, int], dict[str, tuple[str, str]]] = {}
+        """By task and run what a thread that waits for streams may go on with; nothing: it has to begin again."""
         self.outputs: dict[Any, dict[Any, dict[str, Any]]] = {}
         """By the task that joined them, and by shuffle: what is said of outputs once the task is done."""
         self.inherited = messages.Inherited(worker)
@@ -93,6 +101,7 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
         self.undo = ExitStack()
         worker.stream_handlers["mission-control"] = self.on_message
         worker.stream_handlers["mission-control-taken"] = self.on_taken
+        worker.stream_handlers["mission-control-continue"] = self.on_continue
         shuffles.listen(worker)
         try:
             await self.start(worker)
@@ -176,7 +185,7 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
         if callback is not None:
             callback.stop()
         self.closing = True
-        for name in ("mission-control", "mission-control-taken"):
+        for name in ("mission-control", "mission-control-taken", "mission-control-continue"):
             worker.stream_handlers[name] = ignored
         if (hashing := sys.modules.get("mission_control.hashing")) is not None:
             hashing.uninstall()
@@ -212,6 +221,11 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
             # Dask's stream waits for its handlers.
             self.worker.loop.add_callback(own.take, cohort)
 
+    def on_continue(self, key: Any, run: int, streams: dict[str, tuple[str, str]]) -> None:
+        """What became of the streams for which the thread of a task waits."""
+        if self.worker.state.tasks.get(key) is not None:
+            self.continued[key, run] = streams
+
     def say(self, kind: str, **said: Any) -> None:
         # Where the scheduler is away the data plane goes on, and later reports repeat the totals.
         with suppress(CommClosedError):
@@ -236,10 +250,10 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
         resources = self.resources()
         return {kind: resources[f"{kind}_bytes"] for kind in MEMORY}
 
-    def writes(self, key: Any, stream: str) -> None:
-        """A task begins a stream. Runs in its thread."""
+    def writes(self, key: Any, stream: str, repeats: bool) -> None:
+        """A task begins a stream; `repeats`: it writes the same each time it runs. Runs in its thread."""
         needs = self.needs_of(key)
-        self.soon(lambda: self.say("writes", key=key, stream=stream, needs=needs))
+        self.soon(lambda: self.say("writes", key=key, stream=stream, repeats=repeats, needs=needs))
 
     def wrote(self, key: Any, stream: str, again: bool) -> None:
         """A task that wrote a stream is over; `again`: it is to run again. May be called in any thread."""
@@ -254,6 +268,52 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
             run = getattr(self.thread, "run", None)
             self.worker.loop.add_callback(self.tell_stale, key, run, lost)
             self.run_again(key, error)
+
+    def written_again(self, key: Any, first: str, stream: str, error: Exception) -> tuple[str, str] | None:
+        """Wait in the thread of a task until a lost stream that it reads is written again.
+
+        Dask takes the task back meanwhile. If it is given to this worker again, the thread goes on.
+
+        Args:
+            first: The stream that the task's inputs name.
+            stream: The run of its writer that was lost, the first or a later one.
+
+        Returns:
+            The stream that is written now, and the address of its writer's data plane; ``None``: the task has to begin
+            again.
+        """
+        run = getattr(self.thread, "run", None)
+        if run is None or self.early.is_done or self.endpoint is None or not self.endpoint.known_lost([stream]):
+            return None
+        self.worker.loop.add_callback(self.tell_stale, key, run, {stream})
+        self.continued.pop((key, run), None)
+        self.soon(lambda: self.say("waits", key=key, run=run, stream=stream))
+        logger.info("%s waits until a stream is written again: %s", key, error)
+        with self.turns.thread_released() if self.turns is not None else nullcontext():
+            found = self._continuation(key, run, first, stream)
+        if found is None:
+            # Before Dask hears that the task begins again.
+            self.soon(lambda: self.say("waits", key=key, run=run, stream=None))
+        return found
+
+    def _continuation(self, key: Any, run: int, first: str, stream: str) -> tuple[str, str] | None:
+        lent = self.turns is not None and self.turns.lends
+        end = time.monotonic() + CONTINUES_WITHIN_S
+        while time.monotonic() < end and not self.closing:
+            task = self.worker.state.tasks.get(key)
+            if task is None:
+                return None
+            # With the task, or after it.
+            given = (task.annotations or {}).get(CONTINUES) if task.run_id == run else None
+            for streams in (given, answer := self.continued.pop((key, run), None)):
+                now = streams.get(first) if streams else None
+                if now is not None and now[0] != stream:
+                    return now[0], now[1]
+            # Its writer may be among those that wait for this thread.
+            if answer is not None or (not lent and self.worker.state.ready):
+                return None
+            time.sleep(CONTINUES_LOOK_S)
+        return None
 
     def run_again(self, key: Any, why: Exception) -> None:
         """Have the task of this thread run again. Several threads may act for it: that counts once.
@@ -305,6 +365,8 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
         if finish != "rescheduled" and not (finish == "memory" and self.early.writes(key)):
             # A task that has begun a stream may still find that an object of its inputs is lost.
             self.rescheduled.pop(key, None)
+        for of in [own for own in list(self.continued) if own[0] == key]:
+            self.continued.pop(of, None)
         outputs = self.outputs.pop(key, {})
         if finish == "memory":
             for shuffle, output in outputs.items():

@@ -104,15 +104,40 @@ impl Controller {
         now: f64,
         task: u64,
         worker: &str,
-        stream: &str,
+        stream: (String, bool),
         needs: Vec<Bound<'_, PyAny>>,
     ) -> PyResult<Option<String>> {
-        let (stream, needs) = (stream.parse().map_err(bad_input)?, carried(&needs));
-        self.take(now, control::Event::Writes { task, worker: worker.into(), stream, needs })
+        let ((stream, repeats), needs) = (stream, carried(&needs));
+        let stream = stream.parse().map_err(bad_input)?;
+        self.take(now, control::Event::Writes { task, worker: worker.into(), stream, repeats, needs })
     }
 
     fn wrote(&self, now: f64, task: u64, stream: &str) -> PyResult<Option<String>> {
         self.take(now, control::Event::Wrote { task, stream: stream.parse().map_err(bad_input)? })
+    }
+
+    #[pyo3(signature = (now, task, worker, run))]
+    fn waits(&self, now: f64, task: u64, worker: &str, run: Option<u64>) -> PyResult<Option<String>> {
+        self.take(now, control::Event::Continues { task, worker: worker.into(), run })
+    }
+
+    /// The engine's run in which the thread of a task waits on this worker.
+    fn continues(&self, task: u64, worker: &str) -> Option<u64> {
+        self.lock().continues(task, &worker.into())
+    }
+
+    /// Whether a task writes the same stream each time it runs.
+    fn repeats(&self, task: u64) -> bool {
+        self.lock().repeats(task)
+    }
+
+    /// By each lost stream of these writers what is written now: the stream, and the address of its writer's data plane.
+    fn written_again(&self, writers: Vec<u64>) -> BTreeMap<String, (String, String)> {
+        let each = |own: control::Continued| {
+            let place = (own.now.to_string(), own.address.to_string());
+            own.before.into_iter().map(move |before| (before.to_string(), place.clone()))
+        };
+        self.lock().written_again(&writers).into_iter().flat_map(each).collect()
     }
 
     /// Workers on which a task writes a stream.

@@ -50,7 +50,7 @@ mod _native {
     #[pymodule_export]
     use super::records::{records_check, records_partition};
     #[pymodule_export]
-    use super::stream::{StreamReader, StreamWriter};
+    use super::stream::{StreamPrefix, StreamReader, StreamWriter};
     #[pymodule_export]
     use super::sums::Sums;
     #[pymodule_export]

@@ -9,6 +9,7 @@ use mission_core::types::{Demands, JobId};
 use mission_transport::endpoint;
 use mission_transport::fetcher::stream::{Next, ReadError, Reader, Reading};
 use mission_transport::object::ObjectId;
+use mission_transport::prefix::{Differs, Prefix};
 use mission_transport::streams::WriteError;
 use pyo3::exceptions::{PyOSError, PyRuntimeError};
 use pyo3::prelude::*;
@@ -131,4 +132,48 @@ impl StreamReader {
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         detached(py, || drop(self.inner.lock().expect("no panic while held").take()))
     }
+}
+
+/// What a task has read of a part of a stream whose writer writes the same each time.
+#[pyclass(frozen)]
+pub struct StreamPrefix(Mutex<Prefix>);
+
+#[pymethods]
+impl StreamPrefix {
+    #[new]
+    fn new() -> Self {
+        StreamPrefix(Mutex::default())
+    }
+
+    /// How many writes of this chunk, from its first, the task has read before.
+    #[pyo3(signature = (chunk, sizes))]
+    fn take(&self, py: Python<'_>, chunk: &Part, sizes: Option<&Part>) -> PyResult<usize> {
+        let (mut rest, sizes) = (chunk.inner.bytes(), sizes.map(|sizes| sizes.inner.bytes()));
+        let whole = [(rest.len() as u64).to_le_bytes()];
+        let sizes = sizes.map_or(&whole[..], |sizes| sizes.as_chunks::<8>().0);
+        let writes = sizes.iter().map(move |size| {
+            // Sizes that make no sense differ from what was written before.
+            let (write, more) = rest.split_at(rest.len().min(u64::from_le_bytes(*size) as usize));
+            rest = more;
+            write
+        });
+        detached(py, || self.0.lock().expect("no panic while held").take(writes))?.map_err(|Differs| differs())
+    }
+
+    /// Another run of the writer is read from its beginning.
+    fn begin_again(&self) {
+        self.0.lock().expect("no panic while held").begin_again();
+    }
+
+    /// The stream has ended: the task has all that it read before.
+    fn end(&self) -> PyResult<()> {
+        if self.0.lock().expect("no panic while held").is_behind() { Err(differs()) } else { Ok(()) }
+    }
+}
+
+fn differs() -> PyErr {
+    StreamFailed::new_err(
+        "its writer was lost and ran again, and did not write the same as before: a stream that is not the same each time \
+         is not to be opened with deterministic=True",
+    )
 }

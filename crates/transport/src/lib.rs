@@ -22,6 +22,7 @@ mod limit;
 mod local;
 pub mod object;
 pub mod parts;
+pub mod prefix;
 mod probe;
 pub mod segment;
 pub mod server;

@@ -145,7 +145,7 @@ class Early:
         with self.lock:
             self.keys[task.key] += 1
         # Dask releases its inputs once its result is known.
-        plugin.writes(task.key, result.object)
+        plugin.writes(task.key, result.object, result.deterministic)
         plugin.objects.look(task.key, result)
         now = time.time() + self.worker.scheduler_delay
         message = {

@@ -122,7 +122,17 @@ pub enum Event {
         task: u64,
         worker: WorkerId,
         stream: ObjectId,
+        /// It writes the same each time it runs.
+        #[serde(default)]
+        repeats: bool,
         needs: Vec<Carried>,
+    },
+    /// The thread of a task, in this run of the engine's, waits until a stream that it reads is written again; `None`: it waits
+    /// no more, and the task has to begin again.
+    Continues {
+        task: u64,
+        worker: WorkerId,
+        run: Option<u64>,
     },
     /// A task is over that wrote this stream.
     Wrote {

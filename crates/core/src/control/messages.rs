@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 /// What controller and workers say to one another, as a number: it is raised with every change that an older one would not
 /// understand, or would misunderstand.
-pub const PROTOCOL: u32 = 5;
+pub const PROTOCOL: u32 = 6;
 
 /// All that a worker is to do now; what is absent asks for nothing.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

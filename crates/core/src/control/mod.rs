@@ -48,6 +48,7 @@ pub use shuffles::{Carrier, Counted, ShuffleId, ShuffleNow};
 pub use status::{JobNow, Status, WorkerNow};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+pub use streams::Continued;
 use streams::Streams;
 use transfers::Transfers;
 pub use transfers::{Fetched, WorkerReport};
@@ -200,6 +201,7 @@ impl Controller {
                 }
             }
             Event::Begins { task, worker } => {
+                self.streams.begins(task);
                 self.jobs.begins(task, &worker);
                 self.holds.begin(task, &worker);
             }
@@ -210,7 +212,10 @@ impl Controller {
                 }
             }
             Event::Carries { task, objects, alive } => self.carries(now, task, objects, alive, commands),
-            Event::Writes { task, worker, stream, needs } => self.writes(task, worker, stream, needs, commands),
+            Event::Writes { task, worker, stream, repeats, needs } => {
+                self.writes(task, worker, (stream, repeats), needs, commands);
+            }
+            Event::Continues { task, worker, run } => self.waits(task, worker, run),
             Event::Wrote { task, stream } => self.wrote(task, stream, commands),
             Event::Delegates { task, inputs, objects, alive } => {
                 self.delegates(now, task, inputs, objects, alive, commands);
@@ -239,6 +244,7 @@ impl Controller {
                 // What a worker that had been away said of it late.
                 self.release(Holder::Result(task), commands);
                 self.writes_no_more(task, commands);
+                self.streams.forget(task);
                 self.delegate_ends(task, false, commands);
                 self.submitted_on.remove(&task);
                 self.decide(now, mission::Event::TaskForgotten { task }, commands);

@@ -2,21 +2,59 @@
 //!
 //! The result of a task that writes a stream is known before the task is over. So the engine may release its inputs, and takes
 //! its worker for idle, while it still writes.
+//!
+//! When a stream is lost the engine takes back the tasks that read it, until its writer has begun again. If that writes the
+//! same each time, their threads can go on: such a task is given to the worker where it ran ([`Controller::repeats`]). Its thread
+//! says so when it waits ([`super::Event::Continues`]), before or after that. It goes on as the engine's run in which it began,
+//! with the place of what is written now ([`Controller::continues`], [`Controller::written_again`]).
 
 use super::objects::Holder;
 use super::{Carried, Command, Controller};
 use crate::types::{ObjectId, WorkerId};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-/// By task: the stream that its last run writes, and where.
 #[derive(Default)]
 pub struct Streams {
+    /// By task: the stream that its last run writes, and where.
     written: BTreeMap<u64, (ObjectId, WorkerId)>,
+    begun: BTreeMap<u64, Begun>,
+    /// Tasks whose threads wait until a stream that they read is written again: where, and in which of the engine's runs.
+    continuing: BTreeMap<u64, (WorkerId, u64)>,
+}
+
+/// The streams that the runs of a task have begun.
+#[derive(Default)]
+struct Begun {
+    /// The last one last.
+    streams: Vec<ObjectId>,
+    /// All are the same.
+    repeats: bool,
+}
+
+/// A stream that was written again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Continued {
+    /// What earlier runs of its writer had begun.
+    pub before: Vec<ObjectId>,
+    pub now: ObjectId,
+    /// Of its writer's data plane.
+    pub address: Arc<str>,
 }
 
 impl Streams {
     pub fn len(&self) -> usize {
-        self.written.len()
+        self.written.len() + self.begun.len() + self.continuing.len()
+    }
+
+    pub fn forget(&mut self, task: u64) {
+        self.begun.remove(&task);
+        self.continuing.remove(&task);
+    }
+
+    /// A task was given to a worker: nothing of it waits.
+    pub fn begins(&mut self, task: u64) {
+        self.continuing.remove(&task);
     }
 }
 
@@ -25,12 +63,17 @@ impl Controller {
         &mut self,
         task: u64,
         worker: WorkerId,
-        stream: ObjectId,
+        (stream, repeats): (ObjectId, bool),
         needs: Vec<Carried>,
         commands: &mut Vec<Command>,
     ) {
         // What an earlier run needed may be needed again: it is held before that is let go.
         let before = self.streams.written.insert(task, (stream, worker));
+        let begun = self.streams.begun.entry(task).or_default();
+        begun.repeats = repeats;
+        if begun.streams.last() != Some(&stream) {
+            begun.streams.push(stream);
+        }
         let still = needs.iter().map(|own| own.object).collect();
         for Carried { object, owner, bytes, copies, .. } in needs {
             // What nobody holds any more is free already, and its name never comes again.
@@ -60,8 +103,40 @@ impl Controller {
 
     /// A worker is gone, and its writers with it. Who runs again begins from inputs that are made again.
     pub(super) fn writers_gone(&mut self, worker: &WorkerId, commands: &mut Vec<Command>) {
+        self.streams.continuing.retain(|_, (own, _)| own != worker);
         let gone = self.streams.written.iter().filter(|(_, (_, own))| own == worker).map(|(task, _)| *task);
         gone.collect::<Vec<_>>().into_iter().for_each(|task| self.writes_no_more(task, commands));
+    }
+
+    /// The thread of a task waits until a stream that it reads is written again.
+    pub(super) fn waits(&mut self, task: u64, worker: WorkerId, run: Option<u64>) {
+        let continuing = &mut self.streams.continuing;
+        match run {
+            Some(run) if self.workers.contains_key(&worker) => _ = continuing.insert(task, (worker, run)),
+            None if continuing.get(&task).is_some_and(|(own, _)| *own == worker) => _ = continuing.remove(&task),
+            _ => {}
+        }
+    }
+
+    /// Whether a task writes the same stream each time it runs.
+    pub fn repeats(&self, task: u64) -> bool {
+        self.streams.begun.get(&task).is_some_and(|begun| begun.repeats)
+    }
+
+    /// The engine's run in which the thread of a task waits on this worker.
+    pub fn continues(&self, task: u64, worker: &WorkerId) -> Option<u64> {
+        self.streams.continuing.get(&task).filter(|(own, _)| own == worker).map(|(_, run)| *run)
+    }
+
+    /// Of the streams that these tasks have written, those that were written again.
+    pub fn written_again(&self, writers: &[u64]) -> Vec<Continued> {
+        let again = |writer: &u64| {
+            let (now, before) = self.streams.begun.get(writer)?.streams.split_last()?;
+            let worker = self.objects.whole(*now).first()?;
+            let address = self.workers.get(worker)?.address.clone();
+            (!before.is_empty()).then(|| Continued { before: before.to_vec(), now: *now, address })
+        };
+        writers.iter().filter_map(again).collect()
     }
 
     /// Workers on which a task writes a stream.

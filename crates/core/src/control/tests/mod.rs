@@ -4,6 +4,7 @@ mod delegates;
 mod doubt;
 mod handover;
 mod jobs;
+mod streams;
 mod workers;
 
 use super::jobs::inputs_first;
