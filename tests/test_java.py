@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,35 @@ def test_objects_pass_between_java_and_python(client, tried):
     number, references = tried("both", 3).result(60)
     assert number == 3 and len(references) == 3
     del there, back, references
+
+
+def put_data(size: int, seed: int) -> mission_control.Reference:
+    return put([data(size, seed)])
+
+
+def lent(dask_worker: Any) -> int:
+    interface = dask_worker.plugins["mission-control"].interface
+    return len(interface.jvm.lent.parts) if interface is not None and interface.jvm is not None else 0
+
+
+def test_what_is_mapped_stays_as_it_is_and_is_given_back(client, tried, tmp_path):
+    """Of its own worker, of another one, and too small to be mapped."""
+    first, second = sorted(client.scheduler_info()["workers"])[:2]
+    sizes = [(8 << 20, first), (8 << 20, second), (3 << 20, second), (1000, second), (0, first)]
+    made = [client.submit(put_data, size, n, workers=[at], pure=False) for n, (size, at) in enumerate(sizes)]
+    sums = [zlib.crc32(data(size, n)) for n, (size, _) in enumerate(sizes)]
+    path = tmp_path / "go on"
+    maps = tried(f"map:{path}", inputs=made, workers=[first])
+    until(lambda: Path(f"{path}.begun").exists(), "it has mapped them")
+    assert client.run(lent)[first] == 3
+    # Memory of what is freed is used again at once.
+    del made
+    others = [client.submit(put_data, 8 << 20, 100 + n, pure=False) for n in range(8)]
+    wait(others)
+    path.touch()
+    assert maps.result(60) == sums
+    until(lambda: not any(client.run(lent).values()), "nothing is mapped any more")
+    del maps, others
 
 
 def test_streams_pass_between_java_and_python(client, tried):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import time
 from array import array
 from collections.abc import Callable, Iterator
@@ -129,8 +130,10 @@ class Handler(BaseHTTPRequestHandler):
         kind, _, credential = self.headers.get("Authorization", "").partition(" ")
         interface = self.server.interface
         with interface.lock:
-            is_executor = urlsplit(self.path).path == "/next"
-            kinds: dict[str, Any] = interface.executors if is_executor else interface.sessions
+            path = urlsplit(self.path).path
+            kinds: dict[str, Any] = {} if path == "/next" else dict(interface.sessions)
+            if path in ("/next", "/unmap"):
+                kinds |= interface.executors
             found = kinds.get(credential.strip()) if kind.lower() == "bearer" else None
         if found is None:
             raise Refused(
@@ -273,6 +276,9 @@ class Handler(BaseHTTPRequestHandler):
             raise BadRequest("this is a reference to a stream: read it (/stream/read)")
         part = None if given.get("part") is None else number(given, "part", 0, max(len(reference) - 1, 0))
         parts = session.fetch(reference, part)
+        if given.get("mapped") is True and len(parts) == 1 and (place := parts[0].place()) is not None:
+            self._lend(session, parts[0], *place)
+            return
         sizes = [len(own) for own in parts]
         # A header has at most 64 KiB; who has so many parts knows their sizes by the reference.
         more = {"Mission_Sizes": ",".join(map(str, sizes))} if len(sizes) <= 1000 else {}
@@ -282,6 +288,25 @@ class Handler(BaseHTTPRequestHandler):
             self._begin(200, "application/octet-stream", sum(sizes), **more)
             for own in parts:
                 self.connection.sendall(memoryview(own))
+
+    def _lend(self, session: Session, part: _native.Part, descriptor: int, start: int) -> None:
+        """Say where a part lies, for the program to map it."""
+        lease = session.lend(part)
+        said = {"path": f"/proc/{os.getpid()}/fd/{descriptor}", "start": start, "length": len(part), "lease": lease}
+        body = json.dumps(said).encode()
+        try:
+            self._begin(200, "application/json", len(body), Mission_Lease=lease)
+            self.wfile.write(body)
+        except OSError:
+            session.lent.take_back([lease])
+            raise
+
+    def unmap(self, holder: Session | Executor) -> None:
+        leases = self._json().get("leases")
+        if not isinstance(leases, list) or not all(isinstance(lease, str) for lease in leases):
+            raise BadRequest(f"leases={shown(leases)}: give a list of what /fetch said")
+        holder.lent.take_back(leases)
+        self._say(None)
 
     def open_stream(self, session: Session) -> None:
         given = self._json()
@@ -375,6 +400,7 @@ ROUTES: dict[str, tuple[str, Callable[[Handler, Any], None]]] = {
     "/task": ("GET", Handler.task),
     "/put": ("POST", Handler.put),
     "/fetch": ("POST", Handler.fetch),
+    "/unmap": ("POST", Handler.unmap),
     "/stream/open": ("POST", Handler.open_stream),
     "/stream/write": ("POST", Handler.write_stream),
     "/stream/close": ("POST", Handler.close_stream),

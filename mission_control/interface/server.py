@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from mission_control import _native
 from mission_control.interface.requests import BODY_BYTES_MAX, Handler
-from mission_control.interface.session import Session
+from mission_control.interface.session import Lent, Session
 
 if TYPE_CHECKING:
     from mission_control.dask.worker import MissionControlWorker
@@ -35,6 +35,7 @@ class Executor(Protocol):
     """A process that runs one task after another, or several at once."""
 
     credential: str
+    lent: Lent
 
     def next(self, seconds: float) -> dict[str, Any] | None:
         """Return the next task, as JSON, or one that is cancelled; ``None``: there was none."""

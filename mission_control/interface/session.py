@@ -9,7 +9,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
@@ -45,6 +45,23 @@ POLLS_S = (0.0002, 0.005)
 """Shortest and longest pause between two looks whether more of a stream is there."""
 
 
+class Lent:
+    """Parts that a program maps. They stay as they are until it gives them back, or is over."""
+
+    def __init__(self) -> None:
+        self.parts: dict[str, _native.Part] = {}
+
+    def lend(self, part: _native.Part) -> str:
+        """Return a name by which to give it back."""
+        name = secrets.token_hex(8)
+        self.parts[name] = part
+        return name
+
+    def take_back(self, names: Iterable[str]) -> None:
+        for name in names:
+            self.parts.pop(name, None)
+
+
 class Session:
     """One run of a task, made in its thread.
 
@@ -53,13 +70,14 @@ class Session:
 
     Args:
         what: Describes the task to its program; JSON.
-        takes_result: Whether the program says what the result is.
+        lent: Of a process that runs many tasks, what it maps. Such a process says what the result of each is.
     """
 
-    def __init__(self, worker: Worker, plugin: MissionControlWorker, what: dict[str, Any], takes_result: bool = False):
+    def __init__(self, worker: Worker, plugin: MissionControlWorker, what: dict[str, Any], lent: Lent | None = None):
         self.plugin, self.thread = plugin, TaskThread(worker, plugin)
         self.what = {"key": str(self.thread.key), "worker": worker.address, **what}
-        self.takes_result = takes_result
+        self.takes_result = lent is not None
+        self.lent = lent if lent is not None else Lent()
         self.credential = secrets.token_urlsafe(32)
         self.jars: list[Reference] = []
         self.lock = threading.Lock()
@@ -121,6 +139,8 @@ class Session:
             self.waiting.get()[0].set_exception(Stopped("the task is over"))
         with self.lock:
             os.close(self.woken)
+        if not self.takes_result:
+            self.lent.parts.clear()
         # Errors have frames, which have this; what it holds would wait for the garbage collector.
         self.outcome, self.problem = Future(), None
 
@@ -182,6 +202,12 @@ class Session:
         self.check_open()
         return list(self._or_again(fetch, reference, part))
 
+    def lend(self, part: _native.Part) -> str:
+        """Let the program map a part, until it gives that back; returns a name for it."""
+        with self.lock:
+            self.check_open()
+            return self.lent.lend(part)
+
     def open_stream(self, parts: int, ahead: int, keep: bool) -> StreamReference:
         self.check_open()
 
@@ -225,14 +251,14 @@ class Session:
         self.check_open()
 
         def read() -> None:
-            for buffer in read_part(reference, part, self._pauses(check)):
+            for buffer in read_part(reference, part, self.pauses(check)):
                 self.has_read = True
                 self.check_open()
                 send(buffer)
 
         self._or_again(read)
 
-    def _pauses(self, check: Callable[[], None]) -> Callable[[bool], None]:
+    def pauses(self, check: Callable[[], None]) -> Callable[[bool], None]:
         """Return what waits a little for more of a stream, as long as the task goes on."""
         shortest, longest = POLLS_S
         pause = shortest

@@ -68,6 +68,9 @@ def java(
 
     worker, plugin, _ = data_plane("java")
     check_has_result("java", plugin)
+    for what, own in (("jars", jars), ("inputs", inputs)):
+        if isinstance(own, Reference):
+            raise TypeError(f"java({name!r}, {what}={own!r}): give a list of references")
     jars = list(jars)
     check(name, jars, inputs, arguments, timeout)
     interface = interface_of(plugin)
@@ -84,7 +87,7 @@ def java(
                     alone(worker, interface, stack)
                     jvm = Jvm(worker, interface)
                     stack.callback(jvm.end)
-                session = stack.enter_context(interface.of(Session(worker, plugin, given, takes_result=True)))
+                session = stack.enter_context(interface.of(Session(worker, plugin, given, jvm.lent)))
                 session.jars = jars
                 result = jvm.run(worker, session, timeout)
                 return session.handed_on() or (None if session.stream is not None else result)

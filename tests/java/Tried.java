@@ -1,10 +1,12 @@
 import java.io.IOException;
 import java.io.InputStream;
+import java.nio.ByteBuffer;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.zip.CRC32;
 import org.missioncontrol.Call;
 import org.missioncontrol.Context;
 import org.missioncontrol.Outcome;
@@ -22,6 +24,9 @@ public class Tried implements Task {
         Given given = context.arguments(Given.class);
         if (given.what().startsWith("wait:")) {
             return waits(given.what().substring(5));
+        }
+        if (given.what().startsWith("map:")) {
+            return maps(context, given.what().substring(4));
         }
         switch (given.what()) {
             case "arguments":
@@ -104,6 +109,25 @@ public class Tried implements Task {
             Files.writeString(Path.of(path), "");
         }
         return null;
+    }
+
+    /** Looks at all inputs where they lie, once somebody says so. */
+    private static Object maps(Context context, String path) throws Exception {
+        List<ByteBuffer> mapped = new ArrayList<>();
+        for (Reference input : context.inputs()) {
+            mapped.add(context.map(input, 0));
+        }
+        Files.writeString(Path.of(path + ".begun"), "");
+        while (!Files.exists(Path.of(path))) {
+            Thread.sleep(20);
+        }
+        List<Long> sums = new ArrayList<>();
+        for (ByteBuffer own : mapped) {
+            CRC32 sum = new CRC32();
+            sum.update(own.duplicate());
+            sums.add(sum.getValue());
+        }
+        return sums;
     }
 
     private static long sum(Context context) throws IOException {

@@ -7,6 +7,7 @@ use pyo3::prelude::*;
 use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::ops::Deref;
+use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -171,6 +172,11 @@ pub struct Part {
 impl Part {
     fn __len__(&self) -> usize {
         self.inner.bytes().len()
+    }
+
+    /// Where it lies in memory that other processes can map: a descriptor, and where it begins there.
+    fn place(&self) -> Option<(i32, u64)> {
+        self.inner.place().map(|(file, start)| (file.as_raw_fd(), start))
     }
 
     // SAFETY: as for Segment.

@@ -7,6 +7,7 @@ use mission_core::host::fetches::Tally;
 use mission_core::types::{Demands, TransferId};
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 /// A part of an object, and who has it.
@@ -65,6 +66,18 @@ pub(crate) enum Home {
 }
 
 impl Part {
+    /// Where it lies in memory that other processes can map: a descriptor of this process, and where it begins there. It is there
+    /// as long as this part; `None`: its memory is this process's alone.
+    pub fn place(&self) -> Option<(BorrowedFd<'_>, u64)> {
+        match &self.home {
+            Home::Own(segment) => {
+                let shared = segment.shared()?;
+                Some((shared.file.as_fd(), shared.start + self.start as u64))
+            }
+            Home::Borrowed(borrowed) => Some((borrowed.file().as_fd(), self.start as u64)),
+        }
+    }
+
     pub fn bytes(&self) -> &[u8] {
         match &self.home {
             Home::Own(segment) => &segment.bytes()[self.start..self.start + self.len],

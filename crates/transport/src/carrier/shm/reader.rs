@@ -79,6 +79,7 @@ struct Talk {
 struct Mapped {
     start: NonNull<u8>,
     size: usize,
+    file: Arc<(SharedFile, OwnedFd)>,
     /// Parts whose blocks were verified, and how many leases they are under: without one their owner may write to them.
     verified: Mutex<HashMap<(ObjectId, u32), u32>>,
 }
@@ -394,7 +395,8 @@ impl Link {
     }
 
     /// Memory of the owner, mapped once however much lies in it.
-    fn mapped(&self, shared: SharedFile, file: &OwnedFd) -> Result<Arc<Mapped>, String> {
+    fn mapped(&self, file: &Arc<(SharedFile, OwnedFd)>) -> Result<Arc<Mapped>, String> {
+        let shared = file.0;
         let mut memories = self.memories.lock().expect("no panic while held");
         if let Some(mapped) = memories.get(&shared.name).and_then(Weak::upgrade)
             && mapped.size as u64 == shared.size
@@ -468,8 +470,7 @@ pub fn map_all(leased: &[LeasedPart]) -> Result<Vec<Part>, String> {
     let mut all = Vec::with_capacity(leased.len());
     // What came in one answer is under one lease.
     for of_answer in leased.chunk_by(|one, next| Arc::ptr_eq(&one.lease, &next.lease)) {
-        let (shared, file) = &*of_answer[0].file;
-        let mapped = of_answer[0].lease.link.mapped(*shared, file)?;
+        let mapped = of_answer[0].lease.link.mapped(&of_answer[0].file)?;
         let (object, lease) = (of_answer[0].object, of_answer[0].lease.clone());
         let verified = Vec::with_capacity(of_answer.len());
         let mut borrowed = Borrowed { mapped: Some(mapped.clone()), object, verified, _lease: lease };
@@ -544,6 +545,11 @@ impl Borrowed {
     pub fn bytes(&self, start: usize, len: usize) -> &[u8] {
         self.mapped.as_ref().expect("present until dropped").bytes(start, len)
     }
+
+    /// A descriptor of its memory.
+    pub fn file(&self) -> &OwnedFd {
+        &self.mapped.as_ref().expect("present until dropped").file.1
+    }
 }
 
 impl Drop for Borrowed {
@@ -564,7 +570,8 @@ impl Drop for Borrowed {
 }
 
 /// Maps all of a memory read-only, after it has proved to be what an owner gives.
-fn map(file: &OwnedFd, size: u64) -> Result<Mapped, String> {
+fn map(shared: &Arc<(SharedFile, OwnedFd)>, size: u64) -> Result<Mapped, String> {
+    let file = &shared.1;
     let seals = rustix::fs::fcntl_get_seals(file).map_err(|error| format!("its memory has no seals: {error}"))?;
     if !seals.contains(SEALS) {
         return Err(format!("its memory is sealed by {seals:?} only"));
@@ -578,7 +585,7 @@ fn map(file: &OwnedFd, size: u64) -> Result<Mapped, String> {
     let start = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, ProtFlags::READ, MapFlags::SHARED, file, 0) };
     let start = start.map_err(|error| format!("its memory cannot be mapped: {error}"))?;
     let start = NonNull::new(start.cast()).expect("mmap does not give null");
-    Ok(Mapped { start, size: len, verified: Mutex::default() })
+    Ok(Mapped { start, size: len, file: shared.clone(), verified: Mutex::default() })
 }
 
 fn connect(cluster: &str, owner: SocketAddr, token: &Token) -> io::Result<Link> {

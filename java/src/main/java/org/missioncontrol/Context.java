@@ -19,13 +19,15 @@ import java.util.Map;
  */
 public final class Context {
     private final Worker worker;
+    private final Mappings mappings;
     private final String credential;
     private final JsonObject task;
     private boolean delegated;
     private boolean opened;
 
-    Context(Worker worker, JsonObject task) {
+    Context(Worker worker, Mappings mappings, JsonObject task) {
         this.worker = worker;
+        this.mappings = mappings;
         this.task = task;
         credential = task.get("credential").getAsString();
     }
@@ -66,8 +68,20 @@ public final class Context {
         return worker.open(credential, "POST", path, ByteBuffer.wrap(body));
     }
 
-    /** Reads a part of an object. */
+    /**
+     * A part of an object, of 2 GiB at most, read-only: where it lies, if processes of this host share that memory; else a copy
+     * outside of Java's heap. Its memory is freed when no buffer refers to it any more.
+     */
+    public ByteBuffer map(Reference reference, int part) throws IOException {
+        return mappings.map(credential, reference, part);
+    }
+
+    /** Reads a part of an object, of 2 GiB at most. */
     public byte[] fetch(Reference reference, int part) throws IOException {
+        if (reference.sizes().get(part) > Integer.MAX_VALUE - 8) {
+            throw new IOException("part " + part + " of " + reference.object() + " has " + reference.sizes().get(part)
+                    + " bytes, and an array of Java 2 GiB at most: open it, or put smaller parts");
+        }
         int size = Math.toIntExact(reference.sizes().get(part));
         byte[] content = new byte[size];
         try (InputStream in = open(reference, part)) {

@@ -32,9 +32,12 @@ public final class Host {
     /** By credential; guarded by itself. */
     private final Map<String, Future<?>> running = new HashMap<>();
 
-    private Host(String socket) {
+    private final Mappings mappings;
+
+    private Host(String socket, String credential) {
         worker = new Worker(socket);
         asked = new Worker(socket);
+        mappings = new Mappings(worker, credential);
     }
 
     public static void main(String[] words) throws IOException {
@@ -43,7 +46,7 @@ public final class Host {
             first.append((char) next);
         }
         String credential = first.toString();
-        daemon(() -> new Host(System.getenv("MISSION_CONTROL_SOCKET")).take(credential)).start();
+        daemon(() -> new Host(System.getenv("MISSION_CONTROL_SOCKET"), credential).take(credential)).start();
         // The worker holds the other end, and is gone when that is.
         while (System.in.read() >= 0) {}
         Runtime.getRuntime().halt(0);
@@ -86,7 +89,7 @@ public final class Host {
     }
 
     private void run(String name, JsonObject task) {
-        Context context = new Context(worker, task);
+        Context context = new Context(worker, mappings, task);
         try {
             try {
                 ClassLoader loader = loaderOf(List.of(Worker.GSON.fromJson(task.get("jars"), String[].class)));
@@ -117,8 +120,13 @@ public final class Host {
         } finally {
             Thread.interrupted();
             Thread.currentThread().setContextClassLoader(Host.class.getClassLoader());
+            boolean idle;
             synchronized (running) {
                 running.remove(name);
+                idle = running.isEmpty();
+            }
+            if (idle) {
+                mappings.idle();
             }
         }
     }

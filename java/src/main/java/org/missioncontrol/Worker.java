@@ -8,6 +8,7 @@ import java.io.IOException;
 import java.io.InputStream;
 import java.nio.ByteBuffer;
 import java.nio.charset.StandardCharsets;
+import java.util.Map;
 import java.util.concurrent.BlockingDeque;
 import java.util.concurrent.LinkedBlockingDeque;
 
@@ -41,7 +42,7 @@ final class Worker {
     }
 
     /** Sends bytes; gives the body of the answer. */
-    InputStream open(String credential, String method, String path, ByteBuffer... body) throws IOException {
+    Taken open(String credential, String method, String path, ByteBuffer... body) throws IOException {
         Connection connection = idle.pollFirst();
         if (connection == null) {
             connection = new Connection(socket);
@@ -72,16 +73,27 @@ final class Worker {
     }
 
     /** A body that gives its connection back at its end. */
-    private final class Taken extends FilterInputStream {
+    final class Taken extends FilterInputStream {
         private final boolean stays;
         private final boolean chunked;
+        private final Map<String, String> headers;
         private Connection connection;
 
         Taken(Connection.Answer answer, Connection connection) {
             super(answer.body());
+            headers = answer.headers();
             stays = answer.stays();
             chunked = answer.isChunked();
             this.connection = connection;
+        }
+
+        boolean has(String header) {
+            return headers.containsKey(header);
+        }
+
+        /** The rest of the body, in JSON. */
+        JsonObject json() throws IOException {
+            return GSON.fromJson(new String(readAllBytes(), StandardCharsets.UTF_8), JsonObject.class);
         }
 
         @Override
