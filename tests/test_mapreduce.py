@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import itertools
 import json
+import math
 import operator
 import random
 import subprocess
@@ -192,13 +193,45 @@ def test_files_are_sorted_also_with_little_memory(client, tmp_path, less):
     finally:
         client.run(less_memory, less=False)
     paths = [own.value for own in outputs]
-    assert paths == sorted(str(own) for own in (tmp_path / "out").iterdir())
+    assert paths == sorted(str(own) for own in (tmp_path / "out").glob("part-*"))
     found = b"".join(Path(path).read_bytes() for path in paths).splitlines()
     pairs_there = sorted(pair for seed in range(4) for pair in records(seed))
     assert [own.split()[0] for own in found] == [key.hex().encode() for key, _ in pairs_there]
     assert sorted(found) == sorted(b"%s %s" % (key.hex().encode(), own.hex().encode()) for key, own in pairs_there)
     sizes = [own.items for own in outputs]
     assert max(sizes) < 1.5 * min(sizes), "the sample cuts evenly"
+
+
+def lines_of(word: str, counts: Iterable[int]) -> Iterator[str]:
+    yield f"{word} {sum(counts)}\n"
+
+
+def test_without_a_reducer_combined_keys_are_one_item(client):
+    made = mission_control.mapreduce(range(4), map=words_of, combine=operator.add, reducers=3, client=client)
+    found = list(itertools.chain.from_iterable(items(client, made)))
+    assert len(found) == len(dict(found)) and dict(found) == expected_counts(range(4))
+
+
+def from_no_python_code(seed: int) -> Iterator[tuple[str, int]]:
+    """Its iterator has no Python code of its own."""
+    return zip(itertools.islice(itertools.cycle([f"w{n}" for n in range(100)]), 200_000), itertools.repeat(1))
+
+
+def test_pairs_of_an_iterator_in_c(client):
+    made = mission_control.mapreduce([1, 2], map=from_no_python_code, reduce=count, combine=operator.add, client=client)
+    found = list(itertools.chain.from_iterable(items(client, made)))
+    assert dict(found) == {f"w{n}": 4000 for n in range(100)}
+
+
+class Large:
+    """Its size is not seen from outside."""
+
+    def __init__(self, size: int):
+        self.content = [bytes(size)]
+
+
+def test_values_are_weighed_with_what_they_hold():
+    assert pairs.weight_of(("key", Large(50_000))) > 50_000
 
 
 def fails(seed: int) -> Iterator[tuple[str, int]]:
@@ -227,16 +260,27 @@ def test_what_is_wrong_says_so(client, tmp_path):
     for given, kind, says in (
         ({"map": fails}, ValueError, "as planned"),
         ({"partition": lambda key, reducers: reducers}, ValueError, "partition gave 2"),
-        ({"outputs": tmp_path / "new"}, TypeError, "goes to files"),
+        ({"outputs": tmp_path / "new"}, TypeError, "cannot go to a file"),
         ({"map": not_equal}, ValueError, "not equal to itself"),
         ({"map": not_equal, "partition": "range"}, ValueError, "not equal to itself"),
         ({"map": lambda seed: {"ab": 1}}, TypeError, "map gave dict"),
+        ({"map": lambda seed: None}, TypeError, "map gave NoneType"),
+        ({"map": lambda seed: ("ab", 1)}, TypeError, "map gave tuple"),
+        ({"map": lambda seed: ["ab", "cd"]}, TypeError, "which is no pair"),
+        ({"map": lambda seed: [(("shop", math.nan), 1)]}, ValueError, "not equal to itself"),
+        ({"partition": lambda key, reducers: None}, TypeError, "partition gave None"),
+        ({"reduce": lambda key, values: sum(values)}, TypeError, "reduce gave int"),
+        ({"reduce": lambda key, values: {key: 1}}, TypeError, "reduce gave dict"),
         ({"reduce": lambda key, values: (key, sum(values))}, TypeError, "yield each item"),
     ):
         given = {"inputs": [1], "map": words_of, "reduce": count, "reducers": 2, "client": client, **given}
         with pytest.raises(kind, match=says):
             client.gather(mapreduce(**given))
-    assert not list((tmp_path / "new").iterdir())
+    assert [own.name for own in (tmp_path / "new").iterdir()] == [".job"]
+    # Which may still run.
+    other = mapreduce([1], map=words_of, reduce=lines_of, outputs=tmp_path / "new", client=client)
+    with pytest.raises(ValueError, match="files of another job"):
+        client.gather(other)
     with pytest.raises(TypeError, match="give a list"):
         mapreduce("file", map=words_of, reduce=count, client=client)
 

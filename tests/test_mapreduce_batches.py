@@ -228,6 +228,89 @@ def test_files_have_tables_or_what_a_reducer_gives(client, tmp_path):
     assert sorted(lines) == sorted(f"{word} {number}" for word, number, _ in expected)
 
 
+def words_of_text(text: str) -> Iterator[Any]:
+    """Columns of nothing have no type."""
+    yield pa.table({"word": text.split(), "count": [1] * len(text.split())})
+
+
+def counted(table: Any) -> Any:
+    return table.group_by("word").aggregate([("count", "sum")]).rename_columns(["word", "count"])
+
+
+def required(seed: int) -> Any:
+    fields = [pa.field("word", pa.string(), nullable=bool(seed)), pa.field("count", pa.int64(), nullable=False)]
+    return pa.table({"word": ["a", "b"], "count": [seed, 1]}, schema=pa.schema(fields))
+
+
+def without_nothing(table: Any) -> Any:
+    made = counted(table)
+    return made.filter(pc.not_equal(made["count"], 0))
+
+
+@pytest.mark.parametrize("texts", (["", "the cat", ""], ["the cat", ""], ["", ""]))
+@pytest.mark.parametrize("partition", ("hash", "range"))
+def test_tables_without_rows_say_nothing(client, texts, partition):
+    given = {"map": words_of_text, "combine": counted, "partition": partition, "reducers": 2, "client": client}
+    expected = [("cat", 1), ("the", 1)] if any(texts) else []
+    assert sorted(everything(tables(client, mission_control.mapreduce(texts, **given)))) == expected
+    reduced = mission_control.mapreduce(texts, reduce=counted, **given)
+    found = itertools.chain.from_iterable(client.gather([client.submit(all_items, own, pure=False) for own in reduced]))
+    assert sorted(everything(list(found))) == expected
+
+
+def test_columns_that_may_have_gaps_or_not_are_the_same(client):
+    made = mission_control.mapreduce([0, 5], map=required, combine=counted, reducers=2, client=client)
+    assert sorted(everything(tables(client, made))) == [("a", 5), ("b", 2)]
+
+
+def test_combining_may_leave_nothing(client):
+    def signed(seed: int) -> Any:
+        return pa.table({"word": ["a", "b"], "count": [1 if seed else -1, 1]})
+
+    made = mission_control.mapreduce(
+        [0, 1], map=signed, combine=without_nothing, reduce=counted, reducers=3, client=client
+    )
+    found = itertools.chain.from_iterable(client.gather([client.submit(all_items, own, pure=False) for own in made]))
+    assert everything(list(found)) == [("b", 2)]
+
+
+def around_the_clock(seed: int) -> Any:
+    """An hour that the clocks of the zone have twice."""
+    start = int(datetime.datetime(2024, 11, 3, 5, tzinfo=datetime.UTC).timestamp())
+    seconds = np.random.default_rng(seed).integers(start, start + 7200, 20_000)
+    return pa.table({"at": pa.array(seconds, pa.timestamp("s", "America/New_York"))})
+
+
+def test_times_of_a_zone_are_in_their_order_when_clocks_are_set_back(client):
+    made = mission_control.mapreduce(range(3), map=around_the_clock, partition="range", reducers=4, client=client)
+    found = tables(client, made)
+    at = [own.column(0).cast(pa.int64()).to_pylist() for own in found]
+    assert list(itertools.chain.from_iterable(at)) == sorted(itertools.chain.from_iterable(at))
+    assert sum(map(len, at)) == 60_000 and sum(len(set(own)) for own in at) == len(set(itertools.chain(*at)))
+
+
+def zeros(seed: int) -> Any:
+    return pa.table({"word": [-0.0 if seed else 0.0], "count": [1]})
+
+
+def test_both_zeros_are_one_key(client):
+    made = mission_control.mapreduce([0, 1], map=zeros, combine=counted, reducers=2, client=client)
+    assert everything(tables(client, made)) == [(0.0, 2)]
+
+
+def in_pieces(seed: int) -> Iterator[Any]:
+    """Nothing first, then rows in order."""
+    yield pa.table({"key": pa.array([], pa.int64())})
+    for start in range(0, 8000, 1000):
+        yield pa.table({"key": np.arange(start, start + 1000)})
+
+
+def test_a_sample_is_of_several_tables(client):
+    made = mission_control.mapreduce([0, 1], map=in_pieces, partition="range", reducers=4, client=client)
+    sizes = [len(own) for own in tables(client, made)]
+    assert sum(sizes) == 16_000 and max(sizes) < 6000
+
+
 def test_what_is_wrong_says_so(client):
     def mixed(seed: int) -> Iterator[Any]:
         yield rows_of(seed)
@@ -249,6 +332,9 @@ def test_what_is_wrong_says_so(client):
         ({"map": rows_of, "partition": lambda keys, reducers: [0]}, ValueError, "1 numbers"),
         ({"map": rows_of, "combine": lambda table: table.select([0])}, ValueError, "combine gave a table of word"),
         ({"map": rows_of, "combine": lambda table: None}, TypeError, "combine gave NoneType"),
+        ({"map": rows_of, "reduce": lambda table: table.to_pydict()}, TypeError, "reduce gave dict"),
+        ({"map": rows_of, "reduce": lambda table: table.column(0)}, TypeError, "reduce gave ChunkedArray"),
+        ({"map": rows_of, "reduce": lambda table: table.to_pandas()}, TypeError, "reduce gave DataFrame"),
     ):
         with pytest.raises(kind, match=says):
             client.gather(mission_control.mapreduce([0, 1], reducers=2, client=client, **given))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from uuid import uuid4
 
 from mission_control.jobs import refuse_asynchronous
 from mission_control.map_reduce import pairs
+from mission_control.map_reduce.given import are_items, shown
 from mission_control.map_reduce.keys import Ranges, hash_of, partition_by_hash
 from mission_control.map_reduce.output import items_of, put_items, write_items
 from mission_control.map_reduce.pairs import Table
@@ -89,8 +91,9 @@ def mapreduce(
         partition: Which reduce task gets a key: ``"hash"``; ``"range"``: in order, by a sample of the keys, for which
             the call waits, and each reduce task gets its keys in order; or a function of the key and the number of
             reduce tasks.
-        combine: Makes one value of two of the same key, in the map tasks. In any order: it has to be associative and
-            commutative. It changes neither, as values may be one and the same object.
+        combine: Makes one value of two of the same key, in the map tasks; without `reduce` in the reduce tasks, too, so
+            that each key is one item. In any order: it has to be associative and commutative. It changes neither, as
+            values may be one and the same object.
         reducers: How many reduce tasks; as many as workers if not given.
         sample: For ``"range"``: some keys of an input; the first 1,000 of `map` if not given, which does for inputs
             that are mixed well.
@@ -137,7 +140,7 @@ def mapreduce(
     for index in range(count):
         path = None if outputs is None else str(Path(outputs).absolute() / f"part-{index:05}")
         key = (f"{name}-reduce-{run}", index)
-        made.append(client.submit(reduce_one, mapped, index, reduce, combine, path, key=key, pure=False))
+        made.append(client.submit(reduce_one, mapped, index, reduce, combine, path, run, key=key, pure=False))
     return made
 
 
@@ -148,9 +151,9 @@ def itself(key: Any) -> Any:
 def sampled(given: Any, map: Mapper) -> list[Any]:
     first, items = peeked(map(given))
     if is_batch(first):
-        from mission_control.map_reduce.batches import sample_of, table_of
+        from mission_control.map_reduce.batches import sample_of_all
 
-        return sample_of(table_of(first), SAMPLES_PER_INPUT)
+        return sample_of_all(items, SAMPLES_PER_INPUT)
     return [key for key, _ in itertools.islice(items, SAMPLES_PER_INPUT) if key == key]
 
 
@@ -158,14 +161,22 @@ def sampled_by(given: Any, sample: Callable[[Any], Iterable[Any]]) -> list[Any]:
     return [key for key in sample(given) if key == key]
 
 
-def peeked(items: Iterable[Any]) -> tuple[Any, Iterable[Any]]:
-    """Return the first item, ``None`` if there is none, and all of them."""
-    if isinstance(items, Mapping):
-        raise TypeError(f"map gave {type(items).__name__}, not pairs: yield each key with its value (.items())")
-    if is_batch(items):
-        items = [items]
-    items = iter(items)
+def peeked(given: Any) -> tuple[Any, Iterable[Any]]:
+    """Return the first item that `map` gave, ``None`` if there is none, and all of them.
+
+    Raises:
+        TypeError: It gave something else.
+    """
+    if is_batch(given):
+        return given, [given]
+    if not are_items(given):
+        raise TypeError(
+            f"map gave {shown(given)}: yield pairs of a key and a value, or return a list of them; or tables of Arrow"
+        )
+    items = iter(given)
     first = list(itertools.islice(items, 1))
+    if first and not is_batch(first[0]) and not (isinstance(first[0], tuple | list) and len(first[0]) == 2):
+        raise TypeError(f"map gave {shown(first[0])}, which is no pair: yield a key and a value")
     return first[0] if first else None, itertools.chain(first, items)
 
 
@@ -196,25 +207,27 @@ def map_one(given: Any, map: Mapper, partition: Any, combine: Any, reducers: int
     return Mapped(made.references, getattr(made, "schema", None), seconds)
 
 
-def items_from(reduce: Reducer | None, key: Any, values: Iterable[Any]) -> Iterable[Any]:
+def items_from(reduce: Reducer | None, combine: Any, key: Any, values: Iterable[Any]) -> Iterable[Any]:
     """Reduce a key; without `reduce` its pairs are the items.
 
     Raises:
         TypeError: It gave an item in place of items.
     """
     if reduce is None:
-        return ((key, value) for value in values)
+        return [(key, functools.reduce(combine, values))] if combine is not None else ((key, own) for own in values)
     items = reduce(key, values)
-    if isinstance(items, str | bytes | tuple):
-        raise TypeError(f"reduce gave {items!r} for {key!r}: yield each item, or return a list of them")
+    if not are_items(items):
+        raise TypeError(f"reduce gave {shown(items)} for {key!r}: yield each item, or return a list of them")
     return items
 
 
-def reduce_one(mapped: list[Mapped], index: int, reduce: Any, combine: Any, path: str | None) -> Output:
+def reduce_one(mapped: list[Mapped], index: int, reduce: Any, combine: Any, path: str | None, run: str) -> Output:
     """A reduce task."""
     began = time.monotonic()
     references = list(itertools.chain.from_iterable(own.references for own in mapped))
     schemas = [own.schema for own in mapped if own.schema is not None]
+    # The types of columns that nothing is in say nothing.
+    schemas = [own.schema for own in mapped if own.references and own.schema is not None] or schemas[:1]
     with ExitStack() as stack:
         if schemas:
             from mission_control.map_reduce import batches
@@ -224,11 +237,12 @@ def reduce_one(mapped: list[Mapped], index: int, reduce: Any, combine: Any, path
             merged = batches.merged(references, schemas, index, combine)
             tables, shuffle_s, limit = stack.enter_context(merged)
             items = batches.items_from(reduce, tables, schemas[0], limit)
-            value, count = batches.put_tables(items) if path is None else batches.write_tables(items, path)
+            value, count = batches.put_tables(items) if path is None else batches.write_tables(items, path, run)
         else:
             groups, shuffle_s = stack.enter_context(pairs.merged(references, index))
-            items = itertools.chain.from_iterable(items_from(reduce, key, values) for key, values in groups)
-            value, count = put_items(items) if path is None else write_items(items, path)
+            each = (items_from(reduce, combine, key, values) for key, values in groups)
+            items = itertools.chain.from_iterable(each)
+            value, count = put_items(items) if path is None else write_items(items, path, run)
     reduce_s = time.monotonic() - began - shuffle_s
     note_phases(shuffle_s=shuffle_s, reduce_s=reduce_s)
     return Output(value, count, sum(own.seconds for own in mapped), shuffle_s, reduce_s)

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 
 from mission_control import _native
 from mission_control.columns import arrow_array, arrow_buffers, flat_kinds
+from mission_control.map_reduce.given import are_items
 from mission_control.map_reduce.groups import in_groups, share_of_memory
 from mission_control.map_reduce.keys import Ranges
 from mission_control.map_reduce.output import whole_file, write_items
@@ -28,6 +29,8 @@ from mission_control.objects import Reference, allocate, data_plane, fetch, put
 
 TABLE_BYTES = 64 << 20
 """A map task has no more rows than this in memory before it puts them, unless one table has."""
+SAMPLED_TABLES = 8
+"""What a table has may be in order, so keys are taken from several."""
 BLOCK_BYTES = 1 << 20
 """Of a file: a reduce task has one block of each in memory."""
 GROUP_BYTES_MAX = 1 << 30
@@ -54,13 +57,21 @@ def table_of(item: Any) -> pa.Table:
         raise TypeError(f"map gave a table of Arrow, and then {type(item).__name__}: give tables, or pairs")
     if not item.num_columns:
         raise ValueError("map gave a table without columns: the first one is the key")
+    if item.schema.field(0).type in (pa.float32(), pa.float64()):
+        # -0.0 is equal to 0.0, and what combines tables may not know.
+        item = item.set_column(0, item.schema.field(0), pc.add(item.column(0), pa.scalar(0.0, item.schema.types[0])))
     for place, field in enumerate(item.schema):
         if pa.types.is_dictionary(field.type):
-            plain = field.with_type(field.type.value_type)
-            item = item.set_column(place, plain, item.column(place).cast(plain.type))
+            values = field.type.value_type
+            item = item.set_column(place, pa.field(field.name, values), item.column(place).cast(values))
         elif flat_kinds(field.type) is None:
             raise TypeError(f"column {field.name!r} is of type {field.type}, which is nested: give one that is flat")
-    return item.replace_schema_metadata(None)
+    return plain(item)
+
+
+def plain(table: pa.Table) -> pa.Table:
+    """Return a table without what is said of its columns beside names and types: whether they may have gaps."""
+    return pa.Table.from_arrays(table.columns, names=table.column_names)
 
 
 class Batches:
@@ -70,11 +81,17 @@ class Batches:
         self.partition, self.reducers, self.combine = partition, reducers, combine
         self.references: list[Reference] = []
         self.schema: pa.Schema | None = None
+        self.empty: pa.Schema | None = None
+        """Of a table without rows."""
 
     def add_all(self, tables: Iterable[Any]) -> None:
         held: list[pa.Table] = []
         size = 0
         for table in map(table_of, tables):
+            if not len(table):
+                # Its columns may have no types.
+                self.empty = table.schema
+                continue
             self.schema = self.schema or table.schema
             check_schema("map", table.schema, self.schema)
             held.append(table)
@@ -83,6 +100,7 @@ class Batches:
                 held = self._shrunk(held)
                 size = sum(own.nbytes for own in held)
         self._put(held)
+        self.schema = self.schema or self.empty
 
     def _shrunk(self, held: list[pa.Table]) -> list[pa.Table]:
         """Put what is held; or keep it, where combining has made little of it."""
@@ -119,6 +137,7 @@ def combined_once(table: pa.Table, combine: Combiner) -> pa.Table:
     made = combine(table)
     if not isinstance(made, pa.Table):
         raise TypeError(f"combine gave {type(made).__name__}: give a table of the same columns")
+    made = plain(made)
     check_schema("combine", made.schema, table.schema)
     return made
 
@@ -206,7 +225,8 @@ def hashes(keys: pa.Array) -> np.ndarray:
 def ranges(keys: pa.Array, splitters: Sequence[Any]) -> np.ndarray:
     """Return the range of each key; a gap is in the last one."""
     if (values := numbers(keys)) is not None:
-        found = np.searchsorted(numbers_of(splitters, keys.type), values, side="right")
+        # Times of a zone are in another order as Python has them: that of the clocks there.
+        found = np.searchsorted(np.sort(numbers_of(splitters, keys.type)), values, side="right")
     elif is_bytes(keys.type):
         found = np.empty(len(keys), np.int64)
         encoded = [own.encode() if isinstance(own, str) else bytes(own) for own in splitters]
@@ -224,8 +244,18 @@ def ranges(keys: pa.Array, splitters: Sequence[Any]) -> np.ndarray:
 def sample_of(table: pa.Table, count: int) -> list[Any]:
     """Return so many keys, from all of a table."""
     rows = np.linspace(0, len(table) - 1, min(count, len(table))).astype(np.int64)
-    keys = table.column(0).take(pa.array(rows)).to_pylist()
-    return [key for key in keys if key is not None and key == key]
+    keys = table.column(0).take(pa.array(rows)).combine_chunks().drop_null()
+    if pa.types.is_temporal(keys.type) and (values := numbers(keys)) is not None:
+        # Python's times have no nanoseconds, and end with the year 9999.
+        return values.tolist()
+    return [key for key in keys.to_pylist() if key == key]
+
+
+def sample_of_all(tables: Iterable[Any], count: int) -> list[Any]:
+    """Return so many keys of the first tables that have rows."""
+    filled = (table for table in map(table_of, tables) if len(table))
+    first = list(itertools.islice(filled, SAMPLED_TABLES))
+    return sample_of(pa.concat_tables(own.select([0]) for own in first), count) if first else []
 
 
 # --- in a reduce task -------------------------------------------------------------------------------------------------
@@ -378,6 +408,9 @@ def whole_keys(tables: Iterable[pa.Table], limit: int, combine: Combiner | None 
     held: pa.Table | None = None
     for table in tables:
         table = table if held is None else pa.concat_tables([held, table])
+        if not len(table):
+            # What combining left.
+            continue
         start = rows_before(table, key_at(table, len(table) - 1))
         if start:
             yield table.slice(0, start)
@@ -409,8 +442,12 @@ def items_from(reduce: Reducer | None, tables: Iterable[pa.Table], schema: pa.Sc
         made = reduce(table)
         if isinstance(made, pa.Table | pa.RecordBatch | pa.Buffer | bytes | str | memoryview):
             yield made
+        elif are_items(made):
+            yield from (item for item in made if item is not None)
         elif made is not None:
-            yield from made
+            raise TypeError(
+                f"reduce gave {type(made).__name__}: give a table of Arrow, bytes or a text, or a list of them"
+            )
 
 
 def put_tables(items: Iterable[Any]) -> tuple[Reference, int]:
@@ -435,7 +472,7 @@ def read_table(part: Any) -> pa.Table:
         return reader.read_all()
 
 
-def write_tables(items: Iterable[Any], path: str) -> tuple[str, int]:
+def write_tables(items: Iterable[Any], path: str, run: str) -> tuple[str, int]:
     """Write tables to a file of Arrow, or bytes as they are; whole or not at all.
 
     Raises:
@@ -444,9 +481,9 @@ def write_tables(items: Iterable[Any], path: str) -> tuple[str, int]:
     items = iter(items)
     first: Any = next(items, None)
     if not is_batch(first):
-        return write_items(items if first is None else itertools.chain([first], items), path)
+        return write_items(items if first is None else itertools.chain([first], items), path, run)
     count = 0
-    with whole_file(path) as file, pa.ipc.new_file(file, first.schema) as writer:
+    with whole_file(path, run) as file, pa.ipc.new_file(file, first.schema) as writer:
         for item in itertools.chain([first], items):
             if not is_batch(item):
                 raise TypeError(f"reduce gave a table, and then {item!r}: give tables, or bytes or texts")

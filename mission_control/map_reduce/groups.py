@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from distributed.system import MEMORY_LIMIT
+
 from mission_control.objects import Reference
 
 if TYPE_CHECKING:
@@ -17,8 +19,8 @@ PARTS_MAX = 128
 
 
 def share_of_memory(worker: Worker) -> int:
-    """Return the bytes that a reduce task may have in memory."""
-    limit = worker.memory_manager.memory_limit or (1 << 30)
+    """Return the bytes that a reduce task may have in memory; of a worker without a limit, of its machine's."""
+    limit = worker.memory_manager.memory_limit or MEMORY_LIMIT
     return int(limit * MEMORY_FRACTION / worker.state.nthreads)
 
 

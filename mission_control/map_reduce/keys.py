@@ -49,6 +49,11 @@ def hash_of(key: Any) -> int:
     )
 
 
+def is_equal_to_itself(key: Any) -> bool:
+    """Whether a key is what it is, as NaN is not. A tuple that holds one is equal to itself, and not to its copy."""
+    return all(map(is_equal_to_itself, key)) if isinstance(key, tuple) else bool(key == key)
+
+
 def _of_number(key: Any) -> int:
     """Python's hash of numbers is the same everywhere, and equal ones of different types have the same."""
     # -1 and -2 have one.

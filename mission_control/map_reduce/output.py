@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import pickle
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import IO, Any
@@ -14,7 +15,10 @@ from mission_control.map_reduce.pairs import of_a_block, pickled
 from mission_control.objects import Reference, fetch, put
 
 BUFFER_BYTES = 1 << 20
-
+MARK = ".job"
+"""In a folder of outputs: the file that says whose it is."""
+MARK_LOOKS, MARK_LOOK_S = 100, 0.02
+"""So often and so long it is looked whether it is written."""
 
 ARROW_STREAM = 0xFF
 """First byte of a part that is a table (Arrow columnar format, "Encapsulated message format"); a pickle has another."""
@@ -42,35 +46,65 @@ def items_of(reference: Reference) -> Iterator[Any]:
             yield from pickle.loads(part)
 
 
-def write_items(items: Iterable[Any], path: str) -> tuple[str, int]:
-    """Write items to a file, whole or not at all.
+def write_items(items: Iterable[Any], path: str, run: str) -> tuple[str, int]:
+    """Write items to a file of this run of a job, whole or not at all.
 
     Raises:
         TypeError: An item is neither a text nor a buffer of bytes.
     """
-    with whole_file(path) as file:
+    with whole_file(path, run) as file:
         count = 0
         for item in items:
             try:
                 file.write(item.encode() if isinstance(item, str) else memoryview(item))
             except TypeError:
-                what = "what goes to files is bytes or texts, with their ends of line"
-                raise TypeError(f"reduce gave {item!r}: {what}") from None
+                what = "have reduce give bytes or texts, with their ends of line"
+                raise TypeError(f"{item!r} cannot go to a file: {what}") from None
             count += 1
     return path, count
 
 
 @contextmanager
-def whole_file(path: str) -> Iterator[IO[bytes]]:
-    """Open a file that is there once the block has ended well."""
-    os.makedirs(os.path.dirname(path), exist_ok=True)
+def whole_file(path: str, run: str) -> Iterator[IO[bytes]]:
+    """Open a file that is there once the block has ended well.
+
+    Raises:
+        ValueError: Its folder belongs to another run of a job.
+    """
+    folder, file_name = os.path.split(path)
+    claim(folder, run)
     # Another run of the task may be at it, too.
-    name = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}-{uuid4().hex}")
+    name = os.path.join(folder, f".{file_name}-{uuid4().hex}")
     try:
         with open(name, "xb", buffering=BUFFER_BYTES) as file:
             yield file
+        # A task that nobody wants any more may come here late, and find the files of the next job.
+        claim(folder, run)
         os.replace(name, path)
     except BaseException:
         with suppress(OSError):
             os.unlink(name)
         raise
+
+
+def claim(folder: str, run: str) -> None:
+    """Have a folder for this run of a job alone.
+
+    Raises:
+        ValueError: It belongs to another.
+    """
+    os.makedirs(folder, exist_ok=True)
+    mark = os.path.join(folder, MARK)
+    with suppress(FileExistsError), open(mark, "x") as file:
+        file.write(run)
+    whose = ""
+    for _ in range(MARK_LOOKS):
+        with open(mark) as file:
+            if whose := file.read():
+                break
+        # Whoever made it has not written yet.
+        time.sleep(MARK_LOOK_S)
+    if whose != run:
+        raise ValueError(
+            f"{folder} has files of another job, which may still run: give another folder as outputs, or remove it"
+        )

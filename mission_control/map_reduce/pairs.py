@@ -23,6 +23,7 @@ import cloudpickle  # type: ignore[import-untyped]
 
 from mission_control import _native
 from mission_control.map_reduce.groups import in_groups, share_of_memory
+from mission_control.map_reduce.keys import is_equal_to_itself
 from mission_control.objects import Reference, allocate, data_plane, fetch, put
 
 BLOCK_PAIRS, BLOCK_BYTES = 4096, 1 << 20
@@ -33,6 +34,8 @@ SUMS = 1 << 19
 """Keys that are added up without Python, at most: with their sums they have about 64 MiB as Python's objects."""
 WEIGHED = 512
 """Of so many pairs one is weighed."""
+LOOKS_LARGE_BYTES = 64 << 10
+"""What Dask says is larger than this is not pickled to be weighed."""
 HEAD = struct.Struct("<Q")
 """Of a block: its bytes."""
 
@@ -67,9 +70,9 @@ class Table:
         """Add up what can be without Python, and return the rest."""
         ended = False
         while not ended:
-            ended, others = sums.add(pairs, SUMS, TABLE_BYTES // 2, WEIGHED)
+            ended, full, others = sums.add(pairs, SUMS, TABLE_BYTES // 2, WEIGHED)
             yield from others
-            if len(others) < WEIGHED and not ended:
+            if full:
                 self._flush(sums.take())
 
     def _add_each(self, pairs: Iterable[tuple[Any, Any]]) -> None:
@@ -100,12 +103,15 @@ class Table:
         """Put a run of these pairs for each reduce task that gets some."""
         by_reducer: list[list[Item]] = [[] for _ in range(self.reducers)]
         for key, value in pairs:
-            if key != key:
+            if key != key or (isinstance(key, tuple) and not is_equal_to_itself(key)):
                 raise ValueError(f"a key is {key!r}, which is not equal to itself: leave such pairs out, or name them")
             place = self.partition(key, self.reducers)
-            if not 0 <= place < self.reducers:
-                raise ValueError(f"partition gave {place} for {key!r}: reduce tasks are 0 to {self.reducers - 1}")
-            by_reducer[place].append((self.order(key), key, value))
+            item = (self.order(key), key, value)
+            try:
+                by_reducer[place if place >= 0 else self.reducers].append(item)
+            except (TypeError, IndexError) as error:
+                why = f"partition gave {place!r} for {key!r}: reduce tasks are 0 to {self.reducers - 1}"
+                raise (ValueError if isinstance(error, IndexError) else TypeError)(why) from None
         if not any(by_reducer):
             return
         runs: list[list[bytes]] = []
@@ -143,9 +149,12 @@ def weighed(pairs: Iterable[tuple[Any, Any]]) -> Iterator[tuple[list[tuple[Any, 
 
 
 def weight_of(value: Any) -> int:
+    """Return about how many bytes a value has."""
     from dask.sizeof import sizeof
 
-    return max(int(sizeof(value)), 1)
+    weight = max(int(sizeof(value)), 1)
+    # Of a user's own class that may be what its outermost object has.
+    return weight if weight > LOOKS_LARGE_BYTES else max(weight, len(pickled(value)))
 
 
 def pickled(value: Any) -> bytes:

@@ -12,7 +12,7 @@ from typing import Any
 from mission_control.delegates import Delegation
 from mission_control.objects import Reference, check_has_result, data_plane
 from mission_control.programs.files import Files, In, Out
-from mission_control.programs.process import Program, ProgramFailed
+from mission_control.programs.process import Program, ProgramFailed, Until
 
 __all__ = ["In", "Out", "ProgramFailed", "run"]
 
@@ -44,7 +44,7 @@ def run(
         outputs: How many. Each that is not an ``Out`` of the command is what the program writes to its standard output;
             that is one at most.
         stdin: An input that it reads from its standard input; ``None``: nothing.
-        timeout: Seconds.
+        timeout: Seconds, from the start of the task: also while it waits for a stream that it gets as a file.
         memory: Bytes that the program, and each that it starts, may map.
         env: Added to the worker's environment.
 
@@ -69,22 +69,25 @@ def run(
 
     worker, plugin, _ = data_plane("run")
     check_has_result("run", plugin)
-    to_stdout = check(command, inputs, outputs, stdin, timeout, memory)
+    to_stdout = check(command, inputs, outputs, stdin, timeout, memory, env)
+    until = Until(worker, os.fspath(command[0]), timeout)  # type: ignore[arg-type]
     with ExitStack() as stack:
         interface = interface_of(plugin)
         what = {"inputs": [described(own) for own in inputs], "outputs": outputs}
         session = stack.enter_context(interface.of(Session(worker, plugin, what)))
-        files = Files(worker.local_directory, inputs, stack)
+        files = Files(worker.local_directory, inputs, stack, session.pauses(until.check))
         words = [files.word(own) for own in command]
         source = files.open(stdin) if stdin is not None else subprocess.DEVNULL
         env = {**(env or {}), **interface.environment(session)}
-        Program(words, files, env, memory, timeout).run(worker, session, source, to_stdout)
+        Program(words, files, env, memory, until).run(session, source, to_stdout)
         if session.stream is not None:
             return None
         return session.handed_on() or files.put(outputs, words[0], to_stdout)
 
 
-def check(command: Any, inputs: Sequence[Any], outputs: Any, stdin: Any, timeout: Any, memory: Any) -> int | None:
+def check(
+    command: Any, inputs: Any, outputs: Any, stdin: Any, timeout: Any, memory: Any, env: Any = None
+) -> int | None:
     """See that a command makes sense.
 
     Returns:
@@ -105,12 +108,18 @@ def check(command: Any, inputs: Sequence[Any], outputs: Any, stdin: Any, timeout
         raise ValueError(f"run({command[0]!r}, timeout={timeout!r}): give a number of seconds above 0")
     if memory is not None and not (isinstance(memory, int) and memory > 0):
         raise ValueError(f"run({command[0]!r}, memory={memory!r}): give a number of bytes, as in 1 << 30")
+    if isinstance(inputs, Reference):
+        raise TypeError(f"run({command[0]!r}, inputs={inputs!r}): give a list of references")
+    if env is not None and not all(isinstance(word, str) for own in dict(env).items() for word in own):
+        raise TypeError(f"run({command[0]!r}, env={env!r}): give texts by name, as in {{'OMP_NUM_THREADS': '4'}}")
     for reference in inputs:
         if not isinstance(reference, Reference):
             raise TypeError(f"run({command[0]!r}, inputs=..): {reference!r} is no reference that put gave")
     if not isinstance(outputs, int) or outputs < 0:
         raise ValueError(f"run(.., outputs={outputs!r}): give the number of outputs")
     for own in [own for own in (*command, stdin) if isinstance(own, In)]:
+        if not isinstance(own.number, int) or not isinstance(own.part, int | None):
+            raise TypeError(f"{own}: give the number of an input, as in In(0)")
         if not 0 <= own.number < len(inputs):
             raise ValueError(f"{own}: there are {len(inputs)} inputs, numbered from 0")
         parts = len(inputs[own.number])

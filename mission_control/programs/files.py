@@ -8,15 +8,15 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, nullcontext, suppress
 from io import FileIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from mission_control.objects import Reference, allocate, fetch, put
 from mission_control.programs.process import ProgramFailed
-from mission_control.streams import StreamReference, stream
+from mission_control.streams import StreamReference, read_part, thread_released
 
 logger = logging.getLogger(__name__)
 
@@ -65,10 +65,12 @@ class Files:
     Args:
         parent: The folder in which the program's own one is made.
         stack: Closes and removes all of it.
+        wait: Called again and again while a stream is read to its end, with whether there was more: waits a little, or
+            raises.
     """
 
-    def __init__(self, parent: str, inputs: Sequence[Reference], stack: ExitStack):
-        self.inputs, self.stack = inputs, stack
+    def __init__(self, parent: str, inputs: Sequence[Reference], stack: ExitStack, wait: Callable[[bool], None]):
+        self.inputs, self.stack, self.wait = inputs, stack, wait
         self.folder = folder = Path(tempfile.mkdtemp(prefix="program-", dir=parent))
         stack.callback(removed, folder)
         self.work, self.temporary = folder / "work", folder / "tmp"
@@ -118,9 +120,10 @@ class Files:
         descriptor = os.memfd_create(f"in-{own.number}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self.stack.callback(os.close, descriptor)
         for part in self._content(own):
-            for buffer in stream(*part) if isinstance(part, StreamPart) else [part]:
-                while buffer:
-                    buffer = buffer[os.write(descriptor, buffer) :]
+            with thread_released() if isinstance(part, StreamPart) else nullcontext():
+                for buffer in read_part(*part, self.wait) if isinstance(part, StreamPart) else [part]:
+                    while buffer:
+                        buffer = buffer[os.write(descriptor, buffer) :]
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
         path = self.folder / f"in-{own.number}{'' if own.part is None else f'-{own.part}'}"
         # The worker's own descriptor, by a name that holds in every process.

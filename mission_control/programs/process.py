@@ -11,7 +11,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -47,20 +47,33 @@ class _Over(Exception):
     """The program has ended: nobody reads its inputs any more."""
 
 
+class Until:
+    """How long a program may run, from now on: as long as somebody wants its task, and `timeout` seconds."""
+
+    def __init__(self, worker: Worker, name: str, timeout: float | None):
+        self.worker, self.key, self.name, self.timeout = worker, worker.get_current_task(), name, timeout
+        self.deadline = time.monotonic() + timeout if timeout is not None else None
+
+    def check(self, said: Callable[[], str] = str) -> None:
+        """Raise why the program is to end, if it is; `said`: what to add about it."""
+        if self.deadline is not None and time.monotonic() > self.deadline:
+            raise ProgramFailed(f"{self.name} was ended after {self.timeout:g} s{said()}")
+        if is_cancelled(self.worker, self.key):
+            raise _native.Cancelled(f"{self.name} was ended: nobody wants its task any more")
+
+
 class Program:
     """A program that runs, with all that it starts."""
 
-    def __init__(
-        self, words: list[str], files: Files, env: Mapping[str, str], memory: int | None, timeout: float | None
-    ):
-        self.words, self.files, self.memory, self.timeout = words, files, memory, timeout
+    def __init__(self, words: list[str], files: Files, env: Mapping[str, str], memory: int | None, until: Until):
+        self.words, self.files, self.memory, self.until = words, files, memory, until
         self.mark = secrets.token_hex(16)
         self.env = {**os.environ, "TMPDIR": str(files.temporary), **env, MARK: self.mark}
         self.over = threading.Event()
         self.problem: Exception | None = None
         """Why an input did not come to its end."""
 
-    def run(self, worker: Worker, session: Session, source: int, to_stdout: int | None) -> None:
+    def run(self, session: Session, source: int, to_stdout: int | None) -> None:
         """Run it to its end.
 
         Args:
@@ -68,8 +81,7 @@ class Program:
             source: Descriptor of its standard input.
             to_stdout: The output that it writes to its standard output.
         """
-        key, files = worker.get_current_task(), self.files
-        deadline = time.monotonic() + self.timeout if self.timeout is not None else None
+        files = self.files
         with ExitStack() as stack:
             # In this order: the program is ended before the end of an input that is not whole can be seen.
             for pipe in files.pipes:
@@ -80,13 +92,10 @@ class Program:
             ended = os.pidfd_open(process.pid)
             stack.callback(os.close, ended)
             while (status := self._waited(process, session, ended)) is None or (status == 0 and self._is_written()):
-                if deadline is not None and time.monotonic() > deadline:
-                    raise ProgramFailed(f"{self.words[0]} was ended after {self.timeout:g} s{self._said()}")
+                self.until.check(self._said)
                 if self.problem is not None:
                     session.check_problem()
                     raise ProgramFailed(f"{self.words[0]} was ended: an input cannot be read: {self.problem}")
-                if is_cancelled(worker, key):
-                    raise _native.Cancelled(f"{self.words[0]} was ended: nobody wants its task any more")
         session.check_problem()
         if self.problem is not None:
             raise ProgramFailed(f"{self.words[0]} did not get all of an input: {self.problem}")

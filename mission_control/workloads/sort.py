@@ -243,6 +243,8 @@ def records_of(given: tuple[Path, int]) -> pa.Table:
     import pyarrow as pa
 
     whole = read_file(given[0])
+    if len(whole) % RECORD:
+        raise ValueError(f"{given[0]} has {len(whole)} bytes, which is no number of records of {RECORD} bytes")
     buffers = [None, pa.py_buffer(whole)]
     column = pa.Array.from_buffers(pa.binary(RECORD), len(whole) // RECORD, buffers)
     return pa.Table.from_arrays([column], ["record"])

@@ -5,6 +5,9 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyInt, PyIterator, PyList, PyString, PyTuple};
 use std::collections::HashMap;
 
+/// Some milliseconds, as Python itself has one thread run (`sys.getswitchinterval`).
+const PAIRS_OF_A_CALL: usize = 1 << 15;
+
 /// Of keys that are texts or bytes, and of whole numbers of 64 bits; exactly of these types.
 #[pyclass]
 #[derive(Default)]
@@ -21,9 +24,10 @@ impl Sums {
         Sums::default()
     }
 
-    /// Adds pairs until there are no more, or so many keys or bytes of keys are here, or so many pairs are not for here.
+    /// Adds pairs until there are no more, or so many keys or bytes of keys are here, or so many pairs are not for here; and of one
+    /// call not too many: an iterator that is no Python code gives no other thread its turn.
     ///
-    /// Gives whether there are no more, and what is not for here, in its order.
+    /// Gives whether there are no more; whether the keys are too many; and what is not for here, in its order.
     fn add<'py>(
         &mut self,
         py: Python<'py>,
@@ -31,17 +35,20 @@ impl Sums {
         keys_max: usize,
         bytes_max: usize,
         others_max: usize,
-    ) -> PyResult<(bool, Bound<'py, PyList>)> {
+    ) -> PyResult<(bool, bool, Bound<'py, PyList>)> {
         let others = PyList::empty(py);
         let mut pairs = pairs.clone();
-        while self.len() < keys_max && self.key_bytes < bytes_max && others.len() < others_max {
-            let Some(pair) = pairs.next() else { return Ok((true, others)) };
+        for _ in 0..PAIRS_OF_A_CALL {
+            if self.is_full(keys_max, bytes_max) || others.len() >= others_max {
+                break;
+            }
+            let Some(pair) = pairs.next() else { return Ok((true, false, others)) };
             let pair = pair?;
             if !self.add_one(&pair) {
                 others.append(pair)?;
             }
         }
-        Ok((false, others))
+        Ok((false, self.is_full(keys_max, bytes_max), others))
     }
 
     /// Gives all keys with their sums, and forgets them.
@@ -65,6 +72,10 @@ impl Sums {
 impl Sums {
     fn len(&self) -> usize {
         self.texts.len() + self.bytes.len()
+    }
+
+    fn is_full(&self, keys_max: usize, bytes_max: usize) -> bool {
+        self.len() >= keys_max || self.key_bytes >= bytes_max
     }
 
     /// Whether it was added: nothing else changes it, so that Python may do the same with the others.
