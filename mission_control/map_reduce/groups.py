@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from distributed.system import MEMORY_LIMIT
-
 from mission_control.objects import Reference
 
 if TYPE_CHECKING:
@@ -20,6 +18,8 @@ PARTS_MAX = 128
 
 def share_of_memory(worker: Worker) -> int:
     """Return the bytes that a reduce task may have in memory; of a worker without a limit, of its machine's."""
+    from distributed.system import MEMORY_LIMIT
+
     limit = worker.memory_manager.memory_limit or MEMORY_LIMIT
     return int(limit * MEMORY_FRACTION / worker.state.nthreads)
 
