@@ -92,7 +92,7 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
         # By the stimulus of an update: the task that submitted it.
         self.submitted_by: dict[str, Any] = {}
         # Tasks that go to a worker where their threads wait, if they can; and where they might go before.
-        self.preferred: dict[Any, tuple[set[str] | None, bool]] = {}
+        self.preferred: dict[Any, tuple[set[str], set[str] | None, bool]] = {}
         self.drains = False
         self.silent = False
         # What may fail comes first: without its plug-in the scheduler is to offer none of what follows.
@@ -145,6 +145,8 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
             callback.stop()
         self.metrics.unregister()
         self.delegates.close()
+        for key in list(self.preferred):
+            self._prefer_no_more(key, self.scheduler.tasks.get(key))
         self.undo.close()
 
     async def on_uninstall(self, timeout: float) -> dict[str, Any]:
@@ -337,12 +339,14 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
         """Have Dask give a task to the worker where its thread is, and not to one that has its inputs."""
         strict = task.worker_restrictions and not task.loose_restrictions
         if not (strict or task.host_restrictions or task.resource_restrictions or task.key in self.preferred):
-            self.preferred[task.key] = (task.worker_restrictions, task.loose_restrictions)
-            task.worker_restrictions, task.loose_restrictions = {worker}, True
+            only = {worker}
+            self.preferred[task.key] = (only, task.worker_restrictions, task.loose_restrictions)
+            task.worker_restrictions, task.loose_restrictions = only, True
 
     def _prefer_no_more(self, key: Any, task: Any) -> None:
-        before = self.preferred.pop(key, None)
-        if before is not None and task is not None:
+        only, *before = self.preferred.pop(key, (None, None, False))
+        # Somebody may have said meanwhile where it may run.
+        if only is not None and task is not None and task.worker_restrictions is only:
             task.worker_restrictions, task.loose_restrictions = before
 
     def on_phases(self, worker: str, key: Any, seconds: dict[str, float]) -> None:

@@ -223,8 +223,13 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
 
     def on_continue(self, key: Any, run: int, streams: dict[str, tuple[str, str]]) -> None:
         """What became of the streams for which the thread of a task waits."""
-        if self.worker.state.tasks.get(key) is not None:
-            self.continued[key, run] = streams
+        task = self.worker.state.tasks.get(key)
+        if task is None:
+            return
+        if streams and task.state in RUNNING:
+            # As the scheduler has it now: what the worker says of the task is of this run.
+            task.run_id = run
+        self.continued[key, run] = streams
 
     def say(self, kind: str, **said: Any) -> None:
         # Where the scheduler is away the data plane goes on, and later reports repeat the totals.
@@ -310,7 +315,8 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
                 if now is not None and now[0] != stream:
                     return now[0], now[1]
             # Its writer may be among those that wait for this thread.
-            if answer is not None or (not lent and self.worker.state.ready):
+            waiting = self.worker.state.ready or self.worker.state.constrained
+            if answer is not None or (not lent and waiting):
                 return None
             time.sleep(CONTINUES_LOOK_S)
         return None

@@ -202,7 +202,9 @@ def shared(worker: Worker, interface: Interface) -> Jvm:
     with _starting:
         jvm = interface.jvm
         if jvm is None or jvm.is_over:
-            # The last of its tasks frees the old one: they have to say how it ended.
+            if jvm is not None:
+                # Or the last of its tasks does: they have to say how it ended.
+                jvm.free_if_over()
             jvm = interface.jvm = Jvm(worker, interface)
         if interface.closed:
             jvm.end()
