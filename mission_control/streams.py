@@ -231,7 +231,7 @@ def _buffers(
             if chunk is None and more:
                 continue
         if chunk is None and more:
-            with plugin.turns.thread_released() if plugin.turns is not None else nullcontext():
+            with thread_released(plugin):
                 chunk, sizes, more = reader.next()
         if chunk is None:
             if read is not None:
@@ -243,10 +243,9 @@ def _buffers(
         del chunk, sizes
 
 
-def thread_released() -> AbstractContextManager[None]:
+def thread_released(plugin: MissionControlWorker) -> AbstractContextManager[None]:
     """Have other tasks use this task's thread, where its worker does that."""
-    turns = data_plane("stream")[1].turns
-    return turns.thread_released() if turns is not None else nullcontext()
+    return plugin.turns.thread_released() if plugin.turns is not None else nullcontext()
 
 
 def _writes(chunk: memoryview, sizes: Buffer | None) -> Iterator[memoryview]:

@@ -93,9 +93,9 @@ def put_data(size: int, seed: int) -> mission_control.Reference:
     return put([data(size, seed)])
 
 
-def lent(dask_worker: Any) -> int:
+def leases(dask_worker: Any) -> int:
     interface = dask_worker.plugins["mission-control"].interface
-    return len(interface.jvm.lent.parts) if interface is not None and interface.jvm is not None else 0
+    return len(interface.jvm.leases.parts) if interface is not None and interface.jvm is not None else 0
 
 
 def test_what_is_mapped_stays_as_it_is_and_is_given_back(client, tried, tmp_path):
@@ -107,14 +107,14 @@ def test_what_is_mapped_stays_as_it_is_and_is_given_back(client, tried, tmp_path
     path = tmp_path / "go on"
     maps = tried(f"map:{path}", inputs=made, workers=[first])
     until(lambda: Path(f"{path}.begun").exists(), "it has mapped them")
-    assert client.run(lent)[first] == 3
+    assert client.run(leases)[first] == 3
     # Memory of what is freed is used again at once.
     del made
     others = [client.submit(put_data, 8 << 20, 100 + n, pure=False) for n in range(8)]
     wait(others)
     path.touch()
     assert maps.result(60) == sums
-    until(lambda: not any(client.run(lent).values()), "nothing is mapped any more")
+    until(lambda: not any(client.run(leases).values()), "nothing is mapped any more")
     del maps, others
 
 

@@ -302,7 +302,7 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
         return found
 
     def _continuation(self, key: Any, run: int, first: str, stream: str) -> tuple[str, str] | None:
-        lent = self.turns is not None and self.turns.lends
+        thread_is_free = self.turns is not None and self.turns.lends
         end = time.monotonic() + CONTINUES_WITHIN_S
         while time.monotonic() < end and not self.closing:
             task = self.worker.state.tasks.get(key)
@@ -316,7 +316,7 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
                     return now[0], now[1]
             # Its writer may be among those that wait for this thread.
             waiting = self.worker.state.ready or self.worker.state.constrained
-            if answer is not None or (not lent and waiting):
+            if answer is not None or (not thread_is_free and waiting):
                 return None
             time.sleep(CONTINUES_LOOK_S)
         return None

@@ -131,10 +131,11 @@ class Handler(BaseHTTPRequestHandler):
         interface = self.server.interface
         with interface.lock:
             path = urlsplit(self.path).path
-            kinds: dict[str, Any] = {} if path == "/next" else dict(interface.sessions)
-            if path in ("/next", "/unmap"):
-                kinds |= interface.executors
-            found = kinds.get(credential.strip()) if kind.lower() == "bearer" else None
+            found: Session | Executor | None = None
+            if kind.lower() == "bearer" and path != "/next":
+                found = interface.sessions.get(credential.strip())
+            if kind.lower() == "bearer" and path in ("/next", "/unmap"):
+                found = found or interface.executors.get(credential.strip())
         if found is None:
             raise Refused(
                 401,
@@ -277,7 +278,7 @@ class Handler(BaseHTTPRequestHandler):
         part = None if given.get("part") is None else number(given, "part", 0, max(len(reference) - 1, 0))
         parts = session.fetch(reference, part)
         if given.get("mapped") is True and len(parts) == 1 and (place := parts[0].place()) is not None:
-            self._lend(session, parts[0], *place)
+            self._lease(session, parts[0], *place)
             return
         sizes = [len(own) for own in parts]
         # A header has at most 64 KiB; who has so many parts knows their sizes by the reference.
@@ -289,23 +290,23 @@ class Handler(BaseHTTPRequestHandler):
             for own in parts:
                 self.connection.sendall(memoryview(own))
 
-    def _lend(self, session: Session, part: _native.Part, descriptor: int, start: int) -> None:
+    def _lease(self, session: Session, part: _native.Part, descriptor: int, start: int) -> None:
         """Say where a part lies, for the program to map it."""
-        lease = session.lend(part)
+        lease = session.lease(part)
         said = {"path": f"/proc/{os.getpid()}/fd/{descriptor}", "start": start, "length": len(part), "lease": lease}
         body = json.dumps(said).encode()
         try:
             self._begin(200, "application/json", len(body), Mission_Lease=lease)
             self.wfile.write(body)
         except OSError:
-            session.lent.take_back([lease])
+            session.leases.release([lease])
             raise
 
     def unmap(self, holder: Session | Executor) -> None:
         leases = self._json().get("leases")
         if not isinstance(leases, list) or not all(isinstance(lease, str) for lease in leases):
             raise BadRequest(f"leases={shown(leases)}: give a list of what /fetch said")
-        holder.lent.take_back(leases)
+        holder.leases.release(leases)
         self._say(None)
 
     def open_stream(self, session: Session) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from mission_control import _native
 from mission_control.interface.requests import BODY_BYTES_MAX, Handler
-from mission_control.interface.session import Lent, Session
+from mission_control.interface.session import Leases, Session
 
 if TYPE_CHECKING:
     from mission_control.dask.worker import MissionControlWorker
@@ -35,7 +35,7 @@ class Executor(Protocol):
     """A process that runs one task after another, or several at once."""
 
     credential: str
-    lent: Lent
+    leases: Leases
 
     def next(self, seconds: float) -> dict[str, Any] | None:
         """Return the next task, as JSON, or one that is cancelled; ``None``: there was none."""

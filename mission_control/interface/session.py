@@ -45,19 +45,19 @@ POLLS_S = (0.0002, 0.005)
 """Shortest and longest pause between two looks whether more of a stream is there."""
 
 
-class Lent:
-    """Parts that a program maps. They stay as they are until it gives them back, or is over."""
+class Leases:
+    """Parts that a program maps. They stay as they are until it releases them, or is over."""
 
     def __init__(self) -> None:
         self.parts: dict[str, _native.Part] = {}
 
-    def lend(self, part: _native.Part) -> str:
-        """Return a name by which to give it back."""
+    def grant(self, part: _native.Part) -> str:
+        """Return the name of a lease on a part."""
         name = secrets.token_hex(8)
         self.parts[name] = part
         return name
 
-    def take_back(self, names: Iterable[str]) -> None:
+    def release(self, names: Iterable[str]) -> None:
         for name in names:
             self.parts.pop(name, None)
 
@@ -70,14 +70,16 @@ class Session:
 
     Args:
         what: Describes the task to its program; JSON.
-        lent: Of a process that runs many tasks, what it maps. Such a process says what the result of each is.
+        leases: Those of a process that runs many tasks. Such a process says what the result of each is.
     """
 
-    def __init__(self, worker: Worker, plugin: MissionControlWorker, what: dict[str, Any], lent: Lent | None = None):
+    def __init__(
+        self, worker: Worker, plugin: MissionControlWorker, what: dict[str, Any], leases: Leases | None = None
+    ):
         self.plugin, self.thread = plugin, TaskThread(worker, plugin)
         self.what = {"key": str(self.thread.key), "worker": worker.address, **what}
-        self.takes_result = lent is not None
-        self.lent = lent if lent is not None else Lent()
+        self.takes_result = leases is not None
+        self.leases = leases if leases is not None else Leases()
         self.credential = secrets.token_urlsafe(32)
         self.jars: list[Reference] = []
         self.lock = threading.Lock()
@@ -140,7 +142,7 @@ class Session:
         with self.lock:
             os.close(self.woken)
         if not self.takes_result:
-            self.lent.parts.clear()
+            self.leases.parts.clear()
         # Errors have frames, which have this; what it holds would wait for the garbage collector.
         self.outcome, self.problem = Future(), None
 
@@ -202,11 +204,11 @@ class Session:
         self.check_open()
         return list(self._or_again(fetch, reference, part))
 
-    def lend(self, part: _native.Part) -> str:
-        """Let the program map a part, until it gives that back; returns a name for it."""
+    def lease(self, part: _native.Part) -> str:
+        """Let the program map a part; returns the name of the lease."""
         with self.lock:
             self.check_open()
-            return self.lent.lend(part)
+            return self.leases.grant(part)
 
     def open_stream(self, parts: int, ahead: int, keep: bool) -> StreamReference:
         self.check_open()

@@ -87,7 +87,7 @@ def java(
                     alone(worker, interface, stack)
                     jvm = Jvm(worker, interface)
                     stack.callback(jvm.end)
-                session = stack.enter_context(interface.of(Session(worker, plugin, given, jvm.lent)))
+                session = stack.enter_context(interface.of(Session(worker, plugin, given, jvm.leases)))
                 session.jars = jars
                 result = jvm.run(worker, session, timeout)
                 return session.handed_on() or (None if session.stream is not None else result)

@@ -22,7 +22,7 @@ from distributed.system import MEMORY_LIMIT
 
 from mission_control import _native
 from mission_control.interface.server import SOCKET
-from mission_control.interface.session import Lent
+from mission_control.interface.session import Leases
 from mission_control.programs.process import (
     ENDS_WITHIN_S,
     LOOK_S,
@@ -84,7 +84,7 @@ class Jvm:
         self.tasks: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self.lock = threading.Lock()
         self.running = 0
-        self.lent = Lent()
+        self.leases = Leases()
         self.freed = False
         words = command(worker.memory_manager.memory_limit or MEMORY_LIMIT)
         self.said = tempfile.TemporaryFile(dir=worker.local_directory)  # noqa: SIM115
@@ -177,7 +177,7 @@ class Jvm:
             with suppress(OSError):
                 self.process.stdin.close()
             os.close(self.ended)
-            self.lent.parts.clear()
+            self.leases.parts.clear()
             self._forget()
 
     def _forget(self) -> None:

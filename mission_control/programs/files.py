@@ -14,7 +14,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mission_control.objects import Reference, allocate, fetch, put
+from mission_control.objects import Reference, allocate, data_plane, fetch, put
 from mission_control.programs.process import ProgramFailed
 from mission_control.streams import StreamReference, read_part, thread_released
 
@@ -120,7 +120,7 @@ class Files:
         descriptor = os.memfd_create(f"in-{own.number}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self.stack.callback(os.close, descriptor)
         for part in self._content(own):
-            with thread_released() if isinstance(part, StreamPart) else nullcontext():
+            with thread_released(data_plane("run")[1]) if isinstance(part, StreamPart) else nullcontext():
                 for buffer in read_part(*part, self.wait) if isinstance(part, StreamPart) else [part]:
                     while buffer:
                         buffer = buffer[os.write(descriptor, buffer) :]
