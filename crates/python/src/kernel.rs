@@ -1,9 +1,11 @@
 //! What runs in the kernel, for Python. Calls concern the network namespace of the calling thread.
 
-use crate::bad_input;
-use mission_kernel::{bond, dctcp, switch, transport};
+use crate::{bad_input, detached};
+use mission_kernel::{bond, dctcp, delay, switch, transport};
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
+use std::sync::Mutex;
+use std::time::Duration;
 
 /// DCTCP as a congestion control of this machine, until this object is gone, or its pin where it has one.
 #[pyclass]
@@ -69,6 +71,38 @@ impl Switch {
     fn samples(&self) -> PyResult<Vec<(u64, u32, u32, u32)>> {
         self.0.samples().map_err(failed)
     }
+}
+
+/// Delay lines between pairs of interfaces, until they are closed.
+#[pyclass(frozen)]
+pub struct Delays(Mutex<Option<delay::Delays>>);
+
+#[pymethods]
+impl Delays {
+    /// `pairs`: indexes of interfaces; `frames_max`: most that one direction of a line may hold.
+    #[new]
+    fn new(pairs: Vec<(u32, u32)>, delay_us: u64, frames_max: usize) -> PyResult<Delays> {
+        let lines = delay::Delays::start(&pairs, Duration::from_micros(delay_us), frames_max)?;
+        Ok(Delays(Mutex::new(Some(lines))))
+    }
+
+    /// JSON: what all lines have counted together, as `mission_kernel::delay::Counted`; `null` once they are closed.
+    fn counted(&self) -> PyResult<String> {
+        let lines = self.0.lock().expect("no panic while held");
+        serde_json::to_string(&lines.as_ref().map(delay::Delays::counted)).map_err(bad_input)
+    }
+
+    /// Ends the thread; frames under way are lost.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        let lines = self.0.lock().expect("no panic while held").take();
+        detached(py, || drop(lines))
+    }
+}
+
+/// Has an interface's TCP and UDP compute checksums itself, so that frames can be read as they are on a wire.
+#[pyfunction]
+pub fn checksums_off(interface: &str) -> PyResult<()> {
+    Ok(delay::checksums_off(interface)?)
 }
 
 /// Gives the sockets of a cgroup another transport, as long as it lives.

@@ -42,7 +42,7 @@ mod _native {
     use super::incast::{IncastServer, incast_advise, incast_measure, incast_predict};
     #[cfg(feature = "kernel")]
     #[pymodule_export]
-    use super::kernel::{Dctcp, Setter, Switch, bond_pairs, mptcp_preload};
+    use super::kernel::{Dctcp, Delays, Setter, Switch, bond_pairs, checksums_off, mptcp_preload};
     #[pymodule_export]
     use super::lanes::Lanes;
     #[pymodule_export]

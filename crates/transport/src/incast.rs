@@ -8,14 +8,18 @@
 //! receiver  {"proof": ..., "ask": Asked}                 sender  {"flow": Flow} or {"error": "..."}
 //! then      8 bytes, big endian: how many bytes          those bytes; for 0 {"flow": Flow}
 //! ```
+//!
+//! Blocks are asked for over these connections, or each over connections of its own (`incast/fresh.rs`).
 
+mod flow;
+mod fresh;
 mod server;
 
+pub use flow::Flow;
 pub use server::{Limits, Server};
 
 use crate::auth::{self, Nonce, Purpose, Role, Token};
 use crate::object::{from_hex, to_hex};
-use crate::socket::{self, TcpInfo};
 use crate::windows::{Governed, Governor};
 use mission_core::budget::Budget;
 use mission_core::random::SplitMix;
@@ -53,72 +57,7 @@ pub struct Asked {
     pub pace_bits_per_sec: Option<u64>,
 }
 
-/// What the sender's kernel says of one connection, since it began.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Flow {
-    #[serde(default)]
-    pub sender: String,
-    pub congestion_control: String,
-    /// `None` where the kernel has no such option of a socket.
-    pub rto_min_us: Option<u32>,
-    pub rto_us: u32,
-    pub srtt_us: u32,
-    pub cwnd: u32,
-    pub retransmits: u32,
-    pub timeouts: u32,
-    pub delivered: u32,
-    pub marks: u32,
-    /// Of all connections of the sender's host: the kernel does not count them apart.
-    pub loss_probes_of_host: u64,
-    #[serde(default)]
-    pub bytes: u64,
-    /// The sender has said so itself at the end; else it was busy or gone, and nothing was counted.
-    #[serde(default)]
-    pub asked: bool,
-}
-
-impl Flow {
-    fn of(stream: &TcpStream) -> Flow {
-        let TcpInfo { rto_us, rtt_us, cwnd, retransmits, timeouts, delivered, delivered_ce, .. } =
-            socket::tcp_info(stream);
-        Flow {
-            sender: String::new(),
-            congestion_control: socket::congestion_control(stream),
-            rto_min_us: socket::rto_min_us(stream),
-            rto_us,
-            srtt_us: rtt_us,
-            cwnd,
-            retransmits,
-            timeouts,
-            delivered,
-            marks: delivered_ce,
-            loss_probes_of_host: loss_probes(),
-            bytes: 0,
-            asked: false,
-        }
-    }
-
-    /// What happened since an earlier moment; what is a state and not a count stays.
-    fn since(mut self, before: &Flow) -> Flow {
-        self.retransmits = self.retransmits.saturating_sub(before.retransmits);
-        self.timeouts = self.timeouts.saturating_sub(before.timeouts);
-        self.delivered = self.delivered.saturating_sub(before.delivered);
-        self.marks = self.marks.saturating_sub(before.marks);
-        self.loss_probes_of_host = self.loss_probes_of_host.saturating_sub(before.loss_probes_of_host);
-        self
-    }
-}
-
-/// `TCPLossProbes` of this thread's network namespace; 0 where the kernel does not tell.
-fn loss_probes() -> u64 {
-    let text = std::fs::read_to_string("/proc/thread-self/net/netstat").unwrap_or_default();
-    let mut lines = text.lines().filter_map(|line| line.strip_prefix("TcpExt: "));
-    let (Some(names), Some(values)) = (lines.next(), lines.next()) else { return 0 };
-    let place = names.split(' ').position(|name| name == "TCPLossProbes");
-    place.and_then(|place| values.split(' ').nth(place)?.parse().ok()).unwrap_or(0)
-}
-
-fn say(stream: &mut TcpStream, value: &Value) -> io::Result<()> {
+fn say(mut stream: &TcpStream, value: &Value) -> io::Result<()> {
     let mut line = value.to_string();
     line.push('\n');
     stream.write_all(line.as_bytes())
@@ -185,6 +124,9 @@ pub struct Reads {
     /// Rate of the receiver's link, in bits per second, where windows follow what is left of it ([`mission_core::ictcp`]).
     #[serde(default)]
     pub ictcp_link: Option<u64>,
+    /// Each block is asked for over new connections, which are made before its time begins.
+    #[serde(default)]
+    pub fresh: bool,
     /// Of how many senders, from the first, the arrival of bytes is told.
     #[serde(default)]
     pub traced: usize,
@@ -226,19 +168,24 @@ impl Reads {
 /// One connection of the receiver.
 struct Reader {
     address: SocketAddr,
+    /// The first connection, which stays.
     stream: TcpStream,
+    /// Nonces of both ends, by which the sender knows fresh connections.
+    session: (Nonce, Nonce),
+    /// The connection of this block, where each has its own.
+    fresh: Option<Arc<TcpStream>>,
     left: u64,
     /// What it was asked for last, and when.
     piece: (u64, Instant),
     bytes: u64,
     before: Flow,
-    _governed: Option<Governed>,
+    governed: Option<Governed>,
 }
 
 /// What a measurement tells while it goes on: blocks read, the warm-up among them. True ends it.
 pub type Watch<'a> = &'a mut dyn FnMut(u32) -> bool;
 
-/// Reads blocks from all senders over connections that stay, and says how long each took.
+/// Reads blocks from all senders, and says how long each took.
 ///
 /// # Errors
 /// A sender cannot be reached or does not want to: one line that names it. What happens later ends the measurement with
@@ -287,9 +234,17 @@ pub fn measure(reads: &Reads, token: &[u8], watch: Watch) -> Result<Measured, St
             began = Instant::now();
             run.traced_since = Some(began);
         }
+        if reads.fresh
+            && let Err(why) =
+                fresh::connect(&mut readers, &token, u64::from(number) + 1, governor.as_ref(), run.deadline)
+        {
+            measured.ended = Some(why);
+            break;
+        }
         let start = Instant::now();
         let ended = run.block(&mut readers, number, watch);
         last = Instant::now();
+        readers.iter_mut().for_each(Reader::close_fresh);
         match ended {
             Ok(()) if number >= reads.warm_up => measured.blocks.push(last.duration_since(start).as_secs_f64()),
             Ok(()) => {}
@@ -303,7 +258,7 @@ pub fn measure(reads: &Reads, token: &[u8], watch: Watch) -> Result<Measured, St
     measured.seconds = last.duration_since(began).as_secs_f64();
     measured.bytes = readers.iter().map(|reader| reader.bytes).sum();
     let until = Instant::now() + LAST_PATIENCE;
-    measured.flows = readers.iter_mut().map(|reader| reader.flow(until)).collect();
+    measured.flows = readers.iter_mut().map(|reader| reader.flow(reads.fresh, until)).collect();
     Ok(measured)
 }
 
@@ -415,7 +370,7 @@ impl Run<'_> {
 
 /// Those of the asked from which something has come, within `wait`.
 fn ready(asked: &[usize], readers: &[Reader], wait: Duration) -> Result<Vec<usize>, String> {
-    let mut polled: Vec<_> = asked.iter().map(|at| PollFd::new(&readers[*at].stream, PollFlags::IN)).collect();
+    let mut polled: Vec<_> = asked.iter().map(|at| PollFd::new(readers[*at].data(), PollFlags::IN)).collect();
     let wait = wait.try_into().expect("a short time");
     match poll(&mut polled, Some(&wait)) {
         Ok(_) | Err(rustix::io::Errno::INTR) => {}
@@ -437,7 +392,7 @@ impl Reader {
         let governed = governor.map(govern).transpose().map_err(words)?;
         let until = Instant::now() + HELLO_PATIENCE;
         let client: Nonce = auth::random();
-        say(&mut stream, &json!({ "nonce": to_hex(&client) })).map_err(words)?;
+        say(&stream, &json!({ "nonce": to_hex(&client) })).map_err(words)?;
         let hello = hear(&mut stream, until).map_err(words)?;
         if let Some(error) = hello["error"].as_str() {
             return Err(error.to_owned());
@@ -445,13 +400,26 @@ impl Reader {
         let server = nonce(&hello).map_err(words)?;
         // This side proves first: a sender that proved anything to strangers would let them guess a weak token at leisure.
         let proof = to_hex(&token.prove(Role::Client, &client, &server, Purpose::Ranges(&[])));
-        say(&mut stream, &json!({ "proof": proof, "ask": ask })).map_err(words)?;
+        say(&stream, &json!({ "proof": proof, "ask": ask })).map_err(words)?;
         let answer = hear(&mut stream, until).map_err(words)?;
         if answer["error"].is_null() && !proves(token, Role::Server, &client, &server, &answer) {
             return Err("the tokens differ".into());
         }
-        let before = flow_of(answer)?;
-        Ok(Reader { address, stream, left: 0, piece: (0, until), bytes: 0, before, _governed: governed })
+        let before = Flow::from_answer(answer)?;
+        let session = (client, server);
+        Ok(Reader { address, stream, session, fresh: None, left: 0, piece: (0, until), bytes: 0, before, governed })
+    }
+
+    /// The connection by which data comes.
+    fn data(&self) -> &TcpStream {
+        self.fresh.as_deref().unwrap_or(&self.stream)
+    }
+
+    /// Ends the block's own connection, where there is one; the sender then counts what it did.
+    fn close_fresh(&mut self) {
+        if self.fresh.take().is_some() {
+            self.governed = None;
+        }
     }
 
     fn failed(&self, error: &io::Error) -> String {
@@ -461,13 +429,13 @@ impl Reader {
     fn ask(&mut self, piece: u64) -> Result<(), String> {
         self.left = piece;
         self.piece = (piece, Instant::now());
-        self.stream.write_all(&piece.to_be_bytes()).map_err(|error| self.failed(&error))
+        self.data().write_all(&piece.to_be_bytes()).map_err(|error| self.failed(&error))
     }
 
     /// Takes what has come; gives how much is still to come.
     fn read(&mut self, scratch: &mut [u8]) -> Result<u64, String> {
         let room = self.left.min(scratch.len() as u64) as usize;
-        match self.stream.read(&mut scratch[..room]) {
+        match self.data().read(&mut scratch[..room]) {
             Ok(0) => Err(format!("sender {} has ended the connection", self.address)),
             Ok(bytes) => {
                 self.left -= bytes as u64;
@@ -482,22 +450,16 @@ impl Reader {
     /// What the sender's kernel says now.
     fn ask_flow(&mut self, until: Instant) -> Result<Flow, String> {
         let asked = self.stream.write_all(&0u64.to_be_bytes()).and_then(|()| hear(&mut self.stream, until));
-        asked.map_err(|error| self.failed(&error)).and_then(flow_of)
+        asked.map_err(|error| self.failed(&error)).and_then(Flow::from_answer)
     }
 
-    /// What has happened since the warm-up. A sender that is in the middle of a fragment, or gone, is not `asked`: its
-    /// counts are 0.
-    fn flow(&mut self, until: Instant) -> Flow {
-        let now = if self.left == 0 { self.ask_flow(until).ok() } else { None };
+    /// What has happened since the warm-up. A sender that is in the middle of a fragment on the connection that would answer,
+    /// or gone, is not `asked`: its counts are 0.
+    fn flow(&mut self, fresh: bool, until: Instant) -> Flow {
+        let free = self.left == 0 || fresh;
+        let now = if free { self.ask_flow(until).ok() } else { None };
         let asked = now.is_some();
         let flow = now.map_or_else(|| self.before.clone().since(&self.before), |now| now.since(&self.before));
         Flow { sender: self.address.to_string(), bytes: self.bytes, asked, ..flow }
-    }
-}
-
-fn flow_of(mut told: Value) -> Result<Flow, String> {
-    match told["error"].as_str() {
-        Some(error) => Err(error.to_owned()),
-        None => serde_json::from_value(told["flow"].take()).map_err(|error| error.to_string()),
     }
 }

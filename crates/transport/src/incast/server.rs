@@ -1,10 +1,11 @@
 //! The sender's half of synchronized reads: bytes that mean nothing, to whoever knows the token.
 
-use super::{Flow, HELLO_PATIENCE, READ_BYTES, hear, nonce, proves, say};
+use super::fresh::Sessions;
+use super::{Asked, Flow, HELLO_PATIENCE, READ_BYTES, hear, nonce, proves, say};
 use crate::auth::{self, Nonce, Purpose, Role, Token};
 use crate::object::to_hex;
 use crate::socket;
-use serde_json::json;
+use serde_json::{Value, json};
 use socket2::{SockRef, TcpKeepalive};
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -43,6 +44,7 @@ struct Serving {
     streams: Mutex<Vec<(u64, TcpStream)>>,
     next: AtomicU64,
     served: AtomicU64,
+    sessions: Sessions,
 }
 
 impl Server {
@@ -60,6 +62,7 @@ impl Server {
             streams: Mutex::default(),
             next: AtomicU64::new(0),
             served: AtomicU64::new(0),
+            sessions: Sessions::default(),
         });
         let own = shared.clone();
         let accepting = thread::Builder::new().name("incast-accept".into()).spawn(move || own.accept())?;
@@ -107,9 +110,8 @@ impl Serving {
             {
                 let mut streams = self.lock();
                 if streams.len() >= self.limits.connections || self.stop.load(Ordering::Relaxed) {
-                    let mut stream = stream;
                     let text = format!("this sender serves {} connections at once", self.limits.connections);
-                    let _ = say(&mut stream, &json!({ "error": text }));
+                    let _ = say(&stream, &json!({ "error": text }));
                     continue;
                 }
                 streams.push((id, clone));
@@ -133,6 +135,9 @@ impl Serving {
         stream.set_write_timeout(Some(HELLO_PATIENCE))?;
         let until = Instant::now() + HELLO_PATIENCE;
         let hello = hear(stream, until)?;
+        if !hello["session"].is_null() {
+            return self.serve_fresh(stream, &hello);
+        }
         let client: Nonce = nonce(&hello)?;
         let server: Nonce = auth::random();
         say(stream, &json!({ "nonce": to_hex(&server) }))?;
@@ -141,13 +146,41 @@ impl Serving {
             return say(stream, &json!({ "error": "the tokens differ" }));
         }
         let proof = to_hex(&self.token.prove(Role::Server, &client, &server, Purpose::Ranges(&[])));
-        let set = serde_json::from_value(hello["ask"].clone())
+        let set = serde_json::from_value::<Asked>(hello["ask"].clone())
             .map_err(|error| error.to_string())
-            .and_then(|ask| self.set(stream, &ask));
+            .and_then(|ask| self.set(stream, &ask).map(|()| ask));
+        let first = Flow::of(stream);
         match set {
-            Err(text) => return say(stream, &json!({ "error": text })),
-            Ok(()) => say(stream, &json!({ "proof": proof, "flow": Flow::of(stream) }))?,
+            Err(text) => say(stream, &json!({ "error": text })),
+            Ok(ask) => {
+                // Before the answer: what the receiver does next may be to open a fresh one.
+                self.sessions.begin(client, server, ask);
+                let ended = say(stream, &json!({ "proof": proof, "flow": first })).and_then(|()| {
+                    self.answer(stream, || {
+                        let own = Flow { cwnd_first: first.cwnd, ..Flow::of(stream) };
+                        self.sessions.counted(&server).unwrap_or(own)
+                    })
+                });
+                self.sessions.end(&server);
+                ended
+            }
         }
+    }
+
+    /// Serves a connection of one block.
+    fn serve_fresh(&self, stream: &TcpStream, hello: &Value) -> io::Result<()> {
+        let Some((server, ask)) = self.sessions.admit(&self.token, hello) else { return Ok(()) };
+        // Nothing was sent yet: this is the initial window.
+        let first = Flow::of(stream).cwnd;
+        let flow = || Flow { cwnd_first: first, ..Flow::of(stream) };
+        let set = self.set(stream, &ask).map_err(io::Error::other);
+        let ended = set.and_then(|()| self.answer(stream, flow));
+        self.sessions.count(&server, flow());
+        ended
+    }
+
+    /// Sends as many bytes as it is asked for, until the receiver has no more requests.
+    fn answer(&self, mut stream: &TcpStream, flow: impl Fn() -> Flow) -> io::Result<()> {
         stream.set_read_timeout(Some(IDLE))?;
         stream.set_write_timeout(Some(IDLE))?;
         let zeros = vec![0u8; READ_BYTES];
@@ -156,7 +189,7 @@ impl Serving {
             stream.read_exact(&mut wanted)?;
             let mut left = u64::from_be_bytes(wanted);
             if left == 0 {
-                say(stream, &json!({ "flow": Flow::of(stream) }))?;
+                say(stream, &json!({ "flow": flow() }))?;
                 continue;
             }
             if left > self.limits.bytes {
