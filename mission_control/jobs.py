@@ -90,8 +90,10 @@ def job(
     job_class: str | None = None,
     deadline: float | None = None,
     client: Client | None = None,
-) -> Iterator[None]:
+) -> Iterator[str]:
     """Everything that is submitted inside belongs to this job, and so do the tasks that its tasks submit.
+
+    Gives the name under which the job was admitted: another one where the cluster has a job of this name already.
 
     Args:
         name: how the job is called wherever it is shown.
@@ -130,7 +132,7 @@ def job(
     spec["job"] = admitted["job"]
     try:
         with dask.annotate(**{ANNOTATION: spec}):
-            yield
+            yield spec["job"]
     finally:
         if client.status == "running":
             # By the same ordered stream as what was submitted.

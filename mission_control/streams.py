@@ -183,7 +183,8 @@ def read_part(reference: StreamReference, part: int, wait: Callable[[bool], None
     """As :func:`stream`.
 
     Args:
-        wait: Called after each look whether there is more, with the answer: waits a little, or raises.
+        wait: Called before each look whether there is more, with whether the last one found some: if not, waits a
+            little; or raises.
     """
     if not isinstance(reference, StreamReference):
         raise TypeError(f"stream takes a reference that open_stream gave, not {type(reference).__name__}")
@@ -224,12 +225,15 @@ def _buffers(
     wait: Callable[[bool], None] | None,
 ) -> Iterator[memoryview]:
     """Yield what the reader gives, without what has been `read` of an earlier run of the writer."""
+    found = True
     while True:
-        chunk, sizes, more = reader.next(wait=False)
         if wait is not None:
-            wait(chunk is not None or not more)
-            if chunk is None and more:
-                continue
+            # An error of this call has this frame, and no chunk may be in it.
+            wait(found)
+        chunk, sizes, more = reader.next(wait=False)
+        found = chunk is not None or not more
+        if wait is not None and not found:
+            continue
         if chunk is None and more:
             with thread_released(plugin):
                 chunk, sizes, more = reader.next()

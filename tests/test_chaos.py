@@ -1,10 +1,10 @@
-"""Some rounds of `tests/chaos.py`; 200 are for `make chaos`."""
+"""Some rounds of `tests/chaos`; 200 are for `make chaos`."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.chaos import run
+from tests.chaos.rounds import run
 
 ROUNDS = 4
 

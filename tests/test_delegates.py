@@ -14,9 +14,10 @@ from distributed import Client, LocalCluster, get_client, wait
 from distributed.client import FutureCancelledError
 
 import mission_control
+from mission_control.cli.show import print_jobs
 from mission_control.dask.seams import delegates
 from tests.chains import content_of, count_down, kept_by_scheduler, note, noted, nothing_left, square, wait_for
-from tests.conftest import data, installed, until
+from tests.conftest import data, installed, status, until
 
 PARTS = 4
 
@@ -85,6 +86,21 @@ def test_the_result_is_that_of_the_last_call(client):
     keywords = client.submit(lambda: mission_control.delegate(dict, [("a", 1)], function=2, self=3), pure=False)
     assert keywords.result(60) == {"a": 1, "function": 2, "self": 3}
     del first, later, keywords
+
+
+def test_a_chain_that_runs_is_shown(client, capsys):
+    with mission_control.job("counts", client=client):
+        chain = client.submit(count_down, 100_000, pure=False)
+
+    def shown() -> Any:
+        return [(job, own) for job in status(client)["jobs"] for own in job["chains"] if own["steps"] > 3]
+
+    ((job, own),) = until(shown, "it has delegated")
+    assert (job["job"], own["key"], own["again"]) == ("counts", chain.key, 0)
+    print_jobs({**status(client), "jobs": [job]})
+    assert f"{chain.key} has delegated {own['steps']} times\n" in capsys.readouterr().out
+    chain.cancel()
+    until(lambda: not any(job["chains"] for job in status(client)["jobs"]), "it is over")
 
 
 def test_a_long_chain_grows_nothing(client):

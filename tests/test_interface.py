@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import socket
@@ -56,6 +57,8 @@ def asked(client: Any, script: str, **more: Any) -> Any:
 
 
 def is_clean(client: Any) -> bool:
+    # The error of a task has its frames, with what they read last, and Dask keeps the two in a cycle of references.
+    client.run(gc.collect)
     return not what_is_left(client, "objects", "live_bytes")
 
 

@@ -144,6 +144,25 @@ def test_a_stream_that_fails_ends_its_program(client):
     until(lambda: no_folders(client), "no folders are left")
 
 
+@pytest.mark.parametrize("timeout", [2, None])
+def test_a_program_that_awaits_a_stream_ends_in_time_or_with_its_task(cluster, timeout):
+    """A stream is a file when all of it is written, which would take minutes."""
+    # A client of its own: Dask's keep the futures of what failed, and those what it depends on.
+    with Client(cluster) as client:
+        written = client.submit(write_lines, 10_000, 0.05, pure=False)
+        given = {"inputs": [written], "timeout": timeout, "pure": False}
+        awaits = client.submit(mission_control.run, ["cat", In(0, 0)], **given)
+        if timeout is None:
+            until(lambda: not no_folders(client), "it has begun")
+            awaits.cancel()
+        else:
+            error = awaits.exception(60)
+            assert isinstance(error, ProgramFailed) and f"after {timeout} s" in str(error)
+        until(lambda: no_folders(client), "it has ended")
+    with Client(cluster) as client:
+        until(lambda: nothing_left(client), "nothing is left")
+
+
 def test_a_program_that_fails_says_why(client):
     there = client.submit(put_bytes, b"x", pure=False)
     for words, says in (

@@ -18,7 +18,7 @@ from distributed.shuffle._exceptions import P2POutOfDiskError
 
 import mission_control
 from mission_control.dask.p2p.frames import FrameRun
-from tests.chaos import fill_disk
+from tests.chaos.blows import fill_disk
 from tests.conftest import resources, until, what_is_left
 from tests.test_unchanged_programs import begun, shuffles
 

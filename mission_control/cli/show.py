@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
@@ -14,18 +14,26 @@ from rich.table import Table
 from rich.text import Text
 
 from mission_control import _native
-from mission_control.incast.report import curve_name
+from mission_control.experiments.charts import curve_name
+from mission_control.experiments.compare import number, spread
+from mission_control.experiments.engine import Observer
+from mission_control.experiments.report import agreement, in_words
+from mission_control.experiments.result import Result
+from mission_control.incast import quantities
 from mission_control.lab import picture
-from mission_control.report import agreement
-from mission_control.runs import Observer, Progress
-from mission_control.study_report import UNITS, at_in_words, invalid_reasons, number, ratio_in_words, spread
 
 LINE_EVERY_S = 5
+CHAINS_SHOWN = 10
+"""Of a job: more would hide the rest."""
 """Where there is no terminal, a line is enough, and seldom."""
 
 
 class LiveTable(Observer):
-    """Jobs, transfers, pattern, weight, flows, transport, bytes, rate and progress, while a run goes on."""
+    """How far a run is and how long the rest may take; jobs, transfers, pattern, weight, flows, transport, bytes, rate.
+
+    Args:
+        quiet: lines on points and what is worth one, and no table.
+    """
 
     def __init__(self, quiet: bool = False):
         self.console = Console(stderr=True)
@@ -34,51 +42,61 @@ class LiveTable(Observer):
         self.drawn = self.console.is_terminal and not quiet
         self.before: dict[tuple[str, str, str], tuple[float, int]] = {}
         self.rates: dict[tuple[str, str, str], float] = {}
-        self.said: dict[str, str] = {}
-        self.said_at = 0.0
+        self.line = self.doing = ""
+        self.said_at = self.moved_at = 0.0
 
     def __enter__(self) -> LiveTable:
         if self.drawn:
             self.live.start()
-            self.live.update(Text("starts the cluster"))
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         if self.drawn:
             self.live.stop()
 
-    def show(self, progress: Progress) -> None:
+    def show(self, line: str, doing: str, status: Mapping[str, Any]) -> None:
         if self.drawn:
-            self.live.update(self.draw(progress))
-        elif not self.quiet:
-            self.say(progress)
+            self.live.update(self.draw(line, doing, status))
+            return
+        if line and line != self.line and time.monotonic() - self.said_at >= LINE_EVERY_S:
+            self.said_at, self.line = time.monotonic(), line
+            self.say(line)
+        if not self.quiet:
+            self.say_doing(doing, status)
 
-    def say(self, progress: Progress) -> None:
-        for job, step in progress.steps.items():
-            if self.said.get(job) != step:
-                self.said[job] = step
-                print(f"{job}: {step}", file=sys.stderr, flush=True)
-        if time.monotonic() - self.said_at >= LINE_EVERY_S:
-            self.said_at = time.monotonic()
-            for job in progress.status.get("jobs", []):
-                for transfer in job["transfers"]:
-                    part = transfer["served_bytes"] / transfer["asked_bytes"] if transfer["asked_bytes"] else 0
-                    moved = _native.format_bytes(transfer["served_bytes"])
-                    stages = f"{transfer['from']} -> {transfer['to']}"
-                    print(f"{job['job']}: {stages} {moved}, {part:.0%} of what was asked for", file=sys.stderr)
+    def say(self, line: str) -> None:
+        if self.drawn:
+            self.console.print(Text(line))
+        else:
+            print(line, file=sys.stderr, flush=True)
 
-    def draw(self, progress: Progress) -> Group:
+    def say_doing(self, doing: str, status: Mapping[str, Any]) -> None:
+        now = time.monotonic()
+        if not status or now - self.moved_at < LINE_EVERY_S:
+            if doing != self.doing and status:
+                self.doing = doing
+                print(doing, file=sys.stderr, flush=True)
+            return
+        self.moved_at = now
+        for job in status.get("jobs", []):
+            for transfer in job["transfers"]:
+                part = transfer["served_bytes"] / transfer["asked_bytes"] if transfer["asked_bytes"] else 0
+                moved = _native.format_bytes(transfer["served_bytes"])
+                stages = f"{transfer['from']} -> {transfer['to']}"
+                print(f"{job['job']}: {stages} {moved}, {part:.0%} of what was asked for", file=sys.stderr)
+
+    def draw(self, line: str, doing: str, status: Mapping[str, Any]) -> Group:
         table = Table(box=None, header_style="bold")
         for name in ("job", "transfer", "pattern", "weight", "flows", "transport", "bytes", "rate", "progress"):
             table.add_column(name, justify="right" if name in ("weight", "flows", "bytes", "rate") else "left")
-        for job in progress.status.get("jobs", []):
+        for job in status.get("jobs", []):
             for transfer in job["transfers"]:
                 if transfer["asked_bytes"]:
-                    table.add_row(*map(Text, self.row(progress.status["time"], job, transfer)))  # names are no markup
-        if progress.status.get("hidden"):
-            table.add_row(Text(f"and {progress.status['hidden']} more", style="dim"))
-        steps = [Text(f"{job}: {step}", style="dim") for job, step in progress.steps.items()]
-        return Group(*steps, table)
+                    table.add_row(*map(Text, self.row(status["time"], job, transfer)))  # names are no markup
+        if status.get("hidden"):
+            table.add_row(Text(f"and {status['hidden']} more", style="dim"))
+        steps = [Text(text, style="dim") for text in (line, doing) if text]
+        return Group(*steps, *([table] if status else []))
 
     def row(self, now: float, job: dict[str, Any], own: dict[str, Any]) -> list[str]:
         key = (job["job"], own["from"], own["to"])
@@ -110,6 +128,7 @@ def print_jobs(status: dict[str, Any]) -> None:
         demands = job["demands"]["transport"] or "auto"
         state = job["refused"] or ("active" if job["active"] else "idle")
         print(f"{job['job']}: priority {job['priority']:g}, transport {demands}, {state}{share_of(job)}")
+        print_chains(job)
         for transfer in job["transfers"]:
             if transfer["asked_bytes"]:
                 print(f"  {transfer['from']} -> {transfer['to']}: {progress_of(transfer)}")
@@ -149,6 +168,16 @@ def print_explanation(job: dict[str, Any], policy: str) -> None:
         print_peers(transfer)
     for shuffle in job.get("shuffles", ()):
         print(f"  shuffle {shuffle['shuffle']}: {rows_of(shuffle)}")
+    print_chains(job)
+
+
+def print_chains(job: dict[str, Any]) -> None:
+    """Of each task that has handed its result on how far it is."""
+    for chain in job.get("chains", ())[:CHAINS_SHOWN]:
+        again = f", begun again {chain['again']} times" if chain["again"] else ""
+        print(f"  {chain['key']} has delegated {chain['steps']} times{again}")
+    if (more := len(job.get("chains", ())) - CHAINS_SHOWN) > 0:
+        print(f"  and {more} more tasks that have delegated")
 
 
 def rows_of(shuffle: dict[str, Any]) -> str:
@@ -191,90 +220,85 @@ def print_peers(transfer: dict[str, Any]) -> None:
         print(f"    {_native.format_bytes(transfer['peer_bytes'])} of it served by other receivers, not by the owner")
 
 
-def print_study(result: dict[str, Any]) -> None:
-    """Medians, ratios and whether they were expected, and where the report lies."""
-    for median in result["medians"]:
-        labels = ", ".join(filter(None, [median["study"], at_in_words(median["at"]), median["variant"]]))
-        print(
-            f"{labels}: {UNITS[median['measure']]} {number(median['median'])}, {spread(median)}, {median['runs']} runs"
-        )
-    for ratio in result["ratios"]:
-        mark = {True: "ok", False: "FAILED", None: ""}[ratio["held"]]
-        wanted = f", expected {ratio['expected']}" if ratio["expected"] else ""
-        print(f"{mark:>6}  {ratio['study']}, {ratio_in_words(ratio)}, {spread(ratio)}{wanted}")
-    for entry in result["results"]:
-        if why := invalid_reasons(entry):
-            labels = ", ".join(filter(None, [entry["study"], at_in_words(entry["at"]), entry["variant"]]))
-            print(f"{labels}, repetition {entry['repetition'] + 1}: {why[:300]}")
-    print(f"report: {result['folder']}/report.html")
+def print_result(result: Result) -> None:
+    """What was measured, whether it is as expected, and where the report lies."""
+    from mission_control.workloads import WORKLOADS
 
-
-def print_result(result: dict[str, Any]) -> None:
-    """What each transfer got and why, the checks, and where the report lies."""
-    for job in result["jobs"]:
-        took = f"{job['seconds']:.2f} s" if job["seconds"] is not None else "not finished"
-        again = f", {job['recomputed']} recomputed" if job["recomputed"] else ""
-        print(f"{job['name']}: {took}{share_of(job)}{again}")
-        for transfer in job["transfers"]:
-            facts = transfer["transport"]
-            moved, stayed = _native.format_bytes(transfer["bytes"]), _native.format_bytes(transfer["local_bytes"])
-            stages = f"{transfer['from']} -> {transfer['to']}"
-            print(f"  {stages}: {transfer['pattern']}, {moved} ({stayed} stayed local){share_of(transfer)}")
-            print_facts(facts)
-            print_peers(transfer)
-            if transfer["refetches"] or transfer["resumed"]:
-                print(f"    {transfer['refetches']} ranges fetched again, {transfer['resumed']} resumed")
-    for job, error in result["errors"].items():
+    single = len(result.points) == 1 and bool(result.points[0].jobs)
+    if single:
+        (study,) = result.studies.values()
+        if (lines := WORKLOADS[study["kind"]].lines(result.points[0])) is not None:
+            print(*lines, sep="\n")
+        else:
+            print_jobs_of(result)
+    else:
+        print_summary(result)
+    for place in result.onset:
+        curve = f"{place.variant} {quantities.size(place.asked_bytes)}".strip()
+        by_block = f"of the median block {place.senders or 'none of these'}"
+        print(f"onset of {curve}, {place.world}: {place.of_goodput or 'none of these'} senders, {by_block}")
+    for one in result.comparisons:
+        mark = {True: "ok", False: "FAILED", None: ""}[one.held]
+        wanted = f", expected {one.expected}" if one.expected else ""
+        print(f"{mark:>6}  {one.study}, {in_words(one)}: {number(one.median)}, {spread(one)}{wanted}")
+    for over in result.overheads:
+        print(f"incast overhead, {over.study}, {in_words(over)}: {number(over.median)}, {spread(over)}")
+    for job, error in result.errors.items():
         print(f"{job} failed: {error}")
-    passed = [check for check, held in result["checks"].items() if held]
-    if passed:
+    passed = [check for check, held in result.checks.items() if held]
+    if passed and single:
         print(f"ok  {', '.join(passed)}")
-    for check, held in result["checks"].items():
+    for check, held in result.checks.items():
         if not held:
             print(f"FAILED  {check}")
-    if result.get("ports"):
-        print(picture.table(result["ports"]))
-    for why in result.get("invalid_because", ()):
+    if result.ports:
+        print(picture.table(result.ports))
+    for why in result.invalid_because:
         print(f"INVALID: {why}")
-    print(f"report: {result['results']}/report.html")
+    print(f"report: {result.results}/report.html")
 
 
-def one_line(text: str) -> None:
-    """Progress that takes the place of what it said before."""
-    # A line that is wider than the terminal would not be taken back.
-    columns = os.get_terminal_size(sys.stderr.fileno()).columns
-    print(f"\r{text[: columns - 1]}\x1b[K", end="", file=sys.stderr, flush=True)
+def print_jobs_of(result: Result) -> None:
+    """What each transfer got and why."""
+    for job in result.jobs:
+        took = f"{job.seconds:.2f} s" if job.seconds is not None else "not finished"
+        again = f", {job.recomputed} recomputed" if job.recomputed else ""
+        print(f"{job.name}: {took}{share_of(vars(job))}{again}")
+        for transfer in job.transfers:
+            moved, stayed = _native.format_bytes(transfer.bytes), _native.format_bytes(transfer.local_bytes)
+            stages = f"{transfer.from_} -> {transfer.to}"
+            print(f"  {stages}: {transfer.pattern}, {moved} ({stayed} stayed local){share_of(vars(transfer))}")
+            if transfer.transport is not None:
+                print_facts(transfer.transport)
+            print_peers(vars(transfer))
+            if transfer.refetches or transfer.resumed:
+                print(f"    {transfer.refetches} ranges fetched again, {transfer.resumed} resumed")
 
 
-def quiet(_: str) -> None:
-    """Nobody looks."""
+def print_summary(result: Result) -> None:
+    """Medians with intervals: a line each, or a table of the worlds side by side where they are points of curves."""
+    from mission_control.workloads import WORKLOADS
 
-
-def print_incast(result: dict[str, Any]) -> None:
-    """Goodput of every point, the worlds side by side; onsets; how far the worlds are apart."""
-    points = result["points"]
-    worlds = list(dict.fromkeys(point["world"] for point in points))
-    places = list(dict.fromkeys((curve_name(point), point["senders"]) for point in points))
-    found = {(point["world"], curve_name(point), point["senders"]): point for point in points}
-    width = max([len("fragment"), *(len(name) for name, _ in places)])
-    print(result["study"]["title"] or "goodput", "in Mbit/s")
-    print(f"{'fragment':>{width}} {'senders':>7}" + "".join(f" {world:>24}" for world in worlds))
-    for name, senders in places:
-        cells = (goodput(found.get((world, name, senders))) for world in worlds)
-        print(f"{name:>{width}} {senders:7}" + "".join(f" {cell:>24}" for cell in cells))
-    for entry in result["onset"]:
-        print(f"onset of {curve_name(entry)}, {entry['world']}: {entry['senders'] or 'none of these'}")
-    for why in result["invalid_because"]:
-        print(f"INVALID  {why}")
-    for name, held in result["checks"].items():
-        if not held:
-            print(f"FAILED   {name}")
-
-
-def goodput(own: dict[str, Any] | None) -> str:
-    if own is None or own["goodput_mbit"] is None:
-        return "-"
-    if "interval95" not in own:
-        return f"{own['goodput_mbit']:.1f}"
-    low, high = own["interval95"]
-    return f"{own['goodput_mbit']:.1f} ({low:.1f} to {high:.1f})"
+    for name, study in result.studies.items():
+        workload = WORKLOADS[study["kind"]]
+        for measure in study["measure"]:
+            own = [one for one in result.summary if (one.study, one.measure) == (name, measure)]
+            label = workload.measures[measure].label
+            if not workload.axis:
+                for one in own:
+                    words = f"{in_words(one)}, {label}: {number(one.median)}, {spread(one)}, {one.runs} runs"
+                    print(f"{name}, {words}" if len(result.studies) > 1 else words)
+                continue
+            worlds = list(dict.fromkeys(one.world for one in own))
+            rows: dict[tuple[str, Any], dict[str, str]] = {}
+            for one in own:
+                ends = f" ({number(one.low)} to {number(one.high)})" if one.low != one.high else ""
+                place = (curve_name(one.variant, one.at, workload.axis), one.at[workload.axis])
+                rows.setdefault(place, {})[one.world] = f"{number(one.median)}{ends}"
+            width = max([8, *(len(curve) for curve, _ in rows)])
+            print(study["title"] or name, label, sep=": ")
+            axis = workload.axis.rpartition(".")[2]
+            print(f"{'':>{width}} {axis:>7}" + "".join(f" {world:>24}" for world in worlds))
+            for (curve, place), cells in rows.items():
+                shown = "".join(f" {cells.get(world, '-'):>24}" for world in worlds)
+                print(f"{curve:>{width}} {place:7}{shown}")

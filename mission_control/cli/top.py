@@ -10,7 +10,6 @@ import typer
 
 from mission_control.cli.jobs import Json, Scheduler
 from mission_control.cli.show import LiveTable
-from mission_control.runs import Progress
 from mission_control.worlds.cluster import observe
 
 
@@ -32,7 +31,7 @@ def top(
             if as_json:
                 print(json.dumps(status), flush=True)
             else:
-                table.show(Progress(steps={}, status=status))
+                table.show("", "", status)
             looks += 1
             if looks == count:
                 return

@@ -242,7 +242,7 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
         return self.status(most)
 
     def status(self, most: int | None = None) -> dict[str, Any]:
-        status = super().status(most)
+        status = super().status(most) | {"flows_per_host": self.flows_per_host}
         for worker, own in status["workers"].items():
             known = self.scheduler.workers.get(worker)
             # Bytes that its data plane uses, by kind, as of its last heartbeat.

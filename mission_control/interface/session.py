@@ -257,6 +257,8 @@ class Session:
                 self.has_read = True
                 self.check_open()
                 send(buffer)
+                # An error of the next look has this frame.
+                del buffer
 
         self._or_again(read)
 

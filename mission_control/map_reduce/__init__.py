@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import os
+import pickle
 import re
 import sys
 import time
@@ -14,6 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
+
+import cloudpickle  # type: ignore[import-untyped]
 
 from mission_control.jobs import refuse_asynchronous
 from mission_control.map_reduce import pairs
@@ -130,7 +133,7 @@ def mapreduce(
         keys = partial(sampled, map=map) if sample is None else partial(sampled_by, sample=sample)
         taken = [client.submit(keys, own, key=(f"{name}-sample-{run}", n)) for n, own in enumerate(inputs)]
         # By value: a sample that is taken again may be another one, and keys would go elsewhere.
-        by = Ranges.of(client.gather(taken), count)
+        by = Ranges.of((pickle.loads(own) for own in client.gather(taken)), count)
         del taken
     given = {"map": map, "partition": by, "combine": combine, "reducers": count}
     mapped = [
@@ -148,7 +151,12 @@ def itself(key: Any) -> Any:
     return key
 
 
-def sampled(given: Any, map: Mapper) -> list[Any]:
+def sampled(given: Any, map: Mapper) -> bytes:
+    """Return some keys of an input, pickled in one piece: Dask would send a list item by item."""
+    return cloudpickle.dumps(sample_of(given, map))
+
+
+def sample_of(given: Any, map: Mapper) -> list[Any]:
     first, items = peeked(map(given))
     if is_batch(first):
         from mission_control.map_reduce.batches import sample_of_all
@@ -157,8 +165,9 @@ def sampled(given: Any, map: Mapper) -> list[Any]:
     return [key for key, _ in itertools.islice(items, SAMPLES_PER_INPUT) if key == key]
 
 
-def sampled_by(given: Any, sample: Callable[[Any], Iterable[Any]]) -> list[Any]:
-    return [key for key in sample(given) if key == key]
+def sampled_by(given: Any, sample: Callable[[Any], Iterable[Any]]) -> bytes:
+    """As :func:`sampled`, by the function of the user."""
+    return cloudpickle.dumps([key for key in sample(given) if key == key])
 
 
 def peeked(given: Any) -> tuple[Any, Iterable[Any]]:

@@ -124,6 +124,8 @@ class Files:
                 for buffer in read_part(*part, self.wait) if isinstance(part, StreamPart) else [part]:
                     while buffer:
                         buffer = buffer[os.write(descriptor, buffer) :]
+                    # What is left of it keeps all that was read, and an error of the next look has this frame.
+                    del buffer
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
         path = self.folder / f"in-{own.number}{'' if own.part is None else f'-{own.part}'}"
         # The worker's own descriptor, by a name that holds in every process.

@@ -182,11 +182,6 @@ pub fn slow_start_windows(fragment: u64, mss: u64, initial_window: u64) -> Vec<u
     windows
 }
 
-/// Equation 5: how much longer a job takes with the default minimum RTO than with one of 1 ms; 0 where it does not matter.
-pub fn overhead(default_s: f64, with_1ms_s: f64) -> f64 {
-    (default_s - with_1ms_s) / with_1ms_s
-}
-
 /// Which equations answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -349,7 +344,6 @@ mod tests {
         assert_eq!(Form::Total(1_000_000).fragment(40), 25_000);
         assert_eq!(Form::Fragment(1_000_000).fragment(40), 1_000_000);
         assert_eq!(Buffer::Paper003.bytes(), 131_072);
-        assert_eq!(overhead(15.0, 10.0), 0.5);
     }
 
     #[test]

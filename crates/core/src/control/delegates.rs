@@ -8,6 +8,7 @@ use super::{Carried, Command, Controller, Record, record};
 use crate::mission;
 use crate::types::ObjectId;
 use crate::units::Time;
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// So often a task begins again without coming further than before: what it needs may be gone for good, or kill its workers.
@@ -35,9 +36,24 @@ pub enum LostStep {
     GiveUp,
 }
 
+/// A task that has handed its result on, and is not over.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChainNow {
+    pub task: u64,
+    /// How many calls it has handed its result on to, since it began the last time.
+    pub steps: u64,
+    /// How often it began again since it came further than ever.
+    pub again: u32,
+}
+
 impl Delegates {
     pub fn len(&self) -> usize {
         self.chains.len()
+    }
+
+    /// The chains that run, in the order of their tasks.
+    pub fn now(&self) -> impl Iterator<Item = ChainNow> {
+        self.chains.iter().map(|(task, own)| ChainNow { task: *task, steps: own.steps, again: own.again })
     }
 }
 

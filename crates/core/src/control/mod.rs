@@ -32,7 +32,7 @@ use crate::units::Time;
 use crate::versions::Outbox;
 pub use commands::{Command, Record};
 use delegates::Delegates;
-pub use delegates::{BEGINS_AGAIN_MAX, LostStep};
+pub use delegates::{BEGINS_AGAIN_MAX, ChainNow, LostStep};
 use doubt::Doubts;
 pub use doubt::{DOUBT, Keep};
 pub use events::{Carried, Change, Event, NewTask, Origin};

@@ -1,11 +1,10 @@
 //! The state of a cluster, as it is shown.
 
-use super::Controller;
-use super::ShuffleNow;
 use super::objects::Holder;
+use super::{ChainNow, Controller, ShuffleNow};
 use crate::mission::{JobStatus, TransferStatus};
 use crate::report::Merged;
-use crate::types::{HostId, TransferId, WorkerId};
+use crate::types::{HostId, JobId, TransferId, WorkerId};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -50,6 +49,9 @@ pub struct JobNow {
     /// Of the engine's own.
     #[serde(default)]
     pub shuffles: Vec<ShuffleNow>,
+    /// Its tasks that have handed their results on, and are not over.
+    #[serde(default)]
+    pub chains: Vec<ChainNow>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -133,6 +135,12 @@ impl Controller {
     }
 
     pub(super) fn jobs_now(&mut self, wanted: impl Fn(&JobStatus) -> bool) -> Vec<JobNow> {
+        let mut chains: BTreeMap<JobId, Vec<ChainNow>> = BTreeMap::new();
+        for own in self.delegates.now() {
+            if let Some(job) = self.jobs.of(own.task) {
+                chains.entry(job.clone()).or_default().push(own);
+            }
+        }
         let now = |mut status: JobStatus| {
             let own = std::mem::take(&mut status.transfers);
             let transfers = own.into_iter().map(|own| {
@@ -142,7 +150,9 @@ impl Controller {
             });
             let transfers = transfers.collect();
             let shuffles = self.shuffles.of(&status.job);
-            JobNow { recomputed: self.recomputed.get(&status.job).copied().unwrap_or(0), transfers, shuffles, status }
+            let chains = chains.remove(&status.job).unwrap_or_default();
+            let recomputed = self.recomputed.get(&status.job).copied().unwrap_or(0);
+            JobNow { recomputed, transfers, shuffles, chains, status }
         };
         self.mission.status().into_iter().filter(wanted).map(now).collect()
     }

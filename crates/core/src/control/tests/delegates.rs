@@ -19,10 +19,13 @@ fn what_a_step_names_lives_until_the_next_one() {
     // The next one hands one of them on.
     world.event(step(1, vec![carried(8, "b"), carried(9, "a")]));
     assert_eq!((world.heard("a").0, world.heard("b").0), (vec![7], vec![]));
+    let chains = |world: &mut World| world.controller.status(None).jobs.remove(0).chains;
+    assert_eq!(chains(&mut world), [ChainNow { task: 1, steps: 2, again: 0 }]);
     // The result carries the last one.
     world.carries(1, 9, "a");
     world.event(Event::DelegateEnds { task: 1, again: false });
     assert_eq!((world.heard("a").0, world.heard("b").0), (vec![], vec![8]));
+    assert_eq!(chains(&mut world), []);
     world.event(Event::ResultGone { task: 1, wanted: false });
     assert_eq!(world.heard("a").0, [9]);
     world.event(Event::Forgotten { task: 1 });

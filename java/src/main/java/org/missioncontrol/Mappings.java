@@ -23,6 +23,8 @@ import java.util.concurrent.atomic.AtomicLong;
 final class Mappings {
     private static final Cleaner CLEANER = Cleaner.create();
 
+    private static final long AGAIN_MS = 1000;
+
     private final Worker worker;
     /** Of this process, and not of a task: what a task has mapped may outlive it. */
     private final String credential;
@@ -68,8 +70,8 @@ final class Mappings {
                 unused.add(lease);
             });
             return buffer;
-        } catch (IOException error) {
-            // Another user's, say, or too many mappings.
+        } catch (IOException | OutOfMemoryError error) {
+            // Another user's, say, or too many mappings: for those Java has an error of memory.
             unused.add(lease);
         }
         try (Worker.Taken answer = ask(task, reference, part, false)) {
@@ -106,15 +108,20 @@ final class Mappings {
     }
 
     private void giveBack() {
+        List<String> leases = new ArrayList<>();
         while (true) {
             try {
-                List<String> leases = new ArrayList<>();
-                leases.add(unused.take());
+                if (leases.isEmpty()) {
+                    leases.add(unused.take());
+                } else {
+                    // The worker was busy: it is asked again. It ends this process when it closes.
+                    Thread.sleep(AGAIN_MS);
+                }
                 unused.drainTo(leases);
                 worker.ask(credential, "POST", "/unmap", Map.of("leases", leases));
+                leases.clear();
             } catch (IOException | RuntimeException error) {
-                // The worker keeps them until this process ends.
-                System.err.println("memory could not be given back: " + error);
+                System.err.println("memory is not given back yet: " + error);
             } catch (InterruptedException error) {
                 return;
             }

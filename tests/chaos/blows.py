@@ -1,0 +1,231 @@
+"""What is done to the cluster: a harm to all connections, and a blow in the middle of the jobs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import resource
+import signal
+import socket
+import threading
+import time
+from contextlib import ExitStack, suppress
+from typing import Any
+
+import psutil
+from distributed import Client, LocalCluster, Worker, get_worker
+from distributed.diagnostics.plugin import WorkerPlugin
+
+import mission_control
+from mission_control import _native
+from mission_control.dask.worker import MissionControlWorker
+from tests.conftest import data
+from tests.proxy import Limit, Proxy, flip
+
+KNOWN_AFTER_S = 5
+HARMS = ("none", "reset", "stall", "slow", "flip", "trickle")
+BLOWS = ("none", "kill", "freeze", "spool", "pause", "flood", "disk", "hold", "helpers", "retire")
+PAUSE_S = 8
+"""Longer than a reader waits for one answer, and than an arbiter may be silent."""
+FREEZE_S = 20
+FULL_S = 3
+HELD_S = 5
+HELD_PARTS = 40
+STRANGERS = 300
+DESCRIPTORS = 1024
+
+
+class SmallStore(MissionControlWorker):
+    """So small that most objects are spooled."""
+
+    async def setup(self, worker: Worker) -> None:
+        _native.STORE_MEMORY_FRACTION = 0.01
+        resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
+        await super().setup(worker)
+
+
+class Behind(WorkerPlugin):
+    """Puts a harmful proxy before a worker's data plane; it runs in the worker itself, so that it dies with it."""
+
+    name = "chaos"
+
+    async def setup(self, worker: Worker) -> None:
+        self.kind, self.random = "none", random.Random(worker.address)
+        # What a task fetched and did not let go, with the seeds of the contents.
+        self.held: list[tuple[int, Any]] = []
+        # On a worker that starts, Dask sets all plug-ins up at once.
+        while (plugin := worker.plugins.get(MissionControlWorker.name)) is None or plugin.endpoint is None:
+            await asyncio.sleep(0.02)
+        self.proxy = Proxy(plugin.endpoint.address, harm=self.harm)
+        self.proxy.__enter__()
+        plugin.endpoint = Moved(plugin.endpoint, self.proxy.address)
+
+    def begin(self, kind: str, seed: int) -> None:
+        self.kind, self.random = kind, random.Random(seed)
+        self.proxy.limit = Limit(20e6) if kind == "slow" else None
+        first = self.proxy.connections
+        self.proxy.trickles = lambda number: kind == "trickle" and number >= first and (number * 7 + seed) % 40 == 0
+
+    def harm(self, number: int, offset: int, piece: bytes) -> bytes | None:
+        if self.kind == "reset" and self.random.random() < 0.05:
+            return None
+        if self.kind == "stall" and self.random.random() < 0.01:
+            time.sleep(6)
+        if self.kind == "flip" and self.random.random() < 0.05:
+            return flip(piece, self.random.randrange(8 * len(piece)))
+        return piece
+
+
+class Moved:
+    """An endpoint that tells another address."""
+
+    def __init__(self, endpoint: Any, address: str):
+        self._endpoint, self.address = endpoint, address
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._endpoint, name)
+
+
+def begin(kind: str, seed: int, dask_worker: Any) -> None:
+    dask_worker.plugins[Behind.name].begin(kind, seed)
+
+
+def damage(seed: int, dask_worker: Any) -> int:
+    """Writes over some bytes of the worker's spool; gives how many places were hit."""
+    chance, hit = random.Random(seed), 0
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            if "mission-spool" not in os.readlink(f"/proc/self/fd/{number}"):
+                continue
+            size = os.fstat(int(number)).st_size
+            for _ in range(3 if size else 0):
+                hit += os.pwrite(int(number), b"\xff", chance.randrange(size))
+        except OSError:
+            pass
+    return hit
+
+
+def freeze(dask_scheduler: Any) -> None:
+    time.sleep(FREEZE_S)  # holds the scheduler's only thread
+
+
+def flood(address: str) -> None:
+    """Strangers connect to a worker's data plane and say nothing, for ten seconds."""
+    host, port = address.rsplit(":", 1)
+    with ExitStack() as strangers:
+        for _ in range(STRANGERS):
+            with suppress(OSError):
+                strangers.enter_context(socket.create_connection((host, int(port)), timeout=1))
+        time.sleep(10)
+
+
+def fill_disk(bytes_more: int, dask_worker: Any) -> None:
+    """No file of this worker may grow beyond so many bytes; -1 for no limit. The kernel says so as of a full disk."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_more, resource.RLIM_INFINITY))
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            child.rlimit(psutil.RLIMIT_FSIZE, (bytes_more, resource.RLIM_INFINITY))
+
+
+def kill_helpers(dask_worker: Any) -> None:
+    """End the process of Java of this worker, with all tasks that run in it."""
+    for child in psutil.Process().children():
+        with suppress(psutil.Error):
+            if "org.missioncontrol.Host" in child.cmdline():
+                child.kill()
+
+
+def put_to_hold(seed: int) -> mission_control.Reference:
+    return mission_control.put([data(200_000, seed + part) for part in range(HELD_PARTS)])
+
+
+def hold(reference: mission_control.Reference, seed: int) -> None:
+    held = get_worker().plugins[Behind.name].held
+    for part in range(HELD_PARTS):
+        held.append((seed + part, mission_control.fetch(reference, part=part)[0]))
+
+
+def held_right(dask_worker: Any) -> tuple[bool, int]:
+    """Whether the parts are what they were, long after their objects were freed, and how many; lets them go."""
+    held, dask_worker.plugins[Behind.name].held = dask_worker.plugins[Behind.name].held, []
+    return all(bytes(part) == data(200_000, seed).tobytes() for seed, part in held), len(held)
+
+
+def hold_buffers(client: Client, name: str, seed: int) -> None:
+    """Readers keep what they fetched, while its owner frees it and others use the memory that is free."""
+    with mission_control.job(name, client=client):
+        references = client.map(put_to_hold, [seed, seed + HELD_PARTS], pure=False)
+        workers = sorted(client.run(os.getpid, on_error="ignore"))
+        holds = [
+            client.submit(hold, reference, seed + number * HELD_PARTS, pure=False, workers=[worker])
+            for number, reference in enumerate(references)
+            for worker in workers
+        ]
+        client.gather(holds)
+        del references, holds
+    time.sleep(HELD_S)
+    found = client.run(held_right).values()
+    assert all(right for right, _ in found), "what a reader held is not what it was"
+    assert sum(count for _, count in found) == len(workers) * 2 * HELD_PARTS
+
+
+def address_of(dask_worker: Any) -> str:
+    return dask_worker.plugins[MissionControlWorker.name].endpoint._endpoint.address
+
+
+def retire(cluster: LocalCluster, client: Client, chance: random.Random) -> None:
+    """A worker hands over what it owns and leaves, as where a cluster gets smaller; another one comes in its place."""
+    workers = client.scheduler_info(n_workers=-1)["workers"]
+    leaving = chance.choice(sorted(workers))
+    # Dask gives up where the others have no room, and the worker stays.
+    if client.retire_workers([leaving]):
+        cluster.loop.add_callback(cluster.workers.pop, workers[leaving]["name"], None)
+        cluster.scale(len(workers))
+
+
+def strike(cluster: LocalCluster, client: Client, blow: str, chance: random.Random, over: threading.Event) -> None:
+    """Does something bad in the middle of the jobs."""
+    while not over.wait(chance.uniform(0.2, 1.5)):
+        try:
+            if blow == "kill":
+                pids = client.run(os.getpid, on_error="ignore")
+                # A nanny whose worker dies before it has heard of it gives up, and the cluster is smaller for ever.
+                known = [
+                    pid for pid in pids.values() if time.time() - psutil.Process(pid).create_time() > KNOWN_AFTER_S
+                ]
+                if known:
+                    os.kill(chance.choice(sorted(known)), signal.SIGKILL)
+                    return
+            if blow == "freeze":
+                client.run_on_scheduler(freeze)
+                return
+            if blow == "pause":
+                # It owns objects, reads others', and may give out the host's slots.
+                pid = chance.choice(sorted(client.run(os.getpid, on_error="ignore").values()))
+                os.kill(pid, signal.SIGSTOP)
+                time.sleep(PAUSE_S)
+                os.kill(pid, signal.SIGCONT)
+                return
+            if blow == "flood":
+                flood(chance.choice(sorted(client.run(address_of, on_error="ignore").values())))
+                return
+            if blow == "disk":
+                worker = chance.choice(sorted(client.run(os.getpid, on_error="ignore")))
+                client.run(fill_disk, 256 << 10, workers=[worker])
+                time.sleep(FULL_S)
+                client.run(fill_disk, -1, workers=[worker])
+                return
+            if blow == "helpers":
+                client.run(kill_helpers, on_error="ignore")
+                return
+            if blow == "retire":
+                retire(cluster, client, chance)
+                return
+            if blow == "hold":
+                hold_buffers(client, f"held-{chance.random()}", chance.randrange(1 << 20))
+                return
+            if blow == "spool":
+                client.run(damage, chance.random(), on_error="ignore")
+        except (OSError, psutil.Error):
+            pass  # its worker went meanwhile
