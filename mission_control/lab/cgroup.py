@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from mission_control.errors import PrerequisiteMissing
 from mission_control.lab import namespaces
-from mission_control.scenario import PrerequisiteMissing
 
 PREFIX = "mission-control."
 STALE_S = 60

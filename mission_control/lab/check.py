@@ -80,7 +80,7 @@ def trials() -> list[Finding]:
         # The standard parts that the port's own program makes up for.
         for name, shape, instead in (
             ("red", "limit 100000 avpkt 1000 bandwidth 100mbit ecn", "step marking by the port's own program"),
-            ("netem", "delay 1ms", "no delay but that of queues"),
+            ("netem", "delay 1ms", "delay lines of our own"),
             ("fq", "", "TCP's own pacing"),
         ):
             there = tried("tc", f"qdisc replace dev {LINK} root {name} {shape}")

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mission_control import scenario
+from mission_control.errors import BadInput
 from mission_control.lab import topology
 from mission_control.lab.lab import Lab
 from mission_control.lab.stack import PROFILES, Stack
+
+if TYPE_CHECKING:
+    from mission_control import scenario
 
 ECN_BYTES = 30_000
 """Paper 001, 5.4: 20 packets."""
@@ -18,6 +21,9 @@ FORWARDED = 800 * MEGA
 """Bits per second of small packets that one core forwards (FACTS: two do 1.6 Gbit/s)."""
 FORWARDED_BESIDE_WORKERS = 170 * MEGA
 """And beside workers that send and sort them: two cores keep up with 16 hosts at 20 Mbit/s, and with 8 at 50 not always
+(docs/measurements.md)."""
+DELAY_MIN_US = 500
+"""With shorter ones the round trip is longer than asked for by more than a fifth: the machine itself adds some 0.2 ms
 (docs/measurements.md)."""
 RTO_MIN_MS = 200
 """The kernel's own; written down where it has to be dilated."""
@@ -58,26 +64,35 @@ def topology_of(described: scenario.Topology, spare: int = 0, marks: int = 0) ->
     try:
         if described.kind == "custom":
             links = [topology.Link(link.a, link.b, link.rate // slow, link.path) for link in described.links]
-            return checked(topology.custom(links, **options))
+            return checked(topology.custom(links, **options), described)
         if described.kind == "two-rack" and described.trunk_rate is not None:
             options["trunk_rate"] = described.trunk_rate // slow
         hosts = described.hosts + spare
         rate = (
             link_rate(hosts, beside_workers=spare > 0) if described.link_rate == "auto" else described.link_rate // slow
         )
-        return checked(topology.KINDS[described.kind](hosts, rate, **options))
+        return checked(topology.KINDS[described.kind](hosts, rate, **options), described)
     except ValueError as error:
-        raise scenario.BadInput(str(error)) from None
+        raise BadInput(str(error)) from None
 
 
-def checked(made: topology.Topology) -> topology.Topology:
-    """
+def checked(made: topology.Topology, described: scenario.Topology) -> topology.Topology:
+    """With the delay of its links.
+
     Raises:
-        ValueError: a link that is too slow to be paced.
+        ValueError: a link that is too slow to be paced, or too short for a delay line.
     """
     if any(link.bits_per_second < MEGA for link in made.links):
         raise ValueError("a link of less than 1 Mbit/s: use faster links, or less dilation")
-    return made
+    delay_us = delay_of(described)
+    if 0 < delay_us < DELAY_MIN_US:
+        raise ValueError(f"a delay of {delay_us} us is too short to be kept: use {DELAY_MIN_US} us or more dilation")
+    return replace(made, delay_us=delay_us)
+
+
+def delay_of(described: scenario.Topology) -> int:
+    """One way of each host's link, in microseconds, dilated; 0: none but that of the machine itself."""
+    return (described.link_delay or 0) * described.dilation
 
 
 def link_rate(hosts: int, beside_workers: bool) -> int:
@@ -97,6 +112,7 @@ def stack_of(described: scenario.Scenario) -> Stack:
         "window": stack.receive_window,
         "sack": stack.sack,
         "tlp": stack.tlp,
+        "rack": stack.rack,
         "delayed_ack": stack.delayed_ack,
     }
     made = replace(PROFILES[stack.profile], **{key: value for key, value in own.items() if value is not None})

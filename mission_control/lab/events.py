@@ -5,12 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from mission_control.errors import BadInput
 from mission_control.lab import namespaces
 from mission_control.lab.lab import Lab
 from mission_control.lab.watch import Watch
-from mission_control.scenario import BadInput, Event, Topology
+
+if TYPE_CHECKING:
+    from mission_control.scenario import Event, Topology
 
 
 def dilated(topology: Topology) -> list[Event]:

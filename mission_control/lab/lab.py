@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import fcntl
-import itertools
 import json
 import os
 import re
 import signal
 import socket
-import subprocess
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from mission_control import _native
-from mission_control.lab import congestion, namespaces
+from mission_control.errors import BadInput
+from mission_control.lab import congestion, delay, namespaces, ports
+from mission_control.lab.host import Host, mac
+from mission_control.lab.machine import STATE, allowed, free_name, locked, require, restore_allowed, up, write_sysctls
 from mission_control.lab.stack import Stack
 from mission_control.lab.topology import Link, Topology
-from mission_control.scenario import BadInput, PrerequisiteMissing
 
-STATE = Path("/run/mission-control/labs")
 PREFIX = "mc."
 """Of the names of all our namespaces."""
 PORTS_PER_BUFFER = 12
@@ -41,13 +39,8 @@ SYSCTLS = {
 """Of every namespace. Each run begins like the others: nothing is remembered of earlier connections."""
 SUBFLOWS_MAX = 8
 """More the kernel does not allow."""
-TRACE_FETCH_S = 0.02
-"""The kernel keeps some 30,000 samples of a switch: with 48 busy ports what comes in 60 ms."""
 LINKS_S = 10
 """For links to come up."""
-ALLOWED = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
-ALLOWED_BEFORE = STATE / "allowed"
-"""What stood there before a lab changed it for a moment."""
 
 
 class Lab:
@@ -67,6 +60,7 @@ class Lab:
         self.topology = topology
         self.stack = stack or Stack()
         self._named = name is not None
+        self._delays: _native.Delays | None = None
         self.name = name or free_name(topology.kind)
         if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,30}", self.name):
             raise BadInput(f"{self.name!r} names no lab: use lower-case letters, digits and -")
@@ -153,19 +147,25 @@ class Lab:
         self.hosts_file.write_text(self.hosts_text())
         with locked():
             congestion.provide()
-        nodes = (*self.topology.hosts, *self.topology.switches)
+        delayed = delay.delayed(self.topology)
+        nodes = (*self.topology.hosts, *self.topology.switches, *((delay.NODE,) if delayed else ()))
         lines = [f"netns add {self.namespace(node)}" for node in nodes]
-        lines += [self.link_line(link) for link in self.topology.links]
+        lines += [line for link in self.topology.links for line in self.link_lines(link, link in delayed)]
         namespaces.batch("ip", lines)
         with allowed(self.stack.congestion_control), ThreadPoolExecutor(os.cpu_count()) as pool:
             for done in [pool.submit(self.set_up_host, host) for host in self.topology.hosts]:
                 done.result()
             for done in [pool.submit(self.set_up_switch, switch) for switch in self.topology.switches]:
                 done.result()
+        if delayed:
+            self._delays = delay.begin(self)
         self.wait_for_links()
 
     def down(self) -> None:
         """Removes it, exactly, whatever state it is in; ends what runs in it."""
+        if self._delays is not None:
+            self._delays.close()  # its sockets would keep their namespace
+            self._delays = None
         # More than once: what was killed in the middle of making it may have had one more under way.
         while left := namespaces.names(f"{PREFIX}{self.name}."):
             namespaces.remove(left)
@@ -189,11 +189,17 @@ class Lab:
         own = [f"{self.topology.address(host)} {host}" for host in self.topology.hosts]
         return "\n".join(["127.0.0.1 localhost", *own]) + "\n"
 
-    def link_line(self, link: Link) -> str:
-        (a, b), (on_a, on_b) = (self.namespace(link.a), self.namespace(link.b)), self.ends(link)
+    def link_lines(self, link: Link, delayed: bool) -> list[str]:
+        """What makes a link: a pair of interfaces, or two with a delay line between them."""
+        on_a, on_b = self.ends(link)
+        middle = delay.ends(link) if delayed else ()
+        names = (on_a, *middle, on_b)
+        nodes = (link.a, *(delay.NODE for _ in middle), link.b)
         own = f"mtu {self.topology.mtu} gso_max_segs 1"
-        line = f"link add {on_a} netns {a} {own} type veth peer name {on_b} netns {b} {own}"
-        return line
+        placed = [f"{name} netns {self.namespace(node)} {own}" for name, node in zip(names, nodes, strict=True)]
+        return [
+            f"link add {one} type veth peer name {other}" for one, other in zip(placed[::2], placed[1::2], strict=True)
+        ]
 
     def ends(self, link: Link) -> tuple[str, str]:
         """Names of the interfaces at both ends: of the path at a host, of the other node at a switch."""
@@ -245,6 +251,9 @@ class Lab:
 
         def finish() -> None:
             write_sysctls({**SYSCTLS, **self.stack.sysctls()})
+            if self.topology.delay_us:
+                for interface, _ in self.links_of(host):
+                    _native.checksums_off(interface)
             if self.topology.bonded:
                 # What comes by the second is for the first's address.
                 write_sysctls({f"net/ipv4/conf/{name}/rp_filter": "0" for name in ("all", "eth0", "eth1")})
@@ -265,8 +274,8 @@ class Lab:
             write_sysctls(SYSCTLS)
             port = self.topology.port
             size = PORTS_PER_BUFFER if port.shared_bytes else 1
-            ports = [(socket.if_nametoindex(name), self.port_settings(link)) for name, link in links]
-            groups = [ports[first : first + size] for first in range(0, len(ports), size)]
+            members = [(socket.if_nametoindex(name), self.port_settings(link)) for name, link in links]
+            groups = [members[first : first + size] for first in range(0, len(members), size)]
             shared = {"shared_bytes": port.shared_bytes, "alpha": port.alpha}
             _native.Switch.build(json.dumps([{**shared, "ports": group} for group in groups]))
             if self.topology.bonded:
@@ -292,7 +301,10 @@ class Lab:
             only: of these nodes these interfaces.
         """
         deadline = time.monotonic() + LINKS_S
-        nodes = (*self.topology.switches, *self.topology.hosts) if only is None else [node for node, _ in only]
+        between = (delay.NODE,) if delay.delayed(self.topology) else ()
+        nodes = (
+            (*self.topology.switches, *between, *self.topology.hosts) if only is None else [node for node, _ in only]
+        )
 
         def awaited(node: str) -> list[str]:
             down = namespaces.interfaces_down(self.namespace(node))
@@ -326,48 +338,17 @@ class Lab:
     # --- while it is up ---------------------------------------------------------------------------------------------
 
     def ports(self) -> list[dict[str, Any]]:
-        """What every switch port has counted: ``mission_kernel::switch::PortCounters``, and the names of both."""
-        counted = []
-        for switch in self.topology.switches:
-
-            def read(switch: str = switch) -> list[dict[str, Any]]:
-                own = _native.Switch.open(socket.if_nametoindex(self.links_of(switch)[0][0]))
-                rows = json.loads(own.counters())
-                names = [socket.if_indextoname(row["interface"]) for row in rows]
-                return [
-                    {"switch": switch, "port": name, **row, **quantiles(row)}
-                    for name, row in zip(names, rows, strict=True)
-                ]
-
-            counted += namespaces.inside(self.namespace(switch), read)
-        return counted
+        """What every switch port has counted; :func:`mission_control.lab.ports.counted`."""
+        return ports.counted(self)
 
     def trace(self, seconds: float) -> Iterator[tuple[float, str, str, int, int]]:
-        """How long queues are, sampled as packets come to a port, at most once in 100 us: seconds since now, switch,
-        port, bytes of the virtual queue, bytes of the real backlog. One trace at a time: two share the samples."""
-        opened = []
-        for switch in self.topology.switches:
+        """How long queues are; :func:`mission_control.lab.ports.trace`."""
+        return ports.trace(self, seconds)
 
-            def begin(switch: str = switch) -> tuple[Any, dict[int, str]]:
-                own = _native.Switch.open(socket.if_nametoindex(self.links_of(switch)[0][0]))
-                own.samples()  # what an earlier trace has left
-                own.trace(True)
-                return own, {socket.if_nametoindex(name): name for name, _ in self.links_of(switch)}
-
-            opened.append((switch, *namespaces.inside(self.namespace(switch), begin)))
-        began = time.monotonic_ns()
-        try:
-            over = False
-            while not over:
-                time.sleep(TRACE_FETCH_S)
-                over = time.monotonic_ns() - began > seconds * 1e9
-                for switch, entry, names in opened:
-                    for at, interface, queue, backlog in entry.samples():
-                        if began <= at <= began + seconds * 1e9:
-                            yield (at - began) / 1e9, switch, names[interface], queue, backlog
-        finally:
-            for _, entry, _ in opened:
-                entry.trace(False)
+    def delays(self) -> dict[str, Any] | None:
+        """What its delay lines have counted (``mission_kernel::delay::Counted``); ``None`` where it has none, or where
+        another process has them."""
+        return delay.counted(self._delays)
 
     def link_of(self, host: str, path: int = 0) -> Link:
         """
@@ -402,7 +383,10 @@ class Lab:
         self.wait_for_links({(link.a, own), (link.b, port)})
 
     def turn(self, link: Link, state: str) -> None:
-        """Turns the switch's end of a host's link ``up`` or ``down``."""
+        """Turns the switch's end of a host's link ``up`` or ``down``; of a link with a delay line the middle too, which
+        is all that the host can see of it."""
+        if self.topology.delay_us:
+            namespaces.batch("ip", [f"link set {delay.ends(link)[0]} {state}"], self.namespace(delay.NODE))
         namespaces.batch("ip", [f"link set {self.ends(link)[1]} {state}"], self.namespace(link.b))
 
     def require_own_links(self) -> None:
@@ -420,64 +404,23 @@ class Lab:
         namespaces.batch("tc", self.pacing([(interface, link)]), self.namespace(host))
         namespaces.batch("tc", self.pacing([(port, link)]), self.namespace(link.b))
         rate = {"bytes_per_second": link.bits_per_second // 8}
-        self.set_ports(link.b, lambda name, settings: {**settings, **rate} if name == port else settings)
+        ports.change(self, link.b, lambda name, settings: {**settings, **rate} if name == port else settings)
 
     def mark(self, ecn_bytes: int) -> None:
         """Changes the length of a queue from which on packets are marked, at every port of every switch; 0: none is."""
         for switch in self.topology.switches:
-            self.set_ports(switch, lambda _, settings: {**settings, "ecn_bytes": ecn_bytes})
+            ports.change(self, switch, lambda _, settings: {**settings, "ecn_bytes": ecn_bytes})
 
     def resize(self, buffer_bytes: int) -> None:
         """Changes what every port of every switch may hold."""
         for switch in self.topology.switches:
-            self.set_ports(switch, lambda _, settings: {**settings, "limit_bytes": buffer_bytes})
-
-    def set_ports(self, switch: str, change: Callable[[str, dict[str, int]], dict[str, int]]) -> None:
-        """Changes the ports of a switch while it runs, each as ``change`` makes it of its name and settings."""
-
-        def work() -> None:
-            own = _native.Switch.open(socket.if_nametoindex(self.links_of(switch)[0][0]))
-            for row in json.loads(own.counters()):
-                changed = change(socket.if_indextoname(row["interface"]), row["settings"])
-                own.set(row["interface"], json.dumps(changed))
-
-        namespaces.inside(self.namespace(switch), work)
+            ports.change(self, switch, lambda _, settings: {**settings, "limit_bytes": buffer_bytes})
 
     def processes(self) -> dict[int, str]:
         """Processes in the lab, and on which node."""
         prefix = self.namespace("")
         running = namespaces.processes(namespaces.names(prefix))
         return {pid: name.removeprefix(prefix) for pid, name in running.items()}
-
-
-class Host:
-    """A host of a lab that is up."""
-
-    def __init__(self, lab: Lab, name: str):
-        self.lab, self.name = lab, name
-        self.address = lab.topology.address(name)
-        self.namespace = lab.namespace(name)
-
-    def command(self, command: Sequence[str]) -> list[str]:
-        """The command line that runs a command on this host; the process keeps its number."""
-        # Not `ip netns exec`: it would hide what is mounted under /sys.
-        with_names = 'mount --bind "$0" /etc/hosts && exec "$@"'
-        inside = ["nsenter", f"--net={namespaces.FOLDER / self.namespace}", "unshare", "--mount"]
-        return [*inside, "sh", "-c", with_names, str(self.lab.hosts_file), *command]
-
-    def popen(self, command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
-        """Starts a command on this host; options are those of :class:`subprocess.Popen`."""
-        return subprocess.Popen(self.command(command), **options)
-
-    def run(self, command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[Any]:
-        """Runs a command on this host to its end; options are those of :func:`subprocess.run`."""
-        return subprocess.run(self.command(command), **options)
-
-
-def up() -> list[str]:
-    """Names of the labs that are up, or that a crash left."""
-    known = {path.stem for path in STATE.glob("*.json")}
-    return sorted(known)
 
 
 def down_all() -> list[str]:
@@ -488,92 +431,3 @@ def down_all() -> list[str]:
             Lab.open(name).down()
     namespaces.remove(namespaces.names(PREFIX))
     return gone
-
-
-def free_name(kind: str) -> str:
-    taken = up()
-    names = (kind if number == 1 else f"{kind}-{number}" for number in range(1, len(taken) + 2))
-    return next(name for name in names if name not in taken)
-
-
-def require() -> None:
-    """
-    Raises:
-        PrerequisiteMissing: what a lab, and `mission exec`, cannot do without, and how to get it.
-    """
-    if os.geteuid() != 0:
-        raise PrerequisiteMissing("this needs root: run it with sudo")
-    if not hasattr(_native, "Switch"):
-        raise PrerequisiteMissing("built without eBPF: apt install clang libelf-dev pkg-config, then make setup")
-
-
-def quantiles(port: dict[str, Any]) -> dict[str, int]:
-    """Of the time that something was queued: how much it was for half of it at most, and for 95 %."""
-    # The first bucket holds the idle time too, of which only what was not idle counts.
-    spent = [max(0, port["nanoseconds"][0] - (sum(port["nanoseconds"]) - port["busy_ns"])), *port["nanoseconds"][1:]]
-    step, found = port["settings"]["limit_bytes"] / (len(spent) - 1), {}
-    for name, part in (("queue_bytes_p50", 0.5), ("queue_bytes_p95", 0.95)):
-        passed = itertools.accumulate(spent)
-        bucket = next((n for n, entry in enumerate(passed) if entry >= part * sum(spent)), 0) if sum(spent) else 0
-        found[name] = int(bucket * step)
-    return found
-
-
-def mac(address: str) -> str:
-    """A hardware address that follows from the network's."""
-    return "02:00:" + ":".join(f"{int(part):02x}" for part in address.split("."))
-
-
-@contextmanager
-def locked() -> Iterator[None]:
-    """One at a time changes what the whole machine has one of."""
-    STATE.mkdir(parents=True, exist_ok=True)
-    with open(STATE / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-@contextmanager
-def allowed(congestion_control: str) -> Iterator[None]:
-    """Lets namespaces choose this default meanwhile: it has to be one that the machine allows to everybody."""
-    if congestion_control not in congestion.AVAILABLE.read_text().split():
-        raise BadInput(f"this kernel has no congestion control {congestion_control!r}: mission lab check")
-    with locked():
-        restore_allowed()
-        before = ALLOWED.read_text().strip()
-        if congestion_control not in before.split():
-            # Written down first: whoever comes after a crash puts it back.
-            ALLOWED_BEFORE.write_text(before)
-            write(ALLOWED, f"{before} {congestion_control}")
-        try:
-            yield
-        finally:
-            restore_allowed()
-
-
-def restore_allowed() -> None:
-    """Puts back what the machine allowed before a lab changed it; only where the lock is held."""
-    with suppress(FileNotFoundError):
-        there = congestion.AVAILABLE.read_text().split()
-        write(ALLOWED, " ".join(name for name in ALLOWED_BEFORE.read_text().split() if name in there))
-        ALLOWED_BEFORE.unlink()
-
-
-def write_sysctls(values: dict[str, str]) -> None:
-    """In the namespace of the calling thread.
-
-    Raises:
-        PrerequisiteMissing: this kernel does not take one.
-    """
-    for name, value in values.items():
-        try:
-            write(Path("/proc/sys") / name, value)
-        except OSError as error:
-            setting = name.replace("/", ".")
-            raise PrerequisiteMissing(f"this kernel does not take {setting} = {value}: {error.strerror}") from None
-
-
-def write(path: Path, value: str) -> None:
-    """Unbuffered, so that a refusal is an error."""
-    with open(path, "wb", buffering=0) as file:
-        file.write(value.encode())

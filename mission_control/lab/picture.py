@@ -39,10 +39,11 @@ def draw(topology: Topology) -> str:
 
 def describe(topology: Topology) -> str:
     port, size = topology.port, _native.format_bytes
+    delay = f", {topology.delay_us} us each way of each host's link" if topology.delay_us else ""
     marks = f", marks above {size(port.ecn_bytes)}" if port.ecn_bytes else ", no marks"
     if port.shared_bytes:
-        return f"{size(port.shared_bytes)} shared by 12 ports, at most {size(port.buffer_bytes)} for each{marks}"
-    return f"{size(port.buffer_bytes)} of buffer at each port{marks}"
+        return f"{size(port.shared_bytes)} shared by 12 ports, at most {size(port.buffer_bytes)} for each{marks}{delay}"
+    return f"{size(port.buffer_bytes)} of buffer at each port{marks}{delay}"
 
 
 def other(link: Link, node: str) -> str:

@@ -59,6 +59,8 @@ class Topology:
     mtu: int = 1500
     bonded: bool = False
     """The links of a host act as one, with one address: packets take them in turn."""
+    delay_us: int = 0
+    """One way of each host's link, in microseconds; see :mod:`mission_control.lab.delay`."""
 
     @property
     def paths(self) -> int:

@@ -11,8 +11,9 @@ from typing import Any
 
 import psutil
 
-from mission_control.lab import namespaces
+from mission_control.lab import delay, namespaces
 from mission_control.lab.lab import Lab
+from mission_control.lab.ports import quantiles
 
 EVERY_S = 0.125
 BUSY = 0.95
@@ -81,12 +82,14 @@ class Watch:
         self.lab = lab
         self.samples: list[Sample] = []
         self.first = self.last = lab.ports()
+        self._delays = lab.delays()
         self._processors = Processors()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="lab-watch", daemon=True)
 
     def start(self) -> None:
         self.first = self.last = self.lab.ports()
+        self._delays = self.lab.delays()
         self._processors = Processors()
         self._thread.start()
 
@@ -98,11 +101,17 @@ class Watch:
 
     def stop_and_summarize(self) -> dict[str, Any]:
         """For the result of a run: ``ports`` (what each has counted since then), ``valid``, ``invalid_because``,
-        ``processor_seconds`` (of the whole machine), ``samples`` (one list for each quantity, every 125 ms)."""
+        ``processor_seconds`` (of the whole machine), ``samples`` (one list for each quantity, every 125 ms), and where
+        links have a delay ``delay`` (:func:`mission_control.lab.delay.since`)."""
         self.stop()
         ports = [since(new, old) for new, old in zip(self.last, self.first, strict=True)]
         because = invalid_reasons(self.samples, ports)
+        lines, result = self.lab.delays(), dict[str, Any]()
+        if lines is not None and self._delays is not None:
+            result["delay"] = delay.since(lines, self._delays, self.lab.topology.delay_us)
+            because += delay.invalid_reasons(result["delay"])
         return {
+            **result,
             "ports": ports,
             "valid": not because,
             "invalid_because": because,
@@ -157,8 +166,6 @@ def received() -> int:
 
 def since(new: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
     """What a port has counted between two looks."""
-    from mission_control.lab.lab import quantiles
-
     counted = {name: new[name] - old[name] for name in COUNTERS}
     spent = [n - o for n, o in zip(new["nanoseconds"], old["nanoseconds"], strict=True)]
     step = new["settings"]["limit_bytes"] / (len(spent) - 1)
