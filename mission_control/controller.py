@@ -195,7 +195,10 @@ class MissionController(ABC):
 
     def status(self, most: int | None = None) -> dict[str, Any]:
         """Return the state of the cluster, with at most ``most`` transfers: those that moved last."""
-        return {"time": time.time(), **json.loads(self.controller.status(most))}
+        status = json.loads(self.controller.status(most))
+        for chain in (own for job in status["jobs"] for own in job["chains"]):
+            chain["key"] = self.name_of_task(chain.pop("task"))
+        return {"time": time.time(), **status}
 
     def _weighed(self, runner: Runner, answer: dict[str, Any]) -> None:
         """Take a policy's answer, unless it was replaced meanwhile. Runs in any thread."""

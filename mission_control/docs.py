@@ -15,6 +15,7 @@ from pydantic_core import PydanticUndefined
 
 from mission_control import _native
 from mission_control.scenario import Scenario
+from mission_control.workloads import WORKLOADS
 
 FOLDER = Path(__file__).parent.parent / "docs"
 
@@ -23,7 +24,7 @@ def scenario() -> str:
     lines = [
         "# Scenarios",
         "",
-        "<!-- Drawn from mission_control/scenario.py by `make docs`; change it there. -->",
+        "<!-- Drawn from mission_control/scenario.py and workloads/ by `make docs`; change it there. -->",
         "",
         "A scenario is one TOML file that every world reads. " + (Scenario.__doc__ or "").strip(),
         "`mission run FILE.toml` runs it; an unknown key or a missing unit is refused with its line.",
@@ -36,12 +37,25 @@ def scenario() -> str:
 
 def parts(model: type[BaseModel], prefix: str) -> Iterator[str]:
     for name, field in model.model_fields.items():
+        if model is Scenario and name == "workload":
+            yield from workloads()
+            continue
         own, many = model_of(field.annotation)
         if own is not None:
             text = " ".join((own.__doc__ or "").split())
             head = f"[[{prefix}{name}]]" if many else f"[{prefix}{name}]"
             yield from ["", f"## {head}", "", text, "", *table(own)]
             yield from parts(own, f"{prefix}{name}.")
+
+
+def workloads() -> Iterator[str]:
+    """The settings of each workload; `kind` says which of them a scenario has."""
+    for kind, settings in WORKLOADS.items():
+        head = f'## [workload], kind = "{kind}"' + (" (the default)" if kind == "sort" else "")
+        text = " ".join((settings.__doc__ or "").split())
+        worlds = f"Runs in the worlds {', '.join(f'`{world}`' for world in settings.worlds)}."
+        measures = [f"`{name}`" + (f" ({one.unit})" if one.unit else "") for name, one in settings.measures.items()]
+        yield from ["", head, "", f"{text} {worlds} Measures: {', '.join(measures)}.", "", *table(settings)]
 
 
 def model_of(annotation: Any) -> tuple[type[BaseModel] | None, bool]:
@@ -57,13 +71,13 @@ def model_of(annotation: Any) -> tuple[type[BaseModel] | None, bool]:
 def table(model: type[BaseModel]) -> Iterator[str]:
     rows = []
     for key, field in model.model_fields.items():
-        if model_of(field.annotation)[0] is not None:
+        if model_of(field.annotation)[0] is not None or (model is Scenario and key == "workload"):
             continue
         default = "required" if field.default is PydanticUndefined else field.default
         if isinstance(default, tuple):
             default = list(default)
         shown = "absent" if default is None else f"`{default}`".replace("False", "false")
-        rows.append(f"| `{key}` | {shown} | {field.description} |")
+        rows.append(f"| `{key}` | {shown} | {field.description or 'which workload'} |")
     if rows:
         yield from ["| key | default | meaning |", "|---|---|---|", *rows]
 

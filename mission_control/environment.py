@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import platform
 import subprocess
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,10 @@ def _version(name: str) -> str | None:
         return None
 
 
+@cache
 def _commit() -> str | None:
-    """The commit of the checkout that this package runs from; `None` for an installed one."""
+    """The commit of the checkout that this package runs from; `None` for an installed one. It is asked for once: what
+    is committed while a study runs is not what the study runs."""
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()

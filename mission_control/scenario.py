@@ -7,50 +7,24 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Union
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Discriminator, Field, SerializeAsAny, Tag, ValidationError, model_validator
 
 from mission_control import _native
 from mission_control.errors import BadInput as BadInput
 from mission_control.errors import EnvironmentFailed as EnvironmentFailed
 from mission_control.errors import PrerequisiteMissing as PrerequisiteMissing
 from mission_control.jobs import specification
+from mission_control.workloads import WORKLOADS
+from mission_control.workloads.settings import Bytes, Microseconds, Milliseconds, Part, Rate
+from mission_control.workloads.sort import SortSettings
 
 BUILT_IN = Path(__file__).parent / "scenarios"
 
-
-def _bytes(value: Any) -> Any:
-    if isinstance(value, str):
-        return _native.parse_bytes(value)
-    raise ValueError(f'{value!r} has no unit: write a size as in "64 MiB"')
-
-
-def _rate(value: Any) -> Any:
-    if isinstance(value, str):
-        return _native.parse_rate(value)
-    raise ValueError(f'{value!r} has no unit: write a rate as in "100 Mbit/s"')
-
-
-def _milliseconds(value: Any) -> Any:
-    if isinstance(value, str):
-        return round(_native.parse_duration(value) * 1e3)
-    raise ValueError(f'{value!r} has no unit: write a time as in "200 ms"')
-
-
-Bytes = Annotated[int, BeforeValidator(_bytes)]
-Rate = Annotated[int, BeforeValidator(_rate)]
-"""Bits per second."""
-Milliseconds = Annotated[int, BeforeValidator(_milliseconds)]
-
-
 Flows = Annotated[int, Field(ge=1)] | Literal["all", "auto"]
-
-
-class Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Port(Part):
@@ -120,12 +94,20 @@ class Topology(Part):
     trunk_rate: Rate | None = Field(
         None, ge=10**6, description="lab, two-rack: of the link between them; else as others"
     )
+    link_delay: Microseconds | None = Field(
+        None,
+        ge=1,
+        le=10**6,
+        description="lab: one way of every host's link, as in 250 us; the base round trip of two hosts is four times "
+        "it; at least 500 us once it is dilated; absent: some 0.1 ms in all",
+    )
     events: tuple[Event, ...] = Field((), description="lab: what happens meanwhile: after, do, host, path, ...")
     dilation: int = Field(
         1,
         ge=1,
-        description="lab: slow motion: rates are divided by it, and minimum RTOs multiplied and locked (200 ms, unless "
-        "the stack says); buffers, programs and their own time limits are as they are; times are as measured",
+        description="lab: slow motion: rates are divided by it; link delays are multiplied, and minimum RTOs "
+        "multiplied and locked (200 ms, unless the stack says); buffers, programs and their own time limits are as "
+        "they are; times are as measured",
     )
     mtu: int = Field(1500, ge=576, le=9000, description="lab: bytes of a packet")
     port: Port = Port()
@@ -134,9 +116,13 @@ class Topology(Part):
 class Stack(Part):
     """World `lab`: what the hosts' kernels do with TCP. Single settings take the place of the profile's."""
 
-    profile: Literal["modern", "2009"] = Field(
+    profile: Literal["modern", "2009", "linux-2.6.28", "sack", "newreno"] = Field(
         "modern",
-        description="modern: cubic and the kernel's own; 2009: reno, RTO 200 ms, initial window 2, no SACK, no TLP",
+        description="modern: cubic and the kernel's own; 2009: reno, RTO 200 ms, initial window 2, no SACK, no TLP; "
+        "linux-2.6.28: what the papers of 2009 to 2012 measured: cubic with SACK, RTO 200 ms, initial window 3 (the "
+        "source of that kernel; paper 000 has 1 in table 1 and 2 in its caption), no TLP, no RACK where the kernel can "
+        "do without; sack, newreno: the same with reno, and with reno and no SACK (plain reno is not in Linux: without "
+        "SACK it is NewReno; cubic with SACK is linux-2.6.28)",
     )
     congestion_control: str | None = Field(None, description="of sockets that choose none")
     rto_min: Milliseconds | None = Field(
@@ -150,91 +136,21 @@ class Stack(Part):
     receive_window: Bytes | None = Field(None, ge=1, description="that a receiver lets a sender have under way at most")
     sack: bool | None = Field(None, description="selective acknowledgments")
     tlp: bool | None = Field(None, description="tail loss probes")
+    rack: bool | None = Field(
+        None,
+        description="losses found by time (`net.ipv4.tcp_recovery`); since Linux 6.17 false has no effect with SACK",
+    )
     delayed_ack: bool | None = Field(None, description="false: every segment is acknowledged at once")
 
 
-class Workload(Part):
-    """What is computed."""
+def _kind(value: Any) -> str:
+    kind = value.get("kind", "sort") if isinstance(value, dict) else getattr(value, "kind", "sort")
+    return kind if isinstance(kind, str) else repr(kind)
 
-    kind: Literal["sort", "kmeans", "wordcount", "shuffle", "mix", "frames", "incast"] = Field(
-        "sort",
-        description="sort: records of 100 bytes with a 10-byte key, files to files; kmeans: centres of points; "
-        "wordcount: words of texts, by mapreduce; "
-        "shuffle: bytes that are there before the clock starts, from all to all; mix: "
-        "the first job has a broadcast beside its shuffle, the others a shuffle; frames: Dask's own shuffle of a "
-        "data frame, by an unchanged program; incast: "
-        "synchronized reads of one receiver from many senders, without an engine",
-    )
-    size: Bytes = Field(
-        "1 GiB",
-        validate_default=True,
-        description="sort, wordcount: bytes of input of each job; shuffle, mix, frames: of each shuffle",
-        ge=100,
-    )
-    sizes: tuple[Annotated[Bytes, Field(ge=100)], ...] = Field(
-        (), description="in place of `size`, one for each job: jobs that are unlike"
-    )
-    points: int = Field(2_000_000, ge=1, description="kmeans: points of each job")
-    k: int = Field(100, ge=1, description="kmeans: centres")
-    dimensions: int = Field(8, ge=1, description="kmeans: of each point")
-    points_on: Literal["all", "one"] = Field(
-        "all",
-        description="kmeans: workers that make the points; all: map tasks run where their points were made; one: where "
-        "Dask likes",
-    )
-    keep: bool = Field(False, description="kmeans: workers that have fetched points keep them for the next iterations")
-    driver: Literal["client", "tasks"] = Field(
-        "client",
-        description="kmeans: who submits the next iteration; client: the program outside, which waits for each; tasks: "
-        "the reduce task, which delegates to the next one",
-    )
-    engine: Literal["python", "java", "mapreduce"] = Field(
-        "python",
-        description="sort, kmeans: what their tasks are written in; java: classes in one process of Java a worker; "
-        "kmeans has no driver then; mapreduce: functions for the library mapreduce, the client being the driver",
-    )
-    jobs: int = Field(1, ge=1, description="jobs at once, each with its own client and its own input")
-    partitions: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
-        "auto",
-        description="map tasks of each job; auto: one a worker, and at least: sort, wordcount one for 64 MiB, "
-        "kmeans 8; frames: partitions, auto: eight a worker",
-    )
-    reducers: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
-        "auto",
-        description="sort, wordcount: reduce tasks of each job; auto: sort as many as map tasks, wordcount one a "
-        "worker",
-    )
-    placement: Literal["free", "even"] = Field(
-        "free",
-        description="sort: where tasks run; free: where Dask likes; even: in turn, so that all hosts send as much",
-    )
-    senders: Annotated[str, BeforeValidator(lambda value: str(value) if type(value) is int else value)] = Field(
-        "1-47", description="incast: how many are asked at once, as in 1-47 or 1,2,4,8-16"
-    )
-    fragment: tuple[Annotated[Bytes, Field(ge=1)], ...] = Field(
-        ("64 kB",), validate_default=True, min_length=1, description="incast: bytes of each sender for a block"
-    )
-    total: Bytes | None = Field(None, ge=1, description="incast: in place of `fragment`, of all senders together")
-    sender_rate: tuple[Rate, ...] = Field(
-        (), description="incast in the lab: of the senders' links, in turn; absent: as the receiver's"
-    )
-    blocks: int = Field(100, ge=1, description="incast: that count at each point of the grid")
-    warm_up: int = Field(10, ge=0, description="incast: blocks before them")
-    deadline: Milliseconds = Field(
-        "60 s", validate_default=True, ge=1, description="incast: a point ends after this, with what was measured"
-    )
-    jitter: Milliseconds = Field(
-        "0 ms", validate_default=True, ge=0, description="incast: requests are put off by a random time of up to this"
-    )
-    rto_spread: float = Field(
-        0.0,
-        ge=0,
-        lt=1,
-        description="incast: each socket's minimum RTO is shorter by a random part of it, up to this; sockets cannot "
-        "have a longer one than the kernel's",
-    )
-    traced: int = Field(0, ge=0, le=8, description="incast: of how many senders the report shows what arrived when")
-    seed: int = Field(1, description="the same seed makes the same input")
+
+_TAGGED: Any = tuple(Annotated[settings, Tag(kind)] for kind, settings in WORKLOADS.items())
+Workload = Annotated[Union[_TAGGED], Discriminator(_kind)]  # noqa: UP007
+"""What is computed; `kind` says which of them."""
 
 
 class Control(Part):
@@ -260,6 +176,9 @@ class Expect(Part):
     goodput_of_one_flow_min: float | None = Field(
         None, gt=0, description="incast in the lab: part of what one long flow gets there, that every point must reach"
     )
+    goodput_of_ideal_min: float | None = Field(
+        None, gt=0, description="gather in the lab: part of equation 1's goodput that every point must reach"
+    )
     condition: tuple[Literal["drops", "marks"], ...] = Field(
         (),
         description="lab: what must have happened at some port, or the run is invalid: it did not show what it is for",
@@ -283,14 +202,9 @@ class Study(Part):
     hope: str = Field("", description="what should be seen here")
     because: str = Field("", description="why it is seen, or is not")
     repeat: int = Field(1, ge=1, description="times that every variant is run")
-    measure: tuple[
-        Literal["shuffle_seconds", "job_seconds", "fairness", "share", "first_shuffle_seconds", "mean_job_seconds"],
-        ...,
-    ] = Field(
-        ("shuffle_seconds",),
-        min_length=1,
-        description="what is compared; ratios are expected of the first; fairness: Jain's index of receivers' rates; "
-        "share: the first job's part of the bytes that cross the network while all jobs have some under way",
+    measure: tuple[str, ...] = Field(
+        (),
+        description="what is compared, of the workload's measures; empty: its first; ratios are expected of the first",
     )
     vary: dict[str, tuple[Any, ...]] = Field(
         {}, description='values of this scenario\'s keys: all are run, as in `{ "workload.size" = ["1 GiB"] }`'
@@ -303,25 +217,20 @@ class Scenario(Part):
 
     version: Literal[1] = Field(1, description="of this format")
     world: Literal["local", "lab", "model"] = Field(
-        "local", description="where it runs unless told otherwise; model: incast only"
+        "local", description="where it runs unless the command line says otherwise; model: incast only"
     )
     topology: Topology = Topology()
     stack: Stack = Stack()
-    workload: Workload = Workload()
+    workload: SerializeAsAny[Workload] = SortSettings()
     control: Control = Control()
     expect: Expect = Expect()
     study: Study = Study()
 
     @model_validator(mode="after")
     def _consistent(self) -> Scenario:
-        control, jobs = self.control, self.workload.jobs
+        control, workload = self.control, self.workload
         _native.weights(control.policy, "[]", control.flows_per_host)
-        if self.workload.k > self.workload.points:
-            raise ValueError(f"{self.workload.k} centres of {self.workload.points} points: use at most as many centres")
-        if control.priorities and len(control.priorities) != jobs:
-            raise ValueError(f"{len(control.priorities)} priorities for {jobs} jobs: give one for each job")
-        if self.workload.sizes and len(self.workload.sizes) != jobs:
-            raise ValueError(f"{len(self.workload.sizes)} sizes for {jobs} jobs: give one for each job")
+        workload.check(self)
         for priority in control.priorities or (1.0,):
             specification("job", priority=priority, encrypt=control.encrypt, transport=control.transport)
         if len({variant.name for variant in self.study.compare}) < len(self.study.compare):
@@ -340,14 +249,20 @@ def built_in() -> list[str]:
 
 
 def load(name: str) -> Scenario:
-    """A built-in scenario by name, or a file that ends in .toml.
+    """A built-in scenario by name, a workload by its kind, or a file that ends in .toml.
 
     Raises:
         BadInput: it cannot be read or does not fit the model; the text has the file and the line.
     """
     if not name.endswith(".toml"):
+        known = list(dict.fromkeys([*built_in(), *sorted(WORKLOADS)]))
+        if name not in known:
+            raise BadInput(
+                f"there is no scenario {name!r}: use {', '.join(known)}, a file that ends in .toml, as in ./mine.toml, "
+                "or a folder of such files"
+            )
         if name not in built_in():
-            raise BadInput(f"there is no scenario {name!r}: use {', '.join(built_in())}, or a file that ends in .toml")
+            return validate({"workload": {"kind": name}})
         path = BUILT_IN / f"{name}.toml"
     else:
         path = Path(name)
@@ -356,12 +271,22 @@ def load(name: str) -> Scenario:
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"scenario {path} cannot be read: {error}") from None
     try:
-        return validate(tomllib.loads(text))
+        scenario = validate(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
         raise BadInput(f"scenario {path}: {error}") from None
     except ScenarioError as error:
         line = _line(text, error.where)
         raise BadInput(f"scenario {path}{f', line {line}' if line else ''}: {error}") from None
+    from mission_control.experiments.points import planned
+
+    try:
+        planned(path.stem, scenario, scenario.workload.worlds_of(scenario))
+    except BadInput as error:
+        # What varies is asked for when it is read, and not after an hour of runs.
+        where = ("study", "vary") if "study.vary" in str(error) else ("study", "compare")
+        line = _line(text, where) or _line(text, ("study",)) or _line(text, ("workload",))
+        raise BadInput(f"scenario {path}{f', line {line}' if line else ''}: {error}") from None
+    return scenario
 
 
 class ScenarioError(BadInput):
@@ -380,17 +305,74 @@ def validate(values: dict[str, Any]) -> Scenario:
         ScenarioError: the first thing that does not fit.
     """
     try:
-        return Scenario.model_validate(values)
+        scenario = Scenario.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
         where = tuple(str(step) for step in first["loc"])
-        name = ".".join(step for step in where if step not in ("int", "bool", "literal['auto']", "constrained-int"))
+        kind = ""
+        if where[:1] == ("workload",) and where[1:2] and where[1] in WORKLOADS:
+            kind, where = where[1], ("workload", *where[2:])
+        name = ".".join(
+            step for step in where if not any(letter in step for letter in "[(") and step not in ("int", "bool")
+        )
         text = why = first["msg"].removeprefix("Value error, ")
-        if first["type"] == "extra_forbidden":
-            text = f"there is no such key: docs/scenario.md lists them; {name} is none"
+        if first["type"] == "union_tag_invalid":
+            where = ("workload", "kind")
+            text = why = f"there is no workload {first['ctx']['tag']!r}: use {', '.join(WORKLOADS)}"
+        elif first["type"] == "extra_forbidden":
+            keys = ", ".join(WORKLOADS[kind].model_fields) if kind else ""
+            why = f"{kind} does not read it; it reads {keys}" if kind else "docs/scenario.md lists the keys"
+            text = f"there is no such key: {name}; {why}"
         elif name:
             text = f"{name}: {text}"
         raise ScenarioError(text, where, why) from None
+    workload = scenario.workload
+    for path in workload.unread:
+        if setting(scenario, path) != setting(Scenario(), path):
+            why = f"{workload.kind} does not read it: leave it out"
+            raise ScenarioError(f"{path}: {why}", tuple(path.split(".")), why)
+    if unknown := [name for name in scenario.study.measure if name not in workload.measures]:
+        why = f"{workload.kind} has no measure {unknown[0]!r}: use {', '.join(workload.measures)}"
+        raise ScenarioError(f"study.measure: {why}", ("study", "measure"), why)
+    return scenario
+
+
+def setting(scenario: Scenario, path: str) -> Any:
+    """The value of a key."""
+    value: Any = scenario
+    for name in path.split("."):
+        value = getattr(value, name)
+    return value
+
+
+def leaves(part: Part, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """All keys of a table and the tables in it, with their values."""
+    for name in type(part).model_fields:
+        value = getattr(part, name)
+        yield from leaves(value, f"{prefix}{name}.") if isinstance(value, Part) else [(prefix + name, value)]
+
+
+def not_in_force(scenario: Scenario, world: str, read: Sequence[str]) -> list[str]:
+    """What the scenario sets and the world does not read, a line each.
+
+    Args:
+        read: keys, or beginnings of keys, that the world reads.
+    """
+    default = Scenario(workload=type(scenario.workload)())
+    read = ("version", "world", "study.", "expect.", *read)
+    return [
+        f"{path} = {written(scenario, path)} is not in force in world {world}"
+        for path, value in leaves(scenario)
+        if value != setting(default, path) and not path.startswith(tuple(read))
+    ]
+
+
+def written(scenario: Scenario, path: str) -> Any:
+    """A value as a file has it."""
+    value: Any = plain(scenario)
+    for name in path.split("."):
+        value = value[name]
+    return value
 
 
 def with_changes(scenario: Scenario, changes: dict[str, dict[str, Any]]) -> Scenario:
@@ -407,6 +389,11 @@ def with_changes(scenario: Scenario, changes: dict[str, dict[str, Any]]) -> Scen
                 raise BadInput(f"a scenario has no table {part!r}: docs/scenario.md lists them")
             place = place[name]
         place.update({key: value for key, value in change.items() if value is not None})
+    kind = values["workload"]["kind"]
+    if kind != scenario.workload.kind and kind in WORKLOADS:
+        # Of another workload's settings those that both have stay.
+        known = WORKLOADS[kind].model_fields
+        values["workload"] = {key: value for key, value in values["workload"].items() if key in known}
     return validate(values)
 
 
@@ -443,18 +430,8 @@ def with_values(scenario: Scenario, values: dict[str, Any]) -> Scenario:
 
 def plain(scenario: Scenario) -> dict[str, Any]:
     """As a file would have it: units written, what is absent left out."""
-    values = scenario.model_dump(exclude_none=True)
-    for path, unit in UNITS.items():
-        *parts, key = path.split(".")
-        place: Any = values
-        for part in parts:
-            place = place[part]
-        for entry in place if isinstance(place, tuple | list) else (place,):
-            if isinstance(entry.get(key), int):
-                entry[key] = f"{entry[key]} {unit}"
-            elif isinstance(entry.get(key), tuple | list):
-                entry[key] = [f"{value} {unit}" for value in entry[key]]
-    return plain_lists(values)
+    values: dict[str, Any] = plain_lists(scenario.model_dump(exclude_none=True))
+    return values
 
 
 def plain_lists(value: Any) -> Any:
@@ -462,33 +439,6 @@ def plain_lists(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: plain_lists(entry) for key, entry in value.items()}
     return [plain_lists(entry) for entry in value] if isinstance(value, tuple | list) else value
-
-
-UNITS = {
-    "topology.memory_limit": "B",
-    "topology.link_rate": "bit/s",
-    "topology.trunk_rate": "bit/s",
-    "topology.links.rate": "bit/s",
-    "topology.events.after": "ms",
-    "topology.events.rate": "bit/s",
-    "topology.events.buffer": "B",
-    "topology.events.ecn_threshold": "B",
-    "topology.port.buffer": "B",
-    "topology.port.ecn_threshold": "B",
-    "topology.port.shared_buffer": "B",
-    "stack.receive_window": "B",
-    "stack.rto_min": "ms",
-    "stack.rto_min_socket": "ms",
-    "stack.rto_min_sysctl": "ms",
-    "workload.size": "B",
-    "workload.sizes": "B",
-    "workload.sender_rate": "bit/s",
-    "workload.fragment": "B",
-    "workload.total": "B",
-    "workload.deadline": "ms",
-    "workload.jitter": "ms",
-}
-"""Of the values that have one."""
 
 
 def _line(text: str, where: tuple[str, ...]) -> int | None:

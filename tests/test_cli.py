@@ -152,7 +152,8 @@ def test_run_sorts_and_says_what_each_transfer_got(tmp_path, options):
         assert all(entry["authenticated"] for entry in facts["negotiated"]) == ("--encrypt" in options)
     folder = Path(result["results"])
     left = {path.name for path in folder.iterdir()}
-    assert left == {"scenario.toml", "environment.json", "records.jsonl", "result.json", "report.html"}
+    files = {"scenario.toml", "environment.json", "records.jsonl", "points.jsonl", "result.json", "report.html"}
+    assert left == files
     page = (folder / "report.html").read_text()
     assert page.count("<svg") == 5 and "http://" not in re.sub(
         r'"http://www\.w3\.org[^"]*"|http://[a-z.]*/[^<]*', "", page

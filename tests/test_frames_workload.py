@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import mission_control
-from mission_control.scenario import Workload
-from mission_control.workloads.frames import Frames
+from mission_control.workloads.frames import Frames, FramesSettings
 from tests.conftest import status
 
 
 def test_an_unchanged_program_runs_as_a_job_and_a_row_that_is_gone_is_noticed(client, tmp_path):
-    frames = Frames(Workload(kind="frames", size="4 MiB", partitions=6), 0, tmp_path, workers=2)
+    frames = Frames(FramesSettings(size="4 MiB", partitions=6), 0, tmp_path, workers=2)
     with mission_control.job("frames", client=client):
         frames.prepare(client, lambda _: None)
         frames.run(client, lambda _: None)

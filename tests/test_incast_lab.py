@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import IO
 
 import pytest
@@ -16,7 +18,7 @@ import pytest
 from mission_control.incast.lab import reads_in
 from mission_control.incast.reads import Reads
 from mission_control.lab import Lab, star
-from mission_control.lab.lab import up
+from mission_control.lab.machine import up
 from mission_control.lab.stack import PROFILES
 from tests.conftest import mission, until
 from tests.lab import NEEDS_LAB
@@ -40,6 +42,33 @@ def test_incast_happens_and_fewer_senders_cure_it(name, profile):
     assert cured["goodput_mbit"] > 0.9 * alone["goodput_mbit"], (cured["goodput_mbit"], cured["limits"])
 
 
+@pytest.mark.parametrize("window", [1, 2, 10])
+def test_fresh_connections_begin_with_the_initial_window(name, window):
+    """One that stays begins a block with the window of the last; a round trip of 10 ms makes that visible."""
+    stack = replace(PROFILES["modern"], initial_window=window)
+    topology = replace(star(hosts=3, link_rate=50_000_000), delay_us=2500)
+    with Lab(topology, name, stack) as lab, reads_in(lab) as own:
+        fresh, persistent = (
+            own.measure(2, Reads(fragment=32_000, blocks=6, warm_up=4, fresh=fresh)) for fresh in (True, False)
+        )
+    assert fresh["ended"] is None and len(fresh["blocks"]) == 6
+    assert [flow["cwnd_first"] for flow in fresh["flows"]] == [window, window]
+    assert all(flow["asked"] and flow["bytes"] == 6 * 32_000 for flow in fresh["flows"])
+    # 23 segments: with one at first 1 + 2 + 4 + 8 + 8, so five round trips of 10 ms; one is enough for a grown window.
+    trips = {1: 5, 2: 4, 10: 2}[window]
+    assert trips * 0.010 < median(fresh["blocks"]) < trips * 0.010 + 0.025
+    assert median(persistent["blocks"]) < 0.010 * 2 + 0.015 and min(persistent["blocks"]) < min(fresh["blocks"]) + 0.001
+
+
+def test_what_fresh_connections_lose_is_counted_as_that_of_others(name):
+    with Lab(star(hosts=17), name, PROFILES["2009"]) as lab, reads_in(lab) as own:
+        result = own.measure(16, Reads(fragment=64_000, blocks=4, warm_up=1, fresh=True, deadline_s=30))
+        late = own.measure(16, Reads(fragment=64_000, blocks=400, warm_up=0, fresh=True, deadline_s=1))
+    assert sum(flow["timeouts"] for flow in result["flows"]) > 0 and result["drops"] > 0
+    assert all(flow["asked"] and flow["delivered"] >= 4 * 64_000 // 1448 for flow in result["flows"])
+    assert "it was to end after 1" in late["ended"] and len(late["flows"]) == 16
+
+
 def test_windows_that_follow_the_link_lose_less(name):
     with Lab(star(hosts=9), name) as lab, reads_in(lab) as own:
         free, governed = (
@@ -60,8 +89,8 @@ def test_a_grid_is_run_in_model_and_lab_and_drawn_over_each_other(tmp_path):
     places = [(point["world"], point["senders"]) for point in result["points"]]
     assert places == [("model", 1), ("model", 16), ("lab", 1), ("lab", 16)]
     assert len(result["differences"]) == 2
-    onset = {entry["world"]: entry["senders"] for entry in result["onset"]}
-    assert onset == {"model": 16, "lab": 16}
+    onset = {entry["world"]: (entry["senders"], entry["of_goodput"]) for entry in result["onset"]}
+    assert onset == {"model": (16, 16), "lab": (16, 16)}
     page = Path(result["results"], "report.html").read_text()
     assert "<svg" in page and "The model is off by" in page
     done = mission("incast", "fit", result["results"], "--json")
@@ -124,12 +153,15 @@ def test_a_grid_that_was_interrupted_goes_on_where_it_was(tmp_path):
     # Whether a point is valid depends on the machine: here the second is, and the first is not.
     doubted, kept, *_ = first["points"]
     doubted.update(valid=False, invalid_because=["the test says so"])
-    kept.update(valid=True, invalid_because=[])
-    (Path(first["results"]) / "points.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in (doubted, kept)))
-    done = mission(*words, "--resume", first["results"], "--json")
+    kept.update(valid=True, invalid_because=[], commit="before")
+    path = Path(first["results"]) / "points.jsonl"
+    keys = [json.loads(line)["key"] for line in path.read_text().splitlines()]
+    lines = [json.dumps({"key": key, **point}) for key, point in zip(keys, (doubted, kept), strict=False)]
+    path.write_text("\n".join(lines) + "\n")
+    done = mission("run", "--resume", first["results"], "--json")
     result = json.loads(done.stdout)
     assert [point["senders"] for point in result["points"]] == [1, 2, 3, 4]
-    assert result["points"][1] == kept, "what was valid is not measured again"
+    assert result["points"][1] == kept, "what was valid is not measured again, and keeps its commit"
     assert result["points"][0]["invalid_because"] != doubted["invalid_because"], "what was not is"
 
 
@@ -151,8 +183,9 @@ def test_the_scenarios_of_a_folder_run_side_by_side_and_end_together(tmp_path, n
         assert running.returncode == 130 and set(json.loads(result)["studies"]) == {"one", "two"}
     (left,) = results.iterdir()
     done = json.loads(mission(*words, "--resume", str(left), "--labs", "1", "--json").stdout)
-    assert [len(done["studies"][name]["points"]) for name in ("one", "two")] == [3, 3]
-    assert [done["studies"][name]["environment"]["labs_at_once"] for name in ("one", "two")] == [1, 1]
+    assert [point["study"] for point in done["points"]] == ["one"] * 3 + ["two"] * 3
+    # Each point keeps with how many others it was measured.
+    assert {point["environment"]["labs_at_once"] for point in done["points"]} == {1, 2}
     assert (left / "report.html").exists()
 
 

@@ -19,7 +19,8 @@ from mission_control import _native
 from mission_control.lab import Lab, Port, bonded, cgroup, namespaces, star, two_path, two_rack
 from mission_control.lab.check import TRIALS
 from mission_control.lab.congestion import AVAILABLE
-from mission_control.lab.lab import ALLOWED, PREFIX, STATE, up
+from mission_control.lab.lab import PREFIX
+from mission_control.lab.machine import ALLOWED, STATE, up
 from mission_control.lab.watch import Sample, invalid_reasons
 from mission_control.scenario import BadInput, Scenario, load, with_settings
 from mission_control.worlds.lab import in_lab

@@ -8,8 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from mission_control import report
+from mission_control.experiments import report
+from mission_control.experiments.engine import summed
+from mission_control.experiments.points import planned
+from mission_control.experiments.result import JobResult
 from mission_control.lab import cgroup
+from mission_control.scenario import load
 
 
 @pytest.mark.parametrize("name", [r"$\nosuch$", "$5 or $6", r"\$", "plain", "$"])
@@ -19,7 +23,12 @@ def test_any_name_of_a_job_can_be_drawn(tmp_path, name):
     own = {"job": name, "from": "$a$", "to": r"$\b$", "weight": 1.0, "flows": 1}
     records.append({"kind": "decision", "command": "weights", "time": 1.0, "transfers": [own]})
     (tmp_path / "records.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    text = report.write(tmp_path).read_text()
+    scenario = load("sort")
+    (one,) = planned("sort", scenario, ["local"])
+    job = JobResult(name=name, weight=None, flows=None, share=None, seconds=1, phases={}, recomputed=0, transfers=[])
+    text = report.write(
+        tmp_path, summed({"sort": scenario}, [one], [one.point(jobs=[job])], tmp_path, False)
+    ).read_text()
     # Matplotlib writes the text of each label beside its outlines.
     assert f"<!-- {name}: bytes -->" in text
     assert f"<!-- {name}: $a$ → " in text or "<!-- $a$ → " in text

@@ -13,8 +13,8 @@ from mission_control import interrupts
 from mission_control.bench.incast import ATTEMPTS, LINK, asked_to_end
 from mission_control.incast import advice, model, quantities
 from mission_control.incast.lab import reads_in
+from mission_control.incast.points import BASE_RTT_S, MSS
 from mission_control.incast.reads import Reads
-from mission_control.incast.run import BASE_RTT_S, MSS
 from mission_control.lab import Lab, Port, star
 from mission_control.lab.stack import PROFILES, Stack
 

@@ -14,8 +14,7 @@ from distributed import Client, LocalCluster
 import mission_control
 from mission_control.bench.interleaved import Sample, compared, cpu_of_workers
 from mission_control.environment import describe
-from mission_control.scenario import Workload
-from mission_control.workloads.kmeans import KMeans
+from mission_control.workloads.kmeans import KMeans, KMeansSettings
 
 WORKERS = 4
 POINTS, CENTRES, DIMENSIONS = 400_000, 20, 8
@@ -113,7 +112,7 @@ def delegated(client: Client, steps: int) -> int:
 def kmeans(driver: str) -> Mode:
     def prepare(client: Client, _: int) -> tuple[Callable[[], object], Callable[[], None]]:
         given: dict[str, Any] = {"points": POINTS, "k": CENTRES, "dimensions": DIMENSIONS, "driver": driver}
-        job = KMeans(Workload(kind="kmeans", **given), 0, Path(), WORKERS)
+        job = KMeans(KMeansSettings(**given), 0, Path(), WORKERS)
         job.prepare(client, lambda _: None)
 
         def check() -> None:

@@ -12,8 +12,8 @@ from typing import Any
 from mission_control import interrupts
 from mission_control.incast import model
 from mission_control.incast.lab import ReadsInLab, reads_in
+from mission_control.incast.points import BASE_RTT_S, HEADERS, MSS
 from mission_control.incast.reads import Reads
-from mission_control.incast.run import BASE_RTT_S, HEADERS, MSS
 from mission_control.lab import Lab, Port, star
 from mission_control.lab.stack import PROFILES
 

@@ -19,9 +19,9 @@ import mission_control
 from mission_control.bench.interleaved import Sample, compared, cpu_of_workers
 from mission_control.environment import describe
 from mission_control.map_reduce import items_of
-from mission_control.scenario import PrerequisiteMissing, Workload, validate
-from mission_control.workloads.sort import Sort
-from mission_control.workloads.wordcount import WordCount, count, words
+from mission_control.scenario import PrerequisiteMissing, validate
+from mission_control.workloads.sort import Sort, SortSettings
+from mission_control.workloads.wordcount import WordCount, WordCountSettings, count, words
 from mission_control.worlds.local import local
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def sample(client: Client, run: Callable[[], Any], check: Callable[[Any], None])
 def word_counts(
     client: Client, nbytes: int, workers: int, folder: Path, say: Callable[[str], None]
 ) -> Mapping[str, Callable[[], Sample]]:
-    work = WordCount(Workload(size=f"{nbytes} B"), 0, folder / "text", workers)
+    work = WordCount(WordCountSettings(size=f"{nbytes} B"), 0, folder / "text", workers)
     work.prepare(client, say)
     ways: dict[str, Counts] = {
         FREQUENCIES: frequencies,
@@ -184,7 +184,7 @@ def rows_in(output: mission_control.map_reduce.Output) -> list[tuple[bytes, int]
 def sorts(
     client: Client, nbytes: int, workers: int, folder: Path, say: Callable[[str], None]
 ) -> Mapping[str, Callable[[], Sample]]:
-    work = Sort(Workload(size=f"{nbytes} B"), 0, folder / "records", workers)
+    work = Sort(SortSettings(size=f"{nbytes} B"), 0, folder / "records", workers)
     work.prepare(client, say)
 
     def check(_: None) -> None:

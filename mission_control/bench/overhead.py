@@ -21,7 +21,7 @@ from distributed import Client, LocalCluster
 
 import mission_control
 from mission_control.environment import describe
-from mission_control.study import interval
+from mission_control.experiments.compare import interval
 
 ALONE = "Dask alone"
 CLUSTERS = {ALONE: "tcp://", "Mission Control": "tcp://", "Mission Control, mission://": "mission://"}

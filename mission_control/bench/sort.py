@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from mission_control import job
 from mission_control.environment import describe
-from mission_control.scenario import PrerequisiteMissing, Workload, validate
-from mission_control.workloads.sort import KEY, RECORD, Sort
+from mission_control.scenario import PrerequisiteMissing, validate
+from mission_control.workloads.sort import KEY, RECORD, Sort, SortSettings
 from mission_control.worlds.local import local
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def measure(
     folder = Path(tempfile.mkdtemp(prefix="bench-sort-", dir=data)).absolute()
     try:
         with local(scenario) as site, site.connect() as client:
-            work = Sort(Workload(size=f"{nbytes} B"), 0, folder, workers)
+            work = Sort(SortSettings(size=f"{nbytes} B"), 0, folder, workers)
             work.prepare(client, say)
             partitions = best_partitions(client, work, say)
             ways: dict[str, Callable[[], None]] = {

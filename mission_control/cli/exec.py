@@ -18,7 +18,7 @@ import typer
 from mission_control import _native
 from mission_control.lab import cgroup
 from mission_control.lab.congestion import AVAILABLE
-from mission_control.lab.lab import require
+from mission_control.lab.machine import require
 from mission_control.scenario import BadInput, PrerequisiteMissing
 
 Option = typer.Option

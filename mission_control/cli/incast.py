@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 from pathlib import Path
@@ -12,9 +13,7 @@ import typer
 
 from mission_control import _native, interrupts
 from mission_control.cli.jobs import Json
-from mission_control.cli.show import one_line, quiet
 from mission_control.incast import advice, fitting, model, quantities, reads, statistics
-from mission_control.incast.report import curve_name
 from mission_control.scenario import BadInput, PrerequisiteMissing
 
 app = typer.Typer(
@@ -79,6 +78,17 @@ def predict(
         print(json.dumps({"rows": answer["rows"], "onset": result}))
         return
     print_prediction(answer, (fragment or total or "").split(","))
+
+
+def one_line(text: str) -> None:
+    """Show progress in place of what was shown before."""
+    # A line that is wider than the terminal would not be taken back.
+    columns = os.get_terminal_size(sys.stderr.fileno()).columns
+    print(f"\r{text[: columns - 1]}\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def quiet(_: str) -> None:
+    """Nobody looks."""
 
 
 def print_prediction(answer: dict[str, Any], typed: list[str]) -> None:
@@ -175,7 +185,8 @@ def fit(folder: Annotated[Path, typer.Argument(help="of an incast run: results/<
     for curve in result["curves"]:
         rto = "-" if curve["rto_s"] is None else f"{curve['rto_s'] * 1e3:.0f} ms"
         trip = f"round trip {curve['rtt_s'] * 1e3:.2f} ms"
-        print(f"{curve_name(curve)}: onset {curve['onset'] or 'none of these'}, effective RTO {rto}, {trip}")
+        name = f"{curve['variant']} {quantities.size(curve['asked_bytes'])}".strip()
+        print(f"{name}: onset {curve['onset'] or 'none of these'}, effective RTO {rto}, {trip}")
         print(f"  {'senders':>7} {'alpha':>6} {'stalled':>8} {'model':>8} {'measured':>9} {'off':>6}  regime")
         for point in curve["points"]:
             off = f"{point['residual']:+.0%}"

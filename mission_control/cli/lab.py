@@ -16,6 +16,7 @@ from mission_control.lab import picture
 from mission_control.lab.check import check as findings
 from mission_control.lab.described import lab_of
 from mission_control.lab.lab import Lab, down_all
+from mission_control.lab.stack import PROFILES
 from mission_control.lab.topology import KINDS
 from mission_control.scenario import BadInput, PrerequisiteMissing, Scenario, load, with_changes
 
@@ -39,7 +40,9 @@ def up(
     shared_buffer: Annotated[str | None, typer.Option(help="of each 12 ports together")] = None,
     switch: Annotated[str | None, typer.Option(help="plain, or paper-003: the 48-port switch of that paper")] = None,
     mtu: Annotated[int | None, typer.Option(help="bytes of a packet")] = None,
-    profile: Annotated[str | None, typer.Option(help="what the hosts' kernels do with TCP: modern, 2009")] = None,
+    profile: Annotated[
+        str | None, typer.Option(help=f"what the hosts' kernels do with TCP: {', '.join(PROFILES)}")
+    ] = None,
     name: Name = None,
 ) -> None:
     """Builds a lab, which stays until it is taken down."""
@@ -61,6 +64,8 @@ def up(
         "stack": {"profile": profile},
     }
     scenario = with_changes(load(topology) if topology.endswith(".toml") else Scenario(), changes)
+    if scenario.topology.link_delay:
+        raise BadInput("a delay line ends with its process: leave topology.link_delay out, or use mission run")
     began = time.monotonic()
     lab = lab_of(scenario, name=name)
     lab.up()

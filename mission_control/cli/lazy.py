@@ -16,8 +16,14 @@ COMMANDS = {
         "exec",
         "Runs a program whose TCP sockets get this before their first packet; says at its end what they really had.",
     ),
+    "replay": (
+        "replay",
+        "Replay the jobs of a trace, scaled, each at its time; print job times and what scaling distorts.",
+    ),
+    "trace": ("trace", "Describe a trace of jobs, or synthesise one."),
     "weights": ("weights", "What share of the network each job, or each of its transfers, would get."),
-    "report": ("run", "Draws the report of a run or of a study again, from what it has left."),
+    "report": ("run", "Draw the report of a run again, from what it has left."),
+    "schema": ("run", "Print the JSON Schema of a result."),
     "top": (
         "top",
         "Shows the transfers of a cluster until it is interrupted: job, pattern, weight, flows, transport, rate.",
@@ -90,5 +96,6 @@ def load(name: str) -> Any:
     if hasattr(module, "app"):
         holder.add_typer(module.app, name=name)
     else:
-        holder.command(name, context_settings=SETTINGS.get(name))(getattr(module, name))
+        own = getattr(module, "CLASSES", {}).get(name, TyperCommand)
+        holder.command(name, cls=own, context_settings=SETTINGS.get(name))(getattr(module, name))
     return typer.main.get_group(holder).commands[name]

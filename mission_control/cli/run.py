@@ -1,49 +1,141 @@
-"""`mission run` and `mission report`."""
+"""`mission run`, `mission report` and `mission schema`."""
 
 from __future__ import annotations
 
+import inspect
 import json
 import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
+from typer.core import TyperCommand
 
-from mission_control import _native, study
-from mission_control import runs as runner
-from mission_control.cli.show import LiveTable, one_line, print_incast, print_result, print_study, quiet
-from mission_control.incast import folder as incast_folder
-from mission_control.incast import run as incast
-from mission_control.scenario import BadInput, Scenario, ScenarioError, with_changes, with_settings
-from mission_control.worlds import WORLDS
+from mission_control import _native
+from mission_control.cli.show import LiveTable, print_result
+from mission_control.experiments import engine, parallel
+from mission_control.experiments.points import Conditions
+from mission_control.experiments.result import schema as result_schema
+from mission_control.scenario import (
+    BadInput,
+    Scenario,
+    ScenarioError,
+    built_in,
+    load,
+    plain_lists,
+    with_changes,
+    with_settings,
+)
+from mission_control.workloads import WORKLOADS
+from mission_control.workloads.incast import IN_MODEL
+from mission_control.workloads.settings import Settings
+from mission_control.worlds import READS
 
 Option = typer.Option
+PREFIX = "workload_"
+"""Of the names of parameters that are a workload's own flags."""
+PLACES = {
+    "workers": "topology.hosts",
+    "hosts": "topology.hosts",
+    "memory_limit": "topology.memory_limit",
+    "topology": "topology.kind",
+    "link_rate": "topology.link_rate",
+    "mtu": "topology.mtu",
+    "buffer": "topology.port.buffer",
+    "ecn_threshold": "topology.port.ecn_threshold",
+    "policy": "control.policy",
+    "priorities": "control.priorities",
+    "transport": "control.transport",
+    "encrypt": "control.encrypt",
+    "opportunistic": "control.encrypt",
+    "flows_per_host": "control.flows_per_host",
+}
+"""Flags that all workloads share, and the keys that they set."""
+
+
+class RunCommand(TyperCommand):
+    """Shows in its help the flags of the workload that is asked for, and no other workload's."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        named = next((word for word in args if word in WORKLOADS or word.endswith(".toml")), None)
+        named = named or next((word for word in args if not word.startswith("-") and Path(word).is_dir()), None)
+        fields: dict[str, str] = {}
+        asked: list[Any] = []
+        if named is not None and "--help" in args:
+            asked = [one.workload for one in scenarios_in(named).values()]
+            for workload in asked:
+                fields |= flags_of(type(workload))
+        params: list[Any] = self.params
+        for param in params:
+            if param.name.startswith(PREFIX):
+                param.hidden = param.name.removeprefix(PREFIX) not in fields
+                param.help = fields.get(param.name.removeprefix(PREFIX))
+            elif asked:
+                param.hidden = not any(reads(workload, param.name) for workload in asked)
+        return super().parse_args(ctx, args)
+
+
+CLASSES = {"run": RunCommand}
+
+
+def reads(workload: Settings, flag: str) -> bool:
+    """Whether a workload has a use for a flag that several share."""
+    if flag in PLACES:
+        return PLACES[flag] not in workload.unread
+    if flag in ("data", "keep_data"):
+        return workload.reads_data
+    if flag == "labs":
+        return workload.side_by_side
+    return flag not in ("scheduler", "install_policy") or "cluster" in workload.worlds
+
+
+def flags_of(workload: Any) -> dict[str, str]:
+    """A workload's own flags, by the names of its settings, with their help and default."""
+
+    def shown(value: Any) -> str:
+        words = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        return "" if value is None or words == "" else f" [{'off' if value is False else words}]"
+
+    own = {name: field for name, field in workload.model_fields.items() if name != "kind"}
+    return {name: (field.description or "") + shown(field.default) for name, field in own.items()}
+
+
+def all_flags() -> Iterator[inspect.Parameter]:
+    """Parameters for the flags of all workloads, each once."""
+    fields = {name: field for one in WORKLOADS.values() for name, field in one.model_fields.items() if name != "kind"}
+    for name, field in fields.items():
+        kinds = [one.model_fields[name].annotation for one in WORKLOADS.values() if name in one.model_fields]
+        flag = f"--{name.replace('_', '-')}"
+        if field.annotation is bool:
+            made: Any = Annotated[bool | None, Option(flag, show_default=False)]
+        else:
+            values = next((get_args(kind) for kind in kinds if get_origin(kind) is Literal), ())
+            metavar = "|".join(values) if values else "N" if type(field.default) is int else "VALUE"
+            made = Annotated[str | None, Option(flag, metavar=metavar, show_default=False)]
+        yield inspect.Parameter(PREFIX + name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=made)
 
 
 def run(
     scenario: Annotated[
-        str,
+        str | None,
         typer.Argument(
-            metavar="SCENARIO", help="sort, kmeans, wordcount, mix, a file ending in .toml, or a folder of them"
+            metavar="SCENARIO",
+            show_default=False,
+            help=f"{', '.join(WORKLOADS)} (each has flags of its own: mission run sort --help), a file ending in "
+            ".toml, or a folder of them",
         ),
-    ],
-    size: Annotated[str | None, Option(metavar="SIZE", help="Input per job (sort, wordcount) [1GiB]")] = None,
-    points: Annotated[int | None, Option(metavar="N", help="Points per job (kmeans) [2000000]")] = None,
-    k: Annotated[int | None, Option("--k", metavar="N", help="Clusters (kmeans) [100]")] = None,
-    dimensions: Annotated[int | None, Option(metavar="N", help="Coordinates per point (kmeans) [8]")] = None,
-    jobs: Annotated[int | None, Option(metavar="N", help="Concurrent jobs [1]")] = None,
-    partitions: Annotated[int | None, Option(metavar="N", help="Map tasks per job (sort: and reduce) [auto]")] = None,
-    engine: Annotated[
-        str | None, Option(metavar="NAME", help="What tasks are of (sort, kmeans): python, java, mapreduce [python]")
     ] = None,
-    seed: Annotated[int | None, Option(metavar="N", help="Input seed [1]")] = None,
     data: Annotated[Path | None, Option(metavar="DIR", help="Shared data folder [run folder]")] = None,
     keep_data: Annotated[bool, Option("--keep-data", help="Do not delete data [off]")] = False,
     world: Annotated[
         str | None,
-        Option("--in", metavar="WORLD", help="local, lab (root), cluster; incast: model, lab [from file]"),
+        Option("--in", metavar="WORLD", help="local, lab (root), cluster; incast: model, lab or both [from file]"),
     ] = None,
     scheduler: Annotated[str | None, Option(metavar="URL", help="Running cluster, e.g. tcp://HOST:8786")] = None,
+    install_policy: Annotated[
+        bool, Option("--install-policy", help="Replace the policy of that cluster, for all of its jobs [off]")
+    ] = False,
     workers: Annotated[int | None, Option(metavar="N", help="Worker processes [4]")] = None,
     hosts: Annotated[int | None, Option(metavar="N", help="Lab: alias of --workers [4]")] = None,
     memory_limit: Annotated[str | None, Option(metavar="SIZE", help="Per worker, e.g. 1GiB [auto]")] = None,
@@ -79,115 +171,200 @@ def run(
     repeat: Annotated[
         int | None, Option(metavar="N", min=1, help="Runs per variant; prints median, 95 % interval [1]")
     ] = None,
-    resume: Annotated[Path | None, Option(metavar="DIR", help="Continue an interrupted study")] = None,
-    labs: Annotated[
-        int, Option(metavar="N", min=1, show_default=False, help="Incast scenarios run in parallel [2]")
-    ] = incast_folder.LABS,
+    resume: Annotated[
+        Path | None, Option(metavar="DIR", help="Continue an interrupted run; needs nothing else")
+    ] = None,
+    labs: Annotated[int | None, Option(metavar="N", min=1, help="Incast scenarios run in parallel [2]")] = None,
     results: Annotated[Path, Option(metavar="DIR", show_default=False, help="Output folder [results]")] = Path(
         "results"
     ),
     as_json: Annotated[bool, Option("--json", help="Print JSON")] = False,
+    **own: Any,
 ) -> int:
     """Run a scenario, print what each transfer got and why, and write results/<id>/report.html.
 
     [x] is the default. Options override the file.
     """
+    typed = {name: value for name, value in locals().items() if name in PLACES}
+    given = {name: value for name, value in typed.items() if value is not None and value is not False}
+    own = {name.removeprefix(PREFIX): value for name, value in own.items() if value is not None}
+    notes: list[str] = []
+    if scenario is None:
+        if resume is None:
+            raise BadInput(f"which scenario? Use {', '.join(WORKLOADS)}, a file ending in .toml, or a folder of them")
+        others: dict[str, Any] = {
+            "set": settings,
+            "compare": compare,
+            "scheduler": scheduler,
+            "in": world,
+            "repeat": repeat,
+        }
+        others |= {"labs": labs, "data": data, "keep_data": keep_data, "install_policy": install_policy}
+        if more := [*given, *own, *(name for name, value in others.items() if value)]:
+            raise BadInput(f"--{more[0].replace('_', '-')}: --resume alone goes on as the run began; leave it out")
+        scenarios, conditions = engine.resumed(resume)
+    else:
+        if encrypt and opportunistic:
+            raise BadInput("--encrypt and --opportunistic exclude each other: leave one out")
+        if install_policy and scheduler is None:
+            raise BadInput("--install-policy is about a running cluster: give --scheduler, too")
+        changes = changes_of(given, own)
+        scenarios = scenarios_in(scenario)
+        for name, one in scenarios.items():
+            refuse_unread(one, own, data or keep_data, labs)
+            try:
+                changed = with_changes(with_settings(one, settings or ()), changes)
+            except ScenarioError as error:
+                raise BadInput(in_words_of_options(error, given, own)) from None
+            scenarios[name] = with_study(changed, compare, repeat)
+            if compare and any(variant.ratio_min or variant.ratio_max for variant in one.study.compare):
+                notes.append(f"--compare takes the place of the variants of {name}: what they expect does not apply")
+        worlds = worlds_asked(scenarios, world, scheduler)
+        refuse_unread_flags(scenarios, given, worlds)
+        folder = None if data is None else str(data)
+        conditions = Conditions(worlds, scheduler, install_policy, folder, keep_data, labs or parallel.LABS)
+    if data is not None and not scheduler:
+        make_folder("--data", data)
+    return conduct(scenarios, conditions, results=results, resume=resume, as_json=as_json, notes=notes)
+
+
+def make_folder(option: str, path: Path) -> None:
+    """
+    Raises:
+        BadInput: it cannot be made.
+    """
     try:
-        ranks = tuple(float(word) for word in priorities.split(",")) if priorities else None
-    except ValueError:
-        raise BadInput(f"--priorities {priorities}: write numbers above 0, as in 1,2") from None
-    if encrypt and opportunistic:
-        raise BadInput("--encrypt and --opportunistic exclude each other: leave one out")
-    changes: dict[str, dict[str, Any]] = {
-        "topology": {
-            "kind": topology,
-            "hosts": hosts if workers is None else workers,
-            "memory_limit": memory_limit,
-            "link_rate": link_rate,
-            "mtu": mtu,
-        },
-        "topology.port": {"buffer": buffer, "ecn_threshold": ecn_threshold},
-        "workload": {
-            "size": size,
-            "points": points,
-            "k": k,
-            "dimensions": dimensions,
-            "jobs": jobs,
-            "partitions": partitions,
-            "engine": engine,
-            "seed": seed,
-        },
-        "control": {
-            "policy": policy,
-            "priorities": ranks,
-            "transport": transport,
-            "encrypt": True if encrypt else "opportunistic" if opportunistic else None,
-            "flows_per_host": int(flows_per_host) if flows_per_host and flows_per_host.isdecimal() else flows_per_host,
-        },
-    }
-    scenarios = study.scenarios_in(scenario)
-    for name, entry in scenarios.items():
-        with_set = with_settings(entry, settings or ())
-        try:
-            changed = with_changes(with_set, changes)
-        except ScenarioError as error:
-            raise BadInput(in_words_of_options(error, changes, "--hosts" if workers is None else "--workers")) from None
-        scenarios[name] = with_study(changed, compare, repeat)
-    incasts = [entry for entry in scenarios.values() if entry.workload.kind == "incast"]
-    if len(incasts) == len(scenarios):
-        return incast_of(scenarios, world, results, resume, labs, as_json)
-    if incasts:
-        raise BadInput(f"{scenario} has scenarios of incast and of jobs: run them apart")
-    worlds = {entry.world for entry in scenarios.values()}
-    if world is None and scheduler is None and len(worlds) > 1:
-        raise BadInput(f"the scenarios of {scenario} run in several worlds: choose one with --in")
-    world = world or ("cluster" if scheduler else min(worlds))
-    if world not in WORLDS or (world == "cluster") != (scheduler is not None):
-        raise BadInput(f"--in {world}: unknown world. Use local, lab or --scheduler ADDRESS.")
-    # A single variant is not the scenario itself.
-    varied = any(entry.study.compare or len(study.runs_of(name, entry)) > 1 for name, entry in scenarios.items())
-    for option, folder in (("--results", results), ("--data", data if world != "cluster" else None)):
-        try:
-            if folder is not None:
-                Path(folder).mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise BadInput(f"{option} {folder}: cannot be written ({error.strerror}); choose another folder") from None
-    if len(scenarios) > 1 or resume or varied:
-        if data or keep_data:
-            raise BadInput("--data and --keep-data are for one run: leave them out of a study")
-        return study_of(scenarios, world, scheduler, results, resume, as_json)
-    (changed,) = scenarios.values()
-    with LiveTable(quiet=as_json) as table:
-        result = runner.run(
-            changed,
-            world=world,
-            scheduler=scheduler,
-            results=results,
-            data=data,
-            keep_data=keep_data,
-            observer=table,
-        )
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"{option} {path}: cannot be written ({error.strerror}); choose another folder") from None
+
+
+def conduct(
+    scenarios: Mapping[str, Scenario],
+    conditions: Conditions,
+    *,
+    results: Path,
+    as_json: bool,
+    resume: Path | None = None,
+    notes: Sequence[str] = (),
+) -> int:
+    """Measure all points of these scenarios, and print what was found; return the exit status."""
+    make_folder("--results", results)
+    with LiveTable(quiet=as_json) as shown:
+        for note in notes:
+            shown.say(f"note: {note}")
+        result = engine.conduct(scenarios, conditions, results=results, resume=resume, observer=shown)
     if as_json:
-        print(json.dumps(result))
+        print(json.dumps(result.dumped()))
     else:
         print_result(result)
-    if result["interrupted"]:
+    if result.interrupted:
+        print(f"go on with --resume {result.results}", file=sys.stderr)
         return 130
-    if not result.get("valid", True):
+    if not result.valid:
         return 5
-    return 0 if result["ok"] else 1
+    return 0 if result.ok else 1
 
 
-def in_words_of_options(error: ScenarioError, changes: dict[str, dict[str, Any]], hosts: str) -> str:
+run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+    [*list(inspect.signature(run, eval_str=True).parameters.values())[:-1], *all_flags()]
+)
+
+
+def scenarios_in(name: str) -> dict[str, Scenario]:
+    """The scenarios of a folder, or the one that is named, each by its own name.
+
+    Raises:
+        BadInput: there is none, or one does not fit the model.
+    """
+    folder = Path(name)
+    if not folder.is_dir() or name in built_in() or name in WORKLOADS:
+        return {folder.stem: load(name)}
+    found = {path.stem: load(str(path)) for path in sorted(folder.glob("*.toml"))}
+    if not found:
+        raise BadInput(f"{name} has no scenarios: put files that end in .toml there")
+    return found
+
+
+def changes_of(given: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """What the flags change, by table and key.
+
+    Raises:
+        BadInput: priorities that are no numbers.
+    """
+    changes: dict[str, dict[str, Any]] = {"workload": dict(own)}
+    for name, value in given.items():
+        table, _, key = PLACES[name].rpartition(".")
+        if name == "priorities":
+            try:
+                value = tuple(float(word) for word in value.split(","))
+            except ValueError:
+                raise BadInput(f"--priorities {value}: write numbers above 0, as in 1,2") from None
+        elif name == "opportunistic":
+            value = "opportunistic"
+        elif name == "flows_per_host" and value.isdecimal():
+            value = int(value)
+        changes.setdefault(table, {})[key] = value
+    return changes
+
+
+def refuse_unread(scenario: Scenario, own: Mapping[str, Any], data: object, labs: int | None) -> None:
+    """
+    Raises:
+        BadInput: a flag that the scenario's workload does not read.
+    """
+    workload = scenario.workload
+    unread = [name for name in own if name not in type(workload).model_fields]
+    unread += ["data"] if data and not reads(workload, "data") else []
+    unread += ["labs"] if labs is not None and not reads(workload, "labs") else []
+    if unread:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in flags_of(type(workload)))
+        raise BadInput(
+            f"--{unread[0].replace('_', '-')}: {workload.kind} does not read it; its own flags are {flags} "
+            f"(mission run {workload.kind} --help)"
+        )
+
+
+def worlds_asked(scenarios: Mapping[str, Scenario], world: str | None, scheduler: str | None) -> tuple[str, ...]:
+    """The worlds that the command line asks for; empty: as the scenarios say.
+
+    Raises:
+        BadInput: there is no such world, or a workload does not run there.
+    """
+    asked = tuple(word.strip() for word in world.split(",")) if world else ("cluster",) if scheduler else ()
+    for one in scenarios.values():
+        known = [name for name in one.workload.worlds if name != "cluster"]
+        for name in asked:
+            if name not in one.workload.worlds or (name == "cluster") != (scheduler is not None):
+                more = ", or give --scheduler ADDRESS" if "cluster" in one.workload.worlds else ""
+                typed = "--scheduler" if scheduler and not world else f"--in {name}"
+                raise BadInput(f"{typed}: {one.workload.kind} does not run there; use {' or '.join(known)}{more}")
+    if not asked and len({one.world for one in scenarios.values() if len(one.workload.worlds) > 2}) > 1:
+        raise BadInput("the scenarios run in several worlds: choose one with --in")
+    return asked
+
+
+def refuse_unread_flags(scenarios: Mapping[str, Scenario], given: Mapping[str, Any], worlds: tuple[str, ...]) -> None:
+    """
+    Raises:
+        BadInput: a flag that no world reads in which the scenario runs.
+    """
+    for one in scenarios.values():
+        for name in given:
+            asked = worlds or one.workload.worlds_of(one)
+            read = [path for own in asked for path in (IN_MODEL if own == "model" else READS[own])]
+            if not PLACES[name].startswith(tuple(read)):
+                flag = f"--{name.replace('_', '-')}"
+                raise BadInput(f"{flag}: world {asked[0]} does not read it; use --in lab, or leave it out")
+
+
+def in_words_of_options(error: ScenarioError, given: Mapping[str, Any], own: Mapping[str, Any]) -> str:
     """What is wrong with a value of the command line, by the option that the user typed."""
-    for part, change in changes.items():
-        for key, value in change.items():
-            place = (*part.split("."), key)
-            if value is None or error.where[: len(place)] != place:
-                continue
-            option = {"hosts": hosts, "kind": "--topology"}.get(key, f"--{key.replace('_', '-')}")
-            typed = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-            return f"{option}: {error.why}" if repr(typed) in error.why else f"{option} {typed}: {error.why}"
+    places = {name: PLACES[name].split(".") for name in given} | {name: ["workload", name] for name in own}
+    for name, place in places.items():
+        if list(error.where[: len(place)]) == place:
+            option, value = f"--{name.replace('_', '-')}", own.get(name, given.get(name))
+            return f"{option}: {error.why}" if repr(value) in error.why else f"{option} {value}: {error.why}"
     return str(error)
 
 
@@ -200,75 +377,17 @@ def with_study(scenario: Scenario, compare: str | None, repeat: int | None) -> S
     return with_changes(scenario, {"study": changes})
 
 
-def study_of(
-    scenarios: dict[str, Scenario],
-    world: str,
-    scheduler: str | None,
-    results: Path,
-    resume: Path | None,
-    as_json: bool,
-) -> int:
-    """Runs a study and says what came out."""
+def report(folder: Annotated[Path, typer.Argument(help="of a run: results/<id>")]) -> None:
+    """Draw the report of a run again, from what it has left."""
+    from mission_control.experiments.report import write
 
-    def say(line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
-
-    result = study.conduct(scenarios, world=world, scheduler=scheduler, results=results, resume=resume, say=say)
-    if as_json:
-        print(json.dumps(result))
-    else:
-        print_study(result)
-    if result["interrupted"]:
-        say(f"go on with --resume {result['folder']}")
-        return 130
-    if not result["valid"]:
-        return 5
-    return 0 if result["ok"] else 1
+    print(write(folder))
 
 
-def incast_of(
-    scenarios: dict[str, Scenario], worlds: str | None, results: Path, resume: Path | None, labs: int, as_json: bool
-) -> int:
-    """Measures grids of synchronized reads and says what came out."""
-    asked = [word.strip() for word in worlds.split(",")] if worlds else None
-    progress = quiet if as_json or not sys.stderr.isatty() else one_line
-    if len(scenarios) > 1:
-        result = incast_folder.conduct_all(scenarios, asked, results=results, folder=resume, labs=labs, say=progress)
-        shown = list(result["studies"].values())
-    else:
-        (scenario,) = scenarios.values()
-        result = incast.conduct(
-            scenario, asked or incast.worlds_of(scenario), results=results, folder=resume, say=progress
-        )
-        shown = [result]
-    progress("")
-    if as_json:
-        print(json.dumps(result))
-    else:
-        for entry in shown:
-            print_incast(entry)
-        print(f"report: {result['results']}/report.html")
-    if result["interrupted"]:
-        print(f"go on with --resume {result['results']}", file=sys.stderr)
-        return 130
-    if not result["valid"]:
-        return 5
-    return 0 if result["ok"] else 1
-
-
-def report(folder: Annotated[Path, typer.Argument(help="of a run or a study: results/<id>")]) -> None:
-    """Draws the report of a run or of a study again, from what it has left."""
-    from mission_control import report, study_report
-    from mission_control.incast import report as incast_report
-
-    write = report.write
-    if (folder / study_report.STUDY).exists():
-        write = study_report.write
-    elif (folder / incast.POINTS).exists():
-        write = incast_report.write
-    elif any(folder.glob(f"*/{incast.POINTS}")):
-        write = incast_report.write_all
-    try:
-        print(write(folder))
-    except (OSError, ValueError) as error:
-        raise BadInput(f"{folder} has no records to draw: name a folder results/<id> ({error})") from None
+def schema(
+    what: Annotated[str, typer.Argument(help="result: what `mission run --json` prints")] = "result",
+) -> None:
+    """Print the JSON Schema of a result."""
+    if what != "result":
+        raise BadInput(f"schema {what}: unknown. Use result.")
+    print(json.dumps(plain_lists(result_schema()), indent=1))

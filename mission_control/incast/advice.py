@@ -10,9 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from mission_control import _native
+from mission_control.errors import BadInput
+from mission_control.experiments.engine import SCENARIO
+from mission_control.experiments.points import variants_of
+from mission_control.experiments.result import load
 from mission_control.incast import lines, quantities
-from mission_control.incast.run import path_of, variants_of
-from mission_control.scenario import BadInput, validate
+from mission_control.incast.points import path_of
+from mission_control.scenario import validate
 
 RTO_FLOOR_S = 0.01
 """What a kernel with 250 ticks a second makes of 5 ms and less (FACTS)."""
@@ -95,33 +99,33 @@ def of_run(folder: Path) -> Case:
     Raises:
         BadInput: it is no run, or nothing is known of its network.
     """
+    result = load(folder)
     try:
-        scenario = tomllib.loads((folder / "scenario.toml").read_text())
-        result = json.loads((folder / "result.json").read_text())
+        described = validate(tomllib.loads((folder / SCENARIO).read_text()))
     except (OSError, ValueError) as error:
-        raise BadInput(f"{folder} is no run: name a folder results/<id> ({error})") from None
-    described = validate(scenario)
-    if points := result.get("points"):
-        worst = max(points, key=lambda entry: entry["senders"] * entry["fragment_bytes"])
-        path = path_of(variants_of(described)[worst["variant"]])
-        return Case(worst["senders"], worst["fragment_bytes"], path)
-    if result.get("world") != "lab":
-        raise BadInput(f"{folder} ran in {result.get('world')}: nothing is known of its links; use a run in the lab")
+        raise BadInput(f"{folder} is no run of one scenario: name a folder results/<id> ({error})") from None
+    points: list[Any] = result.points
+    if reads := [point for point in points if hasattr(point, "fragment_bytes")]:
+        worst = max(reads, key=lambda point: point.senders * point.fragment_bytes)
+        return Case(worst.senders, worst.fragment_bytes, path_of(variants_of(described)[worst.variant]))
+    if result.world != "lab":
+        raise BadInput(f"{folder} ran in {result.world}: nothing is known of its links; use a run in the lab")
     shuffles = [
         transfer
-        for job in result["jobs"]
-        for transfer in job["transfers"]
-        if transfer["pattern"] in ("shuffle", "gather")
+        for point in points
+        for job in point.jobs
+        for transfer in job.transfers
+        if transfer.pattern in ("shuffle", "gather")
     ]
     if not shuffles:
         raise BadInput(f"{folder} has no shuffle and no gather: there is no incast in it")
     # The ports of hosts; the last host is the scheduler's.
     rates = [
-        port["settings"]["bytes_per_second"] for port in result["ports"] if not re.fullmatch(r"s\d+", port["port"])
+        port["settings"]["bytes_per_second"] for port in points[0].ports if not re.fullmatch(r"s\d+", port["port"])
     ]
     hosts = len(rates) - 1
     if hosts < 2:
         raise BadInput(f"{folder} ran on one host: nothing crossed its network")
-    largest = max(shuffle["bytes"] for shuffle in shuffles)
+    largest = max(shuffle.bytes for shuffle in shuffles)
     path = {**path_of(described), "link_bits_per_sec": min(rates) * 8}
     return Case(hosts - 1, max(1, largest // hosts // (hosts - 1)), path)

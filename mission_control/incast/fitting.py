@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import tomllib
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from mission_control.errors import BadInput
+from mission_control.experiments.engine import SCENARIO
+from mission_control.experiments.points import variants_of
+from mission_control.experiments.result import load
 from mission_control.incast import model
-from mission_control.incast.run import HEADERS, collapsed, path_of, variants_of
-from mission_control.scenario import BadInput, validate
+from mission_control.incast.points import HEADERS, collapsed, path_of
+from mission_control.scenario import validate
 
 FEW, MOST = 0.1, 0.9
 """Parts of the blocks: where fewer stall one effect dominates, where more do another; between them chance decides."""
@@ -25,51 +28,49 @@ def fit(folder: Path) -> dict[str, Any]:
     Raises:
         BadInput: it is no incast run, or nothing was measured in it.
     """
+    result = load(folder)
     try:
-        scenario = validate(tomllib.loads((folder / "scenario.toml").read_text()))
-        result = json.loads((folder / "result.json").read_text())
+        scenario = validate(tomllib.loads((folder / SCENARIO).read_text()))
     except (OSError, ValueError) as error:
-        raise BadInput(f"{folder} is no run: name a folder results/<id> ({error})") from None
-    points = [
-        entry
-        for entry in result.get("points", [])
-        if entry["world"] == "lab" and entry["valid"] and entry.get("blocks")
+        raise BadInput(f"{folder} is no run of one scenario: name a folder results/<id> ({error})") from None
+    points: list[Any] = [
+        point for point in result.points if point.world == "lab" and point.valid and getattr(point, "blocks", None)
     ]
     if not points:
         raise BadInput(f"{folder} has no valid points that were measured: run an incast scenario --in lab")
     variants, summary = variants_of(scenario), []
-    for variant, asked in dict.fromkeys((entry["variant"], entry["asked_bytes"]) for entry in points):
-        own = [point for point in points if (point["variant"], point["asked_bytes"]) == (variant, asked)]
+    for variant, asked in dict.fromkeys((point.variant, point.asked_bytes) for point in points):
+        own = [point for point in points if (point.variant, point.asked_bytes) == (variant, asked)]
         summary.append({"variant": variant, "asked_bytes": asked, **of_curve(own, path_of(variants[variant]))})
     return {"curves": summary}
 
 
-def of_curve(points: list[dict[str, Any]], path: dict[str, Any]) -> dict[str, Any]:
+def of_curve(points: list[Any], path: dict[str, Any]) -> dict[str, Any]:
     """See :func:`fit`."""
     rto_s = path["rto_s"]
     found, timeouts, trips = [], [], []
     for point in points:
-        blocks, bits = point["blocks"], point["senders"] * point["fragment_bytes"] * 8
+        blocks, bits = point.blocks, point.senders * point.fragment_bytes * 8
         # As the bytes of all take on the wire, headers and all; what is more is a wait.
         wire_s = bits * (1 + HEADERS / path["mss"]) / path["link_bits_per_sec"]
         stalled = [seconds for seconds in blocks if seconds > wire_s + rto_s / 2]
         rest = [seconds for seconds in blocks if seconds <= wire_s + rto_s / 2]
-        timeouts += [flow["rto_us"] / 1e6 for flow in point["flows"] if flow["asked"]]
+        timeouts += [flow["rto_us"] / 1e6 for flow in point.flows if flow["asked"]]
         trips += [seconds - wire_s for seconds in rest]
         part = len(stalled) / len(blocks)
-        (row,) = model.predict(path, [point["senders"]], [point["fragment_bytes"]])["rows"]
+        (row,) = model.predict(path, [point.senders], [point.fragment_bytes])["rows"]
         found.append(
             {
-                "senders": point["senders"],
+                "senders": point.senders,
                 "alpha": (fmean(blocks) - wire_s - path["rtt_s"]) / rto_s,
                 "stalled": part,
-                "goodput_mbit": point["goodput_mbit"],
+                "goodput_mbit": point.goodput_mbit,
                 "model_mbit": row["goodput_mbit"],
-                "residual": row["goodput_mbit"] / point["goodput_mbit"] - 1,
+                "residual": row["goodput_mbit"] / point.goodput_mbit - 1,
                 "regime": "ideal" if part < FEW else "timeouts" if part > MOST else "mixed: not to be trusted",
             }
         )
-    late = [point["senders"] for point in points if collapsed(point)]
+    late = [point.senders for point in points if collapsed(point)]
     return {
         "onset": min(late, default=None),
         "rto_s": median(timeouts) if timeouts else None,

@@ -6,13 +6,16 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from mission_control.errors import PrerequisiteMissing
 from mission_control.incast.reads import Reads, measure, serve
 from mission_control.incast.statistics import summary
 from mission_control.lab import Lab, namespaces
 from mission_control.lab.events import Watching
-from mission_control.scenario import Event, PrerequisiteMissing
+
+if TYPE_CHECKING:
+    from mission_control.scenario import Event
 
 
 class ReadsInLab:
@@ -55,6 +58,8 @@ class ReadsInLab:
         port = next(entry for entry in result["ports"] if entry["port"] == receiver)
         kept = {name: port[name] for name in ("drops", "marks", "queue_bytes_p50", "queue_bytes_max")}
         found = summary(runs, reads.fragment * senders)
+        if "delay" in result:
+            kept["delay"] = result["delay"]
         return {**found, **kept, "valid": result["valid"], "invalid_because": result["invalid_because"]}
 
 

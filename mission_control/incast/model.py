@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from mission_control import _native
-from mission_control.scenario import BadInput
+from mission_control.errors import BadInput
 
 MODELS = "modern: fitted to kernels of today; paper: equations 1 to 4 of Chen et al. as printed"
 TERMS = ("headers", "queue-in-rto", "recovery", "overlap", "backoff", "tail")

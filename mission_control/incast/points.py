@@ -1,15 +1,23 @@
-"""The grid of an incast scenario: numbers of senders and fragments, in each of its worlds."""
+"""What an incast scenario means: what is read at a place of its grid, which timeouts and which path that has."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Any
 
-from mission_control.incast import quantities
+from mission_control.incast import model, quantities
 from mission_control.incast.reads import Reads
-from mission_control.lab.described import stack_of
-from mission_control.scenario import BadInput, Scenario
+from mission_control.lab.delay import base_rtt_s
+from mission_control.lab.described import delay_of, stack_of
 
+if TYPE_CHECKING:
+    from mission_control.scenario import Scenario
+
+BASE_RTT_S = 1e-4
+"""Of two hosts of a lab without queues: some 60 to 150 us (docs/measurements.md)."""
+MSS, HEADERS = 1448, 66
+"""Of a frame with an MTU of 1,500 bytes: payload, and Ethernet, IP, TCP with timestamps."""
 TRANSPORTS = ("auto", "tcp", "dctcp", "ictcp")
 """Of synchronized reads; auto is tcp here."""
 EVENTS = ("rate", "buffer", "mark")
@@ -21,7 +29,7 @@ RTO_MIN_US = 200_000
 
 
 @dataclass(frozen=True)
-class Point:
+class Place:
     """So many senders with a fragment of so many bytes each."""
 
     senders: int
@@ -33,21 +41,16 @@ class Point:
     """Where the scenario does not say how many."""
 
 
-ONE_FLOW = Point(senders=1, fragment=4 << 20, asked=4 << 20, blocks=6)
+ONE_FLOW = Place(senders=1, fragment=4 << 20, asked=4 << 20, blocks=6)
 """What one long flow gets: some two seconds at 100 Mbit/s."""
 
 
-def points(scenario: Scenario) -> Iterator[Point]:
-    """All points, fragment by fragment, from few senders to many."""
-    workload = scenario.workload
-    for asked in (workload.total,) if workload.total else workload.fragment:
-        for senders in quantities.senders(workload.senders):
-            fragment = -(-asked // senders) if workload.total else asked
-            yield Point(senders, fragment, asked)
-
-
-def most_senders(scenario: Scenario) -> int:
-    return quantities.senders(scenario.workload.senders)[-1]
+def place_of(scenario: Scenario) -> Place:
+    """The place that a scenario describes: its largest number of senders, with its first fragment."""
+    workload: Any = scenario.workload
+    senders = quantities.senders(workload.senders)[-1]
+    asked = workload.total or workload.fragment[0]
+    return Place(senders, -(-asked // senders) if workload.total else asked, asked)
 
 
 def link_rate(scenario: Scenario) -> int:
@@ -56,9 +59,10 @@ def link_rate(scenario: Scenario) -> int:
     return LINK_RATE if rate == "auto" else rate
 
 
-def reads(scenario: Scenario, point: Point) -> Reads:
+def reads(scenario: Scenario, point: Place) -> Reads:
     """What is measured at a point."""
-    workload, control = scenario.workload, scenario.control
+    workload: Any = scenario.workload
+    control = scenario.control
     return Reads(
         fragment=point.fragment,
         blocks=point.blocks or workload.blocks,
@@ -67,6 +71,7 @@ def reads(scenario: Scenario, point: Point) -> Reads:
         jitter_us=round(workload.jitter * 1000),
         rto_spread=workload.rto_spread,
         seed=workload.seed,
+        fresh=workload.connections == "fresh",
         traced=workload.traced,
         deadline_s=workload.deadline / 1e3,
         rto_min_us=rto_min_of_socket(scenario),
@@ -79,7 +84,7 @@ def rto_min_of_socket(scenario: Scenario) -> int | None:
     asked = scenario.stack.rto_min_socket
     if asked is not None:
         return asked * 1000
-    return RTO_MIN_US if scenario.workload.rto_spread else None
+    return RTO_MIN_US if getattr(scenario.workload, "rto_spread", 0) else None
 
 
 def rto_min_asked(scenario: Scenario) -> dict[str, int]:
@@ -105,16 +110,54 @@ def rto_min_us(scenario: Scenario) -> int:
 def check(scenario: Scenario) -> None:
     """
     Raises:
-        BadInput: the scenario describes no incast.
+        ValueError: the scenario describes no incast.
     """
+    workload: Any = scenario.workload
     if scenario.topology.kind != "star":
-        raise BadInput(f"incast happens before one receiver: use a star, not {scenario.topology.kind}")
-    if scenario.workload.rto_spread and stack_of(scenario).rto_min_ms:
-        raise BadInput(
-            "a route's minimum RTO wins against each socket's own: leave stack.rto_min, topology.dilation and profile "
-            "2009 out"
+        raise ValueError(f"incast happens before one receiver: use a star, not {scenario.topology.kind}")
+    if workload.rto_spread and stack_of(scenario).rto_min_ms:
+        raise ValueError(
+            "a route's minimum RTO wins against each socket's own: leave stack.rto_min, topology.dilation and profiles "
+            "but modern out"
         )
     if other := {event.do for event in scenario.topology.events} - set(EVENTS):
-        raise BadInput(f"an incast scenario takes events of {', '.join(EVENTS)}: leave {min(other)} out")
+        raise ValueError(f"an incast scenario takes events of {', '.join(EVENTS)}: leave {min(other)} out")
     if scenario.control.transport not in TRANSPORTS:
-        raise BadInput(f"synchronized reads by {scenario.control.transport} are not built: use {', '.join(TRANSPORTS)}")
+        raise ValueError(
+            f"synchronized reads by {scenario.control.transport} are not built: use {', '.join(TRANSPORTS)}"
+        )
+
+
+def path_of(scenario: Scenario) -> dict[str, Any]:
+    """The path to the receiver in the lab that the scenario describes, as the model takes it."""
+    topology, stack = scenario.topology, stack_of(scenario)
+    return model.path(
+        link=link_rate(scenario) // topology.dilation,
+        rtt_s=max(BASE_RTT_S, base_rtt_s(delay_of(topology))),
+        rto_s=rto_min_us(scenario) / 1e6,
+        buffer=model.PAPER_003 if topology.port.switch == model.PAPER_003 else topology.port.buffer,
+        mss=MSS + topology.mtu - 1500,
+        initial_window=(stack.initial_window or 10) * MSS,
+        sack=stack.sack,
+    )
+
+
+def ideal_mbit(path: dict[str, Any], senders: int, fragment: int) -> float:
+    """Goodput where nothing is lost: equation 1, with headers."""
+    bits = senders * fragment * 8
+    return bits / (path["rtt_s"] + bits * (1 + HEADERS / path["mss"]) / path["link_bits_per_sec"]) / 1e6
+
+
+def halved(point: Any) -> bool:
+    """Whether goodput is at most half of the ideal one: one block in many that waits for a timeout is enough."""
+    return point.goodput_mbit is None or bool(point.goodput_mbit <= point.ideal_mbit / 2)
+
+
+def collapsed(point: Any) -> bool:
+    """Whether the median block takes longer than the ideal one by half an RTO; the model says so itself."""
+    if point.regime:
+        return bool(point.regime == "collapsed")
+    if not point.blocks:
+        return True  # not one block ended within the time
+    ideal_s = point.senders * point.fragment_bytes * 8 / point.ideal_mbit / 1e6
+    return bool(median(point.blocks) > ideal_s + point.rto_s / 2)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from mission_control import _native
-from mission_control.scenario import BadInput
+from mission_control.errors import BadInput
 
 Value = TypeVar("Value")
 SENDERS_MAX = 10_000

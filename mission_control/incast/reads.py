@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from mission_control import _native
-from mission_control.scenario import BadInput
+from mission_control.errors import BadInput
 
 CONNECTIONS = 256
 """That one sender serves at once."""
@@ -35,6 +35,8 @@ class Reads:
         pace: bits per second of each sender.
         ictcp_link: bits per second of the receiver's link, where its windows follow what is left of it
             (`crates/core/src/ictcp.rs`).
+        fresh: each block is asked for over new connections, so that each begins with the initial window; they are made
+            before its time begins.
         traced: of how many senders, from the first, ``trace`` tells what arrived when.
     """
 
@@ -50,6 +52,7 @@ class Reads:
     rto_min_us: int | None = None
     pace: int | None = None
     ictcp_link: int | None = None
+    fresh: bool = False
     traced: int = 0
 
     def as_json(self, senders: list[str]) -> str:

@@ -79,13 +79,14 @@ def summary(runs: Sequence[dict[str, Any]], block_bytes: int) -> dict[str, Any]:
     blocks = [run["blocks"] for run in runs if run["blocks"]]
     pooled = [seconds for block in blocks for seconds in block]
     low, high = interval(blocks, block_bytes)
-    # Where no block ended, what has come is all that is known.
-    seconds, moved = sum(pooled), len(pooled) * block_bytes
-    if not pooled:
-        seconds, moved = sum(run["seconds"] for run in runs), sum(run["bytes"] for run in runs)
+    # Where a measurement ended early, the block that it waited for counts, too, as far as it had come.
+    early = [run for run in runs if run["ended"] or not run["blocks"]]
+    whole = [block for run in runs if run not in early for block in run["blocks"]]
+    seconds = sum(whole) + sum(run["seconds"] for run in early)
+    moved = len(whole) * block_bytes + sum(run["bytes"] for run in early)
     result = {
         "goodput_mbit": moved * 8 / seconds / 1e6 if seconds else None,
-        "interval95": [low, high],
+        "interval95": [low, high] if pooled and not early else None,
         "blocks": pooled,
         "flows": flows(runs),
         "limits": runs[-1].get("limits", []) if runs else [],

@@ -4,20 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
 
 from mission_control import _native
-from mission_control.scenario import PrerequisiteMissing
+from mission_control.errors import PrerequisiteMissing
+from mission_control.workloads.settings import AutoCount, SizedSettings
 
 if TYPE_CHECKING:
     import pandas as pd
     from distributed import Client
 
-    from mission_control.scenario import Workload
-
 PARTITIONS_PER_WORKER = 8
 ROW_BYTES = 32
 """A key and three numbers, of eight bytes each."""
+
+
+class FramesSettings(SizedSettings):
+    """Dask's own shuffle of a data frame, by an unchanged program."""
+
+    kind: Literal["frames"] = "frames"
+    partitions: AutoCount = Field("auto", description="Partitions of the frame. auto: eight per worker")
+
+    def make(self, number: int, folder: Path, workers: int) -> Frames:
+        return Frames(self, number, folder, workers)
 
 
 class Frames:
@@ -30,7 +41,7 @@ class Frames:
         workers: of the cluster.
     """
 
-    def __init__(self, workload: Workload, number: int, folder: Path, workers: int = 1):
+    def __init__(self, workload: FramesSettings, number: int, folder: Path, workers: int = 1):
         auto = workload.partitions == "auto"
         self.partitions = PARTITIONS_PER_WORKER * workers if auto else int(workload.partitions)
         self.rows = max(1, workload.size // ROW_BYTES // self.partitions)

@@ -16,20 +16,21 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from uuid import uuid4
 
 import numpy as np
-from distributed import get_client, get_worker
+from pydantic import Field
 
 import mission_control
 from mission_control.map_reduce import Output, items_of
 from mission_control.map_reduce.phases import note_phases
+from mission_control.workloads.settings import AutoCount, Count, JobSettings
 
 if TYPE_CHECKING:
     from distributed import Client, Future
 
-    from mission_control.scenario import Workload
+    from mission_control.scenario import Scenario
 
 PARTITIONS = 8
 """Map tasks, unless there are more workers."""
@@ -78,6 +79,39 @@ class Plan(NamedTuple):
     """Tells what they say from what those of another job say."""
 
 
+class KMeansSettings(JobSettings):
+    """Centres of points are found, by Lloyd's iterations."""
+
+    kind: Literal["kmeans"] = "kmeans"
+    points: Count = Field(2_000_000, description="Points per job")
+    k: Count = Field(100, description="Clusters")
+    dimensions: Count = Field(8, description="Coordinates per point")
+    partitions: AutoCount = Field("auto", description="Map tasks per job. auto: one per worker, at least 8")
+    points_on: Literal["all", "one"] = Field(
+        "all",
+        description="Workers that make the points. all: map tasks run where their points are; one: where Dask likes",
+    )
+    keep: bool = Field(False, description="Workers that have fetched points keep them for the next iterations")
+    driver: Literal["client", "tasks"] = Field(
+        "client",
+        description="Who submits the next iteration. client: the program outside, which waits for each; tasks: the "
+        "reduce task, which delegates to the next one",
+    )
+    engine: Literal["python", "java", "mapreduce"] = Field(
+        "python",
+        description="What tasks are written in. java: classes in one Java process per worker, without a driver; "
+        "mapreduce: functions for the library mapreduce, with the client as driver",
+    )
+
+    def check(self, scenario: Scenario) -> None:
+        super().check(scenario)
+        if self.k > self.points:
+            raise ValueError(f"{self.k} centres of {self.points} points: use at most as many centres")
+
+    def make(self, number: int, folder: Path, workers: int) -> KMeans:
+        return KMeans(self, number, folder, workers)
+
+
 class KMeans:
     """One k-means job.
 
@@ -86,7 +120,7 @@ class KMeans:
         number: of the job, from 0; each has other points.
     """
 
-    def __init__(self, workload: Workload, number: int, folder: Path, workers: int = 1):
+    def __init__(self, workload: KMeansSettings, number: int, folder: Path, workers: int = 1):
         self.points, self.k, self.dimensions = workload.points, workload.k, workload.dimensions
         self.partitions = max(PARTITIONS, workers) if workload.partitions == "auto" else workload.partitions
         self.seed = workload.seed * 1000 + number
@@ -397,6 +431,8 @@ def begin(
 
 def iterate(plan: Plan, centres: mission_control.Reference, moves: list[Move]) -> mission_control.Delegation:
     """Submit the map tasks of an iteration, and leave the rest to its reduce."""
+    from distributed import get_client
+
     client, run = get_client(), uuid4().hex
     parts = []
     for number, points in enumerate(plan.points):
@@ -410,6 +446,8 @@ def reduce(
     plan: Plan, centres: mission_control.Reference, parts: list[Sums], moves: list[Move]
 ) -> Outcome | mission_control.Delegation:
     """The new centres; the task's result is that of the next iteration's reduce, if there is one."""
+    from distributed import get_worker
+
     step = update(parts, centres, plan.columns)
     moves = [*moves, step.move]
     get_worker().log_event(PROGRESS, (plan.run, progress(moves, plan.tolerance)))

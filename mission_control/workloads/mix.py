@@ -8,21 +8,43 @@ all end together where a broadcast counts twice (paper 001, table 4.3).
 from __future__ import annotations
 
 import itertools
+import math
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 from uuid import uuid4
 
 import numpy as np
+from pydantic import Field
 
 import mission_control
 from mission_control import _native
+from mission_control.workloads.settings import Bytes, SizedSettings
 
 if TYPE_CHECKING:
     from distributed import Client, Future
 
-    from mission_control.scenario import Workload
+
+class ShuffleSettings(SizedSettings):
+    """Bytes that are there before the clock starts move from all workers to all."""
+
+    kind: Literal["shuffle"] = "shuffle"
+    block: Annotated[Bytes, Field(ge=1)] | None = Field(
+        None, description="Input of a map task, whose output is as much; absent: one map task per worker"
+    )
+
+    def make(self, number: int, folder: Path, workers: int) -> Shuffle:
+        return Shuffle(self, number, folder, workers)
+
+
+class MixSettings(SizedSettings):
+    """The first job has a broadcast beside its shuffle, the others have a shuffle; size is that of each shuffle."""
+
+    kind: Literal["mix"] = "mix"
+
+    def make(self, number: int, folder: Path, workers: int) -> Mix:
+        return Mix(self, number, folder, workers)
 
 
 class Shuffle:
@@ -40,10 +62,11 @@ class Shuffle:
     tasks_per_worker = 1
     objects_per_worker = 1
 
-    def __init__(self, workload: Workload, number: int, folder: Path, workers: int = 1):
+    def __init__(self, workload: SizedSettings, number: int, folder: Path, workers: int = 1):
         self.workers = workers
         self.readers = workers * self.tasks_per_worker
-        self.objects = workers * self.objects_per_worker
+        block = workload.block if isinstance(workload, ShuffleSettings) else None
+        self.objects = math.ceil(workload.size / block) if block else workers * self.objects_per_worker
         self.part_bytes = max(1, workload.size // (self.objects * self.readers))
         self.model_bytes = max(1, 2 * workload.size // (workers * self.objects))
         self.seed = workload.seed * 1000 + number
@@ -98,7 +121,7 @@ class Mix(Shuffle):
     # one broadcast object at once, too few for a share of half of ten flows.
     objects_per_worker = 4
 
-    def __init__(self, workload: Workload, number: int, folder: Path, workers: int = 1):
+    def __init__(self, workload: SizedSettings, number: int, folder: Path, workers: int = 1):
         super().__init__(workload, number, folder, workers)
         self.has_broadcast = number == 0
 

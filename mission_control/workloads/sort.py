@@ -13,20 +13,20 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 from uuid import uuid4
 
 import numpy as np
+from pydantic import Field
 
 import mission_control
 from mission_control import _native
 from mission_control.map_reduce.phases import note_phases
+from mission_control.workloads.settings import AutoCount, SizedSettings
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from distributed import Client
-
-    from mission_control.scenario import Workload
 
 RECORD = 100
 KEY = 10
@@ -34,6 +34,25 @@ PARTITION_BYTES = 64 << 20
 """A task holds its input and its output: small beside the memory of a worker, large beside a task's overhead."""
 SAMPLES_PER_FILE = 1000
 """With 16 files the largest part is within some 10 % of the mean (sample sort, Blelloch et al. 1991)."""
+
+
+class SortSettings(SizedSettings):
+    """Records of 100 bytes with a 10-byte key are sorted, files to files."""
+
+    kind: Literal["sort"] = "sort"
+    engine: Literal["python", "java", "mapreduce"] = Field(
+        "python",
+        description="What tasks are written in. java: classes in one Java process per worker; mapreduce: functions for "
+        "the library mapreduce",
+    )
+    partitions: AutoCount = Field("auto", description="Map tasks per job. auto: one per worker, and per 64 MiB")
+    reducers: AutoCount = Field("auto", description="Reduce tasks per job. auto: as many as map tasks")
+    placement: Literal["free", "even"] = Field(
+        "free", description="Where tasks run. free: where Dask likes; even: in turn, so that all hosts send as much"
+    )
+
+    def make(self, number: int, folder: Path, workers: int) -> Sort:
+        return Sort(self, number, folder, workers)
 
 
 class Sort:
@@ -46,7 +65,7 @@ class Sort:
         workers: of the cluster, each of which gets something to do.
     """
 
-    def __init__(self, workload: Workload, number: int, folder: Path, workers: int = 1):
+    def __init__(self, workload: SortSettings, number: int, folder: Path, workers: int = 1):
         self.records = max(1, workload.size // RECORD)
         auto = max(workers, math.ceil(self.records * RECORD / PARTITION_BYTES))
         self.partitions = min(self.records, auto if workload.partitions == "auto" else workload.partitions)

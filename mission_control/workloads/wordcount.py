@@ -7,18 +7,18 @@ import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from pydantic import Field
 
 import mission_control
 from mission_control import _native
 from mission_control.map_reduce import Output, items_of
+from mission_control.workloads.settings import AutoCount, SizedSettings
 
 if TYPE_CHECKING:
     from distributed import Client
-
-    from mission_control.scenario import Workload
 
 PARTITION_BYTES = 64 << 20
 """As in the sort workload."""
@@ -27,6 +27,17 @@ WORDS = 50_000
 LINE = 12
 """Words of a line."""
 BLOCK = 1 << 16
+
+
+class WordCountSettings(SizedSettings):
+    """Words of texts are counted, by `mapreduce`."""
+
+    kind: Literal["wordcount"] = "wordcount"
+    partitions: AutoCount = Field("auto", description="Map tasks per job. auto: one per worker, and per 64 MiB")
+    reducers: AutoCount = Field("auto", description="Reduce tasks per job. auto: one per worker")
+
+    def make(self, number: int, folder: Path, workers: int) -> WordCount:
+        return WordCount(self, number, folder, workers)
 
 
 class WordCount:
@@ -39,7 +50,7 @@ class WordCount:
         workers: of the cluster.
     """
 
-    def __init__(self, workload: Workload, number: int, folder: Path, workers: int = 1):
+    def __init__(self, workload: WordCountSettings, number: int, folder: Path, workers: int = 1):
         self.bytes = workload.size
         auto = max(workers, math.ceil(self.bytes / PARTITION_BYTES))
         self.partitions = auto if workload.partitions == "auto" else workload.partitions

@@ -1,10 +1,21 @@
-"""Worlds: where a scenario runs. A new one is one file here and one line in :data:`WORLDS`."""
+"""Worlds: where jobs run. A new one is one file here and one line in :data:`WORLDS` and in :data:`READS`."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from mission_control.worlds.cluster import cluster
 from mission_control.worlds.lab import in_lab
 from mission_control.worlds.local import local
 
-WORLDS = {"local": local, "lab": in_lab, "cluster": cluster}
-"""By name: context managers that take the scenario and a scheduler's address, and give a :class:`Site`."""
+WORLDS: dict[str, Any] = {"local": local, "lab": in_lab, "cluster": cluster}
+"""By name: context managers that take the scenario, a scheduler's address, and whether a policy may be installed, and
+give a :class:`Site`."""
+
+READS: dict[str, tuple[str, ...]] = {
+    "local": ("topology.hosts", "topology.threads", "topology.memory_limit", "workload.", "control."),
+    "lab": ("",),
+    # Policy and flows are held against what is in force there.
+    "cluster": ("workload.", "control."),
+}
+"""Keys, or beginnings of keys, that each reads."""

@@ -18,15 +18,43 @@ CERTIFICATES = "set distributed.comm.tls (ca-file, client.cert, client.key) in D
 
 
 @contextmanager
-def cluster(scenario: Scenario, scheduler: str | None = None) -> Iterator[Site]:
-    """Connects to the scheduler; installs Mission Control where no preload did, and the scenario's policy."""
+def cluster(scenario: Scenario, scheduler: str | None = None, *, install_policy: bool = False) -> Iterator[Site]:
+    """Connect to the scheduler. What is in force there stays, and what the scenario says otherwise is noted.
+
+    Args:
+        install_policy: the scenario's policy takes the place of the cluster's, for all its jobs and for good.
+
+    Raises:
+        BadInput: no scheduler answers, or it has no workers.
+    """
     assert scheduler is not None
+    control, notes = scenario.control, []
     with connect(scheduler) as client:
-        control = scenario.control
-        mission_control.install(client, policy=control.policy, flows_per_host=control.flows_per_host)
         if not client.scheduler_info()["workers"]:
             raise BadInput(f"{scheduler} has no workers: start some with 'dask worker {scheduler}'")
-        yield Site(lambda: connect(scheduler))
+        if mission_control.jobs.installed(client):
+            before = Cluster(client).status(0)
+            mission_control.install(client, policy=control.policy if install_policy else None)
+        else:
+            mission_control.install(client, policy=control.policy, flows_per_host=control.flows_per_host)
+            before = Cluster(client).status(0)
+            notes.append(
+                f"{scheduler} had no Mission Control: it was installed, with policy {before['policy']}, and stays"
+            )
+        status = Cluster(client).status(0)
+        if status["policy"] != before["policy"]:
+            notes.append(
+                f"policy {status['policy']} was installed for all jobs of this cluster, in place of {before['policy']}"
+            )
+        if status["policy"] != control.policy:
+            notes.append(
+                f"control.policy = {control.policy} is not in force: the cluster has {status['policy']}; "
+                "--install-policy replaces it, for all of its jobs"
+            )
+        flows = status.get("flows_per_host")
+        if flows is not None and flows != control.flows_per_host:
+            notes.append(f"control.flows_per_host = {control.flows_per_host} is not in force: the cluster has {flows}")
+        yield Site(lambda: connect(scheduler), notes=notes, policy=status["policy"], shared=True)
 
 
 @contextmanager

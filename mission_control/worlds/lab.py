@@ -30,7 +30,9 @@ LIMIT_SHARE = 0.6
 
 
 @contextmanager
-def in_lab(scenario: Scenario, scheduler: str | None = None, *, plain: bool = False) -> Iterator[Site]:
+def in_lab(
+    scenario: Scenario, scheduler: str | None = None, *, install_policy: bool = False, plain: bool = False
+) -> Iterator[Site]:
     """Builds the topology with one host more, for the scheduler and for this process; starts a worker on each of the
     others.
 
@@ -45,15 +47,20 @@ def in_lab(scenario: Scenario, scheduler: str | None = None, *, plain: bool = Fa
     control = scenario.control
     security = Security.temporary() if control.encrypt is True else None
     with ExitStack() as stack:
+        # Before the lab, which ends all processes that write there.
+        folder = Path(
+            stack.enter_context(tempfile.TemporaryDirectory(prefix="mission-lab-", ignore_cleanup_errors=True))
+        )
         built = stack.enter_context(described.lab_of(scenario, spare=1))
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mission-lab-")))
         *workers, first = built.topology.hosts
         check(built, scenario.topology.events, workers)
         given = certificates(security, folder) if security else []
         given += [] if plain else ["--preload", "mission_control.dask"]
         address = f"{'tls' if security else 'tcp'}://{built.topology.address(first)}:{PORT}"
         words = ["--host", address.rpartition(":")[0], "--port", str(PORT)]
-        started = [_start(built, first, folder, "scheduler", *words, *given)]
+        # What is installed later finds a cluster that has its number of flows already.
+        own = [] if plain else ["--mission-flows-per-host", str(control.flows_per_host)]
+        started = [_start(built, first, folder, "scheduler", *words, *given, *own)]
         stack.enter_context(_inside(built.namespace(first)))
         limit = memory_limit(scenario.topology, len(workers))
         for host in workers:

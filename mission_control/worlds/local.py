@@ -16,7 +16,7 @@ from mission_control.worlds.site import Site
 
 
 @contextmanager
-def local(scenario: Scenario, scheduler: str | None = None) -> Iterator[Site]:
+def local(scenario: Scenario, scheduler: str | None = None, *, install_policy: bool = False) -> Iterator[Site]:
     """Starts the cluster, with TLS certificates of its own where jobs demand encryption, and ends it.
 
     Raises:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -20,5 +20,9 @@ class Site:
     """Called when the jobs begin."""
     stop_and_summarize: Callable[[], dict[str, Any]] = dict
     """Called when they have ended: what the world adds to the result."""
-    seen: int = 0
-    """Records of its Mission Controller that earlier runs have taken."""
+    notes: list[str] = field(default_factory=list)
+    """Settings of the scenario that are not in force there, and what was changed for others."""
+    policy: str | None = None
+    """In force there, where the world is not made from the scenario."""
+    shared: bool = False
+    """Whether others may run jobs there."""

@@ -1,0 +1,437 @@
+"""Measures the points of scenarios and leaves `results/<id>/`: scenario, points, result, report.
+
+One rule for what is valid: a point whose pace the machine has set is measured again, at most `points.AGAIN` times.
+One for resuming: what is in the journal stays, with the commit and the environment it was measured with; measured again
+is what was interrupted, is not valid, or could not be run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import time
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from mission_control import interrupts
+from mission_control.environment import describe
+from mission_control.errors import BadInput, EnvironmentFailed, PrerequisiteMissing
+from mission_control.experiments import compare, overhead, parallel, report
+from mission_control.experiments.points import Conditions, Measuring, Planned, planned, until_valid
+from mission_control.experiments.result import POINTS, RESULT, Point, Quantity, Result
+from mission_control.jobs import JobRejected
+from mission_control.scenario import Scenario, plain, validate
+
+SCENARIO, ENVIRONMENT = "scenario.toml", "environment.json"
+
+
+class Observer:
+    """Takes what a run does, for people to see; the default shows nothing."""
+
+    def show(self, line: str, doing: str, status: Mapping[str, Any]) -> None:
+        """Called several times a second.
+
+        Args:
+            line: which point, of how many, and what time the others may take.
+            doing: what it does now.
+            status: of its cluster.
+        """
+
+    def say(self, line: str) -> None:
+        """Called with what is worth a line of its own."""
+
+
+def conduct(
+    scenarios: Mapping[str, Scenario],
+    conditions: Conditions,
+    *,
+    results: Path = Path("results"),
+    resume: Path | None = None,
+    observer: Observer | None = None,
+) -> Result:
+    """Measure all points of these scenarios.
+
+    Args:
+        results: folder in which the run's own folder is made.
+        resume: the folder of a run to go on with.
+
+    Raises:
+        BadInput: a scenario does not fit; or the folder is of another run.
+        PrerequisiteMissing, EnvironmentFailed: a world cannot be had.
+        JobRejected: the only job demands what cannot be had; no byte has moved.
+    """
+    observer = observer or Observer()
+    work = {name: planned(name, one, worlds_of(one, conditions)) for name, one in scenarios.items()}
+    kind = next(iter(scenarios.values())).workload.kind if len(scenarios) == 1 else "study"
+    folder = resume or results / f"{time.strftime('%Y%m%d-%H%M%S')}-{kind}-{secrets.token_hex(2)}"
+    folders = {name: folder / name if len(scenarios) > 1 else folder for name in scenarios}
+    if resume is not None and not any(resume.glob(f"**/{SCENARIO}")):
+        raise BadInput(f"--resume {resume}: no run is there; name a folder results/<id> that a run has left")
+    for name, own in folders.items():
+        known(own, work[name])  # refuses what was made from another scenario, before anything is written
+        refuse_other_conditions(own, conditions)
+    refuse_not_in_force(scenarios, conditions)
+    with held(folder):
+        for name, own in folders.items():
+            begin(own, name, scenarios[name], conditions)
+        progress, interrupted = Progress(sum(map(len, work.values())), observer), False
+        try:
+            if parallel.worth_it(scenarios, conditions):
+                interrupted = parallel.conduct(scenarios, conditions, folders, observer)
+            else:
+                with closing(Sites(dataclasses.replace(conditions, labs=1))) as sites:
+                    for name, one in scenarios.items():
+                        interrupted = interrupted or conduct_one(name, one, folders[name], sites, progress).interrupted
+        except KeyboardInterrupt:
+            interrupted = True
+        except Exception:
+            if resume is None and not any(path.stat().st_size for path in folder.rglob(POINTS)):
+                shutil.rmtree(folder, ignore_errors=True)  # nothing was measured
+            else:
+                leave(folder, scenarios, work, folders, interrupted)
+            raise
+        return leave(folder, scenarios, work, folders, interrupted)
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """The folder is this process's meanwhile: two that write one journal would lose points.
+
+    Raises:
+        BadInput: another process measures there.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BadInput(f"{folder}: another process measures there; wait for it, or begin a new run") from None
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def refuse_not_in_force(scenarios: Mapping[str, Scenario], conditions: Conditions) -> None:
+    """Refuse to compare what a running cluster would not do.
+
+    Raises:
+        BadInput: variants differ in what is the cluster's own.
+    """
+    fixed = ("control.flows_per_host", *(() if conditions.install_policy else ("control.policy",)))
+    for one in scenarios.values() if conditions.scheduler else ():
+        varied = {*one.study.vary, *(key for variant in one.study.compare for key in variant.set)}
+        if found := sorted(varied & set(fixed)):
+            how = "give --install-policy, or compare" if found[0] == "control.policy" else "compare"
+            raise BadInput(
+                f"{found[0]} is the cluster's own, the same for all variants: {how} it in world local or lab"
+            )
+
+
+def worlds_of(scenario: Scenario, conditions: Conditions) -> tuple[str, ...]:
+    return conditions.worlds or scenario.workload.worlds_of(scenario)
+
+
+def conduct_one(name: str, scenario: Scenario, folder: Path, sites: Sites, progress: Progress) -> Result:
+    """Measure the points of a scenario that are not known yet, and leave its result and report."""
+    work, interrupted = planned(name, scenario, worlds_of(scenario, sites.conditions)), False
+    done = {key: one for key, one in known(folder, work).items() if not measured_again(one)}
+    # A line that was cut off is not gone on with.
+    replace(folder / POINTS, "".join(line_of(key, one) for key, one in done.items()))
+    progress.known += len(done)
+    progress.worked |= {one.world for one in done.values()}
+    try:
+        for one in (one for one in work if one.key not in done):
+            interrupts.check()
+            own = folder if len(work) == 1 else folder / "runs" / one.key
+            began = time.monotonic()
+            progress.begin(one)
+            point = until_valid(partial(attempt, one, own, sites, progress, len(work)), progress.say)
+            point.took_s = time.monotonic() - began
+            environment = {**describe(one.scenario.workload.seed), "labs_at_once": sites.conditions.labs}
+            point.commit, point.environment = environment["commit"], environment
+            if apart := own != folder and own.exists():
+                point.folder = str(own.relative_to(folder))
+            with open(folder / POINTS, "a") as file:
+                file.write(line_of(one.key, point))
+            if apart:
+                # The folder of a run of jobs stands alone, with a report of its own.
+                begin(own, name, one.scenario, sites.conditions)
+                write(own, summed({name: one.scenario}, [one], [point], own, point.interrupted))
+            progress.end(one, point)
+            if point.interrupted:
+                break
+    except KeyboardInterrupt:
+        interrupted = True
+    finally:
+        result = leave(folder, {name: scenario}, {name: work}, {name: folder}, interrupted)
+    return result
+
+
+def measured_again(point: Point) -> bool:
+    """Whether a run that goes on measures a point that it has once more."""
+    return point.interrupted or not point.valid or "run" in point.errors
+
+
+def attempt(one: Planned, own: Path, sites: Sites, progress: Progress, planned: int, number: int) -> Point:
+    """Measure a point once; one that cannot be run does not keep the others from being measured."""
+    workload = one.scenario.workload
+    if number and own.exists():
+        # What was not valid stays to be looked at.
+        shutil.copytree(own, own.with_name(f"{own.name}-invalid-{number}"), dirs_exist_ok=True)
+    if workload.leaves_files:
+        own.mkdir(parents=True, exist_ok=True)
+    try:
+        point: Point = sites.get(one)(one, own, progress.watch)
+    except Exception as error:
+        foreseen = isinstance(error, EnvironmentFailed | PrerequisiteMissing | BadInput)
+        if (foreseen and one.world not in progress.worked) or (planned == 1 and isinstance(error, JobRejected)):
+            raise  # nothing has worked in this world: the others would fail like it
+        progress.say(f"failed: {error}")
+        sites.close()
+        why = str(error) if foreseen or isinstance(error, JobRejected) else f"{type(error).__name__}: {error}"
+        failed: Point = one.point(errors={"run": why})
+        return failed
+    if point.errors:
+        sites.close()  # what failed may be broken
+    for name, measure in workload.measures.items():
+        if (value := measure.of(point)) is not None:
+            point.measures[name] = Quantity(value=value, unit=measure.unit)
+    held = all(point.checks.values()) and all(point.expectations.values())
+    point.ok = held and not point.errors and not point.interrupted
+    for note in point.notes:
+        progress.note(note)
+    return point
+
+
+class Sites:
+    """The world that is open, kept for the next point where it fits: making one takes longer than most points."""
+
+    def __init__(self, conditions: Conditions):
+        self.conditions = conditions
+        self._stack = ExitStack()
+        self._open: tuple[Any, Measuring] | None = None
+
+    def get(self, one: Planned) -> Measuring:
+        """How points are measured in the world of this one."""
+        workload = one.scenario.workload
+        made_of = (one.world, workload.kind, workload.site(one.whole))
+        if self._open is None or self._open[0] != made_of:
+            self.close()
+            opened = workload.opened(one.world, one.whole, self.conditions)
+            self._open = made_of, self._stack.enter_context(opened)
+        return self._open[1]
+
+    def close(self) -> None:
+        self._open = None
+        self._stack.close()
+
+
+class Progress:
+    """How far a run is, and how long the rest may take: as long as the points of the same world took so far."""
+
+    def __init__(self, planned: int, observer: Observer):
+        self.planned, self.observer = planned, observer
+        self.known = self.ended = 0
+        self.worked: set[str] = set()
+        """Worlds in which a point could be measured."""
+        self.seconds: list[float] = []
+        self.line = ""
+        self._noted: set[str] = set()
+
+    def begin(self, one: Planned) -> None:
+        left = self.planned - self.known - self.ended
+        took = sum(self.seconds) / len(self.seconds) * left if self.seconds else None
+        time_left = f", about {duration(took)} left" if took is not None and left > 1 else ""
+        if self.planned > 1:
+            self.line = f"[{self.known + self.ended + 1}/{self.planned}] {one.bare.label()}{time_left}"
+        self.observer.show(self.line, "prepares", {})
+
+    def end(self, one: Planned, point: Point) -> None:
+        self.ended += 1
+        if "run" not in point.errors:
+            self.worked.add(one.world)
+        if one.world != "model":  # which takes no time
+            self.seconds.append(point.took_s)
+
+    def watch(self, doing: str, status: Mapping[str, Any]) -> None:
+        self.observer.show(self.line, doing, status)
+
+    def say(self, text: str) -> None:
+        self.observer.say(f"    {text}")
+
+    def note(self, text: str) -> None:
+        """Say once what was not in force."""
+        if text not in self._noted:
+            self._noted.add(text)
+            self.observer.say(f"note: {text}")
+
+
+def duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+
+
+def begin(folder: Path, name: str, scenario: Scenario, conditions: Conditions) -> None:
+    """Write what a run needs to go on."""
+    folder.mkdir(parents=True, exist_ok=True)
+    replace(folder / SCENARIO, tomli_w.dumps(plain(scenario)))
+    described = {**describe(scenario.workload.seed), "study": name, "conditions": vars(conditions)}
+    replace(folder / ENVIRONMENT, json.dumps(described, indent=1))
+
+
+def resumed(folder: Path) -> tuple[dict[str, Scenario], Conditions]:
+    """The scenarios of a run that is to go on, and how it was run.
+
+    Raises:
+        BadInput: the folder has no run.
+    """
+    own = [folder] if (folder / SCENARIO).exists() else sorted(path.parent for path in folder.glob(f"*/{SCENARIO}"))
+    if not own:
+        raise BadInput(f"--resume {folder}: no run is there; name a folder results/<id> that a run has left")
+    try:
+        left = [json.loads((one / ENVIRONMENT).read_text()) for one in own]
+        scenarios = {
+            one["study"]: validate(tomllib.loads((path / SCENARIO).read_text()))
+            for one, path in zip(left, own, strict=True)
+        }
+        return scenarios, Conditions(**{**left[0]["conditions"], "worlds": tuple(left[0]["conditions"]["worlds"])})
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BadInput(f"--resume {folder}: its files cannot be read ({error}); begin a new run") from None
+
+
+def refuse_other_conditions(folder: Path, conditions: Conditions) -> None:
+    """Refuse to go on where a run began on another cluster: its medians would be of both.
+
+    The number of labs side by side may differ: each point keeps its own.
+
+    Raises:
+        BadInput: the folder's run had another scheduler, or installed its policy and this one does not.
+    """
+    try:
+        before = json.loads((folder / ENVIRONMENT).read_text())["conditions"]
+    except (OSError, ValueError, KeyError):
+        return
+    now = json.loads(json.dumps(vars(conditions)))
+    for name, flag in (("scheduler", "--scheduler"), ("install_policy", "--install-policy")):
+        if before.get(name) != now[name]:
+            raise BadInput(f"{folder} began with {flag} {before.get(name)}: go on in the same way, or begin a new run")
+
+
+def line_of(key: str, point: Point) -> str:
+    return json.dumps({"key": key, **point.model_dump(by_alias=True, exclude_unset=True, mode="json")}) + "\n"
+
+
+def known(folder: Path, work: Sequence[Planned]) -> dict[str, Point]:
+    """Points that were measured before, by key; the last line may have been cut off.
+
+    Raises:
+        BadInput: one was made from another scenario.
+    """
+    path, by_key, found = folder / POINTS, {one.key: one for one in work}, {}
+    for line in path.read_text().splitlines() if path.exists() else ():
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            break
+        one = by_key.get(entry.pop("key", ""))
+        if one is None or entry["scenario"] != one.fingerprint:
+            raise BadInput(f"{folder} was made from another scenario: go on with that one, or begin a new run")
+        found[one.key] = one.scenario.workload.point.model_validate(entry)
+    return found
+
+
+def replace(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    new = path.with_name(f"{path.name}.new")
+    new.write_text(text)
+    new.replace(path)
+
+
+def leave(
+    folder: Path,
+    scenarios: Mapping[str, Scenario],
+    work: Mapping[str, Sequence[Planned]],
+    folders: Mapping[str, Path],
+    interrupted: bool,
+) -> Result:
+    """Leave the result and the report of all that is known; give the result."""
+    found = {name: known(folders[name], own) for name, own in work.items()}
+    points = [found[name][one.key] for name, own in work.items() for one in own if one.key in found[name]]
+    result = summed(scenarios, [one for own in work.values() for one in own], points, folder, interrupted)
+    write(folder, result)
+    return result
+
+
+def write(folder: Path, result: Result) -> None:
+    replace(folder / RESULT, json.dumps(result.dumped()))
+    report.write(folder, result)
+
+
+def summed(
+    scenarios: Mapping[str, Scenario], work: Sequence[Planned], points: list[Point], folder: Path, interrupted: bool
+) -> Result:
+    """What the points say together."""
+    single = points[0] if len(work) == 1 and points else None
+    medians, comparisons = compare.compared(scenarios, work, points)
+    interrupted = interrupted or any(point.interrupted for point in points)
+    checks, errors = {"every point was measured": len(points) == len(work) and not interrupted}, {}
+    if single is not None:
+        checks, errors = {**single.checks, **single.expectations}, dict(single.errors)
+    else:
+        for point in points:
+            own = {**point.checks, **point.expectations}
+            checks.update({f"{point.label()}: {check}": value for check, value in own.items()})
+            errors.update({f"{point.label()}: {job}": why for job, why in point.errors.items()})
+    held = all(one.held is not False for one in comparisons) and all(checks.values())
+    why = [f"{point.label()}: {because}" for point in points for because in point.invalid_because]
+    last = max(points, key=lambda point: point.environment.get("measured", ""), default=None)
+    shown = {} if single is None else {name: getattr(single, name) for name in SHOWN if name in single.model_fields_set}
+    return Result(
+        ok=held and not interrupted and all(point.ok for point in points) and bool(points),
+        valid=all(point.valid for point in points),
+        interrupted=interrupted,
+        invalid_because=list(single.invalid_because) if single is not None else why,
+        world=",".join(dict.fromkeys(one.world for one in work)),
+        points=points,
+        summary=medians,
+        comparisons=comparisons,
+        onset=[
+            onset
+            for name, one in scenarios.items()
+            for onset in one.workload.onsets([point for point in points if point.study == name])
+        ],
+        overheads=overhead.overheads(work, points),
+        differences=compare.differences(medians),
+        checks=checks,
+        errors=errors,
+        notes=list(dict.fromkeys(note for point in points for note in point.notes)),
+        studies={name: texts(one) for name, one in scenarios.items()},
+        environment=last.environment if last is not None else describe(),
+        results=str(folder),
+        folder=str(folder),
+        **{"jobs": [], "seconds": None, **shown},
+    )
+
+
+SHOWN = (
+    *("jobs", "seconds", "policy", "ports", "samples", "processor_seconds", "delay"),
+    *("job_time_s", "late_s", "distortion"),
+)
+"""Of the only point, for those who read a single run."""
+
+
+def texts(scenario: Scenario) -> dict[str, Any]:
+    study = scenario.study
+    shown = {name: getattr(study, name) for name in ("title", "paper", "hope", "because")}
+    measures = list(study.measure or list(scenario.workload.measures)[:1])
+    return {**shown, "kind": scenario.workload.kind, "measure": measures, "compares": len(study.compare) > 1}

@@ -1,0 +1,151 @@
+"""What the Mission Controller's records say of jobs: transfers, shares, fairness, phases."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mission_control.experiments.result import JobResult, Transfer
+from mission_control.map_reduce.phases import PHASES
+
+Key = tuple[str, ...]
+"""A job, ``(job,)``; or a transfer, ``(job, from, to)``."""
+Record = dict[str, Any]
+OTHERS_TOO = ("worker", "worker-left", "worker-without", "policy-error", "ecn-probed")
+"""Kinds of records that concern every job of a cluster."""
+
+
+def of_jobs(records: Sequence[Record], names: set[str]) -> list[Record]:
+    """The records that concern these jobs: of decisions the part about them, and of others' jobs nothing."""
+    own = []
+    for record in records:
+        if record["kind"] == "decision" and "transfers" in record:
+            transfers = [entry for entry in record["transfers"] if entry["job"] in names]
+            if transfers:
+                own.append({**record, "transfers": transfers})
+        elif record.get("job") in names or (record["kind"] in OTHERS_TOO and "job" not in record):
+            own.append(record)
+    return own
+
+
+def jobs_of(
+    records: list[Record], status: Mapping[str, Any], admitted: Mapping[str, str], seconds: Mapping[str, float]
+) -> list[JobResult]:
+    """Each job with its transfers.
+
+    Args:
+        records: of these jobs.
+        status: of the cluster at the end, for jobs that have not ended.
+        admitted: by each job's name in the scenario the one under which the cluster admitted it.
+        seconds: that each took, by the name in the scenario.
+    """
+    known = [record for record in records if record["kind"] == "job-ended"] + list(status.get("jobs", ()))
+    weights, fair = busiest_weights(records), fairness(records)
+    crossed = parts_of_bytes(records, [(name,) for name in admitted.values()])
+    crossed |= parts_of_bytes(records, busiest_transfers(records))
+
+    def came(key: Key) -> Record:
+        weight, flows = weights.get(key, (None, None))
+        return {"weight": weight, "flows": flows, "share": crossed.get(key)}
+
+    found = []
+    for name, own in admitted.items():
+        said = [record for record in records if record["kind"] == "phases" and record["job"] == own]
+        phases = {phase: sum(record.get(phase, 0.0) for record in said) for phase in PHASES} if said else {}
+        recomputed = sum(record["kind"] == "recomputed" and record["job"] == own for record in records)
+        entries = [one for job in known if job["job"] == own for one in job["transfers"] if one["asked_bytes"]]
+        keys = [(own, entry["from"], entry["to"]) for entry in entries]
+        transfers = [
+            transfer_of(entry, {**came(key), "fairness": fair.get(key)})
+            for entry, key in zip(entries, keys, strict=True)
+        ]
+        labels: Record = {"name": name, "admitted": own, "seconds": seconds.get(name), **came((own,))}
+        found.append(JobResult(**labels, phases=phases, recomputed=recomputed, transfers=transfers))
+    return found
+
+
+def transfer_of(entry: Record, came: Record) -> Transfer:
+    begun, ended = entry.get("started"), entry.get("ended")
+    same = ("from", "to", "pattern", "evidence", "local_bytes", "peer_bytes", "flows_peak", "refetches", "resumed")
+    facts = {**dict.fromkeys(same[4:], 0), **{name: entry[name] for name in same if name in entry}, **came}
+    seconds = ended - begun if begun and ended else None
+    transport = entry.get("transport")
+    return Transfer(**facts, bytes=entry["served_bytes"], seconds=seconds, started=begun, transport=transport)
+
+
+def weighed(records: list[Record]) -> list[list[Record]]:
+    """The transfers of each decision about weights."""
+    return [one["transfers"] for one in records if one["kind"] == "decision" and one["command"] == "weights"]
+
+
+def busiest_weights(records: list[Record]) -> dict[Key, tuple[float, int]]:
+    """Of each job and transfer the weight and the flows that it had while most were active: then shares matter."""
+    best: dict[Key, tuple[int, float, int]] = {}
+    for transfers in weighed(records):
+        active: dict[Key, list[Record]] = defaultdict(list)
+        for entry in transfers:
+            active[(entry["job"],)].append(entry)
+            active[(entry["job"], entry["from"], entry["to"])].append(entry)
+        for key, own in active.items():
+            if len(transfers) >= best.get(key, (0, 0.0, 0))[0]:
+                best[key] = (len(transfers), sum(one["weight"] for one in own), sum(one["flows"] for one in own))
+    return {key: (weight, flows) for key, (_, weight, flows) in best.items()}
+
+
+def busiest_transfers(records: list[Record]) -> list[Key]:
+    """The transfers that were active when most were."""
+    most: list[Key] = []
+    for transfers in weighed(records):
+        if len(transfers) >= len(most):
+            most = [(entry["job"], entry["from"], entry["to"]) for entry in transfers]
+    return most
+
+
+def fairness(records: list[Record]) -> dict[Key, float]:
+    """Of each transfer Jain's index of its receivers' rates (Jain, Chiu and Hawe 1984): 1 where all are equal, 1/n
+    where one of n gets everything."""
+    last: dict[Key, dict[str, Record]] = {}
+    for record in records:
+        if record["kind"] == "progress":
+            last.setdefault((record["job"], record["from"], record["to"]), {})[record["worker"]] = record
+    found = {}
+    for key, workers in last.items():
+        # What never left its worker says nothing of the network.
+        took = [(one["served_bytes"] - one["local_bytes"], one["started"], one["ended"]) for one in workers.values()]
+        rates = [moved / (ended - begun) for moved, begun, ended in took if moved and ended and ended > begun]
+        if rates:
+            found[key] = sum(rates) ** 2 / (len(rates) * sum(rate**2 for rate in rates))
+    return found
+
+
+def parts_of_bytes(records: list[Record], keys: Sequence[Key]) -> dict[Key, float]:
+    """Of each job, or of each transfer, its part of the bytes that crossed the network to receivers while all of them
+    had some under way there; empty where they never had. Shares are made at each receiver, so each is looked at for
+    itself."""
+    now: dict[Key, int] = {}
+    points: dict[str, dict[Key, list[tuple[float, int]]]] = {}
+    for record in records:
+        if record["kind"] == "progress":
+            transfer, worker = (record["job"], record["from"], record["to"]), record["worker"]
+            key = next((key for key in keys if transfer[: len(key)] == key), None)
+            if key is None:
+                continue
+            now[(worker, *transfer)] = record["served_bytes"] - record["local_bytes"]
+            total = sum(value for own, value in now.items() if own[: len(key) + 1] == (worker, *key))
+            if total:
+                points.setdefault(worker, {}).setdefault(key, []).append((record["time"], total))
+    moved: dict[Key, int] = dict.fromkeys(keys, 0)
+    for point in points.values():
+        if len(point) == len(keys):
+            first = max(path[0][0] for path in point.values())
+            last = min(next(at for at, total in path if total == path[-1][1]) for path in point.values())
+            for key, path in point.items():
+                moved[key] += until(path, last) - until(path, min(first, last))
+    total = sum(moved.values())
+    return {key: entry / total for key, entry in moved.items()} if total else {}
+
+
+def until(path: list[tuple[float, int]], end: float) -> int:
+    """What had been moved by then."""
+    return max((total for at, total in path if at <= end), default=0)

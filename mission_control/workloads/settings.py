@@ -1,0 +1,274 @@
+"""What all workloads share: quantities with units, settings that are keys of a scenario and flags of `mission run`, and
+what is measured of jobs."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
+
+from mission_control import _native
+from mission_control.experiments.result import JobResult, Onset, Point
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+    from mission_control.experiments.points import Conditions, Measuring
+    from mission_control.scenario import Scenario
+
+
+def quantity(parse: Callable[[str], float], unit: str, what: str, example: str) -> tuple[Any, Any]:
+    """Validator and serializer of a number that is written with its unit.
+
+    Args:
+        parse: gives the number of units that a text says.
+        unit: in which files write it.
+        what: kind of quantity, and ``example`` of one, for errors.
+    """
+
+    def read(value: Any) -> Any:
+        if isinstance(value, str):
+            return round(parse(value))
+        raise ValueError(f'{value!r} has no unit: write a {what} as in "{example}"')
+
+    return BeforeValidator(read), PlainSerializer(lambda value: f"{value} {unit}" if type(value) is int else value)
+
+
+Bytes = Annotated[int, *quantity(_native.parse_bytes, "B", "size", "64 MiB")]
+Rate = Annotated[int, *quantity(_native.parse_rate, "bit/s", "rate", "100 Mbit/s")]
+"""Bits per second."""
+Microseconds = Annotated[int, *quantity(lambda text: _native.parse_duration(text) * 1e6, "us", "time", "250 us")]
+Milliseconds = Annotated[int, *quantity(lambda text: _native.parse_duration(text) * 1e3, "ms", "time", "200 ms")]
+Count = Annotated[int, Field(ge=1)]
+
+
+def several(value: Any) -> Any:
+    """A list, or as people type one: `16kB,64kB`."""
+    return value.split(",") if isinstance(value, str) else value
+
+
+class Part(BaseModel):
+    """A table of a scenario."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A quantity that every point of a workload has."""
+
+    unit: str
+    words: str
+    """As tables and axes name it."""
+    of: Callable[[Any], float | None]
+    """Its value at a point; ``None``: the point does not have it."""
+
+    @property
+    def label(self) -> str:
+        return f"{self.words}, {self.unit}" if self.unit else self.words
+
+
+class Job(Protocol):
+    """One job of a workload. ``say`` takes a line on what is being done, for people to see."""
+
+    def prepare(self, client: Client, say: Callable[[str], None]) -> None:
+        """Make the input; not timed."""
+
+    def run(self, client: Client, say: Callable[[str], None]) -> None:
+        """Do the work; timed, inside the job's :func:`mission_control.job`."""
+
+    def check(self, client: Client, say: Callable[[str], None]) -> dict[str, bool]:
+        """Whether the result is right: name of each check, and whether it holds; not timed."""
+
+
+class Settings(Part):
+    """Base of a workload's settings. Each field is a key of `[workload]` and a flag of `mission run KIND`."""
+
+    worlds: ClassVar[tuple[str, ...]]
+    """In which it can run."""
+    measures: ClassVar[Mapping[str, Measure]]
+    """The first one is compared unless the scenario says otherwise."""
+    unread: ClassVar[tuple[str, ...]] = ()
+    """Keys of other tables that it does not read."""
+    point: ClassVar[type[Point]] = Point
+    """What a point of it is."""
+    axis: ClassVar[str] = ""
+    """Key of the scenario over which its measures are drawn as curves."""
+    leaves_files: ClassVar[bool] = False
+    """Whether a point leaves files of its own."""
+    reads_data: ClassVar[bool] = False
+    """Whether its jobs have input and output files in a folder that all workers see."""
+    many_jobs: ClassVar[bool] = False
+    """Whether a point has so many jobs that reports have no line for each."""
+    side_by_side: ClassVar[bool] = False
+    """Whether scenarios of it may be measured at the same time on one machine."""
+
+    kind: Any = ""
+    seed: int = Field(1, description="Input seed: the same seed makes the same input")
+
+    def check(self, scenario: Scenario) -> None:
+        """Raise ValueError where other tables of the scenario do not fit this workload."""
+
+    def grid(self) -> list[dict[str, Any]]:
+        """Places that these settings ask for: values of keys of the scenario at each."""
+        return [{}]
+
+    def worlds_of(self, scenario: Scenario) -> tuple[str, ...]:
+        """Where the scenario runs unless the command line says otherwise."""
+        return (scenario.world,)
+
+    def alone(self, scenario: Scenario) -> bool:
+        """Whether nothing else may be measured on this machine meanwhile."""
+        return not self.side_by_side
+
+    def site(self, whole: Scenario) -> Any:
+        """What a world is made of: points of equal values are measured in the same one, one after the other."""
+        raise NotImplementedError
+
+    def made_for(self, whole: Scenario) -> str:
+        """What the world of all points has that the scenario of one does not say."""
+        return ""
+
+    def opened(self, world: str, whole: Scenario, conditions: Conditions) -> AbstractContextManager[Measuring]:
+        """Open the world in which points are measured.
+
+        Args:
+            whole: the scenario of a variant, with its whole grid.
+
+        Raises:
+            PrerequisiteMissing, EnvironmentFailed, BadInput: the world cannot be had.
+        """
+        raise NotImplementedError
+
+    def onsets(self, points: list[Any]) -> list[Onset]:
+        """Where curves of these points collapse."""
+        return []
+
+    @classmethod
+    def pieces(cls, points: Sequence[Any]) -> list[dict[str, Any]]:
+        """What the report of these points has that other workloads' do not."""
+        return []
+
+    @classmethod
+    def lines(cls, point: Any) -> list[str] | None:
+        """A single point in words, as `mission run` prints it; None: as of any workload."""
+        return None
+
+
+def shuffle_seconds(job: JobResult) -> float | None:
+    """Of the longest shuffle of a job."""
+    seconds = (transfer.seconds for transfer in job.transfers if transfer.pattern == "shuffle")
+    return max((one for one in seconds if one is not None), default=None)
+
+
+def mean(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
+
+
+def fairness(point: Point) -> float | None:
+    return mean([entry.fairness for job in point.jobs for entry in job.transfers if entry.pattern == "shuffle"])
+
+
+JOB_MEASURES = {
+    "shuffle_seconds": Measure(
+        "s",
+        "shuffle",
+        lambda p: max((one for job in p.jobs if (one := shuffle_seconds(job)) is not None), default=None),
+    ),
+    "job_seconds": Measure("s", "job", lambda p: p.seconds),
+    "mean_job_seconds": Measure("s", "mean job", lambda p: mean([job.seconds for job in p.jobs])),
+    "fairness": Measure("", "Jain's index", fairness),
+    "share": Measure("", "first job's part of the bytes", lambda p: p.jobs[0].share if p.jobs else None),
+    "first_shuffle_seconds": Measure(
+        "s", "first job's shuffle", lambda p: shuffle_seconds(p.jobs[0]) if p.jobs else None
+    ),
+    "bytes": Measure("B", "bytes that tasks fetched", lambda p: sum(t.bytes for j in p.jobs for t in j.transfers)),
+}
+
+
+class ClusterSettings(Settings):
+    """Base of workloads that run on a cluster of an engine."""
+
+    worlds: ClassVar[tuple[str, ...]] = ("local", "lab", "cluster")
+    unread: ClassVar[tuple[str, ...]] = (
+        "stack.rto_min_socket",
+        "expect.goodput_of_one_flow_min",
+        "expect.goodput_of_ideal_min",
+    )
+
+    def site(self, whole: Scenario) -> Any:
+        """All that a world is made of; jobs bring the rest with them."""
+        if whole.topology.events:
+            return object()  # equal to nothing: what has happened to a network is not undone
+        control = whole.control
+        marks = control.transport == "dctcp" and whole.topology.port.ecn_threshold is None
+        return whole.topology, whole.stack, control.policy, control.flows_per_host, control.encrypt is True, marks
+
+
+class JobSettings(ClusterSettings):
+    """Base of workloads that are a few jobs, all at once."""
+
+    measures: ClassVar[Mapping[str, Measure]] = JOB_MEASURES
+    leaves_files: ClassVar[bool] = True
+    reads_data: ClassVar[bool] = True
+
+    jobs: Count = Field(1, description="Concurrent jobs, each with its own client and input")
+
+    def make(self, number: int, folder: Path, workers: int) -> Job:
+        """Make a job.
+
+        Args:
+            number: of the job, from 0; each has another input.
+            folder: for its data; all workers must see it.
+            workers: of the cluster, each of which gets something to do.
+        """
+        raise NotImplementedError
+
+    def of_job(self, number: int) -> JobSettings:
+        """The settings of one of the jobs."""
+        return self
+
+    def found(self, point: Any, work: Sequence[Any], scenario: Scenario) -> None:
+        """Add what only this workload measures to its point.
+
+        Args:
+            point: of :attr:`point`'s type, with all that every point of jobs has.
+            work: what :meth:`make` made, job by job; some may have failed.
+        """
+
+    def check(self, scenario: Scenario) -> None:
+        if scenario.control.priorities and len(scenario.control.priorities) != self.jobs:
+            raise ValueError(
+                f"{len(scenario.control.priorities)} priorities for {self.jobs} jobs: give one for each job"
+            )
+
+    def opened(self, world: str, whole: Scenario, conditions: Conditions) -> AbstractContextManager[Measuring]:
+        from mission_control.experiments.jobs import opened
+
+        return opened(world, whole, conditions)
+
+
+class SizedSettings(JobSettings):
+    """Base of jobs whose input is so many bytes."""
+
+    size: Bytes = Field("1 GiB", validate_default=True, ge=100, description="Input per job")
+    sizes: Annotated[tuple[Annotated[Bytes, Field(ge=100)], ...], BeforeValidator(several)] = Field(
+        (), description="Input of each job, where jobs differ, in place of size"
+    )
+
+    def of_job(self, number: int) -> JobSettings:
+        return self.model_copy(update={"size": self.sizes[number]}) if self.sizes else self
+
+    def check(self, scenario: Scenario) -> None:
+        super().check(scenario)
+        if self.sizes and len(self.sizes) != self.jobs:
+            raise ValueError(f"{len(self.sizes)} sizes for {self.jobs} jobs: give one for each job")
+
+
+AutoCount = Count | Literal["auto"]
