@@ -11,7 +11,7 @@ import os
 import statistics
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 from uuid import uuid4
@@ -92,9 +92,9 @@ class GatherSettings(JobSettings):
                 "expect.goodput_of_ideal_min: nobody knows the ideal of a link_rate that is auto; give one"
             )
 
-    def found(self, point: Any, work: Sequence[Any], scenario: Scenario) -> None:
-        done: list[Gather] = [job for job in work if job.seconds]
-        point.senders, point.fragment_bytes = work[0].senders, self.fragment
+    def found(self, point: Any, running: Any, scenario: Scenario) -> None:
+        done: list[Gather] = [job for job in running.made if job.seconds]
+        point.senders, point.fragment_bytes = running.made[0].senders, self.fragment
         point.rounds = [seconds for job in done for seconds in job.seconds]
         if point.world != "lab":
             return  # hosts share one kernel's counters, and nobody knows the link

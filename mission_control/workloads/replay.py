@@ -12,6 +12,7 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 from uuid import uuid4
 
@@ -27,8 +28,10 @@ if TYPE_CHECKING:
     from distributed import Client, Future
 
     from mission_control.experiments.points import Conditions, Measuring
+    from mission_control.experiments.running import Running
     from mission_control.scenario import Scenario
     from mission_control.traces.scale import ScaledJob
+    from mission_control.worlds.site import Site
 
 PERIOD = 65521
 """Bytes after which content repeats: a prime, so that a block that arrives in another's place is noticed."""
@@ -117,9 +120,13 @@ class ReplaySettings(ClusterSettings):
         return scale.scaled(jobs, self.factor(hosts), self.speed, self.job_limit, self.start)
 
     def opened(self, world: str, whole: Scenario, conditions: Conditions) -> AbstractContextManager[Measuring]:
-        from mission_control.experiments.replay import opened
+        self.scaled(whole.topology.hosts)  # a malformed trace is refused before a cluster is made
+        return super().opened(world, whole, conditions)
 
-        return opened(world, whole, conditions)
+    def running(self, scenario: Scenario, site: Site, data: Path) -> Running:
+        from mission_control.experiments.replay import Replay
+
+        return Replay(scenario, site, data)
 
     @classmethod
     def pieces(cls, points: Sequence[Any]) -> list[dict[str, Any]]:

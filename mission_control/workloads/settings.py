@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from distributed import Client
 
     from mission_control.experiments.points import Conditions, Measuring
+    from mission_control.experiments.running import Running
     from mission_control.scenario import Scenario
+    from mission_control.worlds.site import Site
 
 
 def quantity(parse: Callable[[str], float], unit: str, what: str, example: str) -> tuple[Any, Any]:
@@ -210,6 +212,31 @@ class ClusterSettings(Settings):
         marks = control.transport == "dctcp" and whole.topology.port.ecn_threshold is None
         return whole.topology, whole.stack, control.policy, control.flows_per_host, control.encrypt is True, marks
 
+    def opened(self, world: str, whole: Scenario, conditions: Conditions) -> AbstractContextManager[Measuring]:
+        from mission_control.experiments.running import opened
+
+        return opened(world, whole, conditions)
+
+    def running(self, scenario: Scenario, site: Site, data: Path) -> Running:
+        """The jobs of a point, ready to run.
+
+        Args:
+            scenario: of the point.
+            data: folder for the jobs' input and output; all workers must see it.
+
+        Raises:
+            BadInput: the workload's input is malformed.
+        """
+        raise NotImplementedError
+
+    def found(self, point: Any, running: Any, scenario: Scenario) -> None:
+        """Add what only this workload measures to its point.
+
+        Args:
+            point: of :attr:`point`'s type, with all that every point of jobs has.
+            running: what :meth:`running` gave; some jobs may have failed.
+        """
+
 
 class JobSettings(ClusterSettings):
     """Base of workloads that are a few jobs, all at once."""
@@ -234,24 +261,16 @@ class JobSettings(ClusterSettings):
         """The settings of one of the jobs."""
         return self
 
-    def found(self, point: Any, work: Sequence[Any], scenario: Scenario) -> None:
-        """Add what only this workload measures to its point.
-
-        Args:
-            point: of :attr:`point`'s type, with all that every point of jobs has.
-            work: what :meth:`make` made, job by job; some may have failed.
-        """
-
     def check(self, scenario: Scenario) -> None:
         if scenario.control.priorities and len(scenario.control.priorities) != self.jobs:
             raise ValueError(
                 f"{len(scenario.control.priorities)} priorities for {self.jobs} jobs: give one for each job"
             )
 
-    def opened(self, world: str, whole: Scenario, conditions: Conditions) -> AbstractContextManager[Measuring]:
-        from mission_control.experiments.jobs import opened
+    def running(self, scenario: Scenario, site: Site, data: Path) -> Running:
+        from mission_control.experiments.jobs import Jobs
 
-        return opened(world, whole, conditions)
+        return Jobs(scenario, site, data)
 
 
 class SizedSettings(JobSettings):

@@ -1,0 +1,200 @@
+"""A point of jobs: they run in threads on a cluster of one of the worlds, while the cluster's records are collected."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mission_control import interrupts
+from mission_control.experiments import observed
+from mission_control.experiments.points import Conditions, Measuring, Planned, Watch
+from mission_control.experiments.result import Point
+from mission_control.jobs import JobRejected
+from mission_control.scenario import Scenario, not_in_force
+from mission_control.worlds import READS, WORLDS
+from mission_control.worlds.site import Site
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+WATCH_EVERY_S = 0.25
+SETTLE_S = 0.6
+"""After the last byte, for the workers' last reports (they come every 250 ms)."""
+ENDS_S = 10.0
+"""In which jobs that were interrupted may end; what still computes then is left behind."""
+CLOSE_S = 2
+"""In which a client closes; one that has lost its cluster may not be able to."""
+ALL_SEEN = 1 << 62
+"""More records than there are: asks for their number alone."""
+RECORDS = "records.jsonl"
+
+
+class Running:
+    """The jobs of a point while they run: what each way of running them has to give, and what all of them share.
+
+    Args:
+        data: folder for input and output of the jobs.
+    """
+
+    names: list[str]
+    """Of the jobs."""
+
+    def __init__(self, scenario: Scenario, site: Site, data: Path):
+        self.scenario, self.site = scenario, site
+        self.clients: list[Client] = []
+        self.admitted: dict[str, str] = {}
+        """By each job's name the one under which the cluster admitted it."""
+        self.checks: dict[str, bool] = {}
+        self.errors: dict[str, str] = {}
+        self.refusal: JobRejected | None = None
+        # A name is free for others once its job is over, while its last totals still come: others' would be added.
+        self.end = f"-{secrets.token_hex(3)}" if site.shared else ""
+        self._stop = threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    def work(self) -> list[Callable[[], None]]:
+        """What runs the jobs, each in a thread."""
+        raise NotImplementedError
+
+    def release(self) -> None:
+        """End what threads wait for, once they are to stop."""
+        raise NotImplementedError
+
+    def in_words(self) -> str:
+        """How far it is."""
+        raise NotImplementedError
+
+    def found(self, records: list[dict[str, Any]], status: dict[str, Any]) -> dict[str, Any]:
+        """What the point has of its jobs."""
+        raise NotImplementedError
+
+    def go(self, each: Callable[[], None]) -> None:
+        """Run all jobs to their ends; call ``each`` meanwhile."""
+        # Daemons: one that computes when an interrupt comes does not hold the process back.
+        self._threads = [threading.Thread(target=one, daemon=True) for one in self.work()]
+        for thread in self._threads:
+            thread.start()
+        while running := [thread for thread in self._threads if thread.is_alive()]:
+            running[0].join(WATCH_EVERY_S)
+            interrupts.check()
+            each()
+
+    def cancel(self) -> None:
+        """End the jobs: what they wait for on the cluster is cancelled with their clients."""
+        self._stop.set()
+        self.release()
+        self.close()
+        deadline = time.monotonic() + ENDS_S
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def close(self) -> None:
+        for client in self.clients:
+            with suppress(Exception):
+                client.close(timeout=CLOSE_S)
+
+
+@contextmanager
+def opened(world: str, whole: Scenario, conditions: Conditions) -> Iterator[Measuring]:
+    """A cluster on which points of jobs are measured; see ``Settings.opened``."""
+    with WORLDS[world](whole, conditions.scheduler, install_policy=conditions.install_policy) as site:
+
+        def measure(one: Planned, folder: Path, watch: Watch) -> Point:
+            # By a name with the run's own, which no other run has.
+            data = Path(conditions.data, "-".join(folder.absolute().parts[-4:])) if conditions.data else folder / "data"
+            shutil.rmtree(data, ignore_errors=True)  # of an attempt that was cut off
+            try:
+                return measured(one, site, folder, data.absolute(), watch)
+            finally:
+                if not conditions.keep_data:
+                    shutil.rmtree(data, ignore_errors=True)
+
+        yield measure
+
+
+def measured(one: Planned, site: Site, folder: Path, data: Path, watch: Watch) -> Point:
+    """Run the jobs of a point; leave their records.
+
+    Raises:
+        JobRejected: a job demands what cannot be had; no byte has moved.
+        BadInput: the workload's input is malformed.
+    """
+    interrupted, workload = False, one.scenario.workload
+    running: Running = workload.running(one.scenario, site, data)
+    watching = site.connect()
+    running.clients.append(watching)
+    watcher = Watcher(watching, running)
+    try:
+        running.go(lambda: watch(running.in_words(), watcher.look()))
+        time.sleep(SETTLE_S)
+    except KeyboardInterrupt:
+        interrupted = True
+    finally:
+        status, records = watcher.look(), watcher.own()
+        if interrupted:
+            running.cancel()
+        running.close()
+    seen = site.stop_and_summarize()
+    (folder / RECORDS).write_text("".join(json.dumps(record) + "\n" for record in records))
+    if running.refusal is not None:
+        raise running.refusal
+    found = running.found(records, status)
+    found |= {"checks": running.checks, "errors": running.errors, "interrupted": interrupted}
+    found["notes"] = [*site.notes, *not_in_force(one.scenario, one.world, READS[one.world])]
+    point: Point = one.point(**found, **seen, policy=site.policy or one.scenario.control.policy)
+    if site.policy and status.get("policy", site.policy) != site.policy:
+        point.valid = False
+        point.invalid_because.append(f"policy {status['policy']} took the place of {site.policy} meanwhile")
+    workload.found(point, running, one.scenario)
+    expect(one.scenario, point)
+    return point
+
+
+def expect(scenario: Scenario, point: Point) -> None:
+    """Hold the point against the scenario's expectations."""
+    expected = scenario.expect
+    for condition in expected.condition:
+        # What the run is about must have happened in it, or it says nothing.
+        if point.ports and not sum(port[condition] for port in point.ports):
+            point.valid = False
+            point.invalid_because.append(f"no {condition} at any port, and the run is about them")
+    if expected.refetches_max is not None:
+        refetches = sum(transfer.refetches for job in point.jobs for transfer in job.transfers)
+        point.expectations[f"refetches at most {expected.refetches_max}"] = refetches <= expected.refetches_max
+    if expected.recomputed_max is not None:
+        recomputed = sum(job.recomputed for job in point.jobs)
+        point.expectations[f"recomputed at most {expected.recomputed_max}"] = recomputed <= expected.recomputed_max
+
+
+class Watcher:
+    """Collects the Mission Controller's records of these jobs; what came before is passed over, and so are others'."""
+
+    def __init__(self, client: Client, running: Running):
+        self.client, self.running = client, running
+        self.records: list[dict[str, Any]] = []
+        self.status: dict[str, Any] = {}
+        self.seen, _ = client.sync(client.scheduler.mission_control_since, seen=ALL_SEEN)
+
+    def look(self) -> dict[str, Any]:
+        """The cluster's status, of these jobs alone."""
+        try:
+            status = self.client.sync(self.client.scheduler.mission_control_status)
+            self.seen, new = self.client.sync(self.client.scheduler.mission_control_since, seen=self.seen)
+        except (OSError, RuntimeError):
+            return self.status  # the scheduler is away or busy; the next look gets what it knows
+        names = set(self.running.admitted.values())
+        # Until all are admitted a record may be of one whose name is not known yet.
+        self.records += observed.of_jobs(new, names) if len(names) == len(self.running.names) else new
+        self.status = {**status, "jobs": [job for job in status["jobs"] if job["job"] in names]}
+        return self.status
+
+    def own(self) -> list[dict[str, Any]]:
+        """The records of these jobs."""
+        return observed.of_jobs(self.records, set(self.running.admitted.values()))
