@@ -64,11 +64,11 @@ class Jobs(Running):
         demands["priority"] = control.priorities[number] if control.priorities else 1.0
         try:
             # Refused before anything moves, the input included.
-            with mission_control.job(name + self.end, client=client, **demands):
+            with mission_control.job(name, client=client, **demands):
                 pass
             work.prepare(client, say)
             self._barrier.wait()
-            with mission_control.job(name + self.end, client=client, **demands) as admitted:
+            with mission_control.job(name, client=client, **demands) as admitted:
                 self.admitted[name] = admitted
                 began = time.time()
                 work.run(client, say)

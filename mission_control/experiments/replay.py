@@ -82,7 +82,7 @@ class Replay(Running):
                 if self._stop.is_set():
                     return
                 self.started[job.name] = time.monotonic() - self._began
-                with mission_control.job(job.name + self.end, client=self.client, **demands) as admitted:
+                with mission_control.job(job.name, client=self.client, **demands) as admitted:
                     self.admitted[job.name] = admitted
                     work.run(self.client)
                     ended = time.monotonic() - self._began

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import secrets
 import shutil
 import threading
 import time
@@ -54,8 +53,6 @@ class Running:
         self.checks: dict[str, bool] = {}
         self.errors: dict[str, str] = {}
         self.refusal: JobRejected | None = None
-        # A name is free for others once its job is over, while its last totals still come: others' would be added.
-        self.end = f"-{secrets.token_hex(3)}" if site.shared else ""
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
 

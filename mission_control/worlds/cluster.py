@@ -54,7 +54,7 @@ def cluster(scenario: Scenario, scheduler: str | None = None, *, install_policy:
         flows = status.get("flows_per_host")
         if flows is not None and flows != control.flows_per_host:
             notes.append(f"control.flows_per_host = {control.flows_per_host} is not in force: the cluster has {flows}")
-        yield Site(lambda: connect(scheduler), notes=notes, policy=status["policy"], shared=True)
+        yield Site(lambda: connect(scheduler), notes=notes, policy=status["policy"])
 
 
 @contextmanager

@@ -24,5 +24,3 @@ class Site:
     """Settings of the scenario that are not in force there, and what was changed for others."""
     policy: str | None = None
     """In force there, where the world is not made from the scenario."""
-    shared: bool = False
-    """Whether others may run jobs there."""

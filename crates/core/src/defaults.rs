@@ -44,7 +44,7 @@ pub const FRUITLESS_MAX: u32 = 16;
 /// First wait before a source that failed is tried again; doubles up to [`RETRY_MAX`].
 pub const RETRY_FIRST: Duration = Duration::from_millis(50);
 pub const RETRY_MAX: Duration = Duration::from_secs(2);
-/// Attempts at one chunk that arrive damaged before the fetch fails: by then it is the memory, not the wire.
+/// Attempts at one chunk that arrive damaged at the same place before the fetch fails: by then it is the memory, not the wire.
 pub const CORRUPT_MAX: u32 = 8;
 /// A kept connection that carries nothing is closed after this time.
 pub const IDLE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -136,7 +136,7 @@ pub fn table() -> Vec<(&'static str, String, &'static str)> {
         (
             "damaged attempts",
             CORRUPT_MAX.to_string(),
-            "attempts at one chunk that arrive damaged before the fetch fails",
+            "attempts at one chunk that arrive damaged at the same place before the fetch fails",
         ),
         ("idle timeout", seconds(IDLE_TIMEOUT), "a kept connection that carries nothing is closed after this time"),
         ("server idle", seconds(SERVER_IDLE), "a server closes a connection that asked nothing for this long"),

@@ -44,7 +44,8 @@ pub const LAST_WORDS: Duration = Duration::from_secs(5);
 const SUFFIX: usize = 8;
 
 impl Jobs {
-    /// The name as wanted, unless a job of another client has it.
+    /// The name as wanted, unless a job of another client has it: one that is there, or that is over and still has last words
+    /// to come, which would be added to another job of that name.
     pub fn name(&mut self, wanted: &JobId, client: &ClientId) -> JobId {
         let owner = self.owners.entry(wanted.clone()).or_insert_with(|| client.clone());
         if owner == client {
@@ -55,7 +56,8 @@ impl Jobs {
         format!("{wanted}@{suffix}").into()
     }
 
-    /// A job under this name was rejected: unless one runs under it, another client may use the name.
+    /// A job under this name was rejected, or all has been said of it: unless one runs under it, another client may use the
+    /// name.
     pub fn release_name(&mut self, job: &JobId) {
         if !self.jobs.contains_key(job) {
             self.owners.remove(job);
@@ -211,7 +213,6 @@ impl Jobs {
             return None;
         }
         self.jobs.remove(&job);
-        self.owners.remove(&job);
         self.open.remove(&job);
         Some(job)
     }
@@ -339,6 +340,7 @@ impl Controller {
         if self.ending.remove(job).is_none() || self.jobs.spec(job).is_some() {
             return; // it has come back meanwhile
         }
+        self.jobs.release_name(job);
         self.changed.remove(job);
         let ended = self.jobs_now(|own| own.job == *job);
         commands.extend(ended.into_iter().map(|own| record(Record::JobEnded(Box::new(own)))));
@@ -415,8 +417,10 @@ mod tests {
         jobs.add(2, &job);
         assert_eq!(jobs.remove(1), None);
         assert_eq!(jobs.leave(&job, &client), None);
-        assert_eq!(jobs.remove(2), Some(job));
-        assert_eq!((jobs.len(), jobs.tasks(), jobs.names()), (0, 0, 0));
+        assert_eq!(jobs.remove(2), Some(job.clone()));
+        assert_eq!((jobs.len(), jobs.tasks(), jobs.names()), (0, 0, 1), "its last words are still to come");
+        jobs.release_name(&job);
+        assert_eq!(jobs.names(), 0);
     }
 
     #[test]

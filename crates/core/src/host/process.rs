@@ -462,6 +462,10 @@ mod tests {
         let end = Alone::new(4).play(&[piece(4, &[1])], |_| damaged());
         assert_eq!(end.result, Err(FetchError::Damaged("checksum".into())));
         assert_eq!(end.tally.refetches, defaults::CORRUPT_MAX);
+        // On a wire that damages here and there each attempt brings something.
+        let fault = Fault::Damaged("checksum".into());
+        let end = Alone::new(4).play(&[piece(40, &[1])], |_| Outcome::Broken { verified: 1, fault: fault.clone() });
+        assert_eq!((end.result, end.tally.refetches), (Ok(()), 40));
     }
 
     #[test]

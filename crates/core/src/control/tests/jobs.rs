@@ -40,6 +40,20 @@ fn a_job_is_over_when_all_have_said_their_last_words_or_are_late() {
 }
 
 #[test]
+fn a_name_is_free_for_others_once_all_has_been_said_of_its_job() {
+    let mut world = World::new(&["a"]);
+    let job = world.admit("etl", "client");
+    world.event(Event::Leave { job: job.clone(), client: "client".into() });
+    // The worker may still report of the first one; its own client goes on with it.
+    assert_eq!(&*world.admit("etl", "other"), "etl@other");
+    assert_eq!(world.admit("etl", "client"), job);
+    world.event(Event::Leave { job: job.clone(), client: "client".into() });
+    let report = WorkerReport { last_of: Some(job), ..WorkerReport::default() };
+    world.event(Event::Report { worker: "a".into(), report });
+    assert_eq!(&*world.admit("etl", "third"), "etl");
+}
+
+#[test]
 fn what_a_child_carries_lives_until_the_tasks_beside_its_parent_are_done() {
     let mut world = World::new(&["a"]);
     world.task(1, "etl", None);

@@ -43,6 +43,7 @@ pub struct Chunk {
     pub piece: u32,
     pub start: u64,
     pub len: u64,
+    /// Attempts in a row that arrived damaged before any block of what is missing was whole.
     pub damaged: u32,
 }
 

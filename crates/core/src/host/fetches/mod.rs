@@ -496,6 +496,10 @@ impl Fetches {
         };
         chunk.start += moved;
         chunk.len -= moved;
+        if moved > 0 {
+            // Damage at one place again and again is of the memory that it comes from; here and there, of the wire.
+            chunk.damaged = 0;
+        }
         let whole = chunk.len == 0;
         fetch.tally.bytes += moved;
         let in_slot = *held.moved.get_or_insert(moved);
