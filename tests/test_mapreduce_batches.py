@@ -343,7 +343,7 @@ def test_what_is_wrong_says_so(client):
 
 
 @pytest.mark.parametrize("words", (("sort", "--size", "4MiB"), ("kmeans", "--points", "20000", "--k", "5")))
-@pytest.mark.parametrize("engine", ("python", "mapreduce"))
+@pytest.mark.parametrize("engine", (pytest.param("python", marks=pytest.mark.long), "mapreduce"))
 def test_workloads_on_the_library(tmp_path, words, engine):
     folder = tmp_path / "run"
     done = mission("run", *words, "--engine", engine, "--workers", "2", "--json", "--results", str(folder))

@@ -6,12 +6,12 @@ import gc
 from typing import Any
 
 import numpy as np
+import pytest
 from distributed import Client, LocalCluster
 
 import mission_control
 from tests.conftest import held_by_scheduler, resources, status, until
 
-JOBS = 1000
 WARM = 100
 """Pools of threads and memory fill with the first jobs, and stay."""
 RSS_SLACK = 24 << 20
@@ -61,7 +61,8 @@ def quiet(client: Client) -> bool:
     return idle and not status(client)["jobs"]
 
 
-def test_a_thousand_small_jobs_leave_nothing_behind():
+@pytest.mark.parametrize("jobs", (250, pytest.param(1000, marks=pytest.mark.long)))
+def test_many_small_jobs_leave_nothing_behind(jobs):
     cluster = LocalCluster(n_workers=3, threads_per_worker=2, dashboard_address=":0", memory_limit="2GiB")
     with cluster, Client(cluster) as client:
         mission_control.install(client)
@@ -69,7 +70,7 @@ def test_a_thousand_small_jobs_leave_nothing_behind():
             one(client, number)
         until(lambda: quiet(client), "the warm-up is over", seconds=60)
         before = held(client)
-        for number in range(WARM, WARM + JOBS):
+        for number in range(WARM, WARM + jobs):
             one(client, number)
         until(lambda: quiet(client), "all is over", seconds=60)
         # Helpers without work end by themselves.

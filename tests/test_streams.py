@@ -524,8 +524,13 @@ def read_and_note(reference: Any, notes: str) -> list[bytes]:
     return [bytes(line) for part in range(2) for line in mission_control.stream(reference, part)]
 
 
-@pytest.mark.parametrize("dies", ["writer", "both", "twice"])
-@pytest.mark.parametrize("alike", [True, False])
+@pytest.mark.parametrize(
+    ("alike", "dies"),
+    [
+        *((True, "writer"), (True, "twice"), (False, "both")),
+        *(pytest.param(*own, marks=pytest.mark.long) for own in ((True, "both"), (False, "writer"), (False, "twice"))),
+    ],
+)
 def test_a_task_reads_on_where_its_writer_writes_the_same_again(tmp_path, dies, alike):
     with LocalCluster(n_workers=4, threads_per_worker=2, dashboard_address=":0") as cluster, Client(cluster) as client:
         mission_control.install(client)
