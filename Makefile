@@ -20,7 +20,7 @@ demo: setup            ## set up, build, sort 1 GiB on a local Dask cluster unde
 	$(BIN)/mission run sort --size 1GiB --workers 4
 
 # Tests wait more than they compute. Each process takes tests of its own; one that has none left takes those of another.
-TESTS_AT_ONCE ?= 2
+TESTS_AT_ONCE ?= 3
 AT_ONCE := -n $(TESTS_AT_ONCE) --dist worksteal
 
 test: setup            ## the suite that needs no root; what takes a minute or more alone is in `make long`

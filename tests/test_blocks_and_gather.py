@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -122,9 +123,9 @@ def test_a_part_of_the_ideal_is_expected_where_the_ideal_is_known(tmp_path):
     work = Gather(GatherSettings(), 0, tmp_path, workers=48)
     for part, held in ((0.96, True), (0.94, False)):
         point = one.point()
-        scenario.workload.found(point, [work], scenario)
+        scenario.workload.found(point, SimpleNamespace(made=[work]), scenario)
         work.seconds = [47 * 64_000 * 8 / point.ideal_mbit / part / 1e6] * 3
-        scenario.workload.found(point, [work], scenario)
+        scenario.workload.found(point, SimpleNamespace(made=[work]), scenario)
         assert point.expectations == {"goodput at least 95% of the ideal": held}
         assert WORKLOADS["gather"].measures["of_ideal"].of(point) == pytest.approx(part)
     with pytest.raises(BadInput, match="goodput_of_ideal_min"):

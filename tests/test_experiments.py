@@ -388,7 +388,7 @@ def test_two_users_at_once_each_see_their_own_job_and_change_nothing(shared, tmp
         check_schema(result)
         (job,) = result["jobs"]
         names.add(job["admitted"])
-        assert job["name"] == "sort" and job["admitted"].startswith("sort-")
+        assert job["name"] == "sort" and job["admitted"].startswith("sort@")
         (transfer,) = job["transfers"]
         assert transfer["bytes"] == (16 << 20) // 100 * 100
         records = [json.loads(line) for line in Path(result["results"], "records.jsonl").read_text().splitlines()]

@@ -44,6 +44,8 @@ class Jobs(Running):
         return "; ".join(f"{job}: {step}" for job, step in list(self.steps.items()))
 
     def found(self, records: list[dict[str, Any]], status: dict[str, Any]) -> dict[str, Any]:
+        if not self._stop.is_set() and not self.errors and self.refusal is None:
+            self.errors |= {name: "its thread ended without a result" for name in set(self.names) - set(self.seconds)}
         return {
             "jobs": observed.jobs_of(records, status, self.admitted, self.seconds),
             "seconds": self.ended - self.started if self.ended and self.started else None,
@@ -83,7 +85,7 @@ class Jobs(Running):
             self._barrier.abort()
         except threading.BrokenBarrierError:
             pass  # another job's failure, which that job records
-        except Exception as error:
+        except BaseException as error:  # CancelledError of a client that was closed is none of Exception
             if not self._stop.is_set():
                 self._barrier.abort()
                 self.errors[name] = f"{type(error).__name__}: {error}"

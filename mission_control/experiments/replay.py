@@ -40,6 +40,8 @@ class Replay(Running):
         self.names = [job.name for job in self.jobs]
         self.started: dict[str, float] = {}
         self.ended: dict[str, float] = {}
+        self.failed: dict[str, float] = {}
+        """When, of those with an error."""
         self.held: dict[str, dict[str, bool]] = {}
         self._began = 0.0
         self._next = iter(enumerate(self.jobs))
@@ -54,7 +56,7 @@ class Replay(Running):
         return [self._several] * min(2 * workload.at_once, len(self.jobs))
 
     def release(self) -> None:
-        self._places.release(len(self._threads))
+        self._places.release(max(1, len(self._threads)))
 
     def in_words(self) -> str:
         under_way = sorted(set(self.started) - set(self.ended) - set(self.errors))
@@ -86,14 +88,15 @@ class Replay(Running):
                     self.admitted[job.name] = admitted
                     work.run(self.client)
                     ended = time.monotonic() - self._began
-            self.held[job.name] = work.check(self.client)
             self.ended[job.name] = ended
+            self.held[job.name] = work.check(self.client)
         except mission_control.JobRejected as refusal:
             self.refusal = refusal
             self._stop.set()
         except BaseException as error:  # CancelledError of a client that was closed is none of Exception
             if not self._stop.is_set():
                 self.errors[job.name] = f"{type(error).__name__}: {error}"
+                self.failed[job.name] = time.monotonic() - self._began
 
     def found(self, records: list[dict[str, Any]], status: dict[str, Any]) -> dict[str, Any]:
         self.judge()
@@ -116,7 +119,7 @@ class Replay(Running):
             "job_time_s": quantiles([ended - due[name] for name, ended in self.ended.items()]),
             "late_s": quantiles(late),
             "late": sum(one > LATE_S for one in late),
-            "under_way_max": max((count for _, count in under_way(self.started, self.ended)), default=0),
+            "under_way_max": max((count for _, count in under_way(self.started, self.failed | self.ended)), default=0),
             "distortion": self.distortion,
         }
 

@@ -89,7 +89,7 @@ class Running:
         self.release()
         self.close()
         deadline = time.monotonic() + ENDS_S
-        for thread in self._threads:
+        for thread in (one for one in self._threads if one.ident is not None):
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def close(self) -> None:
@@ -149,6 +149,9 @@ def measured(one: Planned, site: Site, folder: Path, data: Path, watch: Watch) -
     if site.policy and status.get("policy", site.policy) != site.policy:
         point.valid = False
         point.invalid_because.append(f"policy {status['policy']} took the place of {site.policy} meanwhile")
+    if watcher.missed:
+        point.valid = False
+        point.invalid_because.append(f"the scheduler had dropped {watcher.missed} records before they were collected")
     workload.found(point, running, one.scenario)
     expect(one.scenario, point)
     return point
@@ -177,16 +180,19 @@ class Watcher:
         self.client, self.running = client, running
         self.records: list[dict[str, Any]] = []
         self.status: dict[str, Any] = {}
+        self.missed = 0
+        """Records that came and went between two looks: the scheduler keeps a bounded number."""
         self.seen, _ = client.sync(client.scheduler.mission_control_since, seen=ALL_SEEN)
 
     def look(self) -> dict[str, Any]:
         """The cluster's status, of these jobs alone."""
         try:
             status = self.client.sync(self.client.scheduler.mission_control_status)
-            self.seen, new = self.client.sync(self.client.scheduler.mission_control_since, seen=self.seen)
+            seen, new = self.client.sync(self.client.scheduler.mission_control_since, seen=self.seen)
         except (OSError, RuntimeError):
             return self.status  # the scheduler is away or busy; the next look gets what it knows
-        names = set(self.running.admitted.values())
+        self.missed += max(0, seen - self.seen - len(new))
+        self.seen, names = seen, set(self.running.admitted.values())
         # Until all are admitted a record may be of one whose name is not known yet.
         self.records += observed.of_jobs(new, names) if len(names) == len(self.running.names) else new
         self.status = {**status, "jobs": [job for job in status["jobs"] if job["job"] in names]}

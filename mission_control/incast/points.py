@@ -80,11 +80,11 @@ def reads(scenario: Scenario, point: Place) -> Reads:
 
 
 def rto_min_of_socket(scenario: Scenario) -> int | None:
-    """Microseconds that are asked of each socket; ``None``: nothing is."""
-    asked = scenario.stack.rto_min_socket
+    """Microseconds that are asked of each socket, in the lab's slow motion; ``None``: nothing is."""
+    asked, slow = scenario.stack.rto_min_socket, scenario.topology.dilation
     if asked is not None:
-        return asked * 1000
-    return RTO_MIN_US if getattr(scenario.workload, "rto_spread", 0) else None
+        return asked * 1000 * slow
+    return RTO_MIN_US * slow if getattr(scenario.workload, "rto_spread", 0) else None
 
 
 def rto_min_asked(scenario: Scenario) -> dict[str, int]:

@@ -383,10 +383,11 @@ class Lab:
         self.wait_for_links({(link.a, own), (link.b, port)})
 
     def turn(self, link: Link, state: str) -> None:
-        """Turns the switch's end of a host's link ``up`` or ``down``; of a link with a delay line the middle too, which
-        is all that the host can see of it."""
+        """Turns the switch's end of a host's link ``up`` or ``down``; of a link with a delay line the middle too: all
+        that the host can see of it, and where frames that are under way are refused."""
         if self.topology.delay_us:
-            namespaces.batch("ip", [f"link set {delay.ends(link)[0]} {state}"], self.namespace(delay.NODE))
+            middle = [f"link set {name} {state}" for name in delay.ends(link)]
+            namespaces.batch("ip", middle, self.namespace(delay.NODE))
         namespaces.batch("ip", [f"link set {self.ends(link)[1]} {state}"], self.namespace(link.b))
 
     def require_own_links(self) -> None:

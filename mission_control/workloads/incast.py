@@ -65,7 +65,8 @@ class IncastPoint(Point):
 
 
 def total(name: str) -> Any:
-    return lambda point: sum(flow[name] for flow in point.flows) if point.flows else None
+    """Of all senders; none where one was not heard at the end, so that nothing is known of it."""
+    return lambda p: sum(flow[name] for flow in p.flows) if p.flows and all(f["asked"] for f in p.flows) else None
 
 
 class IncastSettings(Settings):

@@ -26,8 +26,9 @@ const FRAME_BYTES: usize = 9100;
 const READ_AT_ONCE: usize = 64;
 /// Of a socket, so that nothing is lost while the thread waits for a CPU: 80 ms at 400 Mbit/s, as the kernel counts buffers.
 const SOCKET_BYTES: libc::c_int = 8 << 20;
-/// An arrival that the kernel dates further back is not believed: somebody has set the clock.
-const AGE_MAX_NS: u64 = 1_000_000_000;
+/// If the machine's clock has moved by so much against the steady one since it was read last, somebody has set it, and what
+/// the kernel dates by it is not believed.
+const SET_NS: i64 = 10_000_000;
 /// linux/if_packet.h
 const PACKET_IGNORE_OUTGOING: libc::c_int = 23;
 /// linux/ethtool.h
@@ -132,6 +133,7 @@ impl Delays {
             due: BinaryHeap::new(),
             number: 0,
             armed_ns: 0,
+            ahead_ns: clock_ns(libc::CLOCK_REALTIME) as i64 - clock_ns(libc::CLOCK_MONOTONIC) as i64,
             spare: Vec::new(),
             scratch: vec![0; FRAME_BYTES],
         };
@@ -209,6 +211,8 @@ struct Lines {
     number: u64,
     /// What the timer is set to; 0: nothing.
     armed_ns: u64,
+    /// The machine's clock, before the steady one.
+    ahead_ns: i64,
     /// Memory of frames that were written.
     spare: Vec<Vec<u8>>,
     /// What is read next comes here first: a frame in a queue takes no more memory than it is long.
@@ -250,8 +254,10 @@ impl Lines {
 
     /// Takes what has come to a socket.
     fn read(&mut self, from: usize, latest: &mut u64) {
-        let realtime_ns = clock_ns(libc::CLOCK_REALTIME);
         let now_ns = clock_ns(libc::CLOCK_MONOTONIC);
+        let ahead_ns = clock_ns(libc::CLOCK_REALTIME) as i64 - now_ns as i64;
+        let was_set = (ahead_ns - self.ahead_ns).abs() > SET_NS;
+        self.ahead_ns = ahead_ns;
         for _ in 0..READ_AT_ONCE {
             let Some((len, stamp_ns)) = receive(&self.sockets[from], &mut self.scratch) else { return };
             if self.queues[from].len() >= self.frames_max {
@@ -261,8 +267,8 @@ impl Lines {
             let mut frame = self.spare.pop().unwrap_or_default();
             frame.clear();
             frame.extend_from_slice(&self.scratch[..len]);
-            let age_ns = realtime_ns.saturating_sub(stamp_ns);
-            let came_ns = now_ns - if age_ns < AGE_MAX_NS { age_ns } else { 0 };
+            // However long ago that was: a thread that did not run meanwhile is late by as much.
+            let came_ns = if was_set || stamp_ns == 0 { now_ns } else { (stamp_ns as i64 - ahead_ns) as u64 };
             *latest = (came_ns + self.delay_ns).max(*latest);
             self.due.push(Reverse((*latest, self.number, from)));
             self.number += 1;

@@ -206,7 +206,7 @@ pub fn measure(reads: &Reads, token: &[u8], watch: Watch) -> Result<Measured, St
         readers.push(reader.map_err(|why| format!("sender {address}: {why}"))?);
     }
     let mut measured = Measured::default();
-    let mut began = Instant::now();
+    let began = Instant::now();
     let mut run = Run {
         reads,
         random,
@@ -220,33 +220,37 @@ pub fn measure(reads: &Reads, token: &[u8], watch: Watch) -> Result<Measured, St
         watched: began,
         scratch: vec![0; READ_BYTES],
     };
-    let mut last = began;
+    let mut seconds = Duration::ZERO;
     for number in 0..reads.warm_up + reads.blocks {
         if number == reads.warm_up {
             if let Err(why) = readers.iter_mut().try_for_each(|reader| {
                 let until = Instant::now() + HELLO_PATIENCE;
-                reader.ask_flow(until).map(|flow| reader.before = flow)
+                reader.question().map_err(|error| reader.failed(&error))?;
+                reader.answer(until).map(|flow| reader.before = flow)
             }) {
                 measured.ended = Some(why);
                 break;
             }
             readers.iter_mut().for_each(|reader| reader.bytes = 0);
-            began = Instant::now();
-            run.traced_since = Some(began);
+            seconds = Duration::ZERO;
+            run.traced_since = Some(Instant::now());
         }
         if reads.fresh
             && let Err(why) =
                 fresh::connect(&mut readers, &token, u64::from(number) + 1, governor.as_ref(), run.deadline)
         {
             measured.ended = Some(why);
+            // Senders answer once what they sent over these is counted.
+            readers.iter_mut().for_each(Reader::close_fresh);
             break;
         }
         let start = Instant::now();
         let ended = run.block(&mut readers, number, watch);
-        last = Instant::now();
+        let took = start.elapsed();
+        seconds += took;
         readers.iter_mut().for_each(Reader::close_fresh);
         match ended {
-            Ok(()) if number >= reads.warm_up => measured.blocks.push(last.duration_since(start).as_secs_f64()),
+            Ok(()) if number >= reads.warm_up => measured.blocks.push(took.as_secs_f64()),
             Ok(()) => {}
             Err(why) => {
                 measured.ended = Some(why);
@@ -255,10 +259,13 @@ pub fn measure(reads: &Reads, token: &[u8], watch: Watch) -> Result<Measured, St
         }
     }
     (measured.limits, measured.trace) = (run.limits, run.trace);
-    measured.seconds = last.duration_since(began).as_secs_f64();
+    measured.seconds = seconds.as_secs_f64();
     measured.bytes = readers.iter().map(|reader| reader.bytes).sum();
     let until = Instant::now() + LAST_PATIENCE;
-    measured.flows = readers.iter_mut().map(|reader| reader.flow(reads.fresh, until)).collect();
+    // All are asked before one is heard: a round trip may be long, and none is to wait for the answers of the others.
+    let asked: Vec<bool> =
+        readers.iter().map(|reader| (reader.left == 0 || reads.fresh) && reader.question().is_ok()).collect();
+    measured.flows = readers.iter_mut().zip(asked).map(|(reader, asked)| reader.flow(asked, until)).collect();
     Ok(measured)
 }
 
@@ -447,17 +454,20 @@ impl Reader {
         }
     }
 
-    /// What the sender's kernel says now.
-    fn ask_flow(&mut self, until: Instant) -> Result<Flow, String> {
-        let asked = self.stream.write_all(&0u64.to_be_bytes()).and_then(|()| hear(&mut self.stream, until));
-        asked.map_err(|error| self.failed(&error)).and_then(Flow::from_answer)
+    /// Asks what the sender's kernel says now.
+    fn question(&self) -> io::Result<()> {
+        (&self.stream).write_all(&0u64.to_be_bytes())
+    }
+
+    fn answer(&mut self, until: Instant) -> Result<Flow, String> {
+        let heard = hear(&mut self.stream, until);
+        heard.map_err(|error| self.failed(&error)).and_then(Flow::from_answer)
     }
 
     /// What has happened since the warm-up. A sender that is in the middle of a fragment on the connection that would answer,
     /// or gone, is not `asked`: its counts are 0.
-    fn flow(&mut self, fresh: bool, until: Instant) -> Flow {
-        let free = self.left == 0 || fresh;
-        let now = if free { self.ask_flow(until).ok() } else { None };
+    fn flow(&mut self, asked: bool, until: Instant) -> Flow {
+        let now = if asked { self.answer(until).ok() } else { None };
         let asked = now.is_some();
         let flow = now.map_or_else(|| self.before.clone().since(&self.before), |now| now.since(&self.before));
         Flow { sender: self.address.to_string(), bytes: self.bytes, asked, ..flow }

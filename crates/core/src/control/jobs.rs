@@ -246,7 +246,9 @@ impl Controller {
         let job = self.jobs.name(&spec.job, client);
         if let Some(reason) = &refused {
             commands.push(record(Record::Refused { job: job.clone(), reason: reason.clone() }));
-            self.jobs.release_name(&job);
+            if !self.ending.contains_key(&job) {
+                self.jobs.release_name(&job);
+            }
         } else {
             spec.job = job.clone();
             self.arrive(now, spec, true, commands);

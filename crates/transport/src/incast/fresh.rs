@@ -73,10 +73,15 @@ fn begin(reader: &Reader) -> io::Result<Socket> {
 }
 
 fn finish(socket: Socket, until: Instant, hello: &Value) -> io::Result<TcpStream> {
-    let left = until.saturating_duration_since(Instant::now());
-    let wait = left.try_into().map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
-    if poll(&mut [PollFd::new(&socket, PollFlags::OUT)], Some(&wait))? == 0 {
-        return Err(io::Error::new(io::ErrorKind::TimedOut, "it does not answer"));
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        let wait = left.try_into().map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
+        match poll(&mut [PollFd::new(&socket, PollFlags::OUT)], Some(&wait)) {
+            Ok(0) => return Err(io::Error::new(io::ErrorKind::TimedOut, "it does not answer")),
+            Ok(_) => break,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
     }
     if let Some(error) = socket.take_error()? {
         return Err(error);

@@ -45,6 +45,10 @@ fn a_name_is_free_for_others_once_all_has_been_said_of_its_job() {
     let job = world.admit("etl", "client");
     world.event(Event::Leave { job: job.clone(), client: "client".into() });
     // The worker may still report of the first one; its own client goes on with it.
+    let demands = Demands { transport: Some(Transport::Mptcp), ..Demands::default() };
+    let spec = JobSpec { demands, ..JobSpec::named("etl".into()) };
+    let said = world.event(Event::Admit { spec, client: "client".into() });
+    assert!(matches!(&said[..], [Command::Admitted { refused: Some(_), .. }]), "{said:?}");
     assert_eq!(&*world.admit("etl", "other"), "etl@other");
     assert_eq!(world.admit("etl", "client"), job);
     world.event(Event::Leave { job: job.clone(), client: "client".into() });
