@@ -31,6 +31,8 @@ PAUSE_S = 8
 FREEZE_S = 20
 FULL_S = 3
 HELD_S = 5
+HOLDS_S = 120
+"""Longer than the longest patience of the data plane, twice over."""
 HELD_PARTS = 40
 STRANGERS = 300
 DESCRIPTORS = 1024
@@ -40,7 +42,7 @@ class SmallStore(MissionControlWorker):
     """So small that most objects are spooled."""
 
     async def setup(self, worker: Worker) -> None:
-        _native.STORE_MEMORY_FRACTION = 0.01
+        _native.STORE_MEMORY_FRACTION = 0.007
         resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
         await super().setup(worker)
 
@@ -162,7 +164,13 @@ def hold_buffers(client: Client, name: str, seed: int) -> None:
             for number, reference in enumerate(references)
             for worker in workers
         ]
-        client.gather(holds)
+        try:
+            for entry in holds:
+                entry.result(timeout=HOLDS_S)
+        except TimeoutError:
+            gone = set(workers) - set(client.run(os.getpid, on_error="ignore"))
+            assert gone, f"readers wait for more than {HOLDS_S} s, though their workers are there"
+            return  # nobody else may do what was to be done there
         del references, holds
     time.sleep(HELD_S)
     found = client.run(held_right).values()

@@ -96,6 +96,9 @@ def one(cluster: LocalCluster, client: Client, seed: int, folder: Path) -> tuple
             jobs.append(pool.submit(job, cluster, name, kind, seed * 10 + number, transport, folder))
         try:
             ends = [entry.result(timeout=ROUND_S) for entry in jobs]
+        except TimeoutError:
+            print(f"round {seed}: {harm}, {blow}: a job has not ended within {ROUND_S} s", flush=True)
+            raise
         finally:
             over.set()
         bad.result(timeout=ROUND_S)
@@ -109,7 +112,8 @@ def run(rounds: int, first_seed: int = 0) -> Counter[str]:
     folder = Path(tempfile.mkdtemp(prefix="mission-chaos-"))
     # Dask gives a worker up that is not back in 15 s, and the cluster is smaller for ever.
     dask.config.set({"distributed.deploy.lost-worker-timeout": f"{BACK_S}s"})
-    workers = {"n_workers": 3, "threads_per_worker": 2, "memory_limit": "400MiB"}
+    # Imports alone take some 250 MiB, and jobs beside one another up to 130 more: nannies are not to end workers for that.
+    workers = {"n_workers": 3, "threads_per_worker": 2, "memory_limit": "600MiB"}
     try:
         cluster = LocalCluster(**workers, dashboard_address=":0", local_directory=str(folder / "dask"), silence_logs=50)
         with cluster, Client(cluster, set_as_default=False) as client:
