@@ -112,7 +112,7 @@ def run(rounds: int, first_seed: int = 0) -> Counter[str]:
     folder = Path(tempfile.mkdtemp(prefix="mission-chaos-"))
     # Dask gives a worker up that is not back in 15 s, and the cluster is smaller for ever.
     dask.config.set({"distributed.deploy.lost-worker-timeout": f"{BACK_S}s"})
-    # Imports alone take some 250 MiB, and jobs beside one another up to 130 more: nannies are not to end workers for that.
+    # Imports alone take some 250 MiB, and jobs up to 130 more: nannies are not to end workers for that.
     workers = {"n_workers": 3, "threads_per_worker": 2, "memory_limit": "600MiB"}
     try:
         cluster = LocalCluster(**workers, dashboard_address=":0", local_directory=str(folder / "dask"), silence_logs=50)
