@@ -47,13 +47,18 @@ impl Jobs {
     /// The name as wanted, unless a job of another client has it: one that is there, or that is over and still has last words
     /// to come, which would be added to another job of that name.
     pub fn name(&mut self, wanted: &JobId, client: &ClientId) -> JobId {
-        let owner = self.owners.entry(wanted.clone()).or_insert_with(|| client.clone());
-        if owner == client {
-            return wanted.clone();
-        }
-        let own = client.rsplit('-').next().unwrap_or(client);
+        // Ids of clients end with a UUID of version 1 (RFC 9562, 5.1): its first group is of the time, the last one of the host.
+        let groups: Vec<&str> = client.rsplit('-').collect();
+        let own = groups.get(4).unwrap_or(&groups[0]);
         let suffix: String = own.chars().take(SUFFIX).collect();
-        format!("{wanted}@{suffix}").into()
+        let others = (2..).map(|number| format!("{wanted}@{suffix}.{number}").into());
+        let names = [wanted.clone(), format!("{wanted}@{suffix}").into()].into_iter().chain(others);
+        for name in names {
+            if self.owners.entry(name.clone()).or_insert_with(|| client.clone()) == client {
+                return name;
+            }
+        }
+        unreachable!("there are more numbers than names that are taken")
     }
 
     /// A job under this name was rejected, or all has been said of it: unless one runs under it, another client may use the
@@ -486,6 +491,14 @@ mod tests {
         assert_eq!(&*jobs.name(&"etl".into(), &one), "etl");
         assert_eq!(&*jobs.name(&"etl".into(), &one), "etl");
         assert_eq!(&*jobs.name(&"etl".into(), &other), "etl@0bbbbbbb");
+        // Clients of one host differ in the first group.
+        let host = |first: &str| ClientId::from(format!("Client-{first}-ca3a-11f0-8001-02fc00000005"));
+        assert_eq!(&*jobs.name(&"etl".into(), &host("7c5a1d00")), "etl@7c5a1d00");
+        assert_eq!(&*jobs.name(&"etl".into(), &host("7c5a1d01")), "etl@7c5a1d01");
+        // And where they do not, a number tells them apart.
+        let alike = ClientId::from("Client-7c5a1d01-ca3b-11f0-8001-02fc00000005");
+        assert_eq!(&*jobs.name(&"etl".into(), &alike), "etl@7c5a1d01.2");
+        assert_eq!(&*jobs.name(&"etl".into(), &host("7c5a1d01")), "etl@7c5a1d01", "it keeps its own");
         jobs.release_name(&"etl".into());
         assert_eq!(&*jobs.name(&"etl".into(), &other), "etl", "the first one's was rejected");
         // Who bears a name keeps it while the job is there.
