@@ -152,7 +152,7 @@ class TestInTheLab:
         with Lab(delayed(star(hosts=2), 500), name) as lab:
             lab.cut("h1")
             until(lambda: "eth0" in namespaces.interfaces_down(lab.namespace("h1")), "the host sees it", 10)
-            lab.mend("h1")
+            lab.restore("h1")
             assert rtt_s(lab, "h1", "h2") == pytest.approx(0.002, rel=0.3)
 
     def test_a_run_in_which_nothing_is_sent_has_a_delay_too(self, name):

@@ -179,7 +179,7 @@ def test_links_are_cut_mended_and_slowed_while_the_lab_runs(name):
         sender = python(lab, "h2", SEND, "cubic", "h1", "0.1")
         with pytest.raises(subprocess.TimeoutExpired):
             sender.wait(0.5)
-        lab.mend("h1")
+        lab.restore("h1")
         assert sender.communicate(timeout=30)[0].startswith("cubic"), "it goes on where it was"
         lab.mark(30 << 10)
         assert all(entry["settings"]["ecn_bytes"] == 30 << 10 for entry in lab.ports())

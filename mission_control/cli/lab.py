@@ -120,7 +120,7 @@ def link(
     elif change == "down":
         lab.cut(host, path)
     else:
-        lab.mend(host, path)
+        lab.restore(host, path)
 
 
 @app.command()

@@ -6,6 +6,7 @@ import json
 import shutil
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -35,7 +36,7 @@ ALL_SEEN = 1 << 62
 RECORDS = "records.jsonl"
 
 
-class Running:
+class Running(ABC):
     """The jobs of a point while they run: what each way of running them has to give, and what all of them share.
 
     Args:
@@ -56,21 +57,21 @@ class Running:
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
 
+    @abstractmethod
     def work(self) -> list[Callable[[], None]]:
         """What runs the jobs, each in a thread."""
-        raise NotImplementedError
 
+    @abstractmethod
     def release(self) -> None:
         """End what threads wait for, once they are to stop."""
-        raise NotImplementedError
 
+    @abstractmethod
     def in_words(self) -> str:
         """How far it is."""
-        raise NotImplementedError
 
+    @abstractmethod
     def found(self, records: list[dict[str, Any]], status: dict[str, Any]) -> dict[str, Any]:
         """What the point has of its jobs."""
-        raise NotImplementedError
 
     def go(self, each: Callable[[], None]) -> None:
         """Run all jobs to their ends; call ``each`` meanwhile."""

@@ -54,7 +54,7 @@ class Watching:
         if event.do == "cut":
             self.built.cut(event.host, event.path)
         elif event.do == "mend":
-            self.built.mend(event.host, event.path)
+            self.built.restore(event.host, event.path)
         elif event.do == "die":
             self.built.kill(event.host)
         elif event.do == "rate":

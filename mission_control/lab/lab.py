@@ -375,7 +375,7 @@ class Lab:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 
-    def mend(self, host: str, path: int = 0) -> None:
+    def restore(self, host: str, path: int = 0) -> None:
         """Brings a link up again that was cut."""
         link = self.link_of(host, path)
         own, port = self.ends(link)
