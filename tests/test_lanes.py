@@ -133,7 +133,8 @@ def test_a_job_at_eight_gets_most_of_a_slow_sender():
         # In the order of the ends, which no pause changes.
         last = max(place for place, name in enumerate(ends) if name == "fast")
         slow = ends[:last].count("slow")
-        # With equal shares it would be nearly all. Where processors are busy, messages pause between chunks.
+        # With equal shares it would be nearly all. Each time a pause between messages is longer than a message takes,
+        # the other job has the sender to itself. With six busy others: 50 to 66 at 50 MB/s, 18 to 35 at 20 MB/s.
         assert slow < 90, f"{slow} of 150, when all 150 of the other were done; 19 were due"
 
 
@@ -146,7 +147,7 @@ def send_slowly() -> None:
     from mission_control import _native
 
     made = _native.Endpoint
-    _native.Endpoint = lambda *args, **named: made(*args, send_limit=50_000_000, **named)  # type: ignore[misc,assignment]
+    _native.Endpoint = lambda *args, **named: made(*args, send_limit=20_000_000, **named)  # type: ignore[misc,assignment]
 
 
 def test_uninstall_gives_the_worker_back_as_it_was(client):
