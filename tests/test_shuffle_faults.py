@@ -9,12 +9,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import dask
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pytest
-from distributed import Client, LocalCluster, Scheduler
+from distributed import Client, LocalCluster, Reschedule, Scheduler
 from distributed.shuffle._exceptions import P2POutOfDiskError
+from distributed.shuffle._shuffle import DataFrameShuffleRun
 
 import mission_control
 from mission_control.dask.p2p.frames import FrameRun
@@ -80,6 +82,32 @@ def test_a_worker_that_retires_costs_no_row(phase):
         until(lambda: begun(client, phase), f"{phase} has begun")
         client.retire_workers([next(iter(client.scheduler_info()["workers"]))])
         right(result.compute())
+
+
+@pytest.mark.parametrize("carried", [True, False])
+def test_a_barrier_that_is_given_back_has_the_shuffle_begin_again(carried, tmp_path):
+    """As by a late word of an earlier attempt."""
+    with cluster() as (_, client), mission_control.job("given back", client=client):
+        client.run_on_scheduler(dask.config.set, {"mission-control.p2p": carried})
+        client.run(give_the_barrier_back_once, str(tmp_path / "once"), carried)
+        right(shuffled(slow=False).compute())
+        assert (tmp_path / "once").exists()
+        (own,) = shuffles(client)
+        assert (own["engine"], own["runs"]) == ("mission" if carried else "dask", 2)
+
+
+def give_the_barrier_back_once(path: str, carried: bool) -> None:
+    run = FrameRun if carried else DataFrameShuffleRun
+    barrier = run.barrier
+
+    async def once(self: Any, run_ids: Any) -> int:
+        try:
+            open(path, "x").close()
+        except FileExistsError:
+            return await barrier(self, run_ids)
+        raise Reschedule
+
+    run.barrier = once
 
 
 @pytest.mark.parametrize("phase", PHASES)

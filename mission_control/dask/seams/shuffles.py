@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import fields
@@ -12,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from distributed import Scheduler, Worker
 from distributed.shuffle import _rechunk
-from distributed.shuffle._core import ShuffleSpec, barrier_key
+from distributed.shuffle._core import ShuffleSpec, barrier_key, id_from_key
 from distributed.shuffle._exceptions import P2PConsistencyError
 from distributed.shuffle._rechunk import ArrayRechunkRun, ArrayRechunkSpec
+from distributed.shuffle._scheduler_plugin import ShuffleSchedulerPlugin
 from distributed.shuffle._shuffle import DataFrameShuffleRun, DataFrameShuffleSpec
 from distributed.shuffle._worker_plugin import ShuffleWorkerPlugin
 
@@ -47,10 +49,13 @@ PARAMETERS: list[tuple[Any, list[str]]] = [
         )
     ),
     (ShuffleWorkerPlugin._get_shuffle_run, ["self", "shuffle_id", "run_id"]),
+    (ShuffleSchedulerPlugin._restart_shuffle, ["self", "id", "scheduler", "stimulus_id"]),
     (_rechunk.split_axes, ["old", "new"]),
     (_rechunk.convert_chunk, ["shards"]),
 ]
 """What Dask calls of a run, and what a run of ours calls."""
+UNDER_WAY = ("waiting", "queued", "no-worker", "processing")
+"""States of a task whose result somebody awaits."""
 
 
 def unlike() -> str | None:
@@ -111,6 +116,33 @@ def chosen(
         return spec, why
     demands, why = plugin.controller.shuffle_demands(number, list(scheduler.workers))
     return (spec, why) if demands is None else (of_job(plugin, spec, number, demands), None)
+
+
+def restart_without_run(scheduler: Scheduler, barrier: Any) -> None:
+    """Have a shuffle begin again whose barrier was given back while it was under way, unless it has a run.
+
+    Dask ends a shuffle's run when its barrier is released, and has the inputs made again only where a worker has left.
+    But it also releases a barrier because of what a worker says of an earlier attempt at it (an error, or that it is to
+    run again). Then the barrier would find inputs, and no run: "No active shuffle". Chaos found it (2026-11-27).
+
+    Args:
+        barrier: The key of the task that was released. Nothing happens where it is of another kind.
+    """
+    shuffle_id = id_from_key(barrier)
+    if shuffle_id is None:
+        return
+
+    def restart() -> None:
+        shuffles: Any = scheduler.plugins.get("shuffle")
+        task = scheduler.tasks.get(barrier)
+        if shuffles is None or task is None or task.run_spec is None or shuffle_id in shuffles.active_shuffles:
+            return
+        # A shuffle that Dask has begun again has no inputs until it has a run.
+        if task.state in UNDER_WAY and any(own.state == "memory" for own in task.dependencies):
+            shuffles._restart_shuffle(shuffle_id, scheduler, stimulus_id=f"mission-control-no-run-{time.time()}")
+
+    # Dask is in the middle of its transitions.
+    scheduler.loop.add_callback(restart)
 
 
 def running(scheduler: Scheduler) -> list[str]:
