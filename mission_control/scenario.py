@@ -210,6 +210,17 @@ class Study(Part):
         {}, description='values of this scenario\'s keys: all are run, as in `{ "workload.size" = ["1 GiB"] }`'
     )
     compare: tuple[Variant, ...] = Field((), description="variants, in the order in which they take turns")
+    quick: dict[str, Any] = Field(
+        {},
+        description="for --quick, which runs every variant once unless `study.repeat` is among them: values of this "
+        'scenario\'s keys, and fewer values of what varies, as in `{ "workload.senders" = [1, 8] }`',
+    )
+    point_takes: Milliseconds | None = Field(
+        None,
+        ge=1,
+        description="time to measure a point, with all that belongs to it, as measured on two cores: a run says before "
+        "it begins how long it may take",
+    )
 
 
 class Scenario(Part):
@@ -241,6 +252,17 @@ class Scenario(Part):
     def alone(self) -> Scenario:
         """Without its study: one run."""
         return self.model_copy(update={"study": Study()})
+
+    @property
+    def quick(self) -> Scenario:
+        """With the fewer points of ``--quick``.
+
+        Raises:
+            ScenarioError: what the study says of it does not fit.
+        """
+        values = {"study.repeat": 1, **self.study.quick}
+        varied = {key: values.pop(key, given) for key, given in self.study.vary.items()}
+        return with_values(self, {**values, "study.vary": varied})
 
 
 def built_in() -> list[str]:
@@ -279,13 +301,16 @@ def load(name: str) -> Scenario:
         raise BadInput(f"scenario {path}{f', line {line}' if line else ''}: {error}") from None
     from mission_control.experiments.points import planned
 
-    try:
-        planned(path.stem, scenario, scenario.workload.worlds_of(scenario))
-    except BadInput as error:
-        # What varies is asked for when it is read, and not after an hour of runs.
-        where = ("study", "vary") if "study.vary" in str(error) else ("study", "compare")
-        line = _line(text, where) or _line(text, ("study",)) or _line(text, ("workload",))
-        raise BadInput(f"scenario {path}{f', line {line}' if line else ''}: {error}") from None
+    # What varies is asked for when it is read, and not after an hour of runs.
+    for of_quick in (False, True):
+        try:
+            one = scenario.quick if of_quick else scenario
+            planned(path.stem, one, one.workload.worlds_of(one))
+        except BadInput as error:
+            of_study = "quick" if of_quick else "vary" if "study.vary" in str(error) else "compare"
+            line = _line(text, ("study", of_study)) or _line(text, ("study",)) or _line(text, ("workload",))
+            why = f"study.quick: {error}" if of_quick else error
+            raise BadInput(f"scenario {path}{f', line {line}' if line else ''}: {why}") from None
     return scenario
 
 

@@ -246,6 +246,40 @@ def test_a_folder_is_one_run_and_an_expectation_that_is_missed_fails_it(tmp_path
     assert mission("run", str(empty)).returncode == 2
 
 
+def test_a_quick_run_has_fewer_points_and_says_before_how_long_it_takes(tmp_path):
+    text = """
+version = 1
+[topology]
+hosts = 2
+[workload]
+size = "1 MiB"
+partitions = 2
+[study]
+repeat = 3
+vary = { "workload.partitions" = [2, 3, 4] }
+quick = { "workload.partitions" = [2], "topology.hosts" = 1 }
+point_takes = "90 min"
+compare = [{ name = "a" }, { name = "b" }]
+"""
+    (tmp_path / "a.toml").write_text(text)
+    words = ["run", str(tmp_path / "a.toml"), "--results", str(tmp_path / "results"), "--quick"]
+    done = mission(*words)
+    assert done.returncode == 0 and "2 points, about 3.0 h on two cores" in done.stderr + done.stdout, done.stderr
+    (folder,) = (tmp_path / "results").iterdir()
+    result = json.loads((folder / "result.json").read_text())
+    assert [(point["at"], point["repetition"]) for point in result["points"]] == [({"workload.partitions": 2}, 0)] * 2
+    # It goes on as it began.
+    assert mission("run", "--resume", str(folder), "--quick").returncode == 2
+    assert mission("run", "--resume", str(folder)).returncode == 0
+    assert scenario_of(str(tmp_path / "a.toml")).quick.topology.hosts == 1
+    (tmp_path / "b.toml").write_text(text.replace('"topology.hosts" = 1', '"topology.hosts" = 0'))
+    done = mission("run", str(tmp_path / "b.toml"))
+    assert done.returncode == 2 and "b.toml, line 11: study.quick: topology.hosts" in done.stderr, done.stderr
+    # A study that does not say more runs each variant once.
+    (tmp_path / "c.toml").write_text(text.replace("quick =", "# quick ="))
+    assert scenario_of(str(tmp_path / "c.toml")).quick.study.repeat == 1
+
+
 def test_an_interrupted_run_goes_on_by_its_folder_alone(tmp_path):
     words = [sys.executable, "-m", "mission_control", "run"]
     asked = [*words, "sort", *WORDS, "--repeat", "3", "--json", "--results", str(tmp_path)]

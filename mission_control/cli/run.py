@@ -171,6 +171,9 @@ def run(
     repeat: Annotated[
         int | None, Option(metavar="N", min=1, help="Runs per variant; prints median, 95 % interval [1]")
     ] = None,
+    quick: Annotated[
+        bool, Option("--quick", help="Fewer points, as scenarios say (study.quick), each variant once [off]")
+    ] = False,
     resume: Annotated[
         Path | None, Option(metavar="DIR", help="Continue an interrupted run; needs nothing else")
     ] = None,
@@ -198,6 +201,7 @@ def run(
             "scheduler": scheduler,
             "in": world,
             "repeat": repeat,
+            "quick": quick,
         }
         others |= {"labs": labs, "data": data, "keep_data": keep_data, "install_policy": install_policy}
         if more := [*given, *own, *(name for name, value in others.items() if value)]:
@@ -213,7 +217,7 @@ def run(
         for name, one in scenarios.items():
             refuse_unread(one, own, data or keep_data, labs)
             try:
-                changed = with_changes(with_settings(one, settings or ()), changes)
+                changed = with_changes(with_settings(one.quick if quick else one, settings or ()), changes)
             except ScenarioError as error:
                 raise BadInput(in_words_of_options(error, given, own)) from None
             scenarios[name] = with_study(changed, compare, repeat)

@@ -81,6 +81,9 @@ def conduct(
         known(own, work[name])  # refuses what was made from another scenario, before anything is written
         refuse_other_conditions(own, conditions)
     refuse_not_in_force(scenarios, conditions)
+    left = {name: to_measure(folders[name], points) for name, points in work.items()}
+    if sum(map(len, left.values())) > 1:
+        observer.say(announced(scenarios, left, conditions))
     with held(folder):
         for name, own in folders.items():
             begin(own, name, scenarios[name], conditions)
@@ -101,6 +104,23 @@ def conduct(
                 leave(folder, scenarios, work, folders, interrupted)
             raise
         return leave(folder, scenarios, work, folders, interrupted)
+
+
+def announced(scenarios: Mapping[str, Scenario], left: Mapping[str, Sequence[Planned]], conditions: Conditions) -> str:
+    """How many points are to be measured, and how long that may take, where all scenarios know it.
+
+    Args:
+        left: points of each scenario that are to be measured.
+    """
+    counted = f"{sum(map(len, left.values()))} points" + (f" of {len(scenarios)} scenarios" if len(left) > 1 else "")
+    labs = conditions.labs if parallel.worth_it(scenarios, conditions) else 1
+    seconds = 0.0
+    for name, one in scenarios.items():
+        points = sum(point.world != "model" for point in left[name])  # which takes no time
+        if points and one.study.point_takes is None:
+            return f"{counted}; how long one takes is not known"
+        seconds += points * (one.study.point_takes or 0) / 1e3 / (1 if one.workload.alone(one) else labs)
+    return f"{counted}, about {duration(seconds)} on two cores" if seconds else counted
 
 
 @contextmanager
@@ -145,7 +165,7 @@ def worlds_of(scenario: Scenario, conditions: Conditions) -> tuple[str, ...]:
 def conduct_one(name: str, scenario: Scenario, folder: Path, sites: Sites, progress: Progress) -> Result:
     """Measure the points of a scenario that are not known yet, and leave its result and report."""
     work, interrupted = planned(name, scenario, worlds_of(scenario, sites.conditions)), False
-    done = {key: one for key, one in known(folder, work).items() if not measured_again(one)}
+    done = kept(folder, work)
     # A line that was cut off is not gone on with.
     replace(folder / POINTS, "".join(line_of(key, one) for key, one in done.items()))
     progress.known += len(done)
@@ -176,6 +196,16 @@ def conduct_one(name: str, scenario: Scenario, folder: Path, sites: Sites, progr
     finally:
         result = leave(folder, {name: scenario}, {name: work}, {name: folder}, interrupted)
     return result
+
+
+def kept(folder: Path, work: Sequence[Planned]) -> dict[str, Point]:
+    """Points of a run that it does not measure again, by key."""
+    return {key: one for key, one in known(folder, work).items() if not measured_again(one)}
+
+
+def to_measure(folder: Path, work: Sequence[Planned]) -> list[Planned]:
+    done = kept(folder, work)
+    return [one for one in work if one.key not in done]
 
 
 def measured_again(point: Point) -> bool:
@@ -278,7 +308,10 @@ class Progress:
 
 
 def duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+    """Seconds in words, to two digits or so."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def begin(folder: Path, name: str, scenario: Scenario, conditions: Conditions) -> None:
