@@ -213,7 +213,8 @@ class Study(Part):
     quick: dict[str, Any] = Field(
         {},
         description="for --quick, which runs every variant once unless `study.repeat` is among them: values of this "
-        'scenario\'s keys, and fewer values of what varies, as in `{ "workload.senders" = [1, 8] }`',
+        "scenario's keys, for all variants, and fewer values of what varies; as in "
+        '`{ "workload.senders" = "1,8", "study.point_takes" = "2 s" }`',
     )
     point_takes: Milliseconds | None = Field(
         None,
@@ -221,6 +222,17 @@ class Study(Part):
         description="time to measure a point, with all that belongs to it, as measured on two cores: a run says before "
         "it begins how long it may take",
     )
+
+    @model_validator(mode="after")
+    def _quick(self) -> Study:
+        for key, value in self.quick.items():
+            if "." not in key:
+                raise ValueError(f'quick: {key}: write a key with its table, in quotes, as in "workload.size"')
+            if key.startswith("study.") and key not in ("study.repeat", "study.point_takes"):
+                raise ValueError(f"quick: {key}: of the study, quick changes study.repeat and study.point_takes alone")
+            if key in self.vary and (not isinstance(value, list | tuple) or not value):
+                raise ValueError(f"quick: {key} varies: write a list of its values")
+        return self
 
 
 class Scenario(Part):
@@ -255,14 +267,19 @@ class Scenario(Part):
 
     @property
     def quick(self) -> Scenario:
-        """With the fewer points of ``--quick``.
+        """With the fewer points of ``--quick``. Ratios are expected of several runs alone.
 
         Raises:
             ScenarioError: what the study says of it does not fit.
         """
         values = {"study.repeat": 1, **self.study.quick}
         varied = {key: values.pop(key, given) for key, given in self.study.vary.items()}
-        return with_values(self, {**values, "study.vary": varied})
+        compared = []
+        for variant in self.study.compare:
+            kept = {key: value for key, value in variant.set.items() if key not in values}
+            judged = {"ratio_min", "ratio_max"} if values["study.repeat"] == 1 else set()
+            compared.append({**variant.model_dump(exclude_none=True, exclude=judged), "set": kept})
+        return with_values(self, {**values, "study.vary": varied, "study.compare": compared})
 
 
 def built_in() -> list[str]:
@@ -302,7 +319,7 @@ def load(name: str) -> Scenario:
     from mission_control.experiments.points import planned
 
     # What varies is asked for when it is read, and not after an hour of runs.
-    for of_quick in (False, True):
+    for of_quick in (False, True) if scenario.study.quick else (False,):
         try:
             one = scenario.quick if of_quick else scenario
             planned(path.stem, one, one.workload.worlds_of(one))

@@ -246,8 +246,7 @@ def test_a_folder_is_one_run_and_an_expectation_that_is_missed_fails_it(tmp_path
     assert mission("run", str(empty)).returncode == 2
 
 
-def test_a_quick_run_has_fewer_points_and_says_before_how_long_it_takes(tmp_path):
-    text = """
+QUICK = """
 version = 1
 [topology]
 hosts = 2
@@ -259,25 +258,50 @@ repeat = 3
 vary = { "workload.partitions" = [2, 3, 4] }
 quick = { "workload.partitions" = [2], "topology.hosts" = 1 }
 point_takes = "90 min"
-compare = [{ name = "a" }, { name = "b" }]
+compare = [{ name = "a" }, { name = "b", ratio_max = 0.0001, set = { "topology.hosts" = 3 } }]
 """
-    (tmp_path / "a.toml").write_text(text)
-    words = ["run", str(tmp_path / "a.toml"), "--results", str(tmp_path / "results"), "--quick"]
-    done = mission(*words)
-    assert done.returncode == 0 and "2 points, about 3.0 h on two cores" in done.stderr + done.stdout, done.stderr
+
+
+def test_a_quick_run_has_fewer_points_and_says_before_how_long_it_takes(tmp_path):
+    file = tmp_path / "a.toml"
+    file.write_text(QUICK)
+    done = mission("run", str(file), "--results", str(tmp_path / "results"), "--quick")
+    assert done.returncode == 0, done.stderr
+    assert "2 points to measure (--quick: fewer than they have): about 3.0 h on two cores" in done.stderr + done.stdout
     (folder,) = (tmp_path / "results").iterdir()
     result = json.loads((folder / "result.json").read_text())
     assert [(point["at"], point["repetition"]) for point in result["points"]] == [({"workload.partitions": 2}, 0)] * 2
     # It goes on as it began.
     assert mission("run", "--resume", str(folder), "--quick").returncode == 2
+    done = mission("run", str(file), "--resume", str(folder))
+    assert done.returncode == 2 and "began with --quick: go on in the same way" in done.stderr, done.stderr
     assert mission("run", "--resume", str(folder)).returncode == 0
-    assert scenario_of(str(tmp_path / "a.toml")).quick.topology.hosts == 1
-    (tmp_path / "b.toml").write_text(text.replace('"topology.hosts" = 1', '"topology.hosts" = 0'))
-    done = mission("run", str(tmp_path / "b.toml"))
-    assert done.returncode == 2 and "b.toml, line 11: study.quick: topology.hosts" in done.stderr, done.stderr
+    # What it changes holds for all variants; one run says nothing of a ratio.
+    quick = scenario_of(str(file)).quick
+    assert quick.topology.hosts == 1
+    assert [(one.set, one.ratio_max) for one in quick.study.compare] == [({}, None)] * 2
     # A study that does not say more runs each variant once.
-    (tmp_path / "c.toml").write_text(text.replace("quick =", "# quick ="))
-    assert scenario_of(str(tmp_path / "c.toml")).quick.study.repeat == 1
+    file.write_text(QUICK.replace("quick =", "# quick ="))
+    assert scenario_of(str(file)).quick.study.repeat == 1
+
+
+@pytest.mark.parametrize(
+    ("quick", "why"),
+    [
+        ('{ "workload.partitions" = 2 }', "workload.partitions varies: write a list of its values"),
+        ('{ "workload.partitions" = [] }', "workload.partitions varies: write a list of its values"),
+        ("{ workload.partitions = [2] }", "workload: write a key with its table, in quotes"),
+        ('{ "study.vary" = {} }', "of the study, quick changes study.repeat and study.point_takes alone"),
+        ('{ "topology.hosts" = 0 }', "study.quick: topology.hosts"),
+        ('{ "topology.hosst" = 1 }', "there is no such key: topology.hosst"),
+    ],
+)
+def test_what_does_not_fit_a_quick_run_is_said_when_the_scenario_is_read(quick, why, tmp_path):
+    lines = [f"quick = {quick}" if line.startswith("quick") else line for line in QUICK.splitlines()]
+    (tmp_path / "a.toml").write_text("\n".join(lines))
+    with pytest.raises(BadInput, match=r"a\.toml, line \d+: ") as refused:
+        scenario_of(str(tmp_path / "a.toml"))
+    assert why in str(refused.value)
 
 
 def test_an_interrupted_run_goes_on_by_its_folder_alone(tmp_path):
@@ -344,7 +368,7 @@ def test_a_run_goes_on_as_it_began_and_for_one_process_at_a_time(tmp_path):
     scenario = with_settings(scenario_of("incast"), ["workload.senders=1-3"])
     made = engine.conduct({"s": scenario}, Conditions(("model",)), results=tmp_path)
     folder = Path(made.results)
-    with pytest.raises(BadInput, match="began with --scheduler None"):
+    with pytest.raises(BadInput, match="began without --scheduler"):
         engine.conduct({"s": scenario}, Conditions(("model",), scheduler="tcp://h:1"), resume=folder)
     more = with_settings(scenario, ["workload.senders=1-4"])
     with pytest.raises(BadInput, match="another scenario"):

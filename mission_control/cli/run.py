@@ -221,12 +221,14 @@ def run(
             except ScenarioError as error:
                 raise BadInput(in_words_of_options(error, given, own)) from None
             scenarios[name] = with_study(changed, compare, repeat)
+            if quick and not one.study.quick and one.study.repeat == 1:
+                notes.append(f"{name} says nothing of --quick (study.quick): all of its points are measured")
             if compare and any(variant.ratio_min or variant.ratio_max for variant in one.study.compare):
                 notes.append(f"--compare takes the place of the variants of {name}: what they expect does not apply")
         worlds = worlds_asked(scenarios, world, scheduler)
         refuse_unread_flags(scenarios, given, worlds)
         folder = None if data is None else str(data)
-        conditions = Conditions(worlds, scheduler, install_policy, folder, keep_data, labs or parallel.LABS)
+        conditions = Conditions(worlds, scheduler, install_policy, folder, keep_data, quick, labs or parallel.LABS)
     if data is not None and not scheduler:
         make_folder("--data", data)
     return conduct(scenarios, conditions, results=results, resume=resume, as_json=as_json, notes=notes)

@@ -431,7 +431,7 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
             except Exception:
                 # Dask would say so only to those who look for it.
                 logger.exception("What %s is to run next was not noted", key)
-        if start == "processing" and finish == "released":
+        if finish == "released":
             shuffles.restart_without_run(self.scheduler, key)
         # Dask calls this several times for each task, mostly with nothing to say to core.
         is_gone = start == "memory" and finish != "memory"

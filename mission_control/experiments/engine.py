@@ -78,15 +78,17 @@ def conduct(
     if resume is not None and not any(resume.glob(f"**/{SCENARIO}")):
         raise BadInput(f"--resume {resume}: no run is there; name a folder results/<id> that a run has left")
     for name, own in folders.items():
-        known(own, work[name])  # refuses what was made from another scenario, before anything is written
         refuse_other_conditions(own, conditions)
+        known(own, work[name])  # refuses what was made from another scenario, before anything is written
     refuse_not_in_force(scenarios, conditions)
-    left = {name: to_measure(folders[name], points) for name, points in work.items()}
-    if sum(map(len, left.values())) > 1:
-        observer.say(announced(scenarios, left, conditions))
     with held(folder):
         for name, own in folders.items():
             begin(own, name, scenarios[name], conditions)
+        left = {name: to_measure(folders[name], points) for name, points in work.items()}
+        if sum(map(len, work.values())) > 1:
+            observer.say(
+                announced({name: scenarios[name] for name, points in left.items() if points}, left, conditions)
+            )
         progress, interrupted = Progress(sum(map(len, work.values())), observer), False
         try:
             if parallel.worth_it(scenarios, conditions):
@@ -110,17 +112,27 @@ def announced(scenarios: Mapping[str, Scenario], left: Mapping[str, Sequence[Pla
     """How many points are to be measured, and how long that may take, where all scenarios know it.
 
     Args:
+        scenarios: those that have points left.
         left: points of each scenario that are to be measured.
     """
-    counted = f"{sum(map(len, left.values()))} points" + (f" of {len(scenarios)} scenarios" if len(left) > 1 else "")
-    labs = conditions.labs if parallel.worth_it(scenarios, conditions) else 1
-    seconds = 0.0
+    counted = f"{sum(map(len, left.values()))} points to measure"
+    counted += f", of {len(scenarios)} scenarios" if len(scenarios) > 1 else ""
+    counted += " (--quick: fewer than they have)" if conditions.quick else ""
+    takes: dict[str, float] = {}
     for name, one in scenarios.items():
         points = sum(point.world != "model" for point in left[name])  # which takes no time
-        if points and one.study.point_takes is None:
-            return f"{counted}; how long one takes is not known"
-        seconds += points * (one.study.point_takes or 0) / 1e3 / (1 if one.workload.alone(one) else labs)
-    return f"{counted}, about {duration(seconds)} on two cores" if seconds else counted
+        if points and (one.study.point_takes is None or conditions.worlds not in ((), (one.world,))):
+            return counted
+        takes[name] = points * (one.study.point_takes or 0) / 1e3
+    together = {} if not parallel.worth_it(scenarios, conditions) else takes
+    together = {
+        name: seconds for name, seconds in together.items() if not scenarios[name].workload.alone(scenarios[name])
+    }
+    seconds = sum(takes.values())
+    if together:
+        shared = max(max(together.values()), sum(together.values()) / min(conditions.labs, len(together)))
+        seconds += shared - sum(together.values())
+    return f"{counted}: about {duration(seconds)} on two cores" if seconds else counted
 
 
 @contextmanager
@@ -308,7 +320,6 @@ class Progress:
 
 
 def duration(seconds: float) -> str:
-    """Seconds in words, to two digits or so."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
@@ -343,21 +354,24 @@ def resumed(folder: Path) -> tuple[dict[str, Scenario], Conditions]:
 
 
 def refuse_other_conditions(folder: Path, conditions: Conditions) -> None:
-    """Refuse to go on where a run began on another cluster: its medians would be of both.
+    """Refuse to go on where a run began on another cluster, or as another kind of run: its medians would be of both.
 
     The number of labs side by side may differ: each point keeps its own.
 
     Raises:
-        BadInput: the folder's run had another scheduler, or installed its policy and this one does not.
+        BadInput: the folder's run had another scheduler, or only one of the two installs its policy, or is quick.
     """
     try:
         before = json.loads((folder / ENVIRONMENT).read_text())["conditions"]
     except (OSError, ValueError, KeyError):
         return
     now = json.loads(json.dumps(vars(conditions)))
-    for name, flag in (("scheduler", "--scheduler"), ("install_policy", "--install-policy")):
-        if before.get(name) != now[name]:
-            raise BadInput(f"{folder} began with {flag} {before.get(name)}: go on in the same way, or begin a new run")
+    before.setdefault("quick", False)
+    for name in ("scheduler", "install_policy", "quick"):
+        if (value := before.get(name)) != now[name]:
+            flag = f"--{name.replace('_', '-')}" + (f" {value}" if isinstance(value, str) else "")
+            how = f"with {flag}" if value else f"without {flag}"
+            raise BadInput(f"{folder} began {how}: go on in the same way, or begin a new run")
 
 
 def line_of(key: str, point: Point) -> str:

@@ -36,6 +36,8 @@ class Conditions:
     data: str | None = None
     """Folder for input and output files, which all workers must see; by default inside that of the point."""
     keep_data: bool = False
+    quick: bool = False
+    """Whether the scenarios have the fewer points of ``--quick``."""
     labs: int = 1
     """Scenarios that are measured at the same time, where their workload allows it."""
 
@@ -115,6 +117,8 @@ def planned(name: str, scenario: Scenario, worlds: Sequence[str]) -> list[Planne
     if unknown := [world for world in worlds if world not in workload.worlds]:
         raise BadInput(f"{workload.kind} in {unknown[0]}: use {' or '.join(workload.worlds)}, as in --in lab")
     names = {variant.name: variant for variant in study.compare or (ONLY,)}
+    if empty := [key for key, values in study.vary.items() if not values]:
+        raise BadInput(f"study.vary: {empty[0]} has no values")
     found = []
     for world, values in itertools.product(worlds, itertools.product(*study.vary.values())):
         at = dict(zip(study.vary, values, strict=True))

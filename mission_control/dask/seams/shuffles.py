@@ -16,7 +16,6 @@ from distributed.shuffle import _rechunk
 from distributed.shuffle._core import ShuffleSpec, barrier_key, id_from_key
 from distributed.shuffle._exceptions import P2PConsistencyError
 from distributed.shuffle._rechunk import ArrayRechunkRun, ArrayRechunkSpec
-from distributed.shuffle._scheduler_plugin import ShuffleSchedulerPlugin
 from distributed.shuffle._shuffle import DataFrameShuffleRun, DataFrameShuffleSpec
 from distributed.shuffle._worker_plugin import ShuffleWorkerPlugin
 
@@ -49,12 +48,11 @@ PARAMETERS: list[tuple[Any, list[str]]] = [
         )
     ),
     (ShuffleWorkerPlugin._get_shuffle_run, ["self", "shuffle_id", "run_id"]),
-    (ShuffleSchedulerPlugin._restart_shuffle, ["self", "id", "scheduler", "stimulus_id"]),
     (_rechunk.split_axes, ["old", "new"]),
     (_rechunk.convert_chunk, ["shards"]),
 ]
 """What Dask calls of a run, and what a run of ours calls."""
-UNDER_WAY = ("waiting", "queued", "no-worker", "processing")
+WANTED = ("waiting", "queued", "no-worker", "processing")
 """States of a task whose result somebody awaits."""
 
 
@@ -118,31 +116,42 @@ def chosen(
     return (spec, why) if demands is None else (of_job(plugin, spec, number, demands), None)
 
 
-def restart_without_run(scheduler: Scheduler, barrier: Any) -> None:
-    """Have a shuffle begin again whose barrier was given back while it was under way, unless it has a run.
+def restart_without_run(scheduler: Scheduler, released: Any) -> None:
+    """Where a shuffle's barrier was released and is wanted again, have its inputs made again, unless it has a run.
 
-    Dask ends a shuffle's run when its barrier is released, and has the inputs made again only where a worker has left.
-    But it also releases a barrier because of what a worker says of an earlier attempt at it (an error, or that it is to
-    run again). Then the barrier would find inputs, and no run: "No active shuffle". Chaos found it (2026-11-27).
+    Dask ends a shuffle's run when its barrier is released, whatever for. It has the inputs made again where a worker
+    has left, and where the inputs are of several runs. But it also releases a barrier that is under way for a late word
+    of an earlier attempt at it, as that it is to run again (``Scheduler._reschedule`` looks at no run). Then the barrier
+    finds its inputs and no run: "No active shuffle". Chaos found it (2026-11-27).
 
     Args:
-        barrier: The key of the task that was released. Nothing happens where it is of another kind.
+        released: The key of the task that was released. Nothing happens where it is no barrier.
     """
-    shuffle_id = id_from_key(barrier)
+    shuffle_id = id_from_key(released)
     if shuffle_id is None:
         return
 
     def restart() -> None:
         shuffles: Any = scheduler.plugins.get("shuffle")
-        task = scheduler.tasks.get(barrier)
-        if shuffles is None or task is None or task.run_spec is None or shuffle_id in shuffles.active_shuffles:
+        barrier = scheduler.tasks.get(released)
+        if shuffles is None or barrier is None or barrier.state not in WANTED:
             return
-        # A shuffle that Dask has begun again has no inputs until it has a run.
-        if task.state in UNDER_WAY and any(own.state == "memory" for own in task.dependencies):
-            shuffles._restart_shuffle(shuffle_id, scheduler, stimulus_id=f"mission-control-no-run-{time.time()}")
+        # Inputs of a shuffle that Dask has begun again are in memory once it has a run, and not before.
+        inputs = [own.key for own in barrier.dependencies if own.state == "memory"]
+        if inputs and shuffle_id not in shuffles.active_shuffles:
+            logger.warning("Shuffle %s has no run any more, and begins again", shuffle_id)
+            stimulus = f"mission-control-no-run-{time.time()}"
+            scheduler.transitions(dict.fromkeys(inputs, "released"), stimulus_id=stimulus)
+            scheduler.stimulus_queue_slots_maybe_opened(stimulus_id=stimulus)
+
+    def guarded() -> None:
+        try:
+            restart()
+        except Exception:
+            logger.exception("Shuffle %s could not begin again", shuffle_id)
 
     # Dask is in the middle of its transitions.
-    scheduler.loop.add_callback(restart)
+    scheduler.loop.add_callback(guarded)
 
 
 def running(scheduler: Scheduler) -> list[str]:
