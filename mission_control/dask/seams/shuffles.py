@@ -121,7 +121,7 @@ def restart_without_run(scheduler: Scheduler, released: Any) -> None:
 
     Dask ends a shuffle's run when its barrier is released, whatever for. It has the inputs made again where a worker
     has left, and where the inputs are of several runs. But it also releases a barrier that is under way for a late word
-    of an earlier attempt at it, as that it is to run again (``Scheduler._reschedule`` looks at no run). Then the barrier
+    of an earlier attempt at it, as that it is to run again (``Scheduler._reschedule`` looks at no run). Then it
     finds its inputs and no run: "No active shuffle". Chaos found it (2026-11-27).
 
     Args:
