@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import gc
+import os
 import random
 import shutil
+import signal
 import tempfile
 import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +88,11 @@ def one(cluster: LocalCluster, client: Client, seed: int, folder: Path) -> tuple
     """One round; what was done, and how its jobs ended."""
     chance = random.Random(seed)
     harm, blow = chance.choice(HARMS), chance.choice(BLOWS)
-    until(lambda: len(client.run(begin, harm, seed, on_error="ignore")) >= 3, "all workers are up", seconds=BACK_S)
+    try:
+        until(lambda: len(client.run(begin, harm, seed, on_error="ignore")) >= 3, "all workers are up", seconds=BACK_S)
+    except AssertionError:
+        say_of_nannies(cluster)
+        raise
     over = threading.Event()
     with ThreadPoolExecutor(4) as pool:
         bad = pool.submit(strike, cluster, client, blow, chance, over)
@@ -106,12 +113,23 @@ def one(cluster: LocalCluster, client: Client, seed: int, folder: Path) -> tuple
     return f"{harm}, {blow}", ends
 
 
+def say_of_nannies(cluster: LocalCluster) -> None:
+    """Print in what state each worker's nanny is, and have its process say where its threads are."""
+    for name, nanny in cluster.workers.items():
+        print(f"worker {name}: nanny {nanny.status}, process {nanny.pid}, {nanny.worker_address}", flush=True)
+        if nanny.pid is not None:
+            with suppress(ProcessLookupError):
+                os.kill(nanny.pid, signal.SIGUSR1)
+    time.sleep(1)
+
+
 def run(rounds: int, first_seed: int = 0) -> Counter[str]:
     """All rounds; how often jobs ended how."""
     ended: Counter[str] = Counter()
     folder = Path(tempfile.mkdtemp(prefix="mission-chaos-"))
     # Dask gives a worker up that is not back in 15 s, and the cluster is smaller for ever.
     dask.config.set({"distributed.deploy.lost-worker-timeout": f"{BACK_S}s"})
+    dask.config.set({"distributed.worker.preload": ["tests.chaos.stacks"]})
     # Imports alone take some 250 MiB, and jobs up to 130 more: nannies are not to end workers for that.
     workers = {"n_workers": 3, "threads_per_worker": 2, "memory_limit": "600MiB"}
     try:
