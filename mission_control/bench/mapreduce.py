@@ -191,8 +191,10 @@ def sorts(
         checks = work.check(client, lambda _: None)
         if not all(checks.values()):
             raise RuntimeError(f"records are not sorted right: {checks}")
-        # The library gives a folder of outputs to one job alone.
-        shutil.rmtree(work.sorted)
+        for path in work.outputs:
+            path.unlink()
+        # The library gives a folder of outputs to one job alone. The sort by hand writes to the last one's.
+        shutil.rmtree(work.sorted, ignore_errors=True)
         work.sorted.mkdir()
 
     def run(engine: Literal["python", "mapreduce"]) -> None:
