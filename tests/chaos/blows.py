@@ -14,7 +14,7 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 import psutil
-from distributed import Client, LocalCluster, Worker, get_worker
+from distributed import Client, LocalCluster, Status, Worker, get_worker
 from distributed.diagnostics.plugin import WorkerPlugin
 
 import mission_control
@@ -23,7 +23,6 @@ from mission_control.dask.worker import MissionControlWorker
 from tests.conftest import data
 from tests.proxy import Limit, Proxy, flip
 
-KNOWN_AFTER_S = 5
 HARMS = ("none", "reset", "stall", "slow", "flip", "trickle")
 BLOWS = ("none", "kill", "freeze", "spool", "pause", "flood", "disk", "hold", "helpers", "retire")
 PAUSE_S = 8
@@ -197,11 +196,9 @@ def strike(cluster: LocalCluster, client: Client, blow: str, chance: random.Rand
     while not over.wait(chance.uniform(0.2, 1.5)):
         try:
             if blow == "kill":
-                pids = client.run(os.getpid, on_error="ignore")
                 # A nanny whose worker dies before it has heard of it gives up, and the cluster is smaller for ever.
-                known = [
-                    pid for pid in pids.values() if time.time() - psutil.Process(pid).create_time() > KNOWN_AFTER_S
-                ]
+                processes = [nanny.process for nanny in cluster.workers.values()]
+                known = [own.pid for own in processes if own is not None and own.status == Status.running]
                 if known:
                     os.kill(chance.choice(sorted(known)), signal.SIGKILL)
                     return

@@ -116,7 +116,8 @@ def one(cluster: LocalCluster, client: Client, seed: int, folder: Path) -> tuple
 def say_of_nannies(cluster: LocalCluster) -> None:
     """Print in what state each worker's nanny is, and have its process say where its threads are."""
     for name, nanny in cluster.workers.items():
-        print(f"worker {name}: nanny {nanny.status}, process {nanny.pid}, {nanny.worker_address}", flush=True)
+        of_process = nanny.process.status if nanny.process is not None else "none"
+        print(f"worker {name}: nanny {nanny.status}, process {nanny.pid} {of_process}", flush=True)
         if nanny.pid is not None:
             with suppress(ProcessLookupError):
                 os.kill(nanny.pid, signal.SIGUSR1)
