@@ -15,7 +15,7 @@ import pytest
 from distributed import Client, LocalCluster
 
 import mission_control
-from mission_control.experiments import charts, compare, engine, observed
+from mission_control.experiments import charts, compare, engine, observed, parallel
 from mission_control.experiments.points import AGAIN, Conditions, planned, until_valid
 from mission_control.experiments.result import Point, Summary, load, schema
 from mission_control.incast import statistics
@@ -283,6 +283,16 @@ def test_a_quick_run_has_fewer_points_and_says_before_how_long_it_takes(tmp_path
     # A study that does not say more runs each variant once.
     file.write_text(QUICK.replace("quick =", "# quick ="))
     assert scenario_of(str(file)).quick.study.repeat == 1
+
+
+def test_scenarios_side_by_side_take_as_long_as_the_longest_or_their_part_of_all():
+    incast = scenario_of("incast")
+    expecting = incast.expect.model_copy(update={"goodput_of_one_flow_min": 0.9})
+    scenarios = {"a": incast, "b": incast, "c": incast, "alone": incast.model_copy(update={"expect": expecting})}
+    takes = {"a": 60.0, "b": 1.0, "c": 3.0, "alone": 10.0}
+    for labs, seconds in ((1, 74), (2, 70), (8, 70)):
+        assert parallel.together_s(scenarios, takes, Conditions(labs=labs)) == seconds
+    assert parallel.together_s(scenarios, {**takes, "b": 61.0, "c": 61.0}, Conditions(labs=2)) == 101
 
 
 @pytest.mark.parametrize(

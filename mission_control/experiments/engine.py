@@ -86,9 +86,7 @@ def conduct(
             begin(own, name, scenarios[name], conditions)
         left = {name: to_measure(folders[name], points) for name, points in work.items()}
         if sum(map(len, work.values())) > 1:
-            observer.say(
-                announced({name: scenarios[name] for name, points in left.items() if points}, left, conditions)
-            )
+            observer.say(announced(scenarios, left, conditions))
         progress, interrupted = Progress(sum(map(len, work.values())), observer), False
         try:
             if parallel.worth_it(scenarios, conditions):
@@ -112,9 +110,9 @@ def announced(scenarios: Mapping[str, Scenario], left: Mapping[str, Sequence[Pla
     """How many points are to be measured, and how long that may take, where all scenarios know it.
 
     Args:
-        scenarios: those that have points left.
         left: points of each scenario that are to be measured.
     """
+    scenarios = {name: one for name, one in scenarios.items() if left[name]}
     counted = f"{sum(map(len, left.values()))} points to measure"
     counted += f", of {len(scenarios)} scenarios" if len(scenarios) > 1 else ""
     counted += " (--quick: fewer than they have)" if conditions.quick else ""
@@ -124,14 +122,7 @@ def announced(scenarios: Mapping[str, Scenario], left: Mapping[str, Sequence[Pla
         if points and (one.study.point_takes is None or conditions.worlds not in ((), (one.world,))):
             return counted
         takes[name] = points * (one.study.point_takes or 0) / 1e3
-    together = {} if not parallel.worth_it(scenarios, conditions) else takes
-    together = {
-        name: seconds for name, seconds in together.items() if not scenarios[name].workload.alone(scenarios[name])
-    }
-    seconds = sum(takes.values())
-    if together:
-        shared = max(max(together.values()), sum(together.values()) / min(conditions.labs, len(together)))
-        seconds += shared - sum(together.values())
+    seconds = parallel.together_s(scenarios, takes, conditions)
     return f"{counted}: about {duration(seconds)} on two cores" if seconds else counted
 
 

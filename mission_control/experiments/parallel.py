@@ -39,6 +39,19 @@ def worth_it(scenarios: Mapping[str, Scenario], conditions: Conditions) -> bool:
     return conditions.labs > 1 and len(together) > 1 and allowed
 
 
+def together_s(scenarios: Mapping[str, Scenario], takes: Mapping[str, float], conditions: Conditions) -> float:
+    """Seconds that all take, measured as :func:`conduct` does where that is worth it, else one after the other.
+
+    Args:
+        takes: seconds that each takes by itself.
+    """
+    alone = [takes[name] for name, one in scenarios.items() if one.workload.alone(one)]
+    others = [takes[name] for name, one in scenarios.items() if not one.workload.alone(one)]
+    if not worth_it(scenarios, conditions):
+        return sum(alone + others)
+    return sum(alone) + max(*others, sum(others) / min(conditions.labs, len(others)))
+
+
 def conduct(
     scenarios: Mapping[str, Scenario], conditions: Conditions, folders: Mapping[str, Path], observer: Observer
 ) -> bool:
