@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any
 
 import dask
@@ -24,6 +25,14 @@ TOKEN = b"a token for tests" + os.environ.get("PYTEST_XDIST_WORKER", "").encode(
 # one that starts a thread can wait for each other for ever (python/cpython issue 106883). The proxies of some tests
 # start hundreds.
 dask.config.set({"distributed.worker.profile.enabled": False})
+
+
+@pytest.fixture(autouse=True)
+def settings_stay() -> Iterator[None]:
+    """Clusters of a process share its settings: what a test leaves changed, those after it have."""
+    before = deepcopy(dask.config.get("mission-control", None))
+    yield
+    assert dask.config.get("mission-control", None) == before, "the test left settings of Mission Control changed"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -87,8 +87,9 @@ def test_a_worker_that_retires_costs_no_row(phase):
 @pytest.mark.parametrize("carried", [True, False])
 def test_a_barrier_that_is_given_back_has_the_shuffle_begin_again(carried, tmp_path):
     """As by a late word of an earlier attempt."""
-    with cluster() as (_, client), mission_control.job("given back", client=client):
-        client.run_on_scheduler(dask.config.set, {"mission-control.p2p": carried})
+    # The scheduler runs in this process.
+    settings = dask.config.set({"mission-control.p2p": carried})
+    with settings, cluster() as (_, client), mission_control.job("given back", client=client):
         client.run(give_the_barrier_back_once, str(tmp_path / "once"), carried)
         right(shuffled(slow=False).compute())
         assert (tmp_path / "once").exists()
