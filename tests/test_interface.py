@@ -6,12 +6,17 @@ import gc
 import json
 import os
 import socket
+import subprocess
 import sys
+import tempfile
+import time
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import mission_control
 from mission_control import In, ProgramFailed, fetch, open_stream, put, stream
+from mission_control.interface import server
 from tests.conftest import data, until, what_is_left
 
 SAID = """
@@ -253,3 +258,30 @@ def test_a_program_of_a_stream_that_fails_says_why(client):
     error = asked(client, """ask /fetch -d '{"reference": 7}' >&2""").exception(60)
     assert isinstance(error, ProgramFailed) and "7 is no reference" in str(error)
     assert In(0)
+
+
+KILLED = """
+import os, signal
+from mission_control.interface.server import Interface
+print(Interface().folder, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_sockets_of_workers_that_were_killed_go_and_those_of_others_stay(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    dead, young = (
+        subprocess.run([sys.executable, "-c", KILLED], env=environment, capture_output=True, text=True).stdout.strip()
+        for _ in range(2)
+    )
+    old = time.time() - 2 * server.YOUNG_S
+    other = server.Interface()
+    for folder in (dead, str(other.folder)):
+        os.utime(folder, (old, old))
+    assert sorted(tmp_path.iterdir()) == sorted(map(Path, (dead, young, other.folder)))
+    last = server.Interface()
+    assert sorted(tmp_path.iterdir()) == sorted(map(Path, (young, other.folder, last.folder)))
+    for own in (other, last):
+        own.close()
+    assert [str(folder) for folder in tmp_path.iterdir()] == [young]

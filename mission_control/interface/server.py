@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shutil
@@ -10,6 +11,7 @@ import socketserver
 import struct
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -27,6 +29,10 @@ logger = logging.getLogger(__name__)
 
 CONNECTIONS_MAX, OF_ONE_MAX = 1024, 256
 """A thread each: of all programs, and of one process."""
+NAME = "tasks"
+"""Of the socket, in its folder."""
+YOUNG_S = 60.0
+"""Between the making of a socket and its first connection are milliseconds; until then it refuses, too."""
 CREDENTIAL, SOCKET = "MISSION_CONTROL_CREDENTIAL", "MISSION_CONTROL_SOCKET"
 """Names in the environment of a program."""
 
@@ -49,9 +55,10 @@ class Interface:
 
     def __init__(self) -> None:
         # Not in the worker's folder: a socket's path has at most 107 bytes.
-        where = tempfile.gettempdir()
-        self.folder = Path(tempfile.mkdtemp(prefix="mission-", dir=where if len(where) < 80 else "/tmp"))
-        self.path = str(self.folder / "tasks")
+        where = tempfile.gettempdir() if len(tempfile.gettempdir()) < 70 else "/tmp"
+        sweep(Path(where))
+        self.folder = Path(tempfile.mkdtemp(prefix=prefix(), dir=where))
+        self.path = str(self.folder / NAME)
         self.lock = threading.Lock()
         self.held_bytes = 0
         """Of bodies that are not whole yet, or are being looked at."""
@@ -104,6 +111,22 @@ class Interface:
         self.server.server_close()
         self.server.end_all()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def prefix() -> str:
+    """Return what folders of sockets of this host begin with: others may see them, where it has no disk of its own."""
+    return f"mission-tasks-{Path('/proc/sys/kernel/random/boot_id').read_text()[:8]}-"
+
+
+def sweep(where: Path) -> None:
+    """Remove the folders of workers that were killed: nobody listens there any more."""
+    for folder in where.glob(f"{prefix()}*"):
+        with suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
+            if folder.stat().st_uid != os.geteuid() or time.time() - folder.stat().st_mtime < YOUNG_S:
+                continue
+            probe.setblocking(False)
+            if probe.connect_ex(str(folder / NAME)) == errno.ECONNREFUSED:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 _making = threading.Lock()
