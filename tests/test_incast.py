@@ -12,10 +12,11 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import pytest
 
 from mission_control import _native
-from mission_control.incast import lines, quantities, statistics, synchrony
+from mission_control.incast import lines, quantities, statistics, synchrony, variables
 from mission_control.incast.reads import Reads, measure, serve
 from mission_control.scenario import BadInput
 from tests.conftest import TOKEN, mission, until
@@ -135,6 +136,27 @@ def test_senders_that_stand_still_together_are_told_from_those_that_wait_for_the
     # One goes on later; after its fragment each waits for the other, and that is no stall.
     trace = [(0.0, 0, 100), (0.0, 1, 100), (0.2, 0, 1000), (0.3, 1, 1000), (0.6, 0, 2000), (0.6, 1, 2000)]
     assert synchrony.synchrony(trace, 1000, 0.2) == {"stalls": 2, "together": 2, "at_once": 0}
+
+
+def test_variables_that_go_together_are_found_and_those_that_never_change_are_no_pair():
+    random = np.random.default_rng(1)
+    senders = []
+    for _ in range(2):
+        cwnd = random.integers(1, 50, 200)
+        rows = zip(cwnd, cwnd**3, -cwnd, random.integers(0, 100, 200), strict=True)
+        names = ("cwnd", "unacked", "lost", "srtt_us")
+        senders.append([{**dict(zip(names, map(int, row), strict=True)), "backoff": 0} for row in rows])
+    found = variables.correlations([*senders, senders[0][: variables.LOOKS_MIN - 1]])
+    assert found is not None and found["looks"] == 400 and found["pairs"] == 6
+    strong = {frozenset((one["of"], one["with"])): one["rank"] for one in found["strong"]}
+    three = ("cwnd", "unacked"), ("cwnd", "lost"), ("unacked", "lost")
+    assert strong == {frozenset(pair): -1 if "lost" in pair else 1 for pair in three}
+    assert found["rank"][4] == [None] * 5
+    assert variables.correlations([senders[0][:10]]) is None
+
+
+def test_ranks_of_equal_values_are_the_mean_of_theirs():
+    assert variables.ranked(np.array([3.0, 1, 3, 2])).tolist() == [3.5, 1, 3.5, 2]
 
 
 def test_a_sender_that_dies_is_named_and_what_was_measured_is_told():
@@ -295,7 +317,7 @@ def test_a_folder_of_scenarios_is_one_report(tmp_path):
     page = (tmp_path / result["results"].rpartition("/")[2] / "report.html").read_text()
     assert page.count("<svg") == len(result["studies"]) and "Figure 4 of paper 000" in page
     sweep = [point for point in result["points"] if point["study"] == "05-rto-sweep"]
-    assert {point["variant"] for point in sweep} == {"200 ms", "50 ms", "20 ms", "1 ms"}
+    assert {point["variant"] for point in sweep} == {"200 ms", "50 ms", "20 ms", "5 ms", "1 ms"}
 
 
 @pytest.mark.parametrize("deadline", [-1.0, 0.0, 1e19, 1e30])

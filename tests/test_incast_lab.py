@@ -69,6 +69,27 @@ def test_what_fresh_connections_lose_is_counted_as_that_of_others(name):
     assert "it was to end after 1" in late["ended"] and len(late["flows"]) == 16
 
 
+def test_long_flows_share_the_port_while_blocks_are_read(name):
+    reads = Reads(fragment=1_000_000, blocks=6, warm_up=1)
+    with Lab(star(hosts=6), name) as lab, reads_in(lab) as own:
+        alone, beside = own.measure(2, reads), own.measure(2, reads, long_flows=3)
+        until(lambda: not any(open_ for _, open_ in (server.served() for server in own.servers)), "all have ended")
+    assert "background_mbit" not in alone and beside["background_mbit"] > 0 and not beside["invalid_because"][1:]
+    assert beside["goodput_mbit"] < 0.8 * alone["goodput_mbit"], (beside["goodput_mbit"], alone["goodput_mbit"])
+    # Long flows begin a little earlier and end a little later.
+    assert beside["goodput_mbit"] + beside["background_mbit"] < 110
+
+
+def test_variables_of_traced_senders_are_looked_at_while_they_send(name):
+    with Lab(star(hosts=5), name) as lab, reads_in(lab) as own:
+        result = own.measure(4, Reads(fragment=500_000, blocks=6, warm_up=1, traced=2))
+    found = result["correlations"]
+    at = {variable: number for number, variable in enumerate(found["variables"])}
+    assert found["looks"] >= 30 and {"cwnd", "ssthresh", "srtt_us", "unacked"} <= set(at)
+    # What is under way is what the window allows, so that the two go together.
+    assert found["rank"][at["cwnd"]][at["cwnd"]] == 1 and found["rank"][at["cwnd"]][at["unacked"]] > 0.3, found
+
+
 def test_windows_that_follow_the_link_lose_less(name):
     with Lab(star(hosts=9), name) as lab, reads_in(lab) as own:
         free, governed = (

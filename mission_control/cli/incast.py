@@ -187,12 +187,15 @@ def fit(folder: Annotated[Path, typer.Argument(help="of an incast run: results/<
         trip = f"round trip {curve['rtt_s'] * 1e3:.2f} ms"
         name = f"{curve['variant']} {quantities.size(curve['asked_bytes'])}".strip()
         print(f"{name}: onset {curve['onset'] or 'none of these'}, effective RTO {rto}, {trip}")
-        print(f"  {'senders':>7} {'alpha':>6} {'stalled':>8} {'model':>8} {'measured':>9} {'off':>6}  regime")
+        print(
+            f"  {'senders':>7} {'alpha':>6} {'95 %':>14} {'stalled':>8} {'model':>8} {'measured':>9} {'off':>6}  regime"
+        )
         for point in curve["points"]:
             off = f"{point['residual']:+.0%}"
+            ends = "{:.2f} to {:.2f}".format(*point["alpha95"]) if point["alpha95"] else "-"
             print(
-                f"  {point['senders']:7} {point['alpha']:6.2f} {point['stalled']:8.0%} {point['model_mbit']:8.1f} "
-                f"{point['goodput_mbit']:9.1f} {off:>6}  {point['regime']}"
+                f"  {point['senders']:7} {point['alpha']:6.2f} {ends:>14} {point['stalled']:8.0%} "
+                f"{point['model_mbit']:8.1f} {point['goodput_mbit']:9.1f} {off:>6}  {point['regime']}"
             )
 
 

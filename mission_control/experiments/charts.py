@@ -15,8 +15,6 @@ NAMED_MAX = 16
 """Lines that a legend names; more would leave no room for the drawing."""
 DRAWN_MAX = 3000
 """Tasks whose phases are drawn; more would take a browser seconds, and nobody would see them."""
-TRACED_S = 3.0
-"""Of a trace that are drawn: some stalls, each still to be seen."""
 COLOURS = ("#2463b5", "#d2691e", "#2e8b57", "#8a4fbe", "#b8860b", "#a3201d", "#4c8c8c", "#6b7280")
 DASHES = {"model": "--", "lab": "-"}
 Record = dict[str, Any]
@@ -271,16 +269,5 @@ def curves(found: Sequence[Summary], points: Sequence[Any], axis: str, label: st
             low, high = zip(*ends, strict=True)
             axes.fill_between(places, low, high, color=shade, alpha=0.15, linewidth=0)
     axes.set_ylim(bottom=0)
-    axes.legend(fontsize=8)
-    return svg(drawn)
-
-
-def trace(point: Any) -> str:
-    """What arrived when from each traced sender."""
-    drawn, (axes,) = figure(2.6, ylabel="MB from it")
-    for sender in sorted({int(row[1]) for row in point.trace}):
-        rows = [row for row in point.trace if row[1] == sender and row[0] <= TRACED_S]
-        given: dict[str, Any] = {"color": colour(sender), "label": f"sender {sender + 1}"}
-        axes.plot([row[0] for row in rows], [row[2] / 1e6 for row in rows], ".-", **given)
     axes.legend(fontsize=8)
     return svg(drawn)

@@ -63,7 +63,7 @@ def values_of(points: Mapping[tuple[str, int], Point], variant: str, measure: st
 
 def within(point: Point, measure: str) -> dict[str, Any] | None:
     """The interval that a single point has of itself: it lacks the spread between runs, and says so."""
-    ends = getattr(point, "interval95", None) if measure == "goodput" else None
+    ends = point.interval_of(measure)
     if not ends:
         return None
     summary = {"median": point.measures[measure].value, "low": ends[0], "high": ends[1], "coverage": COVERED}

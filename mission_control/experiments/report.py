@@ -137,7 +137,6 @@ def section(name: str, study: dict[str, Any], result: Result) -> list[Piece]:
             ratios = [one for one in result.comparisons if (one.study, one.measure) == (name, measure)]
             parts += comparison(label, found, ratios, points, workload.axis)
     parts += workload.pieces(points)
-    parts += [part for point in points for part in traces(point)]
     parts += onset_parts([one for one in result.onset if one.study == name])
     off = sorted(abs(one.part) for one in result.differences if one.study == name)
     if off:
@@ -180,19 +179,6 @@ def comparison(
         rows = [(*own, one.expected, came[one.held]) for own, one in zip(shown_ratios, ratios, strict=True)]
         parts.append(table(("world", "at", "ratio", "median", "interval of 95 %", "expected", "held"), rows))
     return parts
-
-
-def traces(point: Any) -> list[Piece]:
-    """What arrived when from traced senders, and whether they stood still together."""
-    from mission_control.incast import synchrony
-
-    if not getattr(point, "trace", None):
-        return []
-    found = synchrony.synchrony(point.trace, point.fragment_bytes, point.rto_s)
-    words = (
-        f"{point.label()}: the first two stood still {found['stalls']} times, {found['together']} of these together, "
-    )
-    return [text(f"{words}and went on at once in {found['at_once']} of them."), drawn(charts.trace(point))]
 
 
 def overhead_parts(found: Sequence[Overhead]) -> list[Piece]:

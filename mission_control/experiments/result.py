@@ -105,6 +105,10 @@ class Point(Placed):
         """Whether it counts in medians: what was expected and did not come counts, what is wrong does not."""
         return self.valid and not self.errors and not self.interrupted and all(self.checks.values())
 
+    def interval_of(self, measure: str) -> tuple[float, float] | None:
+        """The interval of 95 % that it has of itself, without the spread between runs; ``None``: it has none."""
+        return None
+
     def label(self) -> str:
         """Where it stands, in words."""
         again = f"repetition {self.repetition + 1}" if self.repetition else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from statistics import fmean, median
+from statistics import median
 from typing import Any
 
 from mission_control.errors import BadInput
@@ -12,7 +12,7 @@ from mission_control.experiments.engine import SCENARIO
 from mission_control.experiments.points import variants_of
 from mission_control.experiments.result import load
 from mission_control.incast import model
-from mission_control.incast.points import HEADERS, collapsed, path_of
+from mission_control.incast.points import HEADERS, alpha, collapsed, path_of
 from mission_control.scenario import validate
 
 FEW, MOST = 0.1, 0.9
@@ -22,8 +22,9 @@ FEW, MOST = 0.1, 0.9
 def fit(folder: Path) -> dict[str, Any]:
     """``curves``: of each ``variant`` and ``asked_bytes`` the ``onset``, ``rto_s`` (median of what the senders' kernels
     said), ``rtt_s`` (median of what blocks that did not stall take beyond their bytes), and ``points``: ``alpha``
-    (equation 4's, of this point), ``stalled`` (part of the blocks), ``model_mbit``, ``residual`` (of the model's
-    goodput, as a part of the measured one), ``regime`` (ideal, mixed, timeouts).
+    (equation 4's, of this point), ``alpha95`` (its interval of 95 %, by the bootstrap over blocks), ``stalled`` (part
+    of the blocks), ``model_mbit``, ``residual`` (of the model's goodput, as a part of the measured one), ``regime``
+    (ideal, mixed, timeouts).
 
     Raises:
         BadInput: it is no incast run, or nothing was measured in it.
@@ -62,7 +63,8 @@ def of_curve(points: list[Any], path: dict[str, Any]) -> dict[str, Any]:
         found.append(
             {
                 "senders": point.senders,
-                "alpha": (fmean(blocks) - wire_s - path["rtt_s"]) / rto_s,
+                "alpha": alpha(point, point.goodput_mbit),
+                "alpha95": point.interval_of("alpha"),
                 "stalled": part,
                 "goodput_mbit": point.goodput_mbit,
                 "model_mbit": row["goodput_mbit"],

@@ -9,8 +9,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mission_control.errors import PrerequisiteMissing
+from mission_control.incast.background import LongFlows
 from mission_control.incast.reads import Reads, measure, serve
 from mission_control.incast.statistics import summary
+from mission_control.incast.variables import Looks, correlations
 from mission_control.lab import Lab, namespaces
 from mission_control.lab.events import Watching
 
@@ -21,8 +23,8 @@ if TYPE_CHECKING:
 class ReadsInLab:
     """Senders on all hosts of a lab but the first, which is the receiver."""
 
-    def __init__(self, lab: Lab, senders: list[str], token: bytes):
-        self.lab, self.senders, self._token = lab, senders, token
+    def __init__(self, lab: Lab, senders: list[str], servers: list[Any], token: bytes):
+        self.lab, self.senders, self.servers, self._token = lab, senders, servers, token
 
     def measure(
         self,
@@ -31,20 +33,29 @@ class ReadsInLab:
         repeat: int = 1,
         watch: Callable[[int], bool] = lambda _: False,
         events: Sequence[Event] = (),
+        long_flows: int = 0,
     ) -> dict[str, Any]:
         """Reads from the first ``senders`` of them; as :func:`mission_control.incast.statistics.repeated`, and with
         ``drops`` and ``marks`` of the receiver's port, ``queue_bytes_max`` and ``queue_bytes_p50`` of it, and the lab's
-        own ``valid`` and ``invalid_because``. ``events`` happen meanwhile, and nobody undoes them.
+        own ``valid`` and ``invalid_because``. ``events`` happen meanwhile, and nobody undoes them. Of traced senders
+        ``correlations`` (:mod:`.variables`). The last ``long_flows`` hosts send one long flow each meanwhile, which
+        bring ``background_mbit`` together.
 
         Raises:
             PrerequisiteMissing: what is asked of the senders' sockets cannot be had.
+            EnvironmentFailed: a long flow does not begin.
         """
         receiver = self.lab.topology.hosts[0]
         own = partial(measure, self.senders[:senders], reads, self._token, watch)
-        watching = Watching(self.lab, events)
-        watching.begin()
         runs: list[dict[str, Any]] = []
-        try:
+        with ExitStack() as stack:
+            background = self.begin_long_flows(long_flows) if long_flows else None
+            if background is not None:
+                stack.callback(background.end)
+            watching = Watching(self.lab, events)
+            watching.begin()
+            stack.callback(watching.end)
+            looks = stack.enter_context(Looks(self.servers[: reads.traced]))
             for _ in range(repeat):
                 try:
                     runs.append(namespaces.inside(self.lab.namespace(receiver), own))
@@ -52,15 +63,30 @@ class ReadsInLab:
                     raise PrerequisiteMissing(str(error)) from None
                 if runs[-1]["ended"]:
                     break
-        finally:
-            watching.end()
         result = watching.stop_and_summarize()
         port = next(entry for entry in result["ports"] if entry["port"] == receiver)
         kept = {name: port[name] for name in ("drops", "marks", "queue_bytes_p50", "queue_bytes_max")}
         found = summary(runs, reads.fragment * senders)
         if "delay" in result:
             kept["delay"] = result["delay"]
-        return {**found, **kept, "valid": result["valid"], "invalid_because": result["invalid_because"]}
+        because = list(result["invalid_because"])
+        if background is not None:
+            kept["background_mbit"], early = background.brought()
+            because += [early] if early else []
+        if reads.traced:
+            kept["correlations"] = correlations(looks.seen)
+        return {**found, **kept, "valid": not because, "invalid_because": because}
+
+    def begin_long_flows(self, count: int) -> LongFlows:
+        """One from each of the last hosts.
+
+        Raises:
+            EnvironmentFailed: one does not begin.
+        """
+        namespace = self.lab.namespace(self.lab.topology.hosts[0])
+        flows = LongFlows(namespace, self.senders[-count:], self._token, self.servers[-count:])
+        flows.begin()
+        return flows
 
 
 @contextmanager
@@ -69,10 +95,11 @@ def reads_in(lab: Lab) -> Iterator[ReadsInLab]:
     hosts would take longer to start than most measurements, and the kernel that is measured is the same."""
     token = secrets.token_bytes(32)
     with ExitStack() as stack:
-        addresses = []
+        addresses, servers = [], []
         for host in lab.topology.hosts[1:]:
             address = lab.topology.address(host)
             server, port = namespaces.inside(lab.namespace(host), partial(serve, address, 0, token))
             stack.callback(server.close)
             addresses.append(f"{address}:{port}")
-        yield ReadsInLab(lab, addresses, token)
+            servers.append(server)
+        yield ReadsInLab(lab, addresses, servers, token)

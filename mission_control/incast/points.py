@@ -161,3 +161,14 @@ def collapsed(point: Any) -> bool:
         return True  # not one block ended within the time
     ideal_s = point.senders * point.fragment_bytes * 8 / point.ideal_mbit / 1e6
     return bool(median(point.blocks) > ideal_s + point.rto_s / 2)
+
+
+def alpha(point: Any, goodput_mbit: float) -> float:
+    """The part of an RTO in which the link is idle in a block, on average (paper 000, equation 4).
+
+    Args:
+        goodput_mbit: at which blocks are read.
+    """
+    bits = point.senders * point.fragment_bytes * 8
+    idle_s: float = (bits / goodput_mbit - bits / point.ideal_mbit) / 1e6
+    return idle_s / point.rto_s

@@ -3,7 +3,7 @@ model by the equations (`crates/core/src/incast.rs`)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -18,6 +18,7 @@ from mission_control.incast.points import (
     MSS,
     ONE_FLOW,
     Place,
+    alpha,
     check,
     collapsed,
     halved,
@@ -57,11 +58,21 @@ class IncastPoint(Point):
     limits: list[Any] = Field(default=[], description="flows_per_host auto: seconds, flows")
     rto_min: dict[str, Any] | None = Field(None, description="asked by whom, observed_us, won")
     trace: list[Any] = Field(default=[], description="seconds, number of the sender, its bytes so far")
+    correlations: dict[str, Any] | None = Field(
+        None, description="of variables of traced senders' TCP over time: variables, rank, looks, pairs, strong"
+    )
+    background_mbit: float | None = Field(None, description="what long flows brought meanwhile, together")
     ended: str | None = Field(None, description="why it ended early")
     one_flow_mbit: float | None = Field(None, description="what one long flow gets in the same lab")
     regime: str = Field("", description="model: ideal, collapsed")
     at_once: int | None = Field(None, description="model: senders that flows_per_host lets answer at once")
     paper_mbit: float | None = Field(None, description="model: equations 1 to 3 as printed, of so many senders")
+
+    def interval_of(self, measure: str) -> tuple[float, float] | None:
+        if self.interval95 is None or measure not in ("goodput", "alpha"):
+            return None
+        slow, fast = self.interval95
+        return (slow, fast) if measure == "goodput" else (alpha(self, fast), alpha(self, slow))
 
 
 def total(name: str) -> Any:
@@ -87,6 +98,12 @@ class IncastSettings(Settings):
         "drops": Measure("", "packets dropped", lambda p: p.drops),
         "marks": Measure("", "packets marked", lambda p: p.marks),
         "queue_max": Measure("B", "longest queue", lambda p: p.queue_bytes_max),
+        "alpha": Measure(
+            "",
+            "alpha, idle part of an RTO in a block",
+            lambda p: alpha(p, p.goodput_mbit) if p.blocks and p.goodput_mbit else None,
+        ),
+        "background": Measure("Mbit/s", "goodput of long flows", lambda p: p.background_mbit),
     }
     unread: ClassVar[tuple[str, ...]] = (
         *("topology.hosts", "topology.threads", "topology.memory_limit", "topology.links", "topology.trunk_rate"),
@@ -130,7 +147,15 @@ class IncastSettings(Settings):
         description="Each socket's minimum RTO is shorter by a random part of it, up to this; sockets cannot have a "
         "longer one than the kernel's",
     )
-    traced: int = Field(0, ge=0, le=8, description="Senders of which the report shows what arrived when")
+    traced: int = Field(
+        0,
+        ge=0,
+        le=8,
+        description="Senders of which the report shows what arrived when, and how variables of their TCP correlate",
+    )
+    background: int = Field(
+        0, ge=0, le=64, description="Lab: hosts beside the senders that send one long flow each through the same port"
+    )
 
     def check(self, scenario: Scenario) -> None:
         quantities.senders(self.senders)
@@ -163,6 +188,12 @@ class IncastSettings(Settings):
 
     def opened(self, world: str, whole: Scenario, conditions: Conditions) -> AbstractContextManager[Measuring]:
         return {"model": in_model, "lab": in_lab}[world](whole)
+
+    @classmethod
+    def pieces(cls, points: Sequence[Any]) -> list[dict[str, Any]]:
+        from mission_control.incast.shown import pieces
+
+        return pieces(points)
 
     def onsets(self, points: list[Any]) -> list[Onset]:
         """Where each curve collapses: by its median block, and by its goodput, which the papers draw."""
@@ -258,7 +289,8 @@ def in_lab(whole: Scenario) -> Iterator[Measuring]:
     from mission_control.lab.described import lab_of
     from mission_control.lab.events import dilated
 
-    hosts = place_of(whole).senders + 1
+    long_flows: int = getattr(whole.workload, "background", 0)
+    hosts = place_of(whole).senders + 1 + long_flows
     topology = whole.topology.model_copy(update={"hosts": hosts, "link_rate": link_rate(whole)})
     size = whole.model_copy(update={"topology": topology})
     if whole.control.transport == "dctcp":
@@ -283,7 +315,8 @@ def in_lab(whole: Scenario) -> Iterator[Measuring]:
                 return False
 
             try:
-                result = own.measure(place.senders, asked, watch=look, events=() if place == ONE_FLOW else events)
+                more: dict[str, Any] = {} if place == ONE_FLOW else {"events": events, "long_flows": long_flows}
+                result = own.measure(place.senders, asked, watch=look, **more)
             finally:
                 if events:
                     set_up(lab, whole)

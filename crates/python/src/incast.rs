@@ -26,6 +26,12 @@ impl IncastServer {
         Ok(IncastServer(Mutex::new(Some(server))))
     }
 
+    /// State of each connection that has something under way; a JSON list of `mission_transport::incast::Variables`.
+    fn variables(&self) -> PyResult<String> {
+        let found = self.0.lock().expect("no panic while held").as_ref().map(Server::variables);
+        serde_json::to_string(&found.unwrap_or_default()).map_err(bad_input)
+    }
+
     /// Bytes sent so far, and connections that are open.
     fn served(&self) -> (u64, usize) {
         self.0.lock().expect("no panic while held").as_ref().map_or((0, 0), Server::served)

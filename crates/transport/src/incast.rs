@@ -15,7 +15,7 @@ mod flow;
 mod fresh;
 mod server;
 
-pub use flow::Flow;
+pub use flow::{Flow, Variables};
 pub use server::{Limits, Server};
 
 use crate::auth::{self, Nonce, Purpose, Role, Token};

@@ -97,6 +97,16 @@ pub fn mptcp_info(stream: &TcpStream) -> Option<u32> {
 /// The part of `struct tcp_info` that tells how a connection fares.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TcpInfo {
+    /// Doublings of the timeout that are in force.
+    pub backoff: u8,
+    /// Segments under way; of these lost, as the sender thinks; and sent again.
+    pub unacked: u32,
+    pub lost: u32,
+    pub retransmitted: u32,
+    pub rtt_deviation_us: u32,
+    pub ssthresh: u32,
+    /// Bytes per second that arrived lately; 0 before Linux 4.9.
+    pub delivery_rate: u64,
     /// Retransmission timeout now, not the minimum.
     pub rto_us: u32,
     pub rtt_us: u32,
@@ -130,6 +140,13 @@ pub fn tcp_info(stream: &TcpStream) -> TcpInfo {
     let u16_at = |at: usize| u16::from_ne_bytes(raw[at..at + 2].try_into().expect("two bytes"));
     let u64_at = |at: usize| u64::from_ne_bytes(raw[at..at + 8].try_into().expect("eight bytes"));
     TcpInfo {
+        backoff: raw[4],
+        unacked: u32_at(24),
+        lost: u32_at(32),
+        retransmitted: u32_at(36),
+        rtt_deviation_us: u32_at(72),
+        ssthresh: u32_at(76),
+        delivery_rate: if len >= 168 { u64_at(160) } else { 0 },
         rto_us: u32_at(8),
         mss: u32_at(20),
         receiver_rtt_us: u32_at(92),

@@ -5,6 +5,44 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::net::TcpStream;
 
+/// State of a sender's TCP at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Variables {
+    pub cwnd: u32,
+    pub ssthresh: u32,
+    pub srtt_us: u32,
+    /// Deviation of the round trip (RFC 6298).
+    pub rttvar_us: u32,
+    pub rto_us: u32,
+    /// Doublings of the timeout.
+    pub backoff: u8,
+    /// Segments under way, lost, and sent again.
+    pub unacked: u32,
+    pub lost: u32,
+    pub retransmitted: u32,
+    /// Bytes per second.
+    pub delivery_rate: u64,
+}
+
+impl Variables {
+    /// `None`: nothing is under way.
+    pub(super) fn of(stream: &TcpStream) -> Option<Variables> {
+        let info = socket::tcp_info(stream);
+        (info.unacked > 0).then_some(Variables {
+            cwnd: info.cwnd,
+            ssthresh: info.ssthresh,
+            srtt_us: info.rtt_us,
+            rttvar_us: info.rtt_deviation_us,
+            rto_us: info.rto_us,
+            backoff: info.backoff,
+            unacked: info.unacked,
+            lost: info.lost,
+            retransmitted: info.retransmitted,
+            delivery_rate: info.delivery_rate,
+        })
+    }
+}
+
 /// What the sender's kernel says of one connection, since it began.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Flow {

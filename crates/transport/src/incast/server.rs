@@ -1,7 +1,7 @@
 //! The sender's half of synchronized reads: bytes that mean nothing, to whoever knows the token.
 
 use super::fresh::Sessions;
-use super::{Asked, Flow, HELLO_PATIENCE, READ_BYTES, hear, nonce, proves, say};
+use super::{Asked, Flow, HELLO_PATIENCE, READ_BYTES, Variables, hear, nonce, proves, say};
 use crate::auth::{self, Nonce, Purpose, Role, Token};
 use crate::object::to_hex;
 use crate::socket;
@@ -71,6 +71,11 @@ impl Server {
 
     pub fn address(&self) -> io::Result<SocketAddr> {
         self.shared.listener.local_addr()
+    }
+
+    /// State of each connection that has something under way.
+    pub fn variables(&self) -> Vec<Variables> {
+        self.shared.lock().iter().filter_map(|(_, stream)| Variables::of(stream)).collect()
     }
 
     /// Bytes sent, and connections that are open.
