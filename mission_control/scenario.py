@@ -92,7 +92,7 @@ class Topology(Part):
         "auto", description="lab: of every host's link; auto: 100 Mbit/s, or what this machine forwards for all of them"
     )
     trunk_rate: Rate | None = Field(
-        None, ge=10**6, description="lab, two-rack: of the link between them; else as others"
+        None, ge=10**6, description="lab, two-rack: of the links between switches; else as others"
     )
     link_delay: Microseconds | None = Field(
         None,

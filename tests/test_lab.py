@@ -278,14 +278,16 @@ def test_the_command_builds_shows_and_removes_a_lab(name):
     words = ["two-rack", "--hosts", "6", "--ecn-threshold", "30KiB", "--switch", "paper-003", "--name", name]
     done = mission("lab", "up", *words)
     try:
-        assert done.returncode == 0 and "[s1] ══ s2 (100 Mbit/s)" in done.stdout, done.stdout + done.stderr
+        assert done.returncode == 0 and "[s3] ══ s1 (100 Mbit/s) ══ s2 (100 Mbit/s)" in done.stdout, (
+            done.stdout + done.stderr
+        )
         again = mission("lab", "up", "star", "--name", name)
         assert again.returncode == 2 and f"mission lab down {name}" in again.stderr
         inside = mission("lab", "exec", "h3", "--name", name, "--", "sh", "-c", "cat /etc/hosts; exit 7")
         assert inside.returncode == 7 and "10.77.0.6 h6" in inside.stdout
         assert mission("lab", "exec", "h9", "--name", name, "--", "true").returncode == 2
         shown = json.loads(mission("lab", "show", "--name", name, "--json").stdout)
-        assert {port["port"] for port in shown["ports"]} == {"h1", "h2", "h3", "h4", "h5", "h6", "s1", "s2"}
+        assert {port["port"] for port in shown["ports"]} == {"h1", "h2", "h3", "h4", "h5", "h6", "s1", "s2", "s3"}
         assert all(port["settings"]["ecn_bytes"] == 30 << 10 for port in shown["ports"])
         assert all(port["settings"]["limit_bytes"] == 131_072 for port in shown["ports"])
         assert "768 KiB shared by 12 ports, at most 128 KiB for each" in done.stdout.replace(".0", "")

@@ -179,6 +179,28 @@ def over_time(points: Mapping[str, Point]) -> str:
     return svg(drawn)
 
 
+def steps(values: Sequence[float]) -> tuple[list[float], list[float]]:
+    """A cumulative distribution."""
+    ordered = sorted(values)
+    return ordered, [(place + 1) / len(ordered) for place in range(len(ordered))]
+
+
+def cdf(curves: Mapping[str, Sequence[float]], of: str, xlabel: str, log: bool = False) -> str:
+    """Cumulative distributions, by name.
+
+    Args:
+        of: what is counted, as in jobs.
+    """
+    drawn, (axes,) = figure(3.2, ylabel=f"part of the {of}", xlabel=xlabel)
+    for index, (name, values) in enumerate(curves.items()):
+        axes.step(*steps(values), where="post", color=colour(index), label=label_of(name))
+    axes.set_xscale("log" if log else "linear")
+    axes.set_ylim(0, 1.02)
+    if 1 < len(curves) <= NAMED_MAX:
+        axes.legend(ncols=min(4, len(curves)), **ABOVE)
+    return svg(drawn)
+
+
 def busy_mean(parts: list[float]) -> float:
     busy = [part for part in parts if part > MOVING]
     return sum(busy) / len(busy) if busy else 0.0

@@ -96,25 +96,13 @@ def jobs_of(point: Any) -> Piece:
     return table(("job", "due, s", "began, s", "ended, s", "job time, s", *SIZES), rows)
 
 
-def steps(values: Sequence[float]) -> tuple[list[float], list[float]]:
-    """A cumulative distribution."""
-    ordered = sorted(values)
-    return ordered, [(place + 1) / len(ordered) for place in range(len(ordered))]
-
-
 def ended(point: Any) -> list[Any]:
     return [job for job in point.jobs if job.ended_s is not None]
 
 
 def times_cdf(points: Mapping[str, Any]) -> str:
-    figure, (axes,) = charts.figure(3.2, ylabel="part of the jobs", xlabel="job time, seconds")
-    for index, (name, point) in enumerate(points.items()):
-        values = [max(job.seconds, 1e-3) for job in ended(point)]
-        axes.step(*steps(values), where="post", color=charts.colour(index), label=charts.label_of(name))
-    axes.set_xscale("log")
-    axes.set_ylim(0, 1.02)
-    named(axes, points)
-    return charts.svg(figure)
+    times = {name: [max(job.seconds, 1e-3) for job in ended(point)] for name, point in points.items()}
+    return charts.cdf(times, "jobs", "job time, seconds", log=True)
 
 
 def named(axes: Any, points: Mapping[str, Any]) -> None:

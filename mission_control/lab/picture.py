@@ -33,7 +33,8 @@ def draw(topology: Topology) -> str:
             lines.append(f"   {'└' if last else '├'}── " + "  ".join(f"{link.a:<4}" for link in some))
         rates = sorted({link.bits_per_second for link in hosts})
         bonded = "two bonded links, " if topology.bonded else ""
-        lines.append(f"       {bonded}each at {', '.join(map(rate, rates))}")
+        if hosts:
+            lines.append(f"       {bonded}each at {', '.join(map(rate, rates))}")
     return "\n".join(lines)
 
 

@@ -95,12 +95,16 @@ def star(hosts: int = 4, link_rate: int = RATE, port: Port | None = None, mtu: i
 def two_rack(
     hosts: int = 8, link_rate: int = RATE, trunk_rate: int | None = None, port: Port | None = None, mtu: int = 1500
 ) -> Topology:
-    """Half of the hosts on each of two switches, and one link between these: paper 001, 5.5."""
+    """Half of the hosts on each of two switches, which meet at a third one: paper 001, 5.4 and figure 5.15.
+
+    Args:
+        trunk_rate: of the links between switches; absent: as the hosts'.
+    """
     names = _hosts(hosts)
     half = (hosts + 1) // 2
     links = [Link(name, "s1" if number < half else "s2", link_rate) for number, name in enumerate(names)]
-    trunk = Link("s1", "s2", trunk_rate or link_rate)
-    return Topology("two-rack", names, ("s1", "s2"), (*links, trunk), port or Port(), mtu)
+    trunks = [Link(rack, "s3", trunk_rate or link_rate) for rack in ("s1", "s2")]
+    return Topology("two-rack", names, ("s1", "s2", "s3"), (*links, *trunks), port or Port(), mtu)
 
 
 def two_path(hosts: int = 4, link_rate: int = RATE, port: Port | None = None, mtu: int = 1500) -> Topology:

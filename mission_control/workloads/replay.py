@@ -22,7 +22,7 @@ from pydantic import Field
 import mission_control
 from mission_control.errors import BadInput
 from mission_control.experiments.result import Point
-from mission_control.workloads.settings import Bytes, ClusterSettings, Count, Measure
+from mission_control.workloads.settings import Bytes, ClusterSettings, Count, Measure, shuffle_parts
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -132,7 +132,7 @@ class ReplaySettings(ClusterSettings):
     def pieces(cls, points: Sequence[Any]) -> list[dict[str, Any]]:
         from mission_control.experiments import replayed
 
-        return replayed.pieces(points)
+        return replayed.pieces(points) + shuffle_parts(points)
 
     @classmethod
     def lines(cls, point: Any) -> list[str] | None:

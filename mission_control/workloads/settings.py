@@ -168,6 +168,26 @@ def shuffle_seconds(job: JobResult) -> float | None:
     return max((one for one in seconds if one is not None), default=None)
 
 
+def shuffle_part(job: JobResult) -> float | None:
+    """The part of a job's time in which it shuffles (paper 001, figure 1.1)."""
+    seconds = shuffle_seconds(job)
+    return None if seconds is None or not job.seconds else seconds / job.seconds
+
+
+def shuffle_parts(points: Sequence[Point]) -> list[dict[str, Any]]:
+    """Figure 1.1 of paper 001, of what is compared or varied."""
+    from mission_control.experiments import charts
+    from mission_control.experiments.report import drawn, text
+
+    found: dict[str, list[float]] = {}
+    for point in (one for one in points if one.counts):
+        parts = [part for job in point.jobs if (part := shuffle_part(job)) is not None]
+        found.setdefault(point.variant, []).extend(parts)
+    found = {name: parts for name, parts in found.items() if len(parts) > 1}
+    words = "The part of a job's time in which it shuffles (paper 001, figure 1.1)."
+    return [text(words), drawn(charts.cdf(found, "jobs", "part of the job that is shuffle"))] if found else []
+
+
 def mean(values: list[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return statistics.fmean(known) if known else None
@@ -184,6 +204,7 @@ JOB_MEASURES = {
         lambda p: max((one for job in p.jobs if (one := shuffle_seconds(job)) is not None), default=None),
     ),
     "job_seconds": Measure("s", "job", lambda p: p.seconds),
+    "shuffle_part": Measure("", "part of the job that is shuffle", lambda p: mean([shuffle_part(j) for j in p.jobs])),
     "mean_job_seconds": Measure("s", "mean job", lambda p: mean([job.seconds for job in p.jobs])),
     "fairness": Measure("", "Jain's index", fairness),
     "share": Measure("", "first job's part of the bytes", lambda p: p.jobs[0].share if p.jobs else None),
@@ -246,6 +267,10 @@ class JobSettings(ClusterSettings):
     reads_data: ClassVar[bool] = True
 
     jobs: Count = Field(1, description="Concurrent jobs, each with its own client and input")
+
+    @classmethod
+    def pieces(cls, points: Sequence[Any]) -> list[dict[str, Any]]:
+        return shuffle_parts(points)
 
     def make(self, number: int, folder: Path, workers: int) -> Job:
         """Make a job.
