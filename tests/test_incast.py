@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from mission_control import _native
+from mission_control.bench import advice as bench_advice
 from mission_control.incast import lines, quantities, statistics, synchrony, variables
 from mission_control.incast.reads import Reads, measure, serve
 from mission_control.scenario import BadInput
@@ -268,18 +269,34 @@ def test_advice_says_whether_it_bites_and_what_to_type():
     assert result["bites"] and result["onset"]["low"] <= result["onset"]["value"] <= result["onset"]["high"] < 40
     assert {remedy["kind"] for remedy in result["remedies"]} == {"flows", "rto-min", "dctcp", "buffer", "window"}
     for remedy in result["remedies"]:
-        low, high = remedy["interval"]
-        assert remedy["what"] and remedy["lines"] and low <= remedy["expected_goodput_mbit"] <= high
-    best = result["remedies"][0]["expected_goodput_mbit"]
-    assert (
-        best >= max(remedy["expected_goodput_mbit"] for remedy in result["remedies"])
-        and best > 2 * result["goodput_mbit"]
-    )
+        low, high = remedy.get("interval", (0, 0))
+        assert remedy["what"] and remedy["lines"] and low <= remedy.get("expected_goodput_mbit", 0) <= high
+    expected = [remedy.get("expected_goodput_mbit", 0) for remedy in result["remedies"]]
+    assert expected == sorted(expected, reverse=True) and expected[0] > 2 * result["goodput_mbit"]
+    unknown = {remedy["kind"]: remedy["unknown"] for remedy in result["remedies"] if "unknown" in remedy}
+    assert set(unknown) == {"dctcp", "window"} and "two segments of each sender" in unknown["window"]
     assert not json.loads(mission("incast", "advise", "--senders", "2", "--fragment", "16kB", "--json").stdout)["bites"]
     shown = mission("incast", "advise", *words).stdout
+    assert "nothing can be promised: two segments of each sender" in shown
     assert "Incast bites" in shown and "ip route change" in shown and "spark.reducer" in shown
     short = mission("incast", "advise", *words, "--rto", "1ms", "--json")
     assert "10 ms in effect" in json.loads(short.stdout)["warnings"][0]
+
+
+def test_promises_are_judged_by_their_width_and_by_what_they_miss():
+    assert bench_advice.interval_score((80, 100), 90) == 20
+    assert bench_advice.interval_score((80, 100), 70) == pytest.approx(20 + 20 * 10)
+    assert bench_advice.interval_score((80, 100), 101) == pytest.approx(20 + 20)
+    row = {"kind": "flows", "value": 1.0, "expected_goodput_mbit": 90.0, "interval": [80.0, 100.0], "unknown": None}
+    rows = [
+        {**row, "measured_mbit": found, "inside": bench_advice.inside(row["interval"], found)} for found in (90, 70)
+    ]
+    rows += [{**row, "kind": "dctcp", "interval": None, "measured_mbit": 50.0, "inside": None}]
+    rows += [{**row, "kind": "as it is", "value": None, "measured_mbit": 50.0, "inside": False}]
+    found = bench_advice.judged(rows)
+    assert found["inside"]["flows"] == [1, 2] and found["inside"]["dctcp"] == [0, 0]
+    assert found["narrow"] == [2, 2] and found["unknown"] == 1
+    assert found["score"] == pytest.approx((20 / 90 + 220 / 70) / 2)
 
 
 def test_advice_needs_a_case(tmp_path):

@@ -6,7 +6,7 @@ import random
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from mission_control import interrupts
@@ -20,6 +20,9 @@ from mission_control.lab.stack import PROFILES, Stack
 
 RTO_MS = 200
 BLOCKS, WARM_UP, DEADLINE_S = 40, 8, 60.0
+MISSED = 0.1
+"""Part of the cases in which an interval of nine in ten may be missed."""
+NARROW = 1.5
 DRAWS_MAX = 1000
 """More than enough to find settings in which incast bites."""
 
@@ -102,19 +105,44 @@ def bench(count: int, seed: int, say: Callable[[str], None]) -> dict[str, Any]:
         for entry in (as_it_is, *result["remedies"]):
             remedy = entry if "value" in entry else None
             found = measured(setting, remedy)
-            within = found is not None and entry["interval"][0] <= found <= entry["interval"][1]
-            kept = {name: entry[name] for name in ("kind", "expected_goodput_mbit", "interval")}
-            rows.append({**place, **kept, "value": entry.get("value"), "measured_mbit": found, "inside": within})
+            own = {name: entry.get(name) for name in ("kind", "expected_goodput_mbit", "interval", "unknown", "value")}
+            rows.append({**place, **own, "measured_mbit": found, "inside": inside(entry.get("interval"), found)})
             say(f"{number + 1} of {count}, {entry['kind']}: {'not valid' if found is None else f'{found:.1f} Mbit/s'}")
+    return {"seed": seed, "rows": rows, **judged(rows)}
+
+
+def inside(interval: Sequence[float] | None, found: float | None) -> bool | None:
+    """``None``: nothing was promised, or nothing measured."""
+    return None if interval is None or found is None else interval[0] <= found <= interval[1]
+
+
+def interval_score(interval: Sequence[float], found: float) -> float:
+    """Width of a central interval, and a penalty for what lies outside (Gneiting and Raftery 2007, equation 43).
+
+    Less is better: a narrow interval that is missed costs more than a wide one that is not.
+
+    Args:
+        interval, found: in the same unit, which is that of the score.
+    """
+    low, high = interval
+    return high - low + 2 / MISSED * (max(0.0, low - found) + max(0.0, found - high))
+
+
+def judged(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """``inside`` (by kind: how many of how many), ``narrow`` (how many of how many intervals span a factor of at most
+    :data:`NARROW`), ``score`` (mean interval score as a part of what was measured), ``off`` (median), ``unknown``."""
     remedies = [row for row in rows if row["value"] is not None and row["measured_mbit"] is not None]
-    inside = {kind: [row["inside"] for row in remedies if row["kind"] == kind] for kind in advice.WHAT}
+    promised = [row for row in remedies if row["interval"] is not None]
+    kinds = {kind: [row["inside"] for row in promised if row["kind"] == kind] for kind in advice.WHAT}
+    scores = [interval_score(row["interval"], row["measured_mbit"]) / row["measured_mbit"] for row in promised]
+    offs = [abs(row["expected_goodput_mbit"] / row["measured_mbit"] - 1) for row in promised]
+    narrow = sum(row["interval"][1] <= NARROW * row["interval"][0] for row in promised)
     return {
-        "seed": seed,
-        "rows": rows,
-        "inside": {kind: [sum(entry), len(entry)] for kind, entry in inside.items()},
-        "off": median(abs(row["expected_goodput_mbit"] / row["measured_mbit"] - 1) for row in remedies)
-        if remedies
-        else None,
+        "inside": {kind: [sum(own), len(own)] for kind, own in kinds.items()},
+        "narrow": [narrow, len(promised)],
+        "score": fmean(scores) if scores else None,
+        "off": median(offs) if offs else None,
+        "unknown": len(remedies) - len(promised),
     }
 
 
@@ -127,11 +155,18 @@ def summary(result: dict[str, Any]) -> Sequence[str]:
                 f"{row['senders']} senders of {quantities.size(row['fragment'])} at {quantities.size(row['buffer'])}"
             )
             lines.append(f"{row['setting']}: {row['profile']}, {place}")
-        low, high = row["interval"]
         found = "not valid" if row["measured_mbit"] is None else f"{row['measured_mbit']:.1f}"
-        promised = f"{row['expected_goodput_mbit']:6.1f} ({low:.1f} to {high:.1f})"
-        outside = "  outside" if row["value"] is not None and not row["inside"] else ""
+        promised = "nothing is promised"
+        if row["interval"] is not None:
+            promised = "{:6.1f} ({:.1f} to {:.1f})".format(row["expected_goodput_mbit"], *row["interval"])
+        outside = "  outside" if row["value"] is not None and row["inside"] is False else ""
         lines.append(f"  {row['kind']:<9} {promised:<24} {found:>9}{outside}")
-    for kind, (inside, count) in result["inside"].items():
-        lines.append(f"{kind}: {inside} of {count} inside its interval")
+    for kind, (held, count) in result["inside"].items():
+        lines.append(f"{kind}: {held} of {count} inside its interval")
+    narrow, count = result["narrow"]
+    lines.append(
+        f"{narrow} of {count} intervals span a factor of at most {NARROW}; {result['unknown']} more: no promise"
+    )
+    if result["score"] is not None:
+        lines.append(f"interval score, mean of parts of what was measured: {result['score']:.2f} (less is better)")
     return lines

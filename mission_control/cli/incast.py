@@ -167,8 +167,11 @@ def print_advice(case: advice.Case, result: dict[str, Any]) -> None:
     if not result["bites"]:
         return
     for remedy in result["remedies"]:
-        low, high = remedy["interval"]
-        print(f"\n{remedy['what']}: {remedy['expected_goodput_mbit']:.0f} Mbit/s ({low:.0f} to {high:.0f})")
+        promised = f"nothing can be promised: {remedy['unknown']}" if "unknown" in remedy else ""
+        if not promised:
+            low, high = remedy["interval"]
+            promised = f"{remedy['expected_goodput_mbit']:.0f} Mbit/s ({low:.0f} to {high:.0f})"
+        print(f"\n{remedy['what']}: {promised}")
         for line in remedy["lines"]:
             print(f"    {line}")
             if line in remedy["refused_here"]:

@@ -48,7 +48,8 @@ class Case:
 
 def advise(case: Case) -> dict[str, Any]:
     """``bites``, ``onset`` (value, low, high), ``goodput_mbit`` and ``ideal_mbit`` as it is; ``remedies``, best first:
-    ``what``, ``expected_goodput_mbit``, ``interval``, ``lines`` to type and ``refused_here`` (those of them that this
+    ``what``, ``expected_goodput_mbit``, ``interval`` (it is in it in nine cases of ten), where nothing can be promised
+    ``unknown`` in their place, ``lines`` to type and ``refused_here`` (those of them that this
     machine's kernel does not take, and why); ``warnings``.
 
     Raises:
@@ -87,10 +88,16 @@ def remedy(own: dict[str, Any]) -> dict[str, Any]:
         "what": WHAT[kind].format(shown, quantities.size(round(value))),
         "kind": kind,
         "value": value,
-        "expected_goodput_mbit": own["expected_mbit"],
-        "interval": [own["low_mbit"], own["high_mbit"]],
+        **promise_of(own),
         "lines": own_lines,
     }
+
+
+def promise_of(own: dict[str, Any]) -> dict[str, Any]:
+    if (promise := own["promise"]) is None:
+        return {"unknown": own["unknown"]}
+    ends = [promise["low_mbit"], promise["high_mbit"]]
+    return {"expected_goodput_mbit": promise["expected_mbit"], "interval": ends}
 
 
 def of_run(folder: Path) -> Case:
