@@ -100,17 +100,16 @@ def test_sort_runs_on_a_cluster_that_is_running(running, tmp_path):
     assert refused.returncode == 4 and "TLS" in refused.stderr
 
 
-@pytest.mark.parametrize("stays", [False, True])
-def test_a_cluster_without_mission_control_has_it_for_the_run_alone_unless_it_is_to_stay(stays, tmp_path):
+def test_a_cluster_without_mission_control_gets_it_only_if_told(tmp_path):
     with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster, Client(cluster) as client:
         words = ["run", "sort", "--size", "8MiB", "--partitions", "4", "--scheduler", cluster.scheduler_address]
-        words += ["--results", str(tmp_path), "--json", *(["--install-policy"] if stays else [])]
-        done = mission(*words)
+        words += ["--results", str(tmp_path), "--json"]
+        refused = mission(*words)
+        assert refused.returncode == 2 and "--install-policy installs it" in refused.stderr, refused.stderr
+        assert not mission_control.jobs.installed(client) and not list(tmp_path.iterdir())
+        done = mission(*words, "--install-policy")
         assert done.returncode == 0, done.stdout + done.stderr
-        (note,) = json.loads(done.stdout)["notes"]
-        assert ("and stays" in note) is stays and ("for this run alone" in note) is not stays
-        assert mission_control.jobs.installed(client) is stays
-        assert client.submit(sum, [1, 2]).result(timeout=60) == 3
+        assert "and stays" in json.loads(done.stdout)["notes"][0] and mission_control.jobs.installed(client)
 
 
 def test_a_worker_that_is_started_before_its_scheduler_has_a_data_plane(tmp_path):

@@ -134,7 +134,11 @@ def run(
     ] = None,
     scheduler: Annotated[str | None, Option(metavar="URL", help="Running cluster, e.g. tcp://HOST:8786")] = None,
     install_policy: Annotated[
-        bool, Option("--install-policy", help="Replace the policy of that cluster, for all of its jobs [off]")
+        bool,
+        Option(
+            "--install-policy",
+            help="Replace that cluster's policy for all of its jobs; install Mission Control where there is none [off]",
+        ),
     ] = False,
     workers: Annotated[int | None, Option(metavar="N", help="Worker processes [4]")] = None,
     hosts: Annotated[int | None, Option(metavar="N", help="Lab: alias of --workers [4]")] = None,

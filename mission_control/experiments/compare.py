@@ -45,7 +45,7 @@ def compared(
                 ]
                 # Expected is something of the first measure, and of what is measured where anything is.
                 judged = ONLY if number or (point.world == "model" and measuring) else variant
-                if name != first and first in values and (pairs or expected(judged)):
+                if name != first and first in values and measures[measure].ratios and (pairs or expected(judged)):
                     summary = interval(pairs)
                     came = {"expected": expected(judged), "held": as_expected(judged, summary["median"])}
                     ratios.append(Comparison(**labels, variant=name, unit="", to=first, **summary, **came))

@@ -166,7 +166,9 @@ def comparison(
     shown = table(("world", "at", "variant", label, "interval of 95 %", "runs"), rows)
     parts = [text("", head="We see:")]
     if found and axis:
-        words = "Solid: measured, with intervals. Dashed: the model. Dotted: the papers' equations."
+        words = "Solid: measured, with intervals."
+        if any(one.world == "model" for one in found):
+            words += " Dashed: the model. Dotted: the papers' equations."
         parts += [text(words), drawn(charts.curves(found, points, axis, label)), details("Medians", shown)]
     else:
         parts += [shown, *([drawn(charts.medians(found, label))] if found else [])]

@@ -2,73 +2,93 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from mission_control import interrupts
 from mission_control.errors import EnvironmentFailed
 from mission_control.incast.reads import ANSWER_BYTES, Reads, measure
 from mission_control.lab import namespaces
 
-BEGIN_S = 20.0
-"""In which each has sent something: a connection in the slowest lab takes some round trips of 100 ms."""
+BEGIN_S = 60.0
+"""In which something of each has arrived: in slow motion of ten a packet that is lost is sent again after 2, 4, 8 s."""
 LONGEST_S = 86_400.0
 """They are ended by who has begun them."""
 LOOK_S = 0.05
 
 
 class LongFlows:
-    """One long flow from each of some senders, which never has nothing to send.
+    """One long flow from each of some senders: gibibytes, of which the next is asked for when the last is there.
 
     Args:
         namespace: of the receiver.
-        senders: addresses with ports.
-        sent: says how many bytes the senders have sent, each.
+        addresses: of the senders, with ports.
+        senders: their servers.
+        rto_min_us: of their sockets.
     """
 
-    def __init__(self, namespace: str, senders: list[str], token: bytes, sent: Sequence[Any]):
+    def __init__(
+        self, namespace: str, addresses: list[str], token: bytes, senders: Sequence[Any], rto_min_us: int | None
+    ):
         self._over = threading.Event()
-        self._sent = sent
-        self._found: dict[str, Any] = {}
-        self._failed: BaseException | None = None
-        self.early = False
-        """Whether they ended by themselves."""
-        reads = Reads(fragment=ANSWER_BYTES, blocks=10**6, warm_up=0, deadline_s=LONGEST_S)
-        work = partial(measure, senders, reads, token, lambda _: self._over.is_set())
+        self._senders = senders
+        self._arrived_of = [0] * len(senders)
+        self._ended: str | BaseException | None = None
+        self._first: tuple[float, int] | None = None
+        self._last: tuple[float, int] | None = None
+        reads = Reads(fragment=ANSWER_BYTES, blocks=10**6, warm_up=0, deadline_s=LONGEST_S, rto_min_us=rto_min_us)
+        work = partial(measure, addresses, reads, token, lambda _: self._over.is_set())
         self._thread = threading.Thread(target=self._run, args=(namespace, work), name="long flows", daemon=True)
 
     def _run(self, namespace: str, work: Any) -> None:
         try:
-            self._found = namespaces.inside(namespace, work)
+            self._ended = namespaces.inside(namespace, work)["ended"]
         except BaseException as error:
-            self._failed = error
+            self._ended = error
 
     def begin(self) -> None:
-        """Return once each of them has sent something.
+        """Return once something of each has arrived.
 
         Raises:
-            EnvironmentFailed: one of them has not.
+            EnvironmentFailed: of one nothing has.
+            KeyboardInterrupt: an interrupt came.
         """
-        before = [server.served()[0] for server in self._sent]
         self._thread.start()
         end = time.monotonic() + BEGIN_S
-        while any(server.served()[0] == known for server, known in zip(self._sent, before, strict=True)):
+        while not all(self._arrived()):
+            interrupts.check()
             if time.monotonic() > end or not self._thread.is_alive():
-                self.end()
-                raise EnvironmentFailed(f"a long flow has not begun within {BEGIN_S:.0f} s ({self._failed})")
+                why = self._ended or f"nothing has arrived within {BEGIN_S:.0f} s"
+                raise EnvironmentFailed(f"a long flow through the receiver's port does not begin: {why}")
             time.sleep(LOOK_S)
 
+    def _arrived(self) -> list[int]:
+        """Of each the bytes that have arrived."""
+        for number, sender in enumerate(self._senders):
+            # Of one that has nothing under way now nothing is said.
+            seen = [look["acked_bytes"] for look in json.loads(sender.variables())]
+            self._arrived_of[number] = max(self._arrived_of[number], *seen, 0)
+        return self._arrived_of
+
+    def look(self) -> None:
+        """Note what has arrived so far; called again and again while blocks that count are read."""
+        self._last = (time.monotonic(), sum(self._arrived()))
+        self._first = self._first or self._last
+
     def end(self) -> None:
-        self.early = self.early or (not self._thread.is_alive() and not self._over.is_set())
         self._over.set()
-        self._thread.join()
+        if self._thread.ident is not None:
+            self._thread.join()
 
     def brought(self) -> tuple[float | None, str | None]:
-        """Return what they brought together, in Mbit/s, and why they ended too early; ``None``: they did not."""
-        self.end()
-        seconds = self._found.get("seconds")
-        brought = self._found["bytes"] * 8 / seconds / 1e6 if seconds else None
-        why = self._failed or (self._found.get("ended") if self.early else None)
-        return brought, f"long flows ended too early: {why}" if why else None
+        """Return what they brought together between the first and the last look, in Mbit/s, and why they ended by
+        themselves; ``None``: they did not."""
+        early = None if self._thread.is_alive() else f"long flows ended too early: {self._ended}"
+        if self._first is None or self._last is None or self._last[0] <= self._first[0]:
+            return None, early
+        (began, before), (ended, after) = self._first, self._last
+        return (after - before) * 8 / (ended - began) / 1e6, early

@@ -46,16 +46,24 @@ class ReadsInLab:
             EnvironmentFailed: a long flow does not begin.
         """
         receiver = self.lab.topology.hosts[0]
-        own = partial(measure, self.senders[:senders], reads, self._token, watch)
+        background = self.long_flows(long_flows, reads) if long_flows else None
+        looks = Looks(self.servers[: min(reads.traced, senders)])
+
+        def look(blocks: int) -> bool:
+            if background is not None and blocks >= reads.warm_up:
+                background.look()
+            return watch(blocks)
+
+        own = partial(measure, self.senders[:senders], reads, self._token, look)
+        watching = Watching(self.lab, events)
         runs: list[dict[str, Any]] = []
         with ExitStack() as stack:
-            background = self.begin_long_flows(long_flows) if long_flows else None
             if background is not None:
                 stack.callback(background.end)
-            watching = Watching(self.lab, events)
+                background.begin()
             watching.begin()
             stack.callback(watching.end)
-            looks = stack.enter_context(Looks(self.servers[: reads.traced]))
+            stack.enter_context(looks)
             for _ in range(repeat):
                 try:
                     runs.append(namespaces.inside(self.lab.namespace(receiver), own))
@@ -63,30 +71,26 @@ class ReadsInLab:
                     raise PrerequisiteMissing(str(error)) from None
                 if runs[-1]["ended"]:
                     break
-        result = watching.stop_and_summarize()
+            # While the long flows go on: what their ends do to the port does not count.
+            result = watching.stop_and_summarize()
+            brought, early = background.brought() if background is not None else (None, None)
         port = next(entry for entry in result["ports"] if entry["port"] == receiver)
         kept = {name: port[name] for name in ("drops", "marks", "queue_bytes_p50", "queue_bytes_max")}
         found = summary(runs, reads.fragment * senders)
         if "delay" in result:
             kept["delay"] = result["delay"]
-        because = list(result["invalid_because"])
+        because = [*result["invalid_because"], *([early] if early else [])]
         if background is not None:
-            kept["background_mbit"], early = background.brought()
-            because += [early] if early else []
+            kept["background_mbit"] = brought
         if reads.traced:
             kept["correlations"] = correlations(looks.seen)
         return {**found, **kept, "valid": not because, "invalid_because": because}
 
-    def begin_long_flows(self, count: int) -> LongFlows:
-        """One from each of the last hosts.
-
-        Raises:
-            EnvironmentFailed: one does not begin.
-        """
+    def long_flows(self, count: int, reads: Reads) -> LongFlows:
+        """One from each of the last hosts."""
         namespace = self.lab.namespace(self.lab.topology.hosts[0])
-        flows = LongFlows(namespace, self.senders[-count:], self._token, self.servers[-count:])
-        flows.begin()
-        return flows
+        last = self.senders[-count:], self._token, self.servers[-count:]
+        return LongFlows(namespace, *last, reads.rto_min_us)
 
 
 @contextmanager

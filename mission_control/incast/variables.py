@@ -31,18 +31,22 @@ class Looks:
         self._thread = threading.Thread(target=self._look, name="variables of TCP", daemon=True)
 
     def __enter__(self) -> Looks:
-        self._thread.start()
+        if self.senders:
+            self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
-        self._thread.join()
+        if self.senders:
+            self._thread.join()
 
     def _look(self) -> None:
         while not self._over.wait(LOOK_S):
             for seen, sender in zip(self.seen, self.senders, strict=True):
                 # One connection of a sender has data under way: the one of this block.
-                seen += json.loads(sender.variables())[:1]
+                for look in json.loads(sender.variables())[:1]:
+                    del look["acked_bytes"]  # it grows, whatever happens
+                    seen.append(look)
 
 
 def correlations(seen: Sequence[Sequence[dict[str, int]]]) -> dict[str, Any] | None:

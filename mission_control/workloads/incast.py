@@ -29,6 +29,7 @@ from mission_control.incast.points import (
     reads,
     rto_min_asked,
 )
+from mission_control.lab.topology import HOSTS_MAX
 from mission_control.workloads.settings import Bytes, Count, Measure, Milliseconds, Rate, Settings, several
 
 if TYPE_CHECKING:
@@ -102,6 +103,7 @@ class IncastSettings(Settings):
             "",
             "alpha, idle part of an RTO in a block",
             lambda p: alpha(p, p.goodput_mbit) if p.blocks and p.goodput_mbit else None,
+            ratios=False,
         ),
         "background": Measure("Mbit/s", "goodput of long flows", lambda p: p.background_mbit),
     }
@@ -158,7 +160,11 @@ class IncastSettings(Settings):
     )
 
     def check(self, scenario: Scenario) -> None:
-        quantities.senders(self.senders)
+        most = max(quantities.senders(self.senders))
+        if scenario.world == "lab" and most + self.background >= HOSTS_MAX:
+            raise ValueError(
+                f"{most} senders, {self.background} long flows and the receiver: a lab has {HOSTS_MAX} hosts at most"
+            )
         check(scenario)
 
     def grid(self) -> list[dict[str, Any]]:
@@ -360,8 +366,9 @@ def set_up(lab: Lab, scenario: Scenario) -> None:
     workload: Any = scenario.workload
     rates, slow = workload.sender_rate, scenario.topology.dilation
     changed = {event.host for event in scenario.topology.events if event.do == "rate"}
+    senders = place_of(scenario).senders
     for number, host in enumerate(lab.topology.hosts):
-        if number and rates:
+        if 1 <= number <= senders and rates:
             lab.slow(host, rates[(number - 1) % len(rates)] // slow)
         elif host in changed:
             lab.slow(host, lab.link_of(host).bits_per_second)

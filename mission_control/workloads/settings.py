@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 
 from mission_control import _native
-from mission_control.experiments.result import JobResult, Onset, Point
+from mission_control.experiments.result import JobResult, Onset, Point, at_in_words
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -69,6 +69,8 @@ class Measure:
     """As tables and axes name it."""
     of: Callable[[Any], float | None]
     """Its value at a point; ``None``: the point does not have it."""
+    ratios: bool = True
+    """Whether variants are compared by their ratios, which say nothing of what may be 0 or less."""
 
     @property
     def label(self) -> str:
@@ -175,14 +177,14 @@ def shuffle_part(job: JobResult) -> float | None:
 
 
 def shuffle_parts(points: Sequence[Point]) -> list[dict[str, Any]]:
-    """Figure 1.1 of paper 001, of what is compared or varied."""
+    """Figure 1.1 of paper 001, a curve for each variant at each place."""
     from mission_control.experiments import charts
     from mission_control.experiments.report import drawn, text
 
     found: dict[str, list[float]] = {}
     for point in (one for one in points if one.counts):
         parts = [part for job in point.jobs if (part := shuffle_part(job)) is not None]
-        found.setdefault(point.variant, []).extend(parts)
+        found.setdefault(", ".join(filter(None, [point.variant, at_in_words(point.at)])), []).extend(parts)
     found = {name: parts for name, parts in found.items() if len(parts) > 1}
     words = "The part of a job's time in which it shuffles (paper 001, figure 1.1)."
     return [text(words), drawn(charts.cdf(found, "jobs", "part of the job that is shuffle"))] if found else []

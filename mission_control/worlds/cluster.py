@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import dask
@@ -15,9 +14,6 @@ from mission_control.scenario import BadInput, EnvironmentFailed, Scenario
 from mission_control.worlds.site import Site
 
 CONNECT_S = 10
-REMOVED_S = 30.0
-"""In which shuffles of others have to end, before Mission Control is removed from a cluster that had none."""
-logger = logging.getLogger(__name__)
 CERTIFICATES = "set distributed.comm.tls (ca-file, client.cert, client.key) in Dask's configuration"
 
 
@@ -25,18 +21,17 @@ CERTIFICATES = "set distributed.comm.tls (ca-file, client.cert, client.key) in D
 def cluster(scenario: Scenario, scheduler: str | None = None, *, install_policy: bool = False) -> Iterator[Site]:
     """Connect to the scheduler. What is in force there stays, and what the scenario says otherwise is noted.
 
-    A cluster without Mission Control has it for this run alone, unless ``install_policy``.
 
     Args:
         install_policy: the scenario's policy takes the place of the cluster's, for all its jobs and for good.
-            Mission Control stays where there was none.
+            Where there was no Mission Control, it is installed, and stays.
 
     Raises:
-        BadInput: no scheduler answers, or it has no workers.
+        BadInput: no scheduler answers, or it has no workers, or no Mission Control and is to get none.
     """
     assert scheduler is not None
     control, notes = scenario.control, []
-    with connect(scheduler) as client, ExitStack() as stack:
+    with connect(scheduler) as client:
         if not client.scheduler_info()["workers"]:
             raise BadInput(f"{scheduler} has no workers: start some with 'dask worker {scheduler}'")
         if mission_control.jobs.installed(client):
@@ -44,12 +39,14 @@ def cluster(scenario: Scenario, scheduler: str | None = None, *, install_policy:
             mission_control.install(client, policy=control.policy if install_policy else None)
         else:
             if not install_policy:
-                stack.callback(leave_as_it_was, client)
+                raise BadInput(
+                    f"{scheduler} has no Mission Control: --install-policy installs it there, for all of its jobs and "
+                    "for good; or start it with --preload mission_control.dask"
+                )
             mission_control.install(client, policy=control.policy, flows_per_host=control.flows_per_host)
             before = Cluster(client).status(0)
-            stays = "and stays" if install_policy else "for this run alone; --install-policy lets it stay"
             notes.append(
-                f"{scheduler} had no Mission Control: it was installed, with policy {before['policy']}, {stays}"
+                f"{scheduler} had no Mission Control: it was installed, with policy {before['policy']}, and stays"
             )
         status = Cluster(client).status(0)
         if status["policy"] != before["policy"]:
@@ -65,14 +62,6 @@ def cluster(scenario: Scenario, scheduler: str | None = None, *, install_policy:
         if flows is not None and flows != control.flows_per_host:
             notes.append(f"control.flows_per_host = {control.flows_per_host} is not in force: the cluster has {flows}")
         yield Site(lambda: connect(scheduler), notes=notes, policy=status["policy"])
-
-
-def leave_as_it_was(client: Client) -> None:
-    """Remove Mission Control; where others use it meanwhile, it stays, and the log says why."""
-    try:
-        mission_control.uninstall(client, timeout=REMOVED_S)
-    except (RuntimeError, OSError) as error:
-        logger.warning("Mission Control, which this run installed, stays: %s", error)
 
 
 @contextmanager

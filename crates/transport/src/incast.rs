@@ -37,8 +37,9 @@ use std::time::{Duration, Instant};
 const LINE_MAX: usize = 4096;
 /// For connecting, and for the lines of the beginning.
 const HELLO_PATIENCE: Duration = Duration::from_secs(10);
-/// For all senders to say what their kernels did, once it is over.
-const LAST_PATIENCE: Duration = Duration::from_secs(2);
+/// For all senders to say what their kernels did, once it is over: in slow motion of ten a lost answer is sent again
+/// after 2 s, and once more after 4.
+const LAST_PATIENCE: Duration = Duration::from_secs(10);
 /// How often a measurement looks whether it was interrupted.
 const INTERRUPT_EVERY: Duration = Duration::from_millis(100);
 /// Between two points of a trace.

@@ -107,6 +107,8 @@ pub struct TcpInfo {
     pub ssthresh: u32,
     /// Bytes per second that arrived lately; 0 before Linux 4.9.
     pub delivery_rate: u64,
+    /// Bytes that the peer has acknowledged.
+    pub acked_bytes: u64,
     /// Retransmission timeout now, not the minimum.
     pub rto_us: u32,
     pub rtt_us: u32,
@@ -146,6 +148,7 @@ pub fn tcp_info(stream: &TcpStream) -> TcpInfo {
         retransmitted: u32_at(36),
         rtt_deviation_us: u32_at(72),
         ssthresh: u32_at(76),
+        acked_bytes: u64_at(120),
         delivery_rate: if len >= 168 { u64_at(160) } else { 0 },
         rto_us: u32_at(8),
         mss: u32_at(20),

@@ -22,6 +22,8 @@ pub struct Variables {
     pub retransmitted: u32,
     /// Bytes per second.
     pub delivery_rate: u64,
+    /// Bytes that have arrived since the connection began.
+    pub acked_bytes: u64,
 }
 
 impl Variables {
@@ -39,6 +41,7 @@ impl Variables {
             lost: info.lost,
             retransmitted: info.retransmitted,
             delivery_rate: info.delivery_rate,
+            acked_bytes: info.acked_bytes,
         })
     }
 }
