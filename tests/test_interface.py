@@ -268,9 +268,14 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_sockets_of_workers_that_were_killed_go_and_those_of_others_stay(tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+def test_sockets_of_workers_that_were_killed_go_and_those_of_others_stay(monkeypatch):
+    with tempfile.TemporaryDirectory(dir="/tmp") as own:  # a short path, as a socket's has to be
+        monkeypatch.setattr(tempfile, "tempdir", own)
+        sweep_in(Path(own))
+
+
+def sweep_in(folder_of_all: Path) -> None:
+    environment = {**os.environ, "TMPDIR": str(folder_of_all)}
     dead, young = (
         subprocess.run([sys.executable, "-c", KILLED], env=environment, capture_output=True, text=True).stdout.strip()
         for _ in range(2)
@@ -279,9 +284,9 @@ def test_sockets_of_workers_that_were_killed_go_and_those_of_others_stay(tmp_pat
     other = server.Interface()
     for folder in (dead, str(other.folder)):
         os.utime(folder, (old, old))
-    assert sorted(tmp_path.iterdir()) == sorted(map(Path, (dead, young, other.folder)))
+    assert sorted(folder_of_all.iterdir()) == sorted(map(Path, (dead, young, other.folder)))
     last = server.Interface()
-    assert sorted(tmp_path.iterdir()) == sorted(map(Path, (young, other.folder, last.folder)))
+    assert sorted(folder_of_all.iterdir()) == sorted(map(Path, (young, other.folder, last.folder)))
     for own in (other, last):
         own.close()
-    assert [str(folder) for folder in tmp_path.iterdir()] == [young]
+    assert [str(folder) for folder in folder_of_all.iterdir()] == [young]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 
 from mission_control import _native
-from mission_control.experiments.result import JobResult, Onset, Point, at_in_words
+from mission_control.experiments.result import JobResult, Onset, Point
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -176,17 +176,21 @@ def shuffle_part(job: JobResult) -> float | None:
     return None if seconds is None or not job.seconds else seconds / job.seconds
 
 
+PARTS_MIN = 5
+"""Jobs; fewer are no distribution."""
+
+
 def shuffle_parts(points: Sequence[Point]) -> list[dict[str, Any]]:
-    """Figure 1.1 of paper 001, a curve for each variant at each place."""
+    """Figure 1.1 of paper 001: a curve for each variant, of its jobs at all places."""
     from mission_control.experiments import charts
     from mission_control.experiments.report import drawn, text
 
     found: dict[str, list[float]] = {}
     for point in (one for one in points if one.counts):
         parts = [part for job in point.jobs if (part := shuffle_part(job)) is not None]
-        found.setdefault(", ".join(filter(None, [point.variant, at_in_words(point.at)])), []).extend(parts)
-    found = {name: parts for name, parts in found.items() if len(parts) > 1}
-    words = "The part of a job's time in which it shuffles (paper 001, figure 1.1)."
+        found.setdefault(point.variant, []).extend(parts)
+    found = {name: parts for name, parts in found.items() if len(parts) >= PARTS_MIN}
+    words = "The part of a job's time in which it shuffles, of all jobs whatever their size (paper 001, figure 1.1)."
     return [text(words), drawn(charts.cdf(found, "jobs", "part of the job that is shuffle"))] if found else []
 
 
