@@ -15,7 +15,7 @@ import pytest
 from distributed import Client, LocalCluster
 
 import mission_control
-from mission_control.experiments import charts, compare, engine, observed, parallel
+from mission_control.experiments import compare, engine, observed, parallel
 from mission_control.experiments.points import AGAIN, Conditions, planned, until_valid
 from mission_control.experiments.result import Point, Summary, load, schema
 from mission_control.incast import statistics
@@ -401,7 +401,7 @@ def test_what_a_running_cluster_would_not_do_is_not_compared():
 
 
 def test_slow_motion_is_undone_by_unit():
-    units = {unit: charts.undilated(unit, 10) for unit in ("Mbit/s", "ms", "", "packets")}
+    units = {unit: compare.undilated(unit, 10) for unit in ("Mbit/s", "ms", "", "packets")}
     assert units == {"Mbit/s": 10, "ms": 0.1, "": 1, "packets": 1}
 
 

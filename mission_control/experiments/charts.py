@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from mission_control.experiments.compare import RATES, TIMES, undilated
 from mission_control.experiments.result import Overhead, Point, Summary, at_in_words
 from mission_control.lab.watch import MOVING
 from mission_control.map_reduce.phases import PHASES
@@ -253,14 +254,6 @@ def overheads(found: Sequence[Overhead]) -> str:
 
 def curve_name(variant: str, at: Mapping[str, Any], axis: str) -> str:
     return " ".join(filter(None, [variant, *(str(value) for key, value in at.items() if key != axis)]))
-
-
-RATES, TIMES = ("bit/s", "Mbit/s"), ("s", "ms")
-
-
-def undilated(unit: str, dilation: int) -> float:
-    """What a value is multiplied by to undo slow motion: rates were divided, times are longer, counts are the same."""
-    return dilation if unit in RATES else 1 / dilation if unit in TIMES else 1
 
 
 def curves(found: Sequence[Summary], points: Sequence[Any], axis: str, label: str) -> str:

@@ -39,9 +39,10 @@ def compared(
                 if own:
                     summary = single or interval(list(own.values()))
                     medians.append(Summary(**labels, variant=name, unit=measures[measure].unit, **summary))
+            undone = {name: undilated_of(here, name, values[name], measures[measure].unit) for name in values}
             for name, variant in variants[place].items():
                 pairs = [
-                    value / values[first][at] for at, value in values[name].items() if values.get(first, {}).get(at)
+                    value / undone[first][at] for at, value in undone[name].items() if undone.get(first, {}).get(at)
                 ]
                 # Expected is something of the first measure, and of what is measured where anything is.
                 judged = ONLY if number or (point.world == "model" and measuring) else variant
@@ -59,6 +60,22 @@ def values_of(points: Mapping[tuple[str, int], Point], variant: str, measure: st
         for (name, _), point in points.items()
         if name == variant and point.counts and measure in point.measures
     }
+
+
+def undilated_of(
+    points: Mapping[tuple[str, int], Any], variant: str, values: Mapping[int, float], unit: str
+) -> dict[int, float]:
+    """Values by repetition, as they would be without slow motion: variants may differ in it."""
+    slow = {at: getattr(points[variant, at], "dilation", 1) for at in values}
+    return {at: value * undilated(unit, slow[at]) for at, value in values.items()}
+
+
+RATES, TIMES = ("bit/s", "Mbit/s"), ("s", "ms")
+
+
+def undilated(unit: str, dilation: int) -> float:
+    """What a value is multiplied by to undo slow motion: rates were divided, times are longer, counts are the same."""
+    return dilation if unit in RATES else 1 / dilation if unit in TIMES else 1
 
 
 def within(point: Point, measure: str) -> dict[str, Any] | None:

@@ -23,6 +23,7 @@ def path(
     mss: int = 1448,
     initial_window: int = 14480,
     sack: bool = True,
+    fresh: bool = False,
 ) -> dict[str, Any]:
     """The path to one receiver, as the model is told.
 
@@ -31,6 +32,7 @@ def path(
         buffer: bytes of the port before the receiver, or ``paper-003``.
         mss: bytes of a full segment's payload; ``initial_window``: bytes that a connection sends at first.
         sack: selective acknowledgments, and with them tail loss probes; read by the modern model.
+        fresh: each block comes over connections that have just begun; read by the modern model.
     """
     return {
         "link_bits_per_sec": link,
@@ -40,6 +42,7 @@ def path(
         "mss": mss,
         "initial_window": initial_window,
         "sack": sack,
+        "fresh": fresh,
     }
 
 

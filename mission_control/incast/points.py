@@ -139,13 +139,14 @@ def path_of(scenario: Scenario) -> dict[str, Any]:
         mss=MSS + topology.mtu - 1500,
         initial_window=(stack.initial_window or 10) * MSS,
         sack=stack.sack,
+        fresh=getattr(scenario.workload, "connections", "persistent") == "fresh",
     )
 
 
 def ideal_mbit(path: dict[str, Any], senders: int, fragment: int) -> float:
-    """Goodput where nothing is lost: equation 1, with headers."""
-    bits = senders * fragment * 8
-    return bits / (path["rtt_s"] + bits * (1 + HEADERS / path["mss"]) / path["link_bits_per_sec"]) / 1e6
+    """Goodput where nothing is lost: equation 1 with headers, and slow start where connections are fresh."""
+    (row,) = model.predict(path, [senders], [fragment])["rows"]
+    return float(row["ideal_mbit"])
 
 
 def halved(point: Any) -> bool:

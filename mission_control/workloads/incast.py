@@ -45,7 +45,7 @@ class IncastPoint(Point):
     fragment_bytes: int = Field(0, description="of each sender for a block")
     asked_bytes: int = Field(0, description="as the scenario has it: of each sender, or of all together")
     goodput_mbit: float | None = Field(None, description="bytes of all blocks over their time, as measured")
-    ideal_mbit: float = Field(0.0, description="equation 1, with headers")
+    ideal_mbit: float = Field(0.0, description="equation 1, with headers; with slow start where connections are fresh")
     rto_s: float = Field(0.0, description="minimum RTO to be expected")
     dilation: int = 1
     interval95: tuple[float, float] | None = Field(None, description="of goodput, from this point's blocks alone")
@@ -251,6 +251,7 @@ IN_MODEL = (
         "workload.total",
         "workload.blocks",
         "workload.warm_up",
+        "workload.connections",
     ),
     *("workload.deadline", "workload.traced", "workload.seed"),
 )

@@ -29,6 +29,16 @@ LIMIT_SHARE = 0.6
 """Of the machine's memory that all workers together may take, unless told."""
 
 
+QUIET = {
+    "DASK_DISTRIBUTED__LOGGING__DISTRIBUTED": "warning",
+    "DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED": "False",
+    "DASK_DISTRIBUTED__ADMIN__TICK__INTERVAL": "1s",
+    "DASK_DISTRIBUTED__ADMIN__SYSTEM_MONITOR__INTERVAL": "2s",
+}
+"""Settings of Dask's processes. One that does nothing looks at its own stacks every 10 ms and at its clock every 20 ms:
+48 of them would take more than a core from what forwards packets (docs/measurements.md)."""
+
+
 @contextmanager
 def in_lab(
     scenario: Scenario, scheduler: str | None = None, *, install_policy: bool = False, plain: bool = False
@@ -136,7 +146,7 @@ def _start(built: lab.Lab, host: str, folder: Path, what: str, *words: str) -> s
         command += ["--local-directory", str(folder / host)]
     # Its interfaces do not know what the switch lets through.
     rate = sum(link.bits_per_second for _, link in built.links_of(host))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "DASK_DISTRIBUTED__LOGGING__DISTRIBUTED": "warning"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **QUIET}
     environment["MISSION_LINK_RATE"] = f"{rate} bit/s"
     with open(folder / f"{host}.log", "wb") as log:
         return built.host(host).popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment)

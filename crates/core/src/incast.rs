@@ -41,6 +41,9 @@ pub struct Path {
     /// Selective acknowledgments, and with them recovery by time and tail loss probes (RFC 8985); read by [`modern`] only.
     #[serde(default = "sack")]
     pub sack: bool,
+    /// Each block comes over connections that have just begun; read by [`modern`] only.
+    #[serde(default)]
+    pub fresh: bool,
 }
 
 /// As every system of today.
@@ -229,6 +232,8 @@ pub struct Row {
     pub fragment_bytes: u64,
     pub senders: u32,
     pub goodput_mbit: f64,
+    /// Where nothing is lost: equation 1 with headers, and slow start where connections are fresh.
+    pub ideal_mbit: f64,
     pub regime: Regime,
 }
 
@@ -276,6 +281,7 @@ pub fn predict(question: &Question) -> Result<Answer, String> {
                 fragment_bytes: fragment,
                 senders,
                 goodput_mbit: goodput / 1e6,
+                ideal_mbit: modern::ideal(path, fragment, senders) / 1e6,
                 regime: if collapsed { Regime::Collapsed } else { Regime::Ideal },
             });
         }
@@ -296,6 +302,7 @@ mod tests {
             buffer: Buffer::Port(buffer),
             mss: 1448,
             initial_window: 1448,
+            fresh: false,
             sack: false,
         }
     }

@@ -74,6 +74,13 @@ const PLAIN_TOGETHER: f64 = 0.28;
 const PLAIN_LEAST: f64 = 0.11;
 const PLAIN_TAIL_S: f64 = 0.05;
 
+/// Of blocks over connections that have just begun, without selective acknowledgments, at the papers' operating point
+/// (docs/measurements.md, 2026-11-26 and 2026-11-27: 1 Gbit/s, a round trip of 1 ms, 64 KiB, 16 to 256 kB). What counts is
+/// half of the largest window of slow start of all senders, as a part of the port: from one on blocks stall, nearly all
+/// of them from three on; and how many flows of a block time out grows with its logarithm.
+const FRESH_STALLS: f64 = 1.6;
+const FRESH_EACH: f64 = 0.18;
+
 /// What happens to a block.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Block {
@@ -99,11 +106,21 @@ pub fn block(path: &Path, fragment: u64, senders: u32, without: &BTreeSet<Term>)
     let frame = path.mss as f64 + if with(Term::Headers) { HEADERS } else { 0.0 };
     let (buffer, count) = (path.buffer.bytes() as f64, f64::from(senders));
     let wire = fragment as f64 * frame / path.mss as f64;
-    let ideal_s = path.rtt_s + wire * 8.0 * count / path.link_bits_per_sec;
+    let wire_s = wire * 8.0 * count / path.link_bits_per_sec;
+    let (trips, largest) = if path.fresh { slow_start(path, fragment) } else { (1.0, 0.0) };
+    // Round trips of slow start, in the largest of which the windows of all cross the link; or all bytes one after the other.
+    let window_s = count * largest * frame * 8.0 / path.link_bits_per_sec;
+    let ideal_s = (trips * path.rtt_s + window_s).max(path.rtt_s + wire_s);
     let queue_s = if with(Term::QueueInRto) { buffer * 8.0 / path.link_bits_per_sec + TICK_S } else { 0.0 };
     let rto_s = path.rto_s + queue_s;
     // All answer at once, and while the last byte of each comes the port has passed on as much as one of them sends.
     if (count - 1.0) * wire <= buffer {
+        return Block { ideal_s, stalled_s: ideal_s, stalls: 0.0, timeouts: 0.0 };
+    }
+    // Acknowledgments come spread over the time that the link took for the data, and each lets two segments go: half of a
+    // window of each is in the port at most.
+    let overload = count * largest / 2.0 * frame / buffer;
+    if path.fresh && overload <= 1.0 {
         return Block { ideal_s, stalled_s: ideal_s, stalls: 0.0, timeouts: 0.0 };
     }
     let segments = (fragment as f64 / path.mss as f64).max(1.0);
@@ -118,10 +135,20 @@ pub fn block(path: &Path, fragment: u64, senders: u32, without: &BTreeSet<Term>)
         let each = PLAIN_HAZARD * scarce(PLAIN_SHARE).powf(PLAIN_POWER) * short;
         (each, PLAIN_TOGETHER, PLAIN_LEAST, PLAIN_TAIL_S)
     };
+    let begins = path.fresh && !path.sack;
+    let each = if begins { FRESH_EACH * overload.ln() } else { each };
     let timeouts = count * each;
-    let stalls = if with(Term::Recovery) { least + (1.0 - least) * (1.0 - (-together * timeouts).exp()) } else { 1.0 };
+    let stalls = if begins && with(Term::Recovery) {
+        1.0 - (-FRESH_STALLS * (overload - 1.0)).exp()
+    } else if with(Term::Recovery) {
+        least + (1.0 - least) * (1.0 - (-together * timeouts).exp())
+    } else {
+        1.0
+    };
     let waits = match (with(Term::Backoff), path.sack) {
         (false, _) => 1.0,
+        // A fragment that is sent again after its timeout begins with one segment: two of each meet again in the port.
+        (true, false) if path.fresh => 1.0 + f64::from(u8::from(2.0 * timeouts > room)),
         // Each timeout repairs one loss, and some flows have several: they follow one another.
         (true, false) => (2.0 * each).ceil().max(1.0),
         (true, true) => {
@@ -134,16 +161,30 @@ pub fn block(path: &Path, fragment: u64, senders: u32, without: &BTreeSet<Term>)
             f64::from((1 << rounds) - 1)
         }
     };
-    let wait_s = waits * rto_s;
+    // Over a new connection the largest window is lost, which comes after the others; and what was lost comes a trip later.
+    let slow_start_s = if path.fresh { trips * path.rtt_s } else { 0.0 };
+    let wait_s = slow_start_s + waits * rto_s;
     let busy_s = if with(Term::Overlap) { ideal_s.max(wait_s) } else { ideal_s + wait_s };
     // Where the timeout is shorter than a delayed acknowledgment, it does not wait for that.
     let stalled_s = busy_s + if with(Term::Tail) { tail_s.min(path.rto_s) } else { 0.0 };
     Block { ideal_s, stalled_s, stalls, timeouts }
 }
 
+/// Round trips of slow start that a fragment takes, and the largest window of them, in segments.
+fn slow_start(path: &Path, fragment: u64) -> (f64, f64) {
+    let windows = super::slow_start_windows(fragment, path.mss, path.initial_window);
+    let largest = windows.iter().max().map_or(1, |bytes| bytes.div_ceil(path.mss));
+    (windows.len() as f64, largest as f64)
+}
+
 /// Goodput in bits per second.
 pub fn goodput(path: &Path, fragment: u64, senders: u32, without: &BTreeSet<Term>) -> f64 {
     fragment as f64 * 8.0 * f64::from(senders) / block(path, fragment, senders, without).seconds()
+}
+
+/// Goodput in bits per second where nothing is lost.
+pub fn ideal(path: &Path, fragment: u64, senders: u32) -> f64 {
+    fragment as f64 * 8.0 * f64::from(senders) / block(path, fragment, senders, &BTreeSet::new()).ideal_s
 }
 
 /// The smallest number of senders whose median block takes longer than the ideal one by half an RTO. The interval is that
@@ -183,6 +224,7 @@ pub(super) mod tests {
             buffer: Buffer::Port(buffer),
             mss: 1448,
             initial_window: 14_480,
+            fresh: false,
             sack,
         }
     }
@@ -219,6 +261,37 @@ pub(super) mod tests {
         });
         assert!(off.iter().all(|off| *off < 0.2), "{off:?}");
         assert!(off.iter().sum::<f64>() / off.len() as f64 <= 0.08, "{off:?}");
+    }
+
+    /// Over new connections at the papers' operating point, NewReno (docs/measurements.md, 2026-11-27): senders, kB, Mbit/s.
+    const FRESH: [(u32, u64, f64); 16] = [
+        (4, 16, 154.0),
+        (8, 16, 280.0),
+        (13, 16, 422.0),
+        (4, 32, 225.0),
+        (5, 32, 274.0),
+        (7, 32, 363.0),
+        (4, 64, 391.0),
+        (8, 32, 22.0),
+        (13, 32, 18.0),
+        (15, 32, 17.0),
+        (5, 64, 27.0),
+        (7, 64, 25.0),
+        (8, 64, 25.0),
+        (13, 64, 30.0),
+        (15, 64, 34.0),
+        (16, 256, 138.0),
+    ];
+
+    #[test]
+    fn over_new_connections_slow_start_sets_the_pace_and_half_of_its_largest_windows_fill_the_port() {
+        // In slow motion of ten.
+        let own = Path { rtt_s: 1e-2, rto_s: 2.0, initial_window: 3 * 1448, fresh: true, ..path(65_536, false) };
+        let mut off = FRESH.map(|(senders, kilobytes, measured)| {
+            (goodput(&own, kilobytes * 1000, senders, &BTreeSet::new()) / 1e5 / measured - 1.0).abs()
+        });
+        off.sort_by(f64::total_cmp);
+        assert!(off[FRESH.len() / 2] <= 0.1, "{off:?}");
     }
 
     #[test]
