@@ -37,6 +37,9 @@ SYSCTLS = {
     "net/ipv4/tcp_no_metrics_save": "1",
 }
 """Of every namespace. Each run begins like the others: nothing is remembered of earlier connections."""
+NO_FIREWALL = {f"net/bridge/bridge-nf-call-{kind}tables": "0" for kind in ("ip", "ip6", "arp")}
+"""Of a switch, where the kernel has it: each frame would pass through a firewall without rules, which is an eighth of what
+it costs to forward it (docs/measurements.md)."""
 SUBFLOWS_MAX = 8
 """More the kernel does not allow."""
 LINKS_S = 10
@@ -272,6 +275,8 @@ class Lab:
 
         def build() -> None:
             write_sysctls(SYSCTLS)
+            if Path("/proc/sys/net/bridge").exists():
+                write_sysctls(NO_FIREWALL)
             port = self.topology.port
             size = PORTS_PER_BUFFER if port.shared_bytes else 1
             members = [(socket.if_nametoindex(name), self.port_settings(link)) for name, link in links]
