@@ -38,8 +38,8 @@ SYSCTLS = {
 }
 """Of every namespace. Each run begins like the others: nothing is remembered of earlier connections."""
 NO_FIREWALL = {f"net/bridge/bridge-nf-call-{kind}tables": "0" for kind in ("ip", "ip6", "arp")}
-"""Of a switch, where the kernel has it: each frame would pass through a firewall without rules, which is an eighth of what
-it costs to forward it (docs/measurements.md)."""
+"""Of a switch, where the kernel has it. Each frame would pass through a firewall without rules: an eighth of what it
+costs to forward it (docs/measurements.md)."""
 SUBFLOWS_MAX = 8
 """More the kernel does not allow."""
 LINKS_S = 10
