@@ -94,6 +94,14 @@ def test_a_port_has_the_rate_and_the_buffer_that_it_was_given(name):
     assert left(name) == []
 
 
+def test_packets_at_a_switch_are_no_longer_their_senders(name):
+    """Else hosts would wait for a switch's queues as if they were their own, and lose nothing."""
+    setting = Path("/proc/sys/net/bridge/bridge-nf-call-iptables")
+    with Lab(two_rack(hosts=4), name) as lab:
+        for switch in lab.topology.switches:
+            assert namespaces.inside(lab.namespace(switch), setting.read_text).strip() == "1"
+
+
 def test_hosts_know_each_other_by_name_in_every_topology(name):
     ask = "import socket, sys; print(socket.gethostbyname(sys.argv[1]))"
     for topology in (star(hosts=2), two_rack(hosts=4), two_path(hosts=2)):

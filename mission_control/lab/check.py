@@ -53,6 +53,12 @@ def check() -> list[Finding]:
     found.append(
         Finding("BTF", btf, "eBPF programs find the kernel's fields", True, "" if btf else "CONFIG_DEBUG_INFO_BTF")
     )
+    filtered = Path("/proc/sys/net/bridge").exists()
+    found.append(
+        Finding(
+            "br_netfilter", filtered, "queues of switches are theirs", True, "" if filtered else "modprobe br_netfilter"
+        )
+    )
     multipath = "mptcp" in _native.carriers()
     found.append(Finding("Multipath TCP", multipath, "mptcp on two paths" if multipath else "tcp on one path"))
     if all(entry.there for entry in found if entry.needed):
