@@ -114,7 +114,9 @@ def of_run(folder: Path) -> Case:
     points: list[Any] = result.points
     if reads := [point for point in points if hasattr(point, "fragment_bytes")]:
         worst = max(reads, key=lambda point: point.senders * point.fragment_bytes)
-        return Case(worst.senders, worst.fragment_bytes, path_of(variants_of(described)[worst.variant]))
+        # What is promised was fitted to connections that stay.
+        path = {**path_of(variants_of(described)[worst.variant]), "fresh": False}
+        return Case(worst.senders, worst.fragment_bytes, path)
     if result.world != "lab":
         raise BadInput(f"{folder} ran in {result.world}: nothing is known of its links; use a run in the lab")
     shuffles = [

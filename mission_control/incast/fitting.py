@@ -12,7 +12,7 @@ from mission_control.experiments.engine import SCENARIO
 from mission_control.experiments.points import variants_of
 from mission_control.experiments.result import load
 from mission_control.incast import model
-from mission_control.incast.points import HEADERS, alpha, collapsed, path_of
+from mission_control.incast.points import alpha, collapsed, path_of
 from mission_control.scenario import validate
 
 FEW, MOST = 0.1, 0.9
@@ -52,8 +52,8 @@ def of_curve(points: list[Any], path: dict[str, Any]) -> dict[str, Any]:
     found, timeouts, trips = [], [], []
     for point in points:
         blocks, bits = point.blocks, point.senders * point.fragment_bytes * 8
-        # As the bytes of all take on the wire, headers and all; what is more is a wait.
-        wire_s = bits * (1 + HEADERS / path["mss"]) / path["link_bits_per_sec"]
+        # As the bytes of all take where nothing is lost; what is more is a wait.
+        wire_s = bits / point.ideal_mbit / 1e6 - path["rtt_s"]
         stalled = [seconds for seconds in blocks if seconds > wire_s + rto_s / 2]
         rest = [seconds for seconds in blocks if seconds <= wire_s + rto_s / 2]
         timeouts += [flow["rto_us"] / 1e6 for flow in point.flows if flow["asked"]]

@@ -131,13 +131,14 @@ def check(scenario: Scenario) -> None:
 def path_of(scenario: Scenario) -> dict[str, Any]:
     """The path to the receiver in the lab that the scenario describes, as the model takes it."""
     topology, stack = scenario.topology, stack_of(scenario)
+    mss = MSS + topology.mtu - 1500
     return model.path(
         link=link_rate(scenario) // topology.dilation,
         rtt_s=max(BASE_RTT_S, base_rtt_s(delay_of(topology))),
         rto_s=rto_min_us(scenario) / 1e6,
         buffer=model.PAPER_003 if topology.port.switch == model.PAPER_003 else topology.port.buffer,
-        mss=MSS + topology.mtu - 1500,
-        initial_window=(stack.initial_window or 10) * MSS,
+        mss=mss,
+        initial_window=(stack.initial_window or 10) * mss,
         sack=stack.sack,
         fresh=getattr(scenario.workload, "connections", "persistent") == "fresh",
     )

@@ -276,6 +276,8 @@ class Lab:
 
         def build() -> None:
             write_sysctls(SYSCTLS)
+            if not Path("/proc/sys/net/bridge").exists():
+                raise PrerequisiteMissing("switches need br_netfilter (mission lab check): modprobe br_netfilter")
             write_sysctls(FIREWALL)
             port = self.topology.port
             size = PORTS_PER_BUFFER if port.shared_bytes else 1

@@ -146,7 +146,7 @@ def _start(built: lab.Lab, host: str, folder: Path, what: str, *words: str) -> s
         command += ["--local-directory", str(folder / host)]
     # Its interfaces do not know what the switch lets through.
     rate = sum(link.bits_per_second for _, link in built.links_of(host))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **QUIET}
+    environment = {**QUIET, **os.environ, "OMP_NUM_THREADS": "1"}
     environment["MISSION_LINK_RATE"] = f"{rate} bit/s"
     with open(folder / f"{host}.log", "wb") as log:
         return built.host(host).popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment)

@@ -136,7 +136,7 @@ pub fn block(path: &Path, fragment: u64, senders: u32, without: &BTreeSet<Term>)
         (each, PLAIN_TOGETHER, PLAIN_LEAST, PLAIN_TAIL_S)
     };
     let begins = path.fresh && !path.sack;
-    let each = if begins { FRESH_EACH * overload.ln() } else { each };
+    let each = if begins { (FRESH_EACH * overload.ln()).min(1.0) } else { each };
     let timeouts = count * each;
     let stalls = if begins && with(Term::Recovery) {
         1.0 - (-FRESH_STALLS * (overload - 1.0)).exp()
