@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mission_control import _native
-from mission_control.errors import BadInput
+from mission_control.errors import BadInput, PrerequisiteMissing
 from mission_control.lab import congestion, delay, namespaces, ports
 from mission_control.lab.host import Host, mac
 from mission_control.lab.machine import STATE, allowed, free_name, locked, require, restore_allowed, up, write_sysctls
