@@ -56,7 +56,7 @@ def predict(
     wait_s: float = 0.0,
     without: Iterable[str] = (),
 ) -> dict[str, Any]:
-    """``rows`` (fragment_bytes, senders, goodput_mbit, regime) for each fragment and number of senders, and ``onset``
+    """``rows`` (fragment_bytes, senders, goodput_mbit, ideal_mbit, regime) for each fragment and number of senders, and ``onset``
     (bytes, value, low, high) for each fragment.
 
     Args:
