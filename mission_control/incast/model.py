@@ -56,8 +56,8 @@ def predict(
     wait_s: float = 0.0,
     without: Iterable[str] = (),
 ) -> dict[str, Any]:
-    """``rows`` (fragment_bytes, senders, goodput_mbit, ideal_mbit, regime) for each fragment and number of senders, and ``onset``
-    (bytes, value, low, high) for each fragment.
+    """``rows`` (fragment_bytes, senders, goodput_mbit, ideal_mbit, regime) for each fragment and number of senders, and
+    ``onset`` (bytes, value, low, high) for each fragment.
 
     Args:
         fragments: bytes of each sender for a block; ``totals``: of all together.
