@@ -180,10 +180,10 @@ def over_time(points: Mapping[str, Point]) -> str:
     return svg(drawn)
 
 
-def steps(values: Sequence[float]) -> tuple[list[float], list[float]]:
-    """A cumulative distribution."""
-    ordered = sorted(values)
-    return ordered, [(place + 1) / len(ordered) for place in range(len(ordered))]
+def named(axes: Any, curves: Mapping[str, Any]) -> None:
+    """A legend where there are several, and not too many."""
+    if 1 < len(curves) <= NAMED_MAX:
+        axes.legend(ncols=min(4, len(curves)), **ABOVE)
 
 
 def cdf(curves: Mapping[str, Sequence[float]], of: str, xlabel: str, log: bool = False) -> str:
@@ -194,11 +194,11 @@ def cdf(curves: Mapping[str, Sequence[float]], of: str, xlabel: str, log: bool =
     """
     drawn, (axes,) = figure(3.2, ylabel=f"part of the {of}", xlabel=xlabel)
     for index, (name, values) in enumerate(curves.items()):
-        axes.step(*steps(values), where="post", color=colour(index), label=label_of(name))
+        parts = [(place + 1) / len(values) for place in range(len(values))]
+        axes.step(sorted(values), parts, where="post", color=colour(index), label=label_of(name))
     axes.set_xscale("log" if log else "linear")
     axes.set_ylim(0, 1.02)
-    if 1 < len(curves) <= NAMED_MAX:
-        axes.legend(ncols=min(4, len(curves)), **ABOVE)
+    named(axes, curves)
     return svg(drawn)
 
 

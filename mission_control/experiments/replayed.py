@@ -105,12 +105,6 @@ def times_cdf(points: Mapping[str, Any]) -> str:
     return charts.cdf(times, "jobs", "job time, seconds", log=True)
 
 
-def named(axes: Any, points: Mapping[str, Any]) -> None:
-    """A legend where there are several."""
-    if 1 < len(points) <= charts.NAMED_MAX:
-        axes.legend(ncols=min(4, len(points)), **charts.ABOVE)
-
-
 def sequences(points: Mapping[str, Any]) -> list[dict[str, list[tuple[int, float]]]]:
     """Of each replay the first jobs, and the last where there are more: number in the order of submission, seconds."""
     every = {
@@ -129,7 +123,7 @@ def sequence(rows: Mapping[str, Sequence[tuple[int, float]]]) -> str:
         given: dict[str, Any] = {"color": charts.colour(index), "label": charts.label_of(name), "linewidth": 1}
         axes.plot([at for at, _ in own], [value for _, value in own], ".-", **given)
     axes.set_ylim(bottom=0)
-    named(axes, rows)
+    charts.named(axes, rows)
     return charts.svg(figure)
 
 
@@ -143,7 +137,7 @@ def under_way(points: Mapping[str, Any]) -> str:
         given: dict[str, Any] = {"where": "post", "color": charts.colour(index), "label": charts.label_of(name)}
         axes.step(*zip(*rows, strict=True), **given)
     axes.set_ylim(bottom=0)
-    named(axes, points)
+    charts.named(axes, points)
     return charts.svg(figure)
 
 

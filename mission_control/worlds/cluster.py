@@ -21,7 +21,6 @@ CERTIFICATES = "set distributed.comm.tls (ca-file, client.cert, client.key) in D
 def cluster(scenario: Scenario, scheduler: str | None = None, *, install_policy: bool = False) -> Iterator[Site]:
     """Connect to the scheduler. What is in force there stays, and what the scenario says otherwise is noted.
 
-
     Args:
         install_policy: the scenario's policy takes the place of the cluster's, for all its jobs and for good.
             Where there was no Mission Control, it is installed, and stays.
