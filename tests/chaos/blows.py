@@ -20,7 +20,7 @@ from distributed.diagnostics.plugin import WorkerPlugin
 import mission_control
 from mission_control import _native
 from mission_control.dask.worker import MissionControlWorker
-from tests.conftest import data
+from tests.conftest import data, until
 from tests.proxy import Limit, Proxy, flip
 
 HARMS = ("none", "reset", "stall", "slow", "flip", "trickle")
@@ -29,6 +29,8 @@ PAUSE_S = 8
 """Longer than a reader waits for one answer, and than an arbiter may be silent."""
 FREEZE_S = 20
 FULL_S = 3
+LEFT_S = 60
+"""For a worker that retires to end: a program that it runs may take its own time to die."""
 HELD_S = 5
 HOLDS_S = 120
 """Longer than the longest patience of the data plane, twice over."""
@@ -187,8 +189,11 @@ def retire(cluster: LocalCluster, client: Client, chance: random.Random) -> None
     leaving = chance.choice(sorted(workers))
     # Dask gives up where the others have no room, and the worker stays.
     if client.retire_workers([leaving]):
+        nanny = cluster.workers[workers[leaving]["name"]]
         cluster.loop.add_callback(cluster.workers.pop, workers[leaving]["name"], None)
         cluster.scale(len(workers))
+        # The cluster knows it no longer, so nobody else waits for its process to end.
+        until(lambda: nanny.status == Status.closed, f"worker {leaving} has left", seconds=LEFT_S)
 
 
 def strike(cluster: LocalCluster, client: Client, blow: str, chance: random.Random, over: threading.Event) -> None:
