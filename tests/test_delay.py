@@ -80,7 +80,7 @@ def test_lateness_between_two_looks_is_what_was_counted_in_between():
 
 def test_what_was_later_than_a_part_of_the_delay_or_lost_is_not_valid():
     fine = {
-        "delay_us": 1000,
+        "delay_us": 500,  # of a link; a frame waits for both of its way in one line
         "frames": 9,
         "dropped": 0,
         "refused": 5,
@@ -142,7 +142,7 @@ class TestInTheLab:
         with Lab(delayed(star(hosts=3), 2500), name) as lab, reads_in(lab) as own:
             result = own.measure(1, Reads(fragment=8 << 20, blocks=2, warm_up=1))
         assert result["goodput_mbit"] > 90, result["delay"]
-        assert result["delay"]["frames"] > 3 * (8 << 20) / 1500 * 2 and result["delay"]["dropped"] == 0
+        assert result["delay"]["frames"] > 3 * (8 << 20) / 1500 and result["delay"]["dropped"] == 0
         assert 0 < result["delay"]["late_us"]["mean"] <= result["delay"]["late_us"]["p99"]
         assert result["valid"] or any(
             "late on average" in why or "processor" in why for why in result["invalid_because"]

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-const PROGRAMS: [&str; 4] = ["bond", "dctcp", "port", "transport"];
+const PROGRAMS: [&str; 5] = ["bond", "dctcp", "pass", "port", "transport"];
 
 /// Libraries that are loaded ahead of a program's own; by the same compiler, for this machine.
 const PRELOADS: [&str; 1] = ["mptcp"];

@@ -349,8 +349,6 @@ def worlds_asked(scenarios: Mapping[str, Scenario], world: str | None, scheduler
                 more = ", or give --scheduler ADDRESS" if "cluster" in one.workload.worlds else ""
                 typed = "--scheduler" if scheduler and not world else f"--in {name}"
                 raise BadInput(f"{typed}: {one.workload.kind} does not run there; use {' or '.join(known)}{more}")
-    if not asked and len({one.world for one in scenarios.values() if len(one.workload.worlds) > 2}) > 1:
-        raise BadInput("the scenarios run in several worlds: choose one with --in")
     return asked
 
 

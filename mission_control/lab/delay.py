@@ -2,8 +2,12 @@
 
 A line lies in the middle of a link, between the host's interface and the switch's port. Both ends of all lines are in
 one namespace of their own, and a thread of the process that made the lab passes frames on
-(`crates/kernel/src/delay.rs`). Between two hosts a packet passes two lines each way, so their base round trip is four
+(`crates/kernel/src/delay.rs`). Between two hosts a packet passes two links each way, so their base round trip is four
 times the delay of a link. Links between switches have none.
+
+All links are of one length, so a packet may wait for both of its links at once. It does so behind the queue of the last
+switch, where packets come no faster than one link carries them. If it waited on its sender's link first, then many
+senders that begin together would give the thread all of their windows at one moment (docs/measurements.md, 2026-11-27).
 """
 
 from __future__ import annotations
@@ -23,16 +27,16 @@ if TYPE_CHECKING:
 
 NODE = "delay-line"
 """Of whose namespace the lines are; no host or switch can have this name."""
-CROSSINGS = 4
-"""Of a line in one round trip between two hosts: two lines, each way."""
+LINKS = 2
+"""Of a packet's way from host to host, not counting those between switches: it waits for both in one line."""
 FRAMES_MIN = 4096
-"""That one direction of a line may hold at least."""
+"""That a line may hold at least."""
 SHORT_FRAME_BYTES = 66
 """An acknowledgment: a link carries no more frames than it carries of these."""
 LATE_MEAN_MAX = 0.1
-"""Of the delay: frames may be late by this on average."""
+"""Of a line's delay: frames may be late by this on average."""
 LATE_P99_MAX = 0.5
-"""Of the delay: one frame in a hundred may be later."""
+"""Of a line's delay: one frame in a hundred may be later."""
 COUNTS = ("frames", "dropped", "refused", "late_ns")
 
 
@@ -43,7 +47,12 @@ def delayed(topology: Topology) -> list[Link]:
 
 def base_rtt_s(delay_us: int) -> float:
     """Of two hosts without queues, in seconds."""
-    return CROSSINGS * delay_us / 1e6
+    return 2 * line_us(delay_us) / 1e6
+
+
+def line_us(delay_us: int) -> int:
+    """How long a frame waits in a line, where links have a delay of ``delay_us``."""
+    return LINKS * delay_us
 
 
 def ends(link: Link) -> tuple[str, str]:
@@ -52,9 +61,9 @@ def ends(link: Link) -> tuple[str, str]:
 
 
 def frames_max(topology: Topology) -> int:
-    """That one direction of a line may hold: all that its link carries in twice the delay."""
+    """That a line may hold: all that its link carries in twice the time that a frame waits."""
     rate = max(link.bits_per_second for link in topology.links)
-    return max(FRAMES_MIN, int(2 * topology.delay_us / 1e6 * rate / 8 / SHORT_FRAME_BYTES))
+    return max(FRAMES_MIN, int(2 * line_us(topology.delay_us) / 1e6 * rate / 8 / SHORT_FRAME_BYTES))
 
 
 def begin(lab: Lab) -> _native.Delays:
@@ -67,7 +76,8 @@ def begin(lab: Lab) -> _native.Delays:
 
     def start() -> _native.Delays:
         pairs = [tuple(socket.if_nametoindex(name) for name in ends(link)) for link in delayed(lab.topology)]
-        return _native.Delays([(one, other) for one, other in pairs], lab.topology.delay_us, frames_max(lab.topology))
+        delay_us = line_us(lab.topology.delay_us)
+        return _native.Delays([(host, switch) for host, switch in pairs], delay_us, frames_max(lab.topology))
 
     namespace = lab.namespace(NODE)
     # Before they are up: the kernel would greet routers, and a line would carry that.
@@ -103,7 +113,7 @@ def since(new: dict[str, Any], old: dict[str, Any], delay_us: int) -> dict[str, 
 
 def invalid_reasons(result: dict[str, Any]) -> list[str]:
     """Why what was measured is not what links of this length would have done; ``result`` as :func:`since` gives it."""
-    delay_us, late, because = result["delay_us"], result["late_us"], []
+    delay_us, late, because = line_us(result["delay_us"]), result["late_us"], []
     if result["dropped"]:
         because.append(f"the delay line lost {result['dropped']} frames: the machine is too slow, use slower links")
     if late["mean"] > LATE_MEAN_MAX * delay_us or late["p99"] > LATE_P99_MAX * delay_us:

@@ -1,7 +1,7 @@
 //! Bonded pairs of interfaces: packets take their links in turn. `bpf/bond.bpf.c`; stays as long as the interfaces.
 
 use crate::switch::{Result, attach};
-use libbpf_rs::{MapCore as _, MapFlags, ObjectBuilder};
+use libbpf_rs::{MapCore as _, MapFlags, ObjectBuilder, TC_EGRESS};
 use std::os::fd::AsFd;
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/bond.bpf.o"));
@@ -19,7 +19,7 @@ pub fn bond(pairs: &[(u32, u32)]) -> Result<()> {
     for (first, second) in pairs {
         let member = [second.to_ne_bytes(), 0u32.to_ne_bytes()].concat();
         members.update(&first.to_ne_bytes(), &member, MapFlags::ANY)?;
-        attach(program.as_fd(), *first, PRIORITY)?;
+        attach(program.as_fd(), *first, TC_EGRESS, PRIORITY)?;
     }
     Ok(())
 }

@@ -1,21 +1,30 @@
-//! Delay lines: frames of one interface are written to another after a fixed time, in both directions.
+//! Delay lines: frames of one interface are written to another after a fixed time. The other way takes no time.
 //!
 //! This takes the place of netem, which not every kernel has. One thread serves all lines of a lab. It reads frames from packet
 //! sockets (packet(7)) and writes each at the time of its arrival, by the kernel's timestamp, plus the delay. How late each was
 //! written is counted, because a busy machine delays the thread, and then the measurement is not what was asked for.
 //! Senders must compute checksums themselves ([`checksums_off`]): a packet socket gives frames as they are.
+//!
+//! A line delays what a switch sends to a host, and not what the host sends: those frames the kernel passes on itself
+//! (`bpf/pass.bpf.c`). So the thread has a frame once on its way, and behind the queue of the switch's port, which sends no
+//! faster than its link. Where many hosts send to one at once, their frames would come to the thread by all their links together.
 
+use crate::switch::{Error as KernelError, attach};
+use libbpf_rs::{MapCore as _, MapFlags, ObjectBuilder, TC_INGRESS};
 use serde::Serialize;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::io::{self, Error};
 use std::mem::{size_of, zeroed};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::thread;
 use std::time::Duration;
 
+static PASS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/pass.bpf.o"));
+/// Nothing else is attached to the interfaces of a line.
+const PRIORITY: u32 = 1;
 /// Width of a bucket of the lateness histogram, in nanoseconds.
 pub const BUCKET_NS: u64 = 20_000;
 /// 10 ms; the last bucket holds all that was later.
@@ -86,7 +95,7 @@ impl Counters {
 /// Delay lines that run until this is dropped.
 pub struct Delays {
     counters: Arc<Counters>,
-    sockets: Arc<Vec<OwnedFd>>,
+    lines: Arc<Vec<Line>>,
     stop: OwnedFd,
     thread: Option<thread::JoinHandle<()>>,
     /// A process forked from this one has no such thread to wait for.
@@ -94,20 +103,22 @@ pub struct Delays {
 }
 
 impl Delays {
-    /// Joins pairs of interfaces, by their indexes in the network namespace of the calling thread.
+    /// Joins pairs of interfaces, by their indexes in the network namespace of the calling thread: the one towards a host, and
+    /// the one towards a switch.
     ///
     /// # Arguments
-    /// * `delay`: from the arrival of a frame until it is written.
-    /// * `frames_max`: most that one direction of a line may hold; what comes then is lost and counted.
+    /// * `delay`: from the arrival of a frame for the host until it is written.
+    /// * `frames_max`: most that a line may hold; what comes then is lost and counted.
     ///
     /// # Errors
     /// Not privileged, an interface that does not exist, or no thread can be started.
     pub fn start(pairs: &[(u32, u32)], delay: Duration, frames_max: usize) -> io::Result<Delays> {
-        let mut sockets = Vec::new();
-        for interface in pairs.iter().flat_map(|(one, other)| [*one, *other]) {
-            sockets.push(packet_socket(interface)?);
-        }
-        let sockets = Arc::new(sockets);
+        pass(pairs).map_err(Error::other)?;
+        let made = pairs.iter().map(|(host, switch)| -> io::Result<Line> {
+            // Protocol 0: nothing comes in.
+            Ok(Line { from_switch: packet_socket(*switch, libc::ETH_P_ALL)?, to_host: packet_socket(*host, 0)? })
+        });
+        let lines = Arc::new(made.collect::<io::Result<Vec<_>>>()?);
         let counters = Arc::new(Counters::new());
         // SAFETY: plain system calls; what they give is owned by nobody else.
         let (stop, timer, events) = unsafe {
@@ -119,13 +130,13 @@ impl Delays {
         };
         watch(&events, &stop, STOP)?;
         watch(&events, &timer, TIMER)?;
-        for (number, socket) in sockets.iter().enumerate() {
-            watch(&events, socket, number as u64)?;
+        for (number, line) in lines.iter().enumerate() {
+            watch(&events, &line.from_switch, number as u64)?;
         }
-        let line = Lines {
+        let all = Lines {
             counters: counters.clone(),
-            queues: sockets.iter().map(|_| VecDeque::new()).collect(),
-            sockets: sockets.clone(),
+            queues: lines.iter().map(|_| VecDeque::new()).collect(),
+            lines: lines.clone(),
             timer,
             events,
             delay_ns: delay.as_nanos() as u64,
@@ -137,14 +148,14 @@ impl Delays {
             spare: Vec::new(),
             scratch: vec![0; FRAME_BYTES],
         };
-        let thread = thread::Builder::new().name("lab-delay".into()).spawn(move || line.run())?;
-        Ok(Delays { counters, sockets, stop, thread: Some(thread), pid: std::process::id() })
+        let thread = thread::Builder::new().name("lab-delay".into()).spawn(move || all.run())?;
+        Ok(Delays { counters, lines, stop, thread: Some(thread), pid: std::process::id() })
     }
 
     /// What was counted so far.
     pub fn counted(&self) -> Counted {
         let own = &self.counters;
-        let lost: u64 = self.sockets.iter().map(|socket| u64::from(lost(socket))).sum();
+        let lost: u64 = self.lines.iter().map(|line| u64::from(lost(&line.from_switch))).sum();
         own.dropped.fetch_add(lost, Relaxed);
         Counted {
             frames: own.frames.load(Relaxed),
@@ -196,17 +207,35 @@ pub fn checksums_off(interface: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// What the thread has. Sockets are numbered so that the other end of a line differs in the last bit.
+/// Has the kernel pass on what comes from the host's side of each pair, for as long as these interfaces live.
+fn pass(pairs: &[(u32, u32)]) -> Result<(), KernelError> {
+    let object = ObjectBuilder::default().name("mission_pass")?.open_memory(PASS)?.load()?;
+    let others = object.maps().next().expect("the program has one map");
+    let program = object.progs().next().expect("the program has one entry");
+    for (host, switch) in pairs {
+        others.update(&host.to_ne_bytes(), &switch.to_ne_bytes(), MapFlags::ANY)?;
+        attach(program.as_fd(), *host, TC_INGRESS, PRIORITY)?;
+    }
+    Ok(())
+}
+
+/// Sockets of a delay line.
+struct Line {
+    from_switch: OwnedFd,
+    to_host: OwnedFd,
+}
+
+/// What the thread has.
 struct Lines {
     counters: Arc<Counters>,
-    sockets: Arc<Vec<OwnedFd>>,
+    lines: Arc<Vec<Line>>,
     timer: OwnedFd,
     events: OwnedFd,
     delay_ns: u64,
     frames_max: usize,
-    /// By the socket that a frame came from, in the order of arrival.
+    /// Of each line, in the order of arrival.
     queues: Vec<VecDeque<Vec<u8>>>,
-    /// When the frames are due, a number that orders those of one moment, and from which socket they came.
+    /// When the frames are due, a number that orders those of one moment, and their line.
     due: BinaryHeap<Reverse<(u64, u64, usize)>>,
     number: u64,
     /// What the timer is set to; 0: nothing.
@@ -228,7 +257,7 @@ impl Lines {
             libc::sched_setscheduler(0, libc::SCHED_FIFO, &priority);
         }
         // A frame is never due before the one that came before it: a clock that was set must not reorder them.
-        let mut latest = vec![0u64; self.sockets.len()];
+        let mut latest = vec![0u64; self.lines.len()];
         // SAFETY: plain data of the kernel's.
         let mut events: [libc::epoll_event; 64] = unsafe { zeroed() };
         loop {
@@ -252,15 +281,15 @@ impl Lines {
         }
     }
 
-    /// Takes what has come to a socket.
-    fn read(&mut self, from: usize, latest: &mut u64) {
+    /// Takes what has come to a line.
+    fn read(&mut self, line: usize, latest: &mut u64) {
         let now_ns = clock_ns(libc::CLOCK_MONOTONIC);
         let ahead_ns = clock_ns(libc::CLOCK_REALTIME) as i64 - now_ns as i64;
         let was_set = (ahead_ns - self.ahead_ns).abs() > SET_NS;
         self.ahead_ns = ahead_ns;
         for _ in 0..READ_AT_ONCE {
-            let Some((len, stamp_ns)) = receive(&self.sockets[from], &mut self.scratch) else { return };
-            if self.queues[from].len() >= self.frames_max {
+            let Some((len, stamp_ns)) = receive(&self.lines[line].from_switch, &mut self.scratch) else { return };
+            if self.queues[line].len() >= self.frames_max {
                 self.counters.dropped.fetch_add(1, Relaxed);
                 continue;
             }
@@ -270,23 +299,23 @@ impl Lines {
             // However long ago that was: a thread that did not run meanwhile is late by as much.
             let came_ns = if was_set || stamp_ns == 0 { now_ns } else { (stamp_ns as i64 - ahead_ns) as u64 };
             *latest = (came_ns + self.delay_ns).max(*latest);
-            self.due.push(Reverse((*latest, self.number, from)));
+            self.due.push(Reverse((*latest, self.number, line)));
             self.number += 1;
-            self.queues[from].push_back(frame);
+            self.queues[line].push_back(frame);
         }
     }
 
     fn write_due(&mut self) {
-        while let Some(Reverse((due_ns, _, from))) = self.due.peek().copied() {
+        while let Some(Reverse((due_ns, _, line))) = self.due.peek().copied() {
             let now_ns = clock_ns(libc::CLOCK_MONOTONIC);
             if due_ns > now_ns {
                 return;
             }
             self.due.pop();
-            let frame = self.queues[from].pop_front().expect("a frame for each time");
+            let frame = self.queues[line].pop_front().expect("a frame for each time");
             // SAFETY: an open socket, and memory of that length.
             let sent = unsafe {
-                let socket = self.sockets[from ^ 1].as_raw_fd();
+                let socket = self.lines[line].to_host.as_raw_fd();
                 libc::send(socket, frame.as_ptr().cast(), frame.len(), libc::MSG_DONTWAIT)
             };
             if sent >= 0 {
@@ -346,8 +375,8 @@ fn receive(socket: &OwnedFd, frame: &mut [u8]) -> Option<(usize, u64)> {
     }
 }
 
-/// A socket that reads what comes in by an interface, and writes to it.
-fn packet_socket(interface: u32) -> io::Result<OwnedFd> {
+/// A socket that reads what comes in by an interface of this protocol (linux/if_ether.h; 0: nothing), and writes to it.
+fn packet_socket(interface: u32, protocol: libc::c_int) -> io::Result<OwnedFd> {
     let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     // SAFETY: plain system calls; addresses and options outlive them. Bound before it gets a protocol, so that nothing of
     // another interface comes in between.
@@ -359,7 +388,7 @@ fn packet_socket(interface: u32) -> io::Result<OwnedFd> {
         set(&socket, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, SOCKET_BYTES)?;
         let mut address: libc::sockaddr_ll = zeroed();
         address.sll_family = libc::AF_PACKET as u16;
-        address.sll_protocol = (libc::ETH_P_ALL as u16).to_be();
+        address.sll_protocol = (protocol as u16).to_be();
         address.sll_ifindex = interface as i32;
         let len = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
         checked(libc::bind(socket.as_raw_fd(), std::ptr::from_ref(&address).cast(), len))?;

@@ -5,7 +5,7 @@
 
 use libbpf_rs::query::{ProgInfoIter, ProgInfoQueryOptions};
 use libbpf_rs::{
-    ErrorExt as _, MapCore as _, MapFlags, MapHandle, ObjectBuilder, RingBufferBuilder, TC_EGRESS, TcHook,
+    ErrorExt as _, MapCore as _, MapFlags, MapHandle, ObjectBuilder, RingBufferBuilder, TC_EGRESS, TcAttachPoint, TcHook,
     TcHookBuilder, set_print,
 };
 use serde::{Deserialize, Serialize};
@@ -181,7 +181,7 @@ impl Switch {
         }
         let program = object.progs().next().expect("the program has one entry");
         for (interface, _) in groups.iter().flat_map(|group| &group.ports) {
-            attach(program.as_fd(), *interface, PRIORITY)?;
+            attach(program.as_fd(), *interface, TC_EGRESS, PRIORITY)?;
         }
         Ok(switch)
     }
@@ -300,10 +300,13 @@ impl Switch {
     }
 }
 
-/// Attaches a program to the egress of an interface; of several, the one with the lowest priority runs first.
-pub(crate) fn attach(program: BorrowedFd<'_>, interface: u32, priority: u32) -> Result<()> {
+/// Attaches a program to one way of an interface; of several, the one with the lowest priority runs first.
+///
+/// # Arguments
+/// * `way`: [`TC_EGRESS`] or [`libbpf_rs::TC_INGRESS`].
+pub(crate) fn attach(program: BorrowedFd<'_>, interface: u32, way: TcAttachPoint, priority: u32) -> Result<()> {
     let mut builder = TcHookBuilder::new(program);
-    let mut hook = builder.ifindex(interface as i32).handle(1).priority(priority).hook(TC_EGRESS);
+    let mut hook = builder.ifindex(interface as i32).handle(1).priority(priority).hook(way);
     // The library says on standard error where the hook is there already, which is no error; errors are returned anyway.
     static QUIET: Once = Once::new();
     QUIET.call_once(|| {

@@ -73,13 +73,13 @@ impl Switch {
     }
 }
 
-/// Delay lines between pairs of interfaces, until they are closed.
+/// Delay lines of hosts' links, until they are closed.
 #[pyclass(frozen)]
 pub struct Delays(Mutex<Option<delay::Delays>>);
 
 #[pymethods]
 impl Delays {
-    /// `pairs`: indexes of interfaces; `frames_max`: most that one direction of a line may hold.
+    /// `pairs`: indexes of the interfaces towards a host and towards the switch; `frames_max`: most that a line may hold.
     #[new]
     fn new(pairs: Vec<(u32, u32)>, delay_us: u64, frames_max: usize) -> PyResult<Delays> {
         let lines = delay::Delays::start(&pairs, Duration::from_micros(delay_us), frames_max)?;
