@@ -15,6 +15,7 @@ import pytest
 from distributed import Client, LocalCluster
 
 import mission_control
+from mission_control.cli.run import worlds_asked
 from mission_control.experiments import compare, engine, observed, parallel
 from mission_control.experiments.points import AGAIN, Conditions, planned, until_valid
 from mission_control.experiments.result import Point, Summary, load, schema
@@ -61,6 +62,15 @@ def test_jains_index_is_one_where_all_are_served_alike():
     # Rates of 10, 10 and 40, what never left its worker not counted: 60 squared by 3 times 1,800.
     unlike = [*alike[:4], progress("z", 100, 20, 1, 3)]
     assert observed.fairness(unlike)[("j", "a", "b")] == pytest.approx(3600 / 5400)
+
+
+def test_jains_index_of_flows_is_of_the_sums_that_workers_report():
+    def found(**rates: float) -> float | None:
+        entry = {"from": "a", "to": "b", "pattern": "shuffle", "evidence": "e", "served_bytes": 1}
+        return observed.transfer_of({**entry, "transport": {"observed": {"flows": rates}}}, {}).flow_fairness
+
+    assert found(count=3, sum=60.0, squares=1800.0) == pytest.approx(3600 / 5400)
+    assert found(count=0, sum=0.0, squares=0.0) is None
 
 
 def test_a_share_is_that_of_the_time_in_which_all_jobs_move_something():
@@ -222,6 +232,11 @@ def test_the_command_compares_and_tells_medians_and_ratios(tmp_path):
     (folder / "report.html").unlink()
     assert mission("report", str(folder)).returncode == 0
     assert "tls to tcp" in (folder / "report.html").read_text()
+
+
+def test_scenarios_of_a_folder_run_each_in_its_own_world():
+    both = {world: validate({"version": 1, "world": world}) for world in ("local", "lab")}
+    assert worlds_asked(both, None, None) == () and worlds_asked(both, "local", None) == ("local",)
 
 
 def test_a_folder_is_one_run_and_an_expectation_that_is_missed_fails_it(tmp_path):

@@ -71,7 +71,10 @@ def transfer_of(entry: Record, came: Record) -> Transfer:
     facts = {**dict.fromkeys(same[4:], 0), **{name: entry[name] for name in same if name in entry}, **came}
     seconds = ended - begun if begun and ended else None
     transport = entry.get("transport")
-    return Transfer(**facts, bytes=entry["served_bytes"], seconds=seconds, started=begun, transport=transport)
+    rates = ((transport or {}).get("observed") or {}).get("flows") or {}
+    of_flows = jain(rates["count"], rates["sum"], rates["squares"]) if rates.get("count") else None
+    timed: Record = {"seconds": seconds, "started": begun, "flow_fairness": of_flows}
+    return Transfer(**facts, **timed, bytes=entry["served_bytes"], transport=transport)
 
 
 def weighed(records: list[Record]) -> list[list[Record]]:
@@ -103,8 +106,7 @@ def busiest_transfers(records: list[Record]) -> list[Key]:
 
 
 def fairness(records: list[Record]) -> dict[Key, float]:
-    """Of each transfer Jain's index of its receivers' rates (Jain, Chiu and Hawe 1984): 1 where all are equal, 1/n
-    where one of n gets everything."""
+    """Of each transfer Jain's index of its receivers' rates."""
     last: dict[Key, dict[str, Record]] = {}
     for record in records:
         if record["kind"] == "progress":
@@ -115,8 +117,14 @@ def fairness(records: list[Record]) -> dict[Key, float]:
         took = [(one["served_bytes"] - one["local_bytes"], one["started"], one["ended"]) for one in workers.values()]
         rates = [moved / (ended - begun) for moved, begun, ended in took if moved and ended and ended > begun]
         if rates:
-            found[key] = sum(rates) ** 2 / (len(rates) * sum(rate**2 for rate in rates))
+            found[key] = jain(len(rates), sum(rates), sum(rate**2 for rate in rates))
     return found
+
+
+def jain(count: int, total: float, squares: float) -> float:
+    """Jain's index (Jain, Chiu and Hawe 1984) of ``count`` rates, from their sum and that of their squares: 1 where all
+    are equal, 1/n where one of n has everything."""
+    return total**2 / (count * squares)
 
 
 def parts_of_bytes(records: list[Record], keys: Sequence[Key]) -> dict[Key, float]:

@@ -34,6 +34,9 @@ class Transfer(Model):
     flows: int | None = None
     share: float | None = Field(None, description="of the bytes, while all transfers of this run moved some")
     fairness: float | None = Field(None, description="Jain's index of its receivers' rates")
+    flow_fairness: float | None = Field(
+        None, description="Jain's index of the rates of its flows, each a range that crossed the network"
+    )
     bytes: int
     local_bytes: int = Field(description="never left their worker")
     peer_bytes: int = Field(description="served by other receivers of a broadcast")

@@ -199,8 +199,9 @@ def mean(values: list[float | None]) -> float | None:
     return statistics.fmean(known) if known else None
 
 
-def fairness(point: Point) -> float | None:
-    return mean([entry.fairness for job in point.jobs for entry in job.transfers if entry.pattern == "shuffle"])
+def of_shuffles(point: Point, quantity: str) -> float | None:
+    """The mean of a quantity over all shuffles of a point's jobs."""
+    return mean([getattr(one, quantity) for job in point.jobs for one in job.transfers if one.pattern == "shuffle"])
 
 
 JOB_MEASURES = {
@@ -212,7 +213,8 @@ JOB_MEASURES = {
     "job_seconds": Measure("s", "job", lambda p: p.seconds),
     "shuffle_part": Measure("", "part of the job that is shuffle", lambda p: mean([shuffle_part(j) for j in p.jobs])),
     "mean_job_seconds": Measure("s", "mean job", lambda p: mean([job.seconds for job in p.jobs])),
-    "fairness": Measure("", "Jain's index", fairness),
+    "fairness": Measure("", "Jain's index of receivers", lambda p: of_shuffles(p, "fairness")),
+    "flow_fairness": Measure("", "Jain's index of flows", lambda p: of_shuffles(p, "flow_fairness")),
     "share": Measure("", "first job's part of the bytes", lambda p: p.jobs[0].share if p.jobs else None),
     "first_shuffle_seconds": Measure(
         "s", "first job's shuffle", lambda p: shuffle_seconds(p.jobs[0]) if p.jobs else None

@@ -4,6 +4,7 @@ use crate::flight::Leg;
 use crate::types::{Encryption, Transport};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 /// What one process has received in a transfer; totals since its start, so a lost message costs nothing.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -52,13 +53,40 @@ pub struct Negotiated {
 }
 
 /// What happened on the connections of a transfer.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Observed {
     pub rto_us_max: u32,
     pub rtt_us_max: u32,
     pub retransmits: u64,
     pub timeouts: u64,
     pub marks: u64,
+    pub flows: Rates,
+}
+
+/// How fast the flows of a transfer were, each of them a range that crossed the network: what Jain's index needs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Rates {
+    pub count: u64,
+    /// Of all rates, in bytes per second.
+    pub sum: f64,
+    /// Of their squares.
+    pub squares: f64,
+}
+
+impl Rates {
+    /// A flow that brought `bytes`.
+    pub fn carried(&mut self, bytes: u64, took: Duration) {
+        // What came faster than a clock can see would have a rate without a bound.
+        let rate = bytes as f64 / took.as_secs_f64().max(1e-6);
+        self.add(Rates { count: 1, sum: rate, squares: rate * rate });
+    }
+
+    fn add(&mut self, other: Rates) {
+        self.count += other.count;
+        self.sum += other.sum;
+        self.squares += other.squares;
+    }
 }
 
 /// All of it, for one transfer at one receiver.
@@ -139,12 +167,14 @@ impl Merged {
 
 impl Observed {
     /// The largest of both: counters of a kernel only grow, and those of several connections do not add up to anything.
+    /// Flows do.
     fn add(&mut self, other: &Observed) {
         self.rto_us_max = self.rto_us_max.max(other.rto_us_max);
         self.rtt_us_max = self.rtt_us_max.max(other.rtt_us_max);
         self.retransmits = self.retransmits.max(other.retransmits);
         self.timeouts = self.timeouts.max(other.timeouts);
         self.marks = self.marks.max(other.marks);
+        self.flows.add(other.flows);
     }
 }
 
@@ -224,6 +254,17 @@ mod tests {
             own.transport.carried(&leg(*transport), *bytes, negotiated);
         }
         own
+    }
+
+    #[test]
+    fn flows_of_all_receivers_are_added_up() {
+        let mut one = report(&[], 0.0, 1.0);
+        one.transport.observed.flows.carried(100, Duration::from_secs(1));
+        one.transport.observed.flows.carried(100, Duration::from_millis(500));
+        let mut other = report(&[], 0.0, 1.0);
+        other.transport.observed.flows.carried(300, Duration::from_secs(1));
+        let flows = Merged::of([&one, &other]).transport.observed.flows;
+        assert_eq!(flows, Rates { count: 3, sum: 600.0, squares: 140_000.0 });
     }
 
     #[test]

@@ -5,8 +5,8 @@
 
 use libbpf_rs::query::{ProgInfoIter, ProgInfoQueryOptions};
 use libbpf_rs::{
-    ErrorExt as _, MapCore as _, MapFlags, MapHandle, ObjectBuilder, RingBufferBuilder, TC_EGRESS, TcAttachPoint, TcHook,
-    TcHookBuilder, set_print,
+    ErrorExt as _, MapCore as _, MapFlags, MapHandle, ObjectBuilder, RingBufferBuilder, TC_EGRESS, TcAttachPoint,
+    TcHook, TcHookBuilder, set_print,
 };
 use serde::{Deserialize, Serialize};
 use std::mem::{size_of, zeroed};

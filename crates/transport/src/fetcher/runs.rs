@@ -17,7 +17,7 @@ use mission_core::host::fetches::{Fault, FetchError, FetchId, Outcome, Piece, Ru
 use mission_core::host::process::{Command, Event};
 use mission_core::host::{GroupId, HEARTBEAT, Ticket};
 use mission_core::report::TransportFacts;
-use mission_core::types::{JobId, TransferId};
+use mission_core::types::{JobId, TransferId, Transport};
 use std::collections::{BTreeSet, VecDeque};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -359,10 +359,12 @@ impl Shared {
             let place = Place::of(&state, &run);
             drop(state);
             let mut next = None;
+            let began = Instant::now();
             let mut outcome = match self.connected(&mut connection, address, &leg, ticket) {
                 Ok(connection) => self.bring(connection, &run, asked, &place, &mut next, &mut chained),
                 Err(fault) => Outcome::NotConnected { fault },
             };
+            let took = began.elapsed();
             // The server has closed what it found idle: that is no fault of the range.
             let closed = matches!(&outcome, Outcome::Broken { verified: 0, fault: Fault::Connection(_) });
             drop(place);
@@ -379,7 +381,7 @@ impl Shared {
             if !goes_on {
                 state.running.remove(&ticket);
             }
-            let used = connection.as_deref().map(|connection| (connection, &*planned, &leg));
+            let used = connection.as_deref().map(|connection| Used { connection, planned: &planned, leg: &leg, took });
             self.ended(&mut state, run, outcome, used, !goes_on);
             match next {
                 Some(next) if goes_on => current = Some((next, true)),
@@ -471,14 +473,7 @@ impl Shared {
     }
 
     /// Notes what came of a run, and tells the Throttle Controller.
-    fn ended(
-        &self,
-        state: &mut State,
-        run: Run,
-        outcome: Outcome,
-        used: Option<(&dyn Connection, &Planned, &Leg)>,
-        last_of_slot: bool,
-    ) {
+    fn ended(&self, state: &mut State, run: Run, outcome: Outcome, used: Option<Used<'_>>, last_of_slot: bool) {
         let moved = match &outcome {
             Outcome::Whole => run.len,
             Outcome::Broken { verified, .. } => *verified,
@@ -495,10 +490,10 @@ impl Shared {
         record.flows = record.flows.saturating_sub(u32::from(last_of_slot));
         record.served_bytes += moved;
         record.ended = now();
-        if let Some((connection, planned, leg)) = used
+        if let Some(used) = used
             && moved > 0
         {
-            note(&mut record.transport, planned, leg, moved, connection);
+            used.note(&mut record.transport, moved);
         }
         self.handle(state, Event::Ended { run, outcome });
     }
@@ -562,19 +557,33 @@ fn broken(verified: u64, fault: Fault) -> Outcome {
     Outcome::Broken { verified, fault }
 }
 
-/// Records what a connection carried, what it agreed to, and how it fares.
-fn note(facts: &mut TransportFacts, planned: &Planned, leg: &Leg, bytes: u64, connection: &dyn Connection) {
-    let (plan, carried) = (&planned.plan, &planned.legs);
-    facts.carried(leg, bytes, connection.negotiated());
-    let before = plan.legs.iter().take_while(|other| other.transport != leg.transport);
-    for skipped in before.filter(|leg| leg.reach == Reach::Anywhere && !carried.contains(leg)) {
-        facts.fallbacks.insert(format!("{}: this process has no carrier for it", skipped.transport.name()));
+/// By what a run was carried.
+struct Used<'a> {
+    connection: &'a dyn Connection,
+    planned: &'a Planned,
+    leg: &'a Leg,
+    /// From when it was begun on this connection, or the one before it had ended there.
+    took: Duration,
+}
+
+impl Used<'_> {
+    /// Records what the connection carried, what it agreed to, and how it fares.
+    fn note(&self, facts: &mut TransportFacts, bytes: u64) {
+        let (plan, carried, leg) = (&self.planned.plan, &self.planned.legs, self.leg);
+        facts.carried(leg, bytes, self.connection.negotiated());
+        let before = plan.legs.iter().take_while(|other| other.transport != leg.transport);
+        for skipped in before.filter(|leg| leg.reach == Reach::Anywhere && !carried.contains(leg)) {
+            facts.fallbacks.insert(format!("{}: this process has no carrier for it", skipped.transport.name()));
+        }
+        let (sender, observed) = (self.connection.sender(), &mut facts.observed);
+        observed.rto_us_max = observed.rto_us_max.max(sender.rto_us);
+        observed.rtt_us_max = observed.rtt_us_max.max(sender.rtt_us);
+        // Counters of a connection, not of a range: the largest seen on any is a lower bound of their sum.
+        observed.retransmits = observed.retransmits.max(u64::from(sender.retransmits));
+        observed.timeouts = observed.timeouts.max(u64::from(sender.timeouts));
+        observed.marks = observed.marks.max(u64::from(sender.marks));
+        if leg.transport != Transport::Shm {
+            observed.flows.carried(bytes, self.took);
+        }
     }
-    let sender = connection.sender();
-    facts.observed.rto_us_max = facts.observed.rto_us_max.max(sender.rto_us);
-    facts.observed.rtt_us_max = facts.observed.rtt_us_max.max(sender.rtt_us);
-    // Counters of a connection, not of a range: the largest seen on any is a lower bound of their sum.
-    facts.observed.retransmits = facts.observed.retransmits.max(u64::from(sender.retransmits));
-    facts.observed.timeouts = facts.observed.timeouts.max(u64::from(sender.timeouts));
-    facts.observed.marks = facts.observed.marks.max(u64::from(sender.marks));
 }
