@@ -20,11 +20,12 @@ from mission_control.lab.described import topology_of
 from mission_control.lab.events import Watching
 from mission_control.lab.lab import PREFIX
 from mission_control.lab.machine import STATE
-from mission_control.lab.topology import Topology
+from mission_control.lab.topology import Port, Topology
 from mission_control.scenario import BadInput, Scenario, with_settings
 from tests.conftest import mission, until
 from tests.lab import NEEDS_LAB
 
+COUNTED = ("packets", "drops")
 LATE = {"frames": 0, "dropped": 0, "refused": 0, "late_ns": 0, "late_ns_max": 0, "late": [0] * 512, "bucket_ns": 20_000}
 
 
@@ -147,6 +148,17 @@ class TestInTheLab:
         assert result["valid"] or any(
             "late on average" in why or "processor" in why for why in result["invalid_because"]
         )
+
+    def test_a_frame_waits_once_and_behind_the_queue_of_the_switch(self, name):
+        small = replace(star(hosts=9), port=Port(buffer_bytes=16 << 10))
+        with Lab(delayed(small, 500), name) as lab, reads_in(lab) as own:
+            before = lab.ports(), lab.delays()["frames"]
+            own.measure(8, Reads(fragment=64_000, blocks=3, warm_up=1))
+            time.sleep(0.1)  # for what is in the lines
+            after = lab.ports(), lab.delays()["frames"]
+        passed, drops = (sum(x[what] - y[what] for x, y in zip(after[0], before[0], strict=True)) for what in COUNTED)
+        # If hosts' frames waited as well there were twice as many, and before the queue those that it lost.
+        assert drops > 50 and after[1] - before[1] == pytest.approx(passed, abs=drops / 2)
 
     def test_a_cut_link_carries_nothing_and_goes_on_when_it_is_mended(self, name):
         with Lab(delayed(star(hosts=2), 500), name) as lab:

@@ -70,7 +70,8 @@ def test_jains_index_of_flows_is_of_the_sums_that_workers_report():
         return observed.transfer_of({**entry, "transport": {"observed": {"flows": rates}}}, {}).flow_fairness
 
     assert found(count=3, sum=60.0, squares=1800.0) == pytest.approx(3600 / 5400)
-    assert found(count=0, sum=0.0, squares=0.0) is None
+    for count, total, squares in [(0, 0.0, 0.0), (1, 0.0, 0.0), (2, 1e300, 1e300), (2, None, None)]:
+        assert found(count=count, sum=total, squares=squares) is None
 
 
 def test_a_share_is_that_of_the_time_in_which_all_jobs_move_something():

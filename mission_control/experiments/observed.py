@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -72,7 +73,7 @@ def transfer_of(entry: Record, came: Record) -> Transfer:
     seconds = ended - begun if begun and ended else None
     transport = entry.get("transport")
     rates = ((transport or {}).get("observed") or {}).get("flows") or {}
-    of_flows = jain(rates["count"], rates["sum"], rates["squares"]) if rates.get("count") else None
+    of_flows = jain(rates.get("count", 0), rates.get("sum"), rates.get("squares"))
     timed: Record = {"seconds": seconds, "started": begun, "flow_fairness": of_flows}
     return Transfer(**facts, **timed, bytes=entry["served_bytes"], transport=transport)
 
@@ -116,14 +117,16 @@ def fairness(records: list[Record]) -> dict[Key, float]:
         # What never left its worker says nothing of the network.
         took = [(one["served_bytes"] - one["local_bytes"], one["started"], one["ended"]) for one in workers.values()]
         rates = [moved / (ended - begun) for moved, begun, ended in took if moved and ended and ended > begun]
-        if rates:
-            found[key] = jain(len(rates), sum(rates), sum(rate**2 for rate in rates))
+        if (index := jain(len(rates), sum(rates), sum(rate**2 for rate in rates))) is not None:
+            found[key] = index
     return found
 
 
-def jain(count: int, total: float, squares: float) -> float:
+def jain(count: float, total: float | None, squares: float | None) -> float | None:
     """Jain's index (Jain, Chiu and Hawe 1984) of ``count`` rates, from their sum and that of their squares: 1 where all
-    are equal, 1/n where one of n has everything."""
+    are equal, 1/n where one of n has everything. ``None`` where there are none, or what a worker reports cannot be."""
+    if not count or not total or not squares or not math.isfinite(total * total) or not math.isfinite(squares):
+        return None
     return total**2 / (count * squares)
 
 

@@ -35,7 +35,7 @@ class Transfer(Model):
     share: float | None = Field(None, description="of the bytes, while all transfers of this run moved some")
     fairness: float | None = Field(None, description="Jain's index of its receivers' rates")
     flow_fairness: float | None = Field(
-        None, description="Jain's index of the rates of its flows, each a range that crossed the network"
+        None, description="Jain's index of its flows' rates; a flow is what a fetch brings from one worker"
     )
     bytes: int
     local_bytes: int = Field(description="never left their worker")

@@ -70,7 +70,7 @@ def begin(lab: Lab) -> _native.Delays:
     """Starts the lines of a lab whose interfaces are there.
 
     Raises:
-        OSError: the kernel refuses packet sockets.
+        OSError: the kernel refuses packet sockets, or the program that passes frames on.
     """
     lines = [f"link set {name} up" for link in delayed(lab.topology) for name in ends(link)]
 

@@ -64,8 +64,10 @@ pub struct Observed {
     pub flows: Rates,
 }
 
-/// How fast the flows of a transfer were, each of them a range that crossed the network: what Jain's index needs.
+/// How fast the flows of a transfer were: what Jain's index needs. A flow is what one fetch brings from one source over
+/// connections, and its rate its bytes over the time that these were busy with it, failures included.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Rates {
     pub count: u64,
     /// Of all rates, in bytes per second.
@@ -75,10 +77,10 @@ pub struct Rates {
 }
 
 impl Rates {
-    /// A flow that brought `bytes`.
-    pub fn carried(&mut self, bytes: u64, took: Duration) {
+    /// A flow that brought `bytes`, for which its connections were `busy`.
+    pub fn carried(&mut self, bytes: u64, busy: Duration) {
         // What came faster than a clock can see would have a rate without a bound.
-        let rate = bytes as f64 / took.as_secs_f64().max(1e-6);
+        let rate = bytes as f64 / busy.as_secs_f64().max(1e-6);
         self.add(Rates { count: 1, sum: rate, squares: rate * rate });
     }
 

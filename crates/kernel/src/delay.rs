@@ -113,7 +113,7 @@ impl Delays {
     /// # Errors
     /// Not privileged, an interface that does not exist, or no thread can be started.
     pub fn start(pairs: &[(u32, u32)], delay: Duration, frames_max: usize) -> io::Result<Delays> {
-        pass(pairs).map_err(Error::other)?;
+        pass(pairs).map_err(|error| Error::other(format!("{error:#}")))?;
         let made = pairs.iter().map(|(host, switch)| -> io::Result<Line> {
             // Protocol 0: nothing comes in.
             Ok(Line { from_switch: packet_socket(*switch, libc::ETH_P_ALL)?, to_host: packet_socket(*host, 0)? })

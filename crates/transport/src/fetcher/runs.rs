@@ -17,8 +17,8 @@ use mission_core::host::fetches::{Fault, FetchError, FetchId, Outcome, Piece, Ru
 use mission_core::host::process::{Command, Event};
 use mission_core::host::{GroupId, HEARTBEAT, Ticket};
 use mission_core::report::TransportFacts;
-use mission_core::types::{JobId, TransferId, Transport};
-use std::collections::{BTreeSet, VecDeque};
+use mission_core::types::{JobId, TransferId};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, MutexGuard};
@@ -183,6 +183,7 @@ impl Shared {
             caller_waits: true,
             done: done.clone(),
             result: None,
+            flows: BTreeMap::new(),
         };
         state.fetches.insert(id, active);
         let seed = u64::from_ne_bytes(crate::auth::random());
@@ -213,12 +214,16 @@ impl Shared {
             }
             let own = state.fetches.get_mut(&id).expect("it stays until its caller takes it out");
             if let Some((result, tally)) = own.result.take() {
+                let flows = std::mem::take(&mut own.flows);
                 state.fetches.remove(&id);
                 self.ended.notify_all();
                 let record = state.record(transfer);
                 record.refetches += u64::from(tally.refetches);
                 record.resumed += u64::from(tally.resumed);
                 record.busy += u64::from(tally.busy);
+                for (bytes, busy) in flows.into_values().filter(|(bytes, _)| *bytes > 0) {
+                    record.transport.observed.flows.carried(bytes, busy);
+                }
                 return (result, tally);
             }
             let run = own.mine.pop_front().or_else(|| {
@@ -381,8 +386,8 @@ impl Shared {
             if !goes_on {
                 state.running.remove(&ticket);
             }
-            let used = connection.as_deref().map(|connection| Used { connection, planned: &planned, leg: &leg, took });
-            self.ended(&mut state, run, outcome, used, !goes_on);
+            let used = connection.as_deref().map(|connection| (connection, &*planned, &leg));
+            self.ended(&mut state, run, outcome, used, took, !goes_on);
             match next {
                 Some(next) if goes_on => current = Some((next, true)),
                 // What was to follow a stale run waits again already.
@@ -473,7 +478,15 @@ impl Shared {
     }
 
     /// Notes what came of a run, and tells the Throttle Controller.
-    fn ended(&self, state: &mut State, run: Run, outcome: Outcome, used: Option<Used<'_>>, last_of_slot: bool) {
+    fn ended(
+        &self,
+        state: &mut State,
+        run: Run,
+        outcome: Outcome,
+        used: Option<(&dyn Connection, &Planned, &Leg)>,
+        took: Duration,
+        last_of_slot: bool,
+    ) {
         let moved = match &outcome {
             Outcome::Whole => run.len,
             Outcome::Broken { verified, .. } => *verified,
@@ -482,6 +495,10 @@ impl Shared {
         let active = state.fetches.get_mut(&run.fetch).expect("a fetch outlives its runs");
         let far = &mut active.far[run.piece as usize];
         far.left = far.left.saturating_sub(moved);
+        // Of a run that was asked for while the one before it came, the time is from the end of that one: together they are right.
+        // What brought nothing took its time all the same.
+        let flow = active.flows.entry(run.source).or_default();
+        (flow.0, flow.1) = (flow.0 + moved, flow.1 + took);
         let (peer, transfer) = (far.peer, active.transfer.clone());
         let from_peer = peer == Some(state.sources[run.source as usize]);
         let record = state.record(&transfer);
@@ -490,10 +507,10 @@ impl Shared {
         record.flows = record.flows.saturating_sub(u32::from(last_of_slot));
         record.served_bytes += moved;
         record.ended = now();
-        if let Some(used) = used
+        if let Some((connection, planned, leg)) = used
             && moved > 0
         {
-            used.note(&mut record.transport, moved);
+            note(&mut record.transport, planned, leg, moved, connection);
         }
         self.handle(state, Event::Ended { run, outcome });
     }
@@ -557,33 +574,19 @@ fn broken(verified: u64, fault: Fault) -> Outcome {
     Outcome::Broken { verified, fault }
 }
 
-/// By what a run was carried.
-struct Used<'a> {
-    connection: &'a dyn Connection,
-    planned: &'a Planned,
-    leg: &'a Leg,
-    /// From when it was begun on this connection, or the one before it had ended there.
-    took: Duration,
-}
-
-impl Used<'_> {
-    /// Records what the connection carried, what it agreed to, and how it fares.
-    fn note(&self, facts: &mut TransportFacts, bytes: u64) {
-        let (plan, carried, leg) = (&self.planned.plan, &self.planned.legs, self.leg);
-        facts.carried(leg, bytes, self.connection.negotiated());
-        let before = plan.legs.iter().take_while(|other| other.transport != leg.transport);
-        for skipped in before.filter(|leg| leg.reach == Reach::Anywhere && !carried.contains(leg)) {
-            facts.fallbacks.insert(format!("{}: this process has no carrier for it", skipped.transport.name()));
-        }
-        let (sender, observed) = (self.connection.sender(), &mut facts.observed);
-        observed.rto_us_max = observed.rto_us_max.max(sender.rto_us);
-        observed.rtt_us_max = observed.rtt_us_max.max(sender.rtt_us);
-        // Counters of a connection, not of a range: the largest seen on any is a lower bound of their sum.
-        observed.retransmits = observed.retransmits.max(u64::from(sender.retransmits));
-        observed.timeouts = observed.timeouts.max(u64::from(sender.timeouts));
-        observed.marks = observed.marks.max(u64::from(sender.marks));
-        if leg.transport != Transport::Shm {
-            observed.flows.carried(bytes, self.took);
-        }
+/// Records what a connection carried, what it agreed to, and how it fares.
+fn note(facts: &mut TransportFacts, planned: &Planned, leg: &Leg, bytes: u64, connection: &dyn Connection) {
+    let (plan, carried) = (&planned.plan, &planned.legs);
+    facts.carried(leg, bytes, connection.negotiated());
+    let before = plan.legs.iter().take_while(|other| other.transport != leg.transport);
+    for skipped in before.filter(|leg| leg.reach == Reach::Anywhere && !carried.contains(leg)) {
+        facts.fallbacks.insert(format!("{}: this process has no carrier for it", skipped.transport.name()));
     }
+    let sender = connection.sender();
+    facts.observed.rto_us_max = facts.observed.rto_us_max.max(sender.rto_us);
+    facts.observed.rtt_us_max = facts.observed.rtt_us_max.max(sender.rtt_us);
+    // Counters of a connection, not of a range: the largest seen on any is a lower bound of their sum.
+    facts.observed.retransmits = facts.observed.retransmits.max(u64::from(sender.retransmits));
+    facts.observed.timeouts = facts.observed.timeouts.max(u64::from(sender.timeouts));
+    facts.observed.marks = facts.observed.marks.max(u64::from(sender.marks));
 }
