@@ -151,7 +151,7 @@ def test_run_sorts_and_says_what_each_transfer_got(tmp_path, options):
         assert facts["chosen"] == chosen and facts["reason"]
         assert all(entry["authenticated"] for entry in facts["negotiated"]) == ("--encrypt" in options)
         # Each of four reduce tasks has one fetch, of what the other worker has; by shared memory nothing flows.
-        assert facts["observed"]["flows"]["count"] == (0 if chosen == "shm" else 4)
+        assert facts["observed"]["rates"]["count"] == (0 if chosen == "shm" else 4)
         assert chosen == "shm" or 0 < transfer["flow_fairness"] <= 1
     folder = Path(result["results"])
     left = {path.name for path in folder.iterdir()}

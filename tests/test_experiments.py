@@ -67,7 +67,7 @@ def test_jains_index_is_one_where_all_are_served_alike():
 def test_jains_index_of_flows_is_of_the_sums_that_workers_report():
     def found(**rates: float) -> float | None:
         entry = {"from": "a", "to": "b", "pattern": "shuffle", "evidence": "e", "served_bytes": 1}
-        return observed.transfer_of({**entry, "transport": {"observed": {"flows": rates}}}, {}).flow_fairness
+        return observed.transfer_of({**entry, "transport": {"observed": {"rates": rates}}}, {}).flow_fairness
 
     assert found(count=3, sum=60.0, squares=1800.0) == pytest.approx(3600 / 5400)
     for count, total, squares in [(0, 0.0, 0.0), (1, 0.0, 0.0), (2, 1e300, 1e300), (2, None, None)]:

@@ -72,7 +72,7 @@ def transfer_of(entry: Record, came: Record) -> Transfer:
     facts = {**dict.fromkeys(same[4:], 0), **{name: entry[name] for name in same if name in entry}, **came}
     seconds = ended - begun if begun and ended else None
     transport = entry.get("transport")
-    rates = ((transport or {}).get("observed") or {}).get("flows") or {}
+    rates = ((transport or {}).get("observed") or {}).get("rates") or {}
     of_flows = jain(rates.get("count", 0), rates.get("sum"), rates.get("squares"))
     timed: Record = {"seconds": seconds, "started": begun, "flow_fairness": of_flows}
     return Transfer(**facts, **timed, bytes=entry["served_bytes"], transport=transport)

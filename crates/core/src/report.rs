@@ -61,11 +61,12 @@ pub struct Observed {
     pub retransmits: u64,
     pub timeouts: u64,
     pub marks: u64,
-    pub flows: Rates,
+    pub rates: Rates,
 }
 
-/// How fast the flows of a transfer were: what Jain's index needs. A flow is what one fetch brings from one source over
-/// connections, and its rate its bytes over the time that these were busy with it, failures included.
+/// How fast fetches were: what Jain's index of a transfer's flows needs. There is a rate for what one fetch brings from one source
+/// over connections: its bytes over the time that these were busy with it, failures included. A range by itself has none: one
+/// that is asked for while the range before it waits for a lost packet is there at once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Rates {
@@ -77,7 +78,7 @@ pub struct Rates {
 }
 
 impl Rates {
-    /// A flow that brought `bytes`, for which its connections were `busy`.
+    /// A source brought `bytes`, for which connections were `busy`.
     pub fn carried(&mut self, bytes: u64, busy: Duration) {
         // What came faster than a clock can see would have a rate without a bound.
         let rate = bytes as f64 / busy.as_secs_f64().max(1e-6);
@@ -169,14 +170,14 @@ impl Merged {
 
 impl Observed {
     /// The largest of both: counters of a kernel only grow, and those of several connections do not add up to anything.
-    /// Flows do.
+    /// Rates do.
     fn add(&mut self, other: &Observed) {
         self.rto_us_max = self.rto_us_max.max(other.rto_us_max);
         self.rtt_us_max = self.rtt_us_max.max(other.rtt_us_max);
         self.retransmits = self.retransmits.max(other.retransmits);
         self.timeouts = self.timeouts.max(other.timeouts);
         self.marks = self.marks.max(other.marks);
-        self.flows.add(other.flows);
+        self.rates.add(other.rates);
     }
 }
 
@@ -259,14 +260,14 @@ mod tests {
     }
 
     #[test]
-    fn flows_of_all_receivers_are_added_up() {
+    fn rates_of_all_receivers_are_added_up() {
         let mut one = report(&[], 0.0, 1.0);
-        one.transport.observed.flows.carried(100, Duration::from_secs(1));
-        one.transport.observed.flows.carried(100, Duration::from_millis(500));
+        one.transport.observed.rates.carried(100, Duration::from_secs(1));
+        one.transport.observed.rates.carried(100, Duration::from_millis(500));
         let mut other = report(&[], 0.0, 1.0);
-        other.transport.observed.flows.carried(300, Duration::from_secs(1));
-        let flows = Merged::of([&one, &other]).transport.observed.flows;
-        assert_eq!(flows, Rates { count: 3, sum: 600.0, squares: 140_000.0 });
+        other.transport.observed.rates.carried(300, Duration::from_secs(1));
+        let rates = Merged::of([&one, &other]).transport.observed.rates;
+        assert_eq!(rates, Rates { count: 3, sum: 600.0, squares: 140_000.0 });
     }
 
     #[test]

@@ -9,14 +9,14 @@
 //! (`bpf/pass.bpf.c`). So the thread has a frame once on its way, and behind the queue of the switch's port, which sends no
 //! faster than its link. Where many hosts send to one at once, their frames would come to the thread by all their links together.
 
-use crate::switch::{Error as KernelError, attach};
-use libbpf_rs::{MapCore as _, MapFlags, ObjectBuilder, TC_INGRESS};
+use crate::switch::attach_with;
+use libbpf_rs::TC_INGRESS;
 use serde::Serialize;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::io::{self, Error};
 use std::mem::{size_of, zeroed};
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::thread;
@@ -113,7 +113,10 @@ impl Delays {
     /// # Errors
     /// Not privileged, an interface that does not exist, or no thread can be started.
     pub fn start(pairs: &[(u32, u32)], delay: Duration, frames_max: usize) -> io::Result<Delays> {
-        pass(pairs).map_err(|error| Error::other(format!("{error:#}")))?;
+        // As long as the interfaces live the kernel passes on what comes from hosts.
+        let others = pairs.iter().map(|(host, switch)| (*host, switch.to_ne_bytes().to_vec()));
+        attach_with(PASS, "mission_pass", others, TC_INGRESS, PRIORITY)
+            .map_err(|error| Error::other(format!("{error:#}")))?;
         let made = pairs.iter().map(|(host, switch)| -> io::Result<Line> {
             // Protocol 0: nothing comes in.
             Ok(Line { from_switch: packet_socket(*switch, libc::ETH_P_ALL)?, to_host: packet_socket(*host, 0)? })
@@ -203,18 +206,6 @@ pub fn checksums_off(interface: &str) -> io::Result<()> {
         }
         request.ifr_ifru.ifru_data = std::ptr::from_mut(&mut value).cast();
         checked(libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL, &mut request))?;
-    }
-    Ok(())
-}
-
-/// Has the kernel pass on what comes from the host's side of each pair, for as long as these interfaces live.
-fn pass(pairs: &[(u32, u32)]) -> Result<(), KernelError> {
-    let object = ObjectBuilder::default().name("mission_pass")?.open_memory(PASS)?.load()?;
-    let others = object.maps().next().expect("the program has one map");
-    let program = object.progs().next().expect("the program has one entry");
-    for (host, switch) in pairs {
-        others.update(&host.to_ne_bytes(), &switch.to_ne_bytes(), MapFlags::ANY)?;
-        attach(program.as_fd(), *host, TC_INGRESS, PRIORITY)?;
     }
     Ok(())
 }

@@ -304,7 +304,7 @@ impl Switch {
 ///
 /// # Arguments
 /// * `way`: [`TC_EGRESS`] or [`libbpf_rs::TC_INGRESS`].
-pub(crate) fn attach(program: BorrowedFd<'_>, interface: u32, way: TcAttachPoint, priority: u32) -> Result<()> {
+fn attach(program: BorrowedFd<'_>, interface: u32, way: TcAttachPoint, priority: u32) -> Result<()> {
     let mut builder = TcHookBuilder::new(program);
     let mut hook = builder.ifindex(interface as i32).handle(1).priority(priority).hook(way);
     // The library says on standard error where the hook is there already, which is no error; errors are returned anyway.
@@ -313,6 +313,24 @@ pub(crate) fn attach(program: BorrowedFd<'_>, interface: u32, way: TcAttachPoint
         let _ = set_print(None);
     });
     hook.create().and_then(|mut hook| hook.attach()).context("an interface takes no program")?;
+    Ok(())
+}
+
+/// Loads a program that has one map, from interfaces to what it is to know of each, and attaches it to these.
+pub(crate) fn attach_with(
+    object: &[u8],
+    name: &str,
+    known: impl IntoIterator<Item = (u32, Vec<u8>)>,
+    way: TcAttachPoint,
+    priority: u32,
+) -> Result<()> {
+    let object = ObjectBuilder::default().name(name)?.open_memory(object)?.load()?;
+    let map = object.maps().next().expect("the program has one map");
+    let program = object.progs().next().expect("the program has one entry");
+    for (interface, value) in known {
+        map.update(&interface.to_ne_bytes(), &value, MapFlags::ANY)?;
+        attach(program.as_fd(), interface, way, priority)?;
+    }
     Ok(())
 }
 

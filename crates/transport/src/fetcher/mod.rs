@@ -119,7 +119,7 @@ struct Active {
     done: Arc<Condvar>,
     result: Option<(Result<(), FetchError>, Tally)>,
     /// By source: bytes that came, and how long connections were busy with them.
-    flows: BTreeMap<SourceId, (u64, Duration)>,
+    brought: BTreeMap<SourceId, (u64, Duration)>,
 }
 
 /// How long closing waits for fetches to end: each of their threads sees it at the next byte, or after a stall.

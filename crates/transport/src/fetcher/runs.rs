@@ -183,7 +183,7 @@ impl Shared {
             caller_waits: true,
             done: done.clone(),
             result: None,
-            flows: BTreeMap::new(),
+            brought: BTreeMap::new(),
         };
         state.fetches.insert(id, active);
         let seed = u64::from_ne_bytes(crate::auth::random());
@@ -214,15 +214,15 @@ impl Shared {
             }
             let own = state.fetches.get_mut(&id).expect("it stays until its caller takes it out");
             if let Some((result, tally)) = own.result.take() {
-                let flows = std::mem::take(&mut own.flows);
+                let brought = std::mem::take(&mut own.brought);
                 state.fetches.remove(&id);
                 self.ended.notify_all();
                 let record = state.record(transfer);
                 record.refetches += u64::from(tally.refetches);
                 record.resumed += u64::from(tally.resumed);
                 record.busy += u64::from(tally.busy);
-                for (bytes, busy) in flows.into_values().filter(|(bytes, _)| *bytes > 0) {
-                    record.transport.observed.flows.carried(bytes, busy);
+                for (bytes, busy) in brought.into_values().filter(|(bytes, _)| *bytes > 0) {
+                    record.transport.observed.rates.carried(bytes, busy);
                 }
                 return (result, tally);
             }
@@ -497,8 +497,9 @@ impl Shared {
         far.left = far.left.saturating_sub(moved);
         // Of a run that was asked for while the one before it came, the time is from the end of that one: together they are right.
         // What brought nothing took its time all the same.
-        let flow = active.flows.entry(run.source).or_default();
-        (flow.0, flow.1) = (flow.0 + moved, flow.1 + took);
+        let (bytes, busy) = active.brought.entry(run.source).or_default();
+        *bytes += moved;
+        *busy += took;
         let (peer, transfer) = (far.peer, active.transfer.clone());
         let from_peer = peer == Some(state.sources[run.source as usize]);
         let record = state.record(&transfer);
