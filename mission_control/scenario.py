@@ -105,9 +105,10 @@ class Topology(Part):
     dilation: int = Field(
         1,
         ge=1,
-        description="lab: slow motion: rates are divided by it; link delays are multiplied, and minimum RTOs "
-        "multiplied and locked (200 ms, unless the stack says); buffers, programs and their own time limits are as "
-        "they are; times are as measured",
+        le=600,
+        description="lab: slow motion: rates are divided by it; link delays are multiplied, minimum RTOs "
+        "multiplied and locked (200 ms, unless the stack says), and so are the times that Mission Control and Dask "
+        "wait for the network; buffers and programs are as they are; times are as measured",
     )
     mtu: int = Field(1500, ge=576, le=9000, description="lab: bytes of a packet")
     port: Port = Port()

@@ -25,6 +25,8 @@ from mission_control.worlds.site import Site
 PORT = 8786
 START_S = 90
 """For all workers to be there: 40 of them take 30 s on two processors (FACTS)."""
+DASK_WAITS_S = 30
+"""For a connection to be made, and for bytes to be acknowledged: Dask's own defaults."""
 LIMIT_SHARE = 0.6
 """Of the machine's memory that all workers together may take, unless told."""
 
@@ -70,7 +72,8 @@ def in_lab(
         words = ["--host", address.rpartition(":")[0], "--port", str(PORT)]
         # What is installed later finds a cluster that has its number of flows already.
         own = [] if plain else ["--mission-flows-per-host", str(control.flows_per_host)]
-        started = [_start(built, first, folder, "scheduler", *words, *given, *own)]
+        slow = scenario.topology.dilation
+        started = [_start(built, first, folder, slow, "scheduler", *words, *given, *own)]
         stack.enter_context(_inside(built.namespace(first)))
         limit = memory_limit(scenario.topology, len(workers))
         for host in workers:
@@ -84,7 +87,7 @@ def in_lab(
                 built.topology.address(host),
                 *given,
             ]
-            started.append(_start(built, host, folder, "worker", address, *words, "--name", host))
+            started.append(_start(built, host, folder, slow, "worker", address, *words, "--name", host))
         connect = partial(Client, address, security=security, set_as_default=False)
         with _connect(connect, started, folder) as client:
             _wait(client, len(workers), started, folder)
@@ -128,8 +131,23 @@ def memory_limit(topology: Topology, workers: int) -> int:
     return int(psutil.virtual_memory().available * LIMIT_SHARE / workers)
 
 
-def _start(built: lab.Lab, host: str, folder: Path, what: str, *words: str) -> subprocess.Popen[bytes]:
-    """A part of Dask on a host; what it says goes to a file of its own."""
+def in_slow_motion(slow: int) -> dict[str, str]:
+    """What a process in a lab of this dilation needs to know: its waits for the network last that many times longer.
+
+    One minimum RTO of 200 ms is longer than Dask waits for a connection from a dilation of 150 on.
+    """
+    if slow == 1:
+        return {}
+    longer = f"{DASK_WAITS_S * slow}s"
+    return {
+        "MISSION_SLOW_MOTION": str(slow),
+        "DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": longer,
+        "DASK_DISTRIBUTED__COMM__TIMEOUTS__TCP": longer,
+    }
+
+
+def _start(built: lab.Lab, host: str, folder: Path, slow: int, what: str, *words: str) -> subprocess.Popen[bytes]:
+    """A part of Dask on a host of a lab in slow motion; what it says goes to a file of its own."""
     module = f"distributed.cli.dask_{what}"
     # What forwards packets must not wait for programs: a queue would stand still, and nobody could say why.
     command = [
@@ -146,7 +164,7 @@ def _start(built: lab.Lab, host: str, folder: Path, what: str, *words: str) -> s
         command += ["--local-directory", str(folder / host)]
     # Its interfaces do not know what the switch lets through.
     rate = sum(link.bits_per_second for _, link in built.links_of(host))
-    environment = {**QUIET, **os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**QUIET, **in_slow_motion(slow), **os.environ, "OMP_NUM_THREADS": "1"}
     environment["MISSION_LINK_RATE"] = f"{rate} bit/s"
     with open(folder / f"{host}.log", "wb") as log:
         return built.host(host).popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment)

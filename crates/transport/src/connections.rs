@@ -1,6 +1,7 @@
 //! The data connections of a process: how many each job uses, and those that are kept for its next range.
 
 use crate::carrier::Connection;
+use crate::clock::lasting;
 use mission_core::defaults::IDLE_TIMEOUT;
 use mission_core::flight::Leg;
 use mission_core::host::fetches::SourceId;
@@ -71,7 +72,7 @@ impl Connections {
 
     /// Those that have carried nothing for [`IDLE_TIMEOUT`].
     pub fn expire(&mut self) -> Closed {
-        self.take(|idle| idle.since.elapsed() >= IDLE_TIMEOUT)
+        self.take(|idle| idle.since.elapsed() >= lasting(IDLE_TIMEOUT))
     }
 
     pub fn forget_job(&mut self, job: &JobId) -> Closed {

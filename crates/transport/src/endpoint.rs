@@ -3,6 +3,7 @@
 use crate::auth::Token;
 use crate::carrier::shm::Lender;
 use crate::carrier::{self, Context};
+use crate::clock;
 use crate::control::Control;
 use crate::fetcher::Fetcher;
 use crate::handover::Taker;
@@ -275,6 +276,7 @@ pub fn environment(engine_tls: bool) -> io::Result<Environment> {
         carriers: carrier::transports(),
         interfaces: host::interfaces().len().max(1) as u32,
         link_bits_per_sec: host::link_rate()?,
+        slow_motion: Some(clock::slow_motion()?).filter(|slow| *slow > 1),
         // The Mission Controller has it measured.
         ecn: None,
         congestion_controls: allowed.split_whitespace().map(str::to_owned).collect(),

@@ -9,6 +9,7 @@ pub mod arbiter;
 pub mod auth;
 pub mod carrier;
 pub mod checksum;
+mod clock;
 mod connections;
 pub mod control;
 pub mod copies;

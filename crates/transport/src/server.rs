@@ -3,6 +3,7 @@
 use crate::auth::{self, Nonce, Purpose, Role};
 use crate::carrier::{self, Below, Channel, Context, Incoming};
 use crate::checksum;
+use crate::clock::lasting;
 use crate::facts::Sender;
 use crate::limit::{self, Limit};
 use crate::object::{ObjectId, from_hex, to_hex};
@@ -100,7 +101,7 @@ impl Connections {
     /// that has been [`SILENT`], if there is any. Not the oldest: strangers that come faster than a proof takes would leave
     /// nobody the time for it.
     fn drop_unadmitted(&mut self, most: usize) {
-        while self.unadmitted.front().is_some_and(|own| own.since.elapsed() >= ADMISSION) {
+        while self.unadmitted.front().is_some_and(|own| own.since.elapsed() >= lasting(ADMISSION)) {
             self.drop_unadmitted_at(0);
         }
         while self.unadmitted.len() > most {
@@ -108,7 +109,7 @@ impl Connections {
             self.unadmitted.iter().for_each(|own| *counts.entry(own.from).or_default() += 1);
             let (from, _) = counts.into_iter().max_by_key(|(_, count)| *count).expect("there are some");
             let of_it = |silent: bool| {
-                let is_silent = |own: &Unadmitted| !own.asked && own.since.elapsed() >= SILENT;
+                let is_silent = |own: &Unadmitted| !own.asked && own.since.elapsed() >= lasting(SILENT);
                 let all = self.unadmitted.iter().enumerate();
                 let found = all.filter(|(_, own)| own.from == from && (!silent || is_silent(own)));
                 found.map(|(at, _)| at).collect::<Vec<_>>()
@@ -360,9 +361,9 @@ impl Drop for Registered<'_> {
 fn serve(stream: Arc<TcpStream>, registered: &Registered<'_>) -> io::Result<()> {
     let shared = registered.shared;
     stream.set_nodelay(true)?;
-    stream.set_read_timeout(Some(SERVER_IDLE))?;
+    stream.set_read_timeout(Some(lasting(SERVER_IDLE)))?;
     // A receiver that takes nothing for this long has given this connection up.
-    stream.set_write_timeout(Some(2 * STALL))?;
+    stream.set_write_timeout(Some(lasting(2 * STALL)))?;
     let mut channel = carrier::accept(Incoming::of(stream), &shared.context)?;
     let mut client = Client {
         peer: channel.below().peer()?,

@@ -1,11 +1,11 @@
 //! The sender's queue ([`mission_core::host::uplink`]) in real time: the thread that serves a range waits for its turn.
 
+use crate::clock::{Clock, lasting};
 use crate::host;
 use mission_core::host::fair::Shares;
 use mission_core::host::uplink::{self, Command, Event, LONGEST, LOOK_EVERY};
 use mission_core::host::{GroupId, MemberId, Ticket};
 use mission_core::shares::FlowsPerHost;
-use mission_core::units::Time;
 use std::collections::BTreeSet;
 use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::Instant;
@@ -14,7 +14,7 @@ pub struct Uplink {
     state: Mutex<State>,
     /// Somebody's turn has come.
     turn: Condvar,
-    started: Instant,
+    clock: Clock,
 }
 
 struct State {
@@ -35,7 +35,7 @@ impl Uplink {
     pub fn new(flows_per_host: FlowsPerHost, bits_per_sec: Option<u64>) -> Uplink {
         let uplink = uplink::Uplink::new(flows_per_host, bits_per_sec);
         let state = State { uplink, waiting: BTreeSet::new(), next: 0 };
-        Uplink { state: Mutex::new(state), turn: Condvar::new(), started: Instant::now() }
+        Uplink { state: Mutex::new(state), turn: Condvar::new(), clock: Clock::start() }
     }
 
     pub fn set_shares(&self, flows_per_host: FlowsPerHost, shares: Shares) {
@@ -57,7 +57,7 @@ impl Uplink {
                 break;
             }
             // Turns of others wake it, too: they are not to put its own off.
-            if since.elapsed() >= LONGEST {
+            if since.elapsed() >= lasting(LONGEST) {
                 self.handle(&mut state, Event::Late { ticket });
             } else if waited.timed_out() {
                 self.handle(&mut state, Event::Tick);
@@ -67,7 +67,7 @@ impl Uplink {
     }
 
     fn handle(&self, state: &mut State, event: Event) {
-        let now = Time(self.started.elapsed().as_nanos() as u64);
+        let now = self.clock.now();
         let mut commands = Vec::new();
         state.uplink.handle(now, event, &mut commands);
         if commands.contains(&Command::Look) {

@@ -6,6 +6,7 @@
 
 use crate::auth::Nonce;
 use crate::checksum;
+use crate::clock::lasting;
 use crate::facts::Sender;
 use crate::object::{ObjectId, from_hex, to_hex};
 use crate::streams::{Chunk, ChunkReply};
@@ -434,7 +435,7 @@ impl HeadReader {
                 return Ok(Some(head));
             }
             searched = self.filled;
-            if self.filled > 0 && began.get_or_insert_with(Instant::now).elapsed() >= HEAD_TIME {
+            if self.filled > 0 && began.get_or_insert_with(Instant::now).elapsed() >= lasting(HEAD_TIME) {
                 return Err(io::Error::new(io::ErrorKind::TimedOut, "the head came too slowly"));
             }
             if self.filled >= HEAD_BYTES_MAX {

@@ -25,6 +25,9 @@ pub struct Environment {
     pub interfaces: u32,
     /// Of its link; `None`: it does not know.
     pub link_bits_per_sec: Option<u64>,
+    /// How many times slower than the network that it stands for its network is; `None`: it is no lab in slow motion.
+    #[serde(default)]
+    pub slow_motion: Option<u32>,
     /// Whether ECN marks arrive there, and why that is believed ([`crate::ecn`]); `None`: not known.
     pub ecn: Option<(bool, String)>,
     /// Congestion controls that it may use.
@@ -96,7 +99,8 @@ impl FlightPlan {
     /// come free within [`defaults::ROUND`].
     pub fn chunk_at(&self, receiver: &Environment) -> u64 {
         let Some(rate) = receiver.link_bits_per_sec else { return self.chunk_bytes };
-        let slot_bytes = rate as f64 / 8.0 * defaults::ROUND.as_secs_f64() / f64::from(defaults::FLOWS_PER_HOST);
+        let round = defaults::ROUND * receiver.slow_motion.unwrap_or(1);
+        let slot_bytes = rate as f64 / 8.0 * round.as_secs_f64() / f64::from(defaults::FLOWS_PER_HOST);
         let blocks = (slot_bytes as u64 / defaults::BLOCK_BYTES).max(1);
         (blocks * defaults::BLOCK_BYTES).min(self.chunk_bytes)
     }
@@ -208,6 +212,16 @@ fn reason_of_choice(demands: &Demands, own: Transport, otherwise: &str) -> Strin
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn slow_motion_leaves_chunks_as_they_are_on_the_link_that_it_stands_for() {
+        let chunk = |rate, slow_motion| {
+            let host = Environment { link_bits_per_sec: Some(rate), slow_motion, ..environment(&[Transport::Tcp]) };
+            choose(&Demands::default(), std::slice::from_ref(&host)).unwrap().chunk_at(&host)
+        };
+        assert_eq!(chunk(1_000_000_000, None), chunk(5_000_000, Some(200)));
+        assert!(chunk(5_000_000, None) < chunk(5_000_000, Some(200)));
+    }
 
     #[test]
     fn slow_links_carry_small_chunks() {

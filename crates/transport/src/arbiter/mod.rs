@@ -17,6 +17,7 @@ mod tests;
 pub use queues::{group_of, member_of, shares_of};
 
 use crate::auth::Token;
+use crate::clock::Clock;
 use crate::local::Outgoing;
 use leader::Leader;
 use mission_core::host::fair::Shares;
@@ -64,7 +65,7 @@ pub struct Arbiter {
 struct Shared {
     key: String,
     token: Token,
-    started: Instant,
+    clock: Clock,
     state: Mutex<State>,
     /// Wakes the thread that ticks when the arbiter closes.
     tick: Condvar,
@@ -119,7 +120,7 @@ impl Arbiter {
         let shared = Arc::new(Shared {
             key: key.to_owned(),
             token,
-            started: Instant::now(),
+            clock: Clock::start(),
             state: Mutex::new(state),
             tick: Condvar::new(),
             wake,
@@ -223,6 +224,6 @@ impl Shared {
     }
 
     fn now(&self) -> Time {
-        Time(self.started.elapsed().as_nanos() as u64)
+        self.clock.now()
     }
 }

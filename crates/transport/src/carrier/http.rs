@@ -4,6 +4,7 @@ use super::tcp::Plain;
 use super::{Ask, Broken, Channel, Connection, End};
 use crate::auth::{self, Nonce, Purpose, Role, Token};
 use crate::checksum;
+use crate::clock::lasting;
 use crate::facts::Sender;
 use crate::object::{ObjectId, from_hex, to_hex};
 use crate::socket;
@@ -35,11 +36,11 @@ pub(super) fn connect(address: SocketAddr, leg: &Leg, protocol: Protocol) -> Res
     if let Some(name) = &leg.congestion_control {
         let _ = made.set_tcp_congestion(name.as_bytes());
     }
-    made.connect_timeout(&address.into(), CONNECT).map_err(fault)?;
+    made.connect_timeout(&address.into(), lasting(CONNECT)).map_err(fault)?;
     let stream = TcpStream::from(made);
     stream.set_nodelay(true).map_err(fault)?;
-    stream.set_read_timeout(Some(STALL)).map_err(fault)?;
-    stream.set_write_timeout(Some(STALL)).map_err(fault)?;
+    stream.set_read_timeout(Some(lasting(STALL))).map_err(fault)?;
+    stream.set_write_timeout(Some(lasting(STALL))).map_err(fault)?;
     if let Some(value) = leg.rto_min_us {
         let _ = socket::set_rto_min_us(&stream, value);
     }

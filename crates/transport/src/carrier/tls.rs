@@ -3,6 +3,7 @@
 use super::http::{self, HttpConnection};
 use super::tcp::Plain;
 use super::{Below, Carrier, Channel, Connection, Context, Incoming};
+use crate::clock::lasting;
 use crate::tls::{AUTHENTICATED, OPPORTUNISTIC, TlsSettings};
 use mission_core::defaults::STALL;
 use mission_core::flight::Leg;
@@ -43,7 +44,7 @@ impl Carrier for Tls {
         let mut stream = http::connect(address, leg, Protocol::TCP)?;
         let fault = |error: &dyn std::fmt::Display| Fault::Connection(format!("TLS with {address}: {error}"));
         let name = ServerName::try_from(name).expect("a constant that is a name");
-        let end = Instant::now() + STALL;
+        let end = Instant::now() + lasting(STALL);
         let mut session = ClientConnection::new(ends.client.clone(), name).map_err(|error| fault(&error))?;
         while session.is_handshaking() {
             session.complete_io(&mut Until { stream: &mut stream, end }).map_err(|error| {
@@ -59,7 +60,7 @@ impl Carrier for Tls {
                 }
             })?;
         }
-        stream.0.set_read_timeout(Some(STALL)).map_err(|error| fault(&error))?;
+        stream.0.set_read_timeout(Some(lasting(STALL))).map_err(|error| fault(&error))?;
         let stream = StreamOwned::new(session, ReadAhead::new(stream));
         let channel = Encrypted { stream, encryption: leg.encryption };
         Ok(Box::new(HttpConnection::new(channel, leg, context.token.clone())))

@@ -5,6 +5,7 @@ use super::home::Found;
 use super::runs::Far;
 use super::{INTERRUPT_EVERY, Planned, Shared};
 use crate::carrier::{self, Connection};
+use crate::clock::lasting;
 use crate::copies::Receiving;
 use crate::parts::{FetchRequest, Wanted};
 use crate::segment::{SHARED_MIN, Segment};
@@ -144,7 +145,7 @@ impl Shared {
             if have > had {
                 (had, since) = (have, Instant::now());
             }
-            if since.elapsed() >= PROGRESS_TIMEOUT {
+            if since.elapsed() >= lasting(PROGRESS_TIMEOUT) {
                 // An owner that only puts off: what is left is asked of it as of any other.
                 break;
             }

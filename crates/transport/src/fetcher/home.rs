@@ -3,6 +3,7 @@
 use super::caller::Caller;
 use super::{Shared, addressable, no_memory};
 use crate::carrier::shm::{LeaseDenied, LeasedPart, WantedOf, map_all};
+use crate::clock::lasting;
 use crate::object::ObjectId;
 use crate::parts::{FetchRequest, Home, Part, Wanted};
 use crate::segment::Segment;
@@ -181,7 +182,7 @@ impl Shared {
                 // Its owner was here, and ended.
                 (LeaseDenied::Elsewhere, Some(_)) => {}
             }
-            if since.elapsed() >= PROGRESS_TIMEOUT {
+            if since.elapsed() >= lasting(PROGRESS_TIMEOUT) {
                 return refused(silent.as_deref().unwrap_or_default());
             }
             caller.waits()?;

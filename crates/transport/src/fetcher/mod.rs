@@ -18,6 +18,7 @@ pub mod stream;
 use crate::arbiter::{self, Arbiter, Said};
 use crate::carrier::Context;
 use crate::carrier::shm::Borrower;
+use crate::clock::Clock;
 use crate::connections::Connections;
 use crate::object::ObjectId;
 use crate::parts::{self, FetchRequest, Fetched, Home, Part};
@@ -64,7 +65,7 @@ struct Shared {
     streams: Arc<Streams>,
     pool: Arc<Pool>,
     own_address: SocketAddr,
-    started: Instant,
+    clock: Clock,
 }
 
 struct State {
@@ -185,7 +186,7 @@ impl Fetcher {
             streams,
             pool,
             own_address,
-            started: Instant::now(),
+            clock: Clock::start(),
         });
         let weak = Arc::downgrade(&shared);
         let wake = move || {
@@ -431,7 +432,7 @@ impl Shared {
     }
 
     fn time(&self) -> Time {
-        Time(self.started.elapsed().as_nanos() as u64)
+        self.clock.now()
     }
 
     /// Memory for what is fetched.

@@ -7,6 +7,7 @@ use super::records::now;
 use super::{Active, INTERRUPT_EVERY, Planned, Shared, State};
 use crate::arbiter;
 use crate::carrier::{self, Ask, Broken, Connection, End};
+use crate::clock::lasting;
 use crate::copies::PartCopy;
 use crate::object::ObjectId;
 use crate::parts::Wanted;
@@ -521,11 +522,9 @@ impl Shared {
         let mut watched = Instant::now();
         while !state.closing || !state.fetches.is_empty() {
             let now = self.time();
-            let at = state.wake.unwrap_or(now + HEARTBEAT).min(now + HEARTBEAT);
-            (state, _) = self
-                .tick
-                .wait_timeout(state, at.since(now).max(Duration::from_millis(1)))
-                .expect("no panic while held");
+            let wait = state.wake.map_or(HEARTBEAT, |wake| lasting(wake.since(now)).min(HEARTBEAT));
+            let waited = self.tick.wait_timeout(state, wait.max(Duration::from_millis(1)));
+            (state, _) = waited.expect("no panic while held");
             if state.wake.is_some_and(|wake| wake <= self.time()) {
                 state.wake = None;
             }

@@ -2,6 +2,7 @@
 
 use super::{CLOSES, Fetcher, Planned, Shared};
 use crate::carrier::{self, Connection};
+use crate::clock::lasting;
 use crate::object::ObjectId;
 use crate::parts::{FetchRequest, Part, Wanted};
 use crate::streams::{Chunk, ChunkReply};
@@ -216,7 +217,7 @@ impl Asker<'_> {
                     // Word that its worker has left comes later than its sockets break.
                     self.is_there()?;
                     let (since, why) = silent.get_or_insert_with(|| (Instant::now(), format!("{fault:?}")));
-                    if since.elapsed() >= PROGRESS_TIMEOUT {
+                    if since.elapsed() >= lasting(PROGRESS_TIMEOUT) {
                         let why = format!("the writer of the stream at {}: {why}", self.reading.address);
                         return Err(ReadError::Fetch(FetchError::Unreachable(why)));
                     }
