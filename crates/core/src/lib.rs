@@ -27,6 +27,7 @@ pub mod policy;
 pub mod random;
 pub mod report;
 mod seconds;
+pub mod service;
 pub mod shares;
 pub mod stream;
 pub mod swarm;

@@ -1,0 +1,194 @@
+//! What the members of a service say to its leader, and what the leader says to them.
+//!
+//! A session begins with the member's whole state ([`ToService::Hello`]), which is answered by all that holds for it
+//! ([`FromService::Welcome`]); from then on both say what has changed. The leader's words have its epoch, and a version
+//! that grows by one in each session: a member that misses one begins a new session.
+
+use super::{ClusterId, Epoch, ServiceId};
+use crate::control::Change;
+use crate::host::fair::Level;
+use crate::policy::TransferView;
+use crate::types::{HostId, JobId, JobSpec, Stage, TransferId};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// Of the messages of this module. Members of another one are refused, and told which side is older.
+pub const PROTOCOL: u32 = 1;
+
+/// From the adapter of one cluster.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "say", rename_all = "kebab-case")]
+pub enum ToService {
+    /// Everything, at the beginning of a session.
+    Hello {
+        protocol: u32,
+        cluster: ClusterId,
+        /// Drawn when the cluster's scheduler started: another one of the same name is another cluster.
+        incarnation: u64,
+        /// Jobs that there are.
+        jobs: Vec<JobSpec>,
+        hosts: BTreeSet<HostId>,
+        /// Active transfers, as a policy sees them.
+        transfers: Vec<TransferView>,
+    },
+    /// A job has arrived, or is specified otherwise. Answered by [`FromService::Kept`] once no leader forgets it.
+    Job {
+        spec: JobSpec,
+    },
+    JobEnded {
+        job: JobId,
+    },
+    /// All hosts of the cluster.
+    Hosts {
+        hosts: BTreeSet<HostId>,
+    },
+    /// Transfers that have changed or begun, and those that are not active any more.
+    Transfers {
+        changed: Vec<TransferView>,
+        ended: Vec<TransferId>,
+    },
+    /// Nothing has changed since the last of so many words in this session; everything up to this version is in force
+    /// there. Answered by [`FromService::Here`].
+    Here {
+        version: u64,
+        words: u64,
+    },
+}
+
+/// To the adapter of one cluster.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "say", rename_all = "kebab-case")]
+pub enum FromService {
+    /// Everything that holds, as of a version.
+    Welcome { service: ServiceId, epoch: Epoch, version: u64, state: State },
+    /// What has changed.
+    Update { epoch: Epoch, version: u64, update: Update },
+    /// A job is in the store: whoever leads next knows it.
+    Kept { epoch: Epoch, job: JobId },
+    /// The leader is there, too, and this is what it said last.
+    Here { epoch: Epoch, version: u64 },
+    /// This replica does not lead; the one that does, if it is known.
+    Moved { to: Option<Arc<str>> },
+    /// The session cannot be: one line that says what to do.
+    Rejected { why: String },
+}
+
+/// What a cluster is to do, all of it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct State {
+    pub policy: String,
+    /// `None`: the leader does not know enough yet; what was in force stays so.
+    pub weights: Option<Weighed>,
+    /// What operators changed of the cluster's jobs.
+    pub changes: BTreeMap<JobId, Change>,
+    /// Hosts that are to be empty.
+    pub drained: BTreeSet<HostId>,
+}
+
+/// Parts of a host's bytes, of all jobs or transfers that are active on it, of whatever cluster: they add up to 1.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Weighed {
+    pub level: Level,
+    #[serde(with = "listed")]
+    pub parts: BTreeMap<ShareId, Part>,
+}
+
+/// What has a share: a job of a cluster, or one of its transfers.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct ShareId {
+    pub cluster: ClusterId,
+    pub job: JobId,
+    /// From and to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stages: Option<(Stage, Stage)>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Part {
+    pub weight: f64,
+    /// Whoever came first wins a tie.
+    pub arrival: u64,
+}
+
+/// What has changed of a member's [`State`]; what is absent is as it was.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Update {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policy: Option<String>,
+    /// All of them, where most are new.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weights: Option<Arc<Weighed>>,
+    /// Those that differ.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parts: Option<Arc<PartsChanged>>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub changes: BTreeMap<JobId, Change>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub drained: Option<BTreeSet<HostId>>,
+}
+
+/// What leads from some [`Weighed`] to another of the same level.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PartsChanged {
+    #[serde(with = "listed")]
+    pub changed: BTreeMap<ShareId, Part>,
+    pub gone: BTreeSet<ShareId>,
+}
+
+impl Weighed {
+    /// What leads from these to others; `None`: all of them must be said.
+    pub fn changes_to(&self, new: &Weighed) -> Option<PartsChanged> {
+        if self.level != new.level {
+            return None;
+        }
+        let differs = |(id, part): &(&ShareId, &Part)| self.parts.get(*id) != Some(*part);
+        let changed = new.parts.iter().filter(differs).map(|(id, part)| (id.clone(), *part)).collect();
+        let gone = self.parts.keys().filter(|id| !new.parts.contains_key(*id)).cloned().collect();
+        Some(PartsChanged { changed, gone })
+    }
+}
+
+impl State {
+    pub fn apply(&mut self, update: Update) {
+        let Update { policy, weights, parts, changes, drained } = update;
+        if let Some(policy) = policy {
+            self.policy = policy;
+        }
+        if let Some(weights) = weights {
+            self.weights = Some((*weights).clone());
+        }
+        if let (Some(own), Some(new)) = (&mut self.weights, parts) {
+            own.parts.retain(|id, _| !new.gone.contains(id));
+            own.parts.extend(new.changed.iter().map(|(id, part)| (id.clone(), *part)));
+        }
+        self.changes.extend(changes);
+        if let Some(drained) = drained {
+            self.drained = drained;
+        }
+    }
+}
+
+/// Maps by what has a share are lists in JSON, whose keys are texts.
+mod listed {
+    use super::{Part, ShareId};
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+    use std::collections::BTreeMap;
+
+    #[derive(Serialize, Deserialize)]
+    struct Row {
+        #[serde(flatten)]
+        id: ShareId,
+        #[serde(flatten)]
+        part: Part,
+    }
+
+    pub fn serialize<S: Serializer>(parts: &BTreeMap<ShareId, Part>, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(parts.iter().map(|(id, part)| Row { id: id.clone(), part: *part }))
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<ShareId, Part>, D::Error> {
+        let rows = Vec::<Row>::deserialize(deserializer)?;
+        Ok(rows.into_iter().map(|row| (row.id, row.part)).collect())
+    }
+}

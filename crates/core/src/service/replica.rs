@@ -1,0 +1,739 @@
+//! One replica of the service: leader, or one that waits to become it.
+//!
+//! What clusters have (jobs, hosts) is what they said last; what the books have is what the store says. A leader writes
+//! the difference, so a write that failed is simply written again, and a leader that takes over has nothing to catch up
+//! with but the store. An operator's change is written once, and answered when it is in the store.
+//!
+//! A leader acts only while its lease holds by its own clock, and once its books are as new as its epoch. Whatever it
+//! says has that epoch.
+
+use super::books::{Books, Entry, Input, Job, Known};
+use super::messages::{FromService, PROTOCOL, State, ToService, Update, Weighed};
+use super::shares::{self, Reported};
+use super::{ClusterId, Epoch, ServiceId};
+use crate::control::Change;
+use crate::defaults::{WEIGHTS_APART, WEIGHTS_EVERY};
+use crate::policy::{self, Policy, TransferView};
+use crate::types::{HostId, JobId, JobSpec, TransferId, check_priority};
+use crate::units::Time;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A member's connection, numbered by the caller.
+pub type SessionId = u64;
+/// A write under way.
+pub type WriteId = u64;
+/// An operator's question, numbered by the caller.
+pub type AskId = u64;
+
+/// A lease of this length is renewed so often: two renewals may be lost.
+pub const RENEW_EVERY: Duration = Duration::from_millis(500);
+/// So often the leader's key is tried for while nobody has it.
+pub const CAMPAIGN_EVERY: Duration = Duration::from_millis(250);
+/// A new leader says no weights before all clusters have come, or this time is over: those of half the clusters would be
+/// wrong.
+pub const SETTLE: Duration = Duration::from_millis(1500);
+/// A cluster without a session is forgotten after this time, with its jobs.
+pub const FORGET_AFTER: Duration = Duration::from_secs(60);
+/// Who says nothing for so long may be replaced by another of its name.
+pub const SILENT: Duration = Duration::from_secs(15);
+/// A write that the store has not answered by then may have happened or not.
+pub const WRITE_WITHIN: Duration = Duration::from_secs(3);
+/// After a write that failed the next one waits so long.
+pub const WRITE_AGAIN: Duration = Duration::from_millis(250);
+/// Entries of one write: etcd takes 128 in a transaction, unless it is told otherwise.
+pub const WRITE_MAX: usize = 100;
+
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// All that the store has, as of a revision: instead of what these books have.
+    Loaded {
+        revision: u64,
+        entries: Vec<Entry>,
+        leader: Option<Arc<str>>,
+    },
+    /// What was written at a revision, in order. `leader`: somebody got the leader's key (its address), or lost it.
+    Changed {
+        revision: u64,
+        entries: Vec<Entry>,
+        leader: Option<Option<Arc<str>>>,
+    },
+    /// This replica has the leader's key, at least until then unless it is renewed.
+    Elected {
+        epoch: Epoch,
+        until: Time,
+    },
+    Renewed {
+        until: Time,
+    },
+    /// It has it no more.
+    Deposed,
+    Written {
+        write: WriteId,
+    },
+    /// A write did not happen, or nobody knows.
+    Unwritten {
+        write: WriteId,
+        why: String,
+    },
+    /// The store does not answer, and why; or does again.
+    Store {
+        problem: Option<String>,
+    },
+    Opened {
+        session: SessionId,
+    },
+    Said {
+        session: SessionId,
+        message: ToService,
+    },
+    Closed {
+        session: SessionId,
+    },
+    Asks {
+        ask: AskId,
+        asked: Asked,
+    },
+    Tick,
+}
+
+/// What an operator wants changed.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "ask", rename_all = "kebab-case")]
+pub enum Asked {
+    Policy { policy: String },
+    Change { cluster: ClusterId, job: JobId, change: Change },
+    Drain { host: HostId },
+    Undrain { host: HostId },
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Command {
+    /// Try to get the leader's key.
+    Campaign,
+    /// Renew the lease.
+    Renew,
+    /// Write these, if the leader's key still has this epoch.
+    Write {
+        write: WriteId,
+        epoch: Epoch,
+        entries: Vec<Entry>,
+    },
+    Say {
+        session: SessionId,
+        message: FromService,
+    },
+    Close {
+        session: SessionId,
+    },
+    Answer {
+        ask: AskId,
+        result: Result<(), String>,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Role {
+    Leader,
+    Follower,
+}
+
+pub struct Replica {
+    /// Where members find it.
+    address: Arc<str>,
+    draw: ServiceId,
+    books: Books,
+    loaded: bool,
+    /// Who has the leader's key, by address.
+    leader: Option<Arc<str>>,
+    leading: Option<Leading>,
+    store_problem: Option<String>,
+    sessions: BTreeMap<SessionId, Session>,
+    writes: BTreeMap<WriteId, Write>,
+    next_write: WriteId,
+    /// Policy where nobody has said one.
+    default_policy: String,
+    tried_at: Option<Time>,
+}
+
+struct Leading {
+    epoch: Epoch,
+    until: Time,
+    since: Time,
+    renewed_at: Time,
+    settled: bool,
+    policy: Policy,
+    islands: BTreeMap<ClusterId, ClusterId>,
+    /// What was said last of each island.
+    said: BTreeMap<ClusterId, Arc<Weighed>>,
+    weighed_at: Option<Time>,
+    stale: bool,
+    next_arrival: u64,
+    /// A write failed then.
+    failed_at: Option<Time>,
+    /// Clusters of the books without a session, since when.
+    absent: BTreeMap<ClusterId, Time>,
+}
+
+struct Session {
+    member: Option<Member>,
+    /// Of what was said last; 0: no welcome yet.
+    version: u64,
+    /// Heard, from the hello on.
+    words: u64,
+    heard_at: Time,
+}
+
+struct Member {
+    cluster: ClusterId,
+    known: Known,
+    jobs: BTreeMap<JobId, JobSpec>,
+    transfers: BTreeMap<TransferId, Seen>,
+    /// Jobs of which it waits to hear that they are kept.
+    unkept: BTreeSet<JobId>,
+    /// The island whose weights it has.
+    island: Option<ClusterId>,
+}
+
+/// A transfer as its cluster's adapter saw it at a time.
+struct Seen {
+    view: TransferView,
+    at: Time,
+}
+
+struct Write {
+    keys: Vec<String>,
+    ask: Option<AskId>,
+    since: Time,
+}
+
+impl Replica {
+    /// `draw`: any number that nobody else draws, for the case that the store is new.
+    pub fn new(address: Arc<str>, default_policy: String, draw: ServiceId) -> Replica {
+        Replica {
+            address,
+            draw,
+            books: Books::default(),
+            loaded: false,
+            leader: None,
+            leading: None,
+            store_problem: None,
+            sessions: BTreeMap::new(),
+            writes: BTreeMap::new(),
+            next_write: 1,
+            default_policy,
+            tried_at: None,
+        }
+    }
+
+    pub fn role(&self) -> Role {
+        if self.leading.is_some() { Role::Leader } else { Role::Follower }
+    }
+
+    pub fn epoch(&self) -> Option<Epoch> {
+        self.leading.as_ref().map(|own| own.epoch)
+    }
+
+    pub fn books(&self) -> &Books {
+        &self.books
+    }
+
+    pub fn store_problem(&self) -> Option<&str> {
+        self.store_problem.as_deref()
+    }
+
+    /// Clusters that have a session here.
+    pub fn clusters(&self) -> impl Iterator<Item = &ClusterId> {
+        self.sessions.values().filter_map(|own| own.member.as_ref()).map(|member| &member.cluster)
+    }
+
+    pub fn handle(&mut self, now: Time, event: Event, commands: &mut Vec<Command>) {
+        if self.leading.as_ref().is_some_and(|own| now >= own.until) {
+            self.depose(commands);
+        }
+        match event {
+            Event::Loaded { revision, entries, leader } => {
+                let before = std::mem::take(&mut self.books);
+                self.books.take(revision, &entries);
+                (self.loaded, self.leader) = (true, leader);
+                self.learned(now, &before, commands);
+            }
+            Event::Changed { revision, entries, leader } => {
+                let before = self.books.clone();
+                self.books.take(revision, &entries);
+                if let Some(leader) = leader {
+                    self.leader = leader;
+                }
+                self.learned(now, &before, commands);
+            }
+            Event::Elected { epoch, until } => self.elected(now, epoch, until),
+            Event::Renewed { until } => {
+                if let Some(own) = &mut self.leading {
+                    own.until = until;
+                }
+            }
+            Event::Deposed => self.depose(commands),
+            Event::Written { write } => self.written(now, write, Ok(()), commands),
+            Event::Unwritten { write, why } => self.written(now, write, Err(why), commands),
+            Event::Store { problem } => self.store_problem = problem,
+            Event::Opened { session } => {
+                self.sessions.insert(session, Session { member: None, version: 0, words: 0, heard_at: now });
+            }
+            Event::Said { session, message } => self.said(now, session, message, commands),
+            Event::Closed { session } => {
+                self.sessions.remove(&session);
+                if let Some(own) = &mut self.leading {
+                    own.stale = true;
+                }
+            }
+            Event::Asks { ask, asked } => self.asks(now, ask, asked, commands),
+            Event::Tick => {}
+        }
+        self.give_up(now, commands);
+        self.campaign(now, commands);
+        if self.acts(now) {
+            self.reconcile(now, commands);
+            self.welcome(now, commands);
+            self.weigh(now, commands);
+        }
+    }
+
+    /// Whether it may say anything to anybody.
+    fn acts(&self, now: Time) -> bool {
+        let in_time = |own: &Leading| now < own.until && self.books.revision >= own.epoch;
+        self.loaded && self.leading.as_ref().is_some_and(in_time)
+    }
+
+    fn campaign(&mut self, now: Time, commands: &mut Vec<Command>) {
+        let since = |at: Time| now.since(at);
+        if let Some(own) = &mut self.leading {
+            if since(own.renewed_at) >= RENEW_EVERY {
+                own.renewed_at = now;
+                commands.push(Command::Renew);
+            }
+        } else if self.loaded && self.leader.is_none() && self.tried_at.is_none_or(|at| since(at) >= CAMPAIGN_EVERY) {
+            self.tried_at = Some(now);
+            commands.push(Command::Campaign);
+        }
+    }
+
+    fn elected(&mut self, now: Time, epoch: Epoch, until: Time) {
+        let spec = self.books.policy.as_ref().unwrap_or(&self.default_policy);
+        // What is in the store was checked when it was written; a newer version's policy is not known here.
+        let policy = policy::policy(spec).unwrap_or_else(|_| policy::policy(&self.default_policy).expect("it is one"));
+        self.leading = Some(Leading {
+            epoch,
+            until,
+            since: now,
+            renewed_at: now,
+            settled: false,
+            policy,
+            islands: shares::islands(&self.books.clusters),
+            said: BTreeMap::new(),
+            weighed_at: None,
+            stale: true,
+            next_arrival: self.books.next_arrival(),
+            failed_at: None,
+            absent: BTreeMap::new(),
+        });
+    }
+
+    /// Says so to its members, who look for the leader.
+    fn depose(&mut self, commands: &mut Vec<Command>) {
+        if self.leading.take().is_none() {
+            return;
+        }
+        for (session, own) in std::mem::take(&mut self.sessions) {
+            if own.member.is_some() {
+                commands.push(Command::Say { session, message: self.moved() });
+            }
+            commands.push(Command::Close { session });
+        }
+        let why = "this replica leads no more, and does not know whether the change is kept: look, and ask again";
+        for (_, write) in std::mem::take(&mut self.writes) {
+            commands.extend(write.ask.map(|ask| Command::Answer { ask, result: Err(why.into()) }));
+        }
+    }
+
+    fn moved(&self) -> FromService {
+        FromService::Moved { to: self.leader.clone().filter(|leader| *leader != self.address) }
+    }
+
+    /// The books have changed.
+    fn learned(&mut self, now: Time, before: &Books, commands: &mut Vec<Command>) {
+        let Some(own) = &mut self.leading else { return };
+        own.next_arrival = own.next_arrival.max(self.books.next_arrival());
+        own.stale = true;
+        if self.books.clusters != before.clusters {
+            own.islands = shares::islands(&self.books.clusters);
+        }
+        let mut update = Update::default();
+        if self.books.policy != before.policy
+            && let Some(spec) = &self.books.policy
+            && let Ok(policy) = policy::policy(spec)
+        {
+            own.policy = policy;
+            update.policy = Some(spec.clone());
+        }
+        if self.books.drained != before.drained {
+            update.drained = Some(self.books.drained.clone());
+        }
+        if !self.acts(now) {
+            return;
+        }
+        let epoch = self.epoch().expect("it acts");
+        for (session, own) in self.sessions.iter_mut().filter(|(_, own)| own.version > 0) {
+            let Some(member) = &own.member else { continue };
+            let changes = changes_of(&self.books, &member.cluster);
+            let old = changes_of(before, &member.cluster);
+            let changes = changes.into_iter().filter(|(job, change)| old.get(job) != Some(change)).collect();
+            let update = Update { changes, ..update.clone() };
+            if update != Update::default() {
+                own.say(*session, epoch, update, commands);
+            }
+        }
+    }
+
+    fn said(&mut self, now: Time, session: SessionId, message: ToService, commands: &mut Vec<Command>) {
+        let moved = self.moved();
+        let leads = self.leading.is_some();
+        let Some(own) = self.sessions.get_mut(&session) else { return };
+        own.heard_at = now;
+        own.words += 1;
+        if !leads {
+            commands.push(Command::Say { session, message: moved });
+            return;
+        }
+        match (message, &mut own.member) {
+            (ToService::Hello { protocol, cluster, incarnation, jobs, hosts, transfers }, _) => {
+                if let Err(why) = self.may_join(now, session, protocol, &cluster, incarnation) {
+                    commands.push(Command::Say { session, message: FromService::Rejected { why } });
+                    return;
+                }
+                let old = |(id, own): (&SessionId, &Session)| {
+                    let same = own.member.as_ref().is_some_and(|member| member.cluster == cluster);
+                    (same && *id != session).then_some(*id)
+                };
+                for old in self.sessions.iter().filter_map(old).collect::<Vec<_>>() {
+                    self.sessions.remove(&old);
+                    commands.push(Command::Close { session: old });
+                }
+                let seen = |view: TransferView| (view.transfer.clone(), Seen { view, at: now });
+                let member = Member {
+                    cluster,
+                    known: Known { incarnation, hosts },
+                    unkept: jobs.iter().map(|job| job.job.clone()).collect(),
+                    jobs: jobs.into_iter().map(|job| (job.job.clone(), job)).collect(),
+                    transfers: transfers.into_iter().map(seen).collect(),
+                    island: None,
+                };
+                let own = self.sessions.get_mut(&session).expect("it was there");
+                (own.member, own.version) = (Some(member), 0);
+            }
+            (ToService::Job { spec }, Some(member)) => {
+                member.unkept.insert(spec.job.clone());
+                member.jobs.insert(spec.job.clone(), spec);
+            }
+            (ToService::JobEnded { job }, Some(member)) => {
+                member.jobs.remove(&job);
+                member.unkept.remove(&job);
+                member.transfers.retain(|transfer, _| transfer.job != job);
+            }
+            (ToService::Hosts { hosts }, Some(member)) => member.known.hosts = hosts,
+            (ToService::Transfers { changed, ended }, Some(member)) => {
+                let seen = |view: TransferView| (view.transfer.clone(), Seen { view, at: now });
+                member.transfers.extend(changed.into_iter().map(seen));
+                ended.iter().for_each(|transfer| _ = member.transfers.remove(transfer));
+            }
+            // Something is missing that was said before.
+            (ToService::Here { words, .. }, Some(_)) if words != own.words => {
+                self.sessions.remove(&session);
+                commands.push(Command::Close { session });
+            }
+            (ToService::Here { .. }, Some(_)) => {
+                let version = own.version;
+                if let Some(epoch) = self.epoch().filter(|_| self.acts(now)) {
+                    commands.push(Command::Say { session, message: FromService::Here { epoch, version } });
+                }
+                return;
+            }
+            // It has not said who it is.
+            (_, None) => {
+                self.sessions.remove(&session);
+                commands.push(Command::Close { session });
+            }
+        }
+        if let Some(own) = &mut self.leading {
+            own.stale = true;
+        }
+    }
+
+    /// # Errors
+    /// One line that says what to do.
+    fn may_join(
+        &self,
+        now: Time,
+        session: SessionId,
+        protocol: u32,
+        cluster: &ClusterId,
+        incarnation: u64,
+    ) -> Result<(), String> {
+        if protocol != PROTOCOL {
+            let older = if protocol < PROTOCOL { "cluster" } else { "service" };
+            return Err(format!(
+                "cluster {cluster} speaks version {protocol} and the service {PROTOCOL}: update the {older}'s Mission Control"
+            ));
+        }
+        let taken = |(id, own): (&SessionId, &Session)| {
+            own.member.as_ref().is_some_and(|member| {
+                member.cluster == *cluster && member.known.incarnation != incarnation && *id != session
+            }) && now.since(own.heard_at) < SILENT
+        };
+        if self.sessions.iter().any(taken) {
+            return Err(format!(
+                "another cluster has joined as {cluster}: give this one a name of its own with MISSION_CLUSTER=NAME, or \
+                 wait {} s after the other has ended",
+                SILENT.as_secs()
+            ));
+        }
+        Ok(())
+    }
+
+    fn asks(&mut self, now: Time, ask: AskId, asked: Asked, commands: &mut Vec<Command>) {
+        let checked = match &asked {
+            _ if self.leading.is_none() => Err(match &self.leader {
+                Some(leader) => format!("this replica does not lead: ask {leader}"),
+                None => "the service has no leader now: see 'mission service status'".into(),
+            }),
+            Asked::Policy { policy } if policy.starts_with(policy::external::PREFIX) => {
+                Err("a policy in Python runs beside one cluster's scheduler: the service has its own policies".into())
+            }
+            Asked::Policy { policy } => policy::policy(policy).map(drop),
+            Asked::Change { cluster, job, change } => {
+                let key = (cluster.clone(), job.clone());
+                match self.books.jobs.contains_key(&key) {
+                    true => change.priority.map_or(Ok(()), |priority| check_priority(job, priority)),
+                    false => Err(format!("cluster {cluster} has no job {job}: see 'mission jobs'")),
+                }
+            }
+            Asked::Drain { .. } | Asked::Undrain { .. } => Ok(()),
+        };
+        if let Err(why) = checked {
+            commands.push(Command::Answer { ask, result: Err(why) });
+            return;
+        }
+        let input = match asked {
+            Asked::Policy { policy } => Input::Policy(policy),
+            Asked::Change { cluster, job, change } => {
+                let mut whole = self.books.changes.get(&(cluster.clone(), job.clone())).cloned().unwrap_or_default();
+                whole.priority = change.priority.or(whole.priority);
+                whole.transport = change.transport.or(whole.transport);
+                Input::Change(cluster, job, whole)
+            }
+            Asked::Drain { host } => Input::Drained(host),
+            Asked::Undrain { host } => Input::NotDrained(host),
+        };
+        self.write(now, vec![input.entry()], Some(ask), commands);
+    }
+
+    fn write(&mut self, now: Time, entries: Vec<Entry>, ask: Option<AskId>, commands: &mut Vec<Command>) {
+        let epoch = self.epoch().expect("only a leader writes");
+        let write = self.next_write;
+        self.next_write += 1;
+        let keys = entries.iter().map(|(key, _)| key.clone()).collect();
+        self.writes.insert(write, Write { keys, ask, since: now });
+        commands.push(Command::Write { write, epoch, entries });
+    }
+
+    fn written(&mut self, now: Time, write: WriteId, result: Result<(), String>, commands: &mut Vec<Command>) {
+        let Some(write) = self.writes.remove(&write) else { return };
+        if let (Err(_), Some(own)) = (&result, &mut self.leading) {
+            own.failed_at = Some(now);
+        }
+        commands.extend(write.ask.map(|ask| Command::Answer { ask, result }));
+    }
+
+    /// Writes of which nothing was heard: nobody knows whether they happened.
+    fn give_up(&mut self, now: Time, commands: &mut Vec<Command>) {
+        let late = |(write, own): (&WriteId, &Write)| (now.since(own.since) >= WRITE_WITHIN).then_some(*write);
+        for write in self.writes.iter().filter_map(late).collect::<Vec<_>>() {
+            let seconds = WRITE_WITHIN.as_secs();
+            let why =
+                format!("the store did not answer within {seconds} s; look whether the change is kept, and ask again");
+            self.written(now, write, Err(why), commands);
+        }
+    }
+
+    /// Writes what the books do not have of what clusters said, and what they have too much.
+    fn reconcile(&mut self, now: Time, commands: &mut Vec<Command>) {
+        let under_way: BTreeSet<&String> = self.writes.values().flat_map(|write| &write.keys).collect();
+        let own = self.leading.as_mut().expect("it acts");
+        let members: BTreeMap<&ClusterId, &Member> = self
+            .sessions
+            .values()
+            .filter_map(|session| session.member.as_ref())
+            .map(|member| (&member.cluster, member))
+            .collect();
+        let mut inputs = Vec::new();
+        if self.books.service.is_none() {
+            inputs.push(Input::Service(self.draw));
+        }
+        for (cluster, member) in &members {
+            if self.books.clusters.get(*cluster) != Some(&member.known) {
+                inputs.push(Input::Cluster((*cluster).clone(), member.known.clone()));
+            }
+            for (job, spec) in &member.jobs {
+                let known = self.books.jobs.get(&((*cluster).clone(), job.clone()));
+                if known.is_none_or(|known| known.spec != *spec) {
+                    let arrival = known.map_or(own.next_arrival, |known| known.arrival);
+                    inputs.push(Input::Job((*cluster).clone(), Job { spec: spec.clone(), arrival }));
+                    own.next_arrival = own.next_arrival.max(arrival + 1);
+                }
+            }
+        }
+        own.absent.retain(|cluster, _| self.books.clusters.contains_key(cluster) && !members.contains_key(cluster));
+        for cluster in self.books.clusters.keys().filter(|cluster| !members.contains_key(*cluster)) {
+            own.absent.entry(cluster.clone()).or_insert(now);
+        }
+        let forgotten = |cluster: &ClusterId| {
+            let late = own.absent.get(cluster).is_some_and(|since| now.since(*since) >= FORGET_AFTER);
+            late || !self.books.clusters.contains_key(cluster)
+        };
+        for cluster in self.books.clusters.keys().filter(|cluster| forgotten(cluster)) {
+            inputs.push(Input::ClusterGone(cluster.clone()));
+        }
+        let over = |cluster: &ClusterId, job: &JobId| match members.get(cluster) {
+            Some(member) => !member.jobs.contains_key(job),
+            None => forgotten(cluster),
+        };
+        for (cluster, job) in self.books.jobs.keys().filter(|(cluster, job)| over(cluster, job)) {
+            inputs.push(Input::JobGone(cluster.clone(), job.clone()));
+        }
+        for (cluster, job) in self.books.changes.keys() {
+            if !self.books.jobs.contains_key(&(cluster.clone(), job.clone())) && over(cluster, job) {
+                inputs.push(Input::ChangeGone(cluster.clone(), job.clone()));
+            }
+        }
+        if own.failed_at.is_some_and(|at| now.since(at) < WRITE_AGAIN) {
+            inputs.clear();
+        }
+        let entries: Vec<Entry> = inputs.iter().map(Input::entry).filter(|(key, _)| !under_way.contains(key)).collect();
+        for some in entries.chunks(WRITE_MAX) {
+            self.write(now, some.to_vec(), None, commands);
+        }
+        let (books, epoch) = (&self.books, self.epoch().expect("it acts"));
+        for (session, own) in self.sessions.iter_mut().filter(|(_, own)| own.version > 0) {
+            let Some(member) = &mut own.member else { continue };
+            let (cluster, jobs) = (&member.cluster, &member.jobs);
+            let kept = |job: &JobId| {
+                let known = books.jobs.get(&(cluster.clone(), job.clone()));
+                known.is_some_and(|known| jobs.get(job) == Some(&known.spec))
+            };
+            let kept: Vec<JobId> = member.unkept.iter().filter(|job| kept(job)).cloned().collect();
+            for job in kept {
+                member.unkept.remove(&job);
+                commands.push(Command::Say { session: *session, message: FromService::Kept { epoch, job } });
+            }
+        }
+    }
+
+    /// Those whose clusters and jobs are in the books by now.
+    fn welcome(&mut self, now: Time, commands: &mut Vec<Command>) {
+        let own = self.leading.as_mut().expect("it acts");
+        let Some(service) = self.books.service else { return };
+        for (session, session_own) in self.sessions.iter_mut().filter(|(_, own)| own.version == 0) {
+            let Some(member) = &mut session_own.member else { continue };
+            let has = |job: &JobId| self.books.jobs.contains_key(&(member.cluster.clone(), job.clone()));
+            if self.books.clusters.get(&member.cluster) != Some(&member.known) || !member.jobs.keys().all(has) {
+                continue;
+            }
+            let island = &own.islands[&member.cluster];
+            let weights = own.said.get(island).filter(|_| own.settled);
+            member.island = weights.map(|_| island.clone());
+            session_own.version = 1;
+            let state = State {
+                policy: self.books.policy.as_ref().unwrap_or(&self.default_policy).clone(),
+                weights: weights.map(|weights| (**weights).clone()),
+                changes: changes_of(&self.books, &member.cluster),
+                drained: self.books.drained.clone(),
+            };
+            let message = FromService::Welcome { service, epoch: own.epoch, version: 1, state };
+            commands.push(Command::Say { session: *session, message });
+        }
+        if !own.settled {
+            let here = |cluster: &ClusterId| {
+                let of = |session: &Session| {
+                    session.version > 0 && session.member.as_ref().is_some_and(|m| m.cluster == *cluster)
+                };
+                self.sessions.values().any(of)
+            };
+            own.settled = now.since(own.since) >= SETTLE || self.books.clusters.keys().all(here);
+        }
+    }
+
+    fn weigh(&mut self, now: Time, commands: &mut Vec<Command>) {
+        let own = self.leading.as_mut().expect("it acts");
+        let due = if own.stale { WEIGHTS_APART } else { WEIGHTS_EVERY };
+        if !own.settled || own.weighed_at.is_some_and(|at| now.since(at) < due) {
+            return;
+        }
+        (own.weighed_at, own.stale) = (Some(now), false);
+        let mut reported: BTreeMap<&ClusterId, Vec<Reported<'_>>> = BTreeMap::new();
+        for member in self.sessions.values().filter_map(|session| session.member.as_ref()) {
+            let Some(island) = own.islands.get(&member.cluster) else { continue };
+            let of = member.transfers.values().map(|seen| {
+                let since = now.since(seen.at).as_secs_f64();
+                Reported { cluster: &member.cluster, view: &seen.view, since }
+            });
+            reported.entry(island).or_default().extend(of);
+        }
+        let mut said = BTreeMap::new();
+        let mut updates: BTreeMap<ClusterId, Update> = BTreeMap::new();
+        for (island, reported) in reported {
+            let new = shares::weigh(&own.policy, &self.books, &reported);
+            let old = own.said.get(island);
+            // With nothing active there is nobody to tell: the last shares do no harm.
+            let (all, update) = match old {
+                Some(old) if new.parts.is_empty() || **old == new => (old.clone(), None),
+                _ => {
+                    let parts = old.and_then(|old| old.changes_to(&new)).map(Arc::new);
+                    let all = Arc::new(new);
+                    let whole = parts.is_none().then(|| all.clone());
+                    (all, Some(Update { weights: whole, parts, ..Update::default() }))
+                }
+            };
+            updates.extend(update.map(|update| (island.clone(), update)));
+            said.insert(island.clone(), all);
+        }
+        own.said = said;
+        for (session, session_own) in self.sessions.iter_mut().filter(|(_, own)| own.version > 0) {
+            let Some(member) = &mut session_own.member else { continue };
+            let Some(island) = own.islands.get(&member.cluster) else { continue };
+            let update = if member.island.as_ref() == Some(island) {
+                updates.get(island).cloned()
+            } else {
+                let all = own.said.get(island).filter(|all| !all.parts.is_empty());
+                all.map(|all| Update { weights: Some(all.clone()), ..Update::default() })
+            };
+            if let Some(update) = update {
+                member.island = Some(island.clone());
+                session_own.say(*session, own.epoch, update, commands);
+            }
+        }
+    }
+}
+
+impl Session {
+    fn say(&mut self, session: SessionId, epoch: Epoch, update: Update, commands: &mut Vec<Command>) {
+        self.version += 1;
+        commands.push(Command::Say { session, message: FromService::Update { epoch, version: self.version, update } });
+    }
+}
+
+fn changes_of(books: &Books, cluster: &ClusterId) -> BTreeMap<JobId, Change> {
+    let own = books.changes.iter().filter(|((own, _), _)| own == cluster);
+    own.map(|((_, job), change)| (job.clone(), change.clone())).collect()
+}

@@ -1,0 +1,106 @@
+//! Weights of all clusters' transfers, by the service's policy.
+//!
+//! Clusters that share a host share its bytes; those that share none, not even by way of others, have nothing to do with
+//! each other. So weights are computed for each **island**: the clusters that are joined by hosts.
+
+use super::ClusterId;
+use super::books::{Books, Known};
+use super::messages::{Part, ShareId, Weighed};
+use crate::host::fair::Level;
+use crate::policy::{self, Policy, TransferView};
+use crate::types::{HostId, TransferId};
+use std::collections::BTreeMap;
+
+/// An active transfer of some cluster, as its adapter reported it.
+pub struct Reported<'a> {
+    pub cluster: &'a ClusterId,
+    pub view: &'a TransferView,
+    /// Seconds since it was as the view says.
+    pub since: f64,
+}
+
+/// Clusters that are joined by hosts, each in the island that is named by its first one.
+pub fn islands(clusters: &BTreeMap<ClusterId, Known>) -> BTreeMap<ClusterId, ClusterId> {
+    let mut island: BTreeMap<ClusterId, ClusterId> = BTreeMap::new();
+    let mut first_on: BTreeMap<&HostId, ClusterId> = BTreeMap::new();
+    for (cluster, known) in clusters {
+        let mut joined: Vec<ClusterId> = known.hosts.iter().filter_map(|host| first_on.get(host).cloned()).collect();
+        joined = joined.iter().map(|other| island[other].clone()).collect();
+        // Names come in order, so the first is the least.
+        let least = joined.iter().min().unwrap_or(cluster).clone();
+        island.values_mut().filter(|own| joined.contains(own)).for_each(|own| own.clone_from(&least));
+        island.insert(cluster.clone(), least);
+        known.hosts.iter().for_each(|host| _ = first_on.entry(host).or_insert_with(|| cluster.clone()));
+    }
+    island
+}
+
+/// What the transfers of one island may have. Those whose jobs are not in the books do not count yet.
+pub fn weigh(policy: &Policy, books: &Books, reported: &[Reported<'_>]) -> Weighed {
+    let job_of = |own: &Reported<'_>| books.jobs.get(&(own.cluster.clone(), own.view.transfer.job.clone()));
+    let mut known: Vec<(&Reported<'_>, u64, f64)> = reported
+        .iter()
+        .filter_map(|own| {
+            let job = job_of(own)?;
+            let changed = books.changes.get(&(own.cluster.clone(), own.view.transfer.job.clone()));
+            let priority = changed.and_then(|change| change.priority).unwrap_or(own.view.job.priority);
+            Some((own, job.arrival, priority))
+        })
+        .collect();
+    known.sort_by(|(a, job_a, _), (b, job_b, _)| {
+        let age = |own: &Reported<'_>| own.view.age_secs + own.since;
+        let id = |own: &Reported<'_>| (own.cluster.clone(), own.view.transfer.clone());
+        age(b).total_cmp(&age(a)).then(job_a.cmp(job_b)).then_with(|| id(a).cmp(&id(b)))
+    });
+    let views: Vec<TransferView> = (0..)
+        .zip(&known)
+        .map(|(arrival, (own, job, priority))| {
+            let mut view = own.view.clone();
+            (view.arrival, view.job.arrival, view.job.priority) = (arrival, *job, *priority);
+            view.age_secs += own.since;
+            view.job.age_secs += own.since;
+            view.job.deadline_secs = view.job.deadline_secs.map(|deadline| deadline - own.since);
+            view
+        })
+        .collect();
+    let weights = policy::weights(policy, &views);
+    let level = policy.level();
+    let ids = known.iter().map(|(own, job, _)| {
+        let TransferId { job: name, from, to } = own.view.transfer.clone();
+        let stages = (level == Level::Members).then_some((from, to));
+        (ShareId { cluster: own.cluster.clone(), job: name, stages }, *job)
+    });
+    let mut parts: BTreeMap<ShareId, Part> = BTreeMap::new();
+    for (((id, job), view), weight) in ids.zip(&views).zip(weights.transfers) {
+        let arrival = if level == Level::Members { view.arrival } else { job };
+        // Under a policy of jobs a job's transfers have its weight together.
+        parts.entry(id).or_insert(Part { weight: 0.0, arrival }).weight += weight;
+    }
+    Weighed { level, parts }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn clusters(all: &[(&str, &[&str])]) -> BTreeMap<ClusterId, Known> {
+        let known = |hosts: &[&str]| Known { incarnation: 1, hosts: hosts.iter().map(|host| (*host).into()).collect() };
+        all.iter().map(|(name, hosts)| ((*name).into(), known(hosts))).collect()
+    }
+
+    fn names(all: &[(&str, &[&str])]) -> Vec<(String, String)> {
+        islands(&clusters(all)).iter().map(|(own, island)| (own.to_string(), island.to_string())).collect()
+    }
+
+    #[test]
+    fn clusters_are_joined_by_hosts_also_by_way_of_others() {
+        let own = |name: &str, island: &str| (name.to_owned(), island.to_owned());
+        assert_eq!(names(&[("a", &["1"]), ("b", &["2"])]), [own("a", "a"), own("b", "b")]);
+        assert_eq!(names(&[("a", &["1", "2"]), ("b", &["2"])]), [own("a", "a"), own("b", "a")]);
+        let chain: [(&str, &[&str]); 4] = [("a", &["1"]), ("b", &["2"]), ("c", &["3"]), ("d", &["3", "1"])];
+        assert_eq!(names(&chain), [own("a", "a"), own("b", "b"), own("c", "a"), own("d", "a")]);
+        assert_eq!(names(&[("a", &["1"]), ("b", &["2"]), ("c", &["2", "1"]), ("d", &["2"])]), {
+            ["a", "b", "c", "d"].map(|name| own(name, "a"))
+        });
+    }
+}
