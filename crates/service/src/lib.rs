@@ -1,0 +1,3 @@
+//! The control service: one Mission Control for several clusters ([`mission_core::service`] decides).
+
+pub mod store;

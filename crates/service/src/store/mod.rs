@@ -1,0 +1,80 @@
+//! Where the inputs of the service lie: one order of changes for all replicas, a leader's key with a lease, and writes on
+//! condition that the writer still has that key.
+
+pub mod etcd;
+pub mod file;
+
+use mission_core::service::{Entry, Epoch};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// All that there is, as of a revision.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Loaded {
+    pub revision: u64,
+    pub entries: Vec<Entry>,
+    /// Address of who has the leader's key.
+    pub leader: Option<Arc<str>>,
+}
+
+/// What was written at one revision.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Changed {
+    pub revision: u64,
+    pub entries: Vec<Entry>,
+    /// Whether the leader's key changed hands, and to whom.
+    pub leader: Option<Option<Arc<str>>>,
+}
+
+/// The leader's key, and until when it is this replica's by this replica's own clock, unless it is renewed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Elected {
+    pub epoch: Epoch,
+    pub until: Instant,
+}
+
+/// Why a store did not do something.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// This replica has the leader's key no more.
+    NotLeader,
+    /// The store did not answer, or refused; what was asked may have happened or not. One line for people.
+    Unknown(String),
+}
+
+/// Shared by a replica's threads. Every method returns within a few seconds, [`Store::watch`] within a few more than
+/// nothing has changed.
+pub trait Store: Send + Sync {
+    /// # Errors
+    /// The store does not answer.
+    fn load(&self) -> Result<Loaded, Failure>;
+
+    /// Gives what is written after a revision to `each`, in order, until nothing has come for a while: a connection that
+    /// is dead looks like one on which nothing happens, so the caller loads everything again. `each` says whether to go
+    /// on.
+    ///
+    /// # Errors
+    /// The store does not answer, or does not know that revision any more.
+    fn watch(&self, after: u64, each: &mut dyn FnMut(Changed) -> bool) -> Result<(), Failure>;
+
+    /// Tries to get the leader's key; `None`: somebody else has it.
+    ///
+    /// # Errors
+    /// The store does not answer.
+    fn campaign(&self, address: &str) -> Result<Option<Elected>, Failure>;
+
+    /// Renews the lease; gives until when it holds.
+    ///
+    /// # Errors
+    /// [`Failure::NotLeader`], or the store does not answer.
+    fn renew(&self) -> Result<Instant, Failure>;
+
+    /// Gives the leader's key back, so that nobody has to wait for the lease.
+    fn resign(&self);
+
+    /// Writes all of it or nothing, if the leader's key still has this epoch.
+    ///
+    /// # Errors
+    /// [`Failure::NotLeader`], or nobody knows.
+    fn write(&self, epoch: Epoch, entries: &[Entry]) -> Result<(), Failure>;
+}
