@@ -6,7 +6,7 @@ use super::transfers::Progress;
 use super::{JobNow, Message, ShuffleId};
 use crate::policy::TransferView;
 use crate::types::{HostId, JobId, JobSpec, ObjectId, WorkerId};
-use crate::{ecn, mission};
+use crate::{ecn, mission, service};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -40,6 +40,10 @@ pub enum Command {
     Soon,
     /// To the adapter: have the external policy compute what these count, and say so by [`Event::Weighed`].
     Weigh { transfers: Vec<TransferView> },
+    /// To the adapter: what its connection to the control service is to do.
+    Service { does: service::FollowerCommand },
+    /// To the engine: give these workers no more tasks, and retire them when they have none; their hosts are to be empty.
+    Drain { workers: BTreeSet<WorkerId> },
     /// For reports.
     Record { record: Box<Record> },
     /// To the adapter itself: the event was wrong, in one line that says what to do; nothing has changed.
@@ -95,5 +99,13 @@ pub enum Record {
     Decision(mission::Command),
     PolicyError {
         why: String,
+    },
+    /// The control service is not heard: the cluster's own weights hold.
+    Alone {
+        why: String,
+    },
+    /// The control service has stored a job.
+    Kept {
+        job: JobId,
     },
 }

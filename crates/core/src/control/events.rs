@@ -8,6 +8,7 @@ use crate::flight::Environment;
 use crate::graph::Kind;
 use crate::policy::TransferView;
 use crate::policy::external::Counts;
+use crate::service::{ClusterId, FollowerEvent};
 use crate::types::{HostId, JobId, JobSpec, ObjectId, Stage, Transport, WorkerId};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -85,6 +86,17 @@ pub enum Event {
     },
     Policy {
         policy: String,
+    },
+    /// The cluster is a member of a control service from now on, under this name. `incarnation`: any number that nobody
+    /// else draws.
+    Follow {
+        cluster: ClusterId,
+        incarnation: u64,
+        addresses: Vec<Arc<str>>,
+    },
+    /// Of the connection to it.
+    Service {
+        heard: FollowerEvent,
     },
     Weighed {
         asked: Vec<TransferView>,

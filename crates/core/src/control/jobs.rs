@@ -329,6 +329,7 @@ impl Controller {
             commands.push(record(Record::Job(spec.clone())));
         }
         if new || admitted {
+            self.job_arrived(now, spec.clone(), commands);
             self.decide(now, mission::Event::JobArrived { spec, admitted }, commands);
         }
     }
@@ -354,6 +355,7 @@ impl Controller {
         self.recomputed.remove(job);
         self.transfers.forget(job);
         self.shuffles.forget(job);
+        self.job_ended(now, job.clone(), commands);
         self.decide(now, mission::Event::JobEnded { job: job.clone() }, commands);
         self.tell_all(Message { forget_job: Some(job.clone()), ..Message::default() }, commands);
     }

@@ -16,6 +16,7 @@ mod holds;
 mod jobs;
 mod messages;
 mod objects;
+mod service;
 mod shuffles;
 mod status;
 mod streams;
@@ -26,8 +27,9 @@ mod workers;
 
 use crate::flight::Environment;
 use crate::mission::{self, MissionController, TransferWeight};
+use crate::service::{Follower, FollowerEvent};
 use crate::shares::FlowsPerHost;
-use crate::types::{JobId, JobSpec, ObjectId, WorkerId};
+use crate::types::{HostId, JobId, JobSpec, ObjectId, WorkerId};
 use crate::units::Time;
 use crate::versions::Outbox;
 pub use commands::{Command, Record};
@@ -82,6 +84,10 @@ pub struct Controller {
     shuffles: Shuffles,
     streams: Streams,
     delegates: Delegates,
+    /// Of a control service.
+    follower: Option<Box<Follower>>,
+    /// Hosts that are to be empty.
+    drained: BTreeSet<HostId>,
 }
 
 impl Controller {
@@ -109,6 +115,8 @@ impl Controller {
             shuffles: Shuffles::default(),
             streams: Streams::default(),
             delegates: Delegates::default(),
+            follower: None,
+            drained: BTreeSet::new(),
         })
     }
 
@@ -190,7 +198,16 @@ impl Controller {
                 over.into_iter().for_each(|job| self.end(now, job, commands));
             }
             Event::Change { job, change } => self.change(now, &job, change, commands),
+            Event::Policy { .. } if let Some(member) = self.member().filter(|member| member.guided) => {
+                let why =
+                    format!("cluster {} follows a service, which has the policy: change it there", member.cluster);
+                commands.push(Command::Invalid { why });
+            }
             Event::Policy { policy } => self.decide(now, mission::Event::Policy { policy }, commands),
+            Event::Follow { cluster, incarnation, addresses } => {
+                self.follow(now, cluster, incarnation, addresses, commands);
+            }
+            Event::Service { heard } => self.service(now, heard, commands),
             Event::Weighed { asked, counts } => self.decide(now, mission::Event::Weighed { asked, counts }, commands),
             Event::Tasks { origin, tasks } => self.tasks(now, origin, tasks, commands),
             Event::Submitted { by, tasks } => {
@@ -266,6 +283,7 @@ impl Controller {
 
     fn tick(&mut self, now: Time, commands: &mut Vec<Command>) {
         self.decide(now, mission::Event::Tick, commands);
+        self.service(now, FollowerEvent::Tick, commands);
         let late = |(worker, joined): (&WorkerId, &Time)| (now.since(*joined) > KNOWN_WITHIN).then(|| worker.clone());
         for worker in self.unknown.iter().filter_map(late).collect::<Vec<_>>() {
             self.gone(now, &worker, commands);
@@ -317,6 +335,8 @@ impl Controller {
             commands.extend(error.clone().map(|why| record(Record::PolicyError { why })));
             self.policy_error = error;
         }
+        // Last: what comes of it is newer than what was said above.
+        self.report_to_service(now, commands);
     }
 
     fn tell_all(&mut self, message: Message, commands: &mut Vec<Command>) {

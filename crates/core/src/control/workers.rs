@@ -40,6 +40,7 @@ impl Controller {
         self.unknown.insert(worker.clone(), now);
         let event = mission::Event::WorkerJoined { worker: worker.clone(), host, address, environment };
         self.decide(now, event, commands);
+        self.hosts_changed(now, commands);
         let (briefing, version) = (self.mission.briefing(&worker), self.outbox.last(&worker));
         let locations = self.locations(self.objects.moved().collect());
         commands.push(Command::Briefing { worker, commands: briefing, locations, version });
@@ -68,6 +69,7 @@ impl Controller {
         self.transfers.worker_gone(worker);
         self.last_words(now, worker, None, commands);
         self.decide(now, mission::Event::WorkerLeft { worker: worker.clone() }, commands);
+        self.hosts_changed(now, commands);
         let lost = self.objects.worker_gone(worker);
         self.hand_over_without(now, worker, commands);
         self.tell_locations(lost.elsewhere.iter().map(|(object, _)| *object).collect(), commands);

@@ -83,6 +83,11 @@ pub enum Event {
     Policy {
         policy: String,
     },
+    /// What the control service says each job or transfer may have ([`crate::service`]); `None`: this controller weighs
+    /// alone.
+    Guided {
+        guide: Option<Guide>,
+    },
     /// What an external policy says to [`Command::Weigh`]: how much each job or transfer counts, or what went wrong.
     Weighed {
         asked: Vec<TransferView>,
@@ -121,6 +126,14 @@ pub enum Command {
     Weigh { transfers: Vec<TransferView> },
     /// To the caller itself, for people: what every active transfer has from now on, in the order of arrival.
     Weights { transfers: Vec<TransferWeight> },
+}
+
+/// Shares that hold in place of this controller's own weights: of this cluster's jobs, and of others' on its hosts.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Guide {
+    pub level: Level,
+    /// In the order of arrival.
+    pub shares: Vec<Share>,
 }
 
 /// What a transfer may have: a part of every host's bytes, and the whole flows that this is (paper 001, table 4.4).

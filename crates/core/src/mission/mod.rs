@@ -7,7 +7,7 @@ mod messages;
 mod transfer;
 mod weights;
 
-pub use messages::{Command, Event, JobStatus, TransferStatus, TransferWeight, Weight};
+pub use messages::{Command, Event, Guide, JobStatus, TransferStatus, TransferWeight, Weight};
 
 use crate::cluster::Cluster;
 use crate::defaults;
@@ -28,6 +28,8 @@ pub struct MissionController {
     policy: Policy,
     /// What went wrong last with a policy that the caller computes.
     policy_error: Option<String>,
+    /// What holds in place of its weights.
+    guide: Option<Guide>,
     flows_per_host: FlowsPerHost,
     /// Jobs and transfers that there were.
     arrivals: u64,
@@ -75,6 +77,7 @@ impl MissionController {
             policy_spec: policy_spec.to_owned(),
             policy: policy::policy(policy_spec)?,
             policy_error: None,
+            guide: None,
             flows_per_host,
             arrivals: 0,
             jobs: BTreeMap::new(),
@@ -101,7 +104,7 @@ impl MissionController {
         // An answer is not answered by the same question.
         let asks = !matches!(event, Event::Weighed { .. });
         // Whoever says these waits for what comes of it.
-        let at_once = matches!(event, Event::Weighed { .. } | Event::Policy { .. });
+        let at_once = matches!(event, Event::Weighed { .. } | Event::Policy { .. } | Event::Guided { .. });
         // Only these can make a probe due; most events are reports, and there are many.
         let may_probe = matches!(
             event,
@@ -193,6 +196,11 @@ impl MissionController {
                 true
             }
             Event::Weighed { asked, counts } => self.weighed(&asked, counts),
+            Event::Guided { guide } => {
+                let changed = self.guide != guide;
+                self.guide = guide;
+                changed
+            }
             Event::EcnProbed { worker, seen } => {
                 self.prober.reported(&worker);
                 if self.cluster.probed(&worker, seen) {
@@ -241,7 +249,8 @@ impl MissionController {
     }
 
     fn command(&self) -> Command {
-        let (flows_per_host, level) = (self.flows_per_host, self.policy.level());
+        let flows_per_host = self.flows_per_host;
+        let level = self.guide.as_ref().map_or_else(|| self.policy.level(), |guide| guide.level);
         Command::Shares { flows_per_host, level, shares: self.shares.clone() }
     }
 
@@ -270,6 +279,16 @@ impl MissionController {
     /// What is wrong with an external policy; the last weights that it gave are in force.
     pub fn policy_error(&self) -> Option<&str> {
         self.policy_error.as_deref()
+    }
+
+    /// Of all jobs.
+    pub fn specs(&self) -> impl Iterator<Item = &JobSpec> {
+        self.jobs.values().map(|job| &job.spec)
+    }
+
+    /// When weights were computed last.
+    pub fn weighed_at(&self) -> Option<Time> {
+        self.weighed_at
     }
 
     pub fn status(&self) -> Vec<JobStatus> {

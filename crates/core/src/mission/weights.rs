@@ -1,6 +1,6 @@
 //! How much each active transfer counts: by the policy, or by one that the caller computes.
 
-use super::{Command, Job, MissionController, TransferWeight, Weight};
+use super::{Command, Guide, Job, MissionController, TransferWeight, Weight};
 use crate::host::fair::Level;
 use crate::policy::external::{self, Counts};
 use crate::policy::{self, JobView, TransferView};
@@ -32,9 +32,11 @@ impl MissionController {
         for transfer in self.jobs.values_mut().flat_map(|job| job.transfers.values_mut()).filter(|own| own.active()) {
             transfer.measure(now);
         }
-        let mut views: Vec<TransferView> = self.jobs.values().flat_map(|job| self.views(now, job)).collect();
-        views.sort_by_key(|view| view.arrival);
-        let weights = policy::weights(&self.policy, &views);
+        let views = self.active(now);
+        let mut weights = policy::weights(&self.policy, &views);
+        if let Some(guide) = &self.guide {
+            weights.transfers = guided(guide, &views);
+        }
         let flows = shares::split(self.flows_per_host.usual(), &weights.transfers);
         let own = weights.transfers.iter().zip(flows).map(|(&weight, flows)| Weight { weight, flows });
         let all =
@@ -46,6 +48,14 @@ impl MissionController {
         }
         self.weights = own;
         let new: Vec<Share> = match self.policy.level() {
+            // Before the service knows that anything moves here, what it said is of others alone: then nobody has to know.
+            _ if let Some(guide) = &self.guide => {
+                if views.is_empty() {
+                    Vec::new()
+                } else {
+                    guide.shares.clone()
+                }
+            }
             Level::Groups => weights
                 .jobs
                 .iter()
@@ -68,6 +78,13 @@ impl MissionController {
         if asks && is_external(&self.policy_spec) && !views.is_empty() {
             commands.push(Command::Weigh { transfers: views });
         }
+    }
+
+    /// All active transfers, as a policy sees them, in the order in which they began.
+    pub fn active(&self, now: Time) -> Vec<TransferView> {
+        let mut views: Vec<TransferView> = self.jobs.values().flat_map(|job| self.views(now, job)).collect();
+        views.sort_by_key(|view| view.arrival);
+        views
     }
 
     /// The weights as they are, as if a policy had counted them.
@@ -127,6 +144,25 @@ impl MissionController {
             }
         })
     }
+}
+
+/// What a guide gives each of these; what it does not know yet has next to nothing.
+fn guided(guide: &Guide, views: &[TransferView]) -> Vec<f64> {
+    let weight = |view: &TransferView| {
+        let TransferId { job, from, to } = &view.transfer;
+        let of_job = guide.shares.iter().filter(|share| share.job == *job);
+        match guide.level {
+            Level::Groups => {
+                let transfers = views.iter().filter(|other| other.transfer.job == *job).count();
+                of_job.map(|share| share.weight).sum::<f64>() / transfers as f64
+            }
+            Level::Members => of_job
+                .filter(|share| share.stages.as_ref().is_some_and(|(own, other)| own == from && other == to))
+                .map(|share| share.weight)
+                .sum(),
+        }
+    };
+    views.iter().map(weight).collect()
 }
 
 /// Whether the caller computes it.

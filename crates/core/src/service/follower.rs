@@ -28,7 +28,7 @@ pub const CONNECT_WITHIN: Duration = Duration::from_secs(2);
 /// What moved is said at most so often; what began, ended or became another pattern at once.
 pub const REPORT_EVERY: Duration = Duration::from_secs(1);
 
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "kebab-case")]
 pub enum Event {
     Connected,
@@ -188,12 +188,7 @@ impl Follower {
                 self.turn_to_next(now);
             }
             Event::Heard { message } => self.heard(now, message, commands),
-            Event::Job { spec } => {
-                if self.jobs.get(&spec.job) != Some(&spec) {
-                    self.jobs.insert(spec.job.clone(), spec.clone());
-                    commands.extend(greeted.then_some(Command::Send { message: ToService::Job { spec } }));
-                }
-            }
+            Event::Job { spec } => self.job(spec, greeted, commands),
             Event::JobEnded { job } => {
                 if self.jobs.remove(&job).is_some() {
                     commands.extend(greeted.then_some(Command::Send { message: ToService::JobEnded { job } }));
@@ -206,6 +201,13 @@ impl Follower {
                 }
             }
             Event::Transfers { transfers } => {
+                // Of a job that nobody announced.
+                let unknown = |view: &&TransferView| !self.jobs.contains_key(&view.transfer.job);
+                let unknown: BTreeSet<JobId> =
+                    transfers.iter().filter(unknown).map(|view| view.transfer.job.clone()).collect();
+                for job in unknown {
+                    self.job(JobSpec::named(job), greeted, commands);
+                }
                 self.transfers = transfers.into_iter().map(|view| (view.transfer.clone(), view)).collect();
             }
             Event::Tick => {}
@@ -213,6 +215,13 @@ impl Follower {
         self.report(now, commands);
         self.keep(now, before, commands);
         self.words += sends(&commands[before..]);
+    }
+
+    fn job(&mut self, spec: JobSpec, greeted: bool, commands: &mut Vec<Command>) {
+        if self.jobs.get(&spec.job) != Some(&spec) {
+            self.jobs.insert(spec.job.clone(), spec.clone());
+            commands.extend(greeted.then_some(Command::Send { message: ToService::Job { spec } }));
+        }
     }
 
     /// Says everything.

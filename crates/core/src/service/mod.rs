@@ -22,7 +22,7 @@ mod replica;
 mod shares;
 
 pub use books::{Books, Entry, Input, Known};
-pub use follower::{Command as FollowerCommand, Event as FollowerEvent, Follower};
+pub use follower::{Command as FollowerCommand, Event as FollowerEvent, Follower, Status as FollowerStatus};
 pub use messages::{FromService, PROTOCOL, Part, PartsChanged, ShareId, State, ToService, Update, Weighed};
 pub use replica::{Asked, Command, Event, Replica, Role, SessionId};
 use std::sync::Arc;

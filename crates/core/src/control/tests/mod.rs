@@ -4,6 +4,7 @@ mod delegates;
 mod doubt;
 mod handover;
 mod jobs;
+mod service;
 mod streams;
 mod workers;
 

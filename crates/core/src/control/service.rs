@@ -1,0 +1,110 @@
+//! A cluster as a member of a control service ([`crate::service`]).
+//!
+//! The cluster's own Mission Controller goes on deciding plans and patterns, and weighs as it would alone; while the
+//! service is heard, its weights hold instead.
+
+use super::{Command, Controller, Record, record};
+use crate::mission::{self, Guide};
+use crate::service::{ClusterId, Follower, FollowerCommand, FollowerEvent, FollowerStatus, Weighed};
+use crate::shares::Share;
+use crate::types::{HostId, JobId, JobSpec};
+use crate::units::Time;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+impl Controller {
+    /// From now on this cluster is a member.
+    pub(super) fn follow(
+        &mut self,
+        now: Time,
+        cluster: ClusterId,
+        incarnation: u64,
+        addresses: Vec<Arc<str>>,
+        commands: &mut Vec<Command>,
+    ) {
+        self.follower = Some(Box::new(Follower::new(now, cluster, incarnation, addresses)));
+        for spec in self.mission.specs().cloned().collect::<Vec<_>>() {
+            self.service(now, FollowerEvent::Job { spec }, commands);
+        }
+        self.hosts_changed(now, commands);
+    }
+
+    /// What people see of it; `None`: the cluster is a member of none.
+    pub fn member(&self) -> Option<FollowerStatus> {
+        self.follower.as_ref().map(|follower| follower.status())
+    }
+
+    pub(super) fn service(&mut self, now: Time, event: FollowerEvent, commands: &mut Vec<Command>) {
+        let Some(follower) = &mut self.follower else { return };
+        let mut said = Vec::new();
+        follower.handle(now, event, &mut said);
+        for command in said {
+            match command {
+                FollowerCommand::Connect { .. } | FollowerCommand::Disconnect | FollowerCommand::Send { .. } => {
+                    commands.push(Command::Service { does: command });
+                }
+                FollowerCommand::Guide { weights } => {
+                    let guide = Some(guide_of(&self.member().expect("it follows").cluster, &weights));
+                    self.decide(now, mission::Event::Guided { guide }, commands);
+                }
+                FollowerCommand::Alone { why } => {
+                    commands.push(record(Record::Alone { why }));
+                    self.decide(now, mission::Event::Guided { guide: None }, commands);
+                }
+                FollowerCommand::Policy { policy } => self.decide(now, mission::Event::Policy { policy }, commands),
+                FollowerCommand::Change { job, change } => {
+                    // A job that is over by now changes no more, and nobody waits for the answer.
+                    let before = commands.len();
+                    self.change(now, &job, change, commands);
+                    let answers = |command: &Command| matches!(command, Command::Changed { .. });
+                    let rest: Vec<Command> = commands.drain(before..).filter(|command| !answers(command)).collect();
+                    commands.extend(rest);
+                }
+                FollowerCommand::Drained { hosts } => {
+                    self.drained = hosts;
+                    let on = |worker: &super::Joined| self.drained.contains(&worker.host);
+                    let workers = self.workers.iter().filter(|(_, own)| on(own)).map(|(worker, _)| worker.clone());
+                    let workers: BTreeSet<_> = workers.collect();
+                    commands.extend((!workers.is_empty()).then_some(Command::Drain { workers }));
+                }
+                FollowerCommand::Kept { job } => commands.push(record(Record::Kept { job })),
+            }
+        }
+    }
+
+    /// Says to the service what the Mission Controller has just looked at.
+    pub(super) fn report_to_service(&mut self, now: Time, commands: &mut Vec<Command>) {
+        if self.follower.is_none() || self.mission.weighed_at() != Some(now) {
+            return;
+        }
+        let transfers = self.mission.active(now);
+        self.service(now, FollowerEvent::Transfers { transfers }, commands);
+    }
+
+    pub(super) fn job_arrived(&mut self, now: Time, spec: JobSpec, commands: &mut Vec<Command>) {
+        self.service(now, FollowerEvent::Job { spec }, commands);
+    }
+
+    pub(super) fn job_ended(&mut self, now: Time, job: JobId, commands: &mut Vec<Command>) {
+        self.service(now, FollowerEvent::JobEnded { job }, commands);
+    }
+
+    pub(super) fn hosts_changed(&mut self, now: Time, commands: &mut Vec<Command>) {
+        if self.follower.is_some() {
+            let hosts: BTreeSet<HostId> = self.workers.values().map(|own| own.host.clone()).collect();
+            self.service(now, FollowerEvent::Hosts { hosts }, commands);
+        }
+    }
+}
+
+/// Of this cluster's jobs, and of those of others on its hosts, by names that no job of its own has.
+fn guide_of(cluster: &ClusterId, weights: &Weighed) -> Guide {
+    let mut parts: Vec<_> = weights.parts.iter().collect();
+    parts.sort_by_key(|(_, part)| part.arrival);
+    let share = |(id, part): (&crate::service::ShareId, &crate::service::Part)| Share {
+        job: if id.cluster == *cluster { id.job.clone() } else { format!("{}\u{1f}{}", id.cluster, id.job).into() },
+        stages: id.stages.clone(),
+        weight: part.weight,
+    };
+    Guide { level: weights.level, shares: parts.into_iter().map(share).collect() }
+}
