@@ -24,7 +24,7 @@ mod shares;
 pub use books::{Books, Entry, Input, Known};
 pub use follower::{Command as FollowerCommand, Event as FollowerEvent, Follower, Status as FollowerStatus};
 pub use messages::{FromService, PROTOCOL, Part, PartsChanged, ShareId, State, ToService, Update, Weighed};
-pub use replica::{Asked, Command, Event, Replica, Role, SessionId};
+pub use replica::{AskId, Asked, Command, Event, Replica, Role, SessionId, Status, WriteId};
 use std::sync::Arc;
 
 /// Name of a cluster, unique among those of one service.

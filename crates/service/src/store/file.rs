@@ -34,7 +34,7 @@ pub struct FileStore {
     state: Mutex<State>,
     changed: Condvar,
     /// Locked as long as this lives.
-    _lock: File,
+    lock: File,
 }
 
 struct State {
@@ -45,6 +45,7 @@ struct State {
     leader: Option<(Arc<str>, Epoch)>,
     /// Of the last revisions, oldest first: for the one that watches.
     news: Vec<Changed>,
+    closed: bool,
     /// A write failed: what the journal has is not known.
     broken: Option<String>,
 }
@@ -77,6 +78,7 @@ impl FileStore {
             entries: BTreeMap::new(),
             leader: None,
             news: Vec::new(),
+            closed: false,
             broken: None,
         };
         // What follows the last end of line was cut, and not answered.
@@ -90,7 +92,7 @@ impl FileStore {
         if whole < text.len() {
             state.journal.set_len(whole as u64).map_err(|error| named("journal in", error))?;
         }
-        Ok(FileStore { folder: folder.to_owned(), state: Mutex::new(state), changed: Condvar::new(), _lock: lock })
+        Ok(FileStore { folder: folder.to_owned(), state: Mutex::new(state), changed: Condvar::new(), lock })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -175,7 +177,7 @@ impl Store for FileStore {
             }
             state = self.lock();
             let left = end.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            if left.is_zero() || state.closed {
                 return Ok(());
             }
             if state.news.is_empty() {
@@ -198,6 +200,15 @@ impl Store for FileStore {
 
     fn resign(&self) {
         self.lock().leader = None;
+    }
+
+    fn close(&self) {
+        let mut state = self.lock();
+        state.closed = true;
+        state.broken = Some("this service ends".into());
+        // Whoever opens it next finds all that was answered: nothing is written after this.
+        let _ = flock(&self.lock, FlockOperation::Unlock);
+        self.changed.notify_all();
     }
 
     fn write(&self, epoch: Epoch, entries: &[Entry]) -> Result<(), Failure> {

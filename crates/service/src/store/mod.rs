@@ -72,6 +72,9 @@ pub trait Store: Send + Sync {
     /// Gives the leader's key back, so that nobody has to wait for the lease.
     fn resign(&self);
 
+    /// Nobody uses it any more: who watches ends, and another may open it.
+    fn close(&self) {}
+
     /// Writes all of it or nothing, if the leader's key still has this epoch.
     ///
     /// # Errors

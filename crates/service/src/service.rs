@@ -1,0 +1,402 @@
+//! One replica at work: its connections, and the thread that decides.
+
+use crate::connection::Connection;
+use crate::http::{self, Heard, Question};
+use crate::settings::{Allowed, Settings};
+use crate::storing::Storing;
+use mission_core::service::{AskId, Asked, Command, Event, Replica, Role, SessionId, Status};
+use mission_core::units::Time;
+use rustix::event::{EventfdFlags, epoll, eventfd};
+use rustix::fd::OwnedFd;
+use rustls::ServerConfig;
+use std::collections::BTreeMap;
+use std::net::{SocketAddr, TcpListener};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+/// What a session is called in the head of its HTTP question.
+pub const UPGRADE: &str = "mission-control";
+/// How often the replica is told that time has passed: a tenth of its shortest wait.
+const TICK: Duration = Duration::from_millis(25);
+/// A connection that has shown no token by then is closed, as is one on which nobody asks any more.
+const UNADMITTED: Duration = Duration::from_secs(10);
+const IDLE: Duration = Duration::from_secs(60);
+/// How often it is looked whose time is over.
+const LOOK: Duration = Duration::from_secs(1);
+/// Connections that have shown no token yet; one more ends the oldest.
+const UNADMITTED_MAX: usize = 512;
+const LISTENER: u64 = 0;
+const WAKE: u64 = 1;
+const FIRST: u64 = 2;
+
+/// A replica that runs until it is stopped or dropped.
+pub struct Service {
+    address: SocketAddr,
+    inbox: Sender<Incoming>,
+    wake: Arc<OwnedFd>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+enum Incoming {
+    Event(Event),
+    Status(Sender<Status>),
+    Stop,
+}
+
+struct Loop {
+    settings: Settings,
+    tls: Option<Arc<ServerConfig>>,
+    listener: TcpListener,
+    epoll: OwnedFd,
+    wake: Arc<OwnedFd>,
+    inbox: Receiver<Incoming>,
+    replica: Replica,
+    storing: Storing,
+    began: Instant,
+    connections: BTreeMap<u64, Open>,
+    next: u64,
+    asks: BTreeMap<AskId, u64>,
+    next_ask: AskId,
+    commands: Vec<Command>,
+    /// Whose sockets wait to be written.
+    ready: Vec<u64>,
+}
+
+struct Open {
+    connection: Connection,
+    /// It is a session, and no more HTTP.
+    session: bool,
+    /// It is registered for being writable, too.
+    writes: bool,
+    heard_at: Instant,
+}
+
+impl Service {
+    /// # Errors
+    /// One line: the store, the certificate or the address cannot be used.
+    pub fn start(settings: Settings) -> Result<Service, String> {
+        let (store, tls) = (settings.store()?, settings.tls()?);
+        let text = |error: &dyn std::fmt::Display| format!("the service cannot listen at {}: {error}", settings.listen);
+        let listener = TcpListener::bind(settings.listen).map_err(|error| text(&error))?;
+        listener.set_nonblocking(true).map_err(|error| text(&error))?;
+        let address = listener.local_addr().map_err(|error| text(&error))?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| text(&error))?;
+        let wake = Arc::new(eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).map_err(|error| text(&error))?);
+        for (number, added) in [
+            (LISTENER, epoll::add(&epoll, &listener, epoll::EventData::new_u64(LISTENER), epoll::EventFlags::IN)),
+            (WAKE, epoll::add(&epoll, &*wake, epoll::EventData::new_u64(WAKE), epoll::EventFlags::IN)),
+        ] {
+            added.map_err(|error| format!("epoll {number}: {error}"))?;
+        }
+        let (inbox, incoming) = channel();
+        let (sender, woken) = (Mutex::new(inbox.clone()), wake.clone());
+        let says: Arc<dyn Fn(Event) -> bool + Send + Sync> = Arc::new(move |event| {
+            let sent = sender.lock().expect("no panic while held").send(Incoming::Event(event)).is_ok();
+            wake_up(&woken);
+            sent
+        });
+        let began = Instant::now();
+        let storing = Storing::start(&store, &settings.address, began, &says).map_err(|error| text(&error))?;
+        let mut draw = [0; 8];
+        aws_lc_rs::rand::fill(&mut draw).map_err(|_| "no random numbers")?;
+        // 53 bits: all numbers of JSON's are exact up to there.
+        let draw = u64::from_le_bytes(draw) >> 11;
+        let replica = Replica::new(settings.address.as_str().into(), settings.policy.clone(), draw);
+        let run = Loop {
+            settings,
+            tls,
+            listener,
+            epoll,
+            wake: wake.clone(),
+            inbox: incoming,
+            replica,
+            storing,
+            began,
+            connections: BTreeMap::new(),
+            next: FIRST,
+            asks: BTreeMap::new(),
+            next_ask: 1,
+            commands: Vec::new(),
+            ready: Vec::new(),
+        };
+        let builder = thread::Builder::new().name("mission-service".into());
+        let thread = builder.spawn(move || run.run()).map_err(|error| format!("no thread: {error}"))?;
+        Ok(Service { address, inbox, wake, thread: Mutex::new(Some(thread)) })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// `None`: it has stopped.
+    pub fn status(&self) -> Option<Status> {
+        let (answer, status) = channel();
+        self.inbox.send(Incoming::Status(answer)).ok()?;
+        wake_up(&self.wake);
+        status.recv_timeout(Duration::from_secs(5)).ok()
+    }
+
+    /// Gives the leader's key back, and ends. Waits for that, but not for ever.
+    pub fn stop(&self) {
+        let _ = self.inbox.send(Incoming::Stop);
+        wake_up(&self.wake);
+        let thread = self.thread.lock().expect("no panic while held").take();
+        if let Some(thread) = thread {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+fn wake_up(wake: &OwnedFd) {
+    // It cannot be full: it is read before 2^64 wake-ups.
+    let _ = rustix::io::write(wake, &1u64.to_ne_bytes());
+}
+
+impl Loop {
+    fn run(mut self) {
+        let (mut ticked, mut looked) = (Instant::now(), Instant::now());
+        let mut events = Vec::with_capacity(1024);
+        loop {
+            let left = TICK.saturating_sub(ticked.elapsed());
+            let timeout = rustix::event::Timespec { tv_sec: 0, tv_nsec: left.as_nanos() as i64 };
+            events.clear();
+            match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&timeout)) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                // Nothing can be done without it.
+                Err(_) => return,
+            }
+            for event in &events {
+                match event.data.u64() {
+                    LISTENER => self.accept(),
+                    WAKE => _ = rustix::io::read(&*self.wake, &mut [0u8; 8]),
+                    number => self.moves(number),
+                }
+            }
+            while let Ok(incoming) = self.inbox.try_recv() {
+                match incoming {
+                    Incoming::Event(event) => self.handle(event),
+                    Incoming::Status(answer) => _ = answer.send(self.replica.status()),
+                    Incoming::Stop => {
+                        self.storing.end(self.replica.role() == Role::Leader);
+                        return;
+                    }
+                }
+            }
+            if ticked.elapsed() >= TICK {
+                ticked = Instant::now();
+                self.handle(Event::Tick);
+                if looked.elapsed() >= LOOK {
+                    looked = Instant::now();
+                    self.close_old();
+                }
+            }
+            for number in std::mem::take(&mut self.ready) {
+                self.flush(number);
+            }
+        }
+    }
+
+    fn now(&self) -> Time {
+        Time(0) + self.began.elapsed()
+    }
+
+    fn handle(&mut self, event: Event) {
+        let mut commands = std::mem::take(&mut self.commands);
+        self.replica.handle(self.now(), event, &mut commands);
+        for command in commands.drain(..) {
+            match command {
+                Command::Campaign => self.storing.campaign(),
+                Command::Renew => self.storing.renew(),
+                Command::Write { write, epoch, entries } => self.storing.write(write, epoch, entries),
+                Command::Say { session, message } => {
+                    let mut line = serde_json::to_vec(&message).expect("plain values have a text");
+                    line.push(b'\n');
+                    self.say(session, &line);
+                }
+                Command::Close { session } => self.end(session),
+                Command::Answer { ask, result } => {
+                    let Some(number) = self.asks.remove(&ask) else { continue };
+                    let answer = match result {
+                        Ok(()) => http::answer(200, "application/json", "{\"ok\":true}"),
+                        Err(why) => http::refusal(409, &why),
+                    };
+                    self.say(number, &answer);
+                }
+            }
+        }
+        self.commands = commands;
+    }
+
+    fn say(&mut self, number: u64, bytes: &[u8]) {
+        if let Some(open) = self.connections.get_mut(&number) {
+            open.connection.say(bytes);
+            self.ready.push(number);
+        }
+    }
+
+    /// Closes a connection once what was said to it has gone.
+    fn end(&mut self, number: u64) {
+        if let Some(open) = self.connections.get_mut(&number) {
+            open.connection.ends = true;
+            self.ready.push(number);
+        }
+    }
+
+    fn accept(&mut self) {
+        while let Ok((stream, _)) = self.listener.accept() {
+            let Ok(connection) = Connection::new(stream, self.tls.as_ref()) else { continue };
+            let (number, flags) = (self.next, epoll::EventFlags::IN);
+            self.next += 1;
+            if epoll::add(&self.epoll, connection.stream(), epoll::EventData::new_u64(number), flags).is_err() {
+                continue;
+            }
+            let open = Open { connection, session: false, writes: false, heard_at: Instant::now() };
+            self.connections.insert(number, open);
+            let strangers = self.connections.iter().filter(|(_, open)| !open.connection.admitted);
+            if strangers.clone().count() > UNADMITTED_MAX
+                && let Some(oldest) = strangers.map(|(number, _)| *number).next()
+            {
+                self.drop_connection(oldest);
+            }
+        }
+    }
+
+    /// Something came on a connection, or it takes more.
+    fn moves(&mut self, number: u64) {
+        let Some(open) = self.connections.get_mut(&number) else { return };
+        let over = open.connection.receive().is_err();
+        open.heard_at = Instant::now();
+        // What came before the end counts.
+        self.hear(number);
+        if over {
+            self.drop_connection(number);
+        } else {
+            self.ready.push(number);
+        }
+    }
+
+    fn hear(&mut self, number: u64) {
+        while let Some(open) = self.connections.get_mut(&number) {
+            if open.connection.ends {
+                return;
+            }
+            if open.session {
+                let Some(line) = open.connection.line() else { return };
+                match serde_json::from_slice(&line) {
+                    Ok(message) => self.handle(Event::Said { session: number, message }),
+                    Err(error) => {
+                        let why = format!("a line of a session makes no sense: {error}");
+                        let message = mission_core::service::FromService::Rejected { why };
+                        let mut line = serde_json::to_vec(&message).expect("plain values have a text");
+                        line.push(b'\n');
+                        self.say(number, &line);
+                        self.handle(Event::Closed { session: number });
+                        self.end(number);
+                    }
+                }
+                continue;
+            }
+            match http::hear(&mut open.connection.received) {
+                Heard::Part => return,
+                Heard::Nonsense(why) => {
+                    self.say(number, &http::refusal(400, why));
+                    self.end(number);
+                }
+                Heard::Question(question) => self.question(number, &question),
+            }
+        }
+    }
+
+    fn question(&mut self, number: u64, question: &Question) {
+        let allowed = self.settings.tokens.allow(question.token.as_deref());
+        if let Some(open) = self.connections.get_mut(&number) {
+            open.connection.admitted = allowed != Allowed::Nothing;
+        }
+        let json = |body: &str| http::answer(200, "application/json", body);
+        let path = question.path.split('?').next().unwrap_or_default();
+        let answer = match (question.method.as_str(), path, allowed) {
+            ("GET", "/healthz", _) => {
+                let role = if self.replica.role() == Role::Leader { "leader" } else { "follower" };
+                http::answer(200, "text/plain", role)
+            }
+            (_, _, Allowed::Nothing) => http::refusal(401, "show a token of the service: Authorization: Bearer TOKEN"),
+            ("GET", "/v1/session", Allowed::Join) => {
+                if question.upgrade.as_deref() != Some(UPGRADE) {
+                    http::refusal(400, "a session begins with Upgrade: mission-control")
+                } else {
+                    self.say(number, &http::switches(UPGRADE));
+                    if let Some(open) = self.connections.get_mut(&number) {
+                        open.session = true;
+                    }
+                    self.handle(Event::Opened { session: number });
+                    return;
+                }
+            }
+            (_, "/v1/session", _) => http::refusal(403, "a session is for the token of clusters"),
+            (_, _, Allowed::Join) => http::refusal(403, "the token of clusters is for sessions alone"),
+            ("GET", "/v1/status", _) => {
+                let status = serde_json::to_string(&self.replica.status()).expect("plain values have a text");
+                json(&status)
+            }
+            ("POST", "/v1/ask", Allowed::Change) => match serde_json::from_slice::<Asked>(&question.body) {
+                Ok(asked) => {
+                    let ask = self.next_ask;
+                    self.next_ask += 1;
+                    self.asks.insert(ask, number);
+                    self.handle(Event::Asks { ask, asked });
+                    return;
+                }
+                Err(error) => http::refusal(400, &format!("no question to the service: {error}")),
+            },
+            ("POST", "/v1/ask", _) => http::refusal(403, "only the operator's token changes anything"),
+            (_, "/v1/status" | "/v1/ask", _) => http::refusal(405, "GET /v1/status, POST /v1/ask"),
+            _ => http::refusal(404, "there are /v1/status, /v1/ask, /v1/session and /healthz"),
+        };
+        self.say(number, &answer);
+    }
+
+    fn flush(&mut self, number: u64) {
+        let Some(open) = self.connections.get_mut(&number) else { return };
+        let sent = open.connection.flush();
+        let waits = open.connection.waits();
+        if sent.is_err() || open.connection.ends && !waits {
+            self.drop_connection(number);
+        } else if waits != open.writes {
+            open.writes = waits;
+            let flags = if waits { epoll::EventFlags::IN | epoll::EventFlags::OUT } else { epoll::EventFlags::IN };
+            let data = epoll::EventData::new_u64(number);
+            let _ = epoll::modify(&self.epoll, open.connection.stream(), data, flags);
+        }
+    }
+
+    fn close_old(&mut self) {
+        let old = |(number, open): (&u64, &Open)| {
+            let (admitted, session) = (open.connection.admitted, open.session);
+            let late = !admitted && open.connection.since.elapsed() >= UNADMITTED;
+            let idle = !session && open.heard_at.elapsed() >= IDLE;
+            (late || idle).then_some(*number)
+        };
+        for number in self.connections.iter().filter_map(old).collect::<Vec<_>>() {
+            self.drop_connection(number);
+        }
+    }
+
+    fn drop_connection(&mut self, number: u64) {
+        let Some(open) = self.connections.remove(&number) else { return };
+        let _ = epoll::delete(&self.epoll, open.connection.stream());
+        self.asks.retain(|_, own| *own != number);
+        if open.session {
+            let session: SessionId = number;
+            self.handle(Event::Closed { session });
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! What a replica is started with.
+
+use crate::store::Store;
+use crate::store::etcd::Etcd;
+use crate::store::file::FileStore;
+use aws_lc_rs::constant_time::verify_slices_are_equal;
+use rustls::ServerConfig;
+use rustls::crypto::aws_lc_rs::default_provider;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use serde::Deserialize;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+
+#[derive(Clone, Deserialize)]
+pub struct Settings {
+    /// Of the service: replicas of one name in one store are one service.
+    pub name: String,
+    pub listen: SocketAddr,
+    /// Where members find this replica, as they know it: `https://HOST:PORT`.
+    pub address: String,
+    /// `etcd://HOST:PORT,..`, or a folder.
+    pub store: String,
+    pub policy: String,
+    pub tokens: Tokens,
+    /// Certificate chain and key, PEM; `None`: plain text.
+    #[serde(default)]
+    pub certificate: Option<(String, String)>,
+}
+
+/// What people and clusters show.
+#[derive(Clone, Deserialize)]
+pub struct Tokens {
+    /// May change things.
+    pub operator: String,
+    /// May look.
+    pub viewer: String,
+    /// Of the clusters that join.
+    pub cluster: String,
+}
+
+/// What a token allows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Allowed {
+    Nothing,
+    Look,
+    Change,
+    Join,
+}
+
+impl Tokens {
+    pub fn allow(&self, shown: Option<&str>) -> Allowed {
+        let is = |own: &str| {
+            !own.is_empty()
+                && shown.is_some_and(|shown| verify_slices_are_equal(own.as_bytes(), shown.as_bytes()).is_ok())
+        };
+        match () {
+            () if is(&self.operator) => Allowed::Change,
+            () if is(&self.viewer) => Allowed::Look,
+            () if is(&self.cluster) => Allowed::Join,
+            () => Allowed::Nothing,
+        }
+    }
+}
+
+impl Settings {
+    /// # Errors
+    /// One line that says what is wrong with the store.
+    pub fn store(&self) -> Result<Arc<dyn Store>, String> {
+        if let Some(members) = self.store.strip_prefix("etcd://") {
+            let members: Vec<String> = members.split(',').filter(|one| !one.is_empty()).map(str::to_owned).collect();
+            return Ok(Arc::new(Etcd::new(&members, &self.name)?));
+        }
+        Ok(Arc::new(FileStore::open(Path::new(&self.store))?))
+    }
+
+    /// # Errors
+    /// The certificate cannot be read, or the key does not fit it.
+    pub fn tls(&self) -> Result<Option<Arc<ServerConfig>>, String> {
+        let Some((chain, key)) = &self.certificate else { return Ok(None) };
+        let text = |error: &dyn std::fmt::Display| format!("certificate of the service: {error}");
+        let chain = CertificateDer::pem_slice_iter(chain.as_bytes()).collect::<Result<Vec<_>, _>>();
+        let chain = chain.map_err(|error| text(&error))?;
+        let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).map_err(|error| text(&error))?;
+        let config = ServerConfig::builder_with_provider(Arc::new(default_provider()))
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .map_err(|error| text(&error))?
+            .with_no_client_auth()
+            .with_single_cert(chain, key)
+            .map_err(|error| text(&error))?;
+        Ok(Some(Arc::new(config)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_allows_what_it_is_for_and_an_empty_one_nothing() {
+        let tokens = Tokens { operator: "op".into(), viewer: "view".into(), cluster: String::new() };
+        assert_eq!(tokens.allow(Some("op")), Allowed::Change);
+        assert_eq!(tokens.allow(Some("view")), Allowed::Look);
+        assert_eq!(tokens.allow(Some("")), Allowed::Nothing);
+        assert_eq!(tokens.allow(Some("opp")), Allowed::Nothing);
+        assert_eq!(tokens.allow(None), Allowed::Nothing);
+    }
+}
