@@ -66,6 +66,8 @@ class Endpoint:
         key: bytes | None = None,
         requires_encryption: bool = False,
         ports: Sequence[int] = (0,),
+        cluster: str | None = None,
+        host_token: bytes | None = None,
     ) -> None: ...
     @property
     def address(self) -> str: ...
@@ -315,6 +317,22 @@ class Lanes:
 
     def next(self, jobs: list[tuple[str, float]]) -> str | None:
         """Of several jobs and their priorities, whose message comes next; the first of equals."""
+
+class Service:
+    """A replica of the control service, which runs in threads of its own until it is stopped.
+
+    Args:
+        settings: `mission_service::settings::Settings` as JSON.
+
+    Raises:
+        ValueError: The store, the certificate or the address cannot be used; the text names the fix.
+    """
+
+    def __init__(self, settings: str) -> None: ...
+    @property
+    def port(self) -> int: ...
+    def status(self) -> str | None: ...
+    def stop(self) -> None: ...
 
 class Controller:
     """All that is known of a cluster, and what is said to whom about it; `now` in seconds since any start.

@@ -17,6 +17,7 @@ from typing import Any
 from mission_control import _native
 from mission_control.policies import Policy, Runner, name_of, runner_of
 from mission_control.records import Log
+from mission_control.service.membership import Membership, Service
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +67,13 @@ class MissionController(ABC):
         """
         return
 
+    def drain(self, workers: Sequence[str]) -> None:
+        """Retire these workers, once they have no task: an operator wants their hosts empty.
+
+        Without it they stay, and the log says so.
+        """
+        logger.warning("an operator wants the hosts of these workers empty; retire them: %s", ", ".join(workers))
+
     # --- the rest ---------------------------------------------------------------------------------------------------
 
     def begin(self, policy: str | Policy, flows_per_host: int | str, environment: dict[str, Any]) -> None:
@@ -81,6 +89,27 @@ class MissionController(ABC):
         self.controller = _native.Controller(name_of(policy), flows_per_host, json.dumps(environment))
         self.began = time.monotonic()
         self.log = Log()
+        self.membership: Membership | None = None
+
+    def follow(self, service: Service) -> None:
+        """Become a member of a control service, whose weights hold from now on while it is heard."""
+        self.membership = Membership(service, self._hear_service, self.soon)
+        self.event("follow", **self.membership.follow())
+
+    def follow_no_more(self) -> None:
+        """Leave the service, if this cluster is a member of one."""
+        if self.membership is not None:
+            self.membership.close()
+            self.membership = None
+
+    def _hear_service(self, event: str) -> None:
+        try:
+            self.carry_out(self.controller.handle(self.now(), f'{{"event":"service","heard":{event}}}'))
+        except ValueError as error:
+            logger.warning("What the control service said makes no sense: %s", one_line(str(error)))
+            if self.membership is not None:
+                self.membership.do({"command": "disconnect"})
+                self._hear_service(json.dumps({"event": "disconnected", "why": "it speaks another language"}))
 
     def now(self) -> float:
         """Return the seconds since :meth:`begin`."""
@@ -117,6 +146,11 @@ class MissionController(ABC):
                 recompute += command["tasks"]
             elif kind == "soon":
                 self.soon(lambda: self.event("flush"))
+            elif kind == "service":
+                if self.membership is not None:
+                    self.membership.do(command["does"])
+            elif kind == "drain":
+                self.drain(command["workers"])
             elif kind == "taken":
                 self.taken(**command)
             elif kind == "weigh":
@@ -207,6 +241,8 @@ class MissionController(ABC):
     def _record(self, record: dict[str, Any]) -> None:
         if record["kind"] == "policy-error":
             logger.warning(one_line(record["why"]))
+        elif record["kind"] == "alone":
+            logger.warning("This cluster's own weights hold: %s", one_line(record["why"]))
         elif record["kind"] == "not-handed-over":
             size = _native.format_bytes(record["bytes"])
             logger.warning(

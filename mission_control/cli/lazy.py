@@ -33,6 +33,8 @@ COMMANDS = {
         "Tells of each transfer of a job its pattern, weight, flows and transport, what was refused, and why.",
     ),
     "jobs": ("jobs", "Lists the jobs of a cluster; 'set' changes one while it runs."),
+    "serve": ("serve", "Run a replica of the control service: one Mission Control for several clusters."),
+    "service": ("service", "Ask the control service, and change what it has."),
     "bench": ("bench", "Measures Mission Control beside what others do, interleaved in one run."),
     "lab": (
         "lab",

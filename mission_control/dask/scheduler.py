@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import json
 import logging
+import os
 import secrets
 import time
 from collections import defaultdict
@@ -34,6 +35,7 @@ from mission_control.jobs import ANNOTATION, UNDEMANDING
 from mission_control.map_reduce.phases import PHASES
 from mission_control.metrics import Metrics
 from mission_control.policies import Policy, name_of
+from mission_control.service.membership import Service
 from mission_control.streams import CONTINUES
 from mission_control.throttle import MEMORY
 
@@ -84,6 +86,9 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
             "engine_tls": is_encrypted(scheduler, "scheduler"),
             "requires_encryption": requires_encryption(scheduler, "scheduler"),
         }
+        service = Service.of(os.environ, scheduler.address)
+        # Workers number their jobs with it, so it stays as it is.
+        self.member_name = None if service is None else service.cluster
         self.begin(self.policy, self.flows_per_host, environment)
         self.token = secrets.token_bytes(32)
         self.numbers: dict[Any, int] = {}
@@ -134,6 +139,8 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
         scheduler.periodic_callbacks[self.name] = tick
         tick.start()
         self.started = True
+        if service is not None:
+            self.follow(service)
 
     def tick(self) -> None:
         self.event("tick")
@@ -143,6 +150,7 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
         callback = self.scheduler.periodic_callbacks.pop(self.name, None)
         if callback is not None:
             callback.stop()
+        self.follow_no_more()
         self.metrics.unregister()
         self.delegates.close()
         for key in list(self.preferred):
@@ -206,7 +214,12 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
     async def on_secret(self) -> dict[str, Any]:
         """For a worker that sets up its data plane; travels over Dask's own channel, encrypted if that is."""
         no_delegates = self.delegates.problem
-        return {"token": self.token, "flows_per_host": self.flows_per_host, "no_delegates": no_delegates}
+        return {
+            "token": self.token,
+            "flows_per_host": self.flows_per_host,
+            "no_delegates": no_delegates,
+            "cluster": self.member_name,
+        }
 
     async def on_without(self, worker: str, why: str) -> None:
         """A worker works without a data plane; it may have joined before something failed."""
@@ -475,6 +488,10 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
         self.free(keys)
         for key in keys:
             self.delegates.begin_again(key)
+
+    def drain(self, workers: Sequence[str]) -> None:
+        # Dask gives them no more tasks, moves what they hold, and ends them.
+        self.scheduler.loop.add_callback(self.scheduler.retire_workers, list(workers), close_workers=True)
 
     def free(self, keys: Iterable[Any]) -> None:
         """Frees these results and all their copies; Dask computes again what is still needed of them."""

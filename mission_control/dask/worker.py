@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -54,6 +55,34 @@ RESCHEDULES_MAX = 5
 """Times that one task may find its object lost before that is an error."""
 RESCHEDULE_AFTER_S = 0.05
 """At first, and twice as long each time: whoever recomputes the object may not have heard yet that it is lost."""
+
+
+HOST_TOKEN_FILE = "MISSION_HOST_TOKEN_FILE"
+"""Names the secret of all clusters that share this host's slots."""
+HOST_TOKEN_MIN = 16
+"""Bytes: 128 bits cannot be guessed."""
+
+
+def host_token() -> bytes | None:
+    """Return the secret of those who share this host's slots; ``None``: they are this cluster's alone.
+
+    Raises:
+        RuntimeError: There is a file for it, and it cannot be used.
+    """
+    path = os.environ.get(HOST_TOKEN_FILE)
+    if not path:
+        return None
+    try:
+        token = Path(path).read_bytes().strip()
+        others = Path(path).stat().st_mode & 0o007
+    except OSError as error:
+        raise RuntimeError(f"{HOST_TOKEN_FILE}: {error}") from None
+    if len(token) < HOST_TOKEN_MIN or others:
+        raise RuntimeError(
+            f"{HOST_TOKEN_FILE}: {path} must have {HOST_TOKEN_MIN} bytes or more, and not be readable by everybody: "
+            f"head -c 32 /dev/urandom | base64 > {path}; chmod 640 {path}"
+        )
+    return token
 
 
 class NoMissionController(RuntimeError):
@@ -145,6 +174,8 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
             **certificates(worker),
             "requires_encryption": requires_encryption(worker, "worker"),
             "ports": data_ports(),
+            "cluster": secret["cluster"],
+            "host_token": host_token(),
         }
         # It may wait some seconds for the host's arbiter.
         make = functools.partial(_native.Endpoint, worker.ip, secret["token"], **settings)

@@ -47,7 +47,7 @@ pub struct Endpoint {
 #[pymethods]
 impl Endpoint {
     #[new]
-    #[pyo3(signature = (host, token, *, memory_limit, spool_folder, flows_per_host, send_limit=None, ca=None, certificate=None, key=None, requires_encryption=false, ports=vec![0]))]
+    #[pyo3(signature = (host, token, *, memory_limit, spool_folder, flows_per_host, send_limit=None, ca=None, certificate=None, key=None, requires_encryption=false, ports=vec![0], cluster=None, host_token=None))]
     #[allow(clippy::too_many_arguments)]
     fn new(
         py: Python<'_>,
@@ -62,6 +62,8 @@ impl Endpoint {
         key: Option<Vec<u8>>,
         requires_encryption: bool,
         ports: Vec<u16>,
+        cluster: Option<String>,
+        host_token: Option<Vec<u8>>,
     ) -> PyResult<Self> {
         let identity = match (ca, certificate, key) {
             (Some(ca), Some(certificate), Some(key)) => Some(Identity { ca, certificate, key }),
@@ -74,6 +76,8 @@ impl Endpoint {
             host,
             ports,
             token,
+            cluster,
+            host_token,
             identity,
             requires_encryption,
             memory_limit,

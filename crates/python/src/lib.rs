@@ -13,6 +13,7 @@ mod kernel;
 mod lanes;
 mod memory;
 mod records;
+mod service;
 mod stream;
 mod sums;
 mod threads;
@@ -49,6 +50,8 @@ mod _native {
     use super::memory::{Part, Segment};
     #[pymodule_export]
     use super::records::{records_check, records_partition};
+    #[pymodule_export]
+    use super::service::Service;
     #[pymodule_export]
     use super::stream::{StreamPrefix, StreamReader, StreamWriter};
     #[pymodule_export]

@@ -1,7 +1,6 @@
 //! What the Mission Controller says to this process, and what this process says to it ([`mission_core::control`]). The engine
 //! carries both.
 
-use crate::arbiter;
 use crate::endpoint::Endpoint;
 use crate::handover;
 use crate::object::ObjectId;
@@ -66,7 +65,7 @@ impl Endpoint {
     /// Does what the Mission Controller says of jobs.
     pub fn command(&self, command: mission::Command) {
         if let mission::Command::Shares { flows_per_host, level, shares } = &command {
-            self.server.set_shares(*flows_per_host, arbiter::shares_of(*level, shares));
+            self.server.set_shares(*flows_per_host, self.context.numbers.shares_of(*level, shares));
         }
         self.fetcher.command(command);
     }

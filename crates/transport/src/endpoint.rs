@@ -1,5 +1,6 @@
 //! One process's share of the data plane: its store, its server and its fetcher.
 
+use crate::arbiter::Numbers;
 use crate::auth::Token;
 use crate::carrier::shm::Lender;
 use crate::carrier::{self, Context};
@@ -37,6 +38,10 @@ pub struct Settings {
     pub ports: Vec<u16>,
     /// Secret of the cluster.
     pub token: Vec<u8>,
+    /// Its name in the control service, if it is a member of one.
+    pub cluster: Option<String>,
+    /// Secret of those who share this host's slots, where these are more than one cluster's.
+    pub host_token: Option<Vec<u8>>,
     /// Certificates of the cluster, if its own channel has them.
     pub identity: Option<Identity>,
     /// Nothing leaves this process unencrypted.
@@ -62,7 +67,7 @@ pub struct Endpoint {
     pub environment: Environment,
     /// What this process cannot do, and why; everything else works.
     pub problems: Vec<String>,
-    context: Context,
+    pub(crate) context: Context,
     pub(crate) control: Arc<Control>,
 }
 
@@ -105,7 +110,8 @@ impl Endpoint {
         let tls = tls.map_err(|why| io::Error::new(io::ErrorKind::InvalidInput, why))?;
         let environment = Environment { requires_encryption: settings.requires_encryption, ..environment(encrypts)? };
         let governor = environment.link_bits_per_sec.map(Governor::start).transpose()?.map(Arc::new);
-        let context = Context { token, tls, governor };
+        let numbers = Numbers::new(settings.cluster.as_deref());
+        let context = Context { token, tls, numbers, governor };
         // As much is kept for the next user as objects may take: a worker that was busy will be again.
         let pool = Pool::new(usize::try_from(settings.memory_limit).unwrap_or(usize::MAX));
         let store = Arc::new(Store::new(pool.clone(), settings.memory_limit, settings.spool_folder));
@@ -126,6 +132,11 @@ impl Endpoint {
         if let Err(error) = &lender {
             problems.push(format!("memory is not shared with other processes of this host: {error}"));
         }
+        let shared = settings.host_token.as_ref().map(|token| (host::cluster_name(token), Token::new(token)));
+        let slots = match &shared {
+            Some((name, token)) => (name.as_str(), token.clone()),
+            None => (cluster.as_str(), context.token.clone()),
+        };
         let fetcher = Fetcher::new(
             context.clone(),
             environment.clone(),
@@ -134,6 +145,7 @@ impl Endpoint {
             pool.clone(),
             server.address(),
             &cluster,
+            slots,
             settings.flows_per_host,
         )?;
         problems.extend(fetcher.arbitrates_alone());

@@ -5,9 +5,9 @@
 
 use super::{Command, Controller, Record, record};
 use crate::mission::{self, Guide};
-use crate::service::{ClusterId, Follower, FollowerCommand, FollowerEvent, FollowerStatus, Weighed};
+use crate::service::{ClusterId, Follower, FollowerCommand, FollowerEvent, FollowerStatus, OF_CLUSTER, Weighed};
 use crate::shares::Share;
-use crate::types::{HostId, JobId, JobSpec};
+use crate::types::{HostId, JobId, JobSpec, WorkerId};
 use crate::units::Time;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -81,6 +81,13 @@ impl Controller {
         self.service(now, FollowerEvent::Transfers { transfers }, commands);
     }
 
+    /// A worker that joins on a host that is to be empty leaves again.
+    pub(super) fn drain_joined(&self, worker: &WorkerId, commands: &mut Vec<Command>) {
+        if self.workers.get(worker).is_some_and(|own| self.drained.contains(&own.host)) {
+            commands.push(Command::Drain { workers: [worker.clone()].into() });
+        }
+    }
+
     pub(super) fn job_arrived(&mut self, now: Time, spec: JobSpec, commands: &mut Vec<Command>) {
         self.service(now, FollowerEvent::Job { spec }, commands);
     }
@@ -102,7 +109,7 @@ fn guide_of(cluster: &ClusterId, weights: &Weighed) -> Guide {
     let mut parts: Vec<_> = weights.parts.iter().collect();
     parts.sort_by_key(|(_, part)| part.arrival);
     let share = |(id, part): (&crate::service::ShareId, &crate::service::Part)| Share {
-        job: if id.cluster == *cluster { id.job.clone() } else { format!("{}\u{1f}{}", id.cluster, id.job).into() },
+        job: if id.cluster == *cluster { id.job.clone() } else { [&id.cluster, OF_CLUSTER, &id.job].concat().into() },
         stages: id.stages.clone(),
         weight: part.weight,
     };

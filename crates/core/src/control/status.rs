@@ -4,6 +4,7 @@ use super::objects::Holder;
 use super::{ChainNow, Controller, ShuffleNow};
 use crate::mission::{JobStatus, TransferStatus};
 use crate::report::Merged;
+use crate::service::FollowerStatus;
 use crate::types::{HostId, JobId, TransferId, WorkerId};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,6 +24,9 @@ pub struct Status {
     pub jobs: Vec<JobNow>,
     /// Transfers that were left out.
     pub hidden: usize,
+    /// The control service, where the cluster is a member of one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub service: Option<FollowerStatus>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -92,6 +96,7 @@ impl Controller {
             graph_tasks: self.mission.tasks(),
             jobs,
             hidden,
+            service: self.member(),
         }
     }
 

@@ -43,7 +43,8 @@ impl Controller {
         self.hosts_changed(now, commands);
         let (briefing, version) = (self.mission.briefing(&worker), self.outbox.last(&worker));
         let locations = self.locations(self.objects.moved().collect());
-        commands.push(Command::Briefing { worker, commands: briefing, locations, version });
+        commands.push(Command::Briefing { worker: worker.clone(), commands: briefing, locations, version });
+        self.drain_joined(&worker, commands);
         if self.shall_hand_over() {
             self.hand_over_soon(commands); // it may take what nobody could
         }

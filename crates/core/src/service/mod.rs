@@ -27,6 +27,10 @@ pub use messages::{FromService, PROTOCOL, Part, PartsChanged, ShareId, State, To
 pub use replica::{AskId, Asked, Command, Event, Replica, Role, SessionId, Status, WriteId};
 use std::sync::Arc;
 
+/// Between the name of a cluster and that of its job, where jobs of several clusters are named: no name has it, since
+/// none can be printed.
+pub const OF_CLUSTER: &str = "\u{1f}";
+
 /// Name of a cluster, unique among those of one service.
 pub type ClusterId = Arc<str>;
 /// A service: drawn at random when its store is first used.

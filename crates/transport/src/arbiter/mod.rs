@@ -14,7 +14,7 @@ mod queues;
 #[cfg(test)]
 mod tests;
 
-pub use queues::{group_of, member_of, shares_of};
+pub use queues::Numbers;
 
 use crate::auth::Token;
 use crate::clock::Clock;

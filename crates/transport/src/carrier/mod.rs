@@ -12,6 +12,7 @@ pub mod shm;
 mod tcp;
 mod tls;
 
+use crate::arbiter::Numbers;
 use crate::auth::Token;
 use crate::facts::Sender;
 use crate::object::ObjectId;
@@ -37,6 +38,8 @@ pub use tcp::Incoming;
 pub struct Context {
     pub token: Token,
     pub tls: TlsSettings,
+    /// Of this cluster's jobs.
+    pub numbers: Numbers,
     /// Where the rate of this host's link is known.
     pub governor: Option<Arc<Governor>>,
 }

@@ -14,6 +14,8 @@ fn settings(token: &[u8], memory_limit: u64, identity: Option<Identity>) -> Sett
         host: "127.0.0.1".parse().unwrap(),
         ports: vec![0],
         token: token.to_vec(),
+        cluster: None,
+        host_token: None,
         identity,
         requires_encryption: false,
         memory_limit,

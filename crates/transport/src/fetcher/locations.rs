@@ -1,7 +1,6 @@
 //! Objects that have moved, and objects that are lost.
 
 use super::{Active, Fetcher, Shared, State, runs};
-use crate::arbiter;
 use crate::object::ObjectId;
 use crate::parts::Wanted;
 use mission_core::host::fetches::{FetchError, FetchId};
@@ -98,7 +97,7 @@ impl Shared {
             _ => active.planned.clone(),
         };
         if !new.is_empty() {
-            self.reaches(state, fetch, arbiter::group_of(&job), &planned);
+            self.reaches(state, fetch, self.context.numbers.group_of(&job), &planned);
         }
         for (piece, address) in new {
             let source = state.source(address);

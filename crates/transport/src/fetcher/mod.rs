@@ -15,7 +15,8 @@ mod records;
 mod runs;
 pub mod stream;
 
-use crate::arbiter::{self, Arbiter, Said};
+use crate::arbiter::{Arbiter, Said};
+use crate::auth::Token;
 use crate::carrier::Context;
 use crate::carrier::shm::Borrower;
 use crate::clock::Clock;
@@ -132,6 +133,10 @@ const CLOSES: &str = "this worker closes";
 const INTERRUPT_EVERY: Duration = Duration::from_millis(100);
 
 impl Fetcher {
+    /// `slots`: name and secret of those who share this host's slots.
+    ///
+    /// # Errors
+    /// No thread can be had.
     #[allow(clippy::too_many_arguments)]
     pub fn new(
         context: Context,
@@ -141,6 +146,7 @@ impl Fetcher {
         pool: Arc<Pool>,
         own_address: SocketAddr,
         cluster: &str,
+        slots: (&str, Token),
         flows_per_host: FlowsPerHost,
     ) -> std::io::Result<Fetcher> {
         let state = State {
@@ -194,7 +200,7 @@ impl Fetcher {
                 shared.hear_arbiter();
             }
         };
-        let arbiter = Arbiter::new(cluster, shared.context.token.clone(), flows_per_host, Box::new(wake))?;
+        let arbiter = Arbiter::new(slots.0, slots.1, flows_per_host, Box::new(wake))?;
         shared.arbiter.set(arbiter).ok().expect("set once");
         shared.hear_arbiter();
         let ticker = shared.clone();
@@ -356,7 +362,7 @@ impl Fetcher {
     pub fn sharers(&self, job: &JobId, demands: &Demands) -> Option<GroupId> {
         let planned = self.shared.plan(job, demands);
         let planned = planned.is_ok_and(|planned| planned.plan.legs.iter().any(|leg| leg.transport == Transport::Shm));
-        (planned && self.has_neighbours()).then(|| arbiter::group_of(job))
+        (planned && self.has_neighbours()).then(|| self.shared.context.numbers.group_of(job))
     }
 
     /// Data connections: under way, and kept.

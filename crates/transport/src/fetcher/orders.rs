@@ -1,7 +1,6 @@
 //! What the Mission Controller says: shares, plans, what hosts can do, and which jobs are over.
 
 use super::Fetcher;
-use crate::arbiter;
 use mission_core::host::process::Event;
 use mission_core::mission;
 use mission_core::shares::{FlowsPerHost, cap, caps_bind};
@@ -31,7 +30,7 @@ impl Fetcher {
                     }
                 }
                 let closed = state.connections.set_caps(caps);
-                shared.arbiter().set_shares(flows_per_host, arbiter::shares_of(level, &shares));
+                shared.arbiter().set_shares(flows_per_host, shared.context.numbers.shares_of(level, &shares));
                 shared.drain_arbiter(&mut state);
                 drop(state);
                 drop(closed);
@@ -65,7 +64,7 @@ impl Fetcher {
     pub fn forget_job(&self, job: &JobId) {
         let mut state = self.shared.lock();
         state.plans.remove(job);
-        let group = arbiter::group_of(job);
+        let group = self.shared.context.numbers.group_of(job);
         state.groups.remove(&group);
         self.shared.handle(&mut state, Event::Forget { group });
         state.transfers.retain(|id, _| id.job != *job);

@@ -1,7 +1,6 @@
 //! Which legs a job uses to each sender.
 
 use super::{CLOSES, Shared, State, runs};
-use crate::arbiter;
 use mission_core::cluster::Senders;
 use mission_core::flight::{self, Environment, FlightPlan, Leg};
 use mission_core::host::fetches::FetchError;
@@ -65,7 +64,7 @@ impl Shared {
     /// Another plan for a job; what is under way on the old one ends.
     pub(super) fn planned(&self, state: &mut State, job: &JobId, plan: FlightPlan) -> Arc<Planned> {
         let planned = Planned::new(plan, state.own.clone(), state.senders.clone());
-        let (group, legs) = (arbiter::group_of(job), planned.legs.len().min(u8::MAX.into()) as u8);
+        let (group, legs) = (self.context.numbers.group_of(job), planned.legs.len().min(u8::MAX.into()) as u8);
         state.groups.insert(group, job.clone());
         state.plans.insert(job.clone(), Ok(planned.clone()));
         self.handle(state, Event::Planned { group, legs });

@@ -5,7 +5,7 @@
 
 use super::records::now;
 use super::{Active, INTERRUPT_EVERY, Planned, Shared, State};
-use crate::arbiter;
+use crate::arbiter::Numbers;
 use crate::carrier::{self, Ask, Broken, Connection, End};
 use crate::clock::lasting;
 use crate::copies::PartCopy;
@@ -118,7 +118,7 @@ struct Place {
 }
 
 impl Place {
-    fn of(state: &State, run: &Run) -> Place {
+    fn of(state: &State, run: &Run, numbers: &Numbers) -> Place {
         let active = state.fetches.get(&run.fetch).expect("a fetch outlives its runs");
         let far = &active.far[run.piece as usize];
         Place {
@@ -126,7 +126,7 @@ impl Place {
                 object: far.object,
                 part: far.part,
                 start: far.start + run.start,
-                transfer: Some((arbiter::group_of(&active.transfer.job), arbiter::member_of(&active.transfer))),
+                transfer: Some((numbers.group_of(&active.transfer.job), numbers.member_of(&active.transfer))),
             },
             segment: far.segment.clone(),
             start: far.place + run.start as usize,
@@ -188,7 +188,7 @@ impl Shared {
         };
         state.fetches.insert(id, active);
         let seed = u64::from_ne_bytes(crate::auth::random());
-        let (group, member) = (arbiter::group_of(&transfer.job), arbiter::member_of(transfer));
+        let (group, member) = (self.context.numbers.group_of(&transfer.job), self.context.numbers.member_of(transfer));
         let chunk_bytes = planned.plan.chunk_at(&planned.own);
         // The newest plan's, whichever the fetch began with.
         let newest = match state.plans.get(&transfer.job) {
@@ -362,7 +362,7 @@ impl Shared {
         let mut chained = 0;
         let mut current = Some((run, false));
         while let Some((run, asked)) = current.take() {
-            let place = Place::of(&state, &run);
+            let place = Place::of(&state, &run, &self.context.numbers);
             drop(state);
             let mut next = None;
             let began = Instant::now();
@@ -451,7 +451,7 @@ impl Shared {
             *next = self.handle(&mut state, Event::Streaming { run: *run });
             *chained += 1;
         }
-        let next_place = next.as_ref().map(|next| Place::of(&state, next));
+        let next_place = next.as_ref().map(|next| Place::of(&state, next, &self.context.numbers));
         drop(state);
         if let (Some(next), Some(place)) = (next, next_place) {
             // Where asking fails, receiving does.

@@ -1,0 +1,104 @@
+"""What people's tools ask the service."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import ssl
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from mission_control.errors import BadInput, EnvironmentFailed
+from mission_control.service.membership import CA, SERVICE, TOKEN, TOKEN_FILE
+
+ANSWER_S = 10.0
+"""For an answer: a change waits for the store, which has 3 s."""
+
+
+class Asking:
+    """The service, by one or more of its replicas.
+
+    Args:
+        service: ``https://HOST:PORT``, several with commas; by default what ``MISSION_SERVICE`` says.
+        token_file: Of the operator's or the viewer's token; by default what the environment says.
+
+    Raises:
+        BadInput: There is no address, or no token.
+    """
+
+    def __init__(self, service: str | None = None, token_file: Path | None = None):
+        told = service or os.environ.get(SERVICE, "")
+        self.addresses = [word.strip().rstrip("/") for word in told.split(",") if word.strip()]
+        if not self.addresses:
+            raise BadInput(f"no service: give --service https://HOST:PORT, or set {SERVICE}")
+        for address in self.addresses:
+            if urlsplit(address).scheme not in ("http", "https") or not urlsplit(address).hostname:
+                raise BadInput(f"{address!r} is no address of a service: use https://HOST:PORT")
+        path = token_file or os.environ.get(TOKEN_FILE)
+        try:
+            self.token = Path(path).read_text().strip() if path else os.environ.get(TOKEN, "")
+        except OSError as error:
+            raise BadInput(f"token of the service: {error}") from None
+        if not self.token:
+            raise BadInput(f"no token: give --token-file PATH (operator.token or viewer.token), or set {TOKEN_FILE}")
+
+    def statuses(self) -> dict[str, dict[str, Any] | str]:
+        """Return the status of each replica, by its address; a text: why there is none."""
+        found: dict[str, dict[str, Any] | str] = {}
+        for address in self.addresses:
+            try:
+                status, answer = self._ask(address, "GET", "/v1/status", None)
+            except (OSError, http.client.HTTPException) as error:
+                found[address] = f"does not answer: {error}"
+                continue
+            found[address] = answer if status == 200 else str(answer.get("error", status))
+        return found
+
+    def change(self, asked: dict[str, Any]) -> None:
+        """Have something changed by the replica that leads.
+
+        Raises:
+            BadInput: The service refuses, and why.
+            EnvironmentFailed: Nobody leads, or answers.
+        """
+        why = "no replica answers"
+        for address in self._leaders():
+            try:
+                status, answer = self._ask(address, "POST", "/v1/ask", asked)
+            except (OSError, http.client.HTTPException) as error:
+                why = f"{address} does not answer: {error}"
+                continue
+            if status == 200:
+                return
+            raise BadInput(f"{address}: {answer.get('error', status)}")
+        raise EnvironmentFailed(f"the service changes nothing: {why}")
+
+    def _leaders(self) -> list[str]:
+        """Addresses, the one that leads first, as far as somebody knows."""
+        for status in self.statuses().values():
+            if isinstance(status, dict) and status["role"] == "leader":
+                leader = status["address"]
+                return [leader, *(address for address in self.addresses if address != leader)]
+        return self.addresses
+
+    def _ask(self, address: str, method: str, path: str, body: Any) -> tuple[int, dict[str, Any]]:
+        parts = urlsplit(address)
+        assert parts.hostname is not None
+        connection: http.client.HTTPConnection
+        if parts.scheme == "https":
+            context = ssl.create_default_context(cafile=os.environ.get(CA))
+            connection = http.client.HTTPSConnection(parts.hostname, parts.port, timeout=ANSWER_S, context=context)
+        else:
+            connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=ANSWER_S)
+        try:
+            text = json.dumps(body) if body is not None else None
+            connection.request(method, path, text, {"Authorization": f"Bearer {self.token}"})
+            answer = connection.getresponse()
+            content = json.loads(answer.read() or b"{}")
+            return answer.status, content if isinstance(content, dict) else {}
+        except ValueError as error:
+            raise http.client.HTTPException(f"it is no service of Mission Control: {error}") from None
+        finally:
+            connection.close()
