@@ -81,7 +81,7 @@ def move(client: Client, priority: float, stop: threading.Event, name: str) -> l
     """A job that moves bytes from worker to worker, and checks each, until it is stopped."""
     workers = sorted(client.scheduler_info(n_workers=-1)["workers"])
     moved = []
-    with mission_control.job(name, priority=priority, transport="tcp"):
+    with mission_control.job(name, priority=priority, transport="tcp", client=client):
         while not stop.is_set():
             held = client.map(put, range(8), workers=[workers[0]], pure=False)
             got = client.map(take, held, range(8), workers=[workers[1]], pure=False)
