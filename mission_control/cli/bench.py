@@ -385,6 +385,19 @@ def idle(
 
 
 @app.command()
+def service(
+    rounds: Annotated[int, typer.Option(min=1, help="updates of each; medians are given")] = 20,
+    as_json: Json = False,
+) -> None:
+    """A control service: how soon 10, 100 and 1,000 members have an update, with each store that there is."""
+    from mission_control.bench.service import measure, table
+
+    result = measured(as_json, lambda: measure(rounds, say=say))
+    if result is not None:
+        print(table(result))
+
+
+@app.command()
 def decisions(as_json: Json = False) -> None:
     """Measure a round of weights, a chunk from request to grant, and the classification of a graph."""
     from mission_control.bench.decisions import measure

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from mission_control.errors import BadInput
+from mission_control.errors import BadInput, EnvironmentFailed
 from mission_control.service import serving
 
 SAY_EVERY_S = 1.0
@@ -62,6 +62,7 @@ def serve(
         flush=True,
     )
     said = ""
+    status: dict[str, Any] = {}
     try:
         while (text := service.status()) is not None:
             status = json.loads(text)
@@ -74,3 +75,4 @@ def serve(
     finally:
         # Another replica leads at once, and does not wait for the lease.
         service.stop()
+    raise EnvironmentFailed("the service has ended by itself: this is a fault of it; start it again")

@@ -38,9 +38,11 @@ class Asking:
                 raise BadInput(f"{address!r} is no address of a service: use https://HOST:PORT")
         path = token_file or os.environ.get(TOKEN_FILE)
         try:
-            self.token = Path(path).read_text().strip() if path else os.environ.get(TOKEN, "")
+            self.token = Path(path).read_text().strip() if path else os.environ.get(TOKEN, "").strip()
         except OSError as error:
             raise BadInput(f"token of the service: {error}") from None
+        if not self.token.isprintable() or " " in self.token:
+            raise BadInput(f"the token of the service is none: it has what cannot be sent; see {TOKEN_FILE}")
         if not self.token:
             raise BadInput(f"no token: give --token-file PATH (operator.token or viewer.token), or set {TOKEN_FILE}")
 
@@ -79,8 +81,9 @@ class Asking:
         """Addresses, the one that leads first, as far as somebody knows."""
         for status in self.statuses().values():
             if isinstance(status, dict) and status["role"] == "leader":
+                # Nobody else is shown the token.
                 leader = status["address"]
-                return [leader, *(address for address in self.addresses if address != leader)]
+                return sorted(self.addresses, key=lambda address: address != leader)
         return self.addresses
 
     def _ask(self, address: str, method: str, path: str, body: Any) -> tuple[int, dict[str, Any]]:

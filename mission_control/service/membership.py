@@ -63,12 +63,14 @@ class Service:
             parts = urlsplit(address)
             if parts.scheme not in ("http", "https") or not parts.hostname or not parts.port:
                 raise BadInput(f"{SERVICE}: {address!r} is no address: use https://HOST:PORT, several with commas")
-        token = environment.get(TOKEN, "")
+        token = environment.get(TOKEN, "").strip()
         if not token and (path := environment.get(TOKEN_FILE)):
             try:
                 token = Path(path).read_text().strip()
             except OSError as error:
                 raise BadInput(f"{TOKEN_FILE}: {error}") from None
+        if not token.isprintable() or " " in token:
+            raise BadInput(f"the token of the service is none: it has what cannot be sent; see {TOKEN_FILE}")
         if not token:
             raise BadInput(f"{SERVICE} is set, and no token: set {TOKEN_FILE} to the file cluster.token of the service")
         cluster = environment.get(CLUSTER) or own_address.partition("://")[2] or own_address
@@ -156,6 +158,8 @@ class Link:
         why = "the service closed the connection"
         try:
             self.stream = stream = self._connect()
+            if self.over:
+                raise OSError("given up")
             with stream, stream.makefile("rb") as lines:
                 self._begin(stream, lines)
                 threading.Thread(target=self._write, args=(stream,), name="mission-service-write", daemon=True).start()

@@ -46,6 +46,7 @@ enum Request {
     Load,
     Campaign,
     Renew,
+    Resign,
     Write { write: u64, epoch: Epoch, entries: Vec<Entry> },
 }
 
@@ -397,7 +398,14 @@ impl World {
                 let epoch = self.changed_by(|store, revision| store.key = Some((from, life, revision, until)), from);
                 Some(Event::Elected { epoch, until })
             }
-            Request::Campaign => None,
+            Request::Campaign => Some(Event::NotElected),
+            Request::Resign => {
+                if held.is_some_and(|(replica, own, ..)| (replica, own) == (from, life)) {
+                    self.store.key = None;
+                    self.changed(Vec::new(), Some(None));
+                }
+                None
+            }
             Request::Renew => match held {
                 Some((replica, own, epoch, _)) if (replica, own) == (from, life) => {
                     let until = sent + LEASE;
@@ -410,7 +418,7 @@ impl World {
             Request::Write { write, epoch, entries } => {
                 if held.is_some_and(|(replica, _, own, _)| (replica, own) == (from, epoch)) {
                     self.changed(entries, None);
-                    Some(Event::Written { write })
+                    Some(Event::Written { write, revision: self.store.revision })
                 } else {
                     Some(Event::Unwritten { write, why: "another leads".into() })
                 }
@@ -463,6 +471,7 @@ impl World {
             let ask = |request| Mail::ToStore { from: replica, life, sent: self.now, request };
             match command {
                 Command::Campaign => self.post(Node::Replica(replica), Node::Store, ask(Request::Campaign)),
+                Command::Resign => self.post(Node::Replica(replica), Node::Store, ask(Request::Resign)),
                 Command::Renew => self.post(Node::Replica(replica), Node::Store, ask(Request::Renew)),
                 Command::Write { write, epoch, entries } => {
                     if self.is_cut(Node::Replica(replica), Node::Store) {

@@ -12,6 +12,8 @@ pub const UNADMITTED_BYTES: usize = 64 << 10;
 pub const LINE_BYTES: usize = 64 << 20;
 /// A member that does not take what it is told is left: it comes back, and is told everything.
 pub const BACKLOG_BYTES: usize = 64 << 20;
+/// The same for who only asks.
+pub const QUESTION_BACKLOG_BYTES: usize = 16 << 20;
 const READ: usize = 64 << 10;
 
 pub struct Connection {
@@ -19,15 +21,17 @@ pub struct Connection {
     tls: Option<Box<ServerConnection>>,
     /// Received, and not taken yet.
     pub received: Vec<u8>,
-    /// Up to here there is no end of line.
+    /// Up to here there is no end of a line.
     searched: usize,
     outgoing: Vec<u8>,
     sent: usize,
-    /// Close it when all has gone.
-    pub ends: bool,
+    /// Since when it is to be closed, once all has gone.
+    pub ends: Option<Instant>,
     pub since: Instant,
     /// It has shown a token that allows something.
     pub admitted: bool,
+    /// It is a session, and no more HTTP.
+    pub session: bool,
 }
 
 impl Connection {
@@ -44,9 +48,10 @@ impl Connection {
             searched: 0,
             outgoing: Vec::new(),
             sent: 0,
-            ends: false,
+            ends: None,
             since: Instant::now(),
             admitted: false,
+            session: false,
         })
     }
 
@@ -59,7 +64,7 @@ impl Connection {
     /// # Errors
     /// The connection is over, or its peer says too much.
     pub fn receive(&mut self) -> io::Result<()> {
-        let most = if self.admitted { LINE_BYTES } else { UNADMITTED_BYTES };
+        let most = if self.session { LINE_BYTES } else { UNADMITTED_BYTES };
         let mut buffer = [0u8; READ];
         loop {
             let read = match &mut self.tls {
@@ -102,18 +107,15 @@ impl Connection {
         }
     }
 
-    /// The next whole line that came, without its end.
-    pub fn line(&mut self) -> Option<Vec<u8>> {
-        let Some(end) = self.received[self.searched..].iter().position(|byte| *byte == b'\n') else {
+    /// The whole lines that came since it was asked last, with their ends.
+    pub fn lines(&mut self) -> Vec<u8> {
+        let Some(end) = self.received[self.searched..].iter().rposition(|byte| *byte == b'\n') else {
             self.searched = self.received.len();
-            return None;
+            return Vec::new();
         };
-        let end = self.searched + end;
-        let rest = self.received.split_off(end + 1);
-        let mut line = std::mem::replace(&mut self.received, rest);
-        line.truncate(end);
-        self.searched = 0;
-        Some(line)
+        let rest = self.received.split_off(self.searched + end + 1);
+        self.searched = rest.len();
+        std::mem::replace(&mut self.received, rest)
     }
 
     /// Something to be sent, once the peer takes it.
@@ -131,7 +133,7 @@ impl Connection {
     /// # Errors
     /// The connection is over, or the peer takes too little.
     pub fn flush(&mut self) -> io::Result<()> {
-        if self.outgoing.len() - self.sent > BACKLOG_BYTES {
+        if self.outgoing.len() - self.sent > if self.session { BACKLOG_BYTES } else { QUESTION_BACKLOG_BYTES } {
             return Err(ErrorKind::TimedOut.into());
         }
         loop {
@@ -156,7 +158,14 @@ impl Connection {
             };
             match wrote {
                 Ok(0) => return Ok(()),
-                Ok(count) => self.sent += count,
+                Ok(count) => {
+                    self.sent += count;
+                    // A peer that always leaves something would have all of it kept.
+                    if self.sent > self.outgoing.len() / 2 && self.sent > READ {
+                        self.outgoing.drain(..self.sent);
+                        self.sent = 0;
+                    }
+                }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),

@@ -4,12 +4,13 @@ use crate::connection::Connection;
 use crate::http::{self, Heard, Question};
 use crate::settings::{Allowed, Settings};
 use crate::storing::Storing;
-use mission_core::service::{AskId, Asked, Command, Event, Replica, Role, SessionId, Status};
+use mission_core::service::{AskId, Asked, Command, Event, FromService, Replica, Role, SessionId, Status};
 use mission_core::units::Time;
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::fd::OwnedFd;
 use rustls::ServerConfig;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -20,9 +21,12 @@ use std::time::{Duration, Instant};
 pub const UPGRADE: &str = "mission-control";
 /// How often the replica is told that time has passed: a tenth of its shortest wait.
 const TICK: Duration = Duration::from_millis(25);
-/// A connection that has shown no token by then is closed, as is one on which nobody asks any more.
+/// A connection that has shown no token by then is closed, as is one on which nothing comes any more: members say every second
+/// that they are there.
 const UNADMITTED: Duration = Duration::from_secs(10);
 const IDLE: Duration = Duration::from_secs(60);
+/// What was said last to one that is to be closed has gone by then, or will not.
+const ENDED: Duration = Duration::from_secs(5);
 /// How often it is looked whose time is over.
 const LOOK: Duration = Duration::from_secs(1);
 /// Connections that have shown no token yet; one more ends the oldest.
@@ -56,18 +60,22 @@ struct Loop {
     storing: Storing,
     began: Instant,
     connections: BTreeMap<u64, Open>,
+    /// Those that have shown no token yet, oldest first.
+    strangers: BTreeSet<u64>,
     next: u64,
     asks: BTreeMap<AskId, u64>,
     next_ask: AskId,
     commands: Vec<Command>,
     /// Whose sockets wait to be written.
     ready: Vec<u64>,
+    /// Who may have asked more than was answered.
+    more: BTreeSet<u64>,
+    /// Nobody is let in for a while: this process has no descriptors left.
+    full: bool,
 }
 
 struct Open {
     connection: Connection,
-    /// It is a session, and no more HTTP.
-    session: bool,
     /// It is registered for being writable, too.
     writes: bool,
     heard_at: Instant,
@@ -115,11 +123,14 @@ impl Service {
             storing,
             began,
             connections: BTreeMap::new(),
+            strangers: BTreeSet::new(),
             next: FIRST,
             asks: BTreeMap::new(),
             next_ask: 1,
             commands: Vec::new(),
             ready: Vec::new(),
+            more: BTreeSet::new(),
+            full: false,
         };
         let builder = thread::Builder::new().name("mission-service".into());
         let thread = builder.spawn(move || run.run()).map_err(|error| format!("no thread: {error}"))?;
@@ -136,7 +147,8 @@ impl Service {
         let (answer, status) = channel();
         self.inbox.send(Incoming::Status(answer)).ok()?;
         wake_up(&self.wake);
-        status.recv_timeout(Duration::from_secs(5)).ok()
+        // One that is busy answers late; one that has ended drops the question.
+        status.recv().ok()
     }
 
     /// Gives the leader's key back, and ends. Waits for that, but not for ever.
@@ -166,7 +178,8 @@ impl Loop {
         let (mut ticked, mut looked) = (Instant::now(), Instant::now());
         let mut events = Vec::with_capacity(1024);
         loop {
-            let left = TICK.saturating_sub(ticked.elapsed());
+            let asked = self.more.iter().any(|number| self.may_be_heard(*number));
+            let left = if asked { Duration::ZERO } else { TICK.saturating_sub(ticked.elapsed()) };
             let timeout = rustix::event::Timespec { tv_sec: 0, tv_nsec: left.as_nanos() as i64 };
             events.clear();
             match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&timeout)) {
@@ -199,6 +212,9 @@ impl Loop {
                     self.close_old();
                 }
             }
+            for number in std::mem::take(&mut self.more) {
+                self.hear(number);
+            }
             for number in std::mem::take(&mut self.ready) {
                 self.flush(number);
             }
@@ -216,6 +232,7 @@ impl Loop {
             match command {
                 Command::Campaign => self.storing.campaign(),
                 Command::Renew => self.storing.renew(),
+                Command::Resign => self.storing.resign(),
                 Command::Write { write, epoch, entries } => self.storing.write(write, epoch, entries),
                 Command::Say { session, message } => {
                     let mut line = serde_json::to_vec(&message).expect("plain values have a text");
@@ -246,24 +263,33 @@ impl Loop {
     /// Closes a connection once what was said to it has gone.
     fn end(&mut self, number: u64) {
         if let Some(open) = self.connections.get_mut(&number) {
-            open.connection.ends = true;
+            open.connection.ends.get_or_insert_with(Instant::now);
             self.ready.push(number);
         }
     }
 
     fn accept(&mut self) {
-        while let Ok((stream, _)) = self.listener.accept() {
+        loop {
+            let stream = match self.listener.accept() {
+                Ok((stream, _)) => stream,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                // Without descriptors it would be ready at once, again and again.
+                Err(_) => {
+                    self.full = epoll::delete(&self.epoll, &self.listener).is_ok();
+                    return;
+                }
+            };
             let Ok(connection) = Connection::new(stream, self.tls.as_ref()) else { continue };
             let (number, flags) = (self.next, epoll::EventFlags::IN);
             self.next += 1;
             if epoll::add(&self.epoll, connection.stream(), epoll::EventData::new_u64(number), flags).is_err() {
                 continue;
             }
-            let open = Open { connection, session: false, writes: false, heard_at: Instant::now() };
+            let open = Open { connection, writes: false, heard_at: Instant::now() };
             self.connections.insert(number, open);
-            let strangers = self.connections.iter().filter(|(_, open)| !open.connection.admitted);
-            if strangers.clone().count() > UNADMITTED_MAX
-                && let Some(oldest) = strangers.map(|(number, _)| *number).next()
+            self.strangers.insert(number);
+            if self.strangers.len() > UNADMITTED_MAX
+                && let Some(oldest) = self.strangers.first().copied()
             {
                 self.drop_connection(oldest);
             }
@@ -284,34 +310,58 @@ impl Loop {
         }
     }
 
+    /// Whether something that was said on a connection may be looked at now.
+    fn may_be_heard(&self, number: u64) -> bool {
+        self.connections.get(&number).is_some_and(|open| !open.connection.waits())
+            && !self.asks.values().any(|own| *own == number)
+    }
+
+    /// Looks at what came: all lines of a session, or one question. Others have questions, too.
     fn hear(&mut self, number: u64) {
-        while let Some(open) = self.connections.get_mut(&number) {
-            if open.connection.ends {
+        let may = self.may_be_heard(number);
+        let Some(open) = self.connections.get_mut(&number) else { return };
+        if open.connection.ends.is_some() {
+            return;
+        }
+        if open.connection.session {
+            let lines = open.connection.lines();
+            self.session(number, &lines);
+            return;
+        }
+        if !may {
+            self.more.insert(number);
+            return;
+        }
+        match http::hear(&mut open.connection.received) {
+            Heard::Part => {}
+            Heard::Nonsense(why) => {
+                self.say(number, &http::refusal(400, why));
+                self.end(number);
+            }
+            Heard::Question(question) => {
+                self.question(number, &question);
+                self.more.insert(number);
+            }
+        }
+    }
+
+    /// Lines of a session, until one ends it.
+    fn session(&mut self, number: u64, lines: &[u8]) {
+        for line in lines.split_inclusive(|byte| *byte == b'\n') {
+            if self.connections.get(&number).is_none_or(|open| open.connection.ends.is_some()) {
                 return;
             }
-            if open.session {
-                let Some(line) = open.connection.line() else { return };
-                match serde_json::from_slice(&line) {
-                    Ok(message) => self.handle(Event::Said { session: number, message }),
-                    Err(error) => {
-                        let why = format!("a line of a session makes no sense: {error}");
-                        let message = mission_core::service::FromService::Rejected { why };
-                        let mut line = serde_json::to_vec(&message).expect("plain values have a text");
-                        line.push(b'\n');
-                        self.say(number, &line);
-                        self.handle(Event::Closed { session: number });
-                        self.end(number);
-                    }
-                }
-                continue;
-            }
-            match http::hear(&mut open.connection.received) {
-                Heard::Part => return,
-                Heard::Nonsense(why) => {
-                    self.say(number, &http::refusal(400, why));
+            match serde_json::from_slice(line) {
+                Ok(message) => self.handle(Event::Said { session: number, message }),
+                Err(error) => {
+                    let why = format!("a line of a session makes no sense: {error}");
+                    let mut line =
+                        serde_json::to_vec(&FromService::Rejected { why }).expect("plain values have a text");
+                    line.push(b'\n');
+                    self.say(number, &line);
+                    self.handle(Event::Closed { session: number });
                     self.end(number);
                 }
-                Heard::Question(question) => self.question(number, &question),
             }
         }
     }
@@ -319,7 +369,10 @@ impl Loop {
     fn question(&mut self, number: u64, question: &Question) {
         let allowed = self.settings.tokens.allow(question.token.as_deref());
         if let Some(open) = self.connections.get_mut(&number) {
-            open.connection.admitted = allowed != Allowed::Nothing;
+            open.connection.admitted |= allowed != Allowed::Nothing;
+            if open.connection.admitted {
+                self.strangers.remove(&number);
+            }
         }
         let json = |body: &str| http::answer(200, "application/json", body);
         let path = question.path.split('?').next().unwrap_or_default();
@@ -335,7 +388,7 @@ impl Loop {
                 } else {
                     self.say(number, &http::switches(UPGRADE));
                     if let Some(open) = self.connections.get_mut(&number) {
-                        open.session = true;
+                        open.connection.session = true;
                     }
                     self.handle(Event::Opened { session: number });
                     return;
@@ -368,7 +421,7 @@ impl Loop {
         let Some(open) = self.connections.get_mut(&number) else { return };
         let sent = open.connection.flush();
         let waits = open.connection.waits();
-        if sent.is_err() || open.connection.ends && !waits {
+        if sent.is_err() || open.connection.ends.is_some() && !waits {
             self.drop_connection(number);
         } else if waits != open.writes {
             open.writes = waits;
@@ -380,21 +433,27 @@ impl Loop {
 
     fn close_old(&mut self) {
         let old = |(number, open): (&u64, &Open)| {
-            let (admitted, session) = (open.connection.admitted, open.session);
-            let late = !admitted && open.connection.since.elapsed() >= UNADMITTED;
-            let idle = !session && open.heard_at.elapsed() >= IDLE;
-            (late || idle).then_some(*number)
+            let late = !open.connection.admitted && open.connection.since.elapsed() >= UNADMITTED;
+            let idle = open.heard_at.elapsed() >= IDLE;
+            let ended = open.connection.ends.is_some_and(|since| since.elapsed() >= ENDED);
+            (late || idle || ended).then_some(*number)
         };
         for number in self.connections.iter().filter_map(old).collect::<Vec<_>>() {
             self.drop_connection(number);
+        }
+        if std::mem::take(&mut self.full) {
+            let data = epoll::EventData::new_u64(LISTENER);
+            self.full = epoll::add(&self.epoll, &self.listener, data, epoll::EventFlags::IN).is_err();
         }
     }
 
     fn drop_connection(&mut self, number: u64) {
         let Some(open) = self.connections.remove(&number) else { return };
+        self.strangers.remove(&number);
+        self.more.remove(&number);
         let _ = epoll::delete(&self.epoll, open.connection.stream());
         self.asks.retain(|_, own| *own != number);
-        if open.session {
+        if open.connection.session {
             let session: SessionId = number;
             self.handle(Event::Closed { session });
         }

@@ -59,6 +59,11 @@ impl Storing {
         let _ = self.writes.send((write, epoch, entries));
     }
 
+    /// Gives the leader's key back.
+    pub fn resign(&self) {
+        let _ = self.lease.send(Lease::Resign(channel().0));
+    }
+
     /// Ends. A leader gives its key back, and waits for it, but not for long.
     pub fn end(&self, leads: bool) {
         let (done, over) = channel();
@@ -72,13 +77,14 @@ impl Storing {
 fn leads(store: &dyn Store, address: &str, began: Instant, asked: &Receiver<Lease>, says: &dyn Fn(Event) -> bool) {
     let time = |at: Instant| Time(0) + at.saturating_duration_since(began);
     while let Ok(first) = asked.recv() {
-        // While the store was slow more of the same was asked: once is enough.
-        let last = asked.try_iter().last().unwrap_or(first);
-        let said = match last {
+        let said = match first {
             Lease::Campaign => match store.campaign(address) {
                 Ok(Some(Elected { epoch, until })) => Some(Event::Elected { epoch, until: time(until) }),
-                Ok(None) => None,
-                Err(failure) => Some(problem(&failure)),
+                Ok(None) => Some(Event::NotElected),
+                Err(failure) => {
+                    says(problem(&failure));
+                    Some(Event::NotElected)
+                }
             },
             Lease::Renew => match store.renew() {
                 Ok(until) => Some(Event::Renewed { until: time(until) }),
@@ -100,7 +106,9 @@ fn leads(store: &dyn Store, address: &str, began: Instant, asked: &Receiver<Leas
 fn write(store: &dyn Store, asked: &Receiver<(WriteId, Epoch, Vec<Entry>)>, says: &dyn Fn(Event) -> bool) {
     while let Ok((write, epoch, entries)) = asked.recv() {
         let said = match store.write(epoch, &entries) {
-            Ok(()) => Event::Written { write },
+            Ok(revision) => Event::Written { write, revision },
+            // Whoever has the key now, it is not this replica.
+            Err(Failure::NotLeader) if !says(Event::Deposed) => return,
             Err(Failure::NotLeader) => Event::Unwritten { write, why: "another replica leads now; ask again".into() },
             Err(Failure::Unknown(why)) => {
                 Event::Unwritten { write, why: format!("{why}; look whether the change is kept, and ask again") }

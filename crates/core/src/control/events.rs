@@ -248,12 +248,17 @@ fn one() -> u32 {
     1
 }
 
+/// What is there, if it is `null`, too.
+fn said<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<Option<Transport>>, D::Error> {
+    Option::deserialize(deserializer).map(Some)
+}
+
 /// What somebody changes of a job while it runs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Change {
     #[serde(default)]
     pub priority: Option<f64>,
-    /// `Some(None)`: Mission Control chooses again.
-    #[serde(default)]
+    /// `Some(None)`, in JSON `null`: Mission Control chooses again. Absent: it stays.
+    #[serde(default, deserialize_with = "said", skip_serializing_if = "Option::is_none")]
     pub transport: Option<Option<Transport>>,
 }

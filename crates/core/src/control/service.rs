@@ -38,11 +38,18 @@ impl Controller {
         let Some(follower) = &mut self.follower else { return };
         let mut said = Vec::new();
         follower.handle(now, event, &mut said);
+        // First, and in order: what follows from the rest has words of its own, which are newer.
+        let goes_out = |command: &FollowerCommand| {
+            matches!(
+                command,
+                FollowerCommand::Connect { .. } | FollowerCommand::Disconnect | FollowerCommand::Send { .. }
+            )
+        };
+        let (goes_out, said): (Vec<_>, Vec<_>) = said.into_iter().partition(goes_out);
+        commands.extend(goes_out.into_iter().map(|does| Command::Service { does }));
         for command in said {
             match command {
-                FollowerCommand::Connect { .. } | FollowerCommand::Disconnect | FollowerCommand::Send { .. } => {
-                    commands.push(Command::Service { does: command });
-                }
+                FollowerCommand::Connect { .. } | FollowerCommand::Disconnect | FollowerCommand::Send { .. } => {}
                 FollowerCommand::Guide { weights } => {
                     let guide = Some(guide_of(&self.member().expect("it follows").cluster, &weights));
                     self.decide(now, mission::Event::Guided { guide }, commands);

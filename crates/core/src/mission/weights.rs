@@ -48,14 +48,8 @@ impl MissionController {
         }
         self.weights = own;
         let new: Vec<Share> = match self.policy.level() {
-            // Before the service knows that anything moves here, what it said is of others alone: then nobody has to know.
-            _ if let Some(guide) = &self.guide => {
-                if views.is_empty() {
-                    Vec::new()
-                } else {
-                    guide.shares.clone()
-                }
-            }
+            // Also where nothing is active here: a worker of this cluster may give out slots that clusters share.
+            _ if let Some(guide) = &self.guide => guide.shares.clone(),
             Level::Groups => weights
                 .jobs
                 .iter()

@@ -190,6 +190,8 @@ impl Follower {
             Event::Heard { message } => self.heard(now, message, commands),
             Event::Job { spec } => self.job(spec, greeted, commands),
             Event::JobEnded { job } => {
+                // What was changed of it is not of the next job of this name.
+                self.state.changes.remove(&job);
                 if self.jobs.remove(&job).is_some() {
                     commands.extend(greeted.then_some(Command::Send { message: ToService::JobEnded { job } }));
                 }
@@ -271,10 +273,8 @@ impl Follower {
                 commands.push(Command::Disconnect);
                 self.turn_to_next(now);
                 if let Some(to) = to {
-                    self.next = self.addresses.iter().position(|own| *own == to).unwrap_or_else(|| {
-                        self.addresses.push(to);
-                        self.addresses.len() - 1
-                    });
+                    // Nobody else is shown the token.
+                    self.next = self.addresses.iter().position(|own| *own == to).unwrap_or(self.next);
                 }
                 return;
             }
@@ -331,7 +331,8 @@ impl Follower {
                  the same addresses; it is followed {} s after the other was heard last",
                 ALONE_AFTER.as_secs()
             )),
-            Some(own) if own == service && epoch < self.epoch => {
+            // After so long it is a store that was restored from a backup.
+            Some(own) if own == service && epoch < self.epoch && !old => {
                 Err(format!("a leader of epoch {epoch} is older than the last one, of {}", self.epoch))
             }
             _ => Ok(()),

@@ -14,7 +14,7 @@ use super::{ClusterId, Epoch, ServiceId};
 use crate::control::Change;
 use crate::defaults::{WEIGHTS_APART, WEIGHTS_EVERY};
 use crate::policy::{self, Policy, TransferView};
-use crate::types::{HostId, JobId, JobSpec, TransferId, check_priority};
+use crate::types::{HostId, JobId, JobSpec, TransferId, check_name, check_priority};
 use crate::units::Time;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -35,9 +35,11 @@ pub const CAMPAIGN_EVERY: Duration = Duration::from_millis(250);
 /// A new leader says no weights before all clusters have come, or this time is over: those of half the clusters would be
 /// wrong.
 pub const SETTLE: Duration = Duration::from_millis(1500);
+/// What depends on time alone is looked at so often.
+pub const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// A cluster without a session is forgotten after this time, with its jobs.
 pub const FORGET_AFTER: Duration = Duration::from_secs(60);
-/// Who says nothing for so long may be replaced by another of its name.
+/// Who says nothing for so long is not there: its transfers count no more, and another may take its name.
 pub const SILENT: Duration = Duration::from_secs(15);
 /// A write that the store has not answered by then may have happened or not.
 pub const WRITE_WITHIN: Duration = Duration::from_secs(3);
@@ -68,10 +70,14 @@ pub enum Event {
     Renewed {
         until: Time,
     },
+    /// It did not get it.
+    NotElected,
     /// It has it no more.
     Deposed,
+    /// A write is in the store, as of a revision.
     Written {
         write: WriteId,
+        revision: u64,
     },
     /// A write did not happen, or nobody knows.
     Unwritten {
@@ -115,6 +121,8 @@ pub enum Command {
     Campaign,
     /// Renew the lease.
     Renew,
+    /// Give the leader's key back: this replica does not act any more.
+    Resign,
     /// Write these, if the leader's key still has this epoch.
     Write {
         write: WriteId,
@@ -198,6 +206,11 @@ pub struct Replica {
     /// Policy where nobody has said one.
     default_policy: String,
     tried_at: Option<Time>,
+    /// It tries to get the leader's key, since then.
+    campaigns: Option<Time>,
+    /// Something may have to be written, or said to members that wait for it.
+    unwritten: bool,
+    looked_at: Option<Time>,
 }
 
 struct Leading {
@@ -249,6 +262,8 @@ struct Write {
     keys: Vec<String>,
     ask: Option<AskId>,
     since: Time,
+    /// It is in the store, as of this revision, which these books may not have reached yet.
+    revision: Option<u64>,
 }
 
 impl Replica {
@@ -267,6 +282,9 @@ impl Replica {
             next_write: 1,
             default_policy,
             tried_at: None,
+            campaigns: None,
+            unwritten: true,
+            looked_at: None,
         }
     }
 
@@ -351,6 +369,11 @@ impl Replica {
         if self.leading.as_ref().is_some_and(|own| now >= own.until) {
             self.depose(commands);
         }
+        self.unwritten |= match &event {
+            Event::Said { message, .. } => !matches!(message, ToService::Here { .. } | ToService::Transfers { .. }),
+            Event::Tick | Event::Renewed { .. } | Event::Store { .. } => false,
+            _ => true,
+        };
         match event {
             Event::Loaded { revision, entries, leader } => {
                 let before = std::mem::take(&mut self.books);
@@ -363,17 +386,32 @@ impl Replica {
                 self.books.take(revision, &entries);
                 if let Some(leader) = leader {
                     self.leader = leader;
+                    let other = self.leader.as_ref() != Some(&self.address);
+                    if other && self.leading.as_ref().is_some_and(|own| revision > own.epoch) {
+                        self.depose(commands);
+                    }
                 }
                 self.learned(now, &before, commands);
             }
-            Event::Elected { epoch, until } => self.elected(now, epoch, until),
+            Event::Elected { epoch, until } => {
+                self.campaigns = None;
+                match &mut self.leading {
+                    Some(own) if own.epoch == epoch => own.until = until,
+                    _ => self.elected(now, epoch, until),
+                }
+            }
+            Event::NotElected => self.campaigns = None,
             Event::Renewed { until } => {
                 if let Some(own) = &mut self.leading {
                     own.until = until;
                 }
             }
             Event::Deposed => self.depose(commands),
-            Event::Written { write } => self.written(now, write, Ok(()), commands),
+            Event::Written { write, revision } => {
+                if let Some(own) = self.writes.get_mut(&write) {
+                    own.revision = Some(revision);
+                }
+            }
             Event::Unwritten { write, why } => self.written(now, write, Err(why), commands),
             Event::Store { problem } => self.store_problem = problem,
             Event::Opened { session } => {
@@ -389,11 +427,17 @@ impl Replica {
             Event::Asks { ask, asked } => self.asks(now, ask, asked, commands),
             Event::Tick => {}
         }
+        self.finish(now, commands);
         self.give_up(now, commands);
         self.campaign(now, commands);
         if self.acts(now) {
-            self.reconcile(now, commands);
-            self.welcome(now, commands);
+            // Most of what members say is that they are there.
+            if self.unwritten || self.looked_at.is_none_or(|at| now.since(at) >= LOOK_EVERY) {
+                (self.unwritten, self.looked_at) = (false, Some(now));
+                self.leave_silent(now, commands);
+                self.reconcile(now, commands);
+                self.welcome(now, commands);
+            }
             self.weigh(now, commands);
         }
     }
@@ -411,8 +455,13 @@ impl Replica {
                 own.renewed_at = now;
                 commands.push(Command::Renew);
             }
-        } else if self.loaded && self.leader.is_none() && self.tried_at.is_none_or(|at| since(at) >= CAMPAIGN_EVERY) {
-            self.tried_at = Some(now);
+        } else if self.loaded
+            && self.leader.is_none()
+            && self.tried_at.is_none_or(|at| since(at) >= CAMPAIGN_EVERY)
+            // One at a time: a second one that wins would have another epoch.
+            && self.campaigns.is_none_or(|at| since(at) >= WRITE_WITHIN)
+        {
+            (self.tried_at, self.campaigns) = (Some(now), Some(now));
             commands.push(Command::Campaign);
         }
     }
@@ -443,6 +492,7 @@ impl Replica {
         if self.leading.take().is_none() {
             return;
         }
+        commands.push(Command::Resign);
         for (session, own) in std::mem::take(&mut self.sessions) {
             if own.member.is_some() {
                 commands.push(Command::Say { session, message: self.moved() });
@@ -510,6 +560,10 @@ impl Replica {
                     commands.push(Command::Say { session, message: FromService::Rejected { why } });
                     return;
                 }
+                if let Some(bad) = jobs.iter().find(|job| !makes_sense(job)) {
+                    commands.push(Command::Say { session, message: nonsense(bad) });
+                    return;
+                }
                 let old = |(id, own): (&SessionId, &Session)| {
                     let same = own.member.as_ref().is_some_and(|member| member.cluster == cluster);
                     (same && *id != session).then_some(*id)
@@ -529,6 +583,11 @@ impl Replica {
                 };
                 let own = self.sessions.get_mut(&session).expect("it was there");
                 (own.member, own.version) = (Some(member), 0);
+            }
+            (ToService::Job { spec }, Some(_)) if !makes_sense(&spec) => {
+                commands.push(Command::Say { session, message: nonsense(&spec) });
+                self.sessions.remove(&session);
+                commands.push(Command::Close { session });
             }
             (ToService::Job { spec }, Some(member)) => {
                 member.unkept.insert(spec.job.clone());
@@ -578,6 +637,7 @@ impl Replica {
         cluster: &ClusterId,
         incarnation: u64,
     ) -> Result<(), String> {
+        check_name("cluster", cluster)?;
         if protocol != PROTOCOL {
             let older = if protocol < PROTOCOL { "cluster" } else { "service" };
             return Err(format!(
@@ -601,7 +661,7 @@ impl Replica {
 
     fn asks(&mut self, now: Time, ask: AskId, asked: Asked, commands: &mut Vec<Command>) {
         let checked = match &asked {
-            _ if self.leading.is_none() => Err(match &self.leader {
+            _ if !self.acts(now) => Err(match &self.leader {
                 Some(leader) => format!("this replica does not lead: ask {leader}"),
                 None => "the service has no leader now: see 'mission service status'".into(),
             }),
@@ -612,6 +672,9 @@ impl Replica {
             Asked::Change { cluster, job, change } => {
                 let key = (cluster.clone(), job.clone());
                 match self.books.jobs.contains_key(&key) {
+                    true if self.writes.values().any(|write| write.ask.is_some()) => {
+                        Err("another change is being written: ask again".into())
+                    }
                     true => change.priority.map_or(Ok(()), |priority| check_priority(job, priority)),
                     false => Err(format!("cluster {cluster} has no job {job}: see 'mission jobs'")),
                 }
@@ -641,7 +704,7 @@ impl Replica {
         let write = self.next_write;
         self.next_write += 1;
         let keys = entries.iter().map(|(key, _)| key.clone()).collect();
-        self.writes.insert(write, Write { keys, ask, since: now });
+        self.writes.insert(write, Write { keys, ask, since: now, revision: None });
         commands.push(Command::Write { write, epoch, entries });
     }
 
@@ -653,6 +716,16 @@ impl Replica {
         commands.extend(write.ask.map(|ask| Command::Answer { ask, result }));
     }
 
+    /// Writes that these books have: nothing is written, or decided, on older ones.
+    fn finish(&mut self, now: Time, commands: &mut Vec<Command>) {
+        let revision = self.books.revision;
+        let done = |(write, own): (&WriteId, &Write)| own.revision.is_some_and(|own| own <= revision).then_some(*write);
+        for write in self.writes.iter().filter_map(done).collect::<Vec<_>>() {
+            self.unwritten = true;
+            self.written(now, write, Ok(()), commands);
+        }
+    }
+
     /// Writes of which nothing was heard: nobody knows whether they happened.
     fn give_up(&mut self, now: Time, commands: &mut Vec<Command>) {
         let late = |(write, own): (&WriteId, &Write)| (now.since(own.since) >= WRITE_WITHIN).then_some(*write);
@@ -660,7 +733,20 @@ impl Replica {
             let seconds = WRITE_WITHIN.as_secs();
             let why =
                 format!("the store did not answer within {seconds} s; look whether the change is kept, and ask again");
-            self.written(now, write, Err(why), commands);
+            let known = self.writes.get(&write).is_some_and(|own| own.revision.is_some());
+            self.written(now, write, if known { Ok(()) } else { Err(why) }, commands);
+        }
+    }
+
+    /// Ends the sessions of members that are not there any more; they come back with all that they have.
+    fn leave_silent(&mut self, now: Time, commands: &mut Vec<Command>) {
+        let silent = |(session, own): (&SessionId, &Session)| (now.since(own.heard_at) >= SILENT).then_some(*session);
+        for session in self.sessions.iter().filter_map(silent).collect::<Vec<_>>() {
+            self.sessions.remove(&session);
+            commands.push(Command::Close { session });
+            if let Some(own) = &mut self.leading {
+                own.stale = true;
+            }
         }
     }
 
@@ -827,6 +913,18 @@ impl Session {
     fn say(&mut self, session: SessionId, epoch: Epoch, update: Update, commands: &mut Vec<Command>) {
         self.version += 1;
         commands.push(Command::Say { session, message: FromService::Update { epoch, version: self.version, update } });
+    }
+}
+
+/// Whether a job is one that could have been admitted: a member says what it likes.
+fn makes_sense(spec: &JobSpec) -> bool {
+    spec.check().is_ok() && check_priority(&spec.job, spec.priority).is_ok()
+}
+
+fn nonsense(spec: &JobSpec) -> FromService {
+    let name: String = spec.job.chars().take(40).collect();
+    FromService::Rejected {
+        why: format!("job {name:?} makes no sense: use names and priorities as mission_control.job does"),
     }
 }
 

@@ -43,7 +43,7 @@ pub fn weigh(policy: &Policy, books: &Books, reported: &[Reported<'_>]) -> Weigh
         .filter_map(|own| {
             let job = job_of(own)?;
             let changed = books.changes.get(&(own.cluster.clone(), own.view.transfer.job.clone()));
-            let priority = changed.and_then(|change| change.priority).unwrap_or(own.view.job.priority);
+            let priority = changed.and_then(|change| change.priority).unwrap_or(job.spec.priority);
             Some((own, job.arrival, priority))
         })
         .collect();

@@ -142,6 +142,11 @@ impl Etcd {
         if members.is_empty() {
             return Err("no members of etcd: use --store etcd://HOST:PORT,HOST:PORT".into());
         }
+        if let Some(member) = members.iter().find(|member| member.starts_with("https://")) {
+            return Err(format!(
+                "{member}: TLS to etcd is not there yet; keep etcd on a network of its own, and use HOST:PORT"
+            ));
+        }
         let full = |member: &String| match member.contains("://") {
             true => member.trim_end_matches('/').to_owned(),
             false => format!("http://{member}"),
@@ -359,7 +364,7 @@ impl Store for Etcd {
         }
     }
 
-    fn write(&self, epoch: Epoch, entries: &[Entry]) -> Result<(), Failure> {
+    fn write(&self, epoch: Epoch, entries: &[Entry]) -> Result<u64, Failure> {
         let operation = |(key, value): &Entry| match value {
             Some(value) => json!({"request_put": {"key": self.key(key), "value": STANDARD.encode(value)}}),
             None => json!({"request_delete_range": {"key": self.key(key)}}),
@@ -371,7 +376,7 @@ impl Store for Etcd {
             "success": entries.iter().map(operation).collect::<Vec<_>>(),
         });
         let answer: Txn = self.ask(&self.writes, "/v3/kv/txn", &transaction)?;
-        if answer.succeeded { Ok(()) } else { Err(Failure::NotLeader) }
+        if answer.succeeded { Ok(answer.header.revision.get()) } else { Err(Failure::NotLeader) }
     }
 }
 

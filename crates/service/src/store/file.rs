@@ -62,9 +62,9 @@ impl FileStore {
             format!("{} is used by another service: end that one, or use another folder", folder.display())
         })?;
         let path = folder.join(JOURNAL);
-        let text = match std::fs::read_to_string(&path) {
-            Ok(text) => text,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
+        let bytes = match std::fs::read(&path) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
             Err(error) => return Err(named("cannot read", error)),
         };
         let mut state = State {
@@ -82,16 +82,18 @@ impl FileStore {
             broken: None,
         };
         // What follows the last end of line was cut, and not answered.
-        let whole = text.rfind('\n').map_or(0, |end| end + 1);
-        for (number, line) in (1..).zip(text[..whole].lines()) {
-            let line: Line = serde_json::from_str(line)
+        let whole = bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
+        for (number, line) in (1..).zip(bytes[..whole].split_inclusive(|byte| *byte == b'\n')) {
+            let line: Line = serde_json::from_slice(line)
                 .map_err(|error| format!("{}:{number}: no line of a journal: {error}", path.display()))?;
             state.apply(line.revision, &line.entries);
             state.lines += 1;
         }
-        if whole < text.len() {
+        if whole < bytes.len() {
             state.journal.set_len(whole as u64).map_err(|error| named("journal in", error))?;
         }
+        // The journal itself may be new.
+        File::open(folder).and_then(|folder| folder.sync_all()).map_err(|error| named("journal in", error))?;
         Ok(FileStore { folder: folder.to_owned(), state: Mutex::new(state), changed: Condvar::new(), lock })
     }
 
@@ -132,14 +134,14 @@ impl FileStore {
         let entries = state.entries.iter().map(|(key, value)| (key.clone(), Some(value.clone()))).collect();
         let line =
             serde_json::to_string(&Line { revision: state.revision, entries }).expect("plain values have a text");
-        let mut file = File::create(&new)?;
+        let _ = std::fs::remove_file(&new);
+        let mut file = OpenOptions::new().create_new(true).append(true).open(&new)?;
         file.write_all(format!("{line}\n").as_bytes())?;
         file.sync_all()?;
         std::fs::rename(&new, &path)?;
-        File::open(&self.folder)?.sync_all()?;
-        state.journal = OpenOptions::new().append(true).open(&path)?;
-        state.lines = 1;
-        Ok(())
+        // From here on the old journal is nobody's.
+        (state.journal, state.lines) = (file, 1);
+        File::open(&self.folder)?.sync_all()
     }
 }
 
@@ -199,7 +201,10 @@ impl Store for FileStore {
     }
 
     fn resign(&self) {
-        self.lock().leader = None;
+        let mut state = self.lock();
+        state.leader = None;
+        // If it cannot be written, nothing else can be either.
+        let _ = self.append(&mut state, Vec::new(), Some(None));
     }
 
     fn close(&self) {
@@ -211,12 +216,12 @@ impl Store for FileStore {
         self.changed.notify_all();
     }
 
-    fn write(&self, epoch: Epoch, entries: &[Entry]) -> Result<(), Failure> {
+    fn write(&self, epoch: Epoch, entries: &[Entry]) -> Result<u64, Failure> {
         let mut state = self.lock();
         if state.leader.as_ref().is_none_or(|(_, own)| *own != epoch) {
             return Err(Failure::NotLeader);
         }
-        self.append(&mut state, entries.to_vec(), None).map(drop)
+        self.append(&mut state, entries.to_vec(), None)
     }
 }
 

@@ -75,9 +75,9 @@ pub trait Store: Send + Sync {
     /// Nobody uses it any more: who watches ends, and another may open it.
     fn close(&self) {}
 
-    /// Writes all of it or nothing, if the leader's key still has this epoch.
+    /// Writes all of it or nothing, if the leader's key still has this epoch; gives the revision as of which it is there.
     ///
     /// # Errors
     /// [`Failure::NotLeader`], or nobody knows.
-    fn write(&self, epoch: Epoch, entries: &[Entry]) -> Result<(), Failure>;
+    fn write(&self, epoch: Epoch, entries: &[Entry]) -> Result<u64, Failure>;
 }

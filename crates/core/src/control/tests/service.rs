@@ -58,7 +58,7 @@ impl Between {
                     self.serve(service::Event::Elected { epoch: revision, until: Time(u64::MAX) });
                     self.serve(service::Event::Changed { revision, entries: vec![], leader });
                 }
-                service::Command::Renew => {}
+                service::Command::Renew | service::Command::Resign => {}
                 service::Command::Write { write, entries, .. } => self.write(write, entries),
                 service::Command::Say { session, message } => {
                     let heard = service::FollowerEvent::Heard { message };
@@ -74,7 +74,7 @@ impl Between {
         let revision = self.books.revision + 1;
         self.books.take(revision, &entries);
         self.serve(service::Event::Changed { revision, entries, leader: None });
-        self.serve(service::Event::Written { write });
+        self.serve(service::Event::Written { write, revision });
     }
 
     fn cluster(&mut self, index: usize, event: Event) {
@@ -170,7 +170,7 @@ fn jobs_of_two_clusters_share_hosts_by_the_services_policy() {
         for index in 0..2 {
             between.clusters[index].now = between.now;
             let report = TransferReport {
-                job: format!("job-{index}").into(),
+                job: format!("job-{index}"),
                 from: "m".into(),
                 to: "r".into(),
                 asked_bytes: 1 << 30,
