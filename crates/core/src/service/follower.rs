@@ -18,7 +18,7 @@ use std::time::Duration;
 /// Without a leader for so long, a cluster goes on alone: longer than an election, shorter than a person waits.
 pub const ALONE_AFTER: Duration = Duration::from_secs(15);
 /// How often a member says that it is there, whatever else it says: the leader may have nothing to say to that.
-pub const HERE_EVERY: Duration = Duration::from_secs(1);
+pub const HERE_EVERY: Duration = Duration::from_millis(1500);
 /// A leader that answers nothing for so long is left for another.
 pub const SILENT: Duration = Duration::from_secs(3);
 /// Between two tries of one replica each.
