@@ -33,7 +33,7 @@ COMMANDS = {
         "Tells of each transfer of a job its pattern, weight, flows and transport, what was refused, and why.",
     ),
     "jobs": ("jobs", "Lists the jobs of a cluster; 'set' changes one while it runs."),
-    "serve": ("serve", "Run a replica of the control service: one Mission Control for several clusters."),
+    "serve": ("serve", "Run a replica of the control service until it is interrupted."),
     "service": ("service", "Ask the control service, and change what it has."),
     "bench": ("bench", "Measures Mission Control beside what others do, interleaved in one run."),
     "lab": (
