@@ -25,6 +25,7 @@ from mission_control.errors import BadInput
 from mission_control.service import serving
 from mission_control.service.asking import Asking
 from mission_control.service.membership import CLUSTER, SERVICE, TOKEN_FILE, Service
+from tests.conftest import mission
 
 WAIT_S = 60
 
@@ -165,13 +166,42 @@ def test_a_cluster_whose_token_is_wrong_says_so_and_works(folder, monkeypatch, t
 
 
 def test_what_is_wrong_with_the_environment_is_one_line():
-    with pytest.raises(BadInput, match=r"no address: use https://HOST:PORT"):
+    with pytest.raises(BadInput, match="no address of a service"):
         Service.of({SERVICE: "host:1"}, "tcp://x:1")
     with pytest.raises(BadInput, match="no token"):
         Service.of({SERVICE: "https://host:1"}, "tcp://x:1")
     with pytest.raises(BadInput, match="No such file"):
         Service.of({SERVICE: "https://host:1", TOKEN_FILE: "/nowhere"}, "tcp://x:1")
+    with pytest.raises(BadInput, match="would show the token to the network"):
+        Service.of({SERVICE: "http://192.0.2.1:1"}, "tcp://x:1")
+    for address in ("http://127.0.0.1:99999", "http://127.0.0.1:abc", "http://[::1", "ftp://127.0.0.1:1"):
+        with pytest.raises(BadInput, match="no address of a service"):
+            Service.of({SERVICE: address}, "tcp://x:1")
     assert Service.of({}, "tcp://x:1") is None
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["serve", "--listen", "0.0.0.0:8790"], "--certificate"),
+        (["serve", "--listen", "nonsense"], "ADDRESS:PORT"),
+        (["serve", "--store", "etcd:/127.0.0.1:1"], "etcd://HOST:PORT"),
+        (["serve", "--store", "redis://x"], "etcd://HOST:PORT"),
+        (["serve", "--store", "etcd://127.0.0.1"], "etcd://HOST:PORT"),
+        (["serve", "--address", "nonsense"], "--address"),
+        (["serve", "--policy", "nonsense"], "--policy"),
+        (["service", "status", "--service", "http://127.0.0.1:99999"], "no address of a service"),
+        (["service", "status", "--service", "http://127.0.0.1:1"], "no token"),
+        (["service", "drain", ""], "no name of a host"),
+        (["service", "set", "job"], "CLUSTER/JOB"),
+        (["service", "set", "a/b", "--priority", "nan"], "priority"),
+        (["service", "set", "a/b", "--transport", "pigeon"], "no transport"),
+    ],
+)
+def test_bad_input_is_one_line(words, said, tmp_path):
+    state = ["--state", str(tmp_path)] if words[0] == "serve" else []
+    done = mission(*words, *state)
+    assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1, done.stderr
 
 
 @pytest.mark.skipif(shutil.which("etcd") is None, reason="there is no etcd on the path (Debian: etcd-server)")

@@ -23,7 +23,7 @@ from mission_control.dask.worker import HOST_TOKEN_FILE
 from mission_control.lab import Lab, namespaces
 from mission_control.lab.topology import star
 from mission_control.service import serving
-from mission_control.service.membership import CLUSTER, SERVICE, TOKEN_FILE
+from mission_control.service.membership import CLUSTER, INSECURE, SERVICE, TOKEN_FILE
 from tests.conftest import until
 
 pytestmark = pytest.mark.lab
@@ -48,7 +48,7 @@ def test_bytes_of_two_clusters_follow_weights_of_7_to_3(name, tmp_path, monkeypa
         last = f"h{HOSTS + 1}"
         address = f"http://{lab.host(last).address}:8790"
         environment = {**os.environ, SERVICE: address, TOKEN_FILE: str(tmp_path / "cluster.token")}
-        environment[HOST_TOKEN_FILE] = str(host_token)
+        environment |= {HOST_TOKEN_FILE: str(host_token), INSECURE: "1"}
         settings = {"name": "test", "listen": address.partition("//")[2], "address": address, "policy": "priority"}
         settings |= {"tokens": serving.tokens_in(tmp_path), "store": str(tmp_path / "store")}
         serve = lab.host(last).popen(

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from mission_control.errors import BadInput
+from mission_control import _native
+from mission_control.errors import BadInput, EnvironmentFailed
 from mission_control.service.asking import Asking
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Ask the control service, and change what it has.")
@@ -19,6 +20,8 @@ Where = Annotated[
 Token = Annotated[
     Path | None, typer.Option("--token-file", metavar="FILE", help="operator.token changes, viewer.token looks")
 ]
+HOST_MAX = 200
+"""Letters of a host's name."""
 Json = Annotated[bool, typer.Option("--json", help="Print JSON")]
 
 
@@ -30,8 +33,10 @@ def status(service: Where = None, token_file: Token = None, as_json: Json = Fals
         print(json.dumps(statuses))
     else:
         print_statuses(statuses)
-    leads = [own for own in statuses.values() if isinstance(own, dict) and own["role"] == "leader"]
-    return 0 if leads else 1
+    answers = [own for own in statuses.values() if isinstance(own, dict)]
+    if not answers:
+        raise EnvironmentFailed("no replica of the service gives its status")
+    return 0 if any(own["role"] == "leader" for own in answers) else 1
 
 
 @app.command()
@@ -58,7 +63,13 @@ def change(
     if not slash or not name:
         raise BadInput(f"{job!r}: write CLUSTER/JOB, as in mission service status")
     changed: dict[str, Any] = {}
+    if transport not in (None, "auto", *_native.transports()):
+        raise BadInput(f"there is no transport {transport!r}: use auto, {', '.join(_native.transports())}")
     if priority is not None:
+        try:
+            _native.check_priority(name, priority)
+        except ValueError as error:
+            raise BadInput(str(error)) from None
         changed["priority"] = priority
     if transport is not None:
         changed["transport"] = None if transport == "auto" else transport
@@ -76,6 +87,8 @@ def drain(
     token_file: Token = None,
 ) -> None:
     """Have all clusters leave a host: their workers hand over what they hold, and end."""
+    if not host or not host.isprintable() or len(host) > HOST_MAX:
+        raise BadInput(f"{host[:40]!r} is no name of a host: see mission service status")
     Asking(service, token_file).change({"ask": "undrain" if undo else "drain", "host": host})
     print(f"{host} may be used again" if undo else f"{host} is drained")
 

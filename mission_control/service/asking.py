@@ -11,10 +11,21 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from mission_control.errors import BadInput, EnvironmentFailed
-from mission_control.service.membership import CA, SERVICE, TOKEN, TOKEN_FILE
+from mission_control.service.membership import CA, SERVICE, TOKEN, TOKEN_FILE, check_address, read_token
 
 ANSWER_S = 10.0
 """For an answer: a change waits for the store, which has 3 s."""
+
+
+KEYS = {"address", "role", "epoch", "revision", "policy", "problems", "clusters", "jobs", "drained"}
+"""Of a status."""
+
+
+def refusal(status: int, answer: dict[str, Any]) -> str:
+    """Why there is no answer, for people."""
+    if status == 401:
+        return "the token is not one of this service"
+    return str(answer.get("error") or f"it is no service of Mission Control (status {status})")
 
 
 class Asking:
@@ -34,15 +45,9 @@ class Asking:
         if not self.addresses:
             raise BadInput(f"no service: give --service https://HOST:PORT, or set {SERVICE}")
         for address in self.addresses:
-            if urlsplit(address).scheme not in ("http", "https") or not urlsplit(address).hostname:
-                raise BadInput(f"{address!r} is no address of a service: use https://HOST:PORT")
+            check_address(address, os.environ)
         path = token_file or os.environ.get(TOKEN_FILE)
-        try:
-            self.token = Path(path).read_text().strip() if path else os.environ.get(TOKEN, "").strip()
-        except OSError as error:
-            raise BadInput(f"token of the service: {error}") from None
-        if not self.token.isprintable() or " " in self.token:
-            raise BadInput(f"the token of the service is none: it has what cannot be sent; see {TOKEN_FILE}")
+        self.token = read_token(Path(path)) if path else os.environ.get(TOKEN, "").strip()
         if not self.token:
             raise BadInput(f"no token: give --token-file PATH (operator.token or viewer.token), or set {TOKEN_FILE}")
 
@@ -55,7 +60,7 @@ class Asking:
             except (OSError, http.client.HTTPException) as error:
                 found[address] = f"does not answer: {error}"
                 continue
-            found[address] = answer if status == 200 else str(answer.get("error", status))
+            found[address] = answer if status == 200 and answer.keys() >= KEYS else refusal(status, answer)
         return found
 
     def change(self, asked: dict[str, Any]) -> None:
@@ -74,7 +79,7 @@ class Asking:
                 continue
             if status == 200:
                 return
-            raise BadInput(f"{address}: {answer.get('error', status)}")
+            raise BadInput(f"{address}: {refusal(status, answer)}")
         raise EnvironmentFailed(f"the service changes nothing: {why}")
 
     def _leaders(self) -> list[str]:

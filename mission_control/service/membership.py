@@ -6,6 +6,7 @@ Reading and writing wait, so they have threads of their own.
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import logging
 import queue
@@ -25,7 +26,7 @@ from mission_control.errors import BadInput
 logger = logging.getLogger(__name__)
 
 SERVICE, TOKEN, TOKEN_FILE = "MISSION_SERVICE", "MISSION_SERVICE_TOKEN", "MISSION_SERVICE_TOKEN_FILE"
-CA, CLUSTER = "MISSION_SERVICE_CA", "MISSION_CLUSTER"
+CA, CLUSTER, INSECURE = "MISSION_SERVICE_CA", "MISSION_CLUSTER", "MISSION_SERVICE_INSECURE"
 """What a scheduler's environment says of the service that it joins."""
 TICK_S = 0.25
 """How often core is told that time has passed: as often as it tries another replica."""
@@ -34,6 +35,49 @@ CONNECT_S = 2.0
 BACKLOG_MAX = 10_000
 """Lines that wait to be written; with more the service is not reading, and the connection is given up."""
 HEAD_MAX = 16 << 10
+
+
+def check_address(address: str, environment: Mapping[str, str]) -> None:
+    """
+    Raises:
+        BadInput: It is no address of a service, or a token would go there in clear text.
+    """
+    try:
+        parts = urlsplit(address)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port = None, None
+    if host is None or port is None or parts.scheme not in ("http", "https"):
+        raise BadInput(f"{address!r} is no address of a service: use https://HOST:PORT, several with commas")
+    if parts.scheme == "http" and not is_loopback(host) and environment.get(INSECURE) != "1":
+        raise BadInput(
+            f"{address} would show the token to the network: use https:// (mission serve --certificate), or set "
+            f"{INSECURE}=1 where nobody else is on it"
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether nothing that is sent there leaves this host."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def read_token(path: Path) -> str:
+    """
+    Raises:
+        BadInput: It is no file with a token.
+    """
+    try:
+        token = path.read_text().strip()
+    except OSError as error:
+        raise BadInput(f"token of the service: {error}") from None
+    except UnicodeDecodeError:
+        token = ""
+    if not token or not token.isascii() or not token.isprintable() or " " in token:
+        raise BadInput(f"{path} has no token: it is one line, as in operator.token of the service")
+    return token
 
 
 @dataclass(frozen=True)
@@ -60,17 +104,12 @@ class Service:
         if not addresses:
             return None
         for address in addresses:
-            parts = urlsplit(address)
-            if parts.scheme not in ("http", "https") or not parts.hostname or not parts.port:
-                raise BadInput(f"{SERVICE}: {address!r} is no address: use https://HOST:PORT, several with commas")
+            check_address(address, environment)
         token = environment.get(TOKEN, "").strip()
         if not token and (path := environment.get(TOKEN_FILE)):
-            try:
-                token = Path(path).read_text().strip()
-            except OSError as error:
-                raise BadInput(f"{TOKEN_FILE}: {error}") from None
-        if not token.isprintable() or " " in token:
-            raise BadInput(f"the token of the service is none: it has what cannot be sent; see {TOKEN_FILE}")
+            token = read_token(Path(path))
+        if not token.isascii() or not token.isprintable() or " " in token:
+            raise BadInput(f"{TOKEN} is no token: it has what cannot be sent")
         if not token:
             raise BadInput(f"{SERVICE} is set, and no token: set {TOKEN_FILE} to the file cluster.token of the service")
         cluster = environment.get(CLUSTER) or own_address.partition("://")[2] or own_address

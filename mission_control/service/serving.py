@@ -5,16 +5,21 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
+import re
 import secrets
 import socket
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from mission_control import _native
 from mission_control.errors import BadInput
+from mission_control.service.membership import read_token
 
 PORT = 8790
 """Near Dask's own, and nobody's (IANA has none for it)."""
+TOKEN_MIN = 16
+"""Letters: fewer can be guessed."""
 TOKENS = ("operator", "viewer", "cluster")
 """May change things; may look; lets a cluster join."""
 
@@ -44,9 +49,9 @@ def _token(path: Path) -> str:
     except FileExistsError:
         if path.stat().st_mode & 0o077:
             raise BadInput(f"{path} can be read by others: chmod 600 {path}") from None
-        token = path.read_text().strip()
-        if not token:
-            raise BadInput(f"{path} is empty: remove it, and a new one is drawn") from None
+        token = read_token(path)
+        if len(token) < TOKEN_MIN:
+            raise BadInput(f"{path} has less than {TOKEN_MIN} letters: remove it, and a new one is drawn") from None
         return token
     with open(descriptor, "w") as file:
         token = secrets.token_urlsafe(32)
@@ -79,6 +84,14 @@ def start(
         BadInput: One of them cannot be used.
     """
     host, port = parse_listen(listen)
+    if not name.strip() or not name.isprintable():
+        raise BadInput("--name: use a name that can be printed")
+    if store is not None:
+        check_store(store)
+    if address is not None:
+        parts = urlsplit(address)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise BadInput(f"--address {address!r}: use https://HOST:PORT")
     inside = ipaddress.ip_address(host).is_loopback
     if certificate is None and not inside:
         raise BadInput(
@@ -98,14 +111,27 @@ def start(
     if certificate is not None:
         try:
             settings["certificate"] = [path.read_text() for path in certificate]
-        except OSError as error:
-            raise BadInput(str(error)) from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadInput(f"--certificate, --key: {error}") from None
     scheme = "https" if certificate is not None else "http"
     settings["address"] = address or f"{scheme}://{host if inside else socket.getfqdn()}:{port}"
     try:
         return _native.Service(json.dumps(settings)), settings["address"]
     except ValueError as error:
         raise BadInput(str(error)) from None
+
+
+def check_store(store: str) -> None:
+    """
+    Raises:
+        BadInput: It is neither members of etcd nor a folder.
+    """
+    if store.startswith("etcd://"):
+        members = store.removeprefix("etcd://").split(",")
+        if not all(re.fullmatch(r"\S+:[0-9]{1,5}", member) for member in members):
+            raise BadInput(f"--store {store!r}: use etcd://HOST:PORT, several with commas")
+    elif re.match(r"\w+:/", store):
+        raise BadInput(f"--store {store!r}: use etcd://HOST:PORT,.. or a folder")
 
 
 def parse_listen(listen: str) -> tuple[str, int]:
