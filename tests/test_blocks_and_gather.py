@@ -189,7 +189,7 @@ def test_the_scenario_of_the_gather_is_at_the_papers_point():
     work = planned("gather", scenario, ["lab"])
     topology, workload = scenario.topology, scenario.workload
     assert (topology.hosts, workload.fragment, workload.senders) == (48, 64_000, "auto")
-    assert topology.link_rate == 10**9 and topology.link_delay == 250 and topology.dilation == 10
+    assert topology.link_rate == 10**9 and topology.link_delay == 250 and topology.dilation == 200
     limits = {one.scenario.control.flows_per_host for one in work}
     assert limits == {"all", 10, "auto"}
     assert {one.scenario.stack.profile for one in work} == {"newreno", "linux-2.6.28", "modern"}
