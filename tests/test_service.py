@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -21,6 +20,7 @@ from distributed import Client, LocalCluster
 
 import mission_control
 from mission_control import _native
+from mission_control.bench.service import free_ports, in_etcd
 from mission_control.errors import BadInput
 from mission_control.service import serving
 from mission_control.service.asking import Asking
@@ -207,14 +207,14 @@ def test_bad_input_is_one_line(words, said, tmp_path):
 @pytest.mark.skipif(shutil.which("etcd") is None, reason="there is no etcd on the path (Debian: etcd-server)")
 def test_when_the_leader_is_killed_another_leads_and_nothing_answered_is_lost(tmp_path, monkeypatch):
     with ExitStack() as stack:
-        members = stack.enter_context(etcd(tmp_path))
+        store = stack.enter_context(in_etcd(1))
         replicas: list[subprocess.Popen[bytes]] = []
         ports = free_ports(2)
         addresses = [f"http://127.0.0.1:{port}" for port in ports]
         folder = tmp_path / "tokens"
         for port in ports:
             command = [sys.executable, "-m", "mission_control", "serve", "--listen", f"127.0.0.1:{port}"]
-            command += ["--store", f"etcd://{','.join(members)}", "--state", str(folder), "--policy", "priority"]
+            command += ["--store", store, "--state", str(folder), "--policy", "priority"]
             replicas.append(subprocess.Popen(command, stdout=subprocess.DEVNULL))
             stack.callback(end, replicas[-1])
             wait_for("tokens", lambda: (folder / "operator.token").exists())
@@ -240,28 +240,6 @@ def test_when_the_leader_is_killed_another_leads_and_nothing_answered_is_lost(tm
             wait_for("at the second", lambda: status(client)["service"]["leader"] == second)
 
 
-@contextmanager
-def etcd(folder: Path) -> Iterator[list[str]]:
-    """One member; three of them are tried in `crates/service/tests/etcd.rs`."""
-    client, peer = free_ports(2)
-    url = f"http://127.0.0.1:{client}"
-    command = ["etcd", "--data-dir", str(folder / "etcd"), "--listen-client-urls", url, "--advertise-client-urls", url]
-    command += ["--listen-peer-urls", f"http://127.0.0.1:{peer}", "--logger", "zap", "--log-level", "error"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        yield [f"127.0.0.1:{client}"]
-    finally:
-        end(process)
-
-
 def end(process: subprocess.Popen[bytes]) -> None:
     process.kill()
     process.wait()
-
-
-def free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for own in sockets:
-            own.bind(("127.0.0.1", 0))
-        return [own.getsockname()[1] for own in sockets]

@@ -10,8 +10,7 @@ import sys
 import threading
 import time
 import zlib
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +66,7 @@ def test_bytes_of_two_clusters_follow_weights_of_7_to_3(name, tmp_path, monkeypa
                 words = [at, "--no-nanny", "--nthreads", "2", "--no-dashboard", "--host", lab.host(f"h{host}").address]
                 words += ["--local-directory", str(tmp_path / f"{cluster}{host}"), "--name", f"h{host}"]
                 start(lab, f"h{host}", "worker", own, words, tmp_path)
-        with inside(lab.namespace(last)):
+        with namespaces.entered(lab.namespace(last)):
             clients = [stack.enter_context(Client(at, timeout=60, set_as_default=False)) for at in schedulers.values()]
             for client in clients:
                 client.wait_for_workers(HOSTS, timeout=60)
@@ -76,7 +75,7 @@ def test_bytes_of_two_clusters_follow_weights_of_7_to_3(name, tmp_path, monkeypa
             results: dict[int, list[tuple[float, int]]] = {}
 
             def work(index: int, priority: float) -> None:
-                with inside(lab.namespace(last)):
+                with namespaces.entered(lab.namespace(last)):
                     results[index] = shuffle(clients[index], priority, begin)
 
             threads = [threading.Thread(target=work, args=args) for args in ((0, 7.0), (1, 3.0))]
@@ -97,16 +96,6 @@ def start(lab: Lab, host: str, what: str, environment: dict[str, str], words: li
     command = [sys.executable, "-m", f"distributed.cli.dask_{what}", *words, "--preload", "mission_control.dask"]
     with open(folder / "dask.log", "ab") as log:
         lab.host(host).popen(command, stdout=log, stderr=log, env=environment)
-
-
-@contextmanager
-def inside(namespace: str) -> Iterator[None]:
-    with open("/proc/thread-self/ns/net") as before:
-        namespaces.enter(namespace)
-        try:
-            yield
-        finally:
-            namespaces.enter_file(before)
 
 
 def status(client: Client) -> dict[str, Any]:

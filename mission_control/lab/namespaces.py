@@ -9,8 +9,8 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Container, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Container, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TypeVar
 
@@ -69,6 +69,17 @@ def enter_file(namespace: IO[str]) -> None:
     if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), CLONE_NEWNET):
         number = ctypes.get_errno()
         raise OSError(number, f"namespace {namespace.name}: {os.strerror(number)}")
+
+
+@contextmanager
+def entered(namespace: str) -> Iterator[None]:
+    """The calling thread is in the namespace meanwhile, and so are the threads that it starts."""
+    with open("/proc/thread-self/ns/net") as before:
+        enter(namespace)
+        try:
+            yield
+        finally:
+            enter_file(before)
 
 
 def interfaces_down(namespace: str) -> list[str]:

@@ -74,7 +74,7 @@ def in_lab(
         own = [] if plain else ["--mission-flows-per-host", str(control.flows_per_host)]
         slow = scenario.topology.dilation
         started = [_start(built, first, folder, slow, "scheduler", *words, *given, *own)]
-        stack.enter_context(_inside(built.namespace(first)))
+        stack.enter_context(namespaces.entered(built.namespace(first)))
         limit = memory_limit(scenario.topology, len(workers))
         for host in workers:
             words = [
@@ -168,17 +168,6 @@ def _start(built: lab.Lab, host: str, folder: Path, slow: int, what: str, *words
     environment["MISSION_LINK_RATE"] = f"{rate} bit/s"
     with open(folder / f"{host}.log", "wb") as log:
         return built.host(host).popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment)
-
-
-@contextmanager
-def _inside(namespace: str) -> Iterator[None]:
-    """This thread is in the namespace meanwhile, and so are the threads that it starts."""
-    with open("/proc/self/ns/net") as before:
-        namespaces.enter(namespace)
-        try:
-            yield
-        finally:
-            namespaces.enter_file(before)
 
 
 def _connect(connect: Callable[..., Client], started: list[subprocess.Popen[bytes]], folder: Path) -> Client:

@@ -9,7 +9,7 @@
 
 use mission_core::policy::{JobView, TransferView};
 use mission_core::random::SplitMix;
-use mission_core::service::{self, Asked, Entry, Epoch, Follower, FromService, Replica, Role, ToService, Weighed};
+use mission_core::service::{Asked, Entry, Epoch, Follower, FromService, Replica, Role, ToService, Weighed};
 use mission_core::service::{Command, Event, FollowerCommand, FollowerEvent};
 use mission_core::types::{JobSpec, Pattern, TransferId};
 use mission_core::units::Time;
@@ -624,5 +624,4 @@ fn one_leads_and_nothing_answered_is_lost() {
     }
     println!("{elections} elections, {answered} changes answered");
     assert!(elections > 2 && answered > 0);
-    let _ = service::PROTOCOL;
 }

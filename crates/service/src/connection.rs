@@ -10,7 +10,7 @@ use std::time::Instant;
 pub const UNADMITTED_BYTES: usize = 64 << 10;
 /// Of one line of a session: a hello with all transfers of a cluster.
 pub const LINE_BYTES: usize = 64 << 20;
-/// A member that does not take what it is told is left: it comes back, and is told everything.
+/// A member that does not read what is sent to it is left: it comes back, and its welcome has everything.
 pub const BACKLOG_BYTES: usize = 64 << 20;
 /// The same for who only asks.
 pub const QUESTION_BACKLOG_BYTES: usize = 16 << 20;
@@ -73,14 +73,10 @@ impl Connection {
                     Ok(0) => Ok(0),
                     Ok(_) => {
                         tls.process_new_packets().map_err(|error| io::Error::new(ErrorKind::InvalidData, error))?;
-                        let mut taken = 0;
                         loop {
                             match tls.reader().read(&mut buffer) {
                                 Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
-                                Ok(count) => {
-                                    self.received.extend_from_slice(&buffer[..count]);
-                                    taken += count;
-                                }
+                                Ok(count) => self.received.extend_from_slice(&buffer[..count]),
                                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                                 Err(error) => return Err(error),
                             }
@@ -88,7 +84,6 @@ impl Connection {
                         if self.received.len() > most {
                             return Err(ErrorKind::InvalidData.into());
                         }
-                        let _ = taken;
                         continue;
                     }
                     Err(error) => Err(error),

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 /// What a session is called in the head of its HTTP question.
 pub const UPGRADE: &str = "mission-control";
-/// How often the replica is told that time has passed: a tenth of its shortest wait.
+/// How often the replica hears that time has passed: a tenth of its shortest wait.
 const TICK: Duration = Duration::from_millis(25);
 /// A connection that has shown no token by then is closed, as is one on which nothing comes any more: members say every second
 /// that they are there.

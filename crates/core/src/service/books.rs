@@ -122,6 +122,13 @@ impl Books {
         Some(())
     }
 
+    /// Of a job, as an operator changed it, or as it was specified.
+    pub fn priority_of(&self, cluster: &ClusterId, name: &JobId) -> Option<f64> {
+        let key = (cluster.clone(), name.clone());
+        let job = self.jobs.get(&key)?;
+        Some(self.changes.get(&key).and_then(|change| change.priority).unwrap_or(job.spec.priority))
+    }
+
     /// Of the next job.
     pub fn next_arrival(&self) -> u64 {
         self.jobs.values().map(|job| job.arrival + 1).max().unwrap_or(0)
@@ -132,7 +139,7 @@ impl Books {
     }
 }
 
-/// Words of a key, joined so that they can be told apart whatever is in them.
+/// Words of a key, escaped so that each can be read back whatever is in it.
 fn key(words: &[&str]) -> String {
     let escaped = |word: &&str| word.replace('%', "%25").replace('/', "%2F");
     words.iter().map(escaped).collect::<Vec<_>>().join("/")

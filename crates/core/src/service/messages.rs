@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// Of the messages of this module. Members of another one are refused, and told which side is older.
+/// Of the messages of this module. Members of another one are refused; the refusal names the side that is older.
 pub const PROTOCOL: u32 = 1;
 
 /// From the adapter of one cluster.

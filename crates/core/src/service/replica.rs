@@ -7,6 +7,11 @@
 //! A leader acts only while its lease holds by its own clock, and once its books are as new as its epoch. Whatever it
 //! says has that epoch.
 
+mod status;
+mod writing;
+
+pub use status::Status;
+
 use super::books::{Books, Entry, Input, Job, Known};
 use super::messages::{FromService, PROTOCOL, State, ToService, Update, Weighed};
 use super::shares::{self, Reported};
@@ -45,7 +50,7 @@ pub const SILENT: Duration = Duration::from_secs(15);
 pub const WRITE_WITHIN: Duration = Duration::from_secs(3);
 /// After a write that failed the next one waits so long.
 pub const WRITE_AGAIN: Duration = Duration::from_millis(250);
-/// Entries of one write: etcd takes 128 in a transaction, unless it is told otherwise.
+/// Entries of one write: etcd takes 128 in a transaction, unless it is started with another `--max-txn-ops`.
 pub const WRITE_MAX: usize = 100;
 
 #[derive(Clone, Debug)]
@@ -147,47 +152,6 @@ pub enum Command {
 pub enum Role {
     Leader,
     Follower,
-}
-
-/// What a replica knows, for people.
-#[derive(Clone, Debug, Serialize)]
-pub struct Status {
-    pub address: Arc<str>,
-    pub role: Role,
-    pub leader: Option<Arc<str>>,
-    /// Of this replica, if it leads.
-    pub epoch: Option<Epoch>,
-    pub service: Option<ServiceId>,
-    /// Of the store, as far as this replica has read it.
-    pub revision: u64,
-    pub policy: String,
-    /// What is wrong, and what to do: one line each.
-    pub problems: Vec<String>,
-    pub clusters: Vec<ClusterNow>,
-    pub jobs: Vec<JobNow>,
-    pub drained: BTreeSet<HostId>,
-}
-
-#[derive(Clone, Debug, Serialize)]
-pub struct ClusterNow {
-    pub cluster: ClusterId,
-    pub hosts: BTreeSet<HostId>,
-    /// Whether it has a session with this replica.
-    pub joined: bool,
-    /// Clusters that share hosts with it, also by way of others, have the same island.
-    pub island: Option<ClusterId>,
-    /// Active ones.
-    pub transfers: usize,
-}
-
-#[derive(Clone, Debug, Serialize)]
-pub struct JobNow {
-    pub cluster: ClusterId,
-    pub job: JobId,
-    pub priority: f64,
-    pub arrival: u64,
-    /// Part of the bytes of its island's hosts; `None`: nothing of it is active, or this replica does not lead.
-    pub weight: Option<f64>,
 }
 
 pub struct Replica {
@@ -296,73 +260,8 @@ impl Replica {
         self.leading.as_ref().map(|own| own.epoch)
     }
 
-    pub fn status(&self) -> Status {
-        let leading = self.leading.as_ref();
-        let member = |cluster: &ClusterId| {
-            let members = self.sessions.values().filter(|own| own.version > 0).filter_map(|own| own.member.as_ref());
-            members.into_iter().find(|member| member.cluster == *cluster)
-        };
-        let island = |cluster: &ClusterId| leading.and_then(|own| own.islands.get(cluster).cloned());
-        let clusters = self.books.clusters.iter().map(|(cluster, known)| ClusterNow {
-            cluster: cluster.clone(),
-            hosts: known.hosts.clone(),
-            joined: member(cluster).is_some(),
-            island: island(cluster),
-            transfers: member(cluster).map_or(0, |member| member.transfers.len()),
-        });
-        let weight = |cluster: &ClusterId, job: &JobId| {
-            let said = leading?.said.get(&island(cluster)?)?;
-            let parts = said.parts.iter().filter(|(id, _)| id.cluster == *cluster && id.job == *job);
-            parts.map(|(_, part)| part.weight).reduce(|sum, weight| sum + weight)
-        };
-        let jobs = self.books.jobs.iter().map(|((cluster, job), own)| JobNow {
-            cluster: cluster.clone(),
-            job: job.clone(),
-            priority: self
-                .books
-                .changes
-                .get(&(cluster.clone(), job.clone()))
-                .and_then(|change| change.priority)
-                .unwrap_or(own.spec.priority),
-            arrival: own.arrival,
-            weight: weight(cluster, job),
-        });
-        let mut problems: Vec<String> = self.store_problem.iter().cloned().collect();
-        if self.loaded && self.leader.is_none() {
-            problems.push(
-                "the service has no leader now: one is elected within some seconds while the store answers".into(),
-            );
-        }
-        if !self.books.unreadable.is_empty() {
-            let keys = self.books.unreadable.iter().cloned().collect::<Vec<_>>().join(", ");
-            problems.push(format!("the store has what this version cannot read: {keys}"));
-        }
-        Status {
-            address: self.address.clone(),
-            role: self.role(),
-            leader: self.leader.clone(),
-            epoch: self.epoch(),
-            service: self.books.service,
-            revision: self.books.revision,
-            policy: self.books.policy.as_ref().unwrap_or(&self.default_policy).clone(),
-            problems,
-            clusters: clusters.collect(),
-            jobs: jobs.collect(),
-            drained: self.books.drained.clone(),
-        }
-    }
-
     pub fn books(&self) -> &Books {
         &self.books
-    }
-
-    pub fn store_problem(&self) -> Option<&str> {
-        self.store_problem.as_deref()
-    }
-
-    /// Clusters that have a session here.
-    pub fn clusters(&self) -> impl Iterator<Item = &ClusterId> {
-        self.sessions.values().filter_map(|own| own.member.as_ref()).map(|member| &member.cluster)
     }
 
     pub fn handle(&mut self, now: Time, event: Event, commands: &mut Vec<Command>) {
@@ -659,85 +558,6 @@ impl Replica {
         Ok(())
     }
 
-    fn asks(&mut self, now: Time, ask: AskId, asked: Asked, commands: &mut Vec<Command>) {
-        let checked = match &asked {
-            _ if !self.acts(now) => Err(match &self.leader {
-                Some(leader) => format!("this replica does not lead: ask {leader}"),
-                None => "the service has no leader now: see 'mission service status'".into(),
-            }),
-            Asked::Policy { policy } if policy.starts_with(policy::external::PREFIX) => {
-                Err("a policy in Python runs beside one cluster's scheduler: the service has its own policies".into())
-            }
-            Asked::Policy { policy } => policy::policy(policy).map(drop),
-            Asked::Change { cluster, job, change } => {
-                let key = (cluster.clone(), job.clone());
-                match self.books.jobs.contains_key(&key) {
-                    true if self.writes.values().any(|write| write.ask.is_some()) => {
-                        Err("another change is being written: ask again".into())
-                    }
-                    true => change.priority.map_or(Ok(()), |priority| check_priority(job, priority)),
-                    false => Err(format!("cluster {cluster} has no job {job}: see 'mission jobs'")),
-                }
-            }
-            Asked::Drain { .. } | Asked::Undrain { .. } => Ok(()),
-        };
-        if let Err(why) = checked {
-            commands.push(Command::Answer { ask, result: Err(why) });
-            return;
-        }
-        let input = match asked {
-            Asked::Policy { policy } => Input::Policy(policy),
-            Asked::Change { cluster, job, change } => {
-                let mut whole = self.books.changes.get(&(cluster.clone(), job.clone())).cloned().unwrap_or_default();
-                whole.priority = change.priority.or(whole.priority);
-                whole.transport = change.transport.or(whole.transport);
-                Input::Change(cluster, job, whole)
-            }
-            Asked::Drain { host } => Input::Drained(host),
-            Asked::Undrain { host } => Input::NotDrained(host),
-        };
-        self.write(now, vec![input.entry()], Some(ask), commands);
-    }
-
-    fn write(&mut self, now: Time, entries: Vec<Entry>, ask: Option<AskId>, commands: &mut Vec<Command>) {
-        let epoch = self.epoch().expect("only a leader writes");
-        let write = self.next_write;
-        self.next_write += 1;
-        let keys = entries.iter().map(|(key, _)| key.clone()).collect();
-        self.writes.insert(write, Write { keys, ask, since: now, revision: None });
-        commands.push(Command::Write { write, epoch, entries });
-    }
-
-    fn written(&mut self, now: Time, write: WriteId, result: Result<(), String>, commands: &mut Vec<Command>) {
-        let Some(write) = self.writes.remove(&write) else { return };
-        if let (Err(_), Some(own)) = (&result, &mut self.leading) {
-            own.failed_at = Some(now);
-        }
-        commands.extend(write.ask.map(|ask| Command::Answer { ask, result }));
-    }
-
-    /// Writes that these books have: nothing is written, or decided, on older ones.
-    fn finish(&mut self, now: Time, commands: &mut Vec<Command>) {
-        let revision = self.books.revision;
-        let done = |(write, own): (&WriteId, &Write)| own.revision.is_some_and(|own| own <= revision).then_some(*write);
-        for write in self.writes.iter().filter_map(done).collect::<Vec<_>>() {
-            self.unwritten = true;
-            self.written(now, write, Ok(()), commands);
-        }
-    }
-
-    /// Writes of which nothing was heard: nobody knows whether they happened.
-    fn give_up(&mut self, now: Time, commands: &mut Vec<Command>) {
-        let late = |(write, own): (&WriteId, &Write)| (now.since(own.since) >= WRITE_WITHIN).then_some(*write);
-        for write in self.writes.iter().filter_map(late).collect::<Vec<_>>() {
-            let seconds = WRITE_WITHIN.as_secs();
-            let why =
-                format!("the store did not answer within {seconds} s; look whether the change is kept, and ask again");
-            let known = self.writes.get(&write).is_some_and(|own| own.revision.is_some());
-            self.written(now, write, if known { Ok(()) } else { Err(why) }, commands);
-        }
-    }
-
     /// Ends the sessions of members that are not there any more; they come back with all that they have.
     fn leave_silent(&mut self, now: Time, commands: &mut Vec<Command>) {
         let silent = |(session, own): (&SessionId, &Session)| (now.since(own.heard_at) >= SILENT).then_some(*session);
@@ -746,79 +566,6 @@ impl Replica {
             commands.push(Command::Close { session });
             if let Some(own) = &mut self.leading {
                 own.stale = true;
-            }
-        }
-    }
-
-    /// Writes what the books do not have of what clusters said, and what they have too much.
-    fn reconcile(&mut self, now: Time, commands: &mut Vec<Command>) {
-        let under_way: BTreeSet<&String> = self.writes.values().flat_map(|write| &write.keys).collect();
-        let own = self.leading.as_mut().expect("it acts");
-        let members: BTreeMap<&ClusterId, &Member> = self
-            .sessions
-            .values()
-            .filter_map(|session| session.member.as_ref())
-            .map(|member| (&member.cluster, member))
-            .collect();
-        let mut inputs = Vec::new();
-        if self.books.service.is_none() {
-            inputs.push(Input::Service(self.draw));
-        }
-        for (cluster, member) in &members {
-            if self.books.clusters.get(*cluster) != Some(&member.known) {
-                inputs.push(Input::Cluster((*cluster).clone(), member.known.clone()));
-            }
-            for (job, spec) in &member.jobs {
-                let known = self.books.jobs.get(&((*cluster).clone(), job.clone()));
-                if known.is_none_or(|known| known.spec != *spec) {
-                    let arrival = known.map_or(own.next_arrival, |known| known.arrival);
-                    inputs.push(Input::Job((*cluster).clone(), Job { spec: spec.clone(), arrival }));
-                    own.next_arrival = own.next_arrival.max(arrival + 1);
-                }
-            }
-        }
-        own.absent.retain(|cluster, _| self.books.clusters.contains_key(cluster) && !members.contains_key(cluster));
-        for cluster in self.books.clusters.keys().filter(|cluster| !members.contains_key(*cluster)) {
-            own.absent.entry(cluster.clone()).or_insert(now);
-        }
-        let forgotten = |cluster: &ClusterId| {
-            let late = own.absent.get(cluster).is_some_and(|since| now.since(*since) >= FORGET_AFTER);
-            late || !self.books.clusters.contains_key(cluster)
-        };
-        for cluster in self.books.clusters.keys().filter(|cluster| forgotten(cluster)) {
-            inputs.push(Input::ClusterGone(cluster.clone()));
-        }
-        let over = |cluster: &ClusterId, job: &JobId| match members.get(cluster) {
-            Some(member) => !member.jobs.contains_key(job),
-            None => forgotten(cluster),
-        };
-        for (cluster, job) in self.books.jobs.keys().filter(|(cluster, job)| over(cluster, job)) {
-            inputs.push(Input::JobGone(cluster.clone(), job.clone()));
-        }
-        for (cluster, job) in self.books.changes.keys() {
-            if !self.books.jobs.contains_key(&(cluster.clone(), job.clone())) && over(cluster, job) {
-                inputs.push(Input::ChangeGone(cluster.clone(), job.clone()));
-            }
-        }
-        if own.failed_at.is_some_and(|at| now.since(at) < WRITE_AGAIN) {
-            inputs.clear();
-        }
-        let entries: Vec<Entry> = inputs.iter().map(Input::entry).filter(|(key, _)| !under_way.contains(key)).collect();
-        for some in entries.chunks(WRITE_MAX) {
-            self.write(now, some.to_vec(), None, commands);
-        }
-        let (books, epoch) = (&self.books, self.epoch().expect("it acts"));
-        for (session, own) in self.sessions.iter_mut().filter(|(_, own)| own.version > 0) {
-            let Some(member) = &mut own.member else { continue };
-            let (cluster, jobs) = (&member.cluster, &member.jobs);
-            let kept = |job: &JobId| {
-                let known = books.jobs.get(&(cluster.clone(), job.clone()));
-                known.is_some_and(|known| jobs.get(job) == Some(&known.spec))
-            };
-            let kept: Vec<JobId> = member.unkept.iter().filter(|job| kept(job)).cloned().collect();
-            for job in kept {
-                member.unkept.remove(&job);
-                commands.push(Command::Say { session: *session, message: FromService::Kept { epoch, job } });
             }
         }
     }

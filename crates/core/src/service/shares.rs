@@ -41,10 +41,8 @@ pub fn weigh(policy: &Policy, books: &Books, reported: &[Reported<'_>]) -> Weigh
     let mut known: Vec<(&Reported<'_>, u64, f64)> = reported
         .iter()
         .filter_map(|own| {
-            let job = job_of(own)?;
-            let changed = books.changes.get(&(own.cluster.clone(), own.view.transfer.job.clone()));
-            let priority = changed.and_then(|change| change.priority).unwrap_or(job.spec.priority);
-            Some((own, job.arrival, priority))
+            let priority = books.priority_of(own.cluster, &own.view.transfer.job)?;
+            Some((own, job_of(own)?.arrival, priority))
         })
         .collect();
     known.sort_by(|(a, job_a, _), (b, job_b, _)| {

@@ -117,7 +117,6 @@ struct Watched {
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Events {
-    header: Header,
     canceled: bool,
     cancel_reason: String,
     compact_revision: Number,
