@@ -2,6 +2,10 @@
 //!
 //! Keys lie under `/mission-control/NAME/`. The leader's key has a lease of [`LEASE`]; its create revision is the epoch,
 //! and every write is a transaction that compares it (etcd documentation, "Concurrency": what its own elections do).
+//!
+//! A write whose answer did not come is under way, perhaps for long: a member of etcd that was stopped goes on with it.
+//! So every write also compares when [`SEQUENCE`] was written last, and writes it: of the writes that were sent after the
+//! same one, one happens, and none after a later one.
 
 use super::{Changed, Elected, Failure, Loaded, Store};
 use base64::Engine;
@@ -26,6 +30,10 @@ const SILENCE: Duration = Duration::from_secs(3);
 /// An answer of etcd is at most so long: all jobs of a service.
 const ANSWER_BYTES: u64 = 64 << 20;
 const LEADER: &str = "leader";
+/// Written by each write: who wrote last.
+const SEQUENCE: &str = "sequence";
+/// Of one write, that earlier writes without an answer turn out to have happened before it.
+const OVERTAKEN_MAX: usize = 16;
 
 pub struct Etcd {
     members: Vec<String>,
@@ -36,6 +44,17 @@ pub struct Etcd {
     writes: Agent,
     watches: Agent,
     lease: Mutex<Option<Lease>>,
+    last: Mutex<Last>,
+}
+
+/// The write of this replica that happened last.
+#[derive(Default)]
+struct Last {
+    epoch: Epoch,
+    /// Of the store, when it happened; the epoch, if there was none yet.
+    revision: u64,
+    /// Writes that were tried.
+    tried: u64,
 }
 
 /// That this replica has.
@@ -84,6 +103,13 @@ struct Range {
 struct Txn {
     header: Header,
     succeeded: bool,
+    responses: Vec<Response>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Response {
+    response_range: Range,
 }
 
 #[derive(Default, Deserialize)]
@@ -169,6 +195,7 @@ impl Etcd {
             writes: agent(Some(WRITE), ANSWER),
             watches: agent(None, ANSWER),
             lease: Mutex::new(None),
+            last: Mutex::default(),
         })
     }
 
@@ -234,9 +261,11 @@ impl Etcd {
             }
             let change = changes.last_mut().expect("there is one now");
             let value = (event.kind != "DELETE").then(|| text(&event.kv.value));
-            match key == LEADER {
-                true => change.leader = Some(value.map(Into::into)),
-                false => change.entries.push((key, value)),
+            match key.as_str() {
+                LEADER => change.leader = Some(value.map(Into::into)),
+                // A write that changed nothing else has happened, too.
+                SEQUENCE => {}
+                _ => change.entries.push((key, value)),
             }
         }
         changes
@@ -274,6 +303,7 @@ impl Store for Etcd {
         for one in range.kvs {
             match self.own(&one.key) {
                 Some(key) if key == LEADER => loaded.leader = Some(text(&one.value).into()),
+                Some(key) if key == SEQUENCE => {}
                 Some(key) => loaded.entries.push((key, Some(text(&one.value)))),
                 None => {}
             }
@@ -322,7 +352,10 @@ impl Store for Etcd {
         let key = self.key(LEADER);
         let transaction = json!({
             "compare": [{"key": key, "target": "CREATE", "result": "EQUAL", "create_revision": "0"}],
-            "success": [{"request_put": {"key": key, "value": STANDARD.encode(address), "lease": lease.id}}],
+            "success": [
+                {"request_put": {"key": key, "value": STANDARD.encode(address), "lease": lease.id}},
+                {"request_put": {"key": self.key(SEQUENCE), "value": ""}},
+            ],
         });
         let answer: Txn = self.ask(&self.quick, "/v3/kv/txn", &transaction)?;
         let epoch = if answer.succeeded {
@@ -368,14 +401,44 @@ impl Store for Etcd {
             Some(value) => json!({"request_put": {"key": self.key(key), "value": STANDARD.encode(value)}}),
             None => json!({"request_delete_range": {"key": self.key(key)}}),
         };
-        let transaction = json!({
-            "compare": [{
-                "key": self.key(LEADER), "target": "CREATE", "result": "EQUAL", "create_revision": epoch.to_string(),
-            }],
-            "success": entries.iter().map(operation).collect::<Vec<_>>(),
-        });
-        let answer: Txn = self.ask(&self.writes, "/v3/kv/txn", &transaction)?;
-        if answer.succeeded { Ok(answer.header.revision.get()) } else { Err(Failure::NotLeader) }
+        let mut last = self.last.lock().expect("no panic while held");
+        if last.epoch != epoch {
+            *last = Last { epoch, revision: epoch, tried: last.tried };
+        }
+        last.tried += 1;
+        let (leader, sequence) = (self.key(LEADER), self.key(SEQUENCE));
+        let own = STANDARD.encode(format!("{epoch}/{}", last.tried));
+        let mut success = vec![json!({"request_put": {"key": sequence, "value": own}})];
+        success.extend(entries.iter().map(operation));
+        for _ in 0..OVERTAKEN_MAX {
+            let after = last.revision.to_string();
+            let transaction = json!({
+                "compare": [
+                    {"key": leader, "target": "CREATE", "result": "EQUAL", "create_revision": epoch.to_string()},
+                    {"key": sequence, "target": "MOD", "result": "EQUAL", "mod_revision": after},
+                ],
+                "success": success,
+                "failure": [{"request_range": {"key": leader}}, {"request_range": {"key": sequence}}],
+            });
+            let answer: Txn = self.ask(&self.writes, "/v3/kv/txn", &transaction)?;
+            if answer.succeeded {
+                last.revision = answer.header.revision.get();
+                return Ok(last.revision);
+            }
+            let found = |number: usize| answer.responses.get(number)?.response_range.kvs.first();
+            if found(0).is_none_or(|leader| leader.create_revision.get() != epoch) {
+                return Err(Failure::NotLeader);
+            }
+            let Some(sequence) = found(1) else {
+                return Err(Failure::Unknown("etcd has lost the key of the last write".into()));
+            };
+            // An earlier write happened whose answer did not come, or this one, by way of another member.
+            last.revision = sequence.mod_revision.get();
+            if sequence.value == own {
+                return Ok(last.revision);
+            }
+        }
+        Err(Failure::Unknown("others write in the name of this replica: is its --address that of another one?".into()))
     }
 }
 
