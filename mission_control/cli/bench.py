@@ -398,6 +398,21 @@ def service(
 
 
 @app.command()
+def console(
+    pictures: Annotated[Path | None, typer.Option(metavar="DIR", help="write pictures of the page there")] = None,
+    as_json: Json = False,
+) -> None:
+    """The service's live page with 10,000 transfers that move: what it costs the service, and a browser (Chromium)."""
+    from mission_control.bench.console import measure
+
+    result = measured(as_json, lambda: measure(pictures, say=say))
+    if result is not None:
+        print(f"{result['transfers']} transfers that all move each second; parts of a core:")
+        for what in ("service_alone", "service_watched", "browser"):
+            print(f"{what.replace('_', ' '):<18}{result[what]:>8.3f}")
+
+
+@app.command()
 def decisions(as_json: Json = False) -> None:
     """Measure a round of weights, a chunk from request to grant, and the classification of a graph."""
     from mission_control.bench.decisions import measure

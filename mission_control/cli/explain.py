@@ -7,15 +7,29 @@ from typing import Annotated
 
 import typer
 
-from mission_control.cli.jobs import Json, Scheduler
-from mission_control.cli.show import print_explanation, print_problems
+from mission_control.cli.jobs import Json, Scheduler, only_one
+from mission_control.cli.service import Token, Where, split
+from mission_control.cli.show import print_explanation, print_problems, print_rows
+from mission_control.errors import BadInput
+from mission_control.service.asking import Asking
 from mission_control.worlds.cluster import observe
+
+MOST = 1000
+"""Transfers of one job of a service."""
 
 
 def explain(
-    job: Annotated[str, typer.Argument(help="name of the job")], scheduler: Scheduler = None, as_json: Json = False
+    job: Annotated[str, typer.Argument(help="name of the job; with --service CLUSTER/JOB")],
+    scheduler: Scheduler = None,
+    service: Where = None,
+    token_file: Token = None,
+    as_json: Json = False,
 ) -> None:
     """Tells of each transfer of a job its pattern, weight, flows and transport, what was refused, and why."""
+    only_one(scheduler, service)
+    if service is not None:
+        explain_of_service(job, Asking(service, token_file), as_json)
+        return
     with observe(scheduler) as cluster:
         own = cluster.job_or_ended(job)
         status = cluster.status()
@@ -26,3 +40,21 @@ def explain(
     else:
         print_explanation(own, status["policy"])
         print_problems(status)
+
+
+def explain_of_service(job: str, asking: Asking, as_json: bool) -> None:
+    """Print what the service knows of the active transfers of a job.
+
+    Raises:
+        BadInput: The service has no such job.
+    """
+    cluster, name = split(job)
+    status = asking.look("/v1/status")
+    own = next((own for own in status["jobs"] if (own["cluster"], own["job"]) == (cluster, name)), None)
+    if own is None:
+        raise BadInput(f"cluster {cluster} has no job {name}: see mission jobs --service")
+    page = asking.transfers(MOST, cluster=cluster, job=name)
+    if as_json:
+        print(json.dumps(own | {"policy": status["policy"], "transfers": page["rows"]}))
+    else:
+        print_rows(own, page["rows"], status["policy"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -59,9 +60,7 @@ def change(
     token_file: Token = None,
 ) -> None:
     """Change a job of some cluster while it runs."""
-    cluster, slash, name = job.partition("/")
-    if not slash or not name:
-        raise BadInput(f"{job!r}: write CLUSTER/JOB, as in mission service status")
+    cluster, name = split(job)
     changed: dict[str, Any] = {}
     if transport not in (None, "auto", *_native.transports()):
         raise BadInput(f"there is no transport {transport!r}: use auto, {', '.join(_native.transports())}")
@@ -93,6 +92,68 @@ def drain(
     print(f"{host} may be used again" if undo else f"{host} is drained")
 
 
+@app.command()
+def history(
+    service: Where = None,
+    token_file: Token = None,
+    most: Annotated[int, typer.Option(min=1, max=1000, help="events, the last ones")] = 100,
+    as_json: Json = False,
+) -> None:
+    """Print who led, which clusters and jobs came and went, and what operators changed."""
+    happened = Asking(service, token_file).look("/v1/history", most=most)
+    if as_json:
+        print(json.dumps(happened))
+        return
+    for own in reversed(happened):
+        at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time.time() - own["ago_secs"]))
+        print(f"{at}  {in_words(own)}")
+    if not happened:
+        print("nothing has happened since this replica started")
+
+
+def split(job: str) -> tuple[str, str]:
+    """Return cluster and job of ``CLUSTER/JOB``; the cluster's name may have ``/``, as in ``tcp://HOST:PORT``.
+
+    Raises:
+        BadInput: It is not written so.
+    """
+    scheme, found, rest = job.partition("://")
+    cluster, slash, name = (rest if found else job).partition("/")
+    if not slash or not name or not cluster:
+        raise BadInput(f"{job!r}: write CLUSTER/JOB, as in mission service status")
+    return (f"{scheme}://{cluster}" if found else cluster), name
+
+
+def in_words(own: dict[str, Any]) -> str:
+    """One event."""
+    job = f"{own.get('cluster')}/{own.get('job')}"
+    hosts = f"{own.get('hosts')} host" + ("" if own.get("hosts") == 1 else "s")
+    match own["what"]:
+        case "leader":
+            return f"{own['leader']} leads" if own["leader"] else "nobody leads"
+        case "store":
+            return f"the store: {own['problem']}" if own["problem"] else "the store answers again"
+        case "cluster-joined":
+            return f"cluster {own['cluster']} joined with {hosts}"
+        case "cluster-changed":
+            return f"cluster {own['cluster']} changed: {hosts}"
+        case "cluster-left":
+            return f"cluster {own['cluster']} left"
+        case "job-arrived" | "job-ended":
+            return f"job {job} {own['what'].removeprefix('job-')}"
+        case "job-changed":
+            changed = ", ".join(f"{key} {value}" for key, value in own["change"].items() if value is not None)
+            return f"an operator changed {job}: {changed}"
+        case "policy":
+            return f"an operator chose the policy {own['policy']}"
+        case "drained":
+            return f"an operator drained {own['host']}"
+        case "undrained":
+            return f"an operator let clusters use {own['host']} again"
+        case what:
+            return str(what)
+
+
 def print_statuses(statuses: dict[str, dict[str, Any] | str]) -> None:
     """Print what replicas say; of clusters and jobs what the leader says."""
     best: dict[str, Any] | None = None
@@ -113,6 +174,15 @@ def print_statuses(statuses: dict[str, dict[str, Any] | str]) -> None:
         here = "joined" if cluster["joined"] else "not here"
         hosts = ", ".join(cluster["hosts"])
         print(f"cluster {cluster['cluster']}: {here}, {cluster['transfers']} active transfers, on {hosts}")
-    for job in best["jobs"]:
+    print_jobs(best, as_json=False)
+
+
+def print_jobs(status: dict[str, Any], as_json: bool) -> None:
+    """Print the jobs of all clusters, a line each."""
+    if as_json:
+        print(json.dumps(status["jobs"]))
+        return
+    for job in status["jobs"]:
         weight = "nothing active" if job["weight"] is None else f"{job['weight']:.3f} of its hosts' bytes"
-        print(f"  {job['cluster']}/{job['job']}: priority {job['priority']:g}, {weight}")
+        moves = f", {_native.format_bytes(int(job['bytes_per_sec']))}/s" if job["bytes_per_sec"] else ""
+        print(f"  {job['cluster']}/{job['job']}: priority {job['priority']:g}, {weight}{moves}")

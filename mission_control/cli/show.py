@@ -171,6 +171,26 @@ def print_explanation(job: dict[str, Any], policy: str) -> None:
     print_chains(job)
 
 
+def print_rows(job: dict[str, Any], rows: list[dict[str, Any]], policy: str) -> None:
+    """Of each active transfer of a service's job what it gets, and why."""
+    weight = "nothing of it is active" if job["weight"] is None else f"weight {job['weight']:.3f} of its hosts' bytes"
+    print(f"{job['cluster']}/{job['job']}: priority {job['priority']:g}, policy {policy}, {weight}")
+    for row in rows:
+        weight = "" if row["weight"] is None else f", weight {row['weight']:.3f}"
+        speed = f"{_native.format_bytes(int(row['bytes_per_sec']))}/s"
+        print(f"  {row['from']} -> {row['to']}: {progress_of(row)}{weight}, {row['flows']} flows now, {speed}")
+        print(f"    pattern: {row['pattern']} ({row['evidence']})")
+        print_facts(
+            {
+                "chosen": row["transport"],
+                "reason": row["reason"],
+                "negotiated": row["negotiated"],
+                "bytes": {},
+                "fallbacks": row["fallbacks"],
+            }
+        )
+
+
 def print_chains(job: dict[str, Any]) -> None:
     """Of each task that has handed its result on how far it is."""
     for chain in job.get("chains", ())[:CHAINS_SHOWN]:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from mission_control.cli.jobs import Json, Scheduler
+from mission_control.cli.jobs import Json, Scheduler, only_one
+from mission_control.cli.service import Token, Where
 from mission_control.cli.show import LiveTable
+from mission_control.service.asking import Asking
 from mission_control.worlds.cluster import observe
+
+MOST = 1000
+"""Transfers, where nothing limits them: what the service gives at once."""
 
 
 def top(
@@ -20,9 +25,18 @@ def top(
     most: Annotated[
         int | None, typer.Option(min=1, help="transfers, those that moved last; by default what fits the terminal")
     ] = None,
+    service: Where = None,
+    token_file: Token = None,
     as_json: Json = False,
 ) -> None:
-    """Shows the transfers of a cluster until it is interrupted: job, pattern, weight, flows, transport, rate."""
+    """Shows the transfers of a cluster until it is interrupted: job, pattern, weight, flows, transport, rate.
+
+    With --service those of all its clusters, the fastest first.
+    """
+    if service is not None:
+        only_one(scheduler, service)
+        top_of_all(Asking(service, token_file), every, count, most, as_json)
+        return
     with observe(scheduler) as cluster, LiveTable(quiet=as_json) as table:
         looks = 0
         while True:
@@ -36,3 +50,30 @@ def top(
             if looks == count:
                 return
             time.sleep(every)
+
+
+def top_of_all(asking: Asking, every: float, count: int | None, most: int | None, as_json: bool) -> None:
+    """Show the transfers of all clusters of a service."""
+    with LiveTable(quiet=as_json) as table:
+        looks = 0
+        while True:
+            page = asking.transfers(most or (MOST if as_json else table.console.height))
+            if as_json:
+                print(json.dumps(page), flush=True)
+            else:
+                table.show("", "", as_status(page))
+            looks += 1
+            if looks == count:
+                return
+            time.sleep(every)
+
+
+def as_status(page: dict[str, Any]) -> dict[str, Any]:
+    """Transfers of a service as a cluster's status has them: jobs are named ``CLUSTER/JOB``."""
+    jobs: dict[str, dict[str, Any]] = {}
+    for row in page["rows"]:
+        name = f"{row['cluster']}/{row['job']}"
+        job = jobs.setdefault(name, {"job": name, "transfers": []})
+        own = {"flows": None, "flows_now": row["flows"], "transport": {"chosen": row["transport"]}}
+        job["transfers"].append(row | own)
+    return {"time": time.time(), "jobs": list(jobs.values()), "hidden": page["found"] - len(page["rows"])}

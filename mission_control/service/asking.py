@@ -8,7 +8,7 @@ import os
 import ssl
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import urlencode, urlsplit
 
 from mission_control.errors import BadInput, EnvironmentFailed
 from mission_control.service.membership import CA, SERVICE, TOKEN, TOKEN_FILE, check_address, read_token
@@ -48,6 +48,8 @@ class Asking:
             check_address(address, os.environ)
         path = token_file or os.environ.get(TOKEN_FILE)
         self.token = read_token(Path(path)) if path else os.environ.get(TOKEN, "").strip()
+        self.leader: str | None = None
+        """Who led when it was asked last."""
         if not self.token:
             raise BadInput(f"no token: give --token-file PATH (operator.token or viewer.token), or set {TOKEN_FILE}")
 
@@ -60,8 +62,40 @@ class Asking:
             except (OSError, http.client.HTTPException) as error:
                 found[address] = f"does not answer: {error}"
                 continue
+            if not isinstance(answer, dict):
+                answer = {}
             found[address] = answer if status == 200 and answer.keys() >= KEYS else refusal(status, answer)
         return found
+
+    def look(self, path: str, **query: Any) -> Any:
+        """Return what the replica that leads answers to ``GET path``.
+
+        Raises:
+            BadInput: It refuses, and why.
+            EnvironmentFailed: Nobody leads, or answers.
+        """
+        asked = f"{path}?{urlencode(query)}" if query else path
+        why = "no replica answers"
+        for address in [self.leader] if self.leader else self._leaders():
+            try:
+                status, answer = self._ask(address, "GET", asked, None)
+            except (OSError, http.client.HTTPException) as error:
+                why, self.leader = f"{address} does not answer: {error}", None
+                continue
+            if status != 200:
+                raise BadInput(f"{address}: {refusal(status, answer if isinstance(answer, dict) else {})}")
+            return answer
+        raise EnvironmentFailed(f"the service says nothing: {why}")
+
+    def transfers(self, most: int, **query: Any) -> dict[str, Any]:
+        """Return active transfers: ``active``, ``found``, and of these the first ``rows``.
+
+        Args:
+            most: Rows.
+            query: ``q`` (words), ``cluster``, ``job``, ``sort``.
+        """
+        page: dict[str, Any] = self.look("/v1/transfers", most=most, **query)
+        return page
 
     def change(self, asked: dict[str, Any]) -> None:
         """Have something changed by the replica that leads.
@@ -79,7 +113,7 @@ class Asking:
                 continue
             if status == 200:
                 return
-            raise BadInput(f"{address}: {refusal(status, answer)}")
+            raise BadInput(f"{address}: {refusal(status, answer if isinstance(answer, dict) else {})}")
         raise EnvironmentFailed(f"the service changes nothing: {why}")
 
     def _leaders(self) -> list[str]:
@@ -88,10 +122,11 @@ class Asking:
             if isinstance(status, dict) and status["role"] == "leader":
                 # Nobody else is shown the token.
                 leader = status["address"]
+                self.leader = leader if leader in self.addresses else None
                 return sorted(self.addresses, key=lambda address: address != leader)
         return self.addresses
 
-    def _ask(self, address: str, method: str, path: str, body: Any) -> tuple[int, dict[str, Any]]:
+    def _ask(self, address: str, method: str, path: str, body: Any) -> tuple[int, Any]:
         parts = urlsplit(address)
         assert parts.hostname is not None
         connection: http.client.HTTPConnection
@@ -104,8 +139,7 @@ class Asking:
             text = json.dumps(body) if body is not None else None
             connection.request(method, path, text, {"Authorization": f"Bearer {self.token}"})
             answer = connection.getresponse()
-            content = json.loads(answer.read() or b"{}")
-            return answer.status, content if isinstance(content, dict) else {}
+            return answer.status, json.loads(answer.read() or b"{}")
         except ValueError as error:
             raise http.client.HTTPException(f"it is no service of Mission Control: {error}") from None
         finally:

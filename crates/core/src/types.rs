@@ -69,6 +69,18 @@ pub enum Pattern {
     Unknown,
 }
 
+impl Pattern {
+    pub fn name(self) -> &'static str {
+        match self {
+            Pattern::Shuffle => "shuffle",
+            Pattern::Broadcast => "broadcast",
+            Pattern::Gather => "gather",
+            Pattern::OneToOne => "one-to-one",
+            Pattern::Unknown => "unknown",
+        }
+    }
+}
+
 /// What a job demands of its encryption.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

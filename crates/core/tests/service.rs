@@ -9,7 +9,7 @@
 
 use mission_core::policy::{JobView, TransferView};
 use mission_core::random::SplitMix;
-use mission_core::service::{Asked, Entry, Epoch, Follower, FromService, Replica, Role, ToService, Weighed};
+use mission_core::service::{Asked, Entry, Epoch, Follower, FromService, Leader, Replica, Role, ToService, Weighed};
 use mission_core::service::{Command, Event, FollowerCommand, FollowerEvent};
 use mission_core::types::{JobSpec, Pattern, TransferId};
 use mission_core::units::Time;
@@ -105,6 +105,10 @@ struct World {
     elections: u64,
 }
 
+fn named(replica: usize) -> Leader {
+    Leader { address: address(replica), tokens: "".into() }
+}
+
 fn address(replica: usize) -> Arc<str> {
     format!("r{replica}").into()
 }
@@ -143,7 +147,7 @@ impl World {
     fn new(seed: u64) -> World {
         let addresses: Vec<Arc<str>> = (0..REPLICAS).map(address).collect();
         let replica = |index| OneReplica {
-            machine: Replica::new(address(index), "priority".into(), 1000 + index as u64),
+            machine: Replica::new(named(index), "priority".into(), 1000 + index as u64),
             life: 0,
             stopped_until: None,
             waiting: Vec::new(),
@@ -241,7 +245,7 @@ impl World {
 
     fn kill(&mut self, replica: usize, until: Time) {
         let own = &mut self.replicas[replica];
-        own.machine = Replica::new(address(replica), "priority".into(), 2000 + own.life);
+        own.machine = Replica::new(named(replica), "priority".into(), 2000 + own.life);
         (own.life, own.dead_until, own.stopped_until) = (own.life + 1, Some(until), None);
         own.waiting.clear();
         self.store.watches.retain(|(own, _)| *own != replica);

@@ -5,6 +5,10 @@ const HEAD_BYTES: usize = 16 << 10;
 const BODY_BYTES: usize = 64 << 10;
 const HEADERS: usize = 64;
 
+/// For browsers: nothing comes from elsewhere, nothing is in a frame of others, and no text is taken for code.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; \
+                      form-action 'none'; frame-ancestors 'none'";
+
 #[derive(Debug, PartialEq, Eq)]
 pub struct Question {
     pub method: String,
@@ -77,7 +81,8 @@ pub fn answer(status: u16, kind: &str, body: &str) -> Vec<u8> {
     let length = body.len();
     let head = format!(
         "HTTP/1.1 {status} {reason}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\nCache-Control: no-store\r\n\
-         X-Content-Type-Options: nosniff\r\n\r\n"
+         X-Content-Type-Options: nosniff\r\n\
+         Content-Security-Policy: {POLICY}\r\nReferrer-Policy: no-referrer\r\n\r\n"
     );
     [head.as_bytes(), body.as_bytes()].concat()
 }

@@ -2,9 +2,10 @@
 
 use crate::connection::Connection;
 use crate::http::{self, Heard, Question};
+use crate::looking;
 use crate::settings::{Allowed, Settings};
 use crate::storing::Storing;
-use mission_core::service::{AskId, Asked, Command, Event, FromService, Replica, Role, SessionId, Status};
+use mission_core::service::{AskId, Asked, Command, Event, FromService, Leader, Replica, Role, SessionId, Status};
 use mission_core::units::Time;
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::fd::OwnedFd;
@@ -106,12 +107,13 @@ impl Service {
             sent
         });
         let began = Instant::now();
-        let storing = Storing::start(&store, &settings.address, began, &says).map_err(|error| text(&error))?;
+        let own = Leader { address: settings.address.as_str().into(), tokens: settings.tokens.fingerprint().into() };
+        let storing = Storing::start(&store, &own.text(), began, &says).map_err(|error| text(&error))?;
         let mut draw = [0; 8];
         aws_lc_rs::rand::fill(&mut draw).map_err(|_| "no random numbers")?;
         // 53 bits: all numbers of JSON's are exact up to there.
         let draw = u64::from_le_bytes(draw) >> 11;
-        let replica = Replica::new(settings.address.as_str().into(), settings.policy.clone(), draw);
+        let replica = Replica::new(own, settings.policy.clone(), draw);
         let run = Loop {
             settings,
             tls,
@@ -197,7 +199,7 @@ impl Loop {
             while let Ok(incoming) = self.inbox.try_recv() {
                 match incoming {
                     Incoming::Event(event) => self.handle(event),
-                    Incoming::Status(answer) => _ = answer.send(self.replica.status()),
+                    Incoming::Status(answer) => _ = answer.send(self.replica.status(self.now(), usize::MAX)),
                     Incoming::Stop => {
                         self.storing.end(self.replica.role() == Role::Leader);
                         return;
@@ -374,13 +376,10 @@ impl Loop {
                 self.strangers.remove(&number);
             }
         }
-        let json = |body: &str| http::answer(200, "application/json", body);
-        let path = question.path.split('?').next().unwrap_or_default();
+        let (path, query) = question.path.split_once('?').unwrap_or((&question.path, ""));
+        let may_change = allowed == Allowed::Change;
         let answer = match (question.method.as_str(), path, allowed) {
-            ("GET", "/healthz", _) => {
-                let role = if self.replica.role() == Role::Leader { "leader" } else { "follower" };
-                http::answer(200, "text/plain", role)
-            }
+            ("GET", path, _) if looking::is_for_all(path) => looking::for_all(&self.replica, path),
             (_, _, Allowed::Nothing) => http::refusal(401, "show a token of the service: Authorization: Bearer TOKEN"),
             ("GET", "/v1/session", Allowed::Join) => {
                 if question.upgrade.as_deref() != Some(UPGRADE) {
@@ -396,9 +395,8 @@ impl Loop {
             }
             (_, "/v1/session", _) => http::refusal(403, "a session is for the token of clusters"),
             (_, _, Allowed::Join) => http::refusal(403, "the token of clusters is for sessions alone"),
-            ("GET", "/v1/status", _) => {
-                let status = serde_json::to_string(&self.replica.status()).expect("plain values have a text");
-                json(&status)
+            ("GET", path, _) if looking::is_one(path) => {
+                looking::answer(&self.replica, self.now(), path, query, may_change)
             }
             ("POST", "/v1/ask", Allowed::Change) => match serde_json::from_slice::<Asked>(&question.body) {
                 Ok(asked) => {
@@ -411,8 +409,12 @@ impl Loop {
                 Err(error) => http::refusal(400, &format!("no question to the service: {error}")),
             },
             ("POST", "/v1/ask", _) => http::refusal(403, "only the operator's token changes anything"),
-            (_, "/v1/status" | "/v1/ask", _) => http::refusal(405, "GET /v1/status, POST /v1/ask"),
-            _ => http::refusal(404, "there are /v1/status, /v1/ask, /v1/session and /healthz"),
+            (_, "/v1/ask", _) => http::refusal(405, "POST /v1/ask"),
+            (_, path, _) if looking::is_one(path) || looking::is_for_all(path) => http::refusal(405, "GET"),
+            _ => http::refusal(
+                404,
+                "there are /, /metrics, /healthz, and, below /v1: status, transfers, rates, history, ask, session",
+            ),
         };
         self.say(number, &answer);
     }

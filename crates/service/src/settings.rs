@@ -4,6 +4,7 @@ use crate::store::Store;
 use crate::store::etcd::Etcd;
 use crate::store::file::FileStore;
 use aws_lc_rs::constant_time::verify_slices_are_equal;
+use aws_lc_rs::digest::{SHA256, digest};
 use rustls::ServerConfig;
 use rustls::crypto::aws_lc_rs::default_provider;
 use rustls::pki_types::pem::PemObject;
@@ -50,6 +51,13 @@ pub enum Allowed {
 }
 
 impl Tokens {
+    /// The same where the tokens are the same; the tokens cannot be found from it, as they are random.
+    pub fn fingerprint(&self) -> String {
+        let all = format!("mission-control tokens\n{}\n{}\n{}", self.operator, self.viewer, self.cluster);
+        let hash = digest(&SHA256, all.as_bytes());
+        hash.as_ref()[..8].iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
     pub fn allow(&self, shown: Option<&str>) -> Allowed {
         let is = |own: &str| {
             !own.is_empty()

@@ -85,6 +85,8 @@ fn join(service: &Service, cluster: &str, incarnation: u64) -> BufReader<TcpStre
         jobs: vec![],
         hosts: ["host".into()].into(),
         transfers: vec![],
+        carried: vec![],
+        flows_per_host: None,
     };
     say(&mut reader, &hello);
     reader

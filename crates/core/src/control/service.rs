@@ -5,7 +5,10 @@
 
 use super::{Command, Controller, Record, record};
 use crate::mission::{self, Guide};
-use crate::service::{ClusterId, Follower, FollowerCommand, FollowerEvent, FollowerStatus, OF_CLUSTER, Weighed};
+use crate::report::TransportFacts;
+use crate::service::{
+    Carried, ClusterId, Follower, FollowerCommand, FollowerEvent, FollowerStatus, OF_CLUSTER, Weighed,
+};
 use crate::shares::Share;
 use crate::types::{HostId, JobId, JobSpec, WorkerId};
 use crate::units::Time;
@@ -22,7 +25,8 @@ impl Controller {
         addresses: Vec<Arc<str>>,
         commands: &mut Vec<Command>,
     ) {
-        self.follower = Some(Box::new(Follower::new(now, cluster, incarnation, addresses)));
+        let follower = Follower::new(now, cluster, incarnation, addresses);
+        self.follower = Some(Box::new(follower.with_budget(self.mission.flows_per_host())));
         for spec in self.mission.specs().cloned().collect::<Vec<_>>() {
             self.service(now, FollowerEvent::Job { spec }, commands);
         }
@@ -85,6 +89,16 @@ impl Controller {
             return;
         }
         let transfers = self.mission.active(now);
+        if self.follower.as_ref().is_some_and(|follower| follower.reports(now)) {
+            let carried = transfers.iter().map(|view| {
+                let reported = self.transfers.merged(&view.transfer);
+                let TransportFacts { chosen, reason, negotiated, fallbacks, .. } = reported.transport;
+                let (flows, transport, reason) = (reported.flows_now, chosen, reason.into());
+                (view.transfer.clone(), Carried { flows, transport, reason, negotiated, fallbacks })
+            });
+            let carried = carried.collect();
+            self.service(now, FollowerEvent::Carried { carried }, commands);
+        }
         self.service(now, FollowerEvent::Transfers { transfers }, commands);
     }
 

@@ -92,6 +92,10 @@ impl MissionController {
         })
     }
 
+    pub fn flows_per_host(&self) -> FlowsPerHost {
+        self.flows_per_host
+    }
+
     /// Takes an event at `now`; adds what is to be said to whom. Only [`Event::Policy`] and [`Event::JobArrived`] can be
     /// wrong; the answer is [`Command::Invalid`] then, and nothing has changed.
     pub fn handle(&mut self, now: Time, event: Event, commands: &mut Vec<Command>) {

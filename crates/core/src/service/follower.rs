@@ -4,10 +4,11 @@
 //! weighs again. Commands of an older leader than one that was heard are not obeyed. All of this counts for the hosts of a
 //! cluster, too: they hear the weights from its scheduler alone.
 
-use super::messages::{FromService, PROTOCOL, State, ToService, Weighed};
+use super::messages::{Carried, FromService, PROTOCOL, State, ToService, Weighed};
 use super::{ClusterId, Epoch, ServiceId};
 use crate::control::Change;
 use crate::policy::TransferView;
+use crate::shares::FlowsPerHost;
 use crate::types::{HostId, JobId, JobSpec, TransferId};
 use crate::units::Time;
 use serde::{Deserialize, Serialize};
@@ -51,6 +52,10 @@ pub enum Event {
     /// All active transfers.
     Transfers {
         transfers: Vec<TransferView>,
+    },
+    /// How all active transfers are carried; said with the next report.
+    Carried {
+        carried: Vec<(TransferId, Carried)>,
     },
     Tick,
 }
@@ -107,8 +112,11 @@ pub struct Follower {
     problem: Option<String>,
     jobs: BTreeMap<JobId, JobSpec>,
     hosts: BTreeSet<HostId>,
+    flows_per_host: Option<FlowsPerHost>,
     transfers: BTreeMap<TransferId, TransferView>,
+    carried: BTreeMap<TransferId, Carried>,
     said: BTreeMap<TransferId, TransferView>,
+    said_carried: BTreeMap<TransferId, Carried>,
     reported_at: Option<Time>,
     /// Said in this session, as of the last event.
     words: u64,
@@ -158,11 +166,29 @@ impl Follower {
             problem: None,
             jobs: BTreeMap::new(),
             hosts: BTreeSet::new(),
+            flows_per_host: None,
             transfers: BTreeMap::new(),
+            carried: BTreeMap::new(),
             said: BTreeMap::new(),
+            said_carried: BTreeMap::new(),
             reported_at: None,
             words: 0,
         }
+    }
+
+    /// Flows of each host of the cluster, for people.
+    pub fn with_budget(mut self, flows: FlowsPerHost) -> Follower {
+        self.flows_per_host = Some(flows);
+        self
+    }
+
+    /// Whether the next report says what has moved, and how it is carried.
+    pub fn reports(&self, now: Time) -> bool {
+        matches!(self.link, Link::Joined { .. }) && self.late(now)
+    }
+
+    fn late(&self, now: Time) -> bool {
+        self.reported_at.is_none_or(|at| now.since(at) >= REPORT_EVERY)
     }
 
     pub fn status(&self) -> Status {
@@ -212,6 +238,10 @@ impl Follower {
                 }
                 self.transfers = transfers.into_iter().map(|view| (view.transfer.clone(), view)).collect();
             }
+            Event::Carried { carried } => {
+                self.carried = carried.into_iter().collect();
+                return;
+            }
             Event::Tick => {}
         }
         self.report(now, commands);
@@ -230,7 +260,9 @@ impl Follower {
     fn greet(&mut self, now: Time, commands: &mut Vec<Command>) {
         self.link = Link::Greeting { since: now };
         self.words = 0;
+        self.carried.retain(|transfer, _| self.transfers.contains_key(transfer));
         self.said.clone_from(&self.transfers);
+        self.said_carried.clone_from(&self.carried);
         self.reported_at = Some(now);
         let message = ToService::Hello {
             protocol: PROTOCOL,
@@ -239,6 +271,8 @@ impl Follower {
             jobs: self.jobs.values().cloned().collect(),
             hosts: self.hosts.clone(),
             transfers: self.transfers.values().cloned().collect(),
+            carried: self.carried.iter().map(|(transfer, own)| (transfer.clone(), own.clone())).collect(),
+            flows_per_host: self.flows_per_host,
         };
         commands.push(Command::Send { message });
     }
@@ -380,7 +414,7 @@ impl Follower {
         if !matches!(self.link, Link::Joined { .. }) {
             return;
         }
-        let late = self.reported_at.is_none_or(|at| now.since(at) >= REPORT_EVERY);
+        let late = self.late(now);
         let differs = |new: &TransferView| match self.said.get(&new.transfer) {
             None => true,
             Some(old) => !same_kind(old, new) || late && !same(old, new),
@@ -388,15 +422,22 @@ impl Follower {
         let changed: Vec<TransferView> = self.transfers.values().filter(|view| differs(view)).cloned().collect();
         let ended: Vec<TransferId> =
             self.said.keys().filter(|transfer| !self.transfers.contains_key(*transfer)).cloned().collect();
+        let mut carried = Vec::new();
         if late {
             self.reported_at = Some(now);
+            let differs = |(transfer, own): &(&TransferId, &Carried)| {
+                self.transfers.contains_key(*transfer) && self.said_carried.get(*transfer) != Some(*own)
+            };
+            carried.extend(self.carried.iter().filter(differs).map(|(transfer, own)| (transfer.clone(), own.clone())));
         }
-        if changed.is_empty() && ended.is_empty() {
+        if changed.is_empty() && carried.is_empty() && ended.is_empty() {
             return;
         }
         self.said.retain(|transfer, _| self.transfers.contains_key(transfer));
+        self.said_carried.retain(|transfer, _| self.transfers.contains_key(transfer));
         self.said.extend(changed.iter().map(|view| (view.transfer.clone(), view.clone())));
-        commands.push(Command::Send { message: ToService::Transfers { changed, ended } });
+        self.said_carried.extend(carried.iter().cloned());
+        commands.push(Command::Send { message: ToService::Transfers { changed, carried, ended } });
     }
 
     /// Whatever only needs time. `before`: commands of earlier events.

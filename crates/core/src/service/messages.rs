@@ -8,7 +8,9 @@ use super::{ClusterId, Epoch, ServiceId};
 use crate::control::Change;
 use crate::host::fair::Level;
 use crate::policy::TransferView;
-use crate::types::{HostId, JobId, JobSpec, Stage, TransferId};
+use crate::report::Negotiated;
+use crate::shares::FlowsPerHost;
+use crate::types::{HostId, JobId, JobSpec, Stage, TransferId, Transport};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -31,6 +33,12 @@ pub enum ToService {
         hosts: BTreeSet<HostId>,
         /// Active transfers, as a policy sees them.
         transfers: Vec<TransferView>,
+        /// How they are carried, as far as that is known.
+        #[serde(default)]
+        carried: Vec<(TransferId, Carried)>,
+        /// Of each host of the cluster.
+        #[serde(default)]
+        flows_per_host: Option<FlowsPerHost>,
     },
     /// A job has arrived, or is specified otherwise. Answered by [`FromService::Kept`] once no leader forgets it.
     Job {
@@ -43,9 +51,11 @@ pub enum ToService {
     Hosts {
         hosts: BTreeSet<HostId>,
     },
-    /// Transfers that have changed or begun, and those that are not active any more.
+    /// Transfers that have changed or begun, those that are carried otherwise, and those that are not active any more.
     Transfers {
         changed: Vec<TransferView>,
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        carried: Vec<(TransferId, Carried)>,
         ended: Vec<TransferId>,
     },
     /// Nothing has changed since the last of so many words in this session; everything up to this version is in force
@@ -54,6 +64,21 @@ pub enum ToService {
         version: u64,
         words: u64,
     },
+}
+
+/// What carries a transfer, for people: no weight depends on it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Carried {
+    /// Chunks under way.
+    pub flows: u32,
+    pub transport: Option<Transport>,
+    /// Why this transport.
+    pub reason: Arc<str>,
+    /// Each agreement that was reached with a peer.
+    pub negotiated: BTreeSet<Negotiated>,
+    /// Where something else was planned, and why it is not so.
+    pub fallbacks: BTreeSet<String>,
 }
 
 /// To the adapter of one cluster.

@@ -23,8 +23,11 @@ mod shares;
 
 pub use books::{Books, Entry, Input, Known};
 pub use follower::{Command as FollowerCommand, Event as FollowerEvent, Follower, Status as FollowerStatus};
-pub use messages::{FromService, PROTOCOL, Part, PartsChanged, ShareId, State, ToService, Update, Weighed};
-pub use replica::{AskId, Asked, Command, Event, Replica, Role, SessionId, Status, WriteId};
+pub use messages::{Carried, FromService, PROTOCOL, Part, PartsChanged, ShareId, State, ToService, Update, Weighed};
+pub use replica::{
+    AskId, Asked, Command, Event, Happened, JobNow, Leader, Look, Page, RatesNow, Replica, Role, SessionId, Sort,
+    Status, What, WriteId,
+};
 use std::sync::Arc;
 
 /// Between the name of a cluster and that of its job, where jobs of several clusters are named: no name has it, since

@@ -7,18 +7,27 @@
 //! A leader acts only while its lease holds by its own clock, and once its books are as new as its epoch. Whatever it
 //! says has that epoch.
 
+mod history;
+mod rates;
 mod status;
+mod transfers;
 mod writing;
 
-pub use status::Status;
+pub use history::{Happened, What};
+pub use rates::RatesNow;
+pub use status::{JobNow, Status};
+pub use transfers::{Look, Page, Sort};
 
+use self::history::History;
+use self::rates::Rates;
 use super::books::{Books, Entry, Input, Job, Known};
-use super::messages::{FromService, PROTOCOL, State, ToService, Update, Weighed};
+use super::messages::{Carried, FromService, PROTOCOL, State, ToService, Update, Weighed};
 use super::shares::{self, Reported};
 use super::{ClusterId, Epoch, ServiceId};
 use crate::control::Change;
 use crate::defaults::{WEIGHTS_APART, WEIGHTS_EVERY};
 use crate::policy::{self, Policy, TransferView};
+use crate::shares::FlowsPerHost;
 use crate::types::{HostId, JobId, JobSpec, TransferId, check_name, check_priority};
 use crate::units::Time;
 use serde::{Deserialize, Serialize};
@@ -52,16 +61,22 @@ pub const WRITE_WITHIN: Duration = Duration::from_secs(3);
 pub const WRITE_AGAIN: Duration = Duration::from_millis(250);
 /// Entries of one write: etcd takes 128 in a transaction, unless it is started with another `--max-txn-ops`.
 pub const WRITE_MAX: usize = 100;
+/// Bytes of one write: etcd takes 1.5 MiB in a request (`--max-request-bytes`), which has them in base 64.
+pub const WRITE_BYTES: usize = 512 << 10;
+/// Of one member, which says what it likes: more than any cluster has, and not more than a replica can keep.
+pub const JOBS_MAX: usize = 10_000;
+pub const TRANSFERS_MAX: usize = 100_000;
+pub const HOSTS_MAX: usize = 20_000;
 
 #[derive(Clone, Debug)]
 pub enum Event {
-    /// All that the store has, as of a revision: instead of what these books have.
+    /// All that the store has, as of a revision: instead of what these books have. `leader`: as in the leader's key.
     Loaded {
         revision: u64,
         entries: Vec<Entry>,
         leader: Option<Arc<str>>,
     },
-    /// What was written at a revision, in order. `leader`: somebody got the leader's key (its address), or lost it.
+    /// What was written at a revision, in order. `leader`: somebody got the leader's key (its text), or lost it.
     Changed {
         revision: u64,
         entries: Vec<Entry>,
@@ -154,14 +169,35 @@ pub enum Role {
     Follower,
 }
 
-pub struct Replica {
+/// A replica, as it names itself in the leader's key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Leader {
     /// Where members find it.
-    address: Arc<str>,
+    pub address: Arc<str>,
+    /// Replicas that have the same tokens have the same text here, which says nothing else of them.
+    pub tokens: Arc<str>,
+}
+
+impl Leader {
+    /// As [`text`](Leader::text) has written it.
+    fn read(text: &str) -> Leader {
+        let (address, tokens) = text.split_once(' ').unwrap_or((text, ""));
+        Leader { address: address.into(), tokens: tokens.into() }
+    }
+
+    /// In the leader's key.
+    pub fn text(&self) -> String {
+        format!("{} {}", self.address, self.tokens)
+    }
+}
+
+pub struct Replica {
+    own: Leader,
     draw: ServiceId,
     books: Books,
     loaded: bool,
-    /// Who has the leader's key, by address.
-    leader: Option<Arc<str>>,
+    /// Who has the leader's key.
+    leader: Option<Leader>,
     leading: Option<Leading>,
     store_problem: Option<String>,
     sessions: BTreeMap<SessionId, Session>,
@@ -175,6 +211,7 @@ pub struct Replica {
     /// Something may have to be written, or said to members that wait for it.
     unwritten: bool,
     looked_at: Option<Time>,
+    history: History,
 }
 
 struct Leading {
@@ -194,6 +231,7 @@ struct Leading {
     failed_at: Option<Time>,
     /// Clusters of the books without a session, since when.
     absent: BTreeMap<ClusterId, Time>,
+    rates: Rates,
 }
 
 struct Session {
@@ -210,6 +248,8 @@ struct Member {
     known: Known,
     jobs: BTreeMap<JobId, JobSpec>,
     transfers: BTreeMap<TransferId, Seen>,
+    carried: BTreeMap<TransferId, Carried>,
+    flows_per_host: Option<FlowsPerHost>,
     /// Jobs of which it waits to hear that they are kept.
     unkept: BTreeSet<JobId>,
     /// The island whose weights it has.
@@ -232,9 +272,9 @@ struct Write {
 
 impl Replica {
     /// `draw`: any number that nobody else draws, for the case that the store is new.
-    pub fn new(address: Arc<str>, default_policy: String, draw: ServiceId) -> Replica {
+    pub fn new(own: Leader, default_policy: String, draw: ServiceId) -> Replica {
         Replica {
-            address,
+            own,
             draw,
             books: Books::default(),
             loaded: false,
@@ -249,6 +289,7 @@ impl Replica {
             campaigns: None,
             unwritten: true,
             looked_at: None,
+            history: History::default(),
         }
     }
 
@@ -277,15 +318,20 @@ impl Replica {
             Event::Loaded { revision, entries, leader } => {
                 let before = std::mem::take(&mut self.books);
                 self.books.take(revision, &entries);
-                (self.loaded, self.leader) = (true, leader);
+                let first = !std::mem::replace(&mut self.loaded, true);
+                self.lead_by(now, leader.as_deref());
+                if !first {
+                    self.history.compare(now, &before, &self.books);
+                }
                 self.learned(now, &before, commands);
             }
             Event::Changed { revision, entries, leader } => {
                 let before = self.books.clone();
                 self.books.take(revision, &entries);
+                self.history.compare(now, &before, &self.books);
                 if let Some(leader) = leader {
-                    self.leader = leader;
-                    let other = self.leader.as_ref() != Some(&self.address);
+                    self.lead_by(now, leader.as_deref());
+                    let other = self.leader.as_ref() != Some(&self.own);
                     if other && self.leading.as_ref().is_some_and(|own| revision > own.epoch) {
                         self.depose(commands);
                     }
@@ -312,7 +358,10 @@ impl Replica {
                 }
             }
             Event::Unwritten { write, why } => self.written(now, write, Err(why), commands),
-            Event::Store { problem } => self.store_problem = problem,
+            Event::Store { problem } => {
+                self.history.store(now, self.store_problem.as_deref(), problem.as_deref());
+                self.store_problem = problem;
+            }
             Event::Opened { session } => {
                 self.sessions.insert(session, Session { member: None, version: 0, words: 0, heard_at: now });
             }
@@ -338,6 +387,7 @@ impl Replica {
                 self.welcome(now, commands);
             }
             self.weigh(now, commands);
+            self.sample_rates(now);
         }
     }
 
@@ -383,6 +433,7 @@ impl Replica {
             next_arrival: self.books.next_arrival(),
             failed_at: None,
             absent: BTreeMap::new(),
+            rates: Rates::default(),
         });
     }
 
@@ -404,8 +455,18 @@ impl Replica {
         }
     }
 
+    fn lead_by(&mut self, now: Time, leader: Option<&str>) {
+        let leader = leader.map(Leader::read);
+        if self.leader != leader {
+            let address = leader.as_ref().map(|leader| leader.address.clone());
+            self.history.add(now, What::Leader { leader: address });
+            self.leader = leader;
+        }
+    }
+
     fn moved(&self) -> FromService {
-        FromService::Moved { to: self.leader.clone().filter(|leader| *leader != self.address) }
+        let other = self.leader.as_ref().filter(|leader| **leader != self.own);
+        FromService::Moved { to: other.map(|leader| leader.address.clone()) }
     }
 
     /// The books have changed.
@@ -454,13 +515,20 @@ impl Replica {
             return;
         }
         match (message, &mut own.member) {
-            (ToService::Hello { protocol, cluster, incarnation, jobs, hosts, transfers }, _) => {
+            (
+                ToService::Hello { protocol, cluster, incarnation, jobs, hosts, transfers, carried, flows_per_host },
+                _,
+            ) => {
                 if let Err(why) = self.may_join(now, session, protocol, &cluster, incarnation) {
                     commands.push(Command::Say { session, message: FromService::Rejected { why } });
                     return;
                 }
                 if let Some(bad) = jobs.iter().find(|job| !makes_sense(job)) {
                     commands.push(Command::Say { session, message: nonsense(bad) });
+                    return;
+                }
+                if let Err(why) = within_limits(jobs.len(), transfers.len(), hosts.len()) {
+                    commands.push(Command::Say { session, message: FromService::Rejected { why } });
                     return;
                 }
                 let old = |(id, own): (&SessionId, &Session)| {
@@ -478,6 +546,8 @@ impl Replica {
                     unkept: jobs.iter().map(|job| job.job.clone()).collect(),
                     jobs: jobs.into_iter().map(|job| (job.job.clone(), job)).collect(),
                     transfers: transfers.into_iter().map(seen).collect(),
+                    carried: carried.into_iter().collect(),
+                    flows_per_host,
                     island: None,
                 };
                 let own = self.sessions.get_mut(&session).expect("it was there");
@@ -496,12 +566,19 @@ impl Replica {
                 member.jobs.remove(&job);
                 member.unkept.remove(&job);
                 member.transfers.retain(|transfer, _| transfer.job != job);
+                member.carried.retain(|transfer, _| transfer.job != job);
             }
             (ToService::Hosts { hosts }, Some(member)) => member.known.hosts = hosts,
-            (ToService::Transfers { changed, ended }, Some(member)) => {
+            (ToService::Transfers { changed, carried, ended }, Some(member)) => {
                 let seen = |view: TransferView| (view.transfer.clone(), Seen { view, at: now });
                 member.transfers.extend(changed.into_iter().map(seen));
-                ended.iter().for_each(|transfer| _ = member.transfers.remove(transfer));
+                for transfer in &ended {
+                    member.transfers.remove(transfer);
+                    member.carried.remove(transfer);
+                }
+                let known = |(transfer, _): &(TransferId, Carried)| member.transfers.contains_key(transfer);
+                let carried: Vec<_> = carried.into_iter().filter(known).collect();
+                member.carried.extend(carried);
             }
             // Something is missing that was said before.
             (ToService::Here { words, .. }, Some(_)) if words != own.words => {
@@ -523,6 +600,18 @@ impl Replica {
         }
         if let Some(own) = &mut self.leading {
             own.stale = true;
+        }
+        self.limit(session, commands);
+    }
+
+    /// Ends the session of a member that says more than any cluster has.
+    fn limit(&mut self, session: SessionId, commands: &mut Vec<Command>) {
+        let Some(member) = self.sessions.get(&session).and_then(|own| own.member.as_ref()) else { return };
+        let limits = within_limits(member.jobs.len(), member.transfers.len(), member.known.hosts.len());
+        if let Err(why) = limits {
+            self.sessions.remove(&session);
+            commands.push(Command::Say { session, message: FromService::Rejected { why } });
+            commands.push(Command::Close { session });
         }
     }
 
@@ -666,6 +755,16 @@ impl Session {
 /// Whether a job is one that could have been admitted: a member says what it likes.
 fn makes_sense(spec: &JobSpec) -> bool {
     spec.check().is_ok() && check_priority(&spec.job, spec.priority).is_ok()
+}
+
+/// # Errors
+/// One line that names the limit.
+fn within_limits(jobs: usize, transfers: usize, hosts: usize) -> Result<(), String> {
+    let of = [("jobs", jobs, JOBS_MAX), ("active transfers", transfers, TRANSFERS_MAX), ("hosts", hosts, HOSTS_MAX)];
+    match of.iter().find(|(_, count, most)| count > most) {
+        Some((what, count, most)) => Err(format!("{count} {what}: a cluster of the service has at most {most}")),
+        None => Ok(()),
+    }
 }
 
 fn nonsense(spec: &JobSpec) -> FromService {

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::mission;
-use crate::service::{self, Asked, Books, Entry, FollowerCommand, Replica};
+use crate::service::{self, Asked, Books, Entry, FollowerCommand, Leader, Replica};
 use crate::shares::Share;
 
 /// What is between them: a store that answers at once, and connections.
@@ -31,7 +31,8 @@ impl Between {
             }
             world
         };
-        let replica = Replica::new("r".into(), "priority".into(), 1);
+        let own = Leader { address: "r".into(), tokens: "".into() };
+        let replica = Replica::new(own, "priority".into(), 1);
         let mut between =
             Between { replica, books: Books::default(), clusters: vec![cluster(0), cluster(1)], now: Time(0) };
         between.serve(service::Event::Loaded { revision: 0, entries: vec![], leader: None });

@@ -2,11 +2,31 @@
 
 use super::*;
 
+/// Entries as they are written: so many, and so many bytes, at once.
+fn writes_of(entries: Vec<Entry>) -> Vec<Vec<Entry>> {
+    let mut writes: Vec<Vec<Entry>> = Vec::new();
+    let mut bytes = 0;
+    for entry in entries {
+        let own = entry.0.len() + entry.1.as_ref().map_or(0, String::len);
+        match writes.last_mut() {
+            Some(last) if last.len() < WRITE_MAX && bytes + own <= WRITE_BYTES => {
+                bytes += own;
+                last.push(entry);
+            }
+            _ => {
+                bytes = own;
+                writes.push(vec![entry]);
+            }
+        }
+    }
+    writes
+}
+
 impl Replica {
     pub(super) fn asks(&mut self, now: Time, ask: AskId, asked: Asked, commands: &mut Vec<Command>) {
         let checked = match &asked {
             _ if !self.acts(now) => Err(match &self.leader {
-                Some(leader) => format!("this replica does not lead: ask {leader}"),
+                Some(leader) => format!("this replica does not lead: ask {}", leader.address),
                 None => "the service has no leader now: see 'mission service status'".into(),
             }),
             Asked::Policy { policy } if policy.starts_with(policy::external::PREFIX) => {
@@ -20,9 +40,10 @@ impl Replica {
                         Err("another change is being written: ask again".into())
                     }
                     true => change.priority.map_or(Ok(()), |priority| check_priority(job, priority)),
-                    false => Err(format!("cluster {cluster} has no job {job}: see 'mission jobs'")),
+                    false => Err(format!("cluster {cluster} has no job {job}: see 'mission service status'")),
                 }
             }
+            Asked::Undrain { host } if !self.books.drained.contains(host) => Err(format!("{host} is not drained")),
             Asked::Drain { .. } | Asked::Undrain { .. } => Ok(()),
         };
         if let Err(why) = checked {
@@ -142,8 +163,8 @@ impl Replica {
             inputs.clear();
         }
         let entries: Vec<Entry> = inputs.iter().map(Input::entry).filter(|(key, _)| !under_way.contains(key)).collect();
-        for some in entries.chunks(WRITE_MAX) {
-            self.write(now, some.to_vec(), None, commands);
+        for some in writes_of(entries) {
+            self.write(now, some, None, commands);
         }
         let (books, epoch) = (&self.books, self.epoch().expect("it acts"));
         for (session, own) in self.sessions.iter_mut().filter(|(_, own)| own.version > 0) {

@@ -1,0 +1,180 @@
+//! What has happened, for people: what was written to the store, and who led.
+//!
+//! Every replica hears the same changes in the same order, so each of them has the same history since it started; one
+//! that missed changes sees their sum.
+
+use super::super::books::Books;
+use super::*;
+use std::collections::VecDeque;
+
+/// So much is kept.
+const KEPT: usize = 1000;
+
+#[derive(Default)]
+pub struct History {
+    kept: VecDeque<(Time, What)>,
+}
+
+/// One thing, and how long ago it was: clocks of hosts are not compared.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Happened {
+    pub ago_secs: f64,
+    #[serde(flatten)]
+    pub what: What,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(tag = "what", rename_all = "kebab-case")]
+pub enum What {
+    /// `None`: nobody.
+    Leader {
+        leader: Option<Arc<str>>,
+    },
+    /// `None`: it answers again.
+    Store {
+        problem: Option<String>,
+    },
+    ClusterJoined {
+        cluster: ClusterId,
+        hosts: usize,
+    },
+    ClusterLeft {
+        cluster: ClusterId,
+    },
+    /// It has other hosts, or its scheduler has started anew.
+    ClusterChanged {
+        cluster: ClusterId,
+        hosts: usize,
+    },
+    JobArrived {
+        cluster: ClusterId,
+        job: JobId,
+    },
+    JobEnded {
+        cluster: ClusterId,
+        job: JobId,
+    },
+    /// By an operator.
+    JobChanged {
+        cluster: ClusterId,
+        job: JobId,
+        change: Change,
+    },
+    Policy {
+        policy: String,
+    },
+    Drained {
+        host: HostId,
+    },
+    Undrained {
+        host: HostId,
+    },
+}
+
+impl History {
+    pub fn add(&mut self, now: Time, what: What) {
+        if self.kept.len() == KEPT {
+            self.kept.pop_front();
+        }
+        self.kept.push_back((now, what));
+    }
+
+    /// The newest ones, the last first.
+    pub fn newest(&self, now: Time, most: usize) -> Vec<Happened> {
+        let happened =
+            |(at, what): &(Time, What)| Happened { ago_secs: now.since(*at).as_secs_f64(), what: what.clone() };
+        self.kept.iter().rev().take(most).map(happened).collect()
+    }
+
+    pub fn store(&mut self, now: Time, before: Option<&str>, problem: Option<&str>) {
+        // Its words change from try to try; that it fails does not.
+        if before.is_some() != problem.is_some() {
+            self.add(now, What::Store { problem: problem.map(str::to_owned) });
+        }
+    }
+
+    /// What differs between two states of the books.
+    pub fn compare(&mut self, now: Time, before: &Books, after: &Books) {
+        for (cluster, known) in &after.clusters {
+            let (cluster, hosts) = (cluster.clone(), known.hosts.len());
+            match before.clusters.get(&cluster) {
+                None => self.add(now, What::ClusterJoined { cluster, hosts }),
+                Some(old) if old != known => self.add(now, What::ClusterChanged { cluster, hosts }),
+                Some(_) => {}
+            }
+        }
+        for key in after.jobs.keys().filter(|key| !before.jobs.contains_key(*key)) {
+            let (cluster, job) = key.clone();
+            self.add(now, What::JobArrived { cluster, job });
+        }
+        for (key, change) in after.changes.iter().filter(|(key, change)| before.changes.get(*key) != Some(*change)) {
+            let (cluster, job) = key.clone();
+            self.add(now, What::JobChanged { cluster, job, change: change.clone() });
+        }
+        for key in before.jobs.keys().filter(|key| !after.jobs.contains_key(*key)) {
+            let (cluster, job) = key.clone();
+            self.add(now, What::JobEnded { cluster, job });
+        }
+        for cluster in before.clusters.keys().filter(|cluster| !after.clusters.contains_key(*cluster)) {
+            self.add(now, What::ClusterLeft { cluster: cluster.clone() });
+        }
+        if let Some(policy) = after.policy.as_ref().filter(|policy| before.policy.as_ref() != Some(policy)) {
+            self.add(now, What::Policy { policy: policy.clone() });
+        }
+        for host in after.drained.difference(&before.drained) {
+            self.add(now, What::Drained { host: host.clone() });
+        }
+        for host in before.drained.difference(&after.drained) {
+            self.add(now, What::Undrained { host: host.clone() });
+        }
+    }
+}
+
+impl Replica {
+    /// What has happened since this replica started, the last first.
+    pub fn history(&self, now: Time, most: usize) -> Vec<Happened> {
+        self.history.newest(now, most)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::books::{Input, Known};
+    use super::*;
+
+    #[test]
+    fn what_was_written_is_what_happened() {
+        let (cluster, host): (ClusterId, HostId) = ("c".into(), "h".into());
+        let spec = JobSpec::named("j".into());
+        let known = Known { incarnation: 1, hosts: [host.clone()].into() };
+        let change = Change { priority: Some(7.0), ..Change::default() };
+        let writes = [
+            vec![Input::Cluster(cluster.clone(), known)],
+            vec![Input::Job(cluster.clone(), Job { spec: spec.clone(), arrival: 0 })],
+            vec![Input::Change(cluster.clone(), spec.job.clone(), change.clone())],
+            vec![Input::Drained(host.clone()), Input::Policy("fair".into())],
+            vec![Input::JobGone(cluster.clone(), spec.job.clone()), Input::ClusterGone(cluster.clone())],
+        ];
+        let (mut books, mut history) = (Books::default(), History::default());
+        for (revision, inputs) in (1..).zip(&writes) {
+            let before = books.clone();
+            books.take(revision, &inputs.iter().map(Input::entry).collect::<Vec<_>>());
+            history.compare(Time(0) + Duration::from_secs(revision), &before, &books);
+        }
+        let happened = history.newest(Time(0) + Duration::from_secs(6), 100);
+        let (cluster, job) = (|| cluster.clone(), || spec.job.clone());
+        let expected = [
+            (1.0, What::ClusterLeft { cluster: cluster() }),
+            (1.0, What::JobEnded { cluster: cluster(), job: job() }),
+            (2.0, What::Drained { host }),
+            (2.0, What::Policy { policy: "fair".into() }),
+            (3.0, What::JobChanged { cluster: cluster(), job: job(), change }),
+            (4.0, What::JobArrived { cluster: cluster(), job: job() }),
+            (5.0, What::ClusterJoined { cluster: cluster(), hosts: 1 }),
+        ];
+        assert_eq!(happened, expected.map(|(ago_secs, what)| Happened { ago_secs, what }));
+        assert_eq!(history.newest(Time(0), 2).len(), 2);
+        (0..2 * KEPT).for_each(|_| history.add(Time(0), What::Leader { leader: None }));
+        assert_eq!(history.newest(Time(0), usize::MAX).len(), KEPT);
+    }
+}

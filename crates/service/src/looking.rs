@@ -1,0 +1,142 @@
+//! What people, their tools and Prometheus look at: the console and what it draws from.
+
+use crate::http;
+use crate::metrics;
+use mission_core::service::{Look, Replica, Role, Sort, Status};
+use mission_core::policy::POLICIES;
+use mission_core::units::Time;
+use percent_encoding::percent_decode_str;
+use serde::Serialize;
+
+const PAGE: &str = include_str!("../console/index.html");
+const SCRIPT: &str = include_str!("../console/console.js");
+const STYLE: &str = include_str!("../console/console.css");
+/// Transfers of one answer, at most; events, at most.
+const ROWS_MAX: usize = 1000;
+/// Words that somebody looks for.
+const WORDS_MAX: usize = 16;
+
+/// A status, and what whoever asked may do.
+#[derive(Serialize)]
+struct For {
+    may_change: bool,
+    /// Names of those that it could choose.
+    policies: Vec<&'static str>,
+    #[serde(flatten)]
+    status: Status,
+}
+
+/// Needs no token: it says nothing of any job.
+pub fn is_for_all(path: &str) -> bool {
+    matches!(path, "/" | "/console.js" | "/console.css" | "/healthz")
+}
+
+pub fn for_all(replica: &Replica, path: &str) -> Vec<u8> {
+    match path {
+        "/" => http::answer(200, "text/html; charset=utf-8", PAGE),
+        "/console.js" => http::answer(200, "text/javascript; charset=utf-8", SCRIPT),
+        "/console.css" => http::answer(200, "text/css; charset=utf-8", STYLE),
+        _ => http::answer(200, "text/plain", if replica.role() == Role::Leader { "leader" } else { "follower" }),
+    }
+}
+
+/// Needs a token.
+pub fn is_one(path: &str) -> bool {
+    matches!(path, "/v1/status" | "/v1/transfers" | "/v1/rates" | "/v1/history" | "/metrics")
+}
+
+pub fn answer(replica: &Replica, now: Time, path: &str, query: &str, may_change: bool) -> Vec<u8> {
+    fn json(value: &impl Serialize) -> Vec<u8> {
+        http::answer(200, "application/json", &serde_json::to_string(value).expect("plain values have a text"))
+    }
+    let found = match path {
+        "/v1/status" => {
+            most(query, "jobs", usize::MAX).map(|most| {
+                let policies = POLICIES.iter().map(|own| own.name).collect();
+                json(&For { may_change, policies, status: replica.status(now, most) })
+            })
+        }
+        "/v1/transfers" => look(query).map(|look| json(&replica.transfers(now, &look))),
+        "/v1/rates" => Ok(json(&replica.rates())),
+        "/v1/history" => most(query, "most", 100).map(|most| json(&replica.history(now, most.min(ROWS_MAX)))),
+        _ => {
+            let text = metrics::text(&replica.status(now, metrics::JOBS_MAX));
+            Ok(http::answer(200, "text/plain; version=0.0.4; charset=utf-8", &text))
+        }
+    };
+    found.unwrap_or_else(|why| http::refusal(400, &why))
+}
+
+/// Pairs of a query (`a=1&b=2`), as texts.
+fn pairs(query: &str) -> impl Iterator<Item = (String, String)> {
+    query.split('&').filter(|pair| !pair.is_empty()).map(|pair| {
+        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+        let text = |word: &str| percent_decode_str(&word.replace('+', " ")).decode_utf8_lossy().into_owned();
+        (text(name), text(value))
+    })
+}
+
+/// # Errors
+/// One line that names what there is.
+fn most(query: &str, wanted: &str, usual: usize) -> Result<usize, String> {
+    let mut most = usual;
+    for (name, value) in pairs(query) {
+        most = match value.parse() {
+            Ok(count) if name == wanted => count,
+            _ => return Err(format!("{name}={value}: there is {wanted}=NUMBER")),
+        };
+    }
+    Ok(most)
+}
+
+/// # Errors
+/// One line that names what there is.
+fn look(query: &str) -> Result<Look, String> {
+    let mut look = Look { most: 100, ..Look::default() };
+    for (name, value) in pairs(query) {
+        let wrong = |what: &str| format!("{name}={value}: {what}");
+        let number = || value.parse::<usize>().map_err(|_| wrong("a number"));
+        match name.as_str() {
+            "q" => look.words = value.to_lowercase().split_whitespace().take(WORDS_MAX).map(str::to_owned).collect(),
+            "cluster" => look.cluster = Some(value),
+            "job" => look.job = Some(value),
+            "sort" => {
+                let text = serde_json::Value::String(value.clone());
+                look.sort = serde_json::from_value::<Sort>(text)
+                    .map_err(|_| wrong("use rate, left, served, weight, age or name"))?;
+            }
+            "ascending" => look.ascending = value == "1",
+            "offset" => look.offset = number()?,
+            "most" => look.most = number()?.min(ROWS_MAX),
+            _ => return Err(format!("{name}: there are q, cluster, job, sort, ascending, offset and most")),
+        }
+    }
+    Ok(look)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_looked_for_is_in_the_query() {
+        let own = look("q=Every%20Night+shm&cluster=a%2Fb&job=&sort=left&ascending=1&offset=3&most=99999").unwrap();
+        assert_eq!(
+            own,
+            Look {
+                words: vec!["every".into(), "night".into(), "shm".into()],
+                cluster: Some("a/b".into()),
+                job: Some(String::new()),
+                sort: Sort::Left,
+                ascending: true,
+                offset: 3,
+                most: ROWS_MAX,
+            }
+        );
+        assert!(look("sort=colour").unwrap_err().contains("use rate, left"));
+        assert!(look("offset=-1").unwrap_err().contains("a number"));
+        assert!(look("colour=red").unwrap_err().contains("there are q"));
+        assert!(most("jobs=x", "jobs", 1).is_err());
+        assert_eq!(most("", "jobs", 1), Ok(1));
+    }
+}
