@@ -398,6 +398,21 @@ def service(
 
 
 @app.command()
+def served(
+    rounds: Annotated[int, typer.Option(min=5, help="pairs; medians are given")] = 30,
+    as_json: Json = False,
+) -> None:
+    """The same shuffle on a cluster that is a member of a control service, and on one that is not."""
+    from mission_control.bench.served import measure
+
+    result = measured(as_json, lambda: measure(rounds, say=say))
+    if result is not None:
+        ratio = result["ratio"]
+        print(f"with the service {result['with_s']:.2f} s, without {result['without_s']:.2f} s")
+        print(f"ratio {ratio['median']:.3f} (95 %: {ratio['low']:.3f} to {ratio['high']:.3f}), {result['pairs']} pairs")
+
+
+@app.command()
 def console(
     pictures: Annotated[Path | None, typer.Option(metavar="DIR", help="write pictures of the page there")] = None,
     as_json: Json = False,

@@ -38,6 +38,13 @@ def serve(
     ] = None,
     certificate: Annotated[Path | None, typer.Option(metavar="FILE", help="certificate chain, PEM")] = None,
     key: Annotated[Path | None, typer.Option(metavar="FILE", help="its key, PEM")] = None,
+    store_ca: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="vouches for etcd, which is spoken with by TLS then, PEM")
+    ] = None,
+    store_certificate: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="certificate chain that is shown to etcd, PEM")
+    ] = None,
+    store_key: Annotated[Path | None, typer.Option(metavar="FILE", help="its key, PEM")] = None,
 ) -> None:
     """Run a replica of the control service until it is interrupted.
 
@@ -46,10 +53,21 @@ def serve(
     """
     if (certificate is None) != (key is None):
         raise BadInput("--certificate and --key go together")
+    if (store_certificate is None) != (store_key is None):
+        raise BadInput("--store-certificate and --store-key go together")
     pair = (certificate, key) if certificate is not None and key is not None else None
+    shown = (store_certificate, store_key) if store_certificate is not None and store_key is not None else None
     folder = state or serving.default_folder()
     service, found_at = serving.start(
-        name=name, listen=listen, address=address, store=store, folder=folder, policy=policy, certificate=pair
+        name=name,
+        listen=listen,
+        address=address,
+        store=store,
+        folder=folder,
+        policy=policy,
+        certificate=pair,
+        store_ca=store_ca,
+        store_certificate=shown,
     )
     print(f"service {name} at {found_at}, store {store or folder / 'store'}", flush=True)
     print(

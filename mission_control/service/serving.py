@@ -47,7 +47,9 @@ def _token(path: Path) -> str:
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
-        if path.stat().st_mode & 0o077:
+        # One that is another user's is mounted, as Kubernetes does with secrets: its group is this process's.
+        own = path.stat()
+        if own.st_mode & (0o077 if own.st_uid == os.geteuid() else 0o037):
             raise BadInput(f"{path} can be read by others: chmod 600 {path}") from None
         token = read_token(path)
         if len(token) < TOKEN_MIN:
@@ -68,6 +70,8 @@ def start(
     folder: Path,
     policy: str,
     certificate: tuple[Path, Path] | None,
+    store_ca: Path | None = None,
+    store_certificate: tuple[Path, Path] | None = None,
 ) -> tuple[_native.Service, str]:
     """Start a replica; return it, and where members find it.
 
@@ -79,6 +83,8 @@ def start(
         folder: Of the tokens, and of the journal.
         policy: Where nobody has said one.
         certificate: Chain and key.
+        store_ca: Vouches for etcd, which is spoken with by TLS then.
+        store_certificate: Chain and key that are shown to etcd.
 
     Raises:
         BadInput: One of them cannot be used.
@@ -108,17 +114,33 @@ def start(
         )
     settings: dict[str, Any] = {"name": name, "listen": f"[{host}]:{port}" if ":" in host else f"{host}:{port}"}
     settings |= {"policy": policy, "tokens": tokens_in(folder), "store": store or str(folder / "store")}
+    if (store_ca or store_certificate) and not str(store).startswith("etcd://"):
+        raise BadInput("--store-ca and --store-certificate are for --store etcd://..")
     if certificate is not None:
-        try:
-            settings["certificate"] = [path.read_text() for path in certificate]
-        except (OSError, UnicodeDecodeError) as error:
-            raise BadInput(f"--certificate, --key: {error}") from None
+        settings["certificate"] = [read_pem("--certificate, --key", path) for path in certificate]
+    if store_ca is not None:
+        settings["store_ca"] = read_pem("--store-ca", store_ca)
+    if store_certificate is not None:
+        settings["store_certificate"] = [read_pem("--store-certificate", path) for path in store_certificate]
     scheme = "https" if certificate is not None else "http"
     settings["address"] = address or f"{scheme}://{host if inside else socket.getfqdn()}:{port}"
     try:
         return _native.Service(json.dumps(settings)), settings["address"]
     except ValueError as error:
         raise BadInput(str(error)) from None
+
+
+def read_pem(option: str, path: Path) -> str:
+    """
+    Raises:
+        BadInput: It is no text file; the line names the option and the file.
+    """
+    try:
+        return path.read_text()
+    except OSError as error:
+        raise BadInput(f"{option}: {error}") from None
+    except UnicodeDecodeError:
+        raise BadInput(f"{option}: {path} is no PEM file") from None
 
 
 def check_store(store: str) -> None:

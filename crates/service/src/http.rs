@@ -76,6 +76,7 @@ pub fn answer(status: u16, kind: &str, body: &str) -> Vec<u8> {
         404 => "Not Found",
         405 => "Method Not Allowed",
         409 => "Conflict",
+        504 => "Gateway Timeout",
         _ => "Service Unavailable",
     };
     let length = body.len();

@@ -2,8 +2,8 @@
 
 use crate::http;
 use crate::metrics;
-use mission_core::service::{Look, Replica, Role, Sort, Status};
 use mission_core::policy::POLICIES;
+use mission_core::service::{Look, Replica, Role, Sort, Status};
 use mission_core::units::Time;
 use percent_encoding::percent_decode_str;
 use serde::Serialize;
@@ -50,12 +50,10 @@ pub fn answer(replica: &Replica, now: Time, path: &str, query: &str, may_change:
         http::answer(200, "application/json", &serde_json::to_string(value).expect("plain values have a text"))
     }
     let found = match path {
-        "/v1/status" => {
-            most(query, "jobs", usize::MAX).map(|most| {
-                let policies = POLICIES.iter().map(|own| own.name).collect();
-                json(&For { may_change, policies, status: replica.status(now, most) })
-            })
-        }
+        "/v1/status" => most(query, "jobs", usize::MAX).map(|most| {
+            let policies = POLICIES.iter().map(|own| own.name).collect();
+            json(&For { may_change, policies, status: replica.status(now, most) })
+        }),
         "/v1/transfers" => look(query).map(|look| json(&replica.transfers(now, &look))),
         "/v1/rates" => Ok(json(&replica.rates())),
         "/v1/history" => most(query, "most", 100).map(|most| json(&replica.history(now, most.min(ROWS_MAX)))),

@@ -5,7 +5,9 @@ use crate::http::{self, Heard, Question};
 use crate::looking;
 use crate::settings::{Allowed, Settings};
 use crate::storing::Storing;
-use mission_core::service::{AskId, Asked, Command, Event, FromService, Leader, Replica, Role, SessionId, Status};
+use mission_core::service::{
+    AskId, Asked, Command, Event, FromService, Leader, Refused, Replica, Role, SessionId, Status,
+};
 use mission_core::units::Time;
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::fd::OwnedFd;
@@ -246,7 +248,9 @@ impl Loop {
                     let Some(number) = self.asks.remove(&ask) else { continue };
                     let answer = match result {
                         Ok(()) => http::answer(200, "application/json", "{\"ok\":true}"),
-                        Err(why) => http::refusal(409, &why),
+                        Err(Refused::Wrong(why)) => http::refusal(409, &why),
+                        Err(Refused::Elsewhere(why)) => http::refusal(503, &why),
+                        Err(Refused::Unknown(why)) => http::refusal(504, &why),
                     };
                     self.say(number, &answer);
                 }

@@ -13,6 +13,7 @@ use serde::Deserialize;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
+use ureq::tls::{Certificate, ClientCert, RootCerts, TlsConfig, TlsProvider};
 
 #[derive(Clone, Deserialize)]
 pub struct Settings {
@@ -28,6 +29,12 @@ pub struct Settings {
     /// Certificate chain and key, PEM; `None`: plain text.
     #[serde(default)]
     pub certificate: Option<(String, String)>,
+    /// Certificates that vouch for etcd's, PEM; `None`: it is spoken with in plain text.
+    #[serde(default)]
+    pub store_ca: Option<String>,
+    /// What this replica shows to etcd: certificate chain and key, PEM.
+    #[serde(default)]
+    pub store_certificate: Option<(String, String)>,
 }
 
 /// What people and clusters show.
@@ -78,9 +85,37 @@ impl Settings {
     pub fn store(&self) -> Result<Arc<dyn Store>, String> {
         if let Some(members) = self.store.strip_prefix("etcd://") {
             let members: Vec<String> = members.split(',').filter(|one| !one.is_empty()).map(str::to_owned).collect();
-            return Ok(Arc::new(Etcd::new(&members, &self.name)?));
+            return Ok(Arc::new(Etcd::new(&members, &self.name, self.store_tls()?)?));
         }
         Ok(Arc::new(FileStore::open(Path::new(&self.store))?))
+    }
+
+    fn store_tls(&self) -> Result<Option<TlsConfig>, String> {
+        let Some(ca) = &self.store_ca else {
+            return match self.store_certificate {
+                Some(_) => Err("a certificate for etcd without --store-ca: who vouches for etcd's own?".into()),
+                None => Ok(None),
+            };
+        };
+        let text = |error: &dyn std::fmt::Display| format!("certificates of the store: {error}");
+        let read = |pem: &str| -> Result<Vec<Certificate<'static>>, String> {
+            let read = CertificateDer::pem_slice_iter(pem.as_bytes());
+            let read =
+                read.map(|one| one.map(|own| Certificate::from_der(&own).to_owned())).collect::<Result<Vec<_>, _>>();
+            match read {
+                Ok(some) if some.is_empty() => Err(text(&"there is none in the file")),
+                other => other.map_err(|error| text(&error)),
+            }
+        };
+        let mut tls = TlsConfig::builder()
+            .provider(TlsProvider::Rustls)
+            .unversioned_rustls_crypto_provider(Arc::new(default_provider()))
+            .root_certs(RootCerts::new_with_certs(&read(ca)?));
+        if let Some((chain, key)) = &self.store_certificate {
+            let key = ureq::tls::PrivateKey::from_pem(key.as_bytes()).map_err(|error| text(&error))?;
+            tls = tls.client_cert(Some(ClientCert::new_with_certs(&read(chain)?, key)));
+        }
+        Ok(Some(tls.build()))
     }
 
     /// # Errors

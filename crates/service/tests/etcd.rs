@@ -4,8 +4,10 @@
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use mission_core::service::Entry;
+use mission_service::settings::{Settings, Tokens};
 use mission_service::store::etcd::Etcd;
 use mission_service::store::{Changed, Failure, Store};
+use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
 use serde_json::json;
 use std::io::Write;
 use std::net::TcpListener;
@@ -77,7 +79,7 @@ impl Cluster {
     }
 
     fn store(&self) -> Etcd {
-        Etcd::new(&self.clients, "test").unwrap()
+        Etcd::new(&self.clients, "test", None).unwrap()
     }
 
     /// A write as `Etcd::write` sends it, of this epoch, after the one of this revision. Returns etcd's answer.
@@ -249,4 +251,69 @@ fn without_most_members_nothing_is_answered_as_written() {
         other => panic!("{other:?}"),
     }
     assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
+}
+
+#[test]
+fn with_tls_both_ends_show_who_they_are() {
+    if Command::new("etcd").arg("--version").stdout(Stdio::null()).status().is_err() {
+        return;
+    }
+    let folder = std::env::temp_dir().join(format!("mission-etcd-tls-{}", std::process::id()));
+    let _ = std::fs::remove_dir_all(&folder);
+    std::fs::create_dir_all(&folder).unwrap();
+    let file = |name: &str, text: &str| {
+        let path = folder.join(name);
+        std::fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let made = |name: &str| {
+        let mut own = CertificateParams::new([name.to_owned()]).unwrap();
+        own.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        own
+    };
+    let (ca_key, key) = (KeyPair::generate().unwrap(), KeyPair::generate().unwrap());
+    let mut ca = CertificateParams::new(["ca".to_owned()]).unwrap();
+    ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let ca_pem = ca.self_signed(&ca_key).unwrap().pem();
+    let issuer = Issuer::new(ca, ca_key);
+    let own_pem = made("127.0.0.1").signed_by(&key, &issuer).unwrap().pem();
+    let (ca_file, own_file, key_file) =
+        (file("ca.pem", &ca_pem), file("own.pem", &own_pem), file("key.pem", &key.serialize_pem()));
+    let ports = ports(2);
+    let (client, peer) = (format!("https://127.0.0.1:{}", ports[0]), format!("http://127.0.0.1:{}", ports[1]));
+    let mut member = Command::new("etcd")
+        .args(["--name", "m", "--data-dir", folder.join("data").to_str().unwrap()])
+        .args(["--listen-client-urls", &client, "--advertise-client-urls", &client, "--listen-peer-urls", &peer])
+        .args(["--initial-advertise-peer-urls", &peer, "--initial-cluster", &format!("m={peer}")])
+        .args(["--cert-file", &own_file, "--key-file", &key_file, "--trusted-ca-file", &ca_file, "--client-cert-auth"])
+        .args(["--logger", "zap", "--log-level", "error"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let settings = |ca: Option<&str>, own: bool| Settings {
+        name: "test".into(),
+        listen: "127.0.0.1:0".parse().unwrap(),
+        address: "http://127.0.0.1:1".into(),
+        store: format!("etcd://127.0.0.1:{}", ports[0]),
+        policy: "fair".into(),
+        tokens: Tokens { operator: "o".into(), viewer: "v".into(), cluster: "c".into() },
+        certificate: None,
+        store_ca: ca.map(str::to_owned),
+        store_certificate: own.then(|| (own_pem.clone(), key.serialize_pem())),
+    };
+    let store = settings(Some(&ca_pem), true).store().unwrap();
+    let epoch = wait("the leader's key", || store.campaign("writer").ok().flatten()).epoch;
+    store.write(epoch, &[entry("policy", "\"fair\"")]).unwrap();
+    assert_eq!(store.load().unwrap().entries, [entry("policy", "\"fair\"")]);
+    // Who shows nothing, who speaks in clear, and who does not know etcd's certificate get nothing.
+    let other = made("other").self_signed(&key).unwrap().pem();
+    for (ca, own) in [(Some(&*ca_pem), false), (None, false), (Some(&*other), true)] {
+        assert!(matches!(settings(ca, own).store().unwrap().load(), Err(Failure::Unknown(_))), "{ca:?} {own}");
+    }
+    assert!(settings(None, true).store().err().unwrap().contains("--store-ca"));
+    assert!(settings(Some("nonsense"), true).store().err().unwrap().contains("there is none"));
+    member.kill().unwrap();
+    member.wait().unwrap();
+    let _ = std::fs::remove_dir_all(&folder);
 }

@@ -17,6 +17,8 @@ fn settings(store: &str) -> Settings {
         policy: "priority".into(),
         tokens: Tokens { operator: "operator".into(), viewer: "viewer".into(), cluster: "cluster".into() },
         certificate: None,
+        store_ca: None,
+        store_certificate: None,
     }
 }
 

@@ -25,8 +25,8 @@ pub use books::{Books, Entry, Input, Known};
 pub use follower::{Command as FollowerCommand, Event as FollowerEvent, Follower, Status as FollowerStatus};
 pub use messages::{Carried, FromService, PROTOCOL, Part, PartsChanged, ShareId, State, ToService, Update, Weighed};
 pub use replica::{
-    AskId, Asked, Command, Event, Happened, JobNow, Leader, Look, Page, RatesNow, Replica, Role, SessionId, Sort,
-    Status, What, WriteId,
+    AskId, Asked, Command, Event, Happened, JobNow, Leader, Look, Page, RatesNow, Refused, Replica, Role, SessionId,
+    Sort, Status, What, WriteId,
 };
 use std::sync::Arc;
 

@@ -158,8 +158,19 @@ pub enum Command {
     },
     Answer {
         ask: AskId,
-        result: Result<(), String>,
+        result: Result<(), Refused>,
     },
+}
+
+/// Why nothing was changed, in one line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// It makes no sense, or cannot be.
+    Wrong(String),
+    /// Another replica is to be asked, or this one later: nothing was changed.
+    Elsewhere(String),
+    /// Nobody knows whether it is changed.
+    Unknown(String),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -357,7 +368,7 @@ impl Replica {
                     own.revision = Some(revision);
                 }
             }
-            Event::Unwritten { write, why } => self.written(now, write, Err(why), commands),
+            Event::Unwritten { write, why } => self.written(now, write, Err(Refused::Unknown(why)), commands),
             Event::Store { problem } => {
                 self.history.store(now, self.store_problem.as_deref(), problem.as_deref());
                 self.store_problem = problem;
@@ -451,7 +462,7 @@ impl Replica {
         }
         let why = "this replica leads no more, and does not know whether the change is kept: look, and ask again";
         for (_, write) in std::mem::take(&mut self.writes) {
-            commands.extend(write.ask.map(|ask| Command::Answer { ask, result: Err(why.into()) }));
+            commands.extend(write.ask.map(|ask| Command::Answer { ask, result: Err(Refused::Unknown(why.into())) }));
         }
     }
 

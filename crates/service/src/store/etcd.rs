@@ -18,6 +18,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use ureq::Agent;
+use ureq::tls::TlsConfig;
 
 /// etcd's shortest, with its usual settings.
 const LEASE: Duration = Duration::from_secs(2);
@@ -158,24 +159,20 @@ struct One {
 }
 
 impl Etcd {
-    /// `members`: `HOST:PORT` of each, or `https://HOST:PORT`. `name`: of the service; services of other names do not
-    /// see one another.
+    /// `members`: `HOST:PORT` of each. `name`: of the service; services of other names do not see one another. `tls`: how
+    /// members are spoken with; `None`: in plain text.
     ///
     /// # Errors
     /// There is no member.
-    pub fn new(members: &[String], name: &str) -> Result<Etcd, String> {
+    pub fn new(members: &[String], name: &str, tls: Option<TlsConfig>) -> Result<Etcd, String> {
         if members.is_empty() {
             return Err("no members of etcd: use --store etcd://HOST:PORT,HOST:PORT".into());
         }
-        if let Some(member) = members.iter().find(|member| member.starts_with("https://")) {
-            return Err(format!(
-                "{member}: TLS to etcd is not there yet; keep etcd on a network of its own, and use HOST:PORT"
-            ));
+        if let Some(member) = members.iter().find(|member| member.contains('/')) {
+            return Err(format!("{member}: use HOST:PORT; with --store-ca it is spoken with by TLS"));
         }
-        let full = |member: &String| match member.contains("://") {
-            true => member.trim_end_matches('/').to_owned(),
-            false => format!("http://{member}"),
-        };
+        let scheme = if tls.is_some() { "https" } else { "http" };
+        let full = |member: &String| format!("{scheme}://{member}");
         let agent = |within: Option<Duration>, first: Duration| -> Agent {
             let settings = Agent::config_builder()
                 .timeout_connect(Some(first))
@@ -185,7 +182,10 @@ impl Etcd {
                 .http_status_as_error(false)
                 .max_redirects(0)
                 .proxy(None);
-            settings.build().into()
+            match &tls {
+                Some(tls) => settings.tls_config(tls.clone()).build().into(),
+                None => settings.build().into(),
+            }
         };
         Ok(Etcd {
             members: members.iter().map(full).collect(),

@@ -39,6 +39,8 @@ pub struct FileStore {
 
 struct State {
     journal: File,
+    /// Of the lines that are on the disk.
+    bytes: u64,
     lines: usize,
     revision: u64,
     entries: BTreeMap<String, String>,
@@ -46,7 +48,7 @@ struct State {
     /// Of the last revisions, oldest first: for the one that watches.
     news: Vec<Changed>,
     closed: bool,
-    /// A write failed: what the journal has is not known.
+    /// What the journal has is not known, so nothing more is written.
     broken: Option<String>,
 }
 
@@ -73,6 +75,7 @@ impl FileStore {
                 .append(true)
                 .open(&path)
                 .map_err(|error| named("journal in", error))?,
+            bytes: 0,
             lines: 0,
             revision: 0,
             entries: BTreeMap::new(),
@@ -89,6 +92,7 @@ impl FileStore {
             state.apply(line.revision, &line.entries);
             state.lines += 1;
         }
+        state.bytes = whole as u64;
         if whole < bytes.len() {
             state.journal.set_len(whole as u64).map_err(|error| named("journal in", error))?;
         }
@@ -106,18 +110,27 @@ impl FileStore {
             return Err(Failure::Unknown(why.clone()));
         }
         let revision = state.revision + 1;
-        let line =
+        let mut line =
             serde_json::to_string(&Line { revision, entries: entries.clone() }).expect("plain values have a text");
-        let written = state.journal.write_all(format!("{line}\n").as_bytes()).and_then(|()| state.journal.sync_data());
-        if let Err(error) = written {
-            // Half of it may be there; after a start anew only whole lines count.
-            let why = format!(
-                "the journal in {} cannot be written: {error}; make room, then start again",
-                self.folder.display()
-            );
+        line.push('\n');
+        let failed = |error: &io::Error, then: &str| {
+            format!("the journal in {} cannot be written: {error}; {then}", self.folder.display())
+        };
+        if let Err(error) = state.journal.write_all(line.as_bytes()) {
+            // Half of it may be there, as on a disk that is full. Without it the journal is as it was.
+            if state.journal.set_len(state.bytes).is_err() {
+                state.broken = Some(failed(&error, "make room, then start again"));
+            }
+            return Err(Failure::Unknown(failed(&error, "make room, then ask again")));
+        }
+        // After a failure nobody knows what is on the disk, and a second try would say that all is well (Rebello et al.,
+        // "Can applications recover from fsync failures?", USENIX ATC 2020).
+        if let Err(error) = state.journal.sync_data() {
+            let why = failed(&error, "look at the disk, then start again");
             state.broken = Some(why.clone());
             return Err(Failure::Unknown(why));
         }
+        state.bytes += line.len() as u64;
         state.lines += 1;
         state.apply(revision, &entries);
         state.news.push(Changed { revision, entries, leader });
@@ -132,15 +145,16 @@ impl FileStore {
     fn shorten(&self, state: &mut State) -> io::Result<()> {
         let (path, new) = (self.folder.join(JOURNAL), self.folder.join("journal.new"));
         let entries = state.entries.iter().map(|(key, value)| (key.clone(), Some(value.clone()))).collect();
-        let line =
+        let mut line =
             serde_json::to_string(&Line { revision: state.revision, entries }).expect("plain values have a text");
+        line.push('\n');
         let _ = std::fs::remove_file(&new);
         let mut file = OpenOptions::new().create_new(true).append(true).open(&new)?;
-        file.write_all(format!("{line}\n").as_bytes())?;
+        file.write_all(line.as_bytes())?;
         file.sync_all()?;
         std::fs::rename(&new, &path)?;
         // From here on the old journal is nobody's.
-        (state.journal, state.lines) = (file, 1);
+        (state.journal, state.bytes, state.lines) = (file, line.len() as u64, 1);
         File::open(&self.folder)?.sync_all()
     }
 }

@@ -25,25 +25,31 @@ fn writes_of(entries: Vec<Entry>) -> Vec<Vec<Entry>> {
 impl Replica {
     pub(super) fn asks(&mut self, now: Time, ask: AskId, asked: Asked, commands: &mut Vec<Command>) {
         let checked = match &asked {
-            _ if !self.acts(now) => Err(match &self.leader {
+            _ if !self.acts(now) => Err(Refused::Elsewhere(match &self.leader {
                 Some(leader) => format!("this replica does not lead: ask {}", leader.address),
                 None => "the service has no leader now: see 'mission service status'".into(),
-            }),
-            Asked::Policy { policy } if policy.starts_with(policy::external::PREFIX) => {
-                Err("a policy in Python runs beside one cluster's scheduler: the service has its own policies".into())
-            }
-            Asked::Policy { policy } => policy::policy(policy).map(drop),
+            })),
+            Asked::Policy { policy } if policy.starts_with(policy::external::PREFIX) => Err(Refused::Wrong(
+                "a policy in Python runs beside one cluster's scheduler: the service has its own policies".into(),
+            )),
+            Asked::Policy { policy } => policy::policy(policy).map(drop).map_err(Refused::Wrong),
             Asked::Change { cluster, job, change } => {
                 let key = (cluster.clone(), job.clone());
                 match self.books.jobs.contains_key(&key) {
                     true if self.writes.values().any(|write| write.ask.is_some()) => {
-                        Err("another change is being written: ask again".into())
+                        Err(Refused::Elsewhere("another change is being written: ask again".into()))
                     }
-                    true => change.priority.map_or(Ok(()), |priority| check_priority(job, priority)),
-                    false => Err(format!("cluster {cluster} has no job {job}: see 'mission service status'")),
+                    true => {
+                        change.priority.map_or(Ok(()), |priority| check_priority(job, priority).map_err(Refused::Wrong))
+                    }
+                    false => {
+                        Err(Refused::Wrong(format!("cluster {cluster} has no job {job}: see 'mission service status'")))
+                    }
                 }
             }
-            Asked::Undrain { host } if !self.books.drained.contains(host) => Err(format!("{host} is not drained")),
+            Asked::Undrain { host } if !self.books.drained.contains(host) => {
+                Err(Refused::Wrong(format!("{host} is not drained")))
+            }
             Asked::Drain { .. } | Asked::Undrain { .. } => Ok(()),
         };
         if let Err(why) = checked {
@@ -77,7 +83,7 @@ impl Replica {
         &mut self,
         now: Time,
         write: WriteId,
-        result: Result<(), String>,
+        result: Result<(), Refused>,
         commands: &mut Vec<Command>,
     ) {
         let Some(write) = self.writes.remove(&write) else { return };
@@ -105,7 +111,7 @@ impl Replica {
             let why =
                 format!("the store did not answer within {seconds} s; look whether the change is kept, and ask again");
             let known = self.writes.get(&write).is_some_and(|own| own.revision.is_some());
-            self.written(now, write, if known { Ok(()) } else { Err(why) }, commands);
+            self.written(now, write, if known { Ok(()) } else { Err(Refused::Unknown(why)) }, commands);
         }
     }
 
