@@ -54,12 +54,13 @@ chaos: setup           ## jobs under every fault, CHAOS_ROUNDS rounds; some of t
 	$(BIN)/python -m tests.chaos --rounds $(CHAOS_ROUNDS)
 
 SEEDS ?= 1000000
-long: setup            ## what takes longer than CI has: a million seeds of the virtual cluster, more with the oldest Dask, 200 workers, 1,000 rounds of chaos
+long: setup            ## what takes longer than CI has: a million seeds of the virtual cluster, more with the oldest Dask, 200 workers, 1,000 rounds of chaos, as root 200 of the service
 	VIRTUAL_SEEDS=$(SEEDS) $(CARGO) test --release -p mission-core --test virtual_cluster -- --nocapture
 	$(BIN)/pytest -m long $(AT_ONCE)
 	$(MAKE) test-oldest OLDEST_TESTS="$(OLDEST_TESTS) delegates delegates_and_deaths interface java"
 	$(BIN)/python -m tests.many_workers
 	$(BIN)/python -m tests.chaos --rounds 1000 --at-once 3
+	if [ "$$(id -u)" = 0 ] && command -v etcd > /dev/null; then $(BIN)/python -m tests.chaos_of_service --rounds 200; fi
 
 # The flags that cargo-fuzz gives, without the sanitizer: that would need a nightly compiler.
 FUZZ_FLAGS := -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \

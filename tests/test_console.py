@@ -66,22 +66,46 @@ def test_a_person_finds_what_they_look_for_and_changes_what_they_may():
         page.until(f"{COUNT} === 1")
         page.press("4")
         page.until("/cluster 0 joined with 1 host/.test(by('rows').innerText)")
-        # The operator changes a priority and the policy, and sees both.
+        # The operator changes a priority and the policy, and sees both. What is typed is not entered by leaving it.
         page.run(f"sessionStorage.setItem('token', {own.tokens['operator']!r}); location.hash = '#view=jobs'")
         page.until("document.querySelector('#rows input') && document.querySelector('#policy select')")
-        page.run(
-            "(() => { const field = document.querySelector('#rows input'); field.value = '7'; "
-            "field.dispatchEvent(new Event('change')); })()"
-        )
-        page.until("status.jobs.some(job => job.priority === 7)")
+        page.run("window.asked = []; window.confirm = question => { asked.push(question); return true; }")
+        field = "document.querySelector('#rows input')"
+        page.run(f"{field}.focus(); {field}.select()")
+        for key in ("9", "Escape", "Tab"):
+            page.press(key)
+        page.run(f"{field}.focus(); {field}.select()")
+        for key in ("7", "Enter"):
+            page.press(key)
+        page.until("status.jobs.filter(job => job.priority === 7).length === 1")
+        assert not page.run("status.jobs.some(job => job.priority === 9)")
         page.run(
             "(() => { const choice = document.querySelector('#policy select'); choice.value = 'priority'; "
             "choice.dispatchEvent(new Event('change')); })()"
         )
         page.until("/policy priority/.test(by('line').textContent)")
+        assert page.run("asked") == ["Have all clusters share their hosts by priority in place of fair?"]
         # What the service says while it is not there.
         own.processes[0].kill()
         page.until("/does not answer/.test(by('problems').innerText)")
+        assert page.errors == []
+
+
+def test_a_row_far_down_can_be_chosen_and_stays_what_it_is():
+    with serving_processes(None, 1) as own, members(own, 2, 400), browser() as page:
+        enter(page, f"http://127.0.0.1:{own.ports[0]}", own.tokens["viewer"])
+        page.run("location.hash = '#view=transfers&sort=name'")
+        page.until(f"{COUNT} === 800 && list[1].from === 'read-1'")
+        page.run("by('scroll').scrollTop = 400 * ROW_PX")
+        page.until("page.offset > 300 && list[0] && document.querySelector('#rows tr[data-row]')")
+        page.until("by('scroll').scrollTop === 400 * ROW_PX")
+        page.run("document.querySelectorAll('#rows tr[data-row]')[15].cells[1].click()")
+        chosen = page.run("document.querySelectorAll('#rows tr[data-row]')[15].cells[1].textContent")
+        page.until("!by('detail').hidden")
+        assert chosen in page.run("by('detail').innerText") and page.run("by('scroll').scrollTop") > 300
+        # Fewer than before: what is left is shown.
+        page.run("by('search').value = 'read-7 '; by('search').dispatchEvent(new Event('input'))")
+        page.until(f"{COUNT} < 800 && document.querySelectorAll('#rows tr[data-row]').length > 0")
         assert page.errors == []
 
 
@@ -95,6 +119,8 @@ def test_who_has_no_token_sees_the_page_and_no_job():
         page.until("document.querySelector('#ask')?.open")
         page.run("by('token').value = 'wrong'; document.querySelector('#ask button').click()")
         page.until("/no token of the service/.test(by('refused').textContent) && by('ask').open")
+        page.run(f"by('token').value = {own.tokens['cluster']!r}; document.querySelector('#ask button').click()")
+        page.until("/does not look/.test(by('refused').textContent) && by('ask').open")
         assert "job-0" not in page.run("document.body.innerText") and page.errors == []
 
 

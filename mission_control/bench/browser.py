@@ -142,9 +142,11 @@ class Page:
 
     def press(self, key: str) -> None:
         """Press a key, as a person does."""
+        codes = {"Enter": 13, "Escape": 27, "Tab": 9, "ArrowUp": 38, "ArrowDown": 40}
         text = {"text": key} if len(key) == 1 else {"text": "\r"} if key == "Enter" else {}
-        self.call("Input.dispatchKeyEvent", type="keyDown", key=key, **text)
-        self.call("Input.dispatchKeyEvent", type="keyUp", key=key)
+        code = codes.get(key, ord(key[0].upper()))
+        self.call("Input.dispatchKeyEvent", type="keyDown", key=key, windowsVirtualKeyCode=code, **text)
+        self.call("Input.dispatchKeyEvent", type="keyUp", key=key, windowsVirtualKeyCode=code)
 
     def picture(self, path: Path) -> None:
         """Write what there is to see, as PNG."""

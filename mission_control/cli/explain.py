@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from mission_control.cli.jobs import Json, Scheduler, only_one
-from mission_control.cli.service import Token, Where, split
+from mission_control.cli.service import AllClusters, Token, split
 from mission_control.cli.show import print_explanation, print_problems, print_rows
 from mission_control.errors import BadInput
 from mission_control.service.asking import Asking
@@ -21,7 +21,7 @@ MOST = 1000
 def explain(
     job: Annotated[str, typer.Argument(help="name of the job; with --service CLUSTER/JOB")],
     scheduler: Scheduler = None,
-    service: Where = None,
+    service: AllClusters = None,
     token_file: Token = None,
     as_json: Json = False,
 ) -> None:
@@ -58,3 +58,5 @@ def explain_of_service(job: str, asking: Asking, as_json: bool) -> None:
         print(json.dumps(own | {"policy": status["policy"], "transfers": page["rows"]}))
     else:
         print_rows(own, page["rows"], status["policy"])
+        if page["found"] > len(page["rows"]):
+            print(f"  and {page['found'] - len(page['rows'])} more transfers, which move less")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from mission_control.cli import service as of_service
-from mission_control.cli.service import Token, Where
+from mission_control.cli.service import AllClusters, Token
 from mission_control.cli.show import print_jobs
 from mission_control.scenario import BadInput
 from mission_control.service.asking import Asking
@@ -34,7 +34,7 @@ def only_one(scheduler: str | None, service: str | None) -> None:
 def jobs(
     context: typer.Context,
     scheduler: Scheduler = None,
-    service: Where = None,
+    service: AllClusters = None,
     token_file: Token = None,
     as_json: Json = False,
 ) -> None:
@@ -61,7 +61,7 @@ def change(
     transport: Annotated[str | None, typer.Option(help="auto, tcp, tls, ...; in force from the next chunk")] = None,
     priority: Annotated[float | None, typer.Option(help="a number above 0; read by the policy priority")] = None,
     scheduler: Scheduler = None,
-    service: Where = None,
+    service: AllClusters = None,
     token_file: Token = None,
     as_json: Json = False,
 ) -> None:
@@ -72,7 +72,7 @@ def change(
     scheduler, service, token_file = scheduler or before[0], service or before[1], token_file or before[2]
     only_one(scheduler, service)
     if service is not None:
-        of_service.change(job, priority, transport, service, token_file)
+        of_service.change(job, priority, transport, service, token_file, as_json)
         return
     with observe(scheduler) as cluster:
         changed = cluster.change(job, transport=transport, priority=priority)

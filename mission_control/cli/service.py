@@ -18,6 +18,10 @@ Where = Annotated[
     str | None,
     typer.Option("--service", metavar="URL", help="https://HOST:PORT, several with commas [$MISSION_SERVICE]"),
 ]
+AllClusters = Annotated[
+    str | None,
+    typer.Option("--service", metavar="URL", help="all clusters of this service, as in https://HOST:PORT"),
+]
 Token = Annotated[
     Path | None, typer.Option("--token-file", metavar="FILE", help="operator.token changes, viewer.token looks")
 ]
@@ -58,6 +62,7 @@ def change(
     transport: Annotated[str | None, typer.Option(help="tcp, tls, ..; in force from the next chunk")] = None,
     service: Where = None,
     token_file: Token = None,
+    as_json: Json = False,
 ) -> None:
     """Change a job of some cluster while it runs."""
     cluster, name = split(job)
@@ -75,7 +80,11 @@ def change(
     if not changed:
         raise BadInput("nothing to set: give --priority or --transport")
     Asking(service, token_file).change({"ask": "change", "cluster": cluster, "job": name, "change": changed})
-    print(f"{job}: {', '.join(f'{key} {value}' for key, value in changed.items())}")
+    if as_json:
+        print(json.dumps({"cluster": cluster, "job": name, "change": changed}))
+    else:
+        said = ", ".join(f"{key} {value or 'auto'}" for key, value in changed.items())
+        print(f"{job}: {said}")
 
 
 @app.command()
@@ -142,8 +151,10 @@ def in_words(own: dict[str, Any]) -> str:
         case "job-arrived" | "job-ended":
             return f"job {job} {own['what'].removeprefix('job-')}"
         case "job-changed":
-            changed = ", ".join(f"{key} {value}" for key, value in own["change"].items() if value is not None)
-            return f"an operator changed {job}: {changed}"
+            change = own["change"]
+            said = [f"priority {change['priority']:g}"] if change.get("priority") is not None else []
+            said += [f"transport {change['transport'] or 'auto'}"] if "transport" in change else []
+            return f"an operator changed {job}: {', '.join(said)}"
         case "policy":
             return f"an operator chose the policy {own['policy']}"
         case "drained":

@@ -104,7 +104,8 @@ class LiveTable(Observer):
         if now - then >= 0.5 or key not in self.before:
             self.before[key] = (now, own["served_bytes"])
             self.rates[key] = (own["served_bytes"] - served) / (now - then) if now > then else 0.0
-        part = own["served_bytes"] / own["asked_bytes"]
+        part = min(1.0, own["served_bytes"] / own["asked_bytes"]) if own["asked_bytes"] else 0.0
+        rate = own.get("rate", self.rates[key])
         return [
             job["job"],
             f"{own['from']} → {own['to']}",
@@ -113,7 +114,7 @@ class LiveTable(Observer):
             f"{own['flows_now']}/{own['flows']}" if own["flows"] is not None else str(own["flows_now"]),
             own["transport"]["chosen"] or "",
             _native.format_bytes(own["served_bytes"]),
-            f"{_native.format_bytes(int(self.rates[key]))}/s",
+            f"{_native.format_bytes(max(0, int(rate)))}/s",
             f"{'█' * int(10 * part):<10} {part:4.0%}",
         ]
 

@@ -9,8 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from mission_control.cli.jobs import Json, Scheduler, only_one
-from mission_control.cli.service import Token, Where
+from mission_control.cli.service import AllClusters, Token
 from mission_control.cli.show import LiveTable
+from mission_control.errors import EnvironmentFailed
 from mission_control.service.asking import Asking
 from mission_control.worlds.cluster import observe
 
@@ -25,7 +26,7 @@ def top(
     most: Annotated[
         int | None, typer.Option(min=1, help="transfers, those that moved last; by default what fits the terminal")
     ] = None,
-    service: Where = None,
+    service: AllClusters = None,
     token_file: Token = None,
     as_json: Json = False,
 ) -> None:
@@ -57,7 +58,15 @@ def top_of_all(asking: Asking, every: float, count: int | None, most: int | None
     with LiveTable(quiet=as_json) as table:
         looks = 0
         while True:
-            page = asking.transfers(most or (MOST if as_json else table.console.height))
+            try:
+                page = asking.transfers(most or (MOST if as_json else table.console.height))
+            except EnvironmentFailed as error:
+                # While another replica takes over; what cannot be asked at all is an error at once.
+                if looks == 0 or count is not None:
+                    raise
+                table.say(str(error))
+                time.sleep(every)
+                continue
             if as_json:
                 print(json.dumps(page), flush=True)
             else:
@@ -74,6 +83,12 @@ def as_status(page: dict[str, Any]) -> dict[str, Any]:
     for row in page["rows"]:
         name = f"{row['cluster']}/{row['job']}"
         job = jobs.setdefault(name, {"job": name, "transfers": []})
-        own = {"flows": None, "flows_now": row["flows"], "transport": {"chosen": row["transport"]}}
+        # Measured there: what is known here is only when it was asked.
+        own = {
+            "rate": row["bytes_per_sec"],
+            "flows": None,
+            "flows_now": row["flows"],
+            "transport": {"chosen": row["transport"]},
+        }
         job["transfers"].append(row | own)
     return {"time": time.time(), "jobs": list(jobs.values()), "hidden": page["found"] - len(page["rows"])}

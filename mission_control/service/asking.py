@@ -29,6 +29,18 @@ def refusal(status: int, answer: dict[str, Any]) -> str:
     return str(answer.get("error") or f"it is no service of Mission Control (status {status})")
 
 
+def printable(value: Any) -> Any:
+    """Return an answer without what a terminal would take for commands: its names are those of others' programs."""
+    match value:
+        case str():
+            return value if value.isprintable() else "".join(own if own.isprintable() else "?" for own in value)
+        case list():
+            return [printable(own) for own in value]
+        case dict():
+            return {key: printable(own) for key, own in value.items()}
+    return value
+
+
 class Asking:
     """The service, by one or more of its replicas.
 
@@ -80,15 +92,22 @@ class Asking:
         """
         asked = f"{path}?{urlencode(query)}" if query else path
         why = "no replica answers"
-        for address in [self.leader] if self.leader else self._leaders():
-            try:
-                status, answer = self._ask(address, "GET", asked, None)
-            except (OSError, http.client.HTTPException) as error:
-                why, self.leader = f"{address} does not answer: {error}", None
-                continue
-            if status != 200:
-                raise BadInput(f"{address}: {refusal(status, answer if isinstance(answer, dict) else {})}")
-            return answer
+        for addresses in ([self.leader] if self.leader else [], None):
+            # Who led when it was asked last may lead no more.
+            for address in self._leaders() if addresses is None else addresses:
+                try:
+                    status, answer = self._ask(address, "GET", asked, None)
+                except (OSError, http.client.HTTPException) as error:
+                    why = f"{address} does not answer: {error}"
+                    continue
+                if status != 200:
+                    raise BadInput(f"{address}: {refusal(status, answer if isinstance(answer, dict) else {})}")
+                if not isinstance(answer, dict) or answer.get("leads", answer.get("role") == "leader"):
+                    return answer
+                why = (
+                    f"{address} does not lead, so it does not know; give --service all replicas, or the one that leads"
+                )
+            self.leader = None
         raise EnvironmentFailed(f"the service says nothing: {why}")
 
     def transfers(self, most: int, **query: Any) -> dict[str, Any]:
@@ -149,7 +168,7 @@ class Asking:
             text = json.dumps(body) if body is not None else None
             connection.request(method, path, text, {"Authorization": f"Bearer {self.token}"})
             answer = connection.getresponse()
-            return answer.status, json.loads(answer.read() or b"{}")
+            return answer.status, printable(json.loads(answer.read() or b"{}"))
         except ValueError as error:
             raise http.client.HTTPException(f"it is no service of Mission Control: {error}") from None
         finally:

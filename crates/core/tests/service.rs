@@ -417,7 +417,7 @@ impl World {
                     self.store.key = Some((replica, own, epoch, self.now + LEASE));
                     Some(Event::Renewed { until })
                 }
-                _ => Some(Event::Deposed),
+                _ => Some(Event::Deposed { epoch: None }),
             },
             Request::Write { write, epoch, entries } => {
                 if held.is_some_and(|(replica, _, own, _)| (replica, own) == (from, epoch)) {

@@ -9,6 +9,8 @@ const ROW_PX = 28;
 const COLOURS = ["#2f74c8", "#c2571a", "#2e8b57", "#8a4fbe", "#9a7209", "#b5453f", "#3f8f8f", "#7a8290"];
 const by = id => document.getElementById(id);
 const VIEWS = ["transfers", "jobs", "hosts", "events"];
+const SORTS = ["rate", "left", "served", "weight", "age", "name"];
+const ANSWER_MS = 5000;
 const TRANSPORTS = ["auto", "shm", "mptcp", "dctcp", "tls", "ictcp", "tcp"];
 
 /** What the address names: view, search, filters, order, the row that is chosen. */
@@ -18,6 +20,7 @@ let page = null;
 let rates = null;
 let happened = [];
 let list = [];
+let chosen = null;
 let failed = null;
 let asking = false;
 let askedAgain = false;
@@ -42,7 +45,8 @@ function bytes(count) {
   }
 }
 
-const rate = count => `${bytes(count)}/s`;
+// The service has no number for what cannot be one.
+const rate = count => `${bytes(count ?? 0)}/s`;
 const count = (number, what) => `${number.toLocaleString("en")} ${what}${number === 1 ? "" : "s"}`;
 
 function ago(seconds) {
@@ -55,18 +59,31 @@ function ago(seconds) {
 function readPlace() {
   place = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
   if (!VIEWS.includes(place.view)) place.view = "transfers";
+  if (!SORTS.includes(place.sort)) delete place.sort;
 }
 
-function go(change) {
+/** Names the place in the address. */
+function namePlace(change) {
   const next = {...place, ...change};
   for (const key of Object.keys(next)) if (!next[key]) delete next[key];
   const hash = `#${new URLSearchParams(next)}`;
   if (hash !== location.hash) history.replaceState(null, "", hash);
   readPlace();
-  // What has another order or other rows begins at the top.
-  if (Object.keys(change).some(key => key !== "row")) by("scroll").scrollTop = 0;
+}
+
+/** Other rows, or another order: begins at the top. */
+function go(change) {
+  namePlace(change);
+  by("scroll").scrollTop = 0;
   drawFrame();
   look();
+}
+
+/** Another row of those that are there, or none. */
+function chooseRow(own) {
+  chosen = own ?? null;
+  namePlace({row: own ? TABLES[place.view].key(own) : ""});
+  if (status) draw();
 }
 
 // ---- asking
@@ -77,8 +94,11 @@ class Refused extends Error {}
 
 async function ask(path, body) {
   const headers = {Authorization: `Bearer ${token()}`};
-  const answer = await fetch(path, body ? {method: "POST", headers, body: JSON.stringify(body)} : {headers});
+  // A replica that was stopped takes connections, and never answers.
+  const signal = AbortSignal.timeout(body ? 2 * ANSWER_MS : ANSWER_MS);
+  const answer = await fetch(path, body ? {method: "POST", headers, signal, body: JSON.stringify(body)} : {headers, signal});
   if (answer.status === 401) throw new Refused("this is no token of the service");
+  if (answer.status === 403) throw new Refused("this token does not look: use viewer.token or operator.token");
   const content = await answer.json();
   if (!answer.ok) throw new Error(content.error ?? `status ${answer.status}`);
   return content;
@@ -124,7 +144,8 @@ async function look() {
 }
 
 async function lookOnce() {
-  const asked = [ask(`v1/status?jobs=${JOBS}`), ask("v1/rates")];
+  const words = place.view === "jobs" && place.q ? `&${new URLSearchParams({q: place.q})}` : "";
+  const asked = [ask(`v1/status?jobs=${JOBS}${words}`), ask("v1/rates")];
   if (place.view === "transfers") {
     const [offset, most] = inSight();
     const query = new URLSearchParams({offset, most, sort: place.sort ?? "rate"});
@@ -183,22 +204,43 @@ function spark(own) {
 function priority(own) {
   if (!status.may_change) return own.priority.toString();
   const field = make("input");
-  Object.assign(field, {type: "number", min: "0", step: "any", value: own.priority, title: "Enter changes it"});
+  Object.assign(field, {type: "text", inputMode: "decimal", value: own.priority, title: "Enter changes it, Escape does not"});
+  field.setAttribute("aria-label", `priority of ${name(own)}`);
   field.style.width = "6rem";
-  field.addEventListener("change", () =>
-    change({ask: "change", cluster: own.cluster, job: own.job, change: {priority: Number(field.value)}}, field));
+  field.addEventListener("keydown", event => {
+    if (event.key === "Enter") {
+      const changed = Number(field.value);
+      if (!(changed > 0)) alert(`${field.value}: a priority is a number above 0`);
+      else change({ask: "change", cluster: own.cluster, job: own.job, change: {priority: changed}}, field);
+    }
+    if (event.key === "Escape") field.value = own.priority;
+  });
+  // What was typed and not entered is not there when somebody looks again.
+  field.addEventListener("blur", () => { field.value = own.priority; });
   return field;
 }
 
-function transport(own) {
-  if (!status.may_change) return "";
+/** A choice that is made only once somebody has confirmed it: an arrow key changes a closed one at once. */
+function menu(options, now, title, question, asked) {
   const choice = make("select");
-  choice.append(...["", ...TRANSPORTS].map(one => make("option", one)));
-  choice.title = "demand a transport of this job";
-  choice.addEventListener("change", () => choice.value && change(
-    {ask: "change", cluster: own.cluster, job: own.job, change: {transport: choice.value === "auto" ? null : choice.value}},
-    choice));
+  choice.append(...options.map(one => make("option", one)));
+  choice.value = now;
+  choice.title = title;
+  choice.setAttribute("aria-label", title);
+  choice.addEventListener("change", () => {
+    const wanted = choice.value;
+    if (confirm(question(wanted))) change(asked(wanted), choice);
+    else choice.value = now;
+  });
   return choice;
+}
+
+function transport(own) {
+  const now = own.transport ?? "auto";
+  if (!status.may_change) return now;
+  return menu(TRANSPORTS, now, `transport that ${name(own)} demands`,
+    wanted => `Have ${name(own)} use ${wanted} in place of ${now}?`,
+    wanted => ({ask: "change", cluster: own.cluster, job: own.job, change: {transport: wanted === "auto" ? null : wanted}}));
 }
 
 function drained(own) {
@@ -207,7 +249,9 @@ function drained(own) {
   if (status.may_change) {
     const button = make("button", is ? "use it again" : "drain");
     button.addEventListener("click", () => {
-      if (is || confirm(`Have all clusters leave ${own.host}? Their workers there hand over what they hold, and end.`)) {
+      const question = is ? `Let clusters use ${own.host} again?`
+        : `Have all clusters leave ${own.host}? Their workers there hand over what they hold, and end.`;
+      if (confirm(question)) {
         change({ask: is ? "undrain" : "drain", host: own.host}, button);
       }
     });
@@ -262,7 +306,7 @@ const TABLES = {
     detail: own => [["host", own.host], ["clusters", own.clusters.join(", ")]],
   },
   events: {
-    key: own => own.key,
+    key: own => String(own.number),
     columns: [["ago", "6rem", null, own => ago(own.ago_secs), "n"], ["what", "", null, inWords]],
     detail: own => [["what", inWords(own)]],
   },
@@ -284,8 +328,11 @@ function inWords(own) {
     case "cluster-changed": return `cluster ${own.cluster} changed: ${count(own.hosts, "host")}`;
     case "job-arrived": return `job ${name(own)} arrived`;
     case "job-ended": return `job ${name(own)} ended`;
-    case "job-changed": return `an operator changed ${name(own)}: ${Object.entries(own.change)
-      .filter(([, value]) => value !== null).map(pair => pair.join(" ")).join(", ")}`;
+    case "job-changed": {
+      const {priority, transport} = own.change;
+      const said = [priority ? `priority ${priority}` : "", transport === undefined ? "" : `transport ${transport ?? "auto"}`];
+      return `an operator changed ${name(own)}: ${said.filter(word => word).join(", ")}`;
+    }
     case "policy": return `an operator chose the policy ${own.policy}`;
     case "drained": return `an operator drained ${own.host}`;
     case "undrained": return `an operator let clusters use ${own.host} again`;
@@ -308,8 +355,9 @@ function rowsNow() {
     return [all.slice(first, first + most), Math.min(first, all.length), all.length];
   };
   switch (place.view) {
-    case "transfers": return page ? [page.rows, page.offset, page.found] : [[], 0, 0];
-    case "jobs": return cut(status.jobs.filter(own => has(name(own))));
+    case "transfers": return page ? [page.rows, Math.min(page.offset, page.found), page.found] : [[], 0, 0];
+    // In the order of names: rows that people type into stay where they are.
+    case "jobs": return cut(status.jobs.filter(own => has(name(own))).sort((a, b) => name(a) < name(b) ? -1 : 1));
     case "hosts": {
       const hosts = new Map();
       for (const cluster of status.clusters) {
@@ -322,15 +370,16 @@ function rowsNow() {
       for (const host of status.drained) if (!hosts.has(host)) hosts.set(host, {host, clusters: [], budgets: []});
       return cut([...hosts.values()].filter(own => has(`${own.host} ${own.clusters.join(" ")}`)));
     }
-    default: {
-      // The number from the oldest on stays the same while new ones come.
-      const all = happened.map((own, index) => ({...own, key: String(happened.length - index)}));
-      return cut(all.filter(own => has(inWords(own))));
-    }
+    default: return cut(happened.filter(own => has(inWords(own))));
   }
 }
 
 // ---- drawing
+
+/** Writes a text where it differs: what is said again is read out again. */
+function say(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
 
 /** What depends on the address alone. */
 function drawFrame() {
@@ -338,26 +387,35 @@ function drawFrame() {
     if (one.dataset.view === place.view) one.setAttribute("aria-current", "page"); else one.removeAttribute("aria-current");
   }
   if (document.activeElement !== by("search")) by("search").value = place.q ?? "";
-  const filters = [["cluster", place.cluster], ["job", place.job]].filter(([, value]) => value);
-  by("filters").replaceChildren(...filters.map(([key, value]) => {
-    const button = make("button", `${key} ${value} ×`);
+  const filters = place.view === "transfers" ? ["cluster", "job"].filter(key => place[key]) : [];
+  by("filters").replaceChildren(...filters.map(key => {
+    const button = make("button", `${key} ${place[key]} ×`);
     button.title = "do not look for it alone";
     button.addEventListener("click", () => go({[key]: ""}));
     return button;
   }));
-  by("head").replaceChildren(...TABLES[place.view].columns.map(([title, width, sort, , kind]) => {
-    const cell = make("th", sort ? null : title, kind);
-    if (width) cell.style.width = width;
-    if (sort) {
-      const now = (place.sort ?? "rate") === sort;
-      const button = make("button", now ? `${title} ${place.up ? "↑" : "↓"}` : title);
-      button.addEventListener("click", () => go({sort, up: now && !place.up ? "1" : ""}));
-      cell.setAttribute("aria-sort", now ? (place.up ? "ascending" : "descending") : "none");
-      cell.append(button);
-    }
-    return cell;
-  }));
-  by("rows").replaceChildren();
+  if (by("head").dataset.view !== place.view) {
+    by("head").dataset.view = place.view;
+    by("head").replaceChildren(...TABLES[place.view].columns.map(([title, width, sort, , kind]) => {
+      const cell = make("th", sort ? null : title, kind);
+      cell.scope = "col";
+      if (width) cell.style.width = width;
+      if (sort) {
+        const button = make("button", title);
+        Object.assign(button.dataset, {sort, title});
+        button.addEventListener("click", () => go({sort, up: (place.sort ?? "rate") === sort && !place.up ? "1" : ""}));
+        cell.append(button);
+      }
+      return cell;
+    }));
+    by("rows").replaceChildren();
+    chosen = null;
+  }
+  for (const button of by("head").querySelectorAll("button")) {
+    const now = (place.sort ?? "rate") === button.dataset.sort;
+    say(button, now ? `${button.dataset.title} ${place.up ? "↑" : "↓"}` : button.dataset.title);
+    button.parentElement.setAttribute("aria-sort", now ? (place.up ? "ascending" : "descending") : "none");
+  }
 }
 
 function band(rows) {
@@ -393,39 +451,52 @@ function drawRows() {
   const [rows, first, found] = rowsNow();
   list = rows;
   const body = by("rows");
-  const lines = [...body.children].filter(line => line.className !== "band");
-  while (lines.length > rows.length) lines.pop().remove();
-  while (lines.length < rows.length) lines.push(make("tr"));
+  if (!body.children.length) body.append(band(0), band(0));
+  // A line stays that of its row wherever that goes: somebody may be typing in it.
+  const before = new Map([...body.children].slice(1, -1).map(line => [line.dataset.row, line]));
   rows.forEach((own, index) => {
-    const line = lines[index];
-    line.dataset.row = key(own);
-    line.setAttribute("aria-selected", String(place.row === key(own)));
+    const is = key(own);
+    const line = before.get(is) ?? make("tr");
+    before.delete(is);
+    line.dataset.row = is;
+    line.id = `row-${first + index}`;
+    line.setAttribute("aria-selected", String(place.row === is));
     line.setAttribute("aria-rowindex", first + index + 2);
     fill(line, own, columns);
+    if (body.children[index + 1] !== line) body.insertBefore(line, body.children[index + 1]);
   });
-  const above = body.querySelector(".band") ?? band(0);
-  above.firstChild.style.height = `${first * ROW_PX}px`;
-  const below = body.querySelectorAll(".band")[1] ?? band(0);
-  below.firstChild.style.height = `${Math.max(0, found - first - rows.length) * ROW_PX}px`;
-  if (body.firstChild !== above || body.lastChild !== below || body.children.length !== lines.length + 2) {
-    body.replaceChildren(above, ...lines, below);
-  }
+  for (const line of before.values()) line.remove();
+  body.firstChild.firstChild.style.height = `${first * ROW_PX}px`;
+  body.lastChild.firstChild.style.height = `${Math.max(0, found - first - rows.length) * ROW_PX}px`;
+  by("scroll").setAttribute("aria-rowcount", found + 1);
+  const at = rows.findIndex(own => key(own) === place.row);
+  if (at < 0) by("scroll").removeAttribute("aria-activedescendant");
+  else by("scroll").setAttribute("aria-activedescendant", `row-${first + at}`);
   const active = page && place.view === "transfers" ? ` of ${page.active.toLocaleString("en")}, ${rate(page.bytes_per_sec)}` : "";
-  const hidden = place.view === "jobs" && status.jobs_hidden ? ` and ${status.jobs_hidden} that move less` : "";
-  by("found").textContent = `${found.toLocaleString("en")}${active}${hidden}`;
+  const hidden = place.view === "jobs" && status.jobs_hidden ? ` and ${status.jobs_hidden} that move less: search for them` : "";
+  say(by("found"), `${found.toLocaleString("en")}${active}${hidden}`);
 }
 
 function drawDetail() {
   const {key, detail} = TABLES[place.view];
-  const own = place.row && list.find(one => key(one) === place.row);
+  const now = place.row && list.find(one => key(one) === place.row);
+  if (now) chosen = now;
   const panel = by("detail");
-  panel.hidden = !own;
-  if (!own) return;
-  const facts = make("dl");
-  for (const [term, meaning] of detail(own)) facts.append(make("dt", term), make("dd", meaning));
+  panel.hidden = !place.row || !chosen;
+  if (panel.hidden) return;
+  const own = chosen;
   const title = place.view === "transfers" ? `${name(own)}: ${own.from} → ${own.to}` : detail(own)[0][1];
-  panel.replaceChildren(make("h2", title), facts);
-  if (place.view === "transfers") panel.append(link("all of this job", {view: "transfers", cluster: own.cluster, job: own.job}));
+  const shown = JSON.stringify([title, detail(own), Boolean(now)]);
+  if (panel.dataset.shown === shown) return;
+  panel.dataset.shown = shown;
+  if (!panel.firstChild) panel.append(make("h2"), make("dl"), make("p"));
+  const [heading, facts, more] = panel.children;
+  say(heading, now ? title : `${title} (not in sight, or over: as it was last)`);
+  facts.replaceChildren(...detail(own).flatMap(([term, meaning]) => [make("dt", term), make("dd", meaning)]));
+  const to = place.view === "transfers" ? {view: "transfers", cluster: own.cluster, job: own.job} : null;
+  if (!to) more.replaceChildren();
+  else if (!more.firstChild) more.append(link("all of this job", to));
+  else more.firstChild.href = `#${new URLSearchParams(to)}`;
 }
 
 function drawCurve() {
@@ -448,35 +519,46 @@ function drawCurve() {
   const lines = shown.map((own, index) => [name(own), own.rates.at(-1), COLOURS[index],
     {view: "transfers", cluster: own.cluster, job: own.job}]);
   lines.unshift(["all jobs, the last three minutes", all.at(-1) ?? 0, "none", {view: "jobs"}]);
-  by("legend").replaceChildren(...lines.map(([text, now, colour, to]) => {
-    const line = make("li"), mark = make("i"), label = make("span", null, "name");
+  by("area").setAttribute("aria-label", `all jobs: ${rate(all.at(-1) ?? 0)} now, at most ${rate(most)} in three minutes`);
+  const legend = by("legend");
+  while (legend.children.length > lines.length) legend.lastChild.remove();
+  lines.forEach(([text, now, colour, to], index) => {
+    if (!legend.children[index]) {
+      const made = make("li"), label = make("span", null, "name");
+      label.append(link(text, to));
+      made.append(make("i"), label, make("span"));
+      legend.append(made);
+    }
+    const [mark, label, number] = legend.children[index].children;
     mark.style.background = colour;
-    label.append(link(text, to));
-    line.append(mark, label, make("span", rate(now)));
-    return line;
-  }));
+    say(label.firstChild, text);
+    const href = `#${new URLSearchParams(to)}`;
+    if (label.firstChild.getAttribute("href") !== href) label.firstChild.href = href;
+    say(number, rate(now));
+  });
 }
 
 function drawPolicy() {
   const cell = by("policy");
   if (!status.may_change) cell.replaceChildren();
   if (!status.may_change || cell.contains(document.activeElement)) return;
-  const choice = make("select"), names = status.policies;
-  choice.append(...(names.includes(status.policy) ? names : [status.policy, ...names]).map(one => make("option", one)));
-  choice.value = status.policy;
-  choice.title = "how the jobs of all clusters share hosts";
-  choice.addEventListener("change", () => change({ask: "policy", policy: choice.value}, choice));
-  cell.replaceChildren("policy ", choice);
+  const names = status.policies.includes(status.policy) ? status.policies : [status.policy, ...status.policies];
+  const now = status.policy;
+  cell.replaceChildren("policy ", menu(names, now, "how the jobs of all clusters share hosts",
+    wanted => `Have all clusters share their hosts by ${wanted} in place of ${now}?`, wanted => ({ask: "policy", policy: wanted})));
 }
 
 function drawLine() {
-  const jobs = status.jobs.length + status.jobs_hidden;
   const hosts = new Set(status.clusters.flatMap(cluster => cluster.hosts)).size;
   const role = status.role === "leader" ? `leader, epoch ${status.epoch}` : "this replica follows";
-  by("line").textContent = `policy ${status.policy}; ${count(status.clusters.length, "cluster")} on ${count(hosts, "host")}, ` +
-    `${count(jobs, "job")}; ${role}` + (status.may_change ? "; you may change things" : "");
-  document.title = status.problems.length ? `(!) Mission Control` : "Mission Control";
-  const problems = [...status.problems, ...(failed ? [failed] : [])].map(text => make("li", text));
+  say(by("line"), `policy ${status.policy}; ${count(status.clusters.length, "cluster")} on ${count(hosts, "host")}, ` +
+    `${count(status.jobs_there, "job")}; ${role}` + (status.may_change ? "; you may change things" : ""));
+  document.title = status.problems.length || failed ? "(!) Mission Control" : "Mission Control";
+  const texts = [...status.problems, ...(failed ? [failed] : [])];
+  const shown = JSON.stringify([texts, status.role, status.leader]);
+  if (by("problems").dataset.shown === shown) return;
+  by("problems").dataset.shown = shown;
+  const problems = texts.map(text => make("li", text));
   if (status.role !== "leader" && status.leader && /^https?:\/\//.test(status.leader)) {
     const line = make("li", "this replica does not lead, so it knows of no transfers; the leader's console is at ");
     const to = make("a", status.leader);
@@ -504,11 +586,12 @@ function draw() {
 function choose(step) {
   const {key} = TABLES[place.view];
   const at = list.findIndex(own => key(own) === place.row);
-  const next = list[Math.min(list.length - 1, Math.max(0, at < 0 ? 0 : at + step))];
+  // Without one that is in sight the first that is.
+  const above = Number(by("rows").children[1]?.getAttribute("aria-rowindex") ?? 2) - 2;
+  const first = Math.max(0, Math.ceil(by("scroll").scrollTop / ROW_PX) - above);
+  const next = list[Math.min(list.length - 1, Math.max(0, at < 0 ? first : at + step))];
   if (!next) return;
-  place.row = key(next);
-  history.replaceState(null, "", `#${new URLSearchParams(place)}`);
-  draw();
+  chooseRow(next);
   document.querySelector('tr[aria-selected="true"]')?.scrollIntoView({block: "nearest"});
 }
 
@@ -525,11 +608,11 @@ document.addEventListener("keydown", event => {
     if (event.key === "Escape") event.target.blur();
     return;
   }
-  const view = VIEWS["1234".indexOf(event.key)];
+  const view = event.key.length === 1 ? VIEWS["1234".indexOf(event.key)] : undefined;
   const does = {
     "/": () => by("search").focus(), "?": () => by("help").showModal(), t: theme, ArrowDown: () => choose(1),
-    ArrowUp: () => choose(-1), j: () => choose(1), k: () => choose(-1), Escape: () => go({row: ""}),
-  }[event.key] ?? ("1234".includes(event.key) ? () => go({view, row: ""}) : null);
+    ArrowUp: () => choose(-1), j: () => choose(1), k: () => choose(-1), Escape: () => chooseRow(null),
+  }[event.key] ?? (view ? () => { location.hash = `#view=${view}`; } : null);
   if (!does) return;
   event.preventDefault();
   does();
@@ -538,7 +621,8 @@ by("search").addEventListener("input", () => go({q: by("search").value, row: ""}
 by("rows").addEventListener("click", event => {
   const line = event.target.closest("tr[data-row]");
   if (line && !event.target.closest("a, button, input, select")) {
-    go({row: line.dataset.row === place.row ? "" : line.dataset.row});
+    const {key} = TABLES[place.view];
+    chooseRow(line.dataset.row === place.row ? null : list.find(own => key(own) === line.dataset.row));
   }
 });
 let scrolled = 0;
@@ -550,6 +634,7 @@ by("scroll").addEventListener("scroll", () => {
 });
 addEventListener("hashchange", () => {
   readPlace();
+  by("scroll").scrollTop = 0;
   drawFrame();
   look();
 });
@@ -563,10 +648,14 @@ by("theme").addEventListener("click", theme);
 by("keys").addEventListener("click", () => by("help").showModal());
 by("leave").addEventListener("click", () => {
   sessionStorage.removeItem("token");
+  [status, page, rates, happened, list] = [null, null, null, [], []];
+  for (const id of ["rows", "legend", "area", "problems", "policy"]) by(id).replaceChildren();
+  by("detail").hidden = true;
+  say(by("line"), "nobody looks");
   askToken();
 });
-const chosen = localStorage.getItem("theme");
-if (chosen) document.documentElement.dataset.theme = chosen;
+const theirs = localStorage.getItem("theme");
+if (theirs) document.documentElement.dataset.theme = theirs;
 readPlace();
 drawFrame();
 look();

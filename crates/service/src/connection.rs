@@ -23,6 +23,9 @@ pub struct Connection {
     pub received: Vec<u8>,
     /// Up to here there is no end of a line.
     searched: usize,
+    /// Whole lines that came, and how much of them was taken.
+    lines: Vec<u8>,
+    taken: usize,
     outgoing: Vec<u8>,
     sent: usize,
     /// Since when it is to be closed, once all has gone.
@@ -46,6 +49,8 @@ impl Connection {
             tls: tls.map(Box::new),
             received: Vec::new(),
             searched: 0,
+            lines: Vec::new(),
+            taken: 0,
             outgoing: Vec::new(),
             sent: 0,
             ends: None,
@@ -102,8 +107,19 @@ impl Connection {
         }
     }
 
-    /// The whole lines that came since it was asked last, with their ends.
-    pub fn lines(&mut self) -> Vec<u8> {
+    /// The next whole line that came, with its end.
+    pub fn line(&mut self) -> Option<Vec<u8>> {
+        if self.taken == self.lines.len() {
+            (self.lines, self.taken) = (self.whole_lines(), 0);
+        }
+        let rest = &self.lines[self.taken..];
+        let end = rest.iter().position(|byte| *byte == b'\n')? + 1;
+        let line = rest[..end].to_vec();
+        self.taken += end;
+        Some(line)
+    }
+
+    fn whole_lines(&mut self) -> Vec<u8> {
         let Some(end) = self.received[self.searched..].iter().rposition(|byte| *byte == b'\n') else {
             self.searched = self.received.len();
             return Vec::new();

@@ -50,15 +50,15 @@ pub fn answer(replica: &Replica, now: Time, path: &str, query: &str, may_change:
         http::answer(200, "application/json", &serde_json::to_string(value).expect("plain values have a text"))
     }
     let found = match path {
-        "/v1/status" => most(query, "jobs", usize::MAX).map(|most| {
+        "/v1/status" => jobs(query).map(|(most, words)| {
             let policies = POLICIES.iter().map(|own| own.name).collect();
-            json(&For { may_change, policies, status: replica.status(now, most) })
+            json(&For { may_change, policies, status: replica.status(now, most, &words) })
         }),
         "/v1/transfers" => look(query).map(|look| json(&replica.transfers(now, &look))),
         "/v1/rates" => Ok(json(&replica.rates())),
         "/v1/history" => most(query, "most", 100).map(|most| json(&replica.history(now, most.min(ROWS_MAX)))),
         _ => {
-            let text = metrics::text(&replica.status(now, metrics::JOBS_MAX));
+            let text = metrics::text(&replica.status(now, metrics::JOBS_MAX, &[]));
             Ok(http::answer(200, "text/plain; version=0.0.4; charset=utf-8", &text))
         }
     };
@@ -72,6 +72,26 @@ fn pairs(query: &str) -> impl Iterator<Item = (String, String)> {
         let text = |word: &str| percent_decode_str(&word.replace('+', " ")).decode_utf8_lossy().into_owned();
         (text(name), text(value))
     })
+}
+
+fn words(text: &str) -> Vec<String> {
+    text.to_lowercase().split_whitespace().take(WORDS_MAX).map(str::to_owned).collect()
+}
+
+/// How many jobs are shown, and which words their names have.
+///
+/// # Errors
+/// One line that names what there is.
+fn jobs(query: &str) -> Result<(usize, Vec<String>), String> {
+    let (mut most, mut looked_for) = (usize::MAX, Vec::new());
+    for (name, value) in pairs(query) {
+        match (name.as_str(), value.parse()) {
+            ("jobs", Ok(count)) => most = count,
+            ("q", _) => looked_for = words(&value),
+            _ => return Err(format!("{name}={value}: there are jobs=NUMBER and q=WORDS")),
+        }
+    }
+    Ok((most, looked_for))
 }
 
 /// # Errors
@@ -95,7 +115,7 @@ fn look(query: &str) -> Result<Look, String> {
         let wrong = |what: &str| format!("{name}={value}: {what}");
         let number = || value.parse::<usize>().map_err(|_| wrong("a number"));
         match name.as_str() {
-            "q" => look.words = value.to_lowercase().split_whitespace().take(WORDS_MAX).map(str::to_owned).collect(),
+            "q" => look.words = words(&value),
             "cluster" => look.cluster = Some(value),
             "job" => look.job = Some(value),
             "sort" => {
@@ -134,7 +154,9 @@ mod tests {
         assert!(look("sort=colour").unwrap_err().contains("use rate, left"));
         assert!(look("offset=-1").unwrap_err().contains("a number"));
         assert!(look("colour=red").unwrap_err().contains("there are q"));
-        assert!(most("jobs=x", "jobs", 1).is_err());
-        assert_eq!(most("", "jobs", 1), Ok(1));
+        assert!(most("most=x", "most", 1).is_err());
+        assert_eq!(most("", "most", 1), Ok(1));
+        assert_eq!(jobs("jobs=3&q=A+b"), Ok((3, vec!["a".into(), "b".into()])));
+        assert!(jobs("jobs=x").is_err());
     }
 }

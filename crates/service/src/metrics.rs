@@ -49,7 +49,7 @@ pub fn text(status: &Status) -> String {
     text.metric("sessions", "Clusters that are connected to this replica.", one(status.sessions as f64));
     text.metric("writes_waiting", "Writes that the store has not answered yet.", one(status.writes as f64));
     text.metric("hosts_drained", "Hosts that are to be empty.", one(status.drained.len() as f64));
-    text.metric("jobs", "Jobs of all clusters.", one((status.jobs.len() + status.jobs_hidden) as f64));
+    text.metric("jobs", "Jobs of all clusters.", one(status.jobs_there as f64));
     let clusters = || status.clusters.iter();
     text.metric(
         "cluster_joined",
@@ -79,7 +79,7 @@ mod tests {
     #[test]
     fn a_replica_that_waits_says_so_and_names_are_escaped() {
         let own = Leader { address: "http://127.0.0.1:1".into(), tokens: "".into() };
-        let text = text(&Replica::new(own, "fair".into(), 1).status(Time(0), JOBS_MAX));
+        let text = text(&Replica::new(own, "fair".into(), 1).status(Time(0), JOBS_MAX, &[]));
         for line in ["mission_control_service_leads 0", "mission_control_service_has_leader 0"] {
             assert!(text.lines().any(|own| own == line), "{text}");
         }

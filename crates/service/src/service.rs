@@ -30,6 +30,8 @@ const UNADMITTED: Duration = Duration::from_secs(10);
 const IDLE: Duration = Duration::from_secs(60);
 /// What was said last to one that is to be closed has gone by then, or will not.
 const ENDED: Duration = Duration::from_secs(5);
+/// What others said waits after this time for the rest of the loop, with which a leader keeps its lease.
+const TURN: Duration = Duration::from_millis(20);
 /// How often it is looked whose time is over.
 const LOOK: Duration = Duration::from_secs(1);
 /// Connections that have shown no token yet; one more ends the oldest.
@@ -73,6 +75,8 @@ struct Loop {
     ready: Vec<u64>,
     /// Who may have asked more than was answered.
     more: BTreeSet<u64>,
+    /// Who of them is first.
+    next_turn: u64,
     /// Nobody is let in for a while: this process has no descriptors left.
     full: bool,
 }
@@ -134,6 +138,7 @@ impl Service {
             commands: Vec::new(),
             ready: Vec::new(),
             more: BTreeSet::new(),
+            next_turn: FIRST,
             full: false,
         };
         let builder = thread::Builder::new().name("mission-service".into());
@@ -201,7 +206,7 @@ impl Loop {
             while let Ok(incoming) = self.inbox.try_recv() {
                 match incoming {
                     Incoming::Event(event) => self.handle(event),
-                    Incoming::Status(answer) => _ = answer.send(self.replica.status(self.now(), usize::MAX)),
+                    Incoming::Status(answer) => _ = answer.send(self.replica.status(self.now(), usize::MAX, &[])),
                     Incoming::Stop => {
                         self.storing.end(self.replica.role() == Role::Leader);
                         return;
@@ -216,9 +221,7 @@ impl Loop {
                     self.close_old();
                 }
             }
-            for number in std::mem::take(&mut self.more) {
-                self.hear(number);
-            }
+            self.hear_more();
             for number in std::mem::take(&mut self.ready) {
                 self.flush(number);
             }
@@ -316,9 +319,25 @@ impl Loop {
         }
     }
 
+    /// Lets those speak who have more to say, one after the other, as long as there is time.
+    fn hear_more(&mut self) {
+        let began = Instant::now();
+        let waiting = std::mem::take(&mut self.more);
+        let mut asked = waiting.range(self.next_turn..).chain(waiting.range(..self.next_turn)).copied();
+        while began.elapsed() < TURN
+            && let Some(number) = asked.next()
+        {
+            self.hear(number);
+        }
+        // Who did not have a turn has the first one next time.
+        let mut rest = asked.peekable();
+        self.next_turn = rest.peek().copied().unwrap_or(FIRST);
+        self.more.extend(rest);
+    }
+
     /// Whether something that was said on a connection may be looked at now.
     fn may_be_heard(&self, number: u64) -> bool {
-        self.connections.get(&number).is_some_and(|open| !open.connection.waits())
+        self.connections.get(&number).is_some_and(|open| open.connection.session || !open.connection.waits())
             && !self.asks.values().any(|own| *own == number)
     }
 
@@ -330,8 +349,7 @@ impl Loop {
             return;
         }
         if open.connection.session {
-            let lines = open.connection.lines();
-            self.session(number, &lines);
+            self.session(number);
             return;
         }
         if !may {
@@ -351,13 +369,20 @@ impl Loop {
         }
     }
 
-    /// Lines of a session, until one ends it.
-    fn session(&mut self, number: u64, lines: &[u8]) {
-        for line in lines.split_inclusive(|byte| *byte == b'\n') {
-            if self.connections.get(&number).is_none_or(|open| open.connection.ends.is_some()) {
+    /// Lines of a session, until one ends it, or it had its turn.
+    fn session(&mut self, number: u64) {
+        let began = Instant::now();
+        loop {
+            let Some(open) = self.connections.get_mut(&number) else { return };
+            if open.connection.ends.is_some() {
                 return;
             }
-            match serde_json::from_slice(line) {
+            if began.elapsed() >= TURN {
+                self.more.insert(number);
+                return;
+            }
+            let Some(line) = open.connection.line() else { return };
+            match serde_json::from_slice(&line) {
                 Ok(message) => self.handle(Event::Said { session: number, message }),
                 Err(error) => {
                     let why = format!("a line of a session makes no sense: {error}");

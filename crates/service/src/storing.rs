@@ -88,7 +88,7 @@ fn leads(store: &dyn Store, address: &str, began: Instant, asked: &Receiver<Leas
             },
             Lease::Renew => match store.renew() {
                 Ok(until) => Some(Event::Renewed { until: time(until) }),
-                Err(Failure::NotLeader) => Some(Event::Deposed),
+                Err(Failure::NotLeader) => Some(Event::Deposed { epoch: None }),
                 Err(failure) => Some(problem(&failure)),
             },
             Lease::Resign(done) => {
@@ -108,7 +108,7 @@ fn write(store: &dyn Store, asked: &Receiver<(WriteId, Epoch, Vec<Entry>)>, says
         let said = match store.write(epoch, &entries) {
             Ok(revision) => Event::Written { write, revision },
             // Whoever has the key now, it is not this replica.
-            Err(Failure::NotLeader) if !says(Event::Deposed) => return,
+            Err(Failure::NotLeader) if !says(Event::Deposed { epoch: Some(epoch) }) => return,
             Err(Failure::NotLeader) => Event::Unwritten { write, why: "another replica leads now; ask again".into() },
             Err(Failure::Unknown(why)) => {
                 Event::Unwritten { write, why: format!("{why}; look whether the change is kept, and ask again") }

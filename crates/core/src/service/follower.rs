@@ -24,6 +24,8 @@ pub const HERE_EVERY: Duration = Duration::from_millis(1500);
 pub const SILENT: Duration = Duration::from_secs(3);
 /// Between two tries of one replica each.
 pub const TRY_EVERY: Duration = Duration::from_millis(250);
+/// A replica that refuses a session refuses the next one, too, until somebody has changed something.
+pub const REJECTED_AGAIN: Duration = Duration::from_secs(5);
 /// A connection that is not made by then will not be.
 pub const CONNECT_WITHIN: Duration = Duration::from_secs(2);
 /// What moved is said at most so often; what began, ended or became another pattern at once.
@@ -314,6 +316,7 @@ impl Follower {
             }
             FromService::Rejected { why } => {
                 self.leave(now, why, commands);
+                self.link = Link::Down(Some(now + (REJECTED_AGAIN - TRY_EVERY)));
                 return;
             }
             _ => {}

@@ -8,6 +8,7 @@
 //! says has that epoch.
 
 mod history;
+mod limits;
 mod rates;
 mod status;
 mod transfers;
@@ -27,6 +28,7 @@ use super::{ClusterId, Epoch, ServiceId};
 use crate::control::Change;
 use crate::defaults::{WEIGHTS_APART, WEIGHTS_EVERY};
 use crate::policy::{self, Policy, TransferView};
+use crate::report::Negotiated;
 use crate::shares::FlowsPerHost;
 use crate::types::{HostId, JobId, JobSpec, TransferId, check_name, check_priority};
 use crate::units::Time;
@@ -57,16 +59,16 @@ pub const FORGET_AFTER: Duration = Duration::from_secs(60);
 pub const SILENT: Duration = Duration::from_secs(15);
 /// A write that the store has not answered by then may have happened or not.
 pub const WRITE_WITHIN: Duration = Duration::from_secs(3);
+/// A store that has not answered by then never will: each try has a bound.
+const WRITE_FORGOTTEN: Duration = Duration::from_secs(60);
 /// After a write that failed the next one waits so long.
 pub const WRITE_AGAIN: Duration = Duration::from_millis(250);
 /// Entries of one write: etcd takes 128 in a transaction, unless it is started with another `--max-txn-ops`.
 pub const WRITE_MAX: usize = 100;
 /// Bytes of one write: etcd takes 1.5 MiB in a request (`--max-request-bytes`), which has them in base 64.
 pub const WRITE_BYTES: usize = 512 << 10;
-/// Of one member, which says what it likes: more than any cluster has, and not more than a replica can keep.
-pub const JOBS_MAX: usize = 10_000;
-pub const TRANSFERS_MAX: usize = 100_000;
-pub const HOSTS_MAX: usize = 20_000;
+/// What members said is compared with the books at most so often.
+const RECONCILE_APART: Duration = Duration::from_millis(5);
 
 #[derive(Clone, Debug)]
 pub enum Event {
@@ -92,8 +94,10 @@ pub enum Event {
     },
     /// It did not get it.
     NotElected,
-    /// It has it no more.
-    Deposed,
+    /// It has it no more. `epoch`: of what was asked; `None`: of the last.
+    Deposed {
+        epoch: Option<Epoch>,
+    },
     /// A write is in the store, as of a revision.
     Written {
         write: WriteId,
@@ -279,6 +283,8 @@ struct Write {
     since: Time,
     /// It is in the store, as of this revision, which these books may not have reached yet.
     revision: Option<u64>,
+    /// Whoever asked was answered that nobody knows. The store may still do it, so nothing else is written there.
+    given_up: bool,
 }
 
 impl Replica {
@@ -337,9 +343,12 @@ impl Replica {
                 self.learned(now, &before, commands);
             }
             Event::Changed { revision, entries, leader } => {
-                let before = self.books.clone();
+                // Most of what has no entries only says that something was written.
+                let before = if entries.is_empty() { None } else { Some(self.books.clone()) };
                 self.books.take(revision, &entries);
-                self.history.compare(now, &before, &self.books);
+                if let Some(before) = &before {
+                    self.history.compare(now, before, &self.books);
+                }
                 if let Some(leader) = leader {
                     self.lead_by(now, leader.as_deref());
                     let other = self.leader.as_ref() != Some(&self.own);
@@ -347,7 +356,9 @@ impl Replica {
                         self.depose(commands);
                     }
                 }
-                self.learned(now, &before, commands);
+                if let Some(before) = &before {
+                    self.learned(now, before, commands);
+                }
             }
             Event::Elected { epoch, until } => {
                 self.campaigns = None;
@@ -362,7 +373,12 @@ impl Replica {
                     own.until = until;
                 }
             }
-            Event::Deposed => self.depose(commands),
+            // A write of an earlier time as a leader says nothing of this one.
+            Event::Deposed { epoch } => {
+                if epoch.is_none() || epoch == self.epoch() {
+                    self.depose(commands);
+                }
+            }
             Event::Written { write, revision } => {
                 if let Some(own) = self.writes.get_mut(&write) {
                     own.revision = Some(revision);
@@ -391,7 +407,8 @@ impl Replica {
         self.campaign(now, commands);
         if self.acts(now) {
             // Most of what members say is that they are there.
-            if self.unwritten || self.looked_at.is_none_or(|at| now.since(at) >= LOOK_EVERY) {
+            let apart = if self.unwritten { RECONCILE_APART } else { LOOK_EVERY };
+            if self.looked_at.is_none_or(|at| now.since(at) >= apart) {
                 (self.unwritten, self.looked_at) = (false, Some(now));
                 self.leave_silent(now, commands);
                 self.reconcile(now, commands);
@@ -534,12 +551,12 @@ impl Replica {
                     commands.push(Command::Say { session, message: FromService::Rejected { why } });
                     return;
                 }
-                if let Some(bad) = jobs.iter().find(|job| !makes_sense(job)) {
-                    commands.push(Command::Say { session, message: nonsense(bad) });
+                if let Err(why) = limits::check_hosts(&hosts) {
+                    commands.push(Command::Say { session, message: FromService::Rejected { why } });
                     return;
                 }
-                if let Err(why) = within_limits(jobs.len(), transfers.len(), hosts.len()) {
-                    commands.push(Command::Say { session, message: FromService::Rejected { why } });
+                if let Some(bad) = jobs.iter().find(|job| !makes_sense(job)) {
+                    commands.push(Command::Say { session, message: nonsense(bad) });
                     return;
                 }
                 let old = |(id, own): (&SessionId, &Session)| {
@@ -550,17 +567,17 @@ impl Replica {
                     self.sessions.remove(&old);
                     commands.push(Command::Close { session: old });
                 }
-                let seen = |view: TransferView| (view.transfer.clone(), Seen { view, at: now });
-                let member = Member {
+                let mut member = Member {
                     cluster,
                     known: Known { incarnation, hosts },
                     unkept: jobs.iter().map(|job| job.job.clone()).collect(),
                     jobs: jobs.into_iter().map(|job| (job.job.clone(), job)).collect(),
-                    transfers: transfers.into_iter().map(seen).collect(),
-                    carried: carried.into_iter().collect(),
+                    transfers: BTreeMap::new(),
+                    carried: BTreeMap::new(),
                     flows_per_host,
                     island: None,
                 };
+                member.take(now, transfers, carried);
                 let own = self.sessions.get_mut(&session).expect("it was there");
                 (own.member, own.version) = (Some(member), 0);
             }
@@ -579,17 +596,19 @@ impl Replica {
                 member.transfers.retain(|transfer, _| transfer.job != job);
                 member.carried.retain(|transfer, _| transfer.job != job);
             }
+            (ToService::Hosts { hosts }, Some(_)) if limits::check_hosts(&hosts).is_err() => {
+                let why = limits::check_hosts(&hosts).err().unwrap_or_default();
+                self.sessions.remove(&session);
+                commands.push(Command::Say { session, message: FromService::Rejected { why } });
+                commands.push(Command::Close { session });
+            }
             (ToService::Hosts { hosts }, Some(member)) => member.known.hosts = hosts,
             (ToService::Transfers { changed, carried, ended }, Some(member)) => {
-                let seen = |view: TransferView| (view.transfer.clone(), Seen { view, at: now });
-                member.transfers.extend(changed.into_iter().map(seen));
                 for transfer in &ended {
                     member.transfers.remove(transfer);
                     member.carried.remove(transfer);
                 }
-                let known = |(transfer, _): &(TransferId, Carried)| member.transfers.contains_key(transfer);
-                let carried: Vec<_> = carried.into_iter().filter(known).collect();
-                member.carried.extend(carried);
+                member.take(now, changed, carried);
             }
             // Something is missing that was said before.
             (ToService::Here { words, .. }, Some(_)) if words != own.words => {
@@ -618,8 +637,7 @@ impl Replica {
     /// Ends the session of a member that says more than any cluster has.
     fn limit(&mut self, session: SessionId, commands: &mut Vec<Command>) {
         let Some(member) = self.sessions.get(&session).and_then(|own| own.member.as_ref()) else { return };
-        let limits = within_limits(member.jobs.len(), member.transfers.len(), member.known.hosts.len());
-        if let Err(why) = limits {
+        if let Err(why) = limits::check(member) {
             self.sessions.remove(&session);
             commands.push(Command::Say { session, message: FromService::Rejected { why } });
             commands.push(Command::Close { session });
@@ -637,6 +655,9 @@ impl Replica {
         incarnation: u64,
     ) -> Result<(), String> {
         check_name("cluster", cluster)?;
+        if self.sessions.len() > limits::MEMBERS_MAX {
+            return Err(format!("a service has at most {} clusters", limits::MEMBERS_MAX));
+        }
         if protocol != PROTOCOL {
             let older = if protocol < PROTOCOL { "cluster" } else { "service" };
             return Err(format!(
@@ -756,6 +777,21 @@ impl Replica {
     }
 }
 
+impl Member {
+    /// Takes transfers that have begun or changed, and how they are carried.
+    fn take(&mut self, now: Time, changed: Vec<TransferView>, carried: Vec<(TransferId, Carried)>) {
+        for view in changed.into_iter().filter(|view| limits::makes_sense(&view.transfer)) {
+            let view = limits::sound(view);
+            self.transfers.insert(view.transfer.clone(), Seen { view, at: now });
+        }
+        for (transfer, own) in carried {
+            if self.transfers.contains_key(&transfer) {
+                self.carried.insert(transfer, limits::sound_carried(own));
+            }
+        }
+    }
+}
+
 impl Session {
     fn say(&mut self, session: SessionId, epoch: Epoch, update: Update, commands: &mut Vec<Command>) {
         self.version += 1;
@@ -766,16 +802,6 @@ impl Session {
 /// Whether a job is one that could have been admitted: a member says what it likes.
 fn makes_sense(spec: &JobSpec) -> bool {
     spec.check().is_ok() && check_priority(&spec.job, spec.priority).is_ok()
-}
-
-/// # Errors
-/// One line that names the limit.
-fn within_limits(jobs: usize, transfers: usize, hosts: usize) -> Result<(), String> {
-    let of = [("jobs", jobs, JOBS_MAX), ("active transfers", transfers, TRANSFERS_MAX), ("hosts", hosts, HOSTS_MAX)];
-    match of.iter().find(|(_, count, most)| count > most) {
-        Some((what, count, most)) => Err(format!("{count} {what}: a cluster of the service has at most {most}")),
-        None => Ok(()),
-    }
 }
 
 fn nonsense(spec: &JobSpec) -> FromService {

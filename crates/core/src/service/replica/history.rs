@@ -7,17 +7,21 @@ use super::super::books::Books;
 use super::*;
 use std::collections::VecDeque;
 
-/// So much is kept.
-const KEPT: usize = 1000;
+/// So much is kept of jobs that came and went, and so much of all else: many jobs do not hide who changed what.
+const KEPT: usize = 500;
 
 #[derive(Default)]
 pub struct History {
-    kept: VecDeque<(Time, What)>,
+    jobs: VecDeque<(u64, Time, What)>,
+    others: VecDeque<(u64, Time, What)>,
+    next: u64,
 }
 
 /// One thing, and how long ago it was: clocks of hosts are not compared.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Happened {
+    /// Of all that happened since this replica started, from 0.
+    pub number: u64,
     pub ago_secs: f64,
     #[serde(flatten)]
     pub what: What,
@@ -73,17 +77,27 @@ pub enum What {
 
 impl History {
     pub fn add(&mut self, now: Time, what: What) {
-        if self.kept.len() == KEPT {
-            self.kept.pop_front();
+        let kept = match what {
+            What::JobArrived { .. } | What::JobEnded { .. } => &mut self.jobs,
+            _ => &mut self.others,
+        };
+        if kept.len() == KEPT {
+            kept.pop_front();
         }
-        self.kept.push_back((now, what));
+        kept.push_back((self.next, now, what));
+        self.next += 1;
     }
 
     /// The newest ones, the last first.
     pub fn newest(&self, now: Time, most: usize) -> Vec<Happened> {
-        let happened =
-            |(at, what): &(Time, What)| Happened { ago_secs: now.since(*at).as_secs_f64(), what: what.clone() };
-        self.kept.iter().rev().take(most).map(happened).collect()
+        let mut kept: Vec<&(u64, Time, What)> = self.jobs.iter().chain(&self.others).collect();
+        kept.sort_by_key(|(number, ..)| std::cmp::Reverse(*number));
+        let happened = |(number, at, what): &(u64, Time, What)| Happened {
+            number: *number,
+            ago_secs: now.since(*at).as_secs_f64(),
+            what: what.clone(),
+        };
+        kept.into_iter().take(most).map(happened).collect()
     }
 
     pub fn store(&mut self, now: Time, before: Option<&str>, problem: Option<&str>) {
@@ -109,7 +123,12 @@ impl History {
         }
         for (key, change) in after.changes.iter().filter(|(key, change)| before.changes.get(*key) != Some(*change)) {
             let (cluster, job) = key.clone();
-            self.add(now, What::JobChanged { cluster, job, change: change.clone() });
+            let old = before.changes.get(key).cloned().unwrap_or_default();
+            let change = Change {
+                priority: change.priority.filter(|own| old.priority != Some(*own)),
+                transport: change.transport.filter(|own| old.transport != Some(*own)),
+            };
+            self.add(now, What::JobChanged { cluster, job, change });
         }
         for key in before.jobs.keys().filter(|key| !after.jobs.contains_key(*key)) {
             let (cluster, job) = key.clone();
@@ -172,9 +191,13 @@ mod tests {
             (4.0, What::JobArrived { cluster: cluster(), job: job() }),
             (5.0, What::ClusterJoined { cluster: cluster(), hosts: 1 }),
         ];
-        assert_eq!(happened, expected.map(|(ago_secs, what)| Happened { ago_secs, what }));
+        let happened: Vec<(f64, What)> = happened.into_iter().map(|own| (own.ago_secs, own.what)).collect();
+        assert_eq!(happened, expected);
         assert_eq!(history.newest(Time(0), 2).len(), 2);
         (0..2 * KEPT).for_each(|_| history.add(Time(0), What::Leader { leader: None }));
-        assert_eq!(history.newest(Time(0), usize::MAX).len(), KEPT);
+        let kept = history.newest(Time(0), usize::MAX);
+        let of_jobs = kept.iter().filter(|own| matches!(own.what, What::JobArrived { .. } | What::JobEnded { .. }));
+        assert_eq!((kept.len(), of_jobs.count()), (KEPT + 2, 2));
+        assert!(kept.windows(2).all(|pair| pair[0].number > pair[1].number));
     }
 }

@@ -55,10 +55,11 @@ impl Rates {
         let mut all = vec![0; longest];
         for own in self.jobs.values() {
             let offset = longest - own.len();
-            own.iter().zip(&mut all[offset..]).for_each(|(rate, sum)| *sum += rate);
+            own.iter().zip(&mut all[offset..]).for_each(|(rate, sum)| *sum = u64::saturating_add(*sum, *rate));
         }
         let mut jobs: Vec<_> = self.jobs.iter().collect();
-        jobs.sort_by_key(|(_, own)| std::cmp::Reverse(own.iter().sum::<u64>()));
+        let whole = |own: &VecDeque<u64>| own.iter().fold(0, |sum: u64, rate| sum.saturating_add(*rate));
+        jobs.sort_by_cached_key(|(_, own)| std::cmp::Reverse(whole(own)));
         let job = |((cluster, job), own): (&(ClusterId, JobId), &VecDeque<u64>)| JobRates {
             cluster: cluster.clone(),
             job: job.clone(),

@@ -1,9 +1,12 @@
 //! What a replica knows, for people.
 
 use super::*;
+use crate::types::Transport;
 
-/// Of those that are drained, and are nowhere.
-const HOSTS_NAMED: usize = 10;
+/// Of clusters, or hosts, with which something is wrong: more would hide the rest.
+const NAMED: usize = 10;
+/// After an election all clusters come back within this time.
+const ABSENT_NAMED: Duration = Duration::from_secs(5);
 
 /// All of it.
 #[derive(Clone, Debug, Serialize)]
@@ -22,8 +25,10 @@ pub struct Status {
     pub clusters: Vec<ClusterNow>,
     /// Those that move most first, as many as were asked for.
     pub jobs: Vec<JobNow>,
-    /// Jobs that were left out.
+    /// Of those that were looked for, jobs that were left out.
     pub jobs_hidden: usize,
+    /// All jobs that there are.
+    pub jobs_there: usize,
     pub drained: BTreeSet<HostId>,
     /// Members that have a session with this replica.
     pub sessions: usize,
@@ -53,6 +58,8 @@ pub struct JobNow {
     pub cluster: ClusterId,
     pub job: JobId,
     pub priority: f64,
+    /// That it demands; `None`: Mission Control chooses.
+    pub transport: Option<Transport>,
     pub arrival: u64,
     /// Part of the bytes of its island's hosts; `None`: nothing of it is active, or this replica does not lead.
     pub weight: Option<f64>,
@@ -62,14 +69,14 @@ pub struct JobNow {
 }
 
 impl Replica {
-    /// `most`: jobs that are shown.
-    pub fn status(&self, now: Time, most: usize) -> Status {
+    /// `most`: jobs that are shown, of those whose names have all these words, in small letters.
+    pub fn status(&self, now: Time, most: usize, words: &[String]) -> Status {
         let leading = self.leading.as_ref();
-        let member = |cluster: &ClusterId| {
-            let welcome = self.sessions.values().filter(|own| own.version > 0);
-            let mut members = welcome.filter_map(|own| Some((own.member.as_ref()?, own.heard_at)));
-            members.find(|(member, _)| member.cluster == *cluster)
-        };
+        let welcome = self.sessions.values().filter(|own| own.version > 0);
+        let members = welcome.filter_map(|own| own.member.as_ref().map(|member| (member, own.heard_at)));
+        let members: BTreeMap<&ClusterId, (&Member, Time)> =
+            members.map(|(member, heard_at)| (&member.cluster, (member, heard_at))).collect();
+        let member = |cluster: &ClusterId| members.get(cluster).copied();
         let rate = |own: &Seen| own.view.bytes_per_sec;
         let island = |cluster: &ClusterId| leading.and_then(|own| own.islands.get(cluster).cloned());
         let clusters = self.books.clusters.iter().map(|(cluster, known)| ClusterNow {
@@ -89,20 +96,31 @@ impl Replica {
                 *own = (own.0 + 1, own.1 + rate(seen));
             }
         }
-        let weight = |cluster: &ClusterId, job: &JobId| {
-            let said = leading?.said.get(&island(cluster)?)?;
-            let parts = said.parts.iter().filter(|(id, _)| id.cluster == *cluster && id.job == *job);
-            parts.map(|(_, part)| part.weight).reduce(|sum, weight| sum + weight)
+        let mut weights: BTreeMap<(&ClusterId, &JobId), f64> = BTreeMap::new();
+        for (id, part) in leading.iter().flat_map(|own| own.said.values()).flat_map(|said| &said.parts) {
+            *weights.entry((&id.cluster, &id.job)).or_default() += part.weight;
+        }
+        let has = |cluster: &ClusterId, job: &JobId| {
+            let name = if words.is_empty() { String::new() } else { format!("{cluster}/{job}").to_lowercase() };
+            words.iter().all(|word| name.contains(word.as_str()))
         };
-        let jobs = self.books.jobs.iter().map(|((cluster, job), own)| JobNow {
-            cluster: cluster.clone(),
-            job: job.clone(),
-            priority: self.books.priority_of(cluster, job).unwrap_or(own.spec.priority),
-            arrival: own.arrival,
-            weight: weight(cluster, job),
-            transfers: moves.get(&(cluster, job)).map_or(0, |(transfers, _)| *transfers),
-            bytes_per_sec: moves.get(&(cluster, job)).map_or(0.0, |(_, rate)| *rate),
-        });
+        let jobs =
+            self.books.jobs.iter().filter(|((cluster, job), _)| has(cluster, job)).map(|((cluster, job), own)| {
+                JobNow {
+                    cluster: cluster.clone(),
+                    job: job.clone(),
+                    priority: self.books.priority_of(cluster, job).unwrap_or(own.spec.priority),
+                    arrival: own.arrival,
+                    transport: {
+                        let change =
+                            self.books.changes.get(&(cluster.clone(), job.clone())).and_then(|own| own.transport);
+                        change.unwrap_or(own.spec.demands.transport)
+                    },
+                    weight: weights.get(&(cluster, job)).copied(),
+                    transfers: moves.get(&(cluster, job)).map_or(0, |(transfers, _)| *transfers),
+                    bytes_per_sec: moves.get(&(cluster, job)).map_or(0.0, |(_, rate)| *rate),
+                }
+            });
         let mut jobs: Vec<JobNow> = jobs.collect();
         let jobs_hidden = jobs.len().saturating_sub(most);
         if jobs_hidden > 0 {
@@ -126,7 +144,12 @@ impl Replica {
             ));
         }
         if let Some(own) = leading {
-            for (cluster, since) in &own.absent {
+            let late = |(_, since): &(&ClusterId, &Time)| now.since(**since) >= ABSENT_NAMED;
+            let absent = own.absent.iter().filter(late).count();
+            if absent > NAMED {
+                problems.push(format!("{absent} clusters have no session; the first of them follow"));
+            }
+            for (cluster, since) in own.absent.iter().filter(late).take(NAMED) {
                 let (ago, forget) = (now.since(*since).as_secs(), FORGET_AFTER.as_secs());
                 problems.push(format!(
                     "cluster {cluster} has had no session for {ago} s: it works by its last weights, then alone; after \
@@ -135,7 +158,7 @@ impl Replica {
             }
         }
         let somewhere = |host: &&HostId| self.books.clusters.values().any(|known| known.hosts.contains(*host));
-        for host in self.books.drained.iter().filter(|host| !somewhere(host)).take(HOSTS_NAMED) {
+        for host in self.books.drained.iter().filter(|host| !somewhere(host)).take(NAMED) {
             problems.push(format!(
                 "{host} is drained, and no cluster has it: it stays empty if it comes; mission service drain {host} --undo"
             ));
@@ -156,6 +179,7 @@ impl Replica {
             clusters: clusters.collect(),
             jobs,
             jobs_hidden,
+            jobs_there: self.books.jobs.len(),
             drained: self.books.drained.clone(),
             sessions: self.sessions.len(),
             writes: self.writes.len(),

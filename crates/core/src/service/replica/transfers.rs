@@ -2,7 +2,6 @@
 
 use super::*;
 use crate::host::fair::Level;
-use crate::report::Negotiated;
 use crate::service::messages::ShareId;
 use crate::types::{Pattern, Stage, Transport};
 
@@ -38,6 +37,8 @@ pub enum Sort {
 /// Some of the transfers.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Page {
+    /// Whether this replica leads: others know of no transfers.
+    pub leads: bool,
     /// All that there are, and all that were looked for.
     pub active: usize,
     pub found: usize,
@@ -102,7 +103,8 @@ impl Replica {
         }
         found.sort_by(before);
         let rows = found.iter().skip(look.offset).map(|own| own.row(now)).collect();
-        Page { active: members().map(|member| member.transfers.len()).sum(), found: count, bytes_per_sec, rows }
+        let leads = self.leading.is_some();
+        Page { leads, active: members().map(|member| member.transfers.len()).sum(), found: count, bytes_per_sec, rows }
     }
 
     fn of<'a>(&'a self, member: &'a Member, look: &'a Look) -> impl Iterator<Item = Found<'a>> {

@@ -75,7 +75,7 @@ impl Replica {
         let write = self.next_write;
         self.next_write += 1;
         let keys = entries.iter().map(|(key, _)| key.clone()).collect();
-        self.writes.insert(write, Write { keys, ask, since: now, revision: None });
+        self.writes.insert(write, Write { keys, ask, since: now, revision: None, given_up: false });
         commands.push(Command::Write { write, epoch, entries });
     }
 
@@ -105,13 +105,16 @@ impl Replica {
 
     /// Writes of which nothing was heard: nobody knows whether they happened.
     pub(super) fn give_up(&mut self, now: Time, commands: &mut Vec<Command>) {
-        let late = |(write, own): (&WriteId, &Write)| (now.since(own.since) >= WRITE_WITHIN).then_some(*write);
-        for write in self.writes.iter().filter_map(late).collect::<Vec<_>>() {
+        self.writes.retain(|_, own| now.since(own.since) < WRITE_FORGOTTEN);
+        let late = |own: &Write| !own.given_up && now.since(own.since) >= WRITE_WITHIN;
+        for own in self.writes.values_mut().filter(|own| late(own)) {
+            own.given_up = true;
             let seconds = WRITE_WITHIN.as_secs();
-            let why =
-                format!("the store did not answer within {seconds} s; look whether the change is kept, and ask again");
-            let known = self.writes.get(&write).is_some_and(|own| own.revision.is_some());
-            self.written(now, write, if known { Ok(()) } else { Err(Refused::Unknown(why)) }, commands);
+            let why = format!(
+                "the store did not answer within {seconds} s; it may still be changed: look again later, and ask again"
+            );
+            let result = if own.revision.is_some() { Ok(()) } else { Err(Refused::Unknown(why)) };
+            commands.extend(own.ask.take().map(|ask| Command::Answer { ask, result }));
         }
     }
 
