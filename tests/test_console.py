@@ -97,7 +97,7 @@ def test_a_row_far_down_can_be_chosen_and_stays_what_it_is():
         page.run("location.hash = '#view=transfers&sort=name'")
         page.until(f"{COUNT} === 800 && list[1].from === 'read-1'")
         page.run("by('scroll').scrollTop = 400 * ROW_PX")
-        page.until("page.offset > 300 && list[0] && document.querySelector('#rows tr[data-row]')")
+        page.until("page.offset > 300 && document.querySelector('#rows tr[data-row]') !== null")
         page.until("by('scroll').scrollTop === 400 * ROW_PX")
         page.run("document.querySelectorAll('#rows tr[data-row]')[15].cells[1].click()")
         chosen = page.run("document.querySelectorAll('#rows tr[data-row]')[15].cells[1].textContent")
