@@ -215,6 +215,8 @@ pub struct Replica {
     leader: Option<Leader>,
     leading: Option<Leading>,
     store_problem: Option<String>,
+    /// Why the last write failed.
+    write_problem: Option<String>,
     sessions: BTreeMap<SessionId, Session>,
     writes: BTreeMap<WriteId, Write>,
     next_write: WriteId,
@@ -298,6 +300,7 @@ impl Replica {
             leader: None,
             leading: None,
             store_problem: None,
+            write_problem: None,
             sessions: BTreeMap::new(),
             writes: BTreeMap::new(),
             next_write: 1,
@@ -380,11 +383,15 @@ impl Replica {
                 }
             }
             Event::Written { write, revision } => {
+                self.write_problem = None;
                 if let Some(own) = self.writes.get_mut(&write) {
                     own.revision = Some(revision);
                 }
             }
-            Event::Unwritten { write, why } => self.written(now, write, Err(Refused::Unknown(why)), commands),
+            Event::Unwritten { write, why } => {
+                self.write_problem = Some(why.clone());
+                self.written(now, write, Err(Refused::Unknown(why)), commands);
+            }
             Event::Store { problem } => {
                 self.history.store(now, self.store_problem.as_deref(), problem.as_deref());
                 self.store_problem = problem;
@@ -470,6 +477,7 @@ impl Replica {
         if self.leading.take().is_none() {
             return;
         }
+        self.write_problem = None;
         commands.push(Command::Resign);
         for (session, own) in std::mem::take(&mut self.sessions) {
             if own.member.is_some() {

@@ -130,7 +130,7 @@ impl Replica {
             jobs.sort_by(before);
             jobs.truncate(most);
         }
-        let mut problems: Vec<String> = self.store_problem.iter().cloned().collect();
+        let mut problems: Vec<String> = self.store_problem.iter().chain(&self.write_problem).cloned().collect();
         if self.loaded && self.leader.is_none() {
             problems.push(
                 "the service has no leader now: one is elected within some seconds while the store answers".into(),
