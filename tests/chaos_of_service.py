@@ -52,9 +52,9 @@ JOBS = {"a/first": 4.0, "a/second": 2.0, "b/third": 3.0}
 """Priorities."""
 PARTS, PART = 4, 256 << 10
 """Of one turn of a job: so many parts of so many bytes go from one host to the other."""
-HEALED_S = 30.0
+HEALED_S = 60.0
 """Within this time after a fault is over all must be right: 15 s until a cluster that was alone is back, and some."""
-STANDS_S = 30.0
+STANDS_S = 60.0
 """No job stands still for longer. Weights that are old move bytes, too."""
 KEYS = 8
 """Hosts that the operator drains and lets be used again: few, so that changes of one follow each other."""

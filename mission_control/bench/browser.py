@@ -18,7 +18,7 @@ import psutil
 from tornado.ioloop import IOLoop
 from tornado.websocket import WebSocketClientConnection, websocket_connect
 
-STARTS_S = 30.0
+STARTS_S = 60.0
 ANSWER_S = 30.0
 
 
@@ -127,7 +127,7 @@ class Page:
             raise RuntimeError(f"{script}: {done['exceptionDetails']}")
         return done["result"].get("value")
 
-    def until(self, script: str, seconds: float = 20.0) -> Any:
+    def until(self, script: str, seconds: float = 60.0) -> Any:
         """Wait until an expression is true, and return it.
 
         Raises:

@@ -24,7 +24,7 @@ from mission_control.service import serving
 MEMBERS = (10, 100, 1000)
 REST_S = 10.0
 """How long it is watched what is said while nothing changes."""
-STARTS_S = 30.0
+STARTS_S = 60.0
 HERE_S = 1.5
 """A member says so often that it is there, as `HERE_EVERY` of core."""
 TRY_S = 0.25
