@@ -34,6 +34,7 @@ from typing import Any
 from distributed import Client
 
 import mission_control
+from mission_control.bench.service import SERVE
 from mission_control.dask.worker import HOST_TOKEN_FILE
 from mission_control.errors import EnvironmentFailed
 from mission_control.lab import Lab, namespaces
@@ -147,15 +148,6 @@ class World:
             if isinstance(status, dict):
                 found[host] = status
         return found
-
-
-SERVE = """
-import json, signal, sys
-from mission_control import _native
-service = _native.Service(sys.argv[1])
-print("up", flush=True)
-signal.pause()
-"""
 
 
 def wait_for(what: str, found: Callable[[], Any], seconds: float = 60.0) -> Any:

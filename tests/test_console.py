@@ -13,7 +13,7 @@ from mission_control.bench.browser import browser, chromium
 from mission_control.bench.console import enter, members
 from mission_control.bench.service import serving_processes
 
-pytestmark = pytest.mark.skipif(chromium() is None, reason="there is no chromium on the path")
+in_a_browser = pytest.mark.skipif(chromium() is None, reason="there is no chromium on the path")
 
 COUNT = "Number(by('found').textContent.split(' ')[0].replaceAll(',', ''))"
 
@@ -29,6 +29,7 @@ def get(address: str, token: str | None = None) -> tuple[int, str]:
         return error.code, error.read().decode()
 
 
+@in_a_browser
 def test_a_person_finds_what_they_look_for_and_changes_what_they_may():
     with serving_processes(None, 1) as own, members(own, 2, 60), browser() as page:
         address = f"http://127.0.0.1:{own.ports[0]}"
@@ -91,6 +92,7 @@ def test_a_person_finds_what_they_look_for_and_changes_what_they_may():
         assert page.errors == []
 
 
+@in_a_browser
 def test_a_row_far_down_can_be_chosen_and_stays_what_it_is():
     with serving_processes(None, 1) as own, members(own, 2, 400), browser() as page:
         enter(page, f"http://127.0.0.1:{own.ports[0]}", own.tokens["viewer"])
@@ -109,6 +111,7 @@ def test_a_row_far_down_can_be_chosen_and_stays_what_it_is():
         assert page.errors == []
 
 
+@in_a_browser
 def test_who_has_no_token_sees_the_page_and_no_job():
     with serving_processes(None, 1) as own, members(own, 1, 20), browser() as page:
         address = f"http://127.0.0.1:{own.ports[0]}"
@@ -124,6 +127,7 @@ def test_who_has_no_token_sees_the_page_and_no_job():
         assert "job-0" not in page.run("document.body.innerText") and page.errors == []
 
 
+@in_a_browser
 def test_a_name_is_no_markup():
     with serving_processes(None, 1) as own, members(own, 1, 20), browser() as page:
         enter(page, f"http://127.0.0.1:{own.ports[0]}", own.tokens["viewer"])

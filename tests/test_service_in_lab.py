@@ -18,6 +18,7 @@ import pytest
 from distributed import Client
 
 import mission_control
+from mission_control.bench.service import SERVE
 from mission_control.dask.worker import HOST_TOKEN_FILE
 from mission_control.lab import Lab, namespaces
 from mission_control.lab.topology import star
@@ -30,13 +31,6 @@ pytestmark = pytest.mark.lab
 HOSTS = 4
 ROUNDS, PART = 96, 256 << 10
 """Of each receiver: what it takes from each of the others, and how much at once. 72 MiB at 50 Mbit/s are 12 s alone."""
-SERVE = """
-import json, signal, sys
-from mission_control import _native
-service = _native.Service(sys.argv[1])
-print("up", flush=True)
-signal.pause()
-"""
 
 
 def test_bytes_of_two_clusters_follow_weights_of_7_to_3(name, tmp_path, monkeypatch):
@@ -54,7 +48,7 @@ def test_bytes_of_two_clusters_follow_weights_of_7_to_3(name, tmp_path, monkeypa
             [sys.executable, "-c", SERVE, json.dumps(settings)], stdout=subprocess.PIPE, text=True
         )
         stack.callback(serve.send_signal, signal.SIGKILL)
-        assert serve.stdout is not None and serve.stdout.readline() == "up\n"
+        assert serve.stdout is not None and serve.stdout.readline() == "8790\n"
         schedulers = {}
         for number, cluster in enumerate("ab"):
             own = {**environment, CLUSTER: cluster}

@@ -115,7 +115,7 @@ def history(
         return
     for own in reversed(happened):
         at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time.time() - own["ago_secs"]))
-        print(f"{at}  {in_words(own)}")
+        print(f"{at}  {own['text']}")
     if not happened:
         print("nothing has happened since this replica started")
 
@@ -131,38 +131,6 @@ def split(job: str) -> tuple[str, str]:
     if not slash or not name or not cluster:
         raise BadInput(f"{job!r}: write CLUSTER/JOB, as in mission service status")
     return (f"{scheme}://{cluster}" if found else cluster), name
-
-
-def in_words(own: dict[str, Any]) -> str:
-    """One event."""
-    job = f"{own.get('cluster')}/{own.get('job')}"
-    hosts = f"{own.get('hosts')} host" + ("" if own.get("hosts") == 1 else "s")
-    match own["what"]:
-        case "leader":
-            return f"{own['leader']} leads" if own["leader"] else "nobody leads"
-        case "store":
-            return f"the store: {own['problem']}" if own["problem"] else "the store answers again"
-        case "cluster-joined":
-            return f"cluster {own['cluster']} joined with {hosts}"
-        case "cluster-changed":
-            return f"cluster {own['cluster']} changed: {hosts}"
-        case "cluster-left":
-            return f"cluster {own['cluster']} left"
-        case "job-arrived" | "job-ended":
-            return f"job {job} {own['what'].removeprefix('job-')}"
-        case "job-changed":
-            change = own["change"]
-            said = [f"priority {change['priority']:g}"] if change.get("priority") is not None else []
-            said += [f"transport {change['transport'] or 'auto'}"] if "transport" in change else []
-            return f"an operator changed {job}: {', '.join(said)}"
-        case "policy":
-            return f"an operator chose the policy {own['policy']}"
-        case "drained":
-            return f"an operator drained {own['host']}"
-        case "undrained":
-            return f"an operator let clusters use {own['host']} again"
-        case what:
-            return str(what)
 
 
 def print_statuses(statuses: dict[str, dict[str, Any] | str]) -> None:

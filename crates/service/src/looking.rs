@@ -8,9 +8,17 @@ use mission_core::units::Time;
 use percent_encoding::percent_decode_str;
 use serde::Serialize;
 
-const PAGE: &str = include_str!("../console/index.html");
-const SCRIPT: &str = include_str!("../console/console.js");
-const STYLE: &str = include_str!("../console/console.css");
+/// The console: path, type and text of each file.
+const FILES: [(&str, &str, &str); 8] = [
+    ("/", "text/html", include_str!("../console/index.html")),
+    ("/console.css", "text/css", include_str!("../console/console.css")),
+    ("/common.js", "text/javascript", include_str!("../console/common.js")),
+    ("/place.js", "text/javascript", include_str!("../console/place.js")),
+    ("/asking.js", "text/javascript", include_str!("../console/asking.js")),
+    ("/tables.js", "text/javascript", include_str!("../console/tables.js")),
+    ("/drawing.js", "text/javascript", include_str!("../console/drawing.js")),
+    ("/people.js", "text/javascript", include_str!("../console/people.js")),
+];
 /// Transfers of one answer, at most; events, at most.
 const ROWS_MAX: usize = 1000;
 /// Words that somebody looks for.
@@ -26,18 +34,14 @@ struct For {
     status: Status,
 }
 
-/// Needs no token: it says nothing of any job.
-pub fn is_for_all(path: &str) -> bool {
-    matches!(path, "/" | "/console.js" | "/console.css" | "/healthz")
-}
-
-pub fn for_all(replica: &Replica, path: &str) -> Vec<u8> {
-    match path {
-        "/" => http::answer(200, "text/html; charset=utf-8", PAGE),
-        "/console.js" => http::answer(200, "text/javascript; charset=utf-8", SCRIPT),
-        "/console.css" => http::answer(200, "text/css; charset=utf-8", STYLE),
-        _ => http::answer(200, "text/plain", if replica.role() == Role::Leader { "leader" } else { "follower" }),
+/// What needs no token, as it says nothing of any job; `None`: it is none of these.
+pub fn for_all(replica: &Replica, path: &str) -> Option<Vec<u8>> {
+    if path == "/healthz" {
+        let role = if replica.role() == Role::Leader { "leader" } else { "follower" };
+        return Some(http::answer(200, "text/plain", role));
     }
+    let (_, kind, text) = FILES.iter().find(|(own, ..)| *own == path)?;
+    Some(http::answer(200, &format!("{kind}; charset=utf-8"), text))
 }
 
 /// Needs a token.

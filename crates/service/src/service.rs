@@ -408,7 +408,7 @@ impl Loop {
         let (path, query) = question.path.split_once('?').unwrap_or((&question.path, ""));
         let may_change = allowed == Allowed::Change;
         let answer = match (question.method.as_str(), path, allowed) {
-            ("GET", path, _) if looking::is_for_all(path) => looking::for_all(&self.replica, path),
+            ("GET", _, _) if let Some(answer) = looking::for_all(&self.replica, path) => answer,
             (_, _, Allowed::Nothing) => http::refusal(401, "show a token of the service: Authorization: Bearer TOKEN"),
             ("GET", "/v1/session", Allowed::Join) => {
                 if question.upgrade.as_deref() != Some(UPGRADE) {
@@ -439,7 +439,7 @@ impl Loop {
             },
             ("POST", "/v1/ask", _) => http::refusal(403, "only the operator's token changes anything"),
             (_, "/v1/ask", _) => http::refusal(405, "POST /v1/ask"),
-            (_, path, _) if looking::is_one(path) || looking::is_for_all(path) => http::refusal(405, "GET"),
+            (_, path, _) if looking::is_one(path) || path == "/healthz" => http::refusal(405, "GET"),
             _ => http::refusal(
                 404,
                 "there are /, /metrics, /healthz, and, below /v1: status, transfers, rates, history, ask, session",

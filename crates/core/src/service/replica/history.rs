@@ -5,6 +5,7 @@
 
 use super::super::books::Books;
 use super::*;
+use crate::types::Transport;
 use std::collections::VecDeque;
 
 /// So much is kept of jobs that came and went, and so much of all else: many jobs do not hide who changed what.
@@ -23,6 +24,8 @@ pub struct Happened {
     /// Of all that happened since this replica started, from 0.
     pub number: u64,
     pub ago_secs: f64,
+    /// In words.
+    pub text: String,
     #[serde(flatten)]
     pub what: What,
 }
@@ -75,6 +78,33 @@ pub enum What {
     },
 }
 
+impl std::fmt::Display for What {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let count = |hosts: &usize| if *hosts == 1 { "1 host".to_owned() } else { format!("{hosts} hosts") };
+        match self {
+            What::Leader { leader: Some(leader) } => write!(f, "{leader} leads"),
+            What::Leader { leader: None } => write!(f, "nobody leads"),
+            What::Store { problem: Some(problem) } => write!(f, "the store: {problem}"),
+            What::Store { problem: None } => write!(f, "the store answers again"),
+            What::ClusterJoined { cluster, hosts } => write!(f, "cluster {cluster} joined with {}", count(hosts)),
+            What::ClusterLeft { cluster } => write!(f, "cluster {cluster} left"),
+            What::ClusterChanged { cluster, hosts } => write!(f, "cluster {cluster} changed: {}", count(hosts)),
+            What::JobArrived { cluster, job } => write!(f, "job {cluster}/{job} arrived"),
+            What::JobEnded { cluster, job } => write!(f, "job {cluster}/{job} ended"),
+            What::JobChanged { cluster, job, change } => {
+                let priority = change.priority.map(|own| format!("priority {own}"));
+                let transport =
+                    change.transport.map(|own| format!("transport {}", own.map_or("auto", Transport::name)));
+                let said: Vec<String> = priority.into_iter().chain(transport).collect();
+                write!(f, "an operator changed {cluster}/{job}: {}", said.join(", "))
+            }
+            What::Policy { policy } => write!(f, "an operator chose the policy {policy}"),
+            What::Drained { host } => write!(f, "an operator drained {host}"),
+            What::Undrained { host } => write!(f, "an operator let clusters use {host} again"),
+        }
+    }
+}
+
 impl History {
     pub fn add(&mut self, now: Time, what: What) {
         let kept = match what {
@@ -95,6 +125,7 @@ impl History {
         let happened = |(number, at, what): &(u64, Time, What)| Happened {
             number: *number,
             ago_secs: now.since(*at).as_secs_f64(),
+            text: what.to_string(),
             what: what.clone(),
         };
         kept.into_iter().take(most).map(happened).collect()
@@ -193,6 +224,9 @@ mod tests {
         ];
         let happened: Vec<(f64, What)> = happened.into_iter().map(|own| (own.ago_secs, own.what)).collect();
         assert_eq!(happened, expected);
+        let auto = Change { priority: None, transport: Some(None) };
+        let changed = What::JobChanged { cluster: cluster(), job: job(), change: auto };
+        assert_eq!(changed.to_string(), "an operator changed c/j: transport auto");
         assert_eq!(history.newest(Time(0), 2).len(), 2);
         (0..2 * KEPT).for_each(|_| history.add(Time(0), What::Leader { leader: None }));
         let kept = history.newest(Time(0), usize::MAX);

@@ -57,11 +57,8 @@ pub struct Row {
     pub evidence: Arc<str>,
     /// Part of the bytes of its hosts; under a policy of jobs that of its job.
     pub weight: Option<f64>,
-    pub flows: u32,
-    pub transport: Option<Transport>,
-    pub reason: Arc<str>,
-    pub negotiated: BTreeSet<Negotiated>,
-    pub fallbacks: BTreeSet<String>,
+    #[serde(flatten)]
+    pub carried: Carried,
     pub asked_bytes: u64,
     pub served_bytes: u64,
     pub bytes_per_sec: f64,
@@ -140,7 +137,6 @@ impl Found<'_> {
     fn row(&self, now: Time) -> Row {
         let (view, member) = (&self.seen.view, self.member);
         let TransferId { job, from, to } = view.transfer.clone();
-        let carried = member.carried.get(&view.transfer).cloned().unwrap_or_default();
         Row {
             cluster: member.cluster.clone(),
             job,
@@ -149,11 +145,7 @@ impl Found<'_> {
             pattern: view.pattern,
             evidence: view.evidence.clone(),
             weight: self.weight,
-            flows: carried.flows,
-            transport: carried.transport,
-            reason: carried.reason,
-            negotiated: carried.negotiated,
-            fallbacks: carried.fallbacks,
+            carried: member.carried.get(&view.transfer).cloned().unwrap_or_default(),
             asked_bytes: view.asked_bytes,
             served_bytes: view.served_bytes,
             bytes_per_sec: view.bytes_per_sec,
