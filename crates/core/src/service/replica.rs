@@ -72,8 +72,10 @@ pub const WRITE_AGAIN: Duration = Duration::from_millis(250);
 pub const WRITE_MAX: usize = 100;
 /// Bytes of one write: etcd takes 1.5 MiB in a request (`--max-request-bytes`), which has them in base 64.
 pub const WRITE_BYTES: usize = 512 << 10;
-/// What members said is compared with the books at most so often.
+/// What members said is compared with the books at most so often: after this time, and some for each member, all of
+/// which are looked at (10,000 take about 10 ms: docs/measurements.md, 2026-11-28).
 const RECONCILE_APART: Duration = Duration::from_millis(5);
+const RECONCILE_MEMBER: Duration = Duration::from_micros(10);
 
 pub struct Replica {
     own: Leader,
@@ -283,7 +285,8 @@ impl Replica {
         self.campaign(now, commands);
         if self.acts(now) {
             // Most of what members say is that they are there.
-            let apart = if self.unwritten { RECONCILE_APART } else { LOOK_EVERY };
+            let said = RECONCILE_APART + RECONCILE_MEMBER * self.sessions.len() as u32;
+            let apart = if self.unwritten { said } else { LOOK_EVERY.max(said) };
             if self.looked_at.is_none_or(|at| now.since(at) >= apart) {
                 (self.unwritten, self.looked_at) = (false, Some(now));
                 self.leave_silent(now, commands);

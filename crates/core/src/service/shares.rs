@@ -21,18 +21,30 @@ pub struct Reported<'a> {
 
 /// Clusters that are joined by hosts, each in the island that is named by its first one.
 pub fn islands(clusters: &BTreeMap<ClusterId, Known>) -> BTreeMap<ClusterId, ClusterId> {
-    let mut island: BTreeMap<ClusterId, ClusterId> = BTreeMap::new();
-    let mut first_on: BTreeMap<&HostId, ClusterId> = BTreeMap::new();
-    for (cluster, known) in clusters {
-        let mut joined: Vec<ClusterId> = known.hosts.iter().filter_map(|host| first_on.get(host).cloned()).collect();
-        joined = joined.iter().map(|other| island[other].clone()).collect();
-        // Names come in order, so the first is the least.
-        let least = joined.iter().min().unwrap_or(cluster).clone();
-        island.values_mut().filter(|own| joined.contains(own)).for_each(|own| own.clone_from(&least));
-        island.insert(cluster.clone(), least);
-        known.hosts.iter().for_each(|host| _ = first_on.entry(host).or_insert_with(|| cluster.clone()));
+    // Each cluster's number leads to a lower one of its island, and the lowest to itself (union-find; Tarjan 1975).
+    let mut lower: Vec<usize> = Vec::with_capacity(clusters.len());
+    let mut first_on: BTreeMap<&HostId, usize> = BTreeMap::new();
+    for (own, known) in clusters.values().enumerate() {
+        lower.push(own);
+        for host in &known.hosts {
+            let first = *first_on.entry(host).or_insert(own);
+            let (a, b) = (lowest(&mut lower, own), lowest(&mut lower, first));
+            lower[a.max(b)] = a.min(b);
+        }
     }
-    island
+    // Names come in order, so the lowest number is the first name.
+    let names: Vec<&ClusterId> = clusters.keys().collect();
+    let island = |own: usize| (names[own].clone(), names[lowest(&mut lower, own)].clone());
+    (0..names.len()).map(island).collect()
+}
+
+/// Of a cluster's island; those on the way are led there at once from then on.
+fn lowest(lower: &mut [usize], mut own: usize) -> usize {
+    while lower[own] != own {
+        lower[own] = lower[lower[own]];
+        own = lower[own];
+    }
+    own
 }
 
 /// What the transfers of one island may have. Those whose jobs are not in the books do not count yet.
