@@ -77,7 +77,7 @@ def weights() -> float:
         began = time.perf_counter()
         commands = made.handle(number + 1.0, event)
         samples.append(time.perf_counter() - began)
-        assert commands is not None and '"command":"weights"' in commands and '"command":"shares"' in commands
+        assert commands is not None and '"command":"weights"' in commands and '"command":"shares' in commands
     return statistics.median(samples)
 
 

@@ -413,6 +413,19 @@ def served(
 
 
 @app.command()
+def sessions(
+    rounds: Annotated[int, typer.Option(min=1, help="shuffles with each; medians are given")] = 10,
+    as_json: Json = False,
+) -> None:
+    """One session for each host against one for each process: messages, bytes, and the scheduler's time for them."""
+    from mission_control.bench.sessions import measure, table
+
+    result = measured(as_json, lambda: measure(rounds, say=say))
+    if result is not None:
+        print(table(result))
+
+
+@app.command()
 def console(
     pictures: Annotated[Path | None, typer.Option(metavar="DIR", help="write pictures of the page there")] = None,
     as_json: Json = False,

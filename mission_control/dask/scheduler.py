@@ -29,7 +29,7 @@ from tornado.ioloop import PeriodicCallback
 from mission_control import _native, page
 from mission_control.controller import SAID, MissionController, one_line
 from mission_control.dask.comm import clear_addresses, is_encrypted, requires_encryption
-from mission_control.dask.seams import objects, queue, replace, shuffles
+from mission_control.dask.seams import objects, queue, replace, shuffles, wanted
 from mission_control.dask.seams.delegates import Delegates
 from mission_control.jobs import ANNOTATION, UNDEMANDING
 from mission_control.map_reduce.phases import PHASES
@@ -90,6 +90,7 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
         # Workers number their jobs with it, so it stays as it is.
         self.member_name = None if service is None else service.cluster
         self.begin(self.policy, self.flows_per_host, environment)
+        self.event("sessions", apart=not wanted("host-sessions"))
         self.token = secrets.token_bytes(32)
         self.numbers: dict[Any, int] = {}
         self.keys: dict[int, Any] = {}

@@ -4,7 +4,7 @@
 //! same code runs beside Dask's scheduler, in a worker's data plane, in a simulator and in a unit test. The
 //! `clippy.toml` of this crate keeps it so.
 //!
-//! Read in this order: [`types`], [`policy`], [`shares`], [`pattern`], [`graph`], [`flight`], [`cluster`], then the state machines
+//! Read in this order: [`types`], [`policy`], [`shares`], [`standing`], [`pattern`], [`graph`], [`flight`], [`cluster`], then the state machines
 //! that put them together: [`mission`] (one per cluster) and [`host`] (slots and fetches of each host's processes); and
 //! [`swarm`], the books of a broadcast, and [`ecn`], the search for switches that mark. [`incast`] is the model of what
 //! happens where many answer one; [`budget`] and [`ictcp`] are two cures, and [`turns`]
@@ -29,6 +29,7 @@ pub mod report;
 mod seconds;
 pub mod service;
 pub mod shares;
+pub mod standing;
 pub mod stream;
 pub mod swarm;
 pub mod threads;

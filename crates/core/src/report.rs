@@ -1,7 +1,7 @@
 //! What workers say of transfers: what was planned, what was negotiated, and what was observed; three things, recorded apart.
 
 use crate::flight::Leg;
-use crate::types::{Encryption, Transport};
+use crate::types::{Encryption, TransferId, Transport};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -34,6 +34,15 @@ pub struct TransferReport {
     pub started: f64,
     pub ended: f64,
     pub transport: TransportFacts,
+    /// Where the facts of [`TransferReport::transport`] that are not counted lie in the table of a folded report.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub facts: Option<usize>,
+}
+
+impl TransferReport {
+    pub fn transfer(&self) -> TransferId {
+        TransferId { job: self.job.as_str().into(), from: self.from.as_str().into(), to: self.to.as_str().into() }
+    }
 }
 
 /// What was agreed with the peer.

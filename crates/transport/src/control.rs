@@ -3,12 +3,15 @@
 
 use crate::endpoint::Endpoint;
 use crate::handover;
+use crate::in_force::Took;
 use crate::object::ObjectId;
 use mission_core::control::{Described, Fetched, Message, Taken, Untaken, WorkerReport};
 use mission_core::mission;
 use mission_core::pattern::Asked;
+use mission_core::report::TransferReport;
 use mission_core::types::{self, JobId, TransferId};
 use mission_core::versions::{Inbox, Received};
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -22,6 +25,8 @@ struct State {
     inbox: Option<Inbox>,
     /// The version that the last report had.
     said: u64,
+    /// And the version of the shares that it had.
+    in_force: u64,
     /// Fetches that began since.
     asked: Vec<Fetched>,
     described: Vec<Described>,
@@ -57,6 +62,7 @@ impl Control {
 impl Endpoint {
     /// This process has joined: all that it must know, as of a version.
     pub fn joined(&self, commands: Vec<mission::Command>, locations: Vec<Location>, version: u64) {
+        self.in_force.begin_anew();
         commands.into_iter().for_each(|command| self.command(command));
         self.fetcher.locations(addresses(locations));
         self.control.lock().inbox = Some(Inbox::from(version));
@@ -64,10 +70,12 @@ impl Endpoint {
 
     /// Does what the Mission Controller says of jobs.
     pub fn command(&self, command: mission::Command) {
-        if let mission::Command::Shares { flows_per_host, level, shares } = &command {
-            self.server.set_shares(*flows_per_host, self.context.numbers.shares_of(*level, shares));
+        if !matches!(command, mission::Command::Shares(_) | mission::Command::SharesChanged(_)) {
+            return self.fetcher.command(command);
         }
-        self.fetcher.command(command);
+        if self.in_force.take(command.clone()) == Took::InForce {
+            self.session.pass(&command);
+        }
     }
 
     /// Does what a message says, unless it was heard before or something is missing before it.
@@ -86,8 +94,20 @@ impl Endpoint {
                 }
             }
         }
-        let Message { commands, free, lost, why, locations, describe, take, keep, report, forget_job, probe_ecn } =
-            message;
+        let Message {
+            commands,
+            free,
+            lost,
+            why,
+            locations,
+            describe,
+            take,
+            keep,
+            report,
+            forget_job,
+            probe_ecn,
+            speaker,
+        } = message;
         commands.into_iter().for_each(|command| self.command(command));
         self.fetcher.locations(addresses(locations));
         for asked in describe {
@@ -107,6 +127,9 @@ impl Endpoint {
         if let Some(job) = forget_job {
             self.fetcher.forget_job(&job);
         }
+        if let Some(speaker) = speaker.and_then(|address| address.parse().ok()) {
+            self.session.appointed(speaker);
+        }
         left.report = report;
         left.probe_ecn = probe_ecn.iter().filter_map(|address| address.parse().ok()).collect();
         left
@@ -122,16 +145,27 @@ impl Endpoint {
         self.control.lock().asked.push(Fetched { transfer, asked });
     }
 
-    /// What has changed since the last report; `None`: nothing. `cpu`: processor seconds of this process. `last_of`: this is
-    /// to be all that is said of a job.
+    /// What is to be said to the Mission Controller: what has changed here since the last report, unless another process says
+    /// it, and what others of this host have said; `None`: nothing. `cpu`: processor seconds of this process. `last_of`: this is to
+    /// be all that is said of a job.
     pub fn report(&self, cpu: f64, last_of: Option<JobId>) -> Option<WorkerReport> {
-        let records = self.fetcher.report();
+        let mut records = self.fetcher.report().unwrap_or_default();
+        let all = self.session.says_all();
+        if all || last_of.is_some() {
+            // What was said before may come later than this, or was lost with the process that was to pass it on.
+            let said: BTreeSet<TransferId> = records.iter().map(TransferReport::transfer).collect();
+            let is_meant = |own: &TransferReport| all || last_of.as_ref().is_some_and(|job| **job == *own.job);
+            let rest = self.fetcher.transfers().into_iter();
+            records.extend(rest.filter(|own| is_meant(own) && !said.contains(&own.transfer())));
+        }
+        let others = self.session.reports_of_others();
+        let shares = self.in_force.version();
         let copied: Vec<types::ObjectId> = self.store.copies.news().into_iter().map(Into::into).collect();
         let mut state = self.control.lock();
         let seen = state.inbox.as_ref().map_or(0, Inbox::last);
         let said = std::mem::replace(&mut state.said, seen);
         let report = WorkerReport {
-            records: records.unwrap_or_default(),
+            records,
             asked: std::mem::take(&mut state.asked),
             copied,
             described: std::mem::take(&mut state.described),
@@ -139,10 +173,17 @@ impl Endpoint {
             untaken: std::mem::take(&mut state.untaken),
             cpu,
             seen,
+            shares,
+            number: 0,
             last_of,
+            others,
+            facts: Vec::new(),
         };
-        let nothing = WorkerReport { cpu, seen, ..WorkerReport::default() };
-        (seen != said || report != nothing).then_some(report)
+        let in_force = std::mem::replace(&mut state.in_force, shares);
+        drop(state);
+        let nothing = WorkerReport { cpu, seen, shares, ..WorkerReport::default() };
+        let is_new = seen != said || shares != in_force || report != nothing;
+        self.session.report(is_new.then_some(report)).map(WorkerReport::folded)
     }
 }
 

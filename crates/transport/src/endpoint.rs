@@ -9,11 +9,13 @@ use crate::control::Control;
 use crate::fetcher::Fetcher;
 use crate::handover::Taker;
 use crate::host;
+use crate::in_force::InForce;
 use crate::object::ObjectId;
 use crate::parts::{FetchRequest, Fetched};
 use crate::probe;
 use crate::segment::{Cohort, Pool, Segment};
 use crate::server::Server;
+use crate::session::Session;
 use crate::store::Store;
 use crate::streams::{Opening, Streams};
 use crate::tls::{Identity, TlsSettings};
@@ -56,6 +58,8 @@ pub struct Settings {
 
 // Fields are dropped in this order: the server before the store, so that nothing is served from a store that closes.
 pub struct Endpoint {
+    pub(crate) session: Session,
+    pub(crate) in_force: Arc<InForce>,
     pub(crate) taker: Taker,
     pub server: Server,
     _lender: Option<Lender>,
@@ -116,7 +120,7 @@ impl Endpoint {
         let pool = Pool::new(usize::try_from(settings.memory_limit).unwrap_or(usize::MAX));
         let store = Arc::new(Store::new(pool.clone(), settings.memory_limit, settings.spool_folder));
         let streams = Arc::new(Streams::new(store.clone()));
-        let uplink = Uplink::new(settings.flows_per_host, environment.link_bits_per_sec);
+        let uplink = Arc::new(Uplink::new(settings.flows_per_host, environment.link_bits_per_sec));
         let server = Server::new(
             settings.host,
             &settings.ports,
@@ -124,7 +128,7 @@ impl Endpoint {
             streams.clone(),
             context.clone(),
             settings.send_limit,
-            uplink,
+            uplink.clone(),
         )?;
         let host = host::host_id()?;
         let cluster = host::cluster_name(&settings.token);
@@ -150,8 +154,11 @@ impl Endpoint {
         )?;
         problems.extend(fetcher.arbitrates_alone());
         let (fetcher, control) = (Arc::new(fetcher), Arc::new(Control::default()));
+        let in_force = Arc::new(InForce::new(fetcher.clone(), uplink, context.numbers.clone()));
+        let session = Session::new(&cluster, context.token.clone(), server.address(), &in_force);
         let taker = Taker::new(fetcher.clone(), store.clone(), control.clone())?;
         Ok(Endpoint {
+            session,
             taker,
             server,
             _lender: lender.ok(),
@@ -164,6 +171,7 @@ impl Endpoint {
             environment,
             context,
             control,
+            in_force,
         })
     }
 

@@ -16,8 +16,6 @@ use crate::wire::{HeadReader, PieceReply, Request, Response, Wants};
 use mission_core::defaults::{
     ADMISSION, BUSY_RETRY_MS, SERVER_CONNECTIONS, SERVER_IDLE, STALL, UNADMITTED_CONNECTIONS,
 };
-use mission_core::host::fair::Shares;
-use mission_core::shares::FlowsPerHost;
 use rustix::event::{PollFd, PollFlags, poll};
 use socket2::{Domain, Protocol, Socket, Type};
 use std::collections::{HashMap, VecDeque};
@@ -58,7 +56,7 @@ struct Shared {
     streams: Arc<Streams>,
     context: Context,
     limit: Option<Limit>,
-    uplink: Uplink,
+    uplink: Arc<Uplink>,
     tracker: Tracker,
     /// Of this host, for clients that ask for none.
     congestion_control: String,
@@ -187,7 +185,7 @@ impl Server {
         streams: Arc<Streams>,
         context: Context,
         limit: Option<u64>,
-        uplink: Uplink,
+        uplink: Arc<Uplink>,
     ) -> io::Result<Server> {
         let listener = listen(host, ports)?;
         let address = SocketAddr::new(host, listener.local_addr()?.port());
@@ -218,11 +216,6 @@ impl Server {
 
     pub fn connections(&self) -> usize {
         self.shared.connections().all.len()
-    }
-
-    /// By which weights ranges leave where the uplink is full.
-    pub fn set_shares(&self, flows_per_host: FlowsPerHost, shares: Shares) {
-        self.shared.uplink.set_shares(flows_per_host, shares);
     }
 
     /// An object is freed: nobody is told any more where its parts are.

@@ -16,7 +16,7 @@ import dask
 logger = logging.getLogger(__name__)
 
 SWITCHES = {"true": True, "on": True, "yes": True, "1": True, "false": False, "off": False, "no": False, "0": False}
-PARTS = ("gather-by-job", "lend-threads", "order-tasks", "p2p", "queue-by-job")
+PARTS = ("gather-by-job", "host-sessions", "lend-threads", "order-tasks", "p2p", "queue-by-job")
 """Set ``mission-control.lend-threads`` and so on to false to have Dask's own way."""
 
 

@@ -61,6 +61,10 @@ pub enum Event {
         worker: WorkerId,
         report: WorkerReport,
     },
+    /// Whether each worker has a session of its own; at first each host has one ([`crate::host::session`]).
+    Sessions {
+        apart: bool,
+    },
     /// What a worker learnt of ECN marks.
     Probed {
         worker: WorkerId,

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 /// What controller and workers say to one another, as a number: it is raised with every change that an older one would not
 /// understand, or would misunderstand.
-pub const PROTOCOL: u32 = 6;
+pub const PROTOCOL: u32 = 7;
 
 /// All that a worker is to do now; what is absent asks for nothing.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -45,4 +45,7 @@ pub struct Message {
     /// Have these send to it at once, and say what became of their packets ([`crate::ecn`]).
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub probe_ecn: Vec<Arc<str>>,
+    /// Address of the data plane that speaks for this host: the worker's own, if it does or if nobody does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub speaker: Option<Arc<str>>,
 }

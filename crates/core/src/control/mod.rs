@@ -11,12 +11,14 @@ mod commands;
 mod delegates;
 mod doubt;
 mod events;
+mod folded;
 mod handover;
 mod holds;
 mod jobs;
 mod messages;
 mod objects;
 mod service;
+mod sessions;
 mod shuffles;
 mod status;
 mod streams;
@@ -45,6 +47,7 @@ pub use jobs::{ClientId, LAST_WORDS};
 use jobs::{Ending, Jobs};
 pub use messages::{Message, PROTOCOL};
 use objects::{Holder, Objects};
+use sessions::Sessions;
 use shuffles::Shuffles;
 pub use shuffles::{Carrier, Counted, ShuffleId, ShuffleNow};
 pub use status::{JobNow, Status, WorkerNow};
@@ -66,6 +69,7 @@ pub struct Controller {
     /// Workers that the engine may not know, and when they joined.
     unknown: BTreeMap<WorkerId, Time>,
     outbox: Outbox<WorkerId, Arc<Message>>,
+    sessions: Sessions,
     jobs: Jobs,
     /// What somebody changed of a job; its tasks still come with what they were submitted with.
     changed: BTreeMap<JobId, Change>,
@@ -101,6 +105,7 @@ impl Controller {
             without: BTreeMap::new(),
             unknown: BTreeMap::new(),
             outbox: Outbox::default(),
+            sessions: Sessions::default(),
             jobs: Jobs::default(),
             changed: BTreeMap::new(),
             ending: BTreeMap::new(),
@@ -184,6 +189,7 @@ impl Controller {
                 commands.extend(again);
             }
             Event::Report { worker, report } => self.report(now, &worker, report, commands),
+            Event::Sessions { apart } => self.sessions(apart, commands),
             Event::Probed { worker, seen } => {
                 commands.push(record(Record::EcnProbed { worker: worker.clone(), seen }));
                 self.decide(now, mission::Event::EcnProbed { worker, seen }, commands);
@@ -289,6 +295,7 @@ impl Controller {
             self.gone(now, &worker, commands);
         }
         self.hand_over_again(now, commands);
+        self.look_at_sessions(now, commands);
         self.doubt_no_longer(now, None, commands);
         let over = |(job, own): (&JobId, &Ending)| (now >= own.until).then(|| job.clone());
         for job in self.ending.iter().filter_map(over).collect::<Vec<_>>() {
@@ -317,7 +324,9 @@ impl Controller {
                     self.tell(&worker, Message { commands: vec![command], ..Message::default() }.into(), commands);
                 }
                 // Their weights have a record of their own.
-                mission::Command::Shares { .. } => to_all.push(command),
+                mission::Command::Shares(standing) => self.say_shares(now, standing, commands),
+                // Only this module says it.
+                mission::Command::SharesChanged(_) => {}
                 mission::Command::Plan { .. }
                 | mission::Command::Broadcast { .. }
                 | mission::Command::Hosts { .. }

@@ -40,6 +40,9 @@ pub struct WorkerNow {
     /// Of the last message to it; and messages that it has not seen yet.
     pub version: u64,
     pub unseen: usize,
+    /// The worker that speaks for it ([`crate::host::session`]), if another one does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub speaker: Option<WorkerId>,
 }
 
 /// A job, with what the workers say of its transfers.
@@ -85,7 +88,8 @@ impl Controller {
             let (host, address, problems) = (own.host.clone(), own.address.clone(), own.problems.clone());
             let (version, unseen) = (self.outbox.last(worker), self.outbox.after(worker, 0).count());
             let object_bytes = self.objects.bytes_at(worker);
-            (worker.clone(), WorkerNow { host, address, problems, object_bytes, version, unseen })
+            let speaker = self.sessions.speaker_of(&host, worker).cloned();
+            (worker.clone(), WorkerNow { host, address, problems, object_bytes, version, unseen, speaker })
         };
         Status {
             policy: self.mission.policy().to_owned(),

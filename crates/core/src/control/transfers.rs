@@ -3,7 +3,7 @@
 use super::{Command, Controller, Described, HAND_OVER, Record, Taken, Untaken, record};
 use crate::mission;
 use crate::pattern::Asked;
-use crate::report::{Merged, TransferReport};
+use crate::report::{Merged, TransferReport, TransportFacts};
 use crate::types::{JobId, ObjectId, TransferId, WorkerId};
 use crate::units::Time;
 use serde::{Deserialize, Serialize};
@@ -15,22 +15,40 @@ use std::sync::Arc;
 #[serde(default)]
 pub struct WorkerReport {
     /// Transfers that moved, or have just stopped; totals.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub records: Vec<TransferReport>,
     /// Fetches that began, for the patterns.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub asked: Vec<Fetched>,
     /// Objects of which it keeps parts.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub copied: Vec<ObjectId>,
     /// Manifests of what it was told to describe.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub described: Vec<Described>,
     /// What it has taken, whole, of what it was told to take; and what it could not.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub took: Vec<Taken>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub untaken: Vec<Untaken>,
     /// Processor seconds of its process.
     pub cpu: f64,
     /// The version of the last message that it has seen.
     pub seen: u64,
+    /// The version of the shares that are in force there.
+    pub shares: u64,
+    /// Grows with each report of its process: one that took the longer way comes late, and says nothing that is older.
+    pub number: u64,
     /// This is all that it will say of this job.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub last_of: Option<JobId>,
+    /// What others of its host have said to it, by the address of their data planes; and what it has said itself, and may not
+    /// have been passed on.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub others: Vec<(Arc<str>, WorkerReport)>,
+    /// Of the records here and in `others`, where they are folded ([`WorkerReport::folded`]).
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub facts: Vec<TransportFacts>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -63,7 +81,8 @@ pub struct Transfers {
 
 #[derive(Default)]
 struct Reported {
-    by_worker: BTreeMap<WorkerId, TransferReport>,
+    /// With the number of the report that it was in.
+    by_worker: BTreeMap<WorkerId, (u64, TransferReport)>,
     /// All of it as one, until one of them says more.
     merged: Option<Merged>,
     /// When somebody said something new.
@@ -71,13 +90,25 @@ struct Reported {
 }
 
 impl Transfers {
-    /// Takes a report; false if it says nothing new.
-    fn learn(&mut self, now: Time, transfer: &TransferId, worker: &WorkerId, report: TransferReport) -> bool {
+    /// Takes what report `number` has of a transfer; false if it says nothing new.
+    fn learn(
+        &mut self,
+        now: Time,
+        transfer: &TransferId,
+        (worker, number): (&WorkerId, u64),
+        report: TransferReport,
+    ) -> bool {
         let own = self.reports.entry(transfer.clone()).or_default();
-        if own.by_worker.get(worker) == Some(&report) {
-            return false;
+        if let Some((last, said)) = own.by_worker.get_mut(worker) {
+            if *last > number {
+                return false; // it came late
+            }
+            *last = number;
+            if *said == report {
+                return false;
+            }
         }
-        own.by_worker.insert(worker.clone(), report);
+        own.by_worker.insert(worker.clone(), (number, report));
         (own.merged, own.moved_at) = (None, now);
         true
     }
@@ -85,7 +116,7 @@ impl Transfers {
     /// What all workers say of a transfer, as one.
     pub fn merged(&mut self, transfer: &TransferId) -> Merged {
         let Some(own) = self.reports.get_mut(transfer) else { return Merged::of([]) };
-        own.merged.get_or_insert_with(|| Merged::of(own.by_worker.values())).clone()
+        own.merged.get_or_insert_with(|| Merged::of(own.by_worker.values().map(|(_, report)| report))).clone()
     }
 
     /// When somebody said something new of a transfer.
@@ -100,7 +131,9 @@ impl Transfers {
     /// Nothing of it is under way any more; what it has received stays counted.
     pub fn worker_gone(&mut self, worker: &WorkerId) {
         for own in self.reports.values_mut() {
-            if let Some(report) = own.by_worker.get_mut(worker) {
+            if let Some((number, report)) = own.by_worker.get_mut(worker) {
+                // Another process may have its name from now on.
+                *number = 0;
                 report.flows = 0;
                 own.merged = None;
             }
@@ -114,8 +147,24 @@ impl Transfers {
 
 impl Controller {
     pub(super) fn report(&mut self, now: Time, worker: &WorkerId, report: WorkerReport, commands: &mut Vec<Command>) {
-        let WorkerReport { records, asked, copied, described, took, untaken, cpu, seen, last_of } = report;
+        let WorkerReport {
+            records,
+            asked,
+            copied,
+            described,
+            took,
+            untaken,
+            cpu,
+            seen,
+            shares,
+            number,
+            last_of,
+            others,
+            ..
+        } = report.unfolded();
+        self.reports_of_others(now, worker, others, commands);
         self.outbox.seen(worker, seen);
+        self.in_force(worker, shares);
         if !self.workers.contains_key(worker) {
             return; // late words of a worker that is gone
         }
@@ -132,10 +181,9 @@ impl Controller {
             }
         }
         for own in records {
-            let transfer =
-                TransferId { job: own.job.as_str().into(), from: own.from.as_str().into(), to: own.to.as_str().into() };
+            let transfer = own.transfer();
             // Late words on a job that is over would bring it back for ever.
-            if !self.is_known(&transfer.job) || !self.transfers.learn(now, &transfer, worker, own.clone()) {
+            if !self.is_known(&transfer.job) || !self.transfers.learn(now, &transfer, (worker, number), own.clone()) {
                 continue;
             }
             if *transfer.to == *HAND_OVER {

@@ -42,8 +42,13 @@ impl Controller {
         self.decide(now, event, commands);
         self.hosts_changed(now, commands);
         let (briefing, version) = (self.mission.briefing(&worker), self.outbox.last(&worker));
+        let shares = briefing.iter().find_map(|command| match command {
+            mission::Command::Shares(standing) => Some(standing.version),
+            _ => None,
+        });
         let locations = self.locations(self.objects.moved().collect());
         commands.push(Command::Briefing { worker: worker.clone(), commands: briefing, locations, version });
+        self.session_joined(now, &worker, shares.unwrap_or(0), commands);
         self.drain_joined(&worker, commands);
         if self.shall_hand_over() {
             self.hand_over_soon(commands); // it may take what nobody could
@@ -62,10 +67,9 @@ impl Controller {
         self.unknown.remove(worker);
         self.without.remove(worker);
         self.jobs.worker_gone(worker);
-        if self.workers.remove(worker).is_none() {
-            return;
-        }
+        let Some(Joined { host, .. }) = self.workers.remove(worker) else { return };
         self.outbox.forget(worker);
+        self.session_left(&host, worker, commands);
         commands.push(record(Record::WorkerLeft { worker: worker.clone() }));
         self.transfers.worker_gone(worker);
         self.last_words(now, worker, None, commands);

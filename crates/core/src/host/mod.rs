@@ -3,7 +3,7 @@
 //! A slot is the right to receive one chunk now. One process of the host, the arbiter, runs [`slots`]: it gives slots to
 //! the processes by weighted fair queueing ([`fair`]) under a budget. Each process runs [`process`]: it cuts fetches into
 //! chunks ([`fetches`]), keeps the slots that nobody else waits for ([`leases`]), and decides which range runs on which
-//! leg to which source. [`uplink`] is the sender's half. All of them take `now` and an event and give commands; sockets, threads and election are the
+//! leg to which source. [`uplink`] is the sender's half. [`session`] decides which way its reports go. All of them take `now` and an event and give commands; sockets, threads and election are the
 //! caller's.
 //!
 //! ```text
@@ -18,6 +18,7 @@ pub mod fair;
 pub mod fetches;
 pub mod leases;
 pub mod process;
+pub mod session;
 pub mod slots;
 pub mod uplink;
 

@@ -8,7 +8,8 @@ use crate::host::fair::Level;
 use crate::pattern::Asked;
 use crate::policy::TransferView;
 use crate::policy::external::Counts;
-use crate::shares::{FlowsPerHost, Share};
+use crate::shares::Share;
+use crate::standing::{SharesChanged, Standing};
 use crate::types::{Demands, HostId, JobId, JobSpec, Pattern, Stage, TransferId, WorkerId};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -105,8 +106,10 @@ pub enum Event {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "command", rename_all = "kebab-case")]
 pub enum Command {
-    /// To every worker. `level`: whether jobs have the shares ([`Level::Groups`]) or transfers ([`Level::Members`]).
-    Shares { flows_per_host: FlowsPerHost, level: Level, shares: Vec<Share> },
+    /// To every worker.
+    Shares(Standing),
+    /// To a worker that has the shares before: said in place of [`Command::Shares`] ([`crate::control`]).
+    SharesChanged(SharesChanged),
     /// To every worker.
     Plan { job: JobId, plan: FlightPlan },
     /// To every worker: what the hosts of its senders can do.

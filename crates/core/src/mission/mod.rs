@@ -16,6 +16,7 @@ use crate::flight::{self, Environment, FlightPlan};
 use crate::graph::Graph;
 use crate::policy::{self, Policy};
 use crate::shares::{FlowsPerHost, Share};
+use crate::standing::Standing;
 use crate::types::{Encryption, JobId, JobSpec, TransferId, check_priority};
 use crate::units::Time;
 use std::collections::BTreeMap;
@@ -37,6 +38,8 @@ pub struct MissionController {
     cluster: Cluster,
     /// Of the active transfers, as of [`MissionController::weighed_at`].
     shares: Vec<Share>,
+    /// Of these: it grows with each change, said or not.
+    version: u64,
     weights: BTreeMap<TransferId, Weight>,
     weighed_at: Option<Time>,
     /// Something has changed since then that weights depend on.
@@ -83,6 +86,7 @@ impl MissionController {
             jobs: BTreeMap::new(),
             cluster: Cluster::default(),
             shares: Vec::new(),
+            version: 0,
             weights: BTreeMap::new(),
             weighed_at: None,
             stale: false,
@@ -253,9 +257,9 @@ impl MissionController {
     }
 
     fn command(&self) -> Command {
-        let flows_per_host = self.flows_per_host;
+        let (version, flows_per_host) = (self.version, self.flows_per_host);
         let level = self.guide.as_ref().map_or_else(|| self.policy.level(), |guide| guide.level);
-        Command::Shares { flows_per_host, level, shares: self.shares.clone() }
+        Command::Shares(Standing { version, flows_per_host, level, shares: self.shares.clone() })
     }
 
     /// Whether the engine's own channel is encrypted.

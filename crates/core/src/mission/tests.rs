@@ -25,7 +25,7 @@ fn progress(job: &str, asked_bytes: u64, served_bytes: u64) -> Event {
 
 /// Of ten, by job, where the last command tells new shares.
 fn flows(commands: &[Command]) -> Vec<(String, u32)> {
-    let Some(Command::Shares { shares, .. }) = commands.last() else { return Vec::new() };
+    let Some(Command::Shares(Standing { shares, .. })) = commands.last() else { return Vec::new() };
     let weights: Vec<f64> = shares.iter().map(|share| share.weight).collect();
     shares.iter().map(|share| share.job.to_string()).zip(shares::split(10, &weights)).collect()
 }
@@ -133,7 +133,7 @@ fn an_external_policy_is_asked_and_what_makes_no_sense_leaves_the_last_weights()
         Event::Weighed { asked: transfers.clone(), counts: Ok(Counts::Jobs(counts)) }
     };
     let commands = handled(&mut mission, Time(2_000_000_000), said(&[("a", 3.0), ("b", 1.0)]));
-    assert!(matches!(&commands[..], [Command::Weights { .. }, Command::Shares { .. }]), "{commands:?}");
+    assert!(matches!(&commands[..], [Command::Weights { .. }, Command::Shares(_)]), "{commands:?}");
     assert_eq!(weights(&mission), [0.75, 0.25]);
     for nonsense in [
         said(&[("a", 1.0)]),

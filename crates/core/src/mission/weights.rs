@@ -64,7 +64,9 @@ impl MissionController {
             }
         };
         // With nothing active there is nobody to tell: the last shares do no harm.
-        let tells = new != self.shares && !new.is_empty();
+        let changed = new != self.shares;
+        let tells = changed && !new.is_empty();
+        self.version += u64::from(changed);
         self.shares = new;
         if tells {
             commands.push(self.command());

@@ -4,6 +4,7 @@ use super::Fetcher;
 use mission_core::host::process::Event;
 use mission_core::mission;
 use mission_core::shares::{FlowsPerHost, cap, caps_bind};
+use mission_core::standing::Standing;
 use mission_core::types::JobId;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,27 +15,6 @@ impl Fetcher {
         let shared = &self.shared;
         let mut state = shared.lock();
         match command {
-            mission::Command::Shares { flows_per_host, level, shares } => {
-                state.flows_per_host = flows_per_host;
-                state.weights.clear();
-                for share in &shares {
-                    *state.weights.entry(share.job.clone()).or_default() += share.weight;
-                }
-                let mut caps = BTreeMap::new();
-                // A budget that is found by trial has no limits that are known beforehand.
-                if let FlowsPerHost::Fixed(flows) = flows_per_host
-                    && caps_bind(flows, shares.len())
-                {
-                    for share in &shares {
-                        *caps.entry(share.job.clone()).or_insert(0) += cap(flows, share.weight);
-                    }
-                }
-                let closed = state.connections.set_caps(caps);
-                shared.arbiter().set_shares(flows_per_host, shared.context.numbers.shares_of(level, &shares));
-                shared.drain_arbiter(&mut state);
-                drop(state);
-                drop(closed);
-            }
             mission::Command::Plan { job, plan } => {
                 shared.planned(&mut state, &job, plan);
             }
@@ -52,12 +32,40 @@ impl Fetcher {
             mission::Command::Broadcast { transfer } => {
                 state.broadcasts.insert(transfer);
             }
-            // For whoever stands beside the Mission Controller: it runs the policy, keeps records, and has probes made.
-            mission::Command::Weigh { .. }
+            // [`crate::in_force`] has these. The rest is for whoever stands beside the Mission Controller: it runs the policy, keeps
+            // records, and has probes made.
+            mission::Command::Shares(_)
+            | mission::Command::SharesChanged(_)
+            | mission::Command::Weigh { .. }
             | mission::Command::Weights { .. }
             | mission::Command::ProbeEcn { .. }
             | mission::Command::Invalid { .. } => {}
         }
+    }
+
+    /// New shares of jobs or transfers.
+    pub(crate) fn set_shares(&self, Standing { flows_per_host, level, shares, .. }: &Standing) {
+        let shared = &self.shared;
+        let mut state = shared.lock();
+        state.flows_per_host = *flows_per_host;
+        state.weights.clear();
+        for share in shares {
+            *state.weights.entry(share.job.clone()).or_default() += share.weight;
+        }
+        let mut caps = BTreeMap::new();
+        // A budget that is found by trial has no limits that are known beforehand.
+        if let FlowsPerHost::Fixed(flows) = *flows_per_host
+            && caps_bind(flows, shares.len())
+        {
+            for share in shares {
+                *caps.entry(share.job.clone()).or_insert(0) += cap(flows, share.weight);
+            }
+        }
+        let closed = state.connections.set_caps(caps);
+        shared.arbiter().set_shares(*flows_per_host, shared.context.numbers.shares_of(*level, shares));
+        shared.drain_arbiter(&mut state);
+        drop(state);
+        drop(closed);
     }
 
     /// Forgets what belongs to a job that is over.

@@ -4,6 +4,7 @@ use super::*;
 use crate::mission;
 use crate::service::{self, Asked, Books, Entry, FollowerCommand, Leader, Replica};
 use crate::shares::Share;
+use crate::standing::Standing;
 
 /// What is between them: a store that answers at once, and connections.
 struct Between {
@@ -118,15 +119,17 @@ impl Between {
         self.serve(service::Event::Tick);
     }
 
-    /// Of the last message with shares to a worker.
+    /// That are in force on a worker.
     fn shares(&self, index: usize) -> Vec<Share> {
-        let of = |message: &Arc<Message>| {
-            message.commands.iter().rev().find_map(|command| match command {
-                mission::Command::Shares { shares, .. } => Some(shares.clone()),
-                _ => None,
-            })
-        };
-        self.clusters[index].sent[&*format!("a{index}")].iter().rev().find_map(of).expect("some shares")
+        let messages = self.clusters[index].sent[&*format!("a{index}")].iter();
+        let standing = messages.flat_map(|message| &message.commands).fold(None, |last, command| match command {
+            mission::Command::Shares(standing) => Some(standing.clone()),
+            mission::Command::SharesChanged(changes) => {
+                last.map(|last: Standing| last.after(changes).expect("in order"))
+            }
+            _ => last,
+        });
+        standing.expect("some shares").shares
     }
 }
 

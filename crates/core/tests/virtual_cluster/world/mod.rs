@@ -14,6 +14,7 @@ use mission_core::mission::{self, MissionController};
 use mission_core::policy::POLICIES;
 use mission_core::random::SplitMix;
 use mission_core::shares::{FlowsPerHost, Share};
+use mission_core::standing::Standing;
 use mission_core::types::{JobSpec, TransferId};
 use mission_core::units::Time;
 use mission_core::versions::{Inbox, Outbox, Received};
@@ -355,7 +356,7 @@ impl World {
         let mut commands = Vec::new();
         self.mission.handle(self.now, event, &mut commands);
         for command in commands {
-            if let mission::Command::Shares { shares, level, .. } = command {
+            if let mission::Command::Shares(Standing { shares, level, .. }) = command {
                 let number = |name: &str, what: &str| name.trim_start_matches(what).parse::<usize>().unwrap();
                 let share = |share: &Share| {
                     let group = group_of(number(&share.job, "job"));
