@@ -19,6 +19,7 @@ from distributed import Client, LocalCluster
 import mission_control
 from mission_control import _native
 from mission_control.environment import describe
+from mission_control.experiments.compare import interval
 
 WORKERS = 12
 PART = 512 << 10
@@ -39,20 +40,23 @@ def measure(rounds: int, say: Callable[[str], None] = lambda _: None) -> dict[st
     Returns:
         ``shuffles``: of a shuffle with each kind of session, medians: reports that reached the scheduler and their
         bytes, messages with shares and their bytes, milliseconds of the scheduler's thread for both, seconds;
+        ``ratio``: of seconds, host to process, with ``median``, ``low`` and ``high`` (95 %);
         ``updates``: of one update of 1,000 active transfers: messages, bytes, and milliseconds.
     """
+    rows, ratio = shuffles(rounds, say)
     return {
-        "shuffles": shuffles(rounds, say),
+        "shuffles": rows,
+        "ratio": ratio,
         "updates": [update(per) for per in SESSIONS],
         "rounds": rounds,
         "environment": describe(),
     }
 
 
-# --- real shuffles -----------------------------------------------------------------------------------------------------
+# --- real shuffles ----------------------------------------------------------------------------------------------------
 
 
-def shuffles(rounds: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
+def shuffles(rounds: int, say: Callable[[str], None]) -> tuple[list[dict[str, Any]], dict[str, float]]:
     samples: dict[str, list[dict[str, float]]] = {per: [] for per in SESSIONS}
     with ExitStack() as stack:
         clients = {}
@@ -84,7 +88,8 @@ def shuffles(rounds: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
     for per, own in samples.items():
         medians = {name: statistics.median(sample[name] for sample in own) for name in own[0]}
         rows.append({"session": per, **medians})
-    return rows
+    pairs = zip(samples["host"], samples["process"], strict=True)
+    return rows, interval([host["seconds"] / process["seconds"] for host, process in pairs])
 
 
 def count(dask_scheduler: Any) -> None:
@@ -155,7 +160,7 @@ def shuffle(client: Client) -> float:
         return time.perf_counter() - began
 
 
-# --- the controller alone ----------------------------------------------------------------------------------------------
+# --- the controller alone ---------------------------------------------------------------------------------------------
 
 
 def update(per: str) -> dict[str, Any]:
@@ -221,9 +226,12 @@ def table(result: dict[str, Any]) -> str:
     for row in result["shuffles"]:
         cells = (f"{row[name]:>15.2f}" if name == "seconds" else f"{row[name]:>15,.0f}" for name in columns)
         lines.append(f"{row['session']:<13}" + "".join(cells))
+    ratio = result["ratio"]
     lines += [
+        f"seconds, host to process: {ratio['median']:.3f} (95 %: {ratio['low']:.3f} to {ratio['high']:.3f})",
         "",
-        f"One of {JOBS * TRANSFERS} transfers begins or ends, on {HOSTS} hosts of {PROCESSES} workers, medians of {UPDATES}:",
+        f"One of {JOBS * TRANSFERS} transfers begins or ends, on {HOSTS} hosts of {PROCESSES} workers; "
+        f"medians of {UPDATES}:",
         f"{'session per':<13}{'messages':>15}{'bytes':>15}{'ms':>15}",
     ]
     for row in result["updates"]:

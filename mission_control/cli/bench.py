@@ -414,7 +414,7 @@ def served(
 
 @app.command()
 def sessions(
-    rounds: Annotated[int, typer.Option(min=1, help="shuffles with each; medians are given")] = 10,
+    rounds: Annotated[int, typer.Option(min=5, help="shuffles with each; medians are given")] = 30,
     as_json: Json = False,
 ) -> None:
     """One session for each host against one for each process: messages, bytes, and the scheduler's time for them."""

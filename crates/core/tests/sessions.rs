@@ -190,7 +190,7 @@ impl World {
             self.connect(place);
             self.report(place);
         }
-        if self.turn % 4 == 0 {
+        if self.turn.is_multiple_of(4) {
             self.event(Event::Tick);
         }
     }
