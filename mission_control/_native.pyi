@@ -168,6 +168,9 @@ class Endpoint:
     def probe_ecn(self, senders: Sequence[str]) -> str: ...
     def lost(self, objects: Sequence[str], why: str) -> None: ...
     def forget_job(self, job: str) -> None: ...
+    def leaves_session(self) -> None:
+        """Have this process say the rest itself, and not by way of another one of its host: it is about to end."""
+
     def report(self, cpu: float = 0.0, last_of: str | None = None) -> str | None:
         """What has changed since the last report, as JSON (`WorkerReport`); `None`: nothing."""
 

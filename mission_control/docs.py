@@ -1,4 +1,5 @@
-"""Draws the documents that are generated: docs/scenario.md from the model, docs/defaults.md from core's table.
+"""Draws the generated documents in docs/reference: scenario.md from the model, defaults.md from core's table,
+command-line.md from the commands themselves.
 
 `python -m mission_control.docs` writes them; `--check` only says which are out of date.
 """
@@ -17,7 +18,7 @@ from mission_control import _native
 from mission_control.scenario import Scenario
 from mission_control.workloads import WORKLOADS
 
-FOLDER = Path(__file__).parent.parent / "docs"
+FOLDER = Path(__file__).parent.parent / "docs" / "reference"
 
 
 def scenario() -> str:
@@ -95,9 +96,50 @@ def defaults() -> str:
     return "\n".join([*head, *rows]) + "\n"
 
 
+def command_line() -> str:
+    from mission_control.cli.lazy import COMMANDS, load
+
+    lines = [
+        "# Command line",
+        "",
+        "<!-- Drawn from mission_control/cli/ by `make docs`; change it there. -->",
+        "",
+        "`mission COMMAND --help` prints the same. [Exit status](exit-status.md). `mission --install-completion` adds",
+        "completion to the shell that it runs in (bash, zsh, fish).",
+    ]
+    for name in COMMANDS:
+        lines += of_command(load(name), name, 2)
+    return "\n".join(lines) + "\n"
+
+
+def of_command(command: Any, name: str, depth: int) -> Iterator[str]:
+    """A command, its arguments and options, and the commands below it."""
+    yield from ["", f"{'#' * depth} mission {name}", "", " ".join((command.help or "").split())]
+    rows = [row for row in map(parameter, command.params) if row is not None]
+    if rows:
+        yield from ["", "| option | default | meaning |", "|---|---|---|", *rows]
+    for below, own in getattr(command, "commands", {}).items():
+        yield from of_command(own, f"{name} {below}", min(depth + 1, 4))
+
+
+def parameter(own: Any) -> str | None:
+    if own.name == "help" or getattr(own, "hidden", False):
+        return None
+    is_argument = own.param_type_name == "argument"
+    names = (own.metavar or own.name).upper() if is_argument else ", ".join(own.opts)
+    default = own.default
+    if callable(default) or default in (None, (), [], False) or str(default).startswith("Sentinel"):
+        shown = "required" if own.required else ""
+    else:
+        shown = f"`{default}`"
+    text = " ".join((own.help or "").split()).replace("|", "\\|")
+    return f"| `{names}` | {shown} | {text} |"
+
+
 def main() -> int:
     stale = []
-    for name, text in (("scenario.md", scenario()), ("defaults.md", defaults())):
+    drawn = {"scenario.md": scenario(), "defaults.md": defaults(), "command-line.md": command_line()}
+    for name, text in drawn.items():
         path = FOLDER / name
         if path.exists() and path.read_text() == text:
             continue
@@ -105,7 +147,7 @@ def main() -> int:
         if "--check" not in sys.argv:
             path.write_text(text)
     if stale and "--check" in sys.argv:
-        print(f"docs/{', docs/'.join(stale)}: out of date; run 'make docs'", file=sys.stderr)
+        print(f"docs/reference/{', docs/reference/'.join(stale)}: out of date; run 'make docs'", file=sys.stderr)
         return 1
     return 0
 

@@ -1,6 +1,7 @@
 """A scenario: one file that says what is run, how it is controlled and what is expected; every world reads the same.
 
-The model below is the only description of it: the file is checked against it, and docs/scenario.md is drawn from it.
+The model below is the only description of it: the file is checked against it, and docs/reference/scenario.md
+is drawn from it.
 """
 
 from __future__ import annotations
@@ -364,7 +365,7 @@ def validate(values: dict[str, Any]) -> Scenario:
             text = why = f"there is no workload {first['ctx']['tag']!r}: use {', '.join(WORKLOADS)}"
         elif first["type"] == "extra_forbidden":
             keys = ", ".join(WORKLOADS[kind].model_fields) if kind else ""
-            why = f"{kind} does not read it; it reads {keys}" if kind else "docs/scenario.md lists the keys"
+            why = f"{kind} does not read it; it reads {keys}" if kind else "docs/reference/scenario.md lists the keys"
             text = f"there is no such key: {name}; {why}"
         elif name:
             text = f"{name}: {text}"
@@ -429,7 +430,7 @@ def with_changes(scenario: Scenario, changes: dict[str, dict[str, Any]]) -> Scen
         place = values
         for name in part.split("."):
             if not isinstance(place.get(name), dict):
-                raise BadInput(f"a scenario has no table {part!r}: docs/scenario.md lists them")
+                raise BadInput(f"a scenario has no table {part!r}: docs/reference/scenario.md lists them")
             place = place[name]
         place.update({key: value for key, value in change.items() if value is not None})
     kind = values["workload"]["kind"]

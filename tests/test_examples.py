@@ -29,7 +29,7 @@ def test_the_readme_program_runs(tmp_path):
 
 @pytest.mark.parametrize(("number", "says"), ((1, "('the', 3)"), (2, "{'word': 'the', 'count': 3}")))
 def test_the_programs_of_mapreduce_run(tmp_path, number, says):
-    text = (ROOT / "docs" / "mapreduce.md").read_text()
+    text = (ROOT / "docs" / "how-to" / "mapreduce.md").read_text()
     (tmp_path / "program.py").write_text(text.split("```python\n")[number].split("```")[0])
     done = subprocess.run([sys.executable, str(tmp_path / "program.py")], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

@@ -108,7 +108,7 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
         handlers = ("secret", "join", "without", "admit", "change", "status", "policy", "since", "ended")
         offered = {f"mission_control_{name}": getattr(self, f"on_{name}") for name in handlers}
         offered |= {"mission_control_uninstall": self.on_uninstall, "mission_control_await": self.delegates.on_await}
-        # As Dask does with its own: docs/security.md.
+        # As Dask does with its own: docs/explanation/security.md.
         for name in dask.config.get("distributed.scheduler.blocked-handlers", default=[]):
             offered.pop(name, None)
         self.undo = ExitStack()

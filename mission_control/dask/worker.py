@@ -232,6 +232,7 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
         if self.endpoint is not None:
             PLANES.remove(self.endpoint)
             self.undo_names()
+            self.endpoint.leaves_session()
             self.report()
             # Waits for the data plane's threads, which may wait for the network.
             await asyncio.get_running_loop().run_in_executor(None, self.endpoint.close)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from mission_control.scenario import Scenario
 
 LABS = min(2, len(os.sched_getaffinity(0)))
-"""Side by side unless the command line says otherwise. One at 100 Mbit/s takes half a CPU (docs/measurements.md)."""
+"""Side by side unless the command line says otherwise. One at 100 Mbit/s takes half a CPU (measurements.md)."""
 LOOK_EVERY_S = 0.2
 """Whether all is over."""
 SPAWN = multiprocessing.get_context("spawn")

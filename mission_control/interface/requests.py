@@ -1,4 +1,4 @@
-"""What programs ask a worker over its local socket, and what it answers (docs/tasks.md)."""
+"""What programs ask a worker over its local socket, and what it answers (docs/how-to/tasks.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The local socket at which programs ask their worker: HTTP/1.1, with a credential for each task (docs/tasks.md)."""
+"""The local socket at which programs ask their worker: HTTP/1.1, a credential for each task (docs/how-to/tasks.md)."""
 
 from __future__ import annotations
 

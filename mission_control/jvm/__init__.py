@@ -39,7 +39,7 @@ def java(
     """Run a task in Java: ``client.submit(mission_control.java, "org.example.Sort", jars=[jar], inputs=[future])``.
 
     One process of Java for each worker runs all of them, each in a thread. It starts with the first. The class
-    implements ``org.missioncontrol.Task`` (docs/java.md).
+    implements ``org.missioncontrol.Task`` (docs/how-to/java.md).
 
     Args:
         name: Of the class.

@@ -33,7 +33,7 @@ def run(
 
     The program runs in a folder of its own, which is removed afterwards. It and all that it has started are ended when
     the task is cancelled, the time is over, or the worker dies. It has the rights of the worker: this is no sandbox.
-    Meanwhile it may put, fetch, spawn, and read and write streams itself (docs/tasks.md).
+    Meanwhile it may put, fetch, spawn, and read and write streams itself (docs/how-to/tasks.md).
 
     Args:
         command: The program, and its arguments: texts, and inputs and outputs, in whose places their paths are.

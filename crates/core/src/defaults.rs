@@ -1,4 +1,4 @@
-//! Every default of the data plane and of the controllers, in one place; `docs/defaults.md` is drawn from [`table`].
+//! Every default of the data plane and of the controllers, in one place; `docs/reference/defaults.md` is drawn from [`table`].
 
 use std::time::Duration;
 
@@ -94,7 +94,7 @@ pub const IDLE_MEMORY: Duration = Duration::from_secs(10);
 /// How often a worker reports its progress while bytes move.
 pub const REPORT_EVERY: Duration = Duration::from_millis(250);
 
-/// Rows of `docs/defaults.md`: name, value, meaning.
+/// Rows of `docs/reference/defaults.md`: name, value, meaning.
 pub fn table() -> Vec<(&'static str, String, &'static str)> {
     let seconds = |duration: Duration| format!("{} s", duration.as_secs_f64());
     let bytes = crate::units::format_bytes;

@@ -442,3 +442,99 @@ fn a_host_says_as_much_as_a_process_and_hears_as_much() {
     assert!(messages >= 90 * HOSTS * PROCESSES, "{messages}");
     assert_eq!(told, weighed * HOSTS * PROCESSES);
 }
+
+impl World {
+    /// A new job begins to move, so that all weights change.
+    fn change_weights(&mut self, place: usize) {
+        let job: JobId = format!("job-{}", 10 + self.turn).into();
+        self.event(Event::Admit { spec: JobSpec::named(job.clone()), client: "client".into() });
+        *self.processes[place].totals.entry(job).or_default() += 1;
+    }
+
+    fn newest(&self) -> u64 {
+        self.processes.iter().map(|own| own.standing.version).max().expect("there are some")
+    }
+}
+
+#[test]
+fn a_speaker_that_is_deaf_while_weights_change_all_the_time_keeps_nobody_from_them() {
+    let mut world = World::new(1, false);
+    (0..10).for_each(|_| world.turn(false));
+    let first = world.processes.iter().find(|own| own.host == 0).unwrap().worker.clone();
+    world.processes[0].stopped_until = usize::MAX;
+    let far = world.processes.iter().position(|own| own.host == 2).unwrap();
+    for turn in 0..60 {
+        world.change_weights(far);
+        world.turn(false);
+        // Two turns until they are said, a second until they are late, another until that is looked at.
+        let least = world.newest().saturating_sub(14);
+        let behind = world.processes.iter().filter(|own| own.host == 0 && own.worker != first);
+        let behind: Vec<u64> = behind.map(|own| own.standing.version).filter(|own| *own < least).collect();
+        assert!(turn < 14 || behind.is_empty(), "turn {turn}: {behind:?} of {}", world.newest());
+    }
+    let speaker = world.processes.iter().find(|own| own.host == 0 && own.worker != first).unwrap().speaker.clone();
+    assert_ne!(speaker, Some(world.processes[0].address.clone()), "another speaks");
+}
+
+#[test]
+fn what_a_speaker_that_dies_did_not_pass_on_its_successor_is_told() {
+    for left in 1..PROCESSES {
+        let mut world = World::new(1, false);
+        // So many others are left on its host.
+        for _ in left + 1..PROCESSES {
+            let place = world.processes.iter().rposition(|own| own.host == 0).unwrap();
+            world.kill(place);
+        }
+        (0..10).for_each(|_| world.turn(false));
+        // It hears nothing more, and dies.
+        world.processes[0].stopped_until = usize::MAX;
+        let far = world.processes.iter().position(|own| own.host == 2).unwrap();
+        world.change_weights(far);
+        (0..2).for_each(|_| world.turn(false));
+        assert!(world.processes[1].standing.version < world.newest());
+        world.kill(0);
+        // The next ones are said to it as all others are; so nothing more changes.
+        (0..12).for_each(|_| world.turn(false));
+        let newest = world.newest();
+        assert!(world.processes.iter().all(|own| own.standing.version == newest), "{left} left");
+    }
+}
+
+#[test]
+fn an_old_report_counts_for_no_later_job_of_the_same_name() {
+    let mut world = World::new(1, true);
+    let worker = world.processes[0].worker.clone();
+    let report = |number, served_bytes, last_of| WorkerReport {
+        records: vec![TransferReport {
+            job: "again".into(),
+            from: "m".into(),
+            to: "r".into(),
+            asked_bytes: 100,
+            served_bytes,
+            moved: true,
+            ..TransferReport::default()
+        }],
+        number,
+        last_of,
+        ..WorkerReport::default()
+    };
+    let admit = |world: &mut World| {
+        world.event(Event::Admit { spec: JobSpec::named("again".into()), client: "client".into() });
+    };
+    let say = |world: &mut World, report| world.event(Event::Report { worker: worker.clone(), report });
+    admit(&mut world);
+    say(&mut world, report(1, 10, None));
+    world.event(Event::Leave { job: "again".into(), client: "client".into() });
+    say(&mut world, report(3, 30, Some("again".into())));
+    for own in world.processes.iter().skip(1).map(|own| own.worker.clone()).collect::<Vec<_>>() {
+        let last = WorkerReport { last_of: Some("again".into()), ..WorkerReport::default() };
+        world.event(Event::Report { worker: own, report: last });
+    }
+    assert!(!world.served().contains_key("again"), "it is over");
+    admit(&mut world);
+    // By way of a speaker that stood still.
+    say(&mut world, report(2, 20, None));
+    assert_eq!(world.served()["again"], 0);
+    say(&mut world, report(4, 5, None));
+    assert_eq!(world.served()["again"], 5);
+}

@@ -353,6 +353,12 @@ impl Endpoint {
         report.map(|report| serde_json::to_string(&report).map_err(bad_input)).transpose()
     }
 
+    /// Has this process say the rest itself, and not by way of another one of its host: it is about to end.
+    fn leaves_session(&self) -> PyResult<()> {
+        self.get()?.leaves_session();
+        Ok(())
+    }
+
     fn transfers(&self, py: Python<'_>) -> PyResult<String> {
         let endpoint = self.get()?;
         serde_json::to_string(&detached(py, || endpoint.fetcher.transfers())?).map_err(bad_input)

@@ -145,6 +145,11 @@ impl Endpoint {
         self.control.lock().asked.push(Fetched { transfer, asked });
     }
 
+    /// This process is about to end: it says the rest itself.
+    pub fn leaves_session(&self) {
+        self.session.leave();
+    }
+
     /// What is to be said to the Mission Controller: what has changed here since the last report, unless another process says
     /// it, and what others of this host have said; `None`: nothing. `cpu`: processor seconds of this process. `last_of`: this is to
     /// be all that is said of a job.

@@ -35,7 +35,8 @@ impl InForce {
         let mut standing = self.lock();
         let last = standing.as_ref().map(|own| own.version);
         let new = match command {
-            mission::Command::Shares(new) if last.is_none_or(|last| new.version > last || new.version == 0) => new,
+            // Those of no version are for processes that no Mission Controller has told any.
+            mission::Command::Shares(new) if last.is_none_or(|last| new.version > last || last == 0) => new,
             mission::Command::SharesChanged(changes) if last.is_none_or(|last| changes.version > last) => {
                 match standing.as_ref().and_then(|own| own.after(&changes)) {
                     Some(new) => new,

@@ -2,7 +2,7 @@
 //!
 //! A request names an object, a part and a range. Every answer repeats a checksum of the request's head as the server
 //! saw it, ends its own head with a checksum of that head, and lists the checksums of its body's blocks: a flipped bit
-//! anywhere, in payload, length or header, is found by the side that can ask again. docs/wire.md shows an exchange.
+//! anywhere, in payload, length or header, is found by the side that can ask again. docs/reference/wire.md shows an exchange.
 
 use crate::auth::Nonce;
 use crate::checksum;
@@ -31,7 +31,7 @@ const SOURCE: &str = "/source";
 const CHUNKS: &str = "/chunks";
 const PAD: &str = "Mission-Pad: ";
 /// A head that a body follows is padded to a multiple of this. Behind a head of odd length every copy of the body, into
-/// and out of the kernel's buffers, straddles cache lines: 7 to 15 % of the rate (docs/measurements.md).
+/// and out of the kernel's buffers, straddles cache lines: 7 to 15 % of the rate (docs/reference/measurements.md).
 const BODY_ALIGN: usize = 64;
 
 /// What a client asks for.

@@ -189,7 +189,7 @@ impl Controller {
                 commands.extend(again);
             }
             Event::Report { worker, report } => self.report(now, &worker, report, commands),
-            Event::Sessions { apart } => self.sessions(apart, commands),
+            Event::Sessions { apart } => self.sessions(now, apart, commands),
             Event::Probed { worker, seen } => {
                 commands.push(record(Record::EcnProbed { worker: worker.clone(), seen }));
                 self.decide(now, mission::Event::EcnProbed { worker, seen }, commands);

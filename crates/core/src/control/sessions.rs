@@ -9,14 +9,17 @@ use super::{Command, Controller, Message, WorkerReport};
 use crate::host::SILENT;
 use crate::mission;
 use crate::standing::Standing;
-use crate::types::{HostId, WorkerId};
+use crate::types::{HostId, JobId, WorkerId};
 use crate::units::Time;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
 /// Shares that are not in force on a worker after this time are told to it directly: four reports (`REPORT_EVERY`).
 pub const IN_FORCE_WITHIN: Duration = Duration::from_secs(1);
+
+/// Last words on a job are remembered for so long: no report takes as long by way of a speaker, unless that stood still.
+const LATE_REPORTS: Duration = Duration::from_secs(30);
 
 /// Who speaks for whom, and which shares each worker has.
 #[derive(Default)]
@@ -24,56 +27,86 @@ pub struct Sessions {
     /// Each worker has a session of its own.
     apart: bool,
     hosts: BTreeMap<HostId, Vec<WorkerId>>,
-    speakers: BTreeMap<HostId, WorkerId>,
-    /// What was told last, and when.
-    last: Option<(Time, Standing)>,
-    workers: BTreeMap<WorkerId, Versions>,
+    /// And since when.
+    speakers: BTreeMap<HostId, (WorkerId, Time)>,
+    /// What was told last.
+    last: Option<Standing>,
+    /// Versions that were told, and when: those of the last [`SILENT`], and one before, oldest first.
+    said: VecDeque<(Time, u64)>,
+    workers: BTreeMap<WorkerId, Heard>,
 }
 
-/// Of the shares.
-#[derive(Clone, Copy, Default)]
-struct Versions {
-    /// Told to this worker by its scheduler.
+#[derive(Default)]
+struct Heard {
+    /// The version of the shares that its scheduler told it last.
     told: u64,
-    told_at: Time,
-    /// In force there, as it said last.
+    /// That are in force there, as it said last.
     in_force: u64,
+    /// Jobs on which it has said its last words, in which report, and when.
+    last_words: VecDeque<(Time, JobId, u64)>,
+    /// Whatever earlier reports say is not news any more.
+    floor: u64,
 }
 
 impl Sessions {
     /// Who speaks for a worker: another one, or none.
     pub fn speaker_of(&self, host: &HostId, worker: &WorkerId) -> Option<&WorkerId> {
-        self.speakers.get(host).filter(|speaker| *speaker != worker)
+        self.speakers.get(host).map(|(speaker, _)| speaker).filter(|speaker| *speaker != worker)
     }
 
+    /// Whether a worker does not have shares that were told so long ago.
     fn late(&self, now: Time, worker: &WorkerId, within: Duration) -> bool {
-        let Some((said_at, last)) = &self.last else { return false };
-        let own = self.workers.get(worker).copied().unwrap_or_default();
-        own.in_force < last.version && now.since(*said_at) >= within
+        let due = self.said.iter().rev().find(|(at, _)| now.since(*at) >= within);
+        let in_force = self.workers.get(worker).map_or(0, |own| own.in_force);
+        due.is_some_and(|(_, version)| in_force < *version)
+    }
+
+    fn says(&mut self, now: Time, version: u64) {
+        self.said.push_back((now, version));
+        while self.said.get(1).is_some_and(|(at, _)| now.since(*at) >= SILENT) {
+            self.said.pop_front();
+        }
+    }
+
+    /// A worker has said its last words on a job, in the report of this number.
+    pub fn last_words(&mut self, now: Time, worker: &WorkerId, job: &JobId, number: u64) {
+        let Some(own) = self.workers.get_mut(worker) else { return };
+        own.last_words.push_back((now, job.clone(), number));
+        while own.last_words.front().is_some_and(|(at, ..)| now.since(*at) >= LATE_REPORTS) {
+            let (_, _, number) = own.last_words.pop_front().expect("it is there");
+            own.floor = own.floor.max(number);
+        }
+    }
+
+    /// Whether a report of this number comes after the last words on a job, and is of a job of this name that is over.
+    pub fn is_of_one_before(&self, worker: &WorkerId, job: &JobId, number: u64) -> bool {
+        let Some(own) = self.workers.get(worker) else { return false };
+        number < own.floor || own.last_words.iter().any(|(_, of, last)| of == job && number < *last)
     }
 }
 
 impl Controller {
     /// Each worker has a session of its own, or each host one.
-    pub(super) fn sessions(&mut self, apart: bool, commands: &mut Vec<Command>) {
+    pub(super) fn sessions(&mut self, now: Time, apart: bool, commands: &mut Vec<Command>) {
         self.sessions.apart = apart;
         for host in self.sessions.hosts.keys().cloned().collect::<Vec<_>>() {
-            self.appoint(&host, None, commands);
+            self.appoint(now, &host, None, commands);
         }
     }
 
     /// A worker has joined, and has the shares of this version from its briefing.
     pub(super) fn session_joined(&mut self, now: Time, worker: &WorkerId, version: u64, commands: &mut Vec<Command>) {
         let Some(host) = self.workers.get(worker).map(|own| own.host.clone()) else { return };
-        self.sessions.workers.insert(worker.clone(), Versions { told: version, told_at: now, in_force: version });
+        let heard = Heard { told: version, in_force: version, ..Heard::default() };
+        self.sessions.workers.insert(worker.clone(), heard);
         let workers = self.sessions.hosts.entry(host.clone()).or_default();
         if !workers.contains(worker) {
             workers.push(worker.clone());
         }
-        self.appoint(&host, Some(worker), commands);
+        self.appoint(now, &host, Some(worker), commands);
     }
 
-    pub(super) fn session_left(&mut self, host: &HostId, worker: &WorkerId, commands: &mut Vec<Command>) {
+    pub(super) fn session_left(&mut self, now: Time, host: &HostId, worker: &WorkerId, commands: &mut Vec<Command>) {
         self.sessions.workers.remove(worker);
         if let Some(workers) = self.sessions.hosts.get_mut(host) {
             workers.retain(|other| other != worker);
@@ -83,14 +116,14 @@ impl Controller {
                 return;
             }
         }
-        self.appoint(host, None, commands);
+        self.appoint(now, host, None, commands);
     }
 
     /// Has a host's first worker speak for it, and says so to those who do not know: all of them, if it is another one than
     /// before. A worker that is alone has nobody to speak for, unless others have been there.
-    fn appoint(&mut self, host: &HostId, joined: Option<&WorkerId>, commands: &mut Vec<Command>) {
+    fn appoint(&mut self, now: Time, host: &HostId, joined: Option<&WorkerId>, commands: &mut Vec<Command>) {
         let Some(workers) = self.sessions.hosts.get(host).cloned() else { return };
-        let before = self.sessions.speakers.get(host).cloned();
+        let before = self.sessions.speakers.get(host).map(|(speaker, _)| speaker.clone());
         if before.is_none() && (workers.len() < 2 || self.sessions.apart) {
             return;
         }
@@ -103,7 +136,9 @@ impl Controller {
             return;
         }
         let new = before.as_ref() != Some(&speaker);
-        self.sessions.speakers.insert(host.clone(), speaker.clone());
+        if new {
+            self.sessions.speakers.insert(host.clone(), (speaker.clone(), now));
+        }
         for worker in workers.iter().filter(|worker| new || joined == Some(worker)) {
             self.tell_speaker(worker, &speaker, commands);
         }
@@ -117,65 +152,56 @@ impl Controller {
     /// Says new shares to each host, or to each worker that has no other to speak for it; to those that have the ones before,
     /// what has changed.
     pub(super) fn say_shares(&mut self, now: Time, new: Standing, commands: &mut Vec<Command>) {
-        let before = self.sessions.last.take().map(|(_, before)| before);
+        let before = self.sessions.last.take();
         let changed = before.as_ref().and_then(|before| before.changes_to(&new));
-        let message = |command| Arc::new(Message { commands: vec![command], ..Message::default() });
-        let changed = changed.map(|changes| (changes.after, message(mission::Command::SharesChanged(changes))));
-        let all = message(mission::Command::Shares(new.clone()));
+        let changed = changed.map(|changes| (changes.after, shares(mission::Command::SharesChanged(changes))));
+        let all = shares(mission::Command::Shares(new.clone()));
         let hears = |(worker, own): (&WorkerId, &super::Joined)| {
             self.sessions.speaker_of(&own.host, worker).is_none().then(|| worker.clone())
         };
         for worker in self.workers.iter().filter_map(hears).collect::<Vec<_>>() {
-            let told = self.sessions.workers.entry(worker.clone()).or_default();
+            let own = self.sessions.workers.entry(worker.clone()).or_default();
             let message = match &changed {
-                Some((after, message)) if *after == told.told => message.clone(),
+                Some((after, message)) if *after == own.told => message.clone(),
                 _ => all.clone(),
             };
-            (told.told, told.told_at) = (new.version, now);
+            own.told = new.version;
             self.tell(&worker, message, commands);
         }
-        self.sessions.last = Some((now, new));
+        self.sessions.says(now, new.version);
+        self.sessions.last = Some(new);
     }
 
-    /// Tells the shares to those on which they are not in force, and lets another worker speak for a host whose speaker says
-    /// nothing of them.
+    /// Tells the shares to those on which they are not in force in time, and lets another worker speak for a host whose
+    /// speaker does not have them.
     pub(super) fn look_at_sessions(&mut self, now: Time, commands: &mut Vec<Command>) {
-        let Some((_, last)) = &self.sessions.last else { return };
-        let (version, mut all) = (last.version, None);
+        let Some(last) = self.sessions.last.clone() else { return };
+        let mut all = None;
         for worker in self.workers.keys().cloned().collect::<Vec<_>>() {
-            let host = self.workers[&worker].host.clone();
-            if self.sessions.speaker_of(&host, &worker).is_none() {
-                continue; // it was told
-            }
+            // Whoever was told has them in its messages: it asks for those that it missed.
             let told = self.sessions.workers.get(&worker).map_or(0, |own| own.told);
-            if told == version || !self.sessions.late(now, &worker, IN_FORCE_WITHIN) {
+            if told == last.version || !self.sessions.late(now, &worker, IN_FORCE_WITHIN) {
                 continue;
             }
-            let last = &self.sessions.last.as_ref().expect("there are some").1;
-            let shares = || mission::Command::Shares(last.clone());
-            let message =
-                all.get_or_insert_with(|| Arc::new(Message { commands: vec![shares()], ..Message::default() }));
-            let message = message.clone();
-            let own = self.sessions.workers.entry(worker.clone()).or_default();
-            (own.told, own.told_at) = (version, now);
+            let message = all.get_or_insert_with(|| shares(mission::Command::Shares(last.clone()))).clone();
+            self.sessions.workers.entry(worker.clone()).or_default().told = last.version;
             self.tell(&worker, message, commands);
         }
-        for (host, speaker) in self.sessions.speakers.clone() {
-            let told_at = self.sessions.workers.get(&speaker).map_or(now, |own| own.told_at);
-            if now.since(told_at) < SILENT || !self.sessions.late(now, &speaker, SILENT) {
+        for (host, (speaker, since)) in self.sessions.speakers.clone() {
+            if now.since(since) < SILENT || !self.sessions.late(now, &speaker, SILENT) {
                 continue;
             }
-            let in_time = |worker: &&WorkerId| !self.sessions.late(now, worker, Duration::ZERO);
-            let next = self.sessions.hosts.get(&host).and_then(|workers| workers.iter().find(in_time)).cloned();
-            let Some(next) = next else { continue };
-            if let Some(workers) = self.sessions.hosts.get_mut(&host) {
-                // The last one, should it speak again.
-                workers.retain(|worker| *worker != speaker);
-                workers.push(speaker);
-            }
-            self.sessions.speakers.insert(host.clone(), next.clone());
-            for worker in self.sessions.hosts.get(&host).cloned().unwrap_or_default() {
-                self.tell_speaker(&worker, &next, commands);
+            let Some(workers) = self.sessions.hosts.get_mut(&host) else { continue };
+            // The last one, should it speak again.
+            workers.retain(|worker| *worker != speaker);
+            workers.push(speaker.clone());
+            let workers = workers.clone();
+            let in_time = workers.iter().find(|worker| !self.sessions.late(now, worker, SILENT));
+            // Without any it may be the speaker that says nothing for the others.
+            let next = in_time.unwrap_or(&workers[0]);
+            self.sessions.speakers.insert(host.clone(), (next.clone(), now));
+            if *next != speaker {
+                workers.iter().for_each(|worker| self.tell_speaker(worker, next, commands));
             }
         }
     }
@@ -201,8 +227,14 @@ impl Controller {
     }
 
     pub(super) fn in_force(&mut self, worker: &WorkerId, version: u64) {
+        // More than all that was ever said is nonsense.
+        let most = self.sessions.last.as_ref().map_or(0, |last| last.version);
         if let Some(own) = self.sessions.workers.get_mut(worker) {
-            own.in_force = own.in_force.max(version);
+            own.in_force = own.in_force.max(version.min(most));
         }
     }
+}
+
+fn shares(command: mission::Command) -> Arc<Message> {
+    Message { commands: vec![command], ..Message::default() }.into()
 }

@@ -182,8 +182,11 @@ impl Controller {
         }
         for own in records {
             let transfer = own.transfer();
-            // Late words on a job that is over would bring it back for ever.
-            if !self.is_known(&transfer.job) || !self.transfers.learn(now, &transfer, (worker, number), own.clone()) {
+            // Late words on a job that is over would bring it back for ever, or be counted for the next one of its name.
+            if !self.is_known(&transfer.job)
+                || self.sessions.is_of_one_before(worker, &transfer.job, number)
+                || !self.transfers.learn(now, &transfer, (worker, number), own.clone())
+            {
                 continue;
             }
             if *transfer.to == *HAND_OVER {
@@ -208,6 +211,7 @@ impl Controller {
             commands.push(record(Record::Progress(progress)));
         }
         if let Some(job) = last_of {
+            self.sessions.last_words(now, worker, &job, number);
             self.last_words(now, worker, Some(&job), commands);
         }
     }

@@ -69,7 +69,7 @@ impl Controller {
         self.jobs.worker_gone(worker);
         let Some(Joined { host, .. }) = self.workers.remove(worker) else { return };
         self.outbox.forget(worker);
-        self.session_left(&host, worker, commands);
+        self.session_left(now, &host, worker, commands);
         commands.push(record(Record::WorkerLeft { worker: worker.clone() }));
         self.transfers.worker_gone(worker);
         self.last_words(now, worker, None, commands);

@@ -112,14 +112,33 @@ impl Session {
         state.speaker = Some(speaker);
         state.leave(shared);
         let before = state.speaks.take();
-        if speaker == shared.own {
-            state.speaks = Speaker::listen(&name(&shared.cluster, speaker), &shared.token, &shared.in_force).ok();
-        } else if !state.connects {
+        if speaker != shared.own && !state.connects {
             state.connects = other::keep_connected(shared.clone()).is_ok();
         }
         shared.changed.notify_all();
         drop(state);
         drop(before);
+        self.listen();
+    }
+
+    /// Begins to speak, if this process shall and does not. The name may not be free yet: then it is tried again with the
+    /// next report, and meanwhile the others say everything themselves.
+    fn listen(&self) {
+        let shared = &self.shared;
+        let mut state = shared.lock();
+        if state.speaker == Some(shared.own) && state.speaks.is_none() && !state.closing {
+            state.speaks = Speaker::listen(&name(&shared.cluster, shared.own), &shared.token, &shared.in_force).ok();
+        }
+    }
+
+    /// This process speaks for itself from now on: it is about to end, and waits for nobody.
+    pub fn leave(&self) {
+        let mut state = self.shared.lock();
+        if state.speaker != Some(self.shared.own) {
+            state.speaker = None;
+        }
+        state.leave(&self.shared);
+        self.shared.changed.notify_all();
     }
 
     /// Passes new shares on to the others, if this process speaks.
@@ -141,6 +160,7 @@ impl Session {
 
     /// Takes what has changed in this process; gives what is to be said straight to the Mission Controller.
     pub fn report(&self, report: Option<WorkerReport>) -> Option<WorkerReport> {
+        self.listen();
         let mut state = self.shared.lock();
         let mut said = None;
         for command in state.handle(&self.shared, Event::Report { report: report.map(Box::new) }) {

@@ -2,6 +2,7 @@
 
 use super::{FromSpeaker, MESSAGE_BYTES, SLOW_PEER, ToSpeaker};
 use crate::auth::Token;
+use crate::host;
 use crate::in_force::InForce;
 use crate::local::{self, Incoming, Outgoing};
 use mission_core::control::WorkerReport;
@@ -39,7 +40,14 @@ struct Shared {
     unadmitted: AtomicUsize,
     others: Mutex<BTreeMap<u64, Other>>,
     /// To the thread that writes: what it says waits for nobody.
-    says: Sender<(To, Arc<FromSpeaker>)>,
+    says: Sender<(To, Says)>,
+}
+
+#[derive(Clone)]
+enum Says {
+    This(Arc<FromSpeaker>),
+    /// All shares, as they are when it is said.
+    Standing,
 }
 
 #[derive(Clone, Copy)]
@@ -89,7 +97,7 @@ impl Speaker {
 
     /// Says something to all others; waits for nobody.
     pub fn pass(&self, command: &mission::Command) {
-        let _ = self.shared.says.send((To::All, Arc::new(FromSpeaker::Do(command.clone()))));
+        let _ = self.shared.says.send((To::All, Says::This(Arc::new(FromSpeaker::Do(command.clone())))));
     }
 
     /// The reports that came since the last call, by address. Those of the last call have been passed on.
@@ -99,7 +107,7 @@ impl Speaker {
             if other.taken > other.passed {
                 other.passed = other.taken;
                 let passed = FromSpeaker::Passed { number: other.taken };
-                let _ = self.shared.says.send((To::One(*number), Arc::new(passed)));
+                let _ = self.shared.says.send((To::One(*number), Says::This(Arc::new(passed))));
             }
             if let Some(last) = other.reports.last() {
                 other.taken = last.number;
@@ -136,7 +144,11 @@ impl Shared {
                 thread::sleep(PAUSE);
                 continue;
             };
-            if self.unadmitted.load(Ordering::Relaxed) >= UNADMITTED_MAX || self.others().len() >= OTHERS_MAX {
+            // Other users of the host have no place among those who may prove themselves.
+            if host::uid_of_peer(&stream) != Some(host::own_uid())
+                || self.unadmitted.load(Ordering::Relaxed) >= UNADMITTED_MAX
+                || self.others().len() >= OTHERS_MAX
+            {
                 continue;
             }
             self.unadmitted.fetch_add(1, Ordering::Relaxed);
@@ -170,10 +182,7 @@ impl Shared {
             return Ok(());
         }
         // After it is among the others: what changes from here on it hears, too.
-        let Some(standing) = self.in_force.upgrade().and_then(|in_force| in_force.standing()) else {
-            return Err(io::ErrorKind::NotConnected.into());
-        };
-        let _ = self.says.send((To::One(number), Arc::new(FromSpeaker::Do(mission::Command::Shares(standing)))));
+        let _ = self.says.send((To::One(number), Says::Standing));
         while let Some(ToSpeaker::Report(report)) = messages.read(&mut stream)? {
             let mut others = self.others();
             match others.get_mut(&number) {
@@ -187,10 +196,18 @@ impl Shared {
 }
 
 /// Writes what is said, in order. A process that takes nothing is left.
-fn write_all(shared: &Weak<Shared>, said: &Receiver<(To, Arc<FromSpeaker>)>) {
+fn write_all(shared: &Weak<Shared>, said: &Receiver<(To, Says)>) {
     let mut sent: BTreeMap<u64, Outgoing> = BTreeMap::new();
     while let Ok((to, message)) = said.recv() {
         let Some(shared) = shared.upgrade() else { return };
+        let message = match message {
+            Says::This(message) => message,
+            Says::Standing => {
+                // Without any yet it hears the first ones with all others.
+                let Some(standing) = shared.in_force.upgrade().and_then(|own| own.standing()) else { continue };
+                Arc::new(FromSpeaker::Do(mission::Command::Shares(standing)))
+            }
+        };
         let streams: Vec<(u64, UnixStream)> = {
             let others = shared.others();
             sent.retain(|number, _| others.contains_key(number));

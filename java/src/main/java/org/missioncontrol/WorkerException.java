@@ -6,7 +6,7 @@ import java.io.IOException;
 public class WorkerException extends IOException {
     private static final long serialVersionUID = 1;
 
-    /** The status of its answer (docs/tasks.md); 410: the task is over, or runs again elsewhere. */
+    /** The status of its answer (docs/how-to/tasks.md); 410: the task is over, or runs again elsewhere. */
     public final int status;
 
     WorkerException(int status, String why) {

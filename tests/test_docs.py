@@ -1,0 +1,82 @@
+"""The documentation: its commands run, its programs run, and its links lead somewhere.
+
+A block of commands begins with ```` ```console ````. Each of its lines that begins with `$ ` is run; those of a page in
+one folder. After `console` stand `lab` (needs root and the lab) and `long` (takes a minute or more). Commands for hosts
+that a test does not have stand in indented blocks, and are not run.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+LINKED = [*PAGES, *(ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"))]
+COMMAND_S = 280
+
+
+def blocks(page: Path) -> list[tuple[set[str], list[str]]]:
+    """Marks and commands of each block."""
+    found = re.findall(r"^```console([a-z ]*)\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    return [(set(marks.split()), re.findall(r"^\$ (.+)$", text, re.MULTILINE)) for marks, text in found]
+
+
+def cases() -> list[object]:
+    made = []
+    for page in PAGES:
+        by_marks: dict[frozenset[str], list[str]] = {}
+        for marks, commands in blocks(page):
+            by_marks.setdefault(frozenset(marks), []).extend(commands)
+        for marks, commands in by_marks.items():
+            name = "-".join([page.stem, *sorted(marks)])
+            made.append(pytest.param(commands, id=name, marks=[getattr(pytest.mark, mark) for mark in marks]))
+    return made
+
+
+@pytest.mark.parametrize("commands", cases())
+def test_the_commands_of_a_page_run(commands, tmp_path):
+    (tmp_path / "scenarios").symlink_to(ROOT / "scenarios")
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    for command in commands:
+        done = subprocess.run(
+            command, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=COMMAND_S
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+
+
+@pytest.mark.parametrize(("page", "says"), (("tutorial/first-program.md", "8000"), ("how-to/policy.md", "6")))
+def test_the_program_of_a_page_runs(page, says, tmp_path):
+    text = (ROOT / "docs" / page).read_text()
+    (tmp_path / "program.py").write_text(text.split("```python\n")[1].split("```")[0])
+    done = subprocess.run([sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout.strip()) == (0, says), done.stderr
+
+
+def anchors(page: Path) -> set[str]:
+    """Of its headings, as GitHub and MyST make them."""
+    heads = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("page", LINKED, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if link.startswith(("http://", "https://")):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{page.name}: {link}"
+        assert not anchor or anchor in anchors(target), f"{page.name}: {link}: no such heading"
+
+
+def test_every_page_is_in_the_sites_contents():
+    index = ROOT / "docs" / "index.md"
+    listed = set(re.findall(r"^([a-z-]+/[a-z-]+)$", index.read_text(), re.MULTILINE))
+    assert listed == {str(page.relative_to(index.parent).with_suffix("")) for page in PAGES if page != index}
