@@ -1,5 +1,5 @@
 # Every command of the project. `make demo` and `make test` need a fresh checkout and nothing else.
-.PHONY: demo test test-oldest test-lab check fuzz chaos long setup java lock docs clean
+.PHONY: demo site test test-oldest test-lab check fuzz chaos long setup java lock docs clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -95,6 +95,12 @@ $(JAR): java/pom.xml $(shell find java/src -name '*.java')
 
 lock:                  ## choose the newest versions that fit pyproject.toml
 	$(BIN)/uv pip compile --quiet --no-header --no-emit-index-url --upgrade --all-extras --group dev pyproject.toml -o requirements.lock
+	$(BIN)/uv pip compile --quiet --no-header --no-emit-index-url --upgrade --group pyproject.toml:site -c requirements.lock -o tools/site.lock
+
+site: setup            ## the documentation as pages, in target/site; a warning is an error
+	$(BIN)/uv pip install --quiet -r tools/site.lock
+	$(BIN)/python -m sphinx -b html -W --keep-going -q docs target/site
+	@echo "open target/site/index.html"
 
 docs:                  ## draw the generated documents anew
 	$(BIN)/python -m mission_control.docs
