@@ -104,8 +104,9 @@ def command_line() -> str:
         "",
         "<!-- Drawn from mission_control/cli/ by `make docs`; change it there. -->",
         "",
-        "`mission COMMAND --help` prints the same. [Exit status](exit-status.md). `mission --install-completion` adds",
-        "completion to the shell that it runs in (bash, zsh, fish).",
+        "`mission COMMAND --help` prints the same. `mission run sort --help` and so on print the flags of a workload,",
+        "which are also the keys of [its table](scenario.md). [Exit status](exit-status.md).",
+        "`mission --install-completion` adds completion to the shell that it runs in (bash, zsh, fish).",
     ]
     for name in COMMANDS:
         lines += of_command(load(name), name, 2)
@@ -126,7 +127,10 @@ def parameter(own: Any) -> str | None:
     if own.name == "help" or getattr(own, "hidden", False):
         return None
     is_argument = own.param_type_name == "argument"
-    names = (own.metavar or own.name).upper() if is_argument else ", ".join(own.opts)
+    if not is_argument and not own.help:
+        return None  # it belongs to a workload, whose help has its meaning
+    names = (own.metavar or own.name.upper()) if is_argument else ", ".join([*own.opts, *own.secondary_opts])
+    names = names.replace("|", "\\|")
     default = own.default
     if callable(default) or default in (None, (), [], False) or str(default).startswith("Sentinel"):
         shown = "required" if own.required else ""

@@ -14,6 +14,7 @@ from typing import Any
 from distributed import Client, LocalCluster
 
 import mission_control
+from mission_control.bench.parts import shuffle
 from mission_control.bench.service import serving_processes
 from mission_control.environment import describe
 from mission_control.experiments.compare import interval
@@ -24,36 +25,6 @@ PART = 4 << 20
 PARTS = 8
 """Of each worker, for each worker: 512 MiB in all, of which three quarters go to another worker."""
 JOINS_S = 30.0
-
-
-def put(number: int) -> Any:
-    return mission_control.put([content(number, part) for part in range(WORKERS * PARTS)])
-
-
-def content(number: int, part: int) -> bytes:
-    return (number * 1000 + part).to_bytes(8, "big") * (PART // 8)
-
-
-def take(held: list[Any], receiver: int) -> int:
-    """Fetch a receiver's parts from all workers, and check each."""
-    size = 0
-    for part in range(receiver * PARTS, (receiver + 1) * PARTS):
-        for number, got in enumerate(mission_control.fetch(held, part=part)):
-            assert bytes(got) == content(number, part)
-            size += len(got)
-    return size
-
-
-def shuffle(client: Client) -> float:
-    """Return the seconds of one shuffle."""
-    workers = sorted(client.scheduler_info(n_workers=-1)["workers"])
-    with mission_control.job("shuffle", transport="tcp", client=client):
-        held = [client.submit(put, number, workers=[own], pure=False) for number, own in enumerate(workers)]
-        client.gather(held)
-        began = time.perf_counter()
-        got = [client.submit(take, held, number, workers=[own], pure=False) for number, own in enumerate(workers)]
-        assert sum(client.gather(got)) == WORKERS * WORKERS * PARTS * PART
-        return time.perf_counter() - began
 
 
 def measure(rounds: int = 30, say: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
@@ -82,14 +53,14 @@ def measure(rounds: int = 30, say: Callable[[str], None] = lambda _: None) -> di
             mission_control.install(client, policy="fair")
         end = time.monotonic() + JOINS_S
         while not is_guided(clients[True]):
-            shuffle(clients[True])
+            shuffle(clients[True], PARTS, PART)
             if time.monotonic() > end:
                 raise TimeoutError(f"the cluster is not guided by the service within {JOINS_S:.0f} s")
         taken: dict[bool, list[float]] = {True: [], False: []}
         for number in range(rounds + 1):
             say(f"pair {number} of {rounds}" if number else "warm-up")
             for served in (True, False) if number % 2 else (False, True):
-                seconds = shuffle(clients[served])
+                seconds = shuffle(clients[served], PARTS, PART)
                 if number:
                     taken[served].append(seconds)
         if not is_guided(clients[True]):

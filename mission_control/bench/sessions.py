@@ -18,6 +18,7 @@ from distributed import Client, LocalCluster
 
 import mission_control
 from mission_control import _native
+from mission_control.bench.parts import shuffle
 from mission_control.environment import describe
 from mission_control.experiments.compare import interval
 
@@ -79,7 +80,7 @@ def shuffles(rounds: int, say: Callable[[str], None]) -> tuple[list[dict[str, An
             say(f"round {number} of {rounds}" if number else "warm-up")
             for per in SESSIONS if number % 2 else reversed(SESSIONS):
                 clients[per].run_on_scheduler(counted)
-                seconds = shuffle(clients[per])
+                seconds = shuffle(clients[per], PARTS, PART)
                 time.sleep(TAIL_S)
                 own = clients[per].run_on_scheduler(counted)
                 if number:
@@ -127,37 +128,6 @@ def speaks(client: Client) -> int:
     """For how many workers another one speaks."""
     status = client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.plugins["mission-control"].status(0))
     return sum("speaker" in own for own in status["workers"].values())
-
-
-def put(number: int) -> Any:
-    return mission_control.put([content(number, part) for part in range(WORKERS * PARTS)])
-
-
-def content(number: int, part: int) -> bytes:
-    return (number * 1000 + part).to_bytes(8, "big") * (PART // 8)
-
-
-def take(held: list[Any], receiver: int) -> int:
-    """Fetch a receiver's parts from all workers, and check each."""
-    size = 0
-    for part in range(receiver * PARTS, (receiver + 1) * PARTS):
-        for number, got in enumerate(mission_control.fetch(held, part=part)):
-            if bytes(got) != content(number, part):
-                raise RuntimeError(f"part {part} of {number} came with other content")
-            size += len(got)
-    return size
-
-
-def shuffle(client: Client) -> float:
-    """Return the seconds of one shuffle."""
-    workers = sorted(client.scheduler_info(n_workers=-1)["workers"])
-    with mission_control.job("shuffle", transport="tcp", client=client):
-        held = [client.submit(put, number, workers=[own], pure=False) for number, own in enumerate(workers)]
-        client.gather(held)
-        began = time.perf_counter()
-        got = [client.submit(take, held, number, workers=[own], pure=False) for number, own in enumerate(workers)]
-        assert sum(client.gather(got)) == WORKERS * WORKERS * PARTS * PART
-        return time.perf_counter() - began
 
 
 # --- the controller alone ---------------------------------------------------------------------------------------------

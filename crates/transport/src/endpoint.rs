@@ -306,4 +306,4 @@ pub fn environment(engine_tls: bool) -> io::Result<Environment> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -9,7 +9,7 @@ use mission_core::types::{TransferId, Transport};
 use std::collections::BTreeSet;
 use std::net::TcpListener;
 
-fn settings(token: &[u8], memory_limit: u64, identity: Option<Identity>) -> Settings {
+pub(crate) fn settings(token: &[u8], memory_limit: u64, identity: Option<Identity>) -> Settings {
     Settings {
         host: "127.0.0.1".parse().unwrap(),
         ports: vec![0],

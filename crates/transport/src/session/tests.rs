@@ -1,7 +1,8 @@
 //! Endpoints of one process as the processes of a host: one speaks, dies, or says nothing.
 
 use crate::auth;
-use crate::endpoint::{Endpoint, Settings};
+use crate::endpoint::Endpoint;
+use crate::endpoint::tests::settings;
 use crate::object::{ObjectId, to_hex};
 use mission_core::control::{Message, WorkerReport};
 use mission_core::host::fair::Level;
@@ -23,20 +24,7 @@ struct Process {
 
 impl Process {
     fn start(token: &[u8], standing: &Standing) -> Process {
-        let endpoint = Endpoint::new(Settings {
-            host: "127.0.0.1".parse().unwrap(),
-            ports: vec![0],
-            token: token.to_vec(),
-            cluster: None,
-            host_token: None,
-            identity: None,
-            requires_encryption: false,
-            memory_limit: 1 << 20,
-            spool_folder: std::env::temp_dir(),
-            flows_per_host: FlowsPerHost::Fixed(4),
-            send_limit: None,
-        })
-        .unwrap();
+        let endpoint = Endpoint::new(settings(token, 1 << 20, None)).unwrap();
         endpoint.joined(vec![mission::Command::Shares(standing.clone())], vec![], 0);
         Process { endpoint, version: 0 }
     }
