@@ -16,5 +16,5 @@ html_title = "Mission Control"
 html_static_path = ["pictures"]
 autodoc_typehints = "description"
 autodoc_member_order = "bysource"
-# Pages of the repository itself, which some pages name, are not part of the site; tests/test_docs.py looks at all links.
+# Some pages name pages that are not part of the site; tests/test_docs.py looks at all links.
 suppress_warnings = ["myst.xref_missing"]
