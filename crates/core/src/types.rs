@@ -1,4 +1,4 @@
-//! The words of the project as types (glossary in ARCHITECTURE.md).
+//! The words of the project as types (docs/reference/glossary.md).
 
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
