@@ -35,7 +35,11 @@ def cases() -> list[object]:
             by_marks.setdefault(frozenset(marks), []).extend(commands)
         for marks, commands in by_marks.items():
             name = "-".join([page.stem, *sorted(marks)])
-            made.append(pytest.param(commands, id=name, marks=[getattr(pytest.mark, mark) for mark in marks]))
+            use = [getattr(pytest.mark, mark) for mark in marks]
+            if {"lab", "long"} <= marks:
+                # `make test-lab` has no time for it; `make long` runs it for root.
+                use = [pytest.mark.long, pytest.mark.skipif(os.geteuid() != 0, reason="a lab needs root")]
+            made.append(pytest.param(commands, id=name, marks=use))
     return made
 
 

@@ -108,7 +108,7 @@ def link(
     path: Annotated[int, typer.Option(min=0, help="of several parallel ones")] = 0,
     name: Name = None,
 ) -> None:
-    """Cuts, mends or slows a host's link while the lab runs."""
+    """Cut, restore or slow a host's link while the lab runs."""
     lab = Lab.open(name)
     if change not in ("down", "up", "rate") or (change == "rate") != (rate is not None):
         raise BadInput(f"link {host} {change}: write down, up, or rate and a rate, as in rate 10mbit")

@@ -32,7 +32,7 @@ COMMANDS = {
         "explain",
         "Tells of each transfer of a job its pattern, weight, flows and transport, what was refused, and why.",
     ),
-    "doctor": ("doctor", "Check this machine and a cluster; say what to do."),
+    "doctor": ("doctor", "Check this machine, and a cluster if one is named; say what to do."),
     "jobs": ("jobs", "Lists the jobs of a cluster; 'set' changes one while it runs."),
     "serve": ("serve", "Run a replica of the control service until it is interrupted."),
     "service": ("service", "Ask the control service, and change what it has."),
