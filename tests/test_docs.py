@@ -18,7 +18,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 LINKED = [*PAGES, *(ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"))]
-COMMAND_S = 280
+COMMAND_S = 900
+"""Of one that is marked `long`; others have the time that pytest gives a test."""
 
 
 def blocks(page: Path) -> list[tuple[set[str], list[str]]]:
@@ -38,7 +39,11 @@ def cases() -> list[object]:
             use = [getattr(pytest.mark, mark) for mark in marks]
             if {"lab", "long"} <= marks:
                 # `make test-lab` has no time for it; `make long` runs it for root.
-                use = [pytest.mark.long, pytest.mark.skipif(os.geteuid() != 0, reason="a lab needs root")]
+                use = [
+                    pytest.mark.long,
+                    pytest.mark.timeout(2 * COMMAND_S),
+                    pytest.mark.skipif(os.geteuid() != 0, reason="a lab needs root"),
+                ]
             made.append(pytest.param(commands, id=name, marks=use))
     return made
 
