@@ -52,11 +52,15 @@ def cases() -> list[object]:
 def test_the_commands_of_a_page_run(commands, tmp_path):
     (tmp_path / "scenarios").symlink_to(ROOT / "scenarios")
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    for command in commands:
-        done = subprocess.run(
-            command, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=COMMAND_S
-        )
-        assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+    named = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True, "timeout": COMMAND_S}
+    try:
+        for command in commands:
+            done = subprocess.run(command, shell=True, **named)
+            assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+    finally:
+        for lab in re.findall(r"mission lab up .*--name (\w+)", "\n".join(commands)):
+            # A page whose command failed has not taken it down.
+            subprocess.run(f"mission lab down {lab}", shell=True, **named)
 
 
 @pytest.mark.parametrize(("page", "says"), (("tutorial/first-program.md", "8000"), ("how-to/policy.md", "6")))
