@@ -21,7 +21,7 @@ from mission_control.scenario import validate
 RTO_FLOOR_S = 0.01
 """What a kernel with 250 ticks a second makes of 5 ms and less (FACTS)."""
 FITTED_BITS_PER_SEC = 1_000_000_000
-"""Ten times the rate at which the model was fitted (docs/reference/measurements.md); beyond it nothing was compared."""
+"""Ten times the rate at which the model was fitted (docs/measurements.md); beyond it nothing was compared."""
 WHAT = {
     "flows": "Fewer senders at once: {0:.0f}",
     "rto-min": "A shorter minimum RTO: {0:.0f} ms",

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from mission_control.scenario import Scenario
 
 BASE_RTT_S = 1e-4
-"""Of two hosts of a lab without queues: some 60 to 150 us (docs/reference/measurements.md)."""
+"""Of two hosts of a lab without queues: some 60 to 150 us (docs/measurements.md)."""
 MSS, HEADERS = 1448, 66
 """Of a frame with an MTU of 1,500 bytes: payload, and Ethernet, IP, TCP with timestamps."""
 TRANSPORTS = ("auto", "tcp", "dctcp", "ictcp")
@@ -101,7 +101,7 @@ def rto_min_asked(scenario: Scenario) -> dict[str, int]:
 
 def rto_min_us(scenario: Scenario) -> int:
     """What is to be expected of them: a route's wins (the kernel's `tcp_rto_min`), and a socket that asks for more than
-    it had when it was made keeps that (docs/reference/measurements.md)."""
+    it had when it was made keeps that (docs/measurements.md)."""
     asked = rto_min_asked(scenario)
     made_with = asked.get("sysctl", asked["kernel"])
     return asked.get("route", min(asked.get("socket", made_with), made_with))

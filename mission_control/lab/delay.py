@@ -8,7 +8,7 @@ times the delay of a link. Links between switches have none.
 All links are of one length, so a packet may wait for both of its links at once. It does so behind the queue of the last
 switch, where packets come no faster than one link carries them. If it waited on its sender's link first, then many
 senders that begin together would give the thread all of their windows at one moment
-(docs/reference/measurements.md, 2026-11-27).
+(docs/measurements.md, 2026-11-27).
 """
 
 from __future__ import annotations

@@ -21,10 +21,10 @@ FORWARDED = 800 * MEGA
 """Bits per second of small packets that one core forwards (FACTS: two do 1.6 Gbit/s)."""
 FORWARDED_BESIDE_WORKERS = 170 * MEGA
 """And beside workers that send and sort them: two cores keep up with 16 hosts at 20 Mbit/s, and with 8 at 50 not always
-(docs/reference/measurements.md)."""
+(docs/measurements.md)."""
 DELAY_MIN_US = 500
 """With shorter ones the round trip is longer than asked for by more than a fifth: the machine itself adds some 0.2 ms
-(docs/reference/measurements.md)."""
+(docs/measurements.md)."""
 RTO_MIN_MS = 200
 """The kernel's own; written down where it has to be dilated."""
 

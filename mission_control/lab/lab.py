@@ -40,7 +40,7 @@ SYSCTLS = {
 FIREWALL = {"net/bridge/bridge-nf-call-iptables": "1"}
 """Of a switch. A packet that passes the bridge's firewall, though it has no rules, is no longer one that its sender
 holds. Without, TCP of all hosts waits for queues of a switch as if they were its own (TCP small queues): 16 senders
-lose nothing, and there is no incast (docs/reference/measurements.md)."""
+lose nothing, and there is no incast (docs/measurements.md)."""
 SUBFLOWS_MAX = 8
 """More the kernel does not allow."""
 LINKS_S = 10

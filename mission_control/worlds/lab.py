@@ -38,7 +38,7 @@ QUIET = {
     "DASK_DISTRIBUTED__ADMIN__SYSTEM_MONITOR__INTERVAL": "2s",
 }
 """Settings of Dask's processes. One that does nothing looks at its own stacks every 10 ms and at its clock every 20 ms:
-48 of them would take more than a core from what forwards packets (docs/reference/measurements.md)."""
+48 of them would take more than a core from what forwards packets (docs/measurements.md)."""
 
 
 @contextmanager

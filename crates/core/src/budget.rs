@@ -47,7 +47,7 @@ const WAIT_SOON: Duration = Duration::from_secs(5);
 const WAIT_MIN: Duration = Duration::from_secs(60);
 const WAIT_MAX: Duration = Duration::from_secs(600);
 /// Before anything is known: the only number that no port is too small for. Four were tried: on a stack without SACK the
-/// first second was one timeout after another (docs/reference/measurements.md).
+/// first second was one timeout after another (docs/measurements.md).
 const START: u32 = 1;
 /// Most flows of a host, whatever they bring.
 pub const FLOWS_MAX: u32 = 256;

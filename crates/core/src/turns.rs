@@ -11,7 +11,7 @@
 const PIECES_FROM: u32 = 4;
 /// Of a fragment; and the smallest piece: half of what a connection may send at first (RFC 6928), so it is here one round trip
 /// after it was asked for. Pieces twice as large left a tenth of the link idle in the last round of a block: 16 senders of a
-/// tenth of its rate, 64 kB of each, filled 87 to 91 % of it, and 95 to 100 so (docs/reference/measurements.md, "smaller pieces").
+/// tenth of its rate, 64 kB of each, filled 87 to 91 % of it, and 95 to 100 so (docs/measurements.md, "smaller pieces").
 const PIECES: u64 = 32;
 const PIECE_LEAST: u64 = 8_000;
 

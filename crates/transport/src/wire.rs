@@ -31,7 +31,7 @@ const SOURCE: &str = "/source";
 const CHUNKS: &str = "/chunks";
 const PAD: &str = "Mission-Pad: ";
 /// A head that a body follows is padded to a multiple of this. Behind a head of odd length every copy of the body, into
-/// and out of the kernel's buffers, straddles cache lines: 7 to 15 % of the rate (docs/reference/measurements.md).
+/// and out of the kernel's buffers, straddles cache lines: 7 to 15 % of the rate (docs/measurements.md).
 const BODY_ALIGN: usize = 64;
 
 /// What a client asks for.

@@ -3,7 +3,7 @@
 //! The **speaker** is the worker that has been there longest. The others give it their reports, and have the shares from it
 //! ([`crate::host::session`] is their half). What belongs to the lives of tasks and objects goes to each worker by itself, in
 //! order with the engine's own messages. A worker says which shares are in force there: one that does not have them in time is
-//! told them directly, so a speaker that stands still delays its host, and stops nothing.
+//! sent them directly, so a speaker that stands still delays its host, and stops nothing.
 
 use super::{Command, Controller, Message, WorkerReport};
 use crate::host::SILENT;
@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Shares that are not in force on a worker after this time are told to it directly: four reports (`REPORT_EVERY`).
+/// Shares that are not in force on a worker after this time are sent to it directly: four reports (`REPORT_EVERY`).
 pub const IN_FORCE_WITHIN: Duration = Duration::from_secs(1);
 
 /// Last words on a job are remembered for so long: no report takes as long by way of a speaker, unless that stood still.
@@ -29,17 +29,17 @@ pub struct Sessions {
     hosts: BTreeMap<HostId, Vec<WorkerId>>,
     /// And since when.
     speakers: BTreeMap<HostId, (WorkerId, Time)>,
-    /// What was told last.
+    /// The shares that were sent last.
     last: Option<Standing>,
-    /// Versions that were told, and when: those of the last [`SILENT`], and one before, oldest first.
+    /// Versions that were sent, and when: those of the last [`SILENT`], and one before, oldest first.
     said: VecDeque<(Time, u64)>,
     workers: BTreeMap<WorkerId, Heard>,
 }
 
 #[derive(Default)]
 struct Heard {
-    /// The version of the shares that its scheduler told it last.
-    told: u64,
+    /// The version of the shares that its scheduler sent to it last.
+    sent: u64,
     /// That are in force there, as it said last.
     in_force: u64,
     /// Jobs on which it has said its last words, in which report, and when.
@@ -54,7 +54,7 @@ impl Sessions {
         self.speakers.get(host).map(|(speaker, _)| speaker).filter(|speaker| *speaker != worker)
     }
 
-    /// Whether a worker does not have shares that were told so long ago.
+    /// Whether a worker does not have shares that were sent so long ago.
     fn late(&self, now: Time, worker: &WorkerId, within: Duration) -> bool {
         let due = self.said.iter().rev().find(|(at, _)| now.since(*at) >= within);
         let in_force = self.workers.get(worker).map_or(0, |own| own.in_force);
@@ -97,7 +97,7 @@ impl Controller {
     /// A worker has joined, and has the shares of this version from its briefing.
     pub(super) fn session_joined(&mut self, now: Time, worker: &WorkerId, version: u64, commands: &mut Vec<Command>) {
         let Some(host) = self.workers.get(worker).map(|own| own.host.clone()) else { return };
-        let heard = Heard { told: version, in_force: version, ..Heard::default() };
+        let heard = Heard { sent: version, in_force: version, ..Heard::default() };
         self.sessions.workers.insert(worker.clone(), heard);
         let workers = self.sessions.hosts.entry(host.clone()).or_default();
         if !workers.contains(worker) {
@@ -131,7 +131,7 @@ impl Controller {
         if self.sessions.apart {
             self.sessions.speakers.remove(host);
             for worker in &workers {
-                self.tell_speaker(worker, worker, commands);
+                self.announce_speaker(worker, worker, commands);
             }
             return;
         }
@@ -140,11 +140,11 @@ impl Controller {
             self.sessions.speakers.insert(host.clone(), (speaker.clone(), now));
         }
         for worker in workers.iter().filter(|worker| new || joined == Some(worker)) {
-            self.tell_speaker(worker, &speaker, commands);
+            self.announce_speaker(worker, &speaker, commands);
         }
     }
 
-    fn tell_speaker(&mut self, worker: &WorkerId, speaker: &WorkerId, commands: &mut Vec<Command>) {
+    fn announce_speaker(&mut self, worker: &WorkerId, speaker: &WorkerId, commands: &mut Vec<Command>) {
         let address = self.workers.get(speaker).map(|own| own.address.clone());
         self.tell(worker, Message { speaker: address, ..Message::default() }.into(), commands);
     }
@@ -162,29 +162,29 @@ impl Controller {
         for worker in self.workers.iter().filter_map(hears).collect::<Vec<_>>() {
             let own = self.sessions.workers.entry(worker.clone()).or_default();
             let message = match &changed {
-                Some((after, message)) if *after == own.told => message.clone(),
+                Some((after, message)) if *after == own.sent => message.clone(),
                 _ => all.clone(),
             };
-            own.told = new.version;
+            own.sent = new.version;
             self.tell(&worker, message, commands);
         }
         self.sessions.says(now, new.version);
         self.sessions.last = Some(new);
     }
 
-    /// Tells the shares to those on which they are not in force in time, and lets another worker speak for a host whose
+    /// Sends the shares to those on which they are not in force in time, and lets another worker speak for a host whose
     /// speaker does not have them.
     pub(super) fn look_at_sessions(&mut self, now: Time, commands: &mut Vec<Command>) {
         let Some(last) = self.sessions.last.clone() else { return };
         let mut all = None;
         for worker in self.workers.keys().cloned().collect::<Vec<_>>() {
-            // Whoever was told has them in its messages: it asks for those that it missed.
-            let told = self.sessions.workers.get(&worker).map_or(0, |own| own.told);
-            if told == last.version || !self.sessions.late(now, &worker, IN_FORCE_WITHIN) {
+            // Whoever was sent them has them in its messages: it asks for those that it missed.
+            let sent = self.sessions.workers.get(&worker).map_or(0, |own| own.sent);
+            if sent == last.version || !self.sessions.late(now, &worker, IN_FORCE_WITHIN) {
                 continue;
             }
             let message = all.get_or_insert_with(|| shares(mission::Command::Shares(last.clone()))).clone();
-            self.sessions.workers.entry(worker.clone()).or_default().told = last.version;
+            self.sessions.workers.entry(worker.clone()).or_default().sent = last.version;
             self.tell(&worker, message, commands);
         }
         for (host, (speaker, since)) in self.sessions.speakers.clone() {
@@ -201,7 +201,7 @@ impl Controller {
             let next = in_time.unwrap_or(&workers[0]);
             self.sessions.speakers.insert(host.clone(), (next.clone(), now));
             if *next != speaker {
-                workers.iter().for_each(|worker| self.tell_speaker(worker, next, commands));
+                workers.iter().for_each(|worker| self.announce_speaker(worker, next, commands));
             }
         }
     }

@@ -73,7 +73,7 @@ pub const WRITE_MAX: usize = 100;
 /// Bytes of one write: etcd takes 1.5 MiB in a request (`--max-request-bytes`), which has them in base 64.
 pub const WRITE_BYTES: usize = 512 << 10;
 /// What members said is compared with the books at most so often: after this time, and some for each member, all of
-/// which are looked at (10,000 take about 10 ms: docs/reference/measurements.md, 2026-11-28).
+/// which are looked at (10,000 take about 10 ms: docs/measurements.md, 2026-11-28).
 const RECONCILE_APART: Duration = Duration::from_millis(5);
 const RECONCILE_MEMBER: Duration = Duration::from_micros(10);
 
