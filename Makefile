@@ -16,8 +16,8 @@ JAR := mission_control/jvm/mission-control.jar
 JAVA := $(shell command -v mvn > /dev/null && echo $(JAR))
 CARGO_TEST := $(CARGO) test $(CRATES) --exclude mission-python --release --quiet
 
-demo: setup            ## set up, build, sort 1 GiB on a local Dask cluster under Mission Control
-	$(BIN)/mission run sort --size 1GiB --workers 4
+demo: setup            ## set up, build, show what Mission Control is for: an unchanged program, and two jobs at 7 to 3
+	$(BIN)/mission demo
 
 # Tests wait more than they compute. Each process takes tests of its own; one that has none left takes those of another.
 TESTS_AT_ONCE ?= 3

@@ -86,6 +86,10 @@ def test_a_share_is_that_of_the_time_in_which_all_jobs_move_something():
     assert parts_of_bytes(records, [("a",), ("b",), ("c",)]) == {}
     apart = [progress("a", 1, 10), progress("a", 2, 20), progress("b", 3, 10), progress("b", 4, 20)]
     assert parts_of_bytes(apart, [("a",), ("b",)]) == {}
+    # Two workers share the slots of their host: each carries one job at a time.
+    in_turn = [{**record, "worker": {"a": "w", "b": "x"}[record["job"]]} for record in records]
+    assert parts_of_bytes(in_turn, [("a",), ("b",)]) == {}
+    assert parts_of_bytes(in_turn, [("a",), ("b",)], {"w": "h", "x": "h"}) == {("a",): 0.75, ("b",): 0.25}
 
 
 def test_variants_take_turns_and_every_value_is_run():
@@ -143,7 +147,7 @@ def test_what_is_not_valid_is_measured_again_twice_at_most():
         ("sort --topology two-rack", "--topology: world local does not read it"),
         ("sort --install-policy", "give --scheduler"),
         ("sort --in model", "sort does not run there; use local or lab"),
-        ("sor", "there is no scenario 'sor': use kmeans, mix, sort, wordcount"),
+        ("sor", "there is no scenario 'sor': use demo, kmeans, mix, sort, wordcount"),
         ("sort --set workload.points=3", "sort does not read it"),
         ('sort --set study.measure=["goodput"]', "sort has no measure 'goodput': use shuffle_seconds"),
         ("--resume nowhere", "nowhere: no run is there"),

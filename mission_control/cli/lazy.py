@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 COMMANDS = {
+    "demo": ("demo", "Show in about a minute what Mission Control is for. Needs no root and no cluster."),
     "run": ("run", "Run a scenario, print what each transfer got and why, and write results/<id>/report.html."),
     "exec": (
         "exec",

@@ -174,6 +174,7 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
             **certificates(worker),
             "requires_encryption": requires_encryption(worker, "worker"),
             "ports": data_ports(),
+            "send_limit": send_limit(),
             "cluster": secret["cluster"],
             "host_token": host_token(),
         }
@@ -432,6 +433,21 @@ def data_ports() -> list[int]:
     if not ports or not all(0 <= port < 1 << 16 for port in ports):
         raise ValueError(f"mission-control.port is {given!r}: give a port, or a range such as '9900:9999'")
     return ports
+
+
+def send_limit() -> int | None:
+    """Return the most bytes per second that a worker's data plane sends, from Dask's configuration; ``None``: no limit.
+
+    Raises:
+        ValueError: The configuration names no rate.
+    """
+    given = dask.config.get("mission-control.send-limit", default=None)
+    if given is None:
+        return None
+    try:
+        return max(1, _native.parse_rate(str(given)) // 8)
+    except ValueError as error:
+        raise ValueError(f"mission-control.send-limit: {error}") from None
 
 
 def ignored(**said: Any) -> None:

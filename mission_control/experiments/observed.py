@@ -43,8 +43,9 @@ def jobs_of(
     """
     known = [record for record in records if record["kind"] == "job-ended"] + list(status.get("jobs", ()))
     weights, fair = busiest_weights(records), fairness(records)
-    crossed = parts_of_bytes(records, [(name,) for name in admitted.values()])
-    crossed |= parts_of_bytes(records, busiest_transfers(records))
+    hosts = {worker: facts["host"] for worker, facts in status.get("workers", {}).items()}
+    crossed = parts_of_bytes(records, [(name,) for name in admitted.values()], hosts)
+    crossed |= parts_of_bytes(records, busiest_transfers(records), hosts)
 
     def came(key: Key) -> Record:
         weight, flows = weights.get(key, (None, None))
@@ -130,10 +131,22 @@ def jain(count: float, total: float | None, squares: float | None) -> float | No
     return total**2 / (count * squares)
 
 
-def parts_of_bytes(records: list[Record], keys: Sequence[Key]) -> dict[Key, float]:
-    """Of each job, or of each transfer, its part of the bytes that crossed the network to receivers while all of them
-    had some under way there; empty where they never had. Shares are made at each receiver, so each is looked at for
-    itself."""
+def parts_of_bytes(
+    records: list[Record], keys: Sequence[Key], hosts: Mapping[str, str] | None = None
+) -> dict[Key, float]:
+    """Return the fraction that each job, or each transfer, had of the bytes that crossed the network.
+
+    Shares are made at each receiving host: its workers share its slots. So bytes count at a host only while all keys
+    had some under way there.
+
+    Args:
+        records: Those of kind ``progress`` are used.
+        keys: Jobs or transfers.
+        hosts: The host of each worker; a worker that is absent is a host of its own.
+
+    Returns:
+        By key a fraction, 0 to 1; empty where the keys never had bytes under way at one host at the same time.
+    """
     now: dict[Key, int] = {}
     points: dict[str, dict[Key, list[tuple[float, int]]]] = {}
     for record in records:
@@ -142,10 +155,11 @@ def parts_of_bytes(records: list[Record], keys: Sequence[Key]) -> dict[Key, floa
             key = next((key for key in keys if transfer[: len(key)] == key), None)
             if key is None:
                 continue
-            now[(worker, *transfer)] = record["served_bytes"] - record["local_bytes"]
-            total = sum(value for own, value in now.items() if own[: len(key) + 1] == (worker, *key))
+            host = (hosts or {}).get(worker, worker)
+            now[(host, *transfer, worker)] = record["served_bytes"] - record["local_bytes"]
+            total = sum(value for own, value in now.items() if own[: len(key) + 1] == (host, *key))
             if total:
-                points.setdefault(worker, {}).setdefault(key, []).append((record["time"], total))
+                points.setdefault(host, {}).setdefault(key, []).append((record["time"], total))
     moved: dict[Key, int] = dict.fromkeys(keys, 0)
     for point in points.values():
         if len(point) == len(keys):

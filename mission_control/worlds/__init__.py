@@ -13,7 +13,14 @@ WORLDS: dict[str, Any] = {"local": local, "lab": in_lab, "cluster": cluster}
 give a :class:`Site`."""
 
 READS: dict[str, tuple[str, ...]] = {
-    "local": ("topology.hosts", "topology.threads", "topology.memory_limit", "workload.", "control."),
+    "local": (
+        "topology.hosts",
+        "topology.threads",
+        "topology.memory_limit",
+        "topology.link_rate",
+        "workload.",
+        "control.",
+    ),
     "lab": ("",),
     # Policy and flows are held against what is in force there.
     "cluster": ("workload.", "control."),

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import dask
 from distributed import Client, LocalCluster, Security
 
 import mission_control
@@ -20,7 +21,7 @@ def local(scenario: Scenario, scheduler: str | None = None, *, install_policy: b
     """Starts the cluster, with TLS certificates of its own where jobs demand encryption, and ends it.
 
     Raises:
-        BadInput: the rate of the link was told wrongly.
+        BadInput: the rate of the link was not a rate.
     """
     topology, control = scenario.topology, scenario.control
     try:
@@ -28,7 +29,9 @@ def local(scenario: Scenario, scheduler: str | None = None, *, install_policy: b
     except ValueError as error:
         raise BadInput(str(error)) from None  # workers would say so at length
     security = Security.temporary() if control.encrypt is True else None
-    with warnings.catch_warnings():
+    # Loopback has no rate of its own. What paces it is the process that sends.
+    limit = None if topology.link_rate == "auto" else f"{topology.link_rate} bit/s"
+    with warnings.catch_warnings(), dask.config.set({"mission-control.send-limit": limit}):
         warnings.simplefilter("ignore")  # a dashboard port in use is no concern of a run
         cluster = LocalCluster(
             n_workers=topology.hosts,

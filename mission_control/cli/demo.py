@@ -1,0 +1,95 @@
+"""`mission demo`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mission_control import _native
+from mission_control import demo as parts
+from mission_control.cli.run import make_folder
+from mission_control.cli.show import LiveTable
+from mission_control.experiments.report import agreement
+from mission_control.experiments.result import Result
+
+
+def demo(
+    results: Annotated[Path, typer.Option(metavar="DIR", help="Output folder [results]", show_default=False)] = Path(
+        "results"
+    ),
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON")] = False,
+) -> int:
+    """Show in about a minute what Mission Control is for: needs no root, no cluster and no other program.
+
+    First an unchanged Dask program, by Dask alone and with Mission Control. Then two encrypted jobs at once, of which
+    the first has priority 7 and the second 3.
+    """
+    make_folder("--results", results)
+    say = say_nothing if as_json else print_step
+    say("1  An unchanged Dask program")
+    program = parts.unchanged_program(lambda line: print(f"   {line}", file=sys.stderr, flush=True))
+    if not as_json:
+        print_program(program)
+    say("\n2  Two jobs at once, with priorities 7 and 3; their bytes encrypted")
+    with LiveTable(quiet=as_json) as shown:
+        result = parts.two_jobs(results, shown)
+    if as_json:
+        print(json.dumps({"program": program, "jobs": result.dumped()}))
+    else:
+        print_jobs(result)
+        print_end(program, result)
+    if result.interrupted:
+        return 130
+    return 0 if result.ok and result.valid else 1
+
+
+def say_nothing(line: str) -> None:
+    """Take the place of :func:`print_step` where only JSON may be printed."""
+
+
+def print_step(line: str) -> None:
+    print(line, flush=True)
+
+
+def print_program(program: dict[str, object]) -> None:
+    size = _native.format_bytes(int(str(program["bytes"])))
+    print(f"   {program['program']} of {size}, {program['items']:,} items, on 4 workers:")
+    print(f"     Dask alone       {program['dask_s']:6.2f} s")
+    print(f"     Mission Control  {program['mission_control_s']:6.2f} s   {speed_of(program)}; the result is the same")
+
+
+def speed_of(program: dict[str, object]) -> str:
+    return f"{program['ratio']:.1f} times as fast"
+
+
+def print_jobs(result: Result) -> None:
+    """Print what each job got, and the proof of how it travelled."""
+    print("   While both fetched, over links of 150 Mbit/s:")
+    for job in sorted(result.jobs, key=lambda job: -(job.weight or 0)):
+        share = "too short to tell" if job.share is None else f"{job.share:.0%} of the bytes"
+        weight = "no weight" if job.weight is None else f"weight {job.weight:.0%}"
+        took = "not finished" if job.seconds is None else f"{job.seconds:.1f} s"
+        print(f"     {job.name}  {weight:>10}  {share:>18}  {took:>12}")
+        for transfer in job.transfers:
+            facts = transfer.transport or {}
+            agreed = "; ".join(agreement(one) for one in facts.get("negotiated", ()))
+            print(f"       {facts.get('reason')}; negotiated: {agreed}")
+    for job_name, error in result.errors.items():
+        print(f"   {job_name} failed: {error}")
+    for check in (check for check, held in result.checks.items() if not held):
+        print(f"   FAILED  {check}")
+
+
+def print_end(program: dict[str, object], result: Result) -> None:
+    """Print what happened, where the report is, and what to try next: a line each."""
+    shares = " to ".join(
+        f"{job.share:.0%}" for job in sorted(result.jobs, key=lambda job: -(job.weight or 0)) if job.share
+    )
+    got = f"jobs at 7 to 3 got {shares} of the network" if shares else "the two jobs did not fetch at the same time"
+    print(f"\nWhat happened: an unchanged program ran {speed_of(program)}, and {got}, encrypted.")
+    print(f"The report: {result.results}/report.html")
+    print("Try next: mission run sort --size 256MiB --transport tcp; for a cluster: mission doctor --scheduler ADDRESS")
