@@ -69,7 +69,7 @@ fn each(column: Column<'_>, rows: usize, mut take: impl FnMut(usize, u64)) -> Re
         Column::Floats { width: 4, values } => words!(u32, values, |own| spread(canonical(u64::from(own), 8, 23))),
         Column::Floats { width: 8, values } => words!(u64, values, |own| spread(canonical(own, 11, 52))),
         Column::Words { width, .. } | Column::Floats { width, .. } => {
-            return Err(format!("there are no such numbers of {width} bytes"));
+            return Err(format!("numbers of {width} bytes are not supported"));
         }
         Column::Hashed(values) => words!(u64, values, |own| own),
         Column::Texts { offsets, values, valid } => {

@@ -32,7 +32,7 @@ pub fn measure<'a>(parts: &[&'a [u8]], kinds: &'a [Kind]) -> Result<Joined<'a>, 
         Kind::Variable { wide } => {
             let bytes: usize = parts.iter().map(|part| part.buffers[at].len() - padded(4 * part.rows)).sum();
             if !wide && bytes > i32::MAX as usize {
-                return Err(format!("{bytes} bytes of one column in one partition: 2 GiB are the limit of its type"));
+                return Err(format!("{bytes} bytes of one column in one partition: the limit of its type is 2 GiB"));
             }
             Ok([(rows + 1) * if *wide { 8 } else { 4 }, bytes])
         }

@@ -31,12 +31,12 @@ impl Seen {
     /// Whether marks arrive at `host`, and why that is believed; `None` where nothing was learnt.
     pub fn verdict(&self, host: &str) -> Option<(bool, String)> {
         if self.without > 0 {
-            return Some((false, format!("{host} and a host that sent to it did not agree on ECN")));
+            return Some((false, format!("{host} and a host that sent to it did not negotiate ECN")));
         }
         if self.marks > 0 {
-            return Some((true, format!("{host} got marked packets")));
+            return Some((true, format!("{host} received marked packets")));
         }
-        let why = format!("{host}'s packets were lost and none was marked");
+        let why = format!("packets to {host} were lost and none was marked");
         (self.lost >= ECN_PROBE_LOST_MIN).then_some((false, why))
     }
 }

@@ -69,7 +69,7 @@ impl Evidence {
     /// What was seen, in words.
     pub fn words(&self) -> String {
         let (receivers, parts, shared) = (self.receivers.len(), self.takers.len(), self.shared);
-        format!("{receivers} tasks fetched; of {parts} parts that were looked at {shared} went to several")
+        format!("{receivers} tasks fetched; {shared} of {parts} sampled parts went to several")
     }
 
     /// Every receiver its own parts of many objects: shuffle; the same parts to many receivers: broadcast; one receiver

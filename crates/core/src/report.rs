@@ -137,7 +137,7 @@ pub struct Merged {
 }
 
 /// What is said of a transfer of which nothing left its worker.
-const NOTHING_LEFT: &str = "nothing had to leave its worker";
+const NOTHING_LEFT: &str = "all data stayed on its worker";
 
 impl Merged {
     pub fn of<'a>(reports: impl IntoIterator<Item = &'a TransferReport>) -> Merged {
@@ -235,7 +235,7 @@ impl TransportFacts {
             ));
         }
         if leg.encryption == Encryption::Authenticated && !negotiated.authenticated {
-            self.fallbacks.insert("the peer showed no certificate".into());
+            self.fallbacks.insert("the peer presented no certificate".into());
         }
         self.negotiated.insert(negotiated);
     }

@@ -205,7 +205,7 @@ impl Switch {
         let map = |name: &str| {
             let found = maps.iter().find(|map| map.name() == name);
             let missing =
-                || std::io::Error::new(std::io::ErrorKind::NotFound, "this interface is no switch port of ours");
+                || std::io::Error::new(std::io::ErrorKind::NotFound, "this interface is not a port of the switch");
             found.ok_or_else(|| missing().into()).and_then(MapHandle::try_from)
         };
         Switch::of(map)
@@ -312,7 +312,7 @@ fn attach(program: BorrowedFd<'_>, interface: u32, way: TcAttachPoint, priority:
     QUIET.call_once(|| {
         let _ = set_print(None);
     });
-    hook.create().and_then(|mut hook| hook.attach()).context("an interface takes no program")?;
+    hook.create().and_then(|mut hook| hook.attach()).context("cannot attach the program to an interface")?;
     Ok(())
 }
 

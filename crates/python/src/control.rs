@@ -43,7 +43,7 @@ impl Controller {
                 "work" => graph::Kind::Work,
                 "select" => graph::Kind::Select,
                 "barrier" => graph::Kind::Barrier,
-                _ => return Err(bad_input(format!("{kind:?} is no kind of task: use work, select or barrier"))),
+                _ => return Err(bad_input(format!("unknown kind of task {kind:?}: use work, select or barrier"))),
             };
             Ok(control::NewTask { task, stage: stage.into(), kind, inputs })
         };

@@ -71,7 +71,7 @@ impl Endpoint {
             _ => return Err(bad_input("an identity is ca, certificate and key: give all three or none")),
         };
         let host =
-            host.parse().map_err(|_| bad_input(format!("{host:?} is no address: write one such as 127.0.0.1")))?;
+            host.parse().map_err(|_| bad_input(format!("{host:?} is not an address: use one such as 127.0.0.1")))?;
         let settings = endpoint::Settings {
             host,
             ports,

@@ -36,9 +36,11 @@ pub fn hear(received: &mut Vec<u8>) -> Heard {
     let mut request = httparse::Request::new(&mut headers);
     let head = match request.parse(received) {
         Ok(httparse::Status::Complete(head)) => head,
-        Ok(httparse::Status::Partial) if received.len() > HEAD_BYTES => return Heard::Nonsense("too long a head"),
+        Ok(httparse::Status::Partial) if received.len() > HEAD_BYTES => {
+            return Heard::Nonsense("the header is too long");
+        }
         Ok(httparse::Status::Partial) => return Heard::Part,
-        Err(_) => return Heard::Nonsense("no HTTP"),
+        Err(_) => return Heard::Nonsense("this is not HTTP"),
     };
     let value = |name: &str| {
         let header = request.headers.iter().find(|header| header.name.eq_ignore_ascii_case(name))?;
@@ -50,7 +52,7 @@ pub fn hear(received: &mut Vec<u8>) -> Heard {
     let length = match value("Content-Length").map(str::parse::<usize>) {
         None => 0,
         Some(Ok(length)) if length <= BODY_BYTES => length,
-        Some(_) => return Heard::Nonsense("a body of at most 64 KiB"),
+        Some(_) => return Heard::Nonsense("the body may have at most 64 KiB"),
     };
     if received.len() < head + length {
         return Heard::Part;

@@ -92,7 +92,7 @@ fn jobs(query: &str) -> Result<(usize, Vec<String>), String> {
         match (name.as_str(), value.parse()) {
             ("jobs", Ok(count)) => most = count,
             ("q", _) => looked_for = words(&value),
-            _ => return Err(format!("{name}={value}: there are jobs=NUMBER and q=WORDS")),
+            _ => return Err(format!("{name}={value}: use jobs=NUMBER or q=WORDS")),
         }
     }
     Ok((most, looked_for))
@@ -105,7 +105,7 @@ fn most(query: &str, wanted: &str, usual: usize) -> Result<usize, String> {
     for (name, value) in pairs(query) {
         most = match value.parse() {
             Ok(count) if name == wanted => count,
-            _ => return Err(format!("{name}={value}: there is {wanted}=NUMBER")),
+            _ => return Err(format!("{name}={value}: use {wanted}=NUMBER")),
         };
     }
     Ok(most)
@@ -117,7 +117,7 @@ fn look(query: &str) -> Result<Look, String> {
     let mut look = Look { most: 100, ..Look::default() };
     for (name, value) in pairs(query) {
         let wrong = |what: &str| format!("{name}={value}: {what}");
-        let number = || value.parse::<usize>().map_err(|_| wrong("a number"));
+        let number = || value.parse::<usize>().map_err(|_| wrong("use a number"));
         match name.as_str() {
             "q" => look.words = words(&value),
             "cluster" => look.cluster = Some(value),
@@ -130,7 +130,7 @@ fn look(query: &str) -> Result<Look, String> {
             "ascending" => look.ascending = value == "1",
             "offset" => look.offset = number()?,
             "most" => look.most = number()?.min(ROWS_MAX),
-            _ => return Err(format!("{name}: there are q, cluster, job, sort, ascending, offset and most")),
+            _ => return Err(format!("{name}: use q, cluster, job, sort, ascending, offset or most")),
         }
     }
     Ok(look)

@@ -385,7 +385,7 @@ impl Loop {
             match serde_json::from_slice(&line) {
                 Ok(message) => self.handle(Event::Said { session: number, message }),
                 Err(error) => {
-                    let why = format!("a line of a session makes no sense: {error}");
+                    let why = format!("a message of the session cannot be read: {error}");
                     let mut line =
                         serde_json::to_vec(&FromService::Rejected { why }).expect("plain values have a text");
                     line.push(b'\n');
@@ -409,10 +409,12 @@ impl Loop {
         let may_change = allowed == Allowed::Change;
         let answer = match (question.method.as_str(), path, allowed) {
             ("GET", _, _) if let Some(answer) = looking::for_all(&self.replica, path) => answer,
-            (_, _, Allowed::Nothing) => http::refusal(401, "show a token of the service: Authorization: Bearer TOKEN"),
+            (_, _, Allowed::Nothing) => {
+                http::refusal(401, "a token of the service is required: Authorization: Bearer TOKEN")
+            }
             ("GET", "/v1/session", Allowed::Join) => {
                 if question.upgrade.as_deref() != Some(UPGRADE) {
-                    http::refusal(400, "a session begins with Upgrade: mission-control")
+                    http::refusal(400, "a session has to begin with Upgrade: mission-control")
                 } else {
                     self.say(number, &http::switches(UPGRADE));
                     if let Some(open) = self.connections.get_mut(&number) {
@@ -422,8 +424,8 @@ impl Loop {
                     return;
                 }
             }
-            (_, "/v1/session", _) => http::refusal(403, "a session is for the token of clusters"),
-            (_, _, Allowed::Join) => http::refusal(403, "the token of clusters is for sessions alone"),
+            (_, "/v1/session", _) => http::refusal(403, "a session requires the token of clusters"),
+            (_, _, Allowed::Join) => http::refusal(403, "the token of clusters is valid only for sessions"),
             ("GET", path, _) if looking::is_one(path) => {
                 looking::answer(&self.replica, self.now(), path, query, may_change)
             }
@@ -435,14 +437,14 @@ impl Loop {
                     self.handle(Event::Asks { ask, asked });
                     return;
                 }
-                Err(error) => http::refusal(400, &format!("no question to the service: {error}")),
+                Err(error) => http::refusal(400, &format!("not a request that the service knows: {error}")),
             },
-            ("POST", "/v1/ask", _) => http::refusal(403, "only the operator's token changes anything"),
+            ("POST", "/v1/ask", _) => http::refusal(403, "changes require the operator's token"),
             (_, "/v1/ask", _) => http::refusal(405, "POST /v1/ask"),
             (_, path, _) if looking::is_one(path) || path == "/healthz" => http::refusal(405, "GET"),
             _ => http::refusal(
                 404,
-                "there are /, /metrics, /healthz, and, below /v1: status, transfers, rates, history, ask, session",
+                "use /, /metrics, /healthz, or, below /v1, status, transfers, rates, history, ask or session",
             ),
         };
         self.say(number, &answer);

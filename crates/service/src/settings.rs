@@ -93,7 +93,9 @@ impl Settings {
     fn store_tls(&self) -> Result<Option<TlsConfig>, String> {
         let Some(ca) = &self.store_ca else {
             return match self.store_certificate {
-                Some(_) => Err("a certificate for etcd without --store-ca: who vouches for etcd's own?".into()),
+                Some(_) => {
+                    Err("--store-certificate without --store-ca: add the authority of etcd's own certificate".into())
+                }
                 None => Ok(None),
             };
         };
@@ -103,7 +105,7 @@ impl Settings {
             let read =
                 read.map(|one| one.map(|own| Certificate::from_der(&own).to_owned())).collect::<Result<Vec<_>, _>>();
             match read {
-                Ok(some) if some.is_empty() => Err(text(&"there is none in the file")),
+                Ok(some) if some.is_empty() => Err(text(&"the file has no certificate")),
                 other => other.map_err(|error| text(&error)),
             }
         };

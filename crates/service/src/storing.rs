@@ -109,9 +109,9 @@ fn write(store: &dyn Store, asked: &Receiver<(WriteId, Epoch, Vec<Entry>)>, says
             Ok(revision) => Event::Written { write, revision },
             // Whoever has the key now, it is not this replica.
             Err(Failure::NotLeader) if !says(Event::Deposed { epoch: Some(epoch) }) => return,
-            Err(Failure::NotLeader) => Event::Unwritten { write, why: "another replica leads now; ask again".into() },
+            Err(Failure::NotLeader) => Event::Unwritten { write, why: "another replica leads now: retry".into() },
             Err(Failure::Unknown(why)) => {
-                Event::Unwritten { write, why: format!("{why}; look whether the change is kept, and ask again") }
+                Event::Unwritten { write, why: format!("{why}; check whether the change was stored, then retry") }
             }
         };
         if !says(said) {

@@ -21,7 +21,7 @@ const SLOWEST: u32 = 600;
 pub fn slow_motion() -> io::Result<u32> {
     let Ok(given) = std::env::var(SLOW_MOTION) else { return Ok(1) };
     let wrong = || {
-        let text = format!("{SLOW_MOTION}: '{given}' is no whole number from 1 to {SLOWEST}");
+        let text = format!("{SLOW_MOTION}: '{given}' is not a whole number from 1 to {SLOWEST}");
         io::Error::new(io::ErrorKind::InvalidInput, text)
     };
     given.parse().ok().filter(|slow| (1..=SLOWEST).contains(slow)).ok_or_else(wrong)

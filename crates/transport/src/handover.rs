@@ -146,10 +146,10 @@ impl Own {
             return Ok(());
         }
         if parts == 0 {
-            return Err("nobody has said how many parts it has".into());
+            return Err("the number of its parts is unknown".into());
         }
         let copies = (0..parts).map(|part| self.store.copies.get(&(object, part)).filter(|copy| copy.is_whole()));
-        let copies: Vec<Arc<PartCopy>> = copies.collect::<Option<_>>().ok_or("it has not all of its parts")?;
+        let copies: Vec<Arc<PartCopy>> = copies.collect::<Option<_>>().ok_or("some of its parts are missing")?;
         let bytes: Vec<&[u8]> =
             copies.iter().map(|copy| copy.range(0, copy.nbytes()).map_or(&[][..], |(bytes, _)| bytes)).collect();
         let protection = copies.iter().map(|copy| copy.encryption()).max().unwrap_or(Encryption::None);
@@ -173,21 +173,21 @@ impl Own {
         let entry = entry.ok_or("its owner does not have it")?;
         let described = entry.sizes.iter().try_fold(0u64, |sum, part| sum.checked_add(*part));
         if described != Some(len) {
-            return Err(format!("it has {len} bytes, and its owner describes another length"));
+            return Err(format!("it has {len} bytes, but its owner described a different length"));
         }
         let numbered = (0u32..).zip(&entry.sizes);
         let parts = numbered.map(|(part, len)| wanted(take, object, part, *len)).collect::<Result<Vec<_>, _>>()?;
         // It comes into memory before it may go to the spool.
         let room = self.store.memory_limit();
         if len > room {
-            return Err(format!("it has {}, and this worker has room for {}", format_bytes(len), format_bytes(room)));
+            return Err(format!("it has {}, but this worker has room for {}", format_bytes(len), format_bytes(room)));
         }
         let _one_at_a_time = (len > room / AT_ONCE as u64).then(|| self.large.lock().expect("no panic while held"));
         let demands = Demands { encrypt: take.demands.encrypt.max(entry.encryption), ..take.demands };
         let sharers = self.fetcher.sharers(&take.job, &demands);
         let fetched = self.fetcher.fetch_for(request(take, demands, parts), sharers, || false);
         let all = fetched.map_err(|error| error.to_string())?.all.expect("it is packed");
-        let Home::Own(segment) = all.home else { return Err("it did not come into memory of this process".into()) };
+        let Home::Own(segment) = all.home else { return Err("it was not received into memory of this process".into()) };
         let adopted = self.store.adopt_as(object, segment, &entry.sizes, entry.encryption);
         adopted.map_err(|error| error.to_string())?;
         // Parts of it that were kept from a broadcast.
@@ -197,7 +197,8 @@ impl Own {
 }
 
 fn wanted(take: &Take, object: ObjectId, part: u32, len: u64) -> Result<Wanted, String> {
-    let address: SocketAddr = take.from.parse().map_err(|_| format!("{} is no address", take.from))?;
+    let address: SocketAddr =
+        take.from.parse().map_err(|_| format!("{} is not an address such as 10.0.0.1:4711", take.from))?;
     Ok(Wanted { object, part, len, addresses: vec![address] })
 }
 

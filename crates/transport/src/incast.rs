@@ -76,7 +76,7 @@ fn hear(stream: &mut TcpStream, until: Instant) -> io::Result<Value> {
         }
         line.extend(byte);
     }
-    Err(io::Error::new(ErrorKind::InvalidData, "it is no sender of synchronized reads"))
+    Err(io::Error::new(ErrorKind::InvalidData, "it is not a sender of synchronized reads"))
 }
 
 fn proves(token: &Token, role: Role, client: &Nonce, server: &Nonce, said: &Value) -> bool {
@@ -86,7 +86,7 @@ fn proves(token: &Token, role: Role, client: &Nonce, server: &Nonce, said: &Valu
 
 fn nonce(hello: &Value) -> io::Result<Nonce> {
     let bytes = hello["nonce"].as_str().and_then(from_hex).and_then(|bytes| bytes.try_into().ok());
-    bytes.ok_or_else(|| io::Error::new(ErrorKind::InvalidData, "it is no sender of synchronized reads"))
+    bytes.ok_or_else(|| io::Error::new(ErrorKind::InvalidData, "it is not a sender of synchronized reads"))
 }
 
 /// How many senders are asked at once.
@@ -364,7 +364,7 @@ impl Run<'_> {
             if now >= self.deadline {
                 let slow: Vec<_> = asked.iter().map(|at| readers[*at].address.to_string()).collect();
                 let (seconds, slow) = (self.reads.deadline_s, slow.join(", "));
-                return Err(format!("it was to end after {seconds} s; block {number} waited for {slow}"));
+                return Err(format!("the deadline of {seconds} s has passed; block {number} was waiting for {slow}"));
             }
             if now.duration_since(self.watched) >= INTERRUPT_EVERY {
                 self.watched = now;
@@ -391,7 +391,7 @@ impl Reader {
     fn connect(address: SocketAddr, token: &Token, ask: &Asked, governor: Option<&Governor>) -> Result<Reader, String> {
         let words = |error: io::Error| match error.kind() {
             ErrorKind::WouldBlock | ErrorKind::TimedOut => "it does not answer".to_owned(),
-            ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset => "it ended the connection".to_owned(),
+            ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset => "it closed the connection".to_owned(),
             _ => error.to_string(),
         };
         let mut stream = TcpStream::connect_timeout(&address, HELLO_PATIENCE).map_err(words)?;
@@ -444,7 +444,7 @@ impl Reader {
     fn read(&mut self, scratch: &mut [u8]) -> Result<u64, String> {
         let room = self.left.min(scratch.len() as u64) as usize;
         match self.data().read(&mut scratch[..room]) {
-            Ok(0) => Err(format!("sender {} has ended the connection", self.address)),
+            Ok(0) => Err(format!("sender {} closed the connection", self.address)),
             Ok(bytes) => {
                 self.left -= bytes as u64;
                 self.bytes += bytes as u64;

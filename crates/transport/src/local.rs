@@ -155,7 +155,7 @@ pub fn send(mut stream: &UnixStream, frame: &[u8], files: &[BorrowedFd<'_>]) -> 
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FILES_MAX))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     if !ancillary.push(SendAncillaryMessage::ScmRights(files)) {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "a message carries fewer descriptors"));
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "too many descriptors for one message"));
     }
     let sent = rustix::io::retry_on_intr(|| {
         rustix::net::sendmsg(stream, &[IoSlice::new(frame)], &mut ancillary, SendFlags::NOSIGNAL)
@@ -181,7 +181,7 @@ impl Read for WithFiles<'_> {
             }
         }
         if self.files.len() > FILES_MAX {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "a message came with too many descriptors"));
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "a message arrived with too many descriptors"));
         }
         Ok(received.bytes)
     }
@@ -231,7 +231,7 @@ impl Incoming {
         let number = u64::from_le_bytes(number.try_into().expect("eight bytes"));
         self.seen += 1;
         if len > self.longest || number != self.seen {
-            let why = format!("message {number} of {len} bytes in place of message {}", self.seen);
+            let why = format!("message {number} ({len} bytes) arrived in place of message {}", self.seen);
             return Err(io::Error::new(io::ErrorKind::InvalidData, why));
         }
         let mut text = vec![0; len];
@@ -244,7 +244,7 @@ impl Incoming {
 fn fill(stream: &mut impl Read, mut into: &mut [u8], end: Instant) -> io::Result<()> {
     while !into.is_empty() {
         if Instant::now() >= end {
-            return Err(io::Error::new(io::ErrorKind::TimedOut, "a message came too slowly"));
+            return Err(io::Error::new(io::ErrorKind::TimedOut, "a message did not arrive completely in time"));
         }
         match stream.read(into) {
             Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),

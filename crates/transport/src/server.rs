@@ -432,7 +432,7 @@ fn answer(
             return refuse(channel, 404, "no such stream here");
         };
         if channel.encryption() < encryption {
-            return refuse(channel, 403, "this stream may only leave encrypted");
+            return refuse(channel, 403, "this stream may only be sent encrypted");
         }
         let asks = shared.asking.fetch_add(1, Ordering::Relaxed);
         // Others fetch from here too.
@@ -445,14 +445,14 @@ fn answer(
         return refuse(channel, 404, "no such object here");
     };
     if channel.encryption() < holding.encryption() {
-        return refuse(channel, 403, "this object may only leave encrypted");
+        return refuse(channel, 403, "this object may only be sent encrypted");
     }
     match &request.wants {
         Wants::Range { start, len, congestion_control, rto_min_us, transfer } => {
             let Some((source, checksums)) = holding.range(*start, *len) else {
                 // A copy may not have it yet: another source does.
                 let status = if matches!(holding, Holding::Copy(_)) { 404 } else { 416 };
-                return refuse(channel, status, "no such part, or the range does not lie in it block by block");
+                return refuse(channel, status, "no such part, or the range is not whole blocks of it");
             };
             let congestion_control = congestion_control.as_ref().unwrap_or(&shared.congestion_control);
             ask_below(channel.below(), client, (Some(congestion_control.clone()), *rto_min_us));
@@ -473,7 +473,7 @@ fn answer(
                 return refuse(channel, 416, "no such part");
             };
             if serves.ip() != client.peer {
-                return refuse(channel, 403, "a receiver serves from the address that it asks from");
+                return refuse(channel, 403, "a receiver has to serve from the address that it asks from");
             }
             let asking = Asking { serves: *serves, has: has.clone(), missed: *missed };
             let reply = shared.tracker.next(&mut client.lane, (request.object, part), len, asking);
@@ -551,7 +551,7 @@ fn admit(
         }
     }
     if std::mem::replace(&mut client.challenged, true) {
-        let refused = Response::refusal(401, "the proof does not fit this cluster's token", seen);
+        let refused = Response::refusal(401, "the proof does not match this cluster's token", seen);
         return channel.send(&refused.write(), b"").map(|()| Admission::Refused);
     }
     let mut response = Response::refusal(401, "prove that you know this cluster's token", seen);

@@ -167,7 +167,7 @@ impl Streams {
         bytes: &[u8],
         mut interrupted: impl FnMut() -> bool,
     ) -> Result<(), WriteError> {
-        let writer = self.get(id).ok_or(WriteError::Over("nobody wants this stream any more"))?;
+        let writer = self.get(id).ok_or(WriteError::Over("no task needs this stream any more"))?;
         if part as usize >= writer.open.len() {
             let text = format!("there is no part {part}: this stream has {}, from 0", writer.open.len());
             return Err(WriteError::Io(io::Error::new(io::ErrorKind::InvalidInput, text)));
@@ -415,7 +415,7 @@ impl State {
     /// Nobody wants it, or it was ended.
     fn is_writable(&self) -> Result<(), WriteError> {
         if self.freed {
-            return Err(WriteError::Over("nobody wants this stream any more"));
+            return Err(WriteError::Over("no task needs this stream any more"));
         }
         if self.ending { Err(WriteError::Over("this stream was ended")) } else { Ok(()) }
     }

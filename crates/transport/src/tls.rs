@@ -84,7 +84,7 @@ fn authenticated(identity: &Identity) -> Result<Ends, String> {
     let clients = WebPkiClientVerifier::builder_with_provider(roots.clone(), provider()).build().map_err(text)?;
     let servers = OfTheCluster { roots, provider: provider() };
     // What others would refuse is found now: version 1 of X.509, or another authority.
-    let (first, chain) = own.split_first().ok_or("TLS: there is no certificate")?;
+    let (first, chain) = own.split_first().ok_or("TLS: the PEM text has no certificate")?;
     servers.verify(first, chain, UnixTime::now()).map_err(text)?;
     let server = ServerConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&rustls::version::TLS13])

@@ -178,7 +178,7 @@ impl Request {
         let mut parsed = httparse::Request::new(&mut headers);
         match parsed.parse(head) {
             Ok(httparse::Status::Complete(_)) => {}
-            Ok(httparse::Status::Partial) => return Err(bad(400, "the head has no end")),
+            Ok(httparse::Status::Partial) => return Err(bad(400, "the header has no end")),
             Err(error) => return Err(bad(400, &format!("no HTTP request: {error}"))),
         }
         if parsed.method != Some("GET") {
@@ -226,12 +226,14 @@ impl Request {
             }
         }
         let wants = if source {
-            let serves = serves.ok_or_else(|| bad(400, "who asks for a source says where it serves"))?;
+            let serves = serves.ok_or_else(|| {
+                bad(400, "a request for a source has to name the address that its sender serves from")
+            })?;
             Wants::Source { serves, has: has.unwrap_or_default(), missed }
         } else if chunks {
             let asked = after.zip(reader);
             let (after, reader) =
-                asked.ok_or_else(|| bad(400, "who asks for chunks says who reads, and after which chunk"))?;
+                asked.ok_or_else(|| bad(400, "a request for chunks has to name the reader and its last chunk"))?;
             Wants::Chunks { after, reader }
         } else {
             let (start, len) = asked.ok_or_else(|| bad(416, "a range is needed: bytes=a-b"))?;
@@ -361,19 +363,19 @@ impl Response {
     /// # Errors
     /// It is damaged, or no head of this protocol.
     pub fn parse(head: &[u8]) -> Result<Response, String> {
-        let body = head.len().checked_sub(LAST.len()).ok_or("the head is too short")?;
+        let body = head.len().checked_sub(LAST.len()).ok_or("the header is too short")?;
         let (covered, last) = head.split_at(body);
         let own = last.strip_prefix(b"Mission-Head: ").and_then(|rest| rest.strip_suffix(END));
         let own = own.and_then(|digits| hex_u64(std::str::from_utf8(digits).ok()?));
         if own != Some(checksum::of(covered)) {
-            return Err("the head does not fit its checksum".into());
+            return Err("the header does not match its checksum".into());
         }
         let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
         let mut parsed = httparse::Response::new(&mut headers);
         if !matches!(parsed.parse(head), Ok(httparse::Status::Complete(_))) {
             return Err("no HTTP response".into());
         }
-        let status = parsed.code.filter(|status| (100..600).contains(status)).ok_or("no status of HTTP")?;
+        let status = parsed.code.filter(|status| (100..600).contains(status)).ok_or("not a status of HTTP")?;
         let mut response = Response::refusal(status, "", 0);
         let (mut next, mut source) = (None, None);
         for header in parsed.headers.iter() {
@@ -436,10 +438,10 @@ impl HeadReader {
             }
             searched = self.filled;
             if self.filled > 0 && began.get_or_insert_with(Instant::now).elapsed() >= lasting(HEAD_TIME) {
-                return Err(io::Error::new(io::ErrorKind::TimedOut, "the head came too slowly"));
+                return Err(io::Error::new(io::ErrorKind::TimedOut, "the header did not arrive completely in time"));
             }
             if self.filled >= HEAD_BYTES_MAX {
-                return Err(io::Error::new(io::ErrorKind::InvalidData, "the head is longer than allowed"));
+                return Err(io::Error::new(io::ErrorKind::InvalidData, "the header is longer than allowed"));
             }
             self.buffer.resize((self.filled + READ_BYTES).min(HEAD_BYTES_MAX), 0);
             match stream.read(&mut self.buffer[self.filled..]) {

@@ -282,7 +282,7 @@ impl Controller {
             self.handover.again.get_or_insert(now + TRY_AGAIN);
             if let Some(leaving) = self.handover.leaving.get_mut(source) {
                 leaving.why =
-                    Some(format!("{source} describes its objects in {manifest_bytes} bytes, more than {longest}"));
+                    Some(format!("{source} described its objects in {manifest_bytes} bytes; the limit is {longest}"));
             }
             let free = Message { free: vec![manifest], ..Message::default() };
             return self.tell(source, free.into(), commands);
@@ -476,7 +476,7 @@ impl Controller {
             for (manifest, object) in self.handover.open_of(&worker) {
                 let source = self.answered(manifest, object, &worker, commands);
                 if let Some(leaving) = source.and_then(|source| self.handover.leaving.get_mut(&source)) {
-                    leaving.why = Some(format!("{worker} said nothing for {} s", SILENT.as_secs()));
+                    leaving.why = Some(format!("{worker} did not answer for {} s", SILENT.as_secs()));
                 }
                 if self.objects.has(object) {
                     self.handover.untaken.entry(object).or_default().insert(worker.clone());
@@ -510,7 +510,7 @@ impl Controller {
             if alone.is_empty() {
                 continue; // somebody else's copy is awaited, which others can give
             }
-            let why = leaving.why.clone().unwrap_or_else(|| "no other worker has a data plane and stays".into());
+            let why = leaving.why.clone().unwrap_or_else(|| "no other worker with a data plane stays".into());
             let (objects, bytes) = (alone.len(), alone.iter().map(|(_, bytes)| bytes).sum());
             commands.push(record(Record::NotHandedOver { worker: worker.clone(), objects, bytes, why }));
         }

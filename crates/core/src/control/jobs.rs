@@ -266,7 +266,7 @@ impl Controller {
     pub(super) fn lacks(&self, spec: &JobSpec) -> Option<String> {
         let demanded = spec.demands.transport.is_some() || spec.demands.encrypt != Encryption::None;
         let (worker, why) = self.without.first_key_value().filter(|_| demanded && self.workers.is_empty())?;
-        Some(format!("no worker has a data plane; of {worker}: {why}"))
+        Some(format!("no worker has a data plane; {worker}: {why}"))
     }
 
     pub(super) fn change(&mut self, now: Time, job: &JobId, change: Change, commands: &mut Vec<Command>) {

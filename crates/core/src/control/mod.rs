@@ -206,7 +206,7 @@ impl Controller {
             Event::Change { job, change } => self.change(now, &job, change, commands),
             Event::Policy { .. } if let Some(member) = self.member().filter(|member| member.guided) => {
                 let why =
-                    format!("cluster {} follows a service, which has the policy: change it there", member.cluster);
+                    format!("cluster {} follows a service, which sets the policy: change it there", member.cluster);
                 commands.push(Command::Invalid { why });
             }
             Event::Policy { policy } => self.decide(now, mission::Event::Policy { policy }, commands),
@@ -259,7 +259,7 @@ impl Controller {
                     // A copy of the old result may still be on its way somewhere. Who meets it waits for the new one. The
                     // engine may say that the result is gone before it says so of its worker.
                     let old: Vec<ObjectId> = there.into_iter().filter(|old| !self.objects.has(*old)).collect();
-                    self.lose("their result is computed again", old, commands);
+                    self.lose("their result is recomputed", old, commands);
                 }
                 self.free(free, commands);
             }

@@ -179,7 +179,7 @@ impl Controller {
     /// Why the engine has to carry it: a worker has no data plane, or one that cannot encrypt.
     pub fn shuffle_demands(&self, task: u64, workers: &[WorkerId]) -> Result<Demands, String> {
         if let Some(lacks) = workers.iter().find(|worker| !self.workers.contains_key(*worker)) {
-            let why = self.without.get(lacks).map_or("it has not joined; was it started with it?", |why| why);
+            let why = self.without.get(lacks).map_or("it has not joined; start it with Mission Control", |why| why);
             return Err(format!("worker {lacks} has no data plane: {why}"));
         }
         let demands = self.spec_of_task(task).map(|spec| spec.demands).unwrap_or_default();

@@ -17,9 +17,7 @@ impl FlightController for Ictcp {
     fn leg(&self, demands: &Demands, receiver: &Environment, _: &Environment) -> Result<Leg, String> {
         refuse_plain(demands)?;
         if demands.transport != Some(Transport::Ictcp) {
-            return Err(
-                "it is taken only where a job demands it: a budget of flows does more (--flows-per-host auto)".into()
-            );
+            return Err("it is used only if a job demands it: limiting flows does more (--flows-per-host auto)".into());
         }
         if receiver.link_bits_per_sec.is_none() {
             return Err("a host does not know its link's rate: set MISSION_LINK_RATE=10Gbit/s for its workers".into());

@@ -180,7 +180,7 @@ pub fn choose(demands: &Demands, hosts: &[Environment]) -> Result<FlightPlan, St
     let reasons: Vec<_> = plan.refused.iter().map(|(transport, why)| format!("{}: {why}", transport.name())).collect();
     Err(match demands.encrypt {
         Encryption::None => format!("no transport can carry this job ({})", reasons.join("; ")),
-        _ => format!("encryption was demanded and cannot be had ({})", reasons.join("; ")),
+        _ => format!("the job demands encryption, and no encrypted transport is available ({})", reasons.join("; ")),
     })
 }
 
@@ -198,7 +198,7 @@ pub fn contradiction(demands: &Demands) -> Option<String> {
 fn refuse_plain(demands: &Demands) -> Result<(), String> {
     match demands.encrypt {
         Encryption::None => Ok(()),
-        _ => Err("encryption was demanded, and this is plain".into()),
+        _ => Err("the job demands encryption, and this transport does not encrypt".into()),
     }
 }
 
@@ -295,7 +295,7 @@ mod tests {
     fn demanded_encryption_is_never_dropped() {
         let plain = environment(&[Transport::Tcp, Transport::Shm]);
         let refusal = choose(&demands(Encryption::Opportunistic, None), &[plain]).unwrap_err();
-        assert!(refusal.contains("cannot be had"), "{refusal}");
+        assert!(refusal.contains("no encrypted transport is available"), "{refusal}");
         let without_engine_tls = environment(&[Transport::Tcp, Transport::Tls]);
         let refusal =
             choose(&demands(Encryption::Authenticated, None), std::slice::from_ref(&without_engine_tls)).unwrap_err();

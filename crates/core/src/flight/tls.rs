@@ -27,8 +27,10 @@ impl FlightController for Tls {
             (encrypt, _) => encrypt,
         };
         let kind = match encryption {
-            Encryption::Authenticated => "the job demands encryption: certificates of the cluster on both ends",
-            _ => "the job asks for opportunistic encryption: no identities",
+            Encryption::Authenticated => {
+                "the job demands encryption: both ends authenticate by the cluster's certificates"
+            }
+            _ => "the job asks for opportunistic encryption: encrypted, not authenticated",
         };
         Ok(Leg {
             transport: Transport::Tls,

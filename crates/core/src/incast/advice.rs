@@ -22,11 +22,11 @@ const MOST: f64 = 1.06;
 /// One flow had so much more than the ideal of the model.
 const MOST_IDEAL: f64 = 1.02;
 /// Without selective acknowledgments 95, 67, 59, 19 and 16 of 95 Mbit/s were measured.
-const DCTCP_PLAIN: &str = "without selective acknowledgments what DCTCP loses at first is a timeout, in no block or in \
-    every one: measure it";
+const DCTCP_PLAIN: &str = "without selective acknowledgments DCTCP's first losses end in a timeout, in no block or in \
+    every block: measure it";
 /// Small windows and DCTCP had 0.9 to 2.0 times what all had as it was.
-const TOO_MANY: &str = "two segments of each sender are more than the port holds: it may help by a factor of two, or \
-    not at all";
+const TOO_MANY: &str = "two segments of each sender are more than the port holds: the gain may be a factor of two, or \
+    nothing";
 /// What is advised for the minimum RTO, in seconds: what Mission Control asks of its own sockets (FACTS: 10 ms in effect,
 /// as ticks are of 4 ms).
 const RTO_MIN_S: f64 = 0.005;
@@ -91,7 +91,7 @@ pub fn advise(path: &Path, form: Form, senders: u32) -> Result<Advice, String> {
     path.check()?;
     let fragment = form.fragment(senders);
     if senders == 0 || fragment == 0 {
-        return Err("nothing is sent by 0 senders, or in 0 bytes: use 1 or more".into());
+        return Err("0 senders or 0 bytes send nothing: use 1 or more".into());
     }
     let all = BTreeSet::new();
     let bits = fragment as f64 * 8.0 * f64::from(senders);

@@ -22,7 +22,8 @@ impl MissionController {
                 true
             }
             Err(why) => {
-                self.policy_error = Some(format!("policy {}: {why}; the last weights stay", self.policy_spec));
+                self.policy_error =
+                    Some(format!("policy {}: {why}; the previous weights stay in force", self.policy_spec));
                 false
             }
         }

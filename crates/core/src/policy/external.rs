@@ -54,9 +54,9 @@ impl Counts {
 
 fn check(count: Option<&f64>, whose: impl Fn() -> String) -> Result<(), String> {
     match count {
-        None => Err(format!("it says nothing of {}", whose())),
+        None => Err(format!("it returned no weight for {}", whose())),
         Some(count) if count.is_finite() && *count > 0.0 => Ok(()),
-        Some(count) => Err(format!("it gives {} the weight {count}: use numbers above 0", whose())),
+        Some(count) => Err(format!("it returned the weight {count} for {}: use numbers above 0", whose())),
     }
 }
 

@@ -5,7 +5,7 @@ use crate::types::Pattern;
 
 pub const ENTRY: Entry = Entry {
     name: "performance-centric",
-    meaning: "a broadcast counts 2, another transfer 1, times its job's priority; count=machines: N^2 and N machines",
+    meaning: "a broadcast has weight 2, others 1, times their job's priority; count=machines: N^2 and N for N hosts",
     make: |parameters| {
         let mut count = Count::Pattern;
         for &(key, value) in parameters {

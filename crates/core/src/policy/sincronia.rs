@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 pub const ENTRY: Entry = Entry {
     name: "sincronia",
-    meaning: "bottleneck, select, scale, iterate: last is who has most on the busiest host, for its priority",
+    meaning: "bottleneck, select, scale, iterate: last is who has most bytes per priority on the busiest host",
     make: |parameters| {
         no_parameters("sincronia", parameters)?;
         Ok(Policy::Transfers(Box::new(Sincronia)))

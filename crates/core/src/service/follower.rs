@@ -323,7 +323,11 @@ impl Follower {
         }
         let Link::Joined { version, heard_at, .. } = &mut self.link else { return };
         if epoch.is_some_and(|epoch| epoch != self.epoch) {
-            let why = format!("a leader of epoch {} speaks in one of {}", epoch.unwrap_or_default(), self.epoch);
+            let why = format!(
+                "a message of epoch {} came from the leader of epoch {}",
+                epoch.unwrap_or_default(),
+                self.epoch
+            );
             self.leave(now, why, commands);
             return;
         }
@@ -332,7 +336,7 @@ impl Follower {
         match message {
             FromService::Update { version: own, update, .. } => {
                 if own != *version + 1 {
-                    let why = format!("version {own} came after {version}");
+                    let why = format!("version {own} arrived after version {version}");
                     self.leave(now, why, commands);
                     return;
                 }
@@ -350,7 +354,7 @@ impl Follower {
             }
             // What was said last is missing.
             FromService::Here { version: own, .. } if own != *version => {
-                let why = format!("the leader is at version {own}, and {version} came last");
+                let why = format!("the leader is at version {own}, but {version} arrived last");
                 self.leave(now, why, commands);
             }
             FromService::Kept { job, .. } => commands.push(Command::Kept { job }),
@@ -365,7 +369,7 @@ impl Follower {
         match self.service {
             Some(own) if own != service && !old => Err(format!(
                 "service {service:016x} is another one than {own:016x}: its store has lost its data, or two services have \
-                 the same addresses; it is followed {} s after the other was heard last",
+                 the same addresses; it is followed {} s after the last message of the other",
                 ALONE_AFTER.as_secs()
             )),
             // After so long it is a store that was restored from a backup.
@@ -464,7 +468,7 @@ impl Follower {
             }
             Link::Greeting { .. } => {}
             Link::Joined { heard_at, .. } if now.since(*heard_at) >= SILENT => {
-                let why = format!("{}: silent for {} s", self.addresses[self.next], SILENT.as_secs());
+                let why = format!("{}: no message for {} s", self.addresses[self.next], SILENT.as_secs());
                 self.leave(now, why, commands);
             }
             Link::Joined { asked_at, version, .. } if now.since(*asked_at) >= HERE_EVERY => {

@@ -357,7 +357,7 @@ impl Replica {
             }
             commands.push(Command::Close { session });
         }
-        let why = "this replica leads no more, and does not know whether the change is kept: look, and ask again";
+        let why = "this replica no longer leads, and does not know whether the change was stored: check, then retry";
         for (_, write) in std::mem::take(&mut self.writes) {
             commands.extend(write.ask.map(|ask| Command::Answer { ask, result: Err(Refused::Unknown(why.into())) }));
         }

@@ -169,7 +169,7 @@ impl Etcd {
             return Err("no members of etcd: use --store etcd://HOST:PORT,HOST:PORT".into());
         }
         if let Some(member) = members.iter().find(|member| member.contains('/')) {
-            return Err(format!("{member}: use HOST:PORT; with --store-ca it is spoken with by TLS"));
+            return Err(format!("{member}: use HOST:PORT; --store-ca turns on TLS"));
         }
         let scheme = if tls.is_some() { "https" } else { "http" };
         let full = |member: &String| format!("{scheme}://{member}");
@@ -280,7 +280,7 @@ impl Etcd {
         let granted: Granted =
             self.ask(&self.quick, "/v3/lease/grant", &json!({"TTL": LEASE.as_secs().to_string()}))?;
         if granted.id.get() == 0 && granted.id.0.is_empty() {
-            return Err(Failure::Unknown(format!("etcd gives no lease: {}", granted.error)));
+            return Err(Failure::Unknown(format!("etcd granted no lease: {}", granted.error)));
         }
         let lease = Lease { id: granted.id.0, epoch: None, until: asked + LEASE };
         *self.lock() = Some(lease.clone());
@@ -438,7 +438,9 @@ impl Store for Etcd {
                 return Ok(last.revision);
             }
         }
-        Err(Failure::Unknown("others write in the name of this replica: is its --address that of another one?".into()))
+        Err(Failure::Unknown(
+            "another process writes under this replica's name: give each replica its own --address".into(),
+        ))
     }
 }
 

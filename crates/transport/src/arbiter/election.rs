@@ -13,7 +13,7 @@ use std::thread;
 use std::time::Instant;
 
 pub(super) fn alone(error: &io::Error) -> String {
-    format!("slots are not shared with other processes of this host: no arbiter could be found or begun: {error}")
+    format!("slots are not shared with other processes of this host: no arbiter could be found or started: {error}")
 }
 
 impl Shared {

@@ -115,7 +115,7 @@ impl<C: Channel> HttpConnection<C> {
         let response = self.response()?;
         let Some((nonce, proof)) = response.challenge.filter(|_| response.status == 401) else {
             return Err(Fault::Denied(format!(
-                "the server asks for no proof but says {}: {}",
+                "the server did not ask for a proof but answered {}: {}",
                 response.status, response.reason
             )));
         };
@@ -132,7 +132,7 @@ impl<C: Channel> HttpConnection<C> {
     fn receive_body(&mut self, response: &Response, into: &mut [u8]) -> Result<(), Broken> {
         let blocks = into.len().div_ceil(BLOCK_BYTES as usize);
         if response.len != into.len() as u64 || response.blocks.len() != blocks {
-            return Err(Broken { verified: 0, fault: Fault::Damaged("the answer has another length".into()) });
+            return Err(Broken { verified: 0, fault: Fault::Damaged("the answer has the wrong length".into()) });
         }
         let mut verified = 0;
         let mut filled = self.head.take_rest(into);
@@ -156,7 +156,7 @@ impl<C: Channel> HttpConnection<C> {
                 }
             }
             if checksum::of(&into[verified..end]) != *expected {
-                let fault = Fault::Damaged("a block does not fit its checksum".into());
+                let fault = Fault::Damaged("a block does not match its checksum".into());
                 return Err(Broken { verified: verified as u64, fault });
             }
             verified = end;

@@ -83,7 +83,7 @@ pub trait Carrier: Sync {
     /// # Errors
     /// The client went away, or does not agree.
     fn accept(&self, _incoming: Incoming, _context: &Context) -> io::Result<Box<dyn Channel>> {
-        Err(io::Error::new(io::ErrorKind::Unsupported, "clients of this carrier begin as another's do"))
+        Err(io::Error::new(io::ErrorKind::Unsupported, "clients of this carrier begin like those of another one"))
     }
 }
 
@@ -214,7 +214,8 @@ pub trait Channel: Read + Write + Send {
 pub fn accept(incoming: Incoming, context: &Context) -> io::Result<Box<dyn Channel>> {
     let first = incoming.first()?;
     let carrier = CARRIERS.iter().find(|carrier| carrier.begins_with(first));
-    let unknown = || io::Error::new(io::ErrorKind::InvalidData, format!("no carrier's clients begin with {first}"));
+    let unknown =
+        || io::Error::new(io::ErrorKind::InvalidData, format!("no carrier has clients that begin with {first}"));
     carrier.ok_or_else(unknown)?.accept(incoming, context)
 }
 

@@ -167,7 +167,7 @@ impl Shared {
         caller: &Caller<'_>,
         borrow: impl Fn() -> Result<Vec<T>, LeaseDenied>,
     ) -> Result<Vec<T>, FetchError> {
-        let refused = |why: &str| Err(FetchError::Denied(format!("shared memory was demanded, but {why}")));
+        let refused = |why: &str| Err(FetchError::Denied(format!("the job demands shared memory, but {why}")));
         let since = Instant::now();
         let mut silent = None;
         loop {
@@ -287,7 +287,7 @@ impl Shared {
         let Err(why) = part.copy(into, || caller.gives_up()) else { return Ok(true) };
         caller.waits()?;
         if !plan.legs.iter().any(|leg| leg.reach == Reach::Anywhere) {
-            return Err(FetchError::Denied(format!("shared memory was demanded, but {why}")));
+            return Err(FetchError::Denied(format!("the job demands shared memory, but {why}")));
         }
         self.lock().record(&request.transfer).transport.fallbacks.insert(format!("shm: {why}"));
         Ok(false)

@@ -128,7 +128,7 @@ struct Active {
 const CLOSE_WITHIN: Duration = Duration::from_secs(15);
 /// More than any process has addresses for.
 const ADDRESSABLE: usize = 1 << 46;
-const CLOSES: &str = "this worker closes";
+const CLOSES: &str = "this worker is closing";
 /// How often a waiting caller looks whether it was interrupted.
 const INTERRUPT_EVERY: Duration = Duration::from_millis(100);
 

@@ -157,7 +157,7 @@ impl Shared {
             return (Ok(()), Tally::default());
         }
         if planned.legs.is_empty() {
-            let why = "this process has a carrier for none of the planned transports".into();
+            let why = "this worker supports none of the planned transports".into();
             return (Err(FetchError::Denied(why)), Tally::default());
         }
         if state.closing {
@@ -463,7 +463,7 @@ impl Shared {
         if let Some((expected, first)) = &place.expected {
             let (came, _) = connection.brought();
             if expected.get(*first..first + came.len()) != Some(came) {
-                let why = "a receiver of the broadcast sent what its owner did not".to_owned();
+                let why = "a receiver of the broadcast sent data that differs from the owner's".to_owned();
                 return broken(0, Fault::Damaged(why));
             }
         }
@@ -580,7 +580,7 @@ fn note(facts: &mut TransportFacts, planned: &Planned, leg: &Leg, bytes: u64, co
     facts.carried(leg, bytes, connection.negotiated());
     let before = plan.legs.iter().take_while(|other| other.transport != leg.transport);
     for skipped in before.filter(|leg| leg.reach == Reach::Anywhere && !carried.contains(leg)) {
-        facts.fallbacks.insert(format!("{}: this process has no carrier for it", skipped.transport.name()));
+        facts.fallbacks.insert(format!("{}: this worker does not support it", skipped.transport.name()));
     }
     let sender = connection.sender();
     facts.observed.rto_us_max = facts.observed.rto_us_max.max(sender.rto_us);

@@ -199,7 +199,7 @@ impl Asker<'_> {
                         ChunkReply::Complete => return Ok(()),
                         ChunkReply::Failed(why) => return Err(ReadError::Writer(why)),
                         ChunkReply::Freed => return Err(self.lost("its beginning was read and freed")),
-                        ChunkReply::Unknown => return Err(self.lost("its writer's worker has it no more")),
+                        ChunkReply::Unknown => return Err(self.lost("its writer's worker no longer has it")),
                         ChunkReply::Taken => {
                             let why =
                                 "this part was read before, by this or another task: open the stream with keep=True";
@@ -291,7 +291,10 @@ impl Asker<'_> {
             parts.push(wanted(chunk.object, 0, chunk.bytes));
             if chunk.writes > 1 {
                 // Of a head that says more, no memory is taken for it.
-                let len = chunk.writes.checked_mul(8).ok_or_else(|| self.lost("it makes no sense"))?;
+                let len = chunk
+                    .writes
+                    .checked_mul(8)
+                    .ok_or_else(|| self.lost("a chunk has an impossible number of writes"))?;
                 parts.push(wanted(chunk.object, 1, len));
             }
         }
@@ -358,7 +361,7 @@ impl Asker<'_> {
             }
             let state = self.queue.lock();
             if state.closed {
-                return cancelled("nobody reads it any more");
+                return cancelled("the stream's reader was closed");
             }
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -386,7 +389,7 @@ fn connect(shared: &Shared, planned: &Planned, address: SocketAddr) -> Result<Bo
     if legs.is_empty() && planned.plan.demands.encrypt == Encryption::None {
         legs.push(plain);
     }
-    let mut failed = Fault::Denied("this process has a carrier for none of the planned transports".into());
+    let mut failed = Fault::Denied("this worker supports none of the planned transports".into());
     for leg in &legs {
         let Some(carrier) = carrier::carrier(leg.transport) else { continue };
         match carrier.connect(address, leg, &shared.context) {

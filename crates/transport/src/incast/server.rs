@@ -115,7 +115,7 @@ impl Serving {
             {
                 let mut streams = self.lock();
                 if streams.len() >= self.limits.connections || self.stop.load(Ordering::Relaxed) {
-                    let text = format!("this sender serves {} connections at once", self.limits.connections);
+                    let text = format!("this sender already serves {} connections", self.limits.connections);
                     let _ = say(&stream, &json!({ "error": text }));
                     continue;
                 }

@@ -135,7 +135,7 @@ impl Segment {
             let is_part = matches!(self.memory(), Memory::Part { .. });
             if is_part && parts.fetch_add(1, Ordering::Relaxed) >= PROTECTED_PARTS_MAX {
                 parts.fetch_sub(1, Ordering::Relaxed);
-                return Err(format!("its owner lends {PROTECTED_PARTS_MAX} small objects already"));
+                return Err(format!("its owner already shares {PROTECTED_PARTS_MAX} small objects"));
             }
             if let Err(error) = self.memory().protect(true) {
                 parts.fetch_sub(usize::from(is_part), Ordering::Relaxed);
@@ -214,7 +214,7 @@ mod tests {
         let mut shared: Vec<Segment> = (0..PROTECTED_PARTS_MAX).map(|_| take()).collect();
         assert!(shared.iter().all(|segment| segment.protect().is_ok()));
         let one_more = take();
-        assert!(one_more.protect().is_err_and(|why| why.contains("lends 16384 small objects already")));
+        assert!(one_more.protect().is_err_and(|why| why.contains("already shares 16384 small objects")));
         // What was refused is not counted; nor is what went back, nor what nobody looks at any more.
         shared.pop();
         assert!(one_more.protect().is_ok());

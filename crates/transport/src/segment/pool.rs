@@ -187,7 +187,7 @@ impl Pool {
     fn memory_file(&self, size: usize) -> io::Result<MemoryFile> {
         if self.descriptors.fetch_add(1, Ordering::Relaxed) >= self.descriptors_max {
             self.descriptors.fetch_sub(1, Ordering::Relaxed);
-            return Err(io::Error::other("shared memory has used its part of the descriptors"));
+            return Err(io::Error::other("shared memory has used its share of the file descriptors"));
         }
         let count = self.descriptors.clone();
         memory_file(size).map(|file| MemoryFile { file, count: count.clone() }).inspect_err(|_| {

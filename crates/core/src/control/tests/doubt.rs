@@ -26,7 +26,8 @@ impl World {
     }
 
     pub(super) fn keeps_not(&mut self, worker: &str) {
-        let untaken = vec![Untaken { object: ObjectId(11), manifest: None, why: "it has not all of its parts".into() }];
+        let untaken =
+            vec![Untaken { object: ObjectId(11), manifest: None, why: "some of its parts are missing".into() }];
         self.says(worker, WorkerReport { untaken, ..WorkerReport::default() });
     }
 }

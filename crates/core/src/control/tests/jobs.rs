@@ -204,7 +204,7 @@ fn a_shuffle_counts_the_rows_of_its_last_run_and_is_forgotten_with_its_job() {
     world.task(1, "etl", None);
     assert_eq!(world.controller.shuffle_demands(1, &["a".into(), "b".into()]), Ok(Demands::default()));
     let why = world.controller.shuffle_demands(1, &["a".into(), "c".into()]).unwrap_err();
-    assert_eq!(why, "worker c has no data plane: it has not joined; was it started with it?");
+    assert_eq!(why, "worker c has no data plane: it has not joined; start it with Mission Control");
     let begins = |engine| {
         let (shuffle, counted, why) = ("s".into(), Counted::Rows, String::new());
         Event::ShuffleBegins { task: 1, shuffle, outputs: 2, counted, engine, why }

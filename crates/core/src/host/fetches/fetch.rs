@@ -297,6 +297,6 @@ impl Fetch {
 pub fn words(fault: &Fault) -> String {
     match fault {
         Fault::Connection(why) | Fault::Damaged(why) | Fault::Gone(why) | Fault::Denied(why) => why.clone(),
-        Fault::Busy { .. } => "every server that has it is at its limit".into(),
+        Fault::Busy { .. } => "every server that has the object is at its connection limit".into(),
     }
 }

@@ -215,7 +215,7 @@ impl std::fmt::Display for FetchError {
         match self {
             FetchError::Lost(why) => write!(f, "the object is lost: {why}"),
             FetchError::Unreachable(why) => write!(f, "no source could be reached: {why}"),
-            FetchError::Damaged(why) => write!(f, "the data arrived damaged again and again: {why}"),
+            FetchError::Damaged(why) => write!(f, "the data arrived damaged repeatedly: {why}"),
             FetchError::Denied(why) => write!(f, "refused: {why}"),
             FetchError::Cancelled(why) => write!(f, "cancelled: {why}"),
         }

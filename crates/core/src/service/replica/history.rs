@@ -83,7 +83,7 @@ impl std::fmt::Display for What {
         let count = |hosts: &usize| if *hosts == 1 { "1 host".to_owned() } else { format!("{hosts} hosts") };
         match self {
             What::Leader { leader: Some(leader) } => write!(f, "{leader} leads"),
-            What::Leader { leader: None } => write!(f, "nobody leads"),
+            What::Leader { leader: None } => write!(f, "no replica leads"),
             What::Store { problem: Some(problem) } => write!(f, "the store: {problem}"),
             What::Store { problem: None } => write!(f, "the store answers again"),
             What::ClusterJoined { cluster, hosts } => write!(f, "cluster {cluster} joined with {}", count(hosts)),

@@ -27,7 +27,7 @@ pub fn check(member: &Member) -> Result<(), String> {
         ("bytes of hosts' names", bytes, WRITE_BYTES),
     ];
     match of.iter().find(|(_, count, most)| count > most) {
-        Some((what, count, most)) => Err(format!("{count} {what}: a cluster of the service has at most {most}")),
+        Some((what, count, most)) => Err(format!("{count} {what}: a cluster of the service may have at most {most}")),
         None => Ok(()),
     }
 }

@@ -127,7 +127,7 @@ impl Replica {
     ) -> Result<(), String> {
         check_name("cluster", cluster)?;
         if self.sessions.len() > limits::MEMBERS_MAX {
-            return Err(format!("a service has at most {} clusters", limits::MEMBERS_MAX));
+            return Err(format!("the service already has {} clusters, its limit", limits::MEMBERS_MAX));
         }
         if protocol != PROTOCOL {
             let older = if protocol < PROTOCOL { "cluster" } else { "service" };
@@ -227,7 +227,7 @@ fn makes_sense(spec: &JobSpec) -> bool {
 fn nonsense(spec: &JobSpec) -> FromService {
     let name: String = spec.job.chars().take(40).collect();
     FromService::Rejected {
-        why: format!("job {name:?} makes no sense: use names and priorities as mission_control.job does"),
+        why: format!("job {name:?} has an invalid name or priority: use those that mission_control.job allows"),
     }
 }
 

@@ -165,7 +165,7 @@ impl Replica {
         }
         if !self.books.unreadable.is_empty() {
             let keys = self.books.unreadable.iter().cloned().collect::<Vec<_>>().join(", ");
-            problems.push(format!("the store has what this version cannot read: {keys}"));
+            problems.push(format!("the store has keys that this version cannot read: {keys}"));
         }
         Status {
             address: self.own.address.clone(),

@@ -26,18 +26,18 @@ impl Replica {
     pub(super) fn asks(&mut self, now: Time, ask: AskId, asked: Asked, commands: &mut Vec<Command>) {
         let checked = match &asked {
             _ if !self.acts(now) => Err(Refused::Elsewhere(match &self.leader {
-                Some(leader) => format!("this replica does not lead: ask {}", leader.address),
+                Some(leader) => format!("this replica does not lead: ask the leader, {}", leader.address),
                 None => "the service has no leader now: see 'mission service status'".into(),
             })),
             Asked::Policy { policy } if policy.starts_with(policy::external::PREFIX) => Err(Refused::Wrong(
-                "a policy in Python runs beside one cluster's scheduler: the service has its own policies".into(),
+                "a policy in Python runs beside one cluster's scheduler: choose a policy of the service".into(),
             )),
             Asked::Policy { policy } => policy::policy(policy).map(drop).map_err(Refused::Wrong),
             Asked::Change { cluster, job, change } => {
                 let key = (cluster.clone(), job.clone());
                 match self.books.jobs.contains_key(&key) {
                     true if self.writes.values().any(|write| write.ask.is_some()) => {
-                        Err(Refused::Elsewhere("another change is being written: ask again".into()))
+                        Err(Refused::Elsewhere("another change is being written: retry".into()))
                     }
                     true => {
                         change.priority.map_or(Ok(()), |priority| check_priority(job, priority).map_err(Refused::Wrong))
@@ -111,7 +111,7 @@ impl Replica {
             own.given_up = true;
             let seconds = WRITE_WITHIN.as_secs();
             let why = format!(
-                "the store did not answer within {seconds} s; it may still be changed: look again later, and ask again"
+                "the store did not answer within {seconds} s; the change may still happen: check later, then retry"
             );
             let result = if own.revision.is_some() { Ok(()) } else { Err(Refused::Unknown(why)) };
             commands.extend(own.ask.take().map(|ask| Command::Answer { ask, result }));

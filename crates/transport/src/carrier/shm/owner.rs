@@ -263,10 +263,10 @@ impl Granting {
     /// The first of these parts, as many as there is room for; no parts, where there is none.
     fn lease(&mut self, object: &Arc<Object>, parts: &[u32], room: &mut Room) -> Result<(Given, Leased), String> {
         if object.encryption != Encryption::None {
-            return Err("this object may only leave encrypted".into());
+            return Err("this object may only be sent encrypted".into());
         }
         if parts.is_empty() {
-            return Err("no parts were asked for".into());
+            return Err("the request names no parts".into());
         }
         if self.before + self.leases.len() >= LEASES_MAX {
             return Err(format!("its reader has {LEASES_MAX} leases already"));
@@ -308,8 +308,10 @@ impl Granting {
         if let Some(known) = self.files.iter().position(|(shared, _)| (shared.kind, shared.name) == (kind, name)) {
             return Ok(known);
         }
-        let own =
-            file.as_fd().try_clone_to_owned().map_err(|error| format!("its owner has no descriptor left: {error}"))?;
+        let own = file
+            .as_fd()
+            .try_clone_to_owned()
+            .map_err(|error| format!("its owner has no file descriptor left: {error}"))?;
         self.files.push((SharedFile { kind, name, size }, own));
         Ok(self.files.len() - 1)
     }

@@ -198,10 +198,10 @@ impl Borrower {
             let link = self.link(owner)?;
             while done < wanted.len() {
                 if gives_up() {
-                    return Err(LeaseDenied::Silent("nobody waits for it any more".into()));
+                    return Err(LeaseDenied::Silent("no fetch waits for it any more".into()));
                 }
                 if waited > PROGRESS_TIMEOUT {
-                    let why = format!("its owner took {waited:.0?} for a part of its answers");
+                    let why = format!("its owner took {waited:.0?} to send some of its answers");
                     self.forget(owner, &link, why.clone());
                     return Err(LeaseDenied::Silent(why));
                 }
@@ -257,9 +257,9 @@ impl Borrower {
             let (object, parts) = &wanted[number];
             let parts = &parts[if number == 0 { begun } else { 0 }..];
             // Where this process has no descriptors left, the kernel drops those that it was sent.
-            let file = files.get(given.file).ok_or("this process has no descriptor left for its file")?;
+            let file = files.get(given.file).ok_or("this process has no file descriptor left for it")?;
             if given.parts.iter().zip(parts).any(|(place, (_, len))| place.len != *len) {
-                return Err("a part has another length there");
+                return Err("a part has a different length at its owner");
             }
             let leased = |(place, (part, _)): (Place, &(u32, u64))| {
                 let (object, part, file, lease) = (*object, *part, file.clone(), lease.clone());
@@ -303,9 +303,11 @@ impl Borrower {
             }
             Err(error) => {
                 let why = match error.kind() {
-                    io::ErrorKind::PermissionDenied => "whoever has its owner's name does not prove the token".into(),
+                    io::ErrorKind::PermissionDenied => {
+                        "the process under its owner's name does not prove the cluster's token".into()
+                    }
                     io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => "its owner does not answer".into(),
-                    _ => format!("its owner cannot be asked: {error}"),
+                    _ => format!("its owner cannot be reached: {error}"),
                 };
                 (Known::Silent(Instant::now() + SILENT_FOR, why.clone()), Err(LeaseDenied::Silent(why)))
             }
@@ -377,7 +379,7 @@ impl Link {
             talk.heard.read_with_files(&mut talk.stream)?.ok_or(io::ErrorKind::UnexpectedEof)?;
         let wrong = |why: &str| Err(io::Error::new(io::ErrorKind::InvalidData, why.to_owned()));
         if answer.question != question {
-            return wrong("the answer is to another question");
+            return wrong("the answer belongs to another request");
         }
         let last = answer.objects.len().wrapping_sub(1);
         let given = answer.objects.iter().zip(&asked).enumerate();
@@ -389,7 +391,7 @@ impl Link {
                 && (count == asked.len() || (number == last && (1..asked.len()).contains(&count)))
         };
         if answer.objects.is_empty() || answer.objects.len() > asked.len() || !given.all(fits) {
-            return wrong("the answer does not fit its question");
+            return wrong("the answer does not match its request");
         }
         Ok((answer, files))
     }
@@ -498,7 +500,7 @@ fn verify(mapped: &Mapped, borrowed: &mut Borrowed, part: &LeasedPart) -> Result
     let known = verified().get_mut(&key).map(|leases| *leases += 1).is_some();
     if !known {
         if checksum::of_blocks(mapped.bytes(place.start as usize, place.len as usize)) != place.blocks {
-            return Err("a block of its memory does not fit its checksum".into());
+            return Err("a block of its memory does not match its checksum".into());
         }
         *verified().entry(key).or_insert(0) += 1;
     }
@@ -509,12 +511,12 @@ fn verify(mapped: &Mapped, borrowed: &mut Borrowed, part: &LeasedPart) -> Result
 fn copy_verified(file: &OwnedFd, place: &Place, into: &mut [u8], gives_up: impl Fn() -> bool) -> Result<(), String> {
     let blocks = into.chunks_mut(BLOCK_BYTES as usize);
     if blocks.len() != place.blocks.len() {
-        return Err("a part has another number of blocks than its size".into());
+        return Err("a part's number of blocks does not match its size".into());
     }
     let mut at = place.start;
     for (block, checksum) in blocks.zip(&place.blocks) {
         if gives_up() {
-            return Err("nobody waits for it any more".into());
+            return Err("no fetch waits for it any more".into());
         }
         let mut rest = &mut *block;
         while !rest.is_empty() {
@@ -527,7 +529,7 @@ fn copy_verified(file: &OwnedFd, place: &Place, into: &mut [u8], gives_up: impl 
             rest = &mut rest[read..];
         }
         if checksum::of(block) != *checksum {
-            return Err("a block of its file does not fit its checksum".into());
+            return Err("a block of its file does not match its checksum".into());
         }
     }
     Ok(())

@@ -77,7 +77,7 @@ final class Connection implements AutoCloseable {
     private Answer answer() throws IOException {
         String[] first = line().split(" ", 3);
         if (first.length < 2 || !first[0].startsWith("HTTP/1.")) {
-            throw new IOException("the worker did not answer as HTTP wants it: " + String.join(" ", first));
+            throw new IOException("the worker's answer is not HTTP: " + String.join(" ", first));
         }
         Map<String, String> headers = new HashMap<>();
         for (String line = line(); !line.isEmpty(); line = line()) {
@@ -103,7 +103,7 @@ final class Connection implements AutoCloseable {
                 line.append(next);
             }
             if (line.length() > 1 << 16) {
-                throw new IOException("the worker answered with a line that does not end");
+                throw new IOException("a line of the worker's answer is too long");
             }
         }
     }

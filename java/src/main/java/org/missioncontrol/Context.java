@@ -87,7 +87,7 @@ public final class Context {
         try (InputStream in = open(reference, part)) {
             int got = in.readNBytes(content, 0, size);
             if (got < size || in.read() >= 0) {
-                throw new IOException("part " + part + " of " + reference.object() + " is not as long as it should be");
+                throw new IOException("part " + part + " of " + reference.object() + " has an unexpected length");
             }
         }
         return content;

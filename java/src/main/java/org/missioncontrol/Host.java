@@ -78,7 +78,7 @@ public final class Host {
                 }
             }
         } catch (Throwable error) {
-            end(70, "this process takes no more tasks: " + error);
+            end(70, "this process accepts no more tasks: " + error);
         }
     }
 
@@ -112,11 +112,11 @@ public final class Host {
             }
         } catch (WorkerException over) {
             if (over.status != 401 && over.status != 410) {
-                end(72, context.key() + " could not say how it ended: " + over);
+                end(72, context.key() + " could not report how it ended: " + over);
             }
         } catch (Throwable error) {
             // Its worker would wait for ever.
-            end(72, context.key() + " could not say how it ended: " + error);
+            end(72, context.key() + " could not report how it ended: " + error);
         } finally {
             Thread.interrupted();
             Thread.currentThread().setContextClassLoader(Host.class.getClassLoader());

@@ -102,7 +102,7 @@ final class Mappings {
             copy.put(piece, 0, got);
         }
         if (copy.hasRemaining()) {
-            throw new IOException("a part is not as long as its reference says");
+            throw new IOException("a part's length differs from its reference");
         }
         return copy.flip().asReadOnlyBuffer();
     }
@@ -121,7 +121,7 @@ final class Mappings {
                 worker.ask(credential, "POST", "/unmap", Map.of("leases", leases));
                 leases.clear();
             } catch (IOException | RuntimeException error) {
-                System.err.println("memory is not given back yet: " + error);
+                System.err.println("memory was not returned yet: " + error);
             } catch (InterruptedException error) {
                 return;
             }
