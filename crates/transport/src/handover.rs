@@ -19,12 +19,13 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 
-/// Objects that are taken at once: each is a fetch with flows of its own, and small ones would wait for round trips.
+/// Objects that are taken in parallel: each is a fetch with flows of its own, and small ones would wait for round
+/// trips.
 const AT_ONCE: usize = 4;
 // The Mission Controller must not refuse a manifest for the room that makes it mappable.
 const _: () = assert!(SHARED_MIN as u64 <= MANIFEST_MIN);
 
-/// What a manifest says of an object.
+/// A manifest's entry for an object.
 #[derive(Serialize, Deserialize)]
 struct Entry {
     object: ObjectId,
@@ -32,7 +33,7 @@ struct Entry {
     sizes: Vec<u64>,
 }
 
-/// Puts a manifest of objects that are here; what is not here it does not name.
+/// Puts a manifest of those of the objects that are here.
 ///
 /// # Errors
 /// No memory.
@@ -48,7 +49,7 @@ pub fn describe(store: &Store, fetcher: &Fetcher, asked: Describe) -> io::Result
     let mut text = serde_json::to_vec(&entries).expect("numbers and names");
     let sharers = fetcher.sharers(&asked.job, &Demands { encrypt: protection, transport: None });
     if sharers.is_some() {
-        // So long that it can be mapped: the job may allow nothing else.
+        // Padded so that it can be mapped: the job may allow shared memory only.
         text.resize(text.len().max(SHARED_MIN), b' ');
     }
     let manifest = store.put(&[&text], protection, sharers)?;
@@ -103,7 +104,7 @@ struct Own {
     fetcher: Arc<Fetcher>,
     store: Arc<Store>,
     control: Arc<Control>,
-    /// Held while an object comes of which not all that may come at once would fit.
+    /// Held while an object is received that is too large for several of its size to fit.
     large: Mutex<()>,
 }
 
@@ -124,14 +125,14 @@ impl Own {
         };
         thread::scope(|scope| {
             for _ in 1..AT_ONCE.min(entries.len()) {
-                // Where no thread can be had, fewer do it.
+                // Without a thread, fewer suffice.
                 let _ = thread::Builder::new().name("mission-take".into()).spawn_scoped(scope, work);
             }
             work();
         });
     }
 
-    /// Says what became of an object; `of`: the manifest of a request to take it.
+    /// Reports the outcome for an object; `of`: the manifest of a request to take it.
     fn say(&self, object: ObjectId, of: Option<ObjectId>, taken: Result<(), String>) {
         let (object, manifest) = (object.into(), of.map(Into::into));
         match taken {

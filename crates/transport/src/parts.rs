@@ -19,12 +19,12 @@ pub struct Wanted {
     pub addresses: Vec<SocketAddr>,
 }
 
-/// All that is asked for by one call.
+/// All parts that one call requests.
 pub struct FetchRequest {
     pub transfer: TransferId,
     pub demands: Demands,
     pub parts: Vec<Wanted>,
-    /// All parts of every object: what others may want alike.
+    /// The call requests all parts of every object, so other processes may want the same.
     pub whole: bool,
     /// Objects whose parts stay here, while there is room: they will be needed again.
     pub keep: BTreeSet<ObjectId>,
@@ -40,7 +40,7 @@ impl FetchRequest {
     }
 }
 
-/// As Arrow wants its buffers.
+/// The alignment that Arrow recommends for buffers.
 pub const ALIGN: usize = 64;
 
 /// Parts that have arrived.

@@ -18,7 +18,7 @@ impl<'a> Caller<'a> {
         Caller { shared, interrupted, asked, gave_up: Cell::new(None) }
     }
 
-    /// Whether it was interrupted, or this worker closes. Cheap: it looks every [`INTERRUPT_EVERY`].
+    /// Whether the caller was interrupted, or this worker is closing. Cheap: checks every [`INTERRUPT_EVERY`].
     pub(super) fn gives_up(&self) -> bool {
         self.waits().is_err()
     }

@@ -16,7 +16,7 @@ pub(super) struct Planned {
     pub(super) legs: Arc<[Leg]>,
     pub(super) own: Arc<Environment>,
     senders: Arc<Senders>,
-    /// Those legs that hold for a sender, once they were asked for.
+    /// The legs that hold for each sender, computed when first requested.
     to: Mutex<HashMap<SocketAddr, Arc<[Leg]>>>,
 }
 
