@@ -1,7 +1,7 @@
-//! ICTCP: the tcp carrier, whose receiver gives each sender a window that its link has room for ([`crate::ictcp`]).
+//! ICTCP: the tcp carrier; the receiver sets each sender's window by the free capacity of its link ([`crate::ictcp`]).
 //!
-//! For a transfer that demands it. Of itself Mission Control limits how many flows there are ([`crate::budget`]): that needs
-//! no link's rate, and holds where ports are smaller than two segments of every sender.
+//! Used only if a transfer demands it. By default, Mission Control limits the number of flows ([`crate::budget`]): that
+//! needs no link rate, and works even with ports smaller than two segments per sender.
 
 use super::{Environment, FlightController, Leg, Reach, reason_of_choice, refuse_plain};
 use crate::defaults::RTO_MIN_US;

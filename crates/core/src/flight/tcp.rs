@@ -1,4 +1,4 @@
-//! TCP: what is always there.
+//! TCP: always available.
 
 use super::{Environment, FlightController, Leg, Reach, reason_of_choice, refuse_plain};
 use crate::defaults::RTO_MIN_US;

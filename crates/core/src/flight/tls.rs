@@ -1,4 +1,4 @@
-//! TLS 1.3 over TCP: takes the row of TCPcrypt (RFC 8548), which is dead software.
+//! TLS 1.3 over TCP: replaces TCPcrypt (RFC 8548), which is no longer maintained.
 
 use super::{Environment, FlightController, Leg, Reach, reason_of_choice};
 use crate::defaults::RTO_MIN_US;

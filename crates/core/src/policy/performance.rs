@@ -20,7 +20,7 @@ pub const ENTRY: Entry = Entry {
     },
 };
 
-/// What a transfer counts by.
+/// What the weight of a transfer depends on.
 enum Count {
     /// "A broadcast transfer is assigned twice the weight of a shuffle transfer" (paper 001, table 4.3).
     Pattern,
