@@ -27,7 +27,7 @@ pub struct Sessions {
     /// Each worker has a session of its own.
     apart: bool,
     hosts: BTreeMap<HostId, Vec<WorkerId>>,
-    /// When they were sent.
+    /// The speaker of each host, and since when.
     speakers: BTreeMap<HostId, (WorkerId, Time)>,
     /// The shares that were sent last.
     last: Option<Standing>,
