@@ -307,7 +307,7 @@ impl Switch {
 fn attach(program: BorrowedFd<'_>, interface: u32, way: TcAttachPoint, priority: u32) -> Result<()> {
     let mut builder = TcHookBuilder::new(program);
     let mut hook = builder.ifindex(interface as i32).handle(1).priority(priority).hook(way);
-    // The library says on standard error where the hook is there already, which is no error; errors are returned anyway.
+    // The library prints to standard error if the hook already exists, which is not an error; real errors are returned.
     static QUIET: Once = Once::new();
     QUIET.call_once(|| {
         let _ = set_print(None);

@@ -1,6 +1,6 @@
 //! `mission_control._native`: the seam between Python and the decisions and data plane in Rust.
 //!
-//! What crosses often (bytes) crosses as buffers; what crosses seldom (events, commands, status) as JSON. No Python lock
+//! Frequent data (bytes) crosses as buffers; infrequent data (events, commands, status) as JSON. No Python lock
 //! is held while bytes move. The Python side of every name is described in `mission_control/_native.pyi`.
 
 mod columns;

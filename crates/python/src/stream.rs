@@ -109,7 +109,8 @@ impl StreamReader {
 
 #[pymethods]
 impl StreamReader {
-    /// The next chunk and the sizes of its writes; (`None`, `None`): the end, or, without `wait`, nothing yet, as the last says.
+    /// Returns the next chunk and the sizes of its writes; (`None`, `None`): the end, or, without `wait`, nothing yet;
+    /// the third value distinguishes them.
     #[pyo3(signature = (wait=true))]
     fn next(&self, py: Python<'_>, wait: bool) -> PyResult<(Option<Part>, Option<Part>, bool)> {
         let inner = self.inner.lock().expect("no panic while held").clone();

@@ -1,4 +1,4 @@
-//! What people, their tools and Prometheus look at: the console and what it draws from.
+//! Read access for users, their tools and Prometheus: the console and its data.
 
 use crate::http;
 use crate::metrics;
@@ -21,10 +21,10 @@ const FILES: [(&str, &str, &str); 8] = [
 ];
 /// Transfers of one answer, at most; events, at most.
 const ROWS_MAX: usize = 1000;
-/// Words that somebody looks for.
+/// Most words of a search.
 const WORDS_MAX: usize = 16;
 
-/// A status, and what whoever asked may do.
+/// A status, and what the caller may do.
 #[derive(Serialize)]
 struct For {
     may_change: bool,
@@ -34,7 +34,7 @@ struct For {
     status: Status,
 }
 
-/// What needs no token, as it says nothing of any job; `None`: it is none of these.
+/// Answers that need no token, as they have nothing about jobs; `None`: another path.
 pub fn for_all(replica: &Replica, path: &str) -> Option<Vec<u8>> {
     if path == "/healthz" {
         let role = if replica.role() == Role::Leader { "leader" } else { "follower" };

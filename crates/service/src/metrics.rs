@@ -1,9 +1,9 @@
-//! What a replica knows, in Prometheus' text format (exposition format 0.0.4).
+//! Metrics of a replica, in Prometheus' text format (exposition format 0.0.4).
 
 use mission_core::service::{JobNow, Role, Status};
 use std::fmt::Write;
 
-/// Jobs that have metrics of their own, those that move most: each is a series for ever in Prometheus.
+/// Most jobs with metrics of their own, those with the highest rates: each is a permanent series in Prometheus.
 pub const JOBS_MAX: usize = 200;
 
 /// A label's value: what the format escapes.

@@ -3,9 +3,9 @@
 //! Keys lie under `/mission-control/NAME/`. The leader's key has a lease of [`LEASE`]; its create revision is the epoch,
 //! and every write is a transaction that compares it (etcd documentation, "Concurrency": what its own elections do).
 //!
-//! A write whose answer did not come is under way, perhaps for long: a member of etcd that was stopped goes on with it.
-//! So every write also compares when [`SEQUENCE`] was written last, and writes it: of the writes that were sent after the
-//! same one, one happens, and none after a later one.
+//! A write without an answer may still be in progress, perhaps for long: a member of etcd that was stopped continues
+//! with it. So every write also compares when [`SEQUENCE`] was written last, and writes it: of the writes that were
+//! sent after the same one, one happens, and none after a later one.
 
 use super::{Changed, Elected, Failure, Loaded, Store};
 use base64::Engine;
@@ -22,7 +22,7 @@ use ureq::tls::TlsConfig;
 
 /// etcd's shortest, with its usual settings.
 const LEASE: Duration = Duration::from_secs(2);
-/// For one member of etcd to answer; another one is asked then. Three of them are asked within a lease.
+/// Timeout of one member of etcd; then another one is asked. Three of them are asked within a lease.
 const ANSWER: Duration = Duration::from_millis(600);
 /// For a transaction: it has to be on the disks of most members.
 const WRITE: Duration = Duration::from_secs(2);
@@ -31,7 +31,7 @@ const SILENCE: Duration = Duration::from_secs(3);
 /// An answer of etcd is at most so long: all jobs of a service.
 const ANSWER_BYTES: u64 = 64 << 20;
 const LEADER: &str = "leader";
-/// Written by each write: who wrote last.
+/// Key that each write sets: identifies the last writer.
 const SEQUENCE: &str = "sequence";
 /// Of one write, that earlier writes without an answer turn out to have happened before it.
 const OVERTAKEN_MAX: usize = 16;
@@ -159,8 +159,8 @@ struct One {
 }
 
 impl Etcd {
-    /// `members`: `HOST:PORT` of each. `name`: of the service; services of other names do not see one another. `tls`: how
-    /// members are spoken with; `None`: in plain text.
+    /// `members`: `HOST:PORT` of each. `name`: of the service; services of other names do not see one another. `tls`:
+    /// settings for connections to members; `None`: plain text.
     ///
     /// # Errors
     /// There is no member.

@@ -18,7 +18,7 @@ const JOURNAL: &str = "journal.jsonl";
 /// A journal is written anew, short, when it has so many times the lines that there are entries.
 const GARBAGE: usize = 8;
 const LINES_MIN: usize = 256;
-/// Nobody else can lead: a lease that is always renewed in time.
+/// No other replica can lead: the lease is always renewed in time.
 const LEASE: Duration = Duration::from_secs(3600);
 const SILENCE: Duration = Duration::from_secs(3);
 
@@ -48,7 +48,7 @@ struct State {
     /// Of the last revisions, oldest first: for the one that watches.
     news: Vec<Changed>,
     closed: bool,
-    /// What the journal has is not known, so nothing more is written.
+    /// The content of the journal is unknown, so nothing more is written.
     broken: Option<String>,
 }
 
@@ -125,7 +125,7 @@ impl FileStore {
             }
             return Err(Failure::Unknown(failed(&error, "make room, then retry")));
         }
-        // After a failure nobody knows what is on the disk, and a second try would say that all is well (Rebello et al.,
+        // After a failure the content of the disk is unknown, and a second try would report success (Rebello et al.,
         // "Can applications recover from fsync failures?", USENIX ATC 2020).
         if let Err(error) = state.journal.sync_data() {
             let why = failed(&error, "check the disk, then restart the service");
@@ -155,7 +155,7 @@ impl FileStore {
         file.write_all(line.as_bytes())?;
         file.sync_all()?;
         std::fs::rename(&new, &path)?;
-        // From here on the old journal is nobody's.
+        // From here on the old journal is unused.
         (state.journal, state.bytes, state.lines) = (file, line.len() as u64, 1);
         File::open(&self.folder)?.sync_all()
     }
@@ -227,7 +227,7 @@ impl Store for FileStore {
         let mut state = self.lock();
         state.closed = true;
         state.broken = Some("this service is shutting down".into());
-        // Whoever opens it next finds all that was answered: nothing is written after this.
+        // The next process finds all confirmed writes: nothing is written after this.
         let _ = flock(&self.lock, FlockOperation::Unlock);
         self.changed.notify_all();
     }

@@ -1,14 +1,14 @@
-//! What has happened, for people: what was written to the store, and who led.
+//! The history for users: what was written to the store, and which replica led.
 //!
-//! Every replica hears the same changes in the same order, so each of them has the same history since it started; one
-//! that missed changes sees their sum.
+//! Every replica receives the same changes in the same order, so each has the same history since it started; one that
+//! missed changes sees their sum.
 
 use super::super::books::Books;
 use super::*;
 use crate::types::Transport;
 use std::collections::VecDeque;
 
-/// So much is kept of jobs that came and went, and so much of all else: many jobs do not hide who changed what.
+/// Entries kept of arriving and ending jobs, and as many of all others: many jobs must not hide operators' changes.
 const KEPT: usize = 500;
 
 #[derive(Default)]
@@ -132,7 +132,7 @@ impl History {
     }
 
     pub fn store(&mut self, now: Time, before: Option<&str>, problem: Option<&str>) {
-        // Its words change from try to try; that it fails does not.
+        // The error text changes with each attempt; only the failure matters.
         if before.is_some() != problem.is_some() {
             self.add(now, What::Store { problem: problem.map(str::to_owned) });
         }

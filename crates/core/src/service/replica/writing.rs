@@ -1,8 +1,8 @@
-//! What a leader writes: the difference between what members said and what the books have, and what operators ask for.
+//! Writes of a leader: the difference between members' states and the books, and operators' changes.
 
 use super::*;
 
-/// Entries as they are written: so many, and so many bytes, at once.
+/// Splits entries into writes, by number and by bytes.
 fn writes_of(entries: Vec<Entry>) -> Vec<Vec<Entry>> {
     let mut writes: Vec<Vec<Entry>> = Vec::new();
     let mut bytes = 0;
@@ -93,7 +93,7 @@ impl Replica {
         commands.extend(write.ask.map(|ask| Command::Answer { ask, result }));
     }
 
-    /// Writes that these books have: nothing is written, or decided, on older ones.
+    /// Finishes writes that these books include: nothing is written, or decided, on older books.
     pub(super) fn finish(&mut self, now: Time, commands: &mut Vec<Command>) {
         let revision = self.books.revision;
         let done = |(write, own): (&WriteId, &Write)| own.revision.is_some_and(|own| own <= revision).then_some(*write);
@@ -103,7 +103,7 @@ impl Replica {
         }
     }
 
-    /// Writes of which nothing was heard: nobody knows whether they happened.
+    /// Gives up unanswered writes: it is unknown whether they happened.
     pub(super) fn give_up(&mut self, now: Time, commands: &mut Vec<Command>) {
         self.writes.retain(|_, own| now.since(own.since) < WRITE_FORGOTTEN);
         let late = |own: &Write| !own.given_up && now.since(own.since) >= WRITE_WITHIN;
@@ -118,7 +118,7 @@ impl Replica {
         }
     }
 
-    /// Writes what the books do not have of what clusters said, and what they have too much.
+    /// Writes the differences between clusters' states and the books.
     pub(super) fn reconcile(&mut self, now: Time, commands: &mut Vec<Command>) {
         let under_way: BTreeSet<&String> = self.writes.values().flat_map(|write| &write.keys).collect();
         let own = self.leading.as_mut().expect("it acts");
