@@ -17,9 +17,9 @@ final class Connection implements AutoCloseable {
     private static final int BUFFER = 1 << 18;
 
     private final SocketChannel channel;
-    /** What has arrived and was not taken yet; ready to be read. */
+    /** Bytes that have arrived and were not read yet. */
     private final ByteBuffer arrived = ByteBuffer.allocateDirect(BUFFER).flip();
-    /** What is about to be sent. Of arrays Java would keep a copy outside its heap, for each thread, as large as they are. */
+    /** Bytes to send. For an array, Java would keep a copy of the same size outside its heap, for each thread. */
     private final ByteBuffer leaves = ByteBuffer.allocateDirect(BUFFER);
 
     Connection(String path) throws IOException {
@@ -136,7 +136,7 @@ final class Connection implements AutoCloseable {
         channel.close();
     }
 
-    /** The body of an answer. An end that comes too early is an error, and not an end. */
+    /** The body of an answer. A premature end is an error. */
     private final class Body extends InputStream {
         private final boolean chunked;
         private long left;
