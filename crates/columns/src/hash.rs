@@ -28,7 +28,7 @@ pub enum Column<'a> {
 /// Hashes rows of one column. `out` has a word for each row.
 ///
 /// # Errors
-/// The column has too few rows, or makes no sense.
+/// The column has too few rows, or is invalid.
 pub fn hash_column(column: Column<'_>, out: &mut [u64]) -> Result<(), String> {
     each(column, out.len(), |row, hash| out[row] = hash)
 }

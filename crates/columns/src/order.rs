@@ -23,7 +23,7 @@ fn front(row: &[u8]) -> u128 {
 /// that begins with it.
 ///
 /// # Errors
-/// The buffer has bits, or fewer rows than `out`, or offsets that leave its bytes.
+/// The buffer has bits, or fewer rows than `out`, or offsets outside of its bytes.
 pub fn ranges(buffer: &Buffer<'_>, splitters: &[Vec<u8>], out: &mut [i64]) -> Result<(), String> {
     let splitters: Vec<(u128, &[u8])> = splitters.iter().map(|own| (front(own), &own[..])).collect();
     let range = |row: &[u8]| {
@@ -61,7 +61,7 @@ fn row_at<'a>(offsets: &Offsets<'_>, values: &'a [u8], place: usize) -> Result<&
 /// Sorts rows of `width` bytes by the first `key` of them into `out`. Equal ones keep their order.
 ///
 /// # Errors
-/// An input is no whole number of rows, or they have not as many bytes as `out` together, or are too many.
+/// An input is not a whole number of rows, the inputs' total length differs from `out`, or there are too many.
 pub fn sort_rows(inputs: &[&[u8]], width: usize, key: usize, out: &mut [u8]) -> Result<(), String> {
     if width == 0 || key > width || inputs.iter().any(|own| !own.len().is_multiple_of(width)) {
         return Err(format!(

@@ -1,9 +1,9 @@
 //! Lanes between two workers: one for each job whose results pass (DESIGN 4.1, "Weights must become time").
 //!
-//! An engine asks a peer for results in one message at a time, and bounds the bytes that a worker has asked for. Then a job
-//! whose messages are many and large leaves no room to others, whatever their weights are. With a lane for each job, no
-//! message has results of two jobs. The next message is for the job with the fewest bytes in transit relative to its
-//! weight.
+//! An engine asks a peer for results in one message at a time, and bounds the bytes that a worker has requested. Then a
+//! job whose messages are many and large leaves no room to others, whatever their weights are. With a lane for each
+//! job, no message has results of two jobs. The next message is for the job with the fewest bytes in transit relative
+//! to its weight.
 
 use crate::types::JobId;
 use std::collections::BTreeMap;

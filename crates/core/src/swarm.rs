@@ -391,7 +391,7 @@ mod tests {
     fn a_receiver_is_never_told_to_fetch_what_it_has_or_is_fetching() {
         let mut swarm = Swarm::new(3, 1);
         said(&mut swarm, Time(0), asks(1, 1, &[true, true, false], None));
-        // Another says that it got nothing from the first: it has its pieces all the same.
+        // Another reports that the first sent nothing: it keeps its own pieces anyway.
         said(&mut swarm, Time(0), asks(2, 2, &[false; 3], Some(1)));
         assert_eq!(said(&mut swarm, Time(0), asks(3, 1, &[true, true, false], None)), [(3, Answer::Done)]);
     }

@@ -477,7 +477,7 @@ mod tests {
         assert!(threads.is_empty() && threads.jobs.is_empty());
     }
 
-    /// Whatever is said in whatever order: never more than so many run, none is idle while somebody waits, each runs once for
+    /// Any events in any order: never more than so many run, none is idle while a task waits, each runs once for
     /// each time that it asks, and nothing is left.
     #[test]
     fn no_thread_is_idle_and_none_is_given_twice() {

@@ -106,8 +106,8 @@ impl Sender {
 mod tests {
     use super::*;
 
-    /// Of senders that share a link, and bring so many bytes a second by themselves: seconds until the last is done, and
-    /// how many of the fastest were under way at most.
+    /// For senders that share a link, with so many bytes per second each: seconds until the last is done, and how many
+    /// of the fastest were active at most.
     fn makespan(rates: &[f64], link: f64, fragment: u64, limit: u32) -> (f64, usize) {
         let fastest = rates.iter().copied().fold(0.0, f64::max);
         let mut turns = Turns::new(rates.len(), true);

@@ -200,7 +200,7 @@ impl JobSpec {
     /// Checks the specification, independently of the cluster.
     ///
     /// # Errors
-    /// One line that says what is wrong with it.
+    /// One line that names the invalid value.
     pub fn check(&self) -> Result<(), String> {
         check_name("job", &self.job)?;
         for (what, word) in [("user", &self.user), ("class", &self.class)] {

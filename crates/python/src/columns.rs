@@ -11,8 +11,8 @@ use pyo3::prelude::*;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Buffers of this size have memory of their own, so that whoever keeps one column does not keep all. Smaller ones share: a process has
-/// 65,530 mappings (`vm.max_map_count`).
+/// Buffers of this size have memory of their own, so that code that keeps one column does not keep all. Smaller ones
+/// share: a process has 65,530 mappings (`vm.max_map_count`).
 const OWN_MEMORY_MIN: usize = 1 << 20;
 /// Arrow's recommendation for the start of a buffer (Arrow columnar format, "Buffer Alignment and Padding").
 const ALIGNMENT: usize = 64;

@@ -10,7 +10,7 @@
 //! then      8 bytes, big endian: how many bytes          those bytes; for 0 {"flow": Flow}
 //! ```
 //!
-//! Blocks are asked for over these connections, or each over connections of its own (`incast/fresh.rs`).
+//! Blocks are requested over these connections, or each over connections of its own (`incast/fresh.rs`).
 
 mod flow;
 mod fresh;
@@ -127,7 +127,7 @@ pub struct Reads {
     /// ([`mission_core::ictcp`]).
     #[serde(default)]
     pub ictcp_link: Option<u64>,
-    /// Each block is asked for over new connections, which are made before its time begins.
+    /// Each block is requested over new connections, which are made before its time begins.
     #[serde(default)]
     pub fresh: bool,
     /// For how many senders, from the first, the arrival of bytes is traced.
@@ -179,7 +179,7 @@ struct Reader {
     /// The connection of this block, where each has its own.
     fresh: Option<Arc<TcpStream>>,
     left: u64,
-    /// What it was asked for last, and when.
+    /// Its last request, and when.
     piece: (u64, Instant),
     bytes: u64,
     before: Flow,

@@ -1,7 +1,7 @@
 //! Sockets between processes of one host: abstract Unix sockets on which both ends prove the cluster's token.
 //!
-//! An abstract name exists once in each network namespace, so whoever can connect is on the same host. Any local user
-//! can take a name, so the other end has to run as this user and to prove the token before any message is sent. A
+//! An abstract name exists once in each network namespace, so a process that can connect is on the same host. Any local
+//! user can take a name, so the other end has to run as this user and to prove the token before any message is sent. A
 //! message is a sequence number and JSON: a receiver that misses one closes the connection, and both ends send all of
 //! their state again on the next one.
 
@@ -265,7 +265,7 @@ mod tests {
         format!("mission-test-{}", crate::object::to_hex(&auth::random::<8>()))
     }
 
-    /// What each end says when they have these tokens.
+    /// What each end sends when they have these tokens.
     fn meet(one: &[u8], other: &[u8]) -> (io::Result<()>, io::Result<UnixStream>) {
         let name = name();
         let listener = bind(&name).unwrap();

@@ -1,4 +1,4 @@
-//! What a fetch asks for, and where it lies once it has come.
+//! What a fetch requests, and where it lies once it has arrived.
 
 use crate::carrier::shm::Borrowed;
 use crate::object::ObjectId;
@@ -34,7 +34,7 @@ pub struct FetchRequest {
 }
 
 impl FetchRequest {
-    /// For parts that nobody else wants, each where it is cheapest.
+    /// For parts that no other process needs, each where it is cheapest.
     pub fn new(transfer: TransferId, demands: Demands, parts: Vec<Wanted>) -> FetchRequest {
         FetchRequest { transfer, demands, parts, whole: false, keep: BTreeSet::new(), packed: false }
     }

@@ -579,7 +579,7 @@ fn ask_below(below: &dyn Below, client: &mut Client, asked: (Option<String>, Opt
 mod tests {
     use super::*;
 
-    /// Connections of one address: so many of strangers, each of which has said something or not, and one that came last.
+    /// Connections of one address: strangers, each with or without received bytes, and one that arrived last.
     fn door(strangers: usize, asked: bool, waited: Duration) -> Connections {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();

@@ -62,7 +62,7 @@ pub enum ChunkReply {
 /// Why a write failed.
 #[derive(Debug)]
 pub enum WriteError {
-    /// Nobody wants the stream any more, or it was ended.
+    /// No task needs the stream any more, or it was ended.
     Over(&'static str),
     Interrupted,
     /// No memory, or no room in the spool.
@@ -189,7 +189,7 @@ impl Streams {
         if commands.contains(&Command::Seal { part })
             && let Err(error) = self.seal(&writer, part, &mut open)
         {
-            // Whoever writes it again writes it once.
+            // A repeated write must not duplicate the bytes.
             open.sizes.pop();
             let before = open.bytes.len() - bytes.len();
             open.bytes.truncate(before);

@@ -45,7 +45,7 @@ pub struct Message {
     /// Have these send to it at the same time, and report what happened to their packets ([`crate::ecn`]).
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub probe_ecn: Vec<Arc<str>>,
-    /// Address of the data plane that speaks for this host: the worker's own, if it does or if nobody does.
+    /// Address of the speaker's data plane: the worker's own, if it is the speaker or if there is none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub speaker: Option<Arc<str>>,
 }

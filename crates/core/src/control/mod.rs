@@ -96,7 +96,7 @@ pub struct Controller {
 
 impl Controller {
     /// # Errors
-    /// The policy is unknown, or the budget is 0: one line that says what to do.
+    /// The policy is unknown, or the limit is 0: one line with a hint.
     pub fn new(policy: &str, flows_per_host: FlowsPerHost, environment: Environment) -> Result<Controller, String> {
         Ok(Controller {
             mission: MissionController::new(policy, flows_per_host, environment)?,

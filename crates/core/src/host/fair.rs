@@ -95,7 +95,7 @@ struct Queue {
     id: QueueId,
     /// Absent until the Mission Controller has named it.
     weight: Option<f64>,
-    /// Its place among the shares, which are in the order of arrival: whoever came first wins a tie.
+    /// Its place among the shares, which are in the order of arrival: the first one wins a tie.
     rank: u32,
     waiting: usize,
     in_use: u32,
@@ -270,8 +270,8 @@ impl FairQueue {
     }
 
     /// A slot is free again: it was charged `charged` bytes and moved `moved`. What it did not move is given back. What it moved
-    /// on top is charged now. Where no other queue waits, nobody has waited for it: the virtual time goes along, so that the queue
-    /// need not wait for it later.
+    /// on top is charged now. If no other queue waits, no request was delayed by it: the virtual time advances, so that
+    /// the queue need not wait later.
     pub fn done(&mut self, group: GroupId, member: MemberId, charged: u64, moved: u64) {
         let Some(at) = self.position(group, member) else { return };
         let weight = self.weight(at);
@@ -639,7 +639,7 @@ mod tests {
         }
     }
 
-    /// While nobody else wanted them, slots carried four times what they were granted for. A newcomer gets no more than its share
+    /// Without contention, slots carried four times what they were granted for. A newcomer gets no more than its share
     /// for that.
     #[test]
     fn who_moved_more_than_was_granted_while_nobody_waited_need_not_wait_for_it() {

@@ -2,7 +2,7 @@
 //!
 //! A slot is the right to receive one chunk now. One process of the host, the arbiter, runs [`slots`]: it grants slots
 //! to the processes by weighted fair queueing ([`fair`]) up to a limit. Each process runs [`process`]: it cuts fetches
-//! into chunks ([`fetches`]), keeps the slots that nobody else waits for ([`leases`]), and decides which range runs on
+//! into chunks ([`fetches`]), keeps uncontended slots ([`leases`]), and decides which range runs on
 //! which leg to which source. [`uplink`] is the sender's half. [`session`] chooses the route of its reports. All of
 //! them take `now` and an event and give commands; sockets, threads and election are the caller's.
 //!

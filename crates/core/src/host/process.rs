@@ -492,7 +492,7 @@ mod tests {
         assert_eq!(others, 1);
     }
 
-    /// A8: whoever gives up waits for no range that is under way.
+    /// A8: an abandoned fetch does not wait for its active ranges.
     #[test]
     fn a_fetch_that_is_given_up_cuts_its_runs_and_ends_after_them() {
         let mut host = Alone::new(2);

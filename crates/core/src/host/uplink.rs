@@ -183,8 +183,9 @@ mod tests {
         Event::Shares { flows_per_host: FlowsPerHost::Fixed(10), shares: Shares { level: Level::Groups, queues } }
     }
 
-    /// Each receiver keeps so many ranges of one job asked for; gives the bytes that each job got, in virtual time. The uplink
-    /// has its rate, shared by the ranges that are under way, of which each receiver takes at most `receives`.
+    /// Each receiver keeps so many ranges of one job requested; returns the bytes that each job got, in virtual time.
+    /// The uplink has its rate, shared by the ranges that are under way, of which each receiver takes at most
+    /// `receives`.
     fn run(uplink: &mut Uplink, receivers: u64, asks: u64, receives: f64, seconds: f64) -> (Vec<u64>, u32) {
         let (mut sent, mut got, mut most) = (0u64, vec![0u64; receivers as usize], 0);
         let (mut left, mut commands) = (BTreeMap::<Ticket, f64>::new(), Vec::new());

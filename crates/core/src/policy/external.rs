@@ -23,7 +23,7 @@ impl Default for Counts {
 }
 
 impl Counts {
-    /// Whether this answers for all transfers that were asked for.
+    /// Checks that this has a valid weight for all requested transfers.
     ///
     /// # Errors
     /// Why the answer is invalid.

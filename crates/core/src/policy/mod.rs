@@ -51,11 +51,11 @@ pub struct TransferView {
     pub evidence: Arc<str>,
     /// Hosts that send or receive in it: N in equations 4.1 and 4.2 (paper 001); 0 is taken as 1.
     pub machines: u32,
-    /// Bytes that receivers have asked for since it began.
+    /// Bytes that receivers have requested since it began.
     pub asked_bytes: u64,
     /// Of those, bytes that have arrived.
     pub served_bytes: u64,
-    /// Bytes asked for that have not arrived, by the host that waits for them.
+    /// Requested bytes that have not arrived, by the host that waits for them.
     pub to_receive: BTreeMap<HostId, u64>,
     /// The same, by the host that has them, as far as that is known.
     pub to_send: BTreeMap<HostId, u64>,

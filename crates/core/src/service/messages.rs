@@ -90,7 +90,7 @@ pub enum FromService {
     Welcome { service: ServiceId, epoch: Epoch, version: u64, state: State },
     /// What has changed.
     Update { epoch: Epoch, version: u64, update: Update },
-    /// A job is in the store: whoever leads next knows it.
+    /// A job is in the store: the next leader knows it.
     Kept { epoch: Epoch, job: JobId },
     /// The leader's heartbeat, with the version of its last update.
     Here { epoch: Epoch, version: u64 },

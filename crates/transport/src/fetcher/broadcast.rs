@@ -122,7 +122,7 @@ impl Shared {
         (ended, tally)
     }
 
-    /// Asks and fetches until there is nothing more to get, or nobody to ask.
+    /// Asks and fetches until there is nothing more to get, or no owner to ask.
     fn lane(
         &self,
         transfer: &TransferId,

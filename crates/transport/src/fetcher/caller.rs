@@ -1,4 +1,4 @@
-//! Whoever waits for a fetch, and may be interrupted meanwhile.
+//! The caller that waits for a fetch, and may be interrupted meanwhile.
 
 use super::{CLOSES, INTERRUPT_EVERY, Shared};
 use mission_core::host::fetches::FetchError;

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant, SystemTime};
 /// How often a report lists how many bytes fetches wait for, by source.
 const WAITS_EVERY: Duration = Duration::from_secs(1);
 
-/// Bytes that a fetch asks for.
+/// Bytes that a fetch requests.
 #[derive(Default)]
 pub(super) struct Bytes {
     /// To be fetched.

@@ -93,7 +93,7 @@ fn finish(socket: Socket, until: Instant, hello: &Value) -> io::Result<TcpStream
     Ok(stream)
 }
 
-/// What the proof of a fresh connection is for: its number, so that nobody who overhears one can use it again.
+/// The purpose of a fresh connection's proof: its number, so that an overheard proof cannot be replayed.
 fn purpose(number: &[u8; 8]) -> Purpose<'_> {
     Purpose::Ranges(number)
 }

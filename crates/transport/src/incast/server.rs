@@ -185,7 +185,7 @@ impl Serving {
         ended
     }
 
-    /// Sends as many bytes as it is asked for, until the receiver has no more requests.
+    /// Sends the requested bytes, until the receiver has no more requests.
     fn answer(&self, mut stream: &TcpStream, flow: impl Fn() -> Flow) -> io::Result<()> {
         stream.set_read_timeout(Some(IDLE))?;
         stream.set_write_timeout(Some(IDLE))?;

@@ -33,7 +33,7 @@ fn a_job_is_over_when_all_have_said_their_last_words_or_are_late() {
         assert_eq!(ended, Some(if late { 9 } else { 10 }));
         assert!(world.sent["b"].iter().any(|message| message.forget_job == Some(job.clone())));
         assert_eq!(world.left(), []);
-        // Late words bring nothing back.
+        // Late reports do not restore anything.
         world.event(Event::Report { worker: "b".into(), report: of(None, 8) });
         assert_eq!(world.left(), []);
     }
@@ -44,7 +44,7 @@ fn a_name_is_free_for_others_once_all_has_been_said_of_its_job() {
     let mut world = World::new(&["a"]);
     let job = world.admit("etl", "client");
     world.event(Event::Leave { job: job.clone(), client: "client".into() });
-    // The worker may still report of the first one; its own client goes on with it.
+    // The worker may still report on the first one; its own client continues it.
     let demands = Demands { transport: Some(Transport::Mptcp), ..Demands::default() };
     let spec = JobSpec { demands, ..JobSpec::named("etl".into()) };
     let said = world.event(Event::Admit { spec, client: "client".into() });

@@ -77,7 +77,7 @@ pub enum Event {
     Forget {
         group: GroupId,
     },
-    /// Chunks that ended on this host so far, as its arbiter says.
+    /// Chunks that ended on this host so far, as its arbiter reports.
     HostDone {
         done: u64,
     },
@@ -573,7 +573,8 @@ impl Fetches {
                 continue;
             }
             let seconds = defaults::PROGRESS_TIMEOUT.as_secs();
-            // It asks for slots; or nothing went wrong, and other fetches of its member ask for as many as the member may.
+            // It waits for slots; or there was no fault, and other fetches of its member have requested all slots that
+            // the member may.
             let waits_for_slots = !fetch.asked.is_empty() || fetch.fault.is_none();
             let why = if fetch.running == 0 && waits_for_slots {
                 // Others get their chunks: this one's turn comes.

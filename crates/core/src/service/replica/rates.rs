@@ -87,7 +87,7 @@ impl Replica {
         own.rates.add(&rates);
     }
 
-    /// `None`: this replica does not lead, so nobody reports to it.
+    /// `None`: this replica does not lead, so no cluster reports to it.
     pub fn rates(&self) -> Option<RatesNow> {
         self.leading.as_ref().map(|own| own.rates.now())
     }

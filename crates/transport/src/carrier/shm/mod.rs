@@ -1,10 +1,11 @@
 //! Shared memory between processes of one host: an object's owner grants leases on it, and readers use it in place.
 //!
 //! The owner listens on an abstract Unix socket named by its address. Such a name exists in one network namespace only:
-//! whoever can connect is on the owner's host, whatever else the two do not share (containers that have only the network
-//! in common, for instance). Both ends prove the cluster's token first ([`crate::local`]). With a lease come descriptors: of the
-//! memory that objects lie in, which readers map, and of the spool file, which they read. A question is about all objects that a
-//! fetch takes from their owner; each has a lease of its own, named by the question and the object's place in it.
+//! a process that can connect is on the owner's host, whatever else the two do not share (containers that have only the
+//! network in common, for instance). Both ends prove the cluster's token first ([`crate::local`]). With a lease come
+//! descriptors: of the memory that objects lie in, which readers map, and of the spool file, which they read. A
+//! question is about all objects that a fetch takes from their owner; each has a lease of its own, named by the
+//! question and the object's place in it.
 //!
 //! An answer repeats the number of its question. A connection with a failure is not used for questions any more, but
 //! stays open as long as anything is mapped over it: so the late answer of a stopped process is never mistaken for the

@@ -91,7 +91,7 @@ unsafe impl Sync for Mapped {}
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this value's own, and whoever saw it is gone.
+        // SAFETY: the mapping belongs to this value, and its users are gone.
         let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.size) };
     }
 }
@@ -338,7 +338,7 @@ impl Link {
         !matches!(looked, Ok((1.., _)) | Err(Errno::AGAIN))
     }
 
-    /// Asks for parts of objects, of the first without those that are there already; refusals are answers too.
+    /// Asks for parts of objects, without those of the first that are already leased; refusals are answers, too.
     ///
     /// # Errors
     /// No answer, or one that is not to this question: the link asks nothing any more. With the question, if it was asked.
