@@ -91,7 +91,7 @@ impl Seconds {
         }
     }
 
-    /// Initial tag of a job without tasks: that of the jobs that have waited longest for long tasks to end.
+    /// Initial tag of a new job: that of the jobs that have waited longest for long tasks to end.
     fn first_tag(&self) -> f64 {
         let holding = self.jobs.values().filter(|own| !own.holds.is_empty()).map(|own| own.had);
         self.virtual_now.max(holding.min_by(f64::total_cmp).unwrap_or(0.0))

@@ -65,7 +65,7 @@ pub enum Event {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "command", rename_all = "kebab-case")]
 pub enum Command {
-    /// What there was of a connection is over.
+    /// The connection is closed.
     Connect {
         address: Arc<str>,
     },

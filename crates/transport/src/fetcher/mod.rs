@@ -97,7 +97,7 @@ struct State {
     transfers: BTreeMap<TransferId, TransferReport>,
     /// Transfers that the last report called active.
     said_moved: BTreeSet<TransferId>,
-    /// Copies of parts that many processes receive.
+    /// Transfers whose parts many processes receive.
     broadcasts: BTreeSet<TransferId>,
     /// Objects whose owners are gone, and why; names of objects are not reused.
     lost: BTreeMap<ObjectId, String>,

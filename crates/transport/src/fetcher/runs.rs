@@ -147,7 +147,7 @@ impl Shared {
         interrupted: &mut dyn FnMut() -> bool,
     ) -> (Result<(), FetchError>, Tally) {
         let mut state = self.lock();
-        // Losses that arrived since this fetch began; from now on the fetch receives them itself.
+        // Locations that arrived since this fetch began; from now on the fetch receives them itself.
         for far in &mut far {
             let at = state.locations.get(&far.object).into_iter().flatten();
             let new: Vec<SocketAddr> = at.filter(|address| !far.sources.contains(address)).copied().collect();
