@@ -22,7 +22,7 @@ class Unreachable(TransferError):
     """No source could be reached within the patience."""
 
 class Damaged(TransferError):
-    """The data arrived damaged again and again."""
+    """The data arrived damaged repeatedly."""
 
 class Denied(TransferError):
     """The server, or the flight plan, refuses."""

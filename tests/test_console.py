@@ -121,9 +121,9 @@ def test_who_has_no_token_sees_the_page_and_no_job():
         page.open(f"{address}/")
         page.until("document.querySelector('#ask')?.open")
         page.run("by('token').value = 'wrong'; document.querySelector('#ask button').click()")
-        page.until("/no token of the service/.test(by('refused').textContent) && by('ask').open")
+        page.until("/not a token of the service/.test(by('refused').textContent) && by('ask').open")
         page.run(f"by('token').value = {own.tokens['cluster']!r}; document.querySelector('#ask button').click()")
-        page.until("/does not look/.test(by('refused').textContent) && by('ask').open")
+        page.until("/cannot read/.test(by('refused').textContent) && by('ask').open")
         assert "job-0" not in page.run("document.body.innerText") and page.errors == []
 
 

@@ -426,7 +426,7 @@ def test_slow_motion_is_undone_by_unit():
 
 
 def test_a_block_that_did_not_end_counts_as_far_as_it_came():
-    run = {"blocks": [0.01], "ended": "it was to end after 60 s", "seconds": 60.0, "bytes": 150_000, "flows": []}
+    run = {"blocks": [0.01], "ended": "the deadline of 60 s has passed", "seconds": 60.0, "bytes": 150_000, "flows": []}
     found = statistics.summary([run], 100_000)
     assert found["goodput_mbit"] == pytest.approx(0.02) and found["interval95"] is None
     whole = {**run, "ended": None, "blocks": [0.01] * 9}

@@ -256,7 +256,7 @@ def test_frames_that_are_refused_end_their_connection_and_the_next_one_says_so(p
         with comm.belongs_to(comm.Whose("secret", "a", "b", demands)):
             await mine.write(MESSAGES[2])
         # Both ends are one process here, which has no certificates: to itself it refuses nothing but the plan.
-        with pytest.raises(CommClosedError, match="encryption was demanded"):
+        with pytest.raises(CommClosedError, match="the job demands encryption"):
             await other.read()
         assert other.closed()
         # The handshake of the next connection says that this end avoids the data plane of the other.

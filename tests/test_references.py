@@ -323,7 +323,7 @@ def test_certificates_that_only_dask_takes_stop_no_worker(tmp_path):
         problems = [own["problems"] for own in until(lambda: status(client)["workers"], "workers").values()]
         assert all("certificates" in problem for (problem,) in problems), problems
         with (
-            pytest.raises(mission_control.JobRejected, match="encryption was demanded"),
+            pytest.raises(mission_control.JobRejected, match="the job demands encryption"),
             mission_control.job("secret", encrypt=True, client=client),
         ):
             pass

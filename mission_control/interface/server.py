@@ -136,7 +136,7 @@ def interface_of(plugin: MissionControlWorker) -> Interface:
     """Return the socket of a worker, which the first program to need it opens."""
     with _making:
         if plugin.closing:
-            raise _native.Cancelled("this worker closes")
+            raise _native.Cancelled("this worker is closing")
         if plugin.interface is None:
             plugin.interface = Interface()
         return plugin.interface

@@ -208,5 +208,5 @@ def shared(worker: Worker, interface: Interface) -> Jvm:
             jvm = interface.jvm = Jvm(worker, interface)
         if interface.closed:
             jvm.end()
-            raise _native.Cancelled("this worker closes")
+            raise _native.Cancelled("this worker is closing")
         return jvm

@@ -28,7 +28,7 @@ pub enum Column<'a> {
 /// Hashes rows of one column. `out` has a word for each row.
 ///
 /// # Errors
-/// The column has too few rows, or makes no sense.
+/// The column has too few rows, or is invalid.
 pub fn hash_column(column: Column<'_>, out: &mut [u64]) -> Result<(), String> {
     each(column, out.len(), |row, hash| out[row] = hash)
 }
@@ -69,7 +69,7 @@ fn each(column: Column<'_>, rows: usize, mut take: impl FnMut(usize, u64)) -> Re
         Column::Floats { width: 4, values } => words!(u32, values, |own| spread(canonical(u64::from(own), 8, 23))),
         Column::Floats { width: 8, values } => words!(u64, values, |own| spread(canonical(own, 11, 52))),
         Column::Words { width, .. } | Column::Floats { width, .. } => {
-            return Err(format!("there are no such numbers of {width} bytes"));
+            return Err(format!("numbers of {width} bytes are not supported"));
         }
         Column::Hashed(values) => words!(u64, values, |own| own),
         Column::Texts { offsets, values, valid } => {

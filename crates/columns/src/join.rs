@@ -16,7 +16,7 @@ struct Part<'a> {
     buffers: Vec<&'a [u8]>,
 }
 
-/// Looks at what is to be joined. The bytes may come from anywhere: what makes no sense is an error.
+/// Checks the parts to join. The bytes may come from anywhere, so invalid ones are an error.
 ///
 /// # Errors
 /// A part does not have these buffers, or offsets of four bytes cannot name all bytes.
@@ -32,7 +32,7 @@ pub fn measure<'a>(parts: &[&'a [u8]], kinds: &'a [Kind]) -> Result<Joined<'a>, 
         Kind::Variable { wide } => {
             let bytes: usize = parts.iter().map(|part| part.buffers[at].len() - padded(4 * part.rows)).sum();
             if !wide && bytes > i32::MAX as usize {
-                return Err(format!("{bytes} bytes of one column in one partition: 2 GiB are the limit of its type"));
+                return Err(format!("{bytes} bytes of one column in one partition: the limit of its type is 2 GiB"));
             }
             Ok([(rows + 1) * if *wide { 8 } else { 4 }, bytes])
         }
@@ -89,7 +89,7 @@ impl Joined<'_> {
     /// Writes a buffer.
     ///
     /// # Panics
-    /// `out` has other sizes than [`Joined::sizes`] says.
+    /// The sizes of `out` differ from [`Joined::sizes`].
     pub fn write(&self, buffer: usize, out: [&mut [u8]; 2]) {
         let [first, second] = out;
         assert_eq!([first.len(), second.len()], self.sizes[buffer], "as measured");

@@ -11,8 +11,8 @@
 //! | | the rows of each buffer, padded to 8 bytes |
 //!
 //! Numbers are little-endian. The rows of a buffer of fixed width are its values. Those of a buffer of bits begin with the lowest bit of
-//! the first byte; none at all says that all are set. Those of a buffer of variable length are their lengths (4 bytes each,
-//! padded to 8) and then their bytes. A partition without rows has a part without bytes.
+//! the first byte; no bits at all means that all are set. Those of a buffer of variable length are their lengths (4
+//! bytes each, padded to 8) and then their bytes. A partition without rows has a part without bytes.
 
 mod hash;
 mod join;

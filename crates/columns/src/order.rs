@@ -23,7 +23,7 @@ fn front(row: &[u8]) -> u128 {
 /// that begins with it.
 ///
 /// # Errors
-/// The buffer has bits, or fewer rows than `out`, or offsets that leave its bytes.
+/// The buffer has bits, or fewer rows than `out`, or offsets outside of its bytes.
 pub fn ranges(buffer: &Buffer<'_>, splitters: &[Vec<u8>], out: &mut [i64]) -> Result<(), String> {
     let splitters: Vec<(u128, &[u8])> = splitters.iter().map(|own| (front(own), &own[..])).collect();
     let range = |row: &[u8]| {
@@ -55,22 +55,24 @@ fn row_at<'a>(offsets: &Offsets<'_>, values: &'a [u8], place: usize) -> Result<&
     start
         .zip(end)
         .and_then(|(start, end)| values.get(start..end))
-        .ok_or_else(|| format!("row {place} leaves its column"))
+        .ok_or_else(|| format!("row {place} lies outside of its column"))
 }
 
 /// Sorts rows of `width` bytes by the first `key` of them into `out`. Equal ones keep their order.
 ///
 /// # Errors
-/// An input is no whole number of rows, or they have not as many bytes as `out` together, or are too many.
+/// An input is not a whole number of rows, the inputs' total length differs from `out`, or there are too many.
 pub fn sort_rows(inputs: &[&[u8]], width: usize, key: usize, out: &mut [u8]) -> Result<(), String> {
     if width == 0 || key > width || inputs.iter().any(|own| !own.len().is_multiple_of(width)) {
-        return Err(format!("an input is no whole number of rows of {width} bytes, or a key of {key} bytes is longer"));
+        return Err(format!(
+            "an input is not a whole number of rows of {width} bytes, or its key of {key} bytes is longer"
+        ));
     }
     if inputs.iter().map(|own| own.len()).sum::<usize>() != out.len() {
-        return Err(format!("the output has {} bytes, and the inputs have others together", out.len()));
+        return Err(format!("the output has {} bytes, which is not the sum of the inputs", out.len()));
     }
     if inputs.len() > INPUTS_MAX || inputs.iter().any(|own| own.len() / width > ROWS_MAX) {
-        return Err(format!("inputs are more than {INPUTS_MAX}, or one has more than {ROWS_MAX} rows"));
+        return Err(format!("there are more than {INPUTS_MAX} inputs, or one has more than {ROWS_MAX} rows"));
     }
     let front_len = key.min(SORT_FRONT);
     let row_of = |entry: &u128| {

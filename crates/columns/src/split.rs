@@ -2,23 +2,23 @@
 
 use crate::{Buffer, padded};
 
-/// An output partition that nobody wants.
+/// An output partition that is not needed.
 const UNWANTED: u32 = u32::MAX;
 
 /// Which rows go to which part: those of a part in the order of the input.
 pub struct Split {
-    /// Of each row; what nobody wants is behind the last part.
+    /// The part of each row; unneeded rows are behind the last part.
     part_of_row: Vec<u32>,
-    /// Of each part, and of what nobody wants.
+    /// Rows of each part, and of the unneeded rest.
     rows: Vec<usize>,
 }
 
 impl Split {
     /// `partitions`: of each row, the number of its output partition. `part_of`: of each output partition, the number of its part,
-    /// from 0 to `parts`, or `u32::MAX` where nobody wants its rows.
+    /// from 0 to `parts`, or `u32::MAX` if its rows are not needed.
     ///
     /// # Errors
-    /// A row has a partition that there is not, or there are more than 2^32 - 1 rows.
+    /// A row has an unknown partition, or there are more than 2^32 - 1 rows.
     pub fn new(partitions: &[i64], part_of: &[u32], parts: usize) -> Result<Split, String> {
         if partitions.len() >= u32::MAX as usize {
             return Err(format!("{} rows in one partition are too many: make smaller partitions", partitions.len()));
@@ -39,7 +39,7 @@ impl Split {
         Ok(Split { part_of_row, rows })
     }
 
-    /// Rows of output partitions that nobody wants.
+    /// Rows of output partitions that are not needed.
     pub fn unwanted(&self) -> u64 {
         self.rows[self.rows.len() - 1] as u64
     }

@@ -1,106 +1,106 @@
-//! How many flows a receiver's link can stand at once: the budget `auto` (DESIGN 4.1), learned and not given.
+//! How many flows a receiver's link can carry in parallel: flows per host `auto` (DESIGN 4.1), found by trial.
 //!
-//! With fewer senders at once than the port before the receiver can hold, incast does not happen, on any TCP; with fewer
-//! than fill the link, it is wasted. Which number that is depends on rates, buffer and bytes per flow, which nobody tells
-//! and which may change. So it is found by trial, and by what is seen anywhere: the rate at which bytes arrive.
+//! If the port before the receiver can hold the bytes of all senders, incast does not happen, on any TCP; with too few
+//! senders, the link is idle. The best number depends on rates, buffer and bytes per flow, which are unknown and may
+//! change. So it is found by trial, from what every receiver can measure: the rate at which bytes arrive.
 //!
-//! A trial compares the rate of a round under another limit with that of the round before. More flows are kept where
-//! they bring clearly more (a small gain is seen twice), fewer where they bring as much: the smallest number that fills the
-//! link. A trial that fails may cost a timeout, so the next one waits, each time twice as long. What each number brought is
-//! remembered over several rounds: one that brings less than another did is left for it; a rate that changes under a limit that has not
-//! says that the network did, and all is learned anew.
+//! A trial compares the rate of a round under another limit with that of the round before. More flows are kept if the
+//! rate is clearly higher (a small gain has to be confirmed), fewer if it is equal: the result is the smallest number
+//! that fills the link. A failed trial may cost a timeout, so the next one waits, each time twice as long. The rate of
+//! each limit is remembered over several rounds: if another limit was better, it is used again. If the rate changes
+//! under an unchanged limit, the network has changed, and everything is learned again.
 //!
-//! Where work comes in blocks, one after the other, a round is whole blocks: their ends are slower than their beginnings, and
-//! senders differ.
+//! If work arrives in blocks, one after the other, a round is whole blocks: their ends are slower than their
+//! beginnings, and senders differ.
 
 use crate::units::Time;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// More flows stay if they bring this much more. Losses bring less, and a full link nothing: rates of rounds differ by
-/// some per cent.
+/// More flows stay if the rate rises by this factor. Losses lower the rate, and a full link does not raise it: rates of
+/// rounds differ by some per cent.
 const GAIN: f64 = 1.05;
-/// A smaller gain than this is believed if it is still one against the limit before, seen once more: a round that was slow
-/// by chance makes the next one look fast.
+/// A smaller gain than this has to be confirmed against the previous limit, which is measured again: a round that was
+/// slow by chance makes the next one look fast.
 const CLEAR: f64 = 1.5;
-/// Fewer flows stay if they bring at least this much.
+/// Fewer flows stay if the rate is at least this fraction.
 const AS_MUCH: f64 = 0.985;
-/// A limit that brings less than this part of what a larger one did is left for it, as one is that brings less than
-/// [`AS_MUCH`] of what a smaller one did: past the onset two rounds without a timeout look like a gain, and still more flows
-/// may bring more, since they hide one another's timeouts.
+/// A limit with less than this fraction of a larger limit's rate is replaced by that one; so is a limit with less than
+/// [`AS_MUCH`] of a smaller one's rate. Past the onset, two rounds without a timeout look like a gain, and even more
+/// flows may have a higher rate, since they hide one another's timeouts.
 const WORSE: f64 = 0.95;
-/// A rate that differs by more from what was learned is another network's.
+/// A rate that differs by more than this from the learned one means that the network has changed.
 const CHANGED: f64 = 1.2;
 /// Chunks of a round, and its shortest time: a rate over less is mostly noise.
 const ROUND_CHUNKS: u32 = 4;
 const ROUND: Duration = Duration::from_millis(20);
-/// Of a block, as long as whose rounds are made: a longer one is not waited for. And it may take so many times what the last
-/// one took before rounds end anywhere again.
+/// Longest block that a round is extended to. And a block may take so many times as long as the last one before rounds
+/// end anywhere again.
 const BLOCK_MAX: Duration = Duration::from_secs(2);
 const BLOCK_LATE: u32 = 2;
-/// Of a trial that is given up before its round is over: its bytes would have taken so much longer than before.
+/// A trial is aborted before its round is over if its bytes take so many times as long as before.
 const STALLED: f64 = 2.0;
 const STALLED_PLUS: Duration = Duration::from_millis(50);
-/// Before the next trial of more, after one that failed: while there are numbers in between, and the failure cost a timeout;
-/// then, doubled each time.
+/// Waits before the next trial of more flows, after one that failed: the first if there are numbers in between and the
+/// failure cost a timeout; later the second, doubled each time.
 const WAIT_SOON: Duration = Duration::from_secs(5);
 const WAIT_MIN: Duration = Duration::from_secs(60);
 const WAIT_MAX: Duration = Duration::from_secs(600);
-/// Before anything is known: the only number that no port is too small for. Four were tried: on a stack without SACK the
-/// first second was one timeout after another (docs/measurements.md).
+/// The initial limit: the only number for which every port is large enough. Four were tried: on a stack without SACK
+/// the first second was one timeout after another (docs/measurements.md).
 const START: u32 = 1;
-/// Most flows of a host, whatever they bring.
+/// Most flows of a host, whatever their rate.
 pub const FLOWS_MAX: u32 = 256;
 
-/// What the flows of one receiver bring, and how many there may be.
+/// The rates of one receiver's flows, and the limit on their number.
 #[derive(Clone, Debug)]
 pub struct Budget {
     limit: u32,
-    /// Bytes per second under `limit`, once known, and how many flows there were then: fewer may have been wanted.
+    /// Bytes per second under `limit`, once known, and how many flows there were then: demand may have been lower.
     rate: Option<f64>,
     rate_of: u32,
     /// The limit before a trial.
     from: Option<u32>,
-    /// A limit that brought a little more than this one, and how much: this one is seen once more.
+    /// A limit that was slightly faster than this one, and its rate: this one is measured again.
     doubted: Option<(u32, f64)>,
-    /// What each limit brought, over several rounds.
+    /// The rate of each limit, over several rounds.
     brought: BTreeMap<u32, GoodputEstimate>,
-    /// The largest limit below `limit` that was seen to bring less, and the smallest above that brought no more.
+    /// The largest limit below `limit` with a lower rate, and the smallest above without a higher one.
     below: u32,
     above: Option<u32>,
-    /// Fewer flows are to be tried, once a round has shown that all is as it was.
+    /// Try fewer flows, once a round has confirmed the old rate.
     narrows: bool,
     wait: Duration,
     next_trial: Time,
-    /// This round: how long something was under way, and what arrived then.
+    /// This round: how long flows were active, and the bytes that arrived.
     busy: Duration,
     bytes: u64,
     chunks: u32,
-    /// Chunks that are to end before a round under a new limit begins: they began under the old one.
+    /// Chunks that have to end before a round under a new limit begins: they began under the old one.
     passing: u32,
-    /// Of one chunk, of late.
+    /// Recent duration of one chunk.
     chunk_bytes: f64,
-    /// Most flows that were wanted in it.
+    /// Highest demand for flows in this round.
     wanted: u32,
-    /// Rounds in a row whose rate was another than the learned one.
+    /// Rounds in a row whose rate differed from the learned one.
     strange: u32,
-    /// Most flows that were under way in it.
+    /// Most flows that were active in this round.
     peak: u32,
     last: Time,
-    /// What happens now counts.
+    /// Events count for this round now.
     counts: bool,
-    /// There was a time in it when fewer were wanted than might have been under way.
+    /// Demand fell below the limit, so a partial block is not evidence.
     lacked: bool,
-    /// When the block began that is under way; how long the last one took, once there was one.
+    /// Start of the current block; duration of the last one, once there was one.
     block_began: Option<Time>,
     block: Option<Duration>,
-    /// All work there was is done: a block has ended.
+    /// All work is done: a block has ended.
     at_end: bool,
-    /// This round began with a block.
+    /// This round began with a new block.
     aligned: bool,
 }
 
-/// What came in the rounds under one limit, the older of them the less it counts. Rounds with a timeout are among them.
+/// Rate of the rounds under one limit; older ones have less weight. Includes rounds with a timeout.
 #[derive(Clone, Copy, Debug, Default)]
 struct GoodputEstimate {
     bytes: f64,
@@ -151,13 +151,13 @@ impl Default for Budget {
 }
 
 impl Budget {
-    /// Flows that may be under way now.
+    /// Flows that may be active now.
     pub fn limit(&self) -> u32 {
         self.limit
     }
 
-    /// Notes what has happened until `now`, and decides: `bytes` arrived, `chunks` ended; from now on `in_use` flows are under
-    /// way and `waiting` more are wanted. Bytes may be told when their chunk has ended.
+    /// Records what has happened until `now`, and decides: `bytes` arrived, `chunks` ended; from now on `in_use` flows
+    /// are active and `waiting` more are wanted. Bytes may be reported when their chunk has ended.
     pub fn observe(&mut self, now: Time, bytes: u64, chunks: u32, in_use: u32, waiting: u32) {
         if self.counts {
             self.busy += now.since(self.last);
@@ -173,7 +173,7 @@ impl Budget {
             _ => {}
         }
         self.decide(now);
-        // The end of a block counts, where fewer are under way: a timeout keeps the last of them, and nothing else.
+        // The end of a block, with fewer active flows, counts: a timeout delays only the last ones.
         self.counts = in_use > 0 && in_use <= self.limit;
         self.peak = self.peak.max(if self.counts { in_use } else { 0 });
         self.lacked |= self.counts && waiting == 0 && in_use < self.limit;
@@ -203,7 +203,7 @@ impl Budget {
         }
         let part_of_block = self.lacked && !(self.aligned && self.at_end);
         if (part_of_block || trial.is_some() && self.peak < self.limit) && !stalled {
-            // So many were not wanted, or not all the time: it says nothing of the limit.
+            // Demand was below the limit, at least at times: the round is no evidence for it.
             self.count_anew();
             return;
         }
@@ -227,7 +227,7 @@ impl Budget {
         }
         match (more, wins) {
             (true, true) => {
-                // As clear as that: it need not be tried again.
+                // The gain is clear: no confirmation is needed.
                 self.below = from;
                 self.remember(self.limit, seen);
                 if self.believe(seen) {
@@ -244,7 +244,7 @@ impl Budget {
                 self.limit = from;
             }
             (false, true) => {
-                // The link is full, and more flows would bring nothing; unless more were only not wanted then.
+                // The link is full, and more flows would gain nothing; unless demand was lower then.
                 let wait = self.above.map_or(Duration::ZERO, |_| self.wait);
                 (self.rate, self.next_trial) = (Some(seen), now + wait);
             }
@@ -253,13 +253,13 @@ impl Budget {
         self.begin();
     }
 
-    /// Whether the end of the block that is under way can be waited for.
+    /// Whether the round can wait for the end of the current block.
     fn in_blocks(&self, now: Time) -> bool {
         let passed = self.block_began.map_or(Duration::ZERO, |began| now.since(began));
         self.block.is_some_and(|block| block <= BLOCK_MAX && passed <= BLOCK_LATE * block)
     }
 
-    /// More flows stay, that brought `seen`. True if still more are tried.
+    /// Keeps more flows, whose rate was `seen`. True if even more are tried.
     fn believe(&mut self, seen: f64) -> bool {
         (self.rate, self.rate_of, self.wait) = (Some(seen), self.limit, WAIT_MIN);
         self.narrows = true;
@@ -269,10 +269,10 @@ impl Budget {
         self.attempt_more()
     }
 
-    /// A round under a limit that is not on trial.
+    /// Handles a round under a limit that is not on trial.
     fn settled(&mut self, now: Time, seen: f64) {
         if let Some((limit, gained)) = self.doubted.take() {
-            // Nor is it believed of one that had timeouts before, and has none now.
+            // A limit that had timeouts before, and has none now, is not trusted either.
             if gained >= seen * GAIN && self.remember(limit, gained) >= seen {
                 self.limit = limit;
                 if !self.believe(gained) {
@@ -280,7 +280,7 @@ impl Budget {
                 }
                 return;
             }
-            // It was chance; the rate that made it look so is not kept.
+            // The gain was chance; drop the rate that suggested it.
             (self.above, self.rate) = (Some(limit), Some(seen));
             self.waits(now, limit > self.limit + 1);
         }
@@ -295,7 +295,7 @@ impl Budget {
         let other = seen > known * CHANGED || seen < known / CHANGED;
         self.strange = if other { self.strange + 1 } else { 0 };
         if self.strange >= 2 {
-            // Another network: what was learned of the old one does not hold. If it brings less, fewer flows may be due.
+            // The network has changed: earlier results do not hold. If the rate is lower, fewer flows may be better.
             *self = Budget {
                 limit: self.limit,
                 rate: Some(seen),
@@ -317,11 +317,11 @@ impl Budget {
                 return;
             }
         }
-        // A round that is strange says only that another is needed.
+        // An unusual round only means that another one is needed.
         let doubtful = other && self.strange > 0;
         let tried = !doubtful && (self.attempt_fewer() || now >= self.next_trial && self.attempt_more());
         if tried && self.wait > WAIT_MIN {
-            // What brought less a minute ago may not any more.
+            // A limit that was worse a minute ago may be better now.
             self.below = 0;
         }
         if !tried {
@@ -329,20 +329,19 @@ impl Budget {
         }
     }
 
-    /// Notes what a round under a limit brought; gives what its rounds did, the older the less they count.
+    /// Records the rate of a round under a limit; returns the mean of its rounds, in which older ones have less weight.
     fn remember(&mut self, limit: u32, seen: f64) -> f64 {
         let own = self.brought.entry(limit).or_default();
         own.add(seen);
         own.rate()
     }
 
-    /// The most that this limit or a larger one brought: small steps to fewer, each of which brings nearly as much, would
-    /// add up.
+    /// The highest rate of this limit or a larger one: losses of many small steps to fewer flows would add up.
     fn most_from(&self, limit: u32, known: f64) -> f64 {
         self.brought.range(limit..).map(|(_, own)| own.rate()).fold(known, f64::max)
     }
 
-    /// Goes back to the limit that brought most, where this one brings less.
+    /// Returns to the limit with the highest rate, if this one is worse.
     fn returns_to_best(&mut self, now: Time) -> bool {
         let rates = || self.brought.iter().map(|(limit, own)| (*limit, own.rate()));
         let known = rates().find(|(limit, _)| *limit == self.limit && self.peak == self.limit);
@@ -360,7 +359,7 @@ impl Budget {
         true
     }
 
-    /// Puts the next trial of more off: for long, and twice as long each time, where no number in between is left.
+    /// Delays the next trial of more flows: for long, and twice as long each time, if no number in between is left.
     fn waits(&mut self, now: Time, between: bool) {
         self.next_trial = now + if between { WAIT_SOON } else { self.wait };
         if !between {
@@ -368,7 +367,7 @@ impl Budget {
         }
     }
 
-    /// Tries more: twice as many, or between this number and one that brought no more; as far as they are wanted.
+    /// Tries more flows: twice as many, or a number below one without a gain; not more than are wanted.
     fn attempt_more(&mut self) -> bool {
         let more = self.above.map_or(2 * self.limit, |above| (self.limit + above) / 2).max(self.limit + 1);
         let more = more.min(self.wanted).min(FLOWS_MAX);
@@ -379,7 +378,7 @@ impl Budget {
         tried
     }
 
-    /// Tries a number between this one and the largest that is known to bring less.
+    /// Tries a number between this one and the largest that is known to be worse.
     fn attempt_fewer(&mut self) -> bool {
         let fewer = (self.peak + self.below) / 2;
         let tried = self.narrows && fewer > self.below && fewer < self.peak;
@@ -423,7 +422,7 @@ mod tests {
         /// Bytes per second of its link, and of each sender's.
         link: f64,
         sender: f64,
-        /// More flows than this lose packets: their link stands still for a timeout, a few times a second.
+        /// More flows than this lose packets: their link is idle for a timeout, a few times a second.
         stands: u32,
         senders: u32,
         budget: Budget,
@@ -431,7 +430,7 @@ mod tests {
         idle_until: f64,
         moved: f64,
         timeouts: u32,
-        /// Bytes are told when their chunk has ended.
+        /// Bytes are reported when their chunk has ended.
         late: bool,
         told: f64,
     }
@@ -454,7 +453,7 @@ mod tests {
             }
         }
 
-        /// The part of the link, or of what all senders can do, that was used.
+        /// The used fraction of the link, or of what all senders can do.
         fn run(&mut self, seconds: f64) -> f64 {
             let (moved, end) = (self.moved, self.now + seconds);
             while self.now < end {

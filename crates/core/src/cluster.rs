@@ -1,7 +1,7 @@
 //! The workers of a cluster: where they are, and what their hosts can do.
 //!
-//! Most hosts of a cluster are alike. So what they can do is kept by kind: what is decided for all of them costs as much as
-//! there are kinds, and not as there are workers.
+//! Most hosts of a cluster are alike. So capabilities are kept by kind of host: a decision for all of them costs time
+//! per kind, not per worker.
 
 use crate::ecn;
 use crate::flight::Environment;
@@ -25,7 +25,7 @@ pub struct Cluster {
     /// What most hosts can do, and the workers whose hosts differ.
     common: Option<Arc<Environment>>,
     others: BTreeMap<Address, Arc<Environment>>,
-    /// What is new of them since it was said last.
+    /// Changes since the last message.
     news: News,
 }
 
@@ -38,7 +38,7 @@ struct News {
 struct Worker {
     host: HostId,
     address: Address,
-    /// Without what is known of its host's network.
+    /// The environment without ECN, which is known per host.
     environment: Arc<Environment>,
 }
 
@@ -52,10 +52,10 @@ struct Host {
 /// What a host can do, and whether marks arrive there, if that is known.
 type Kind = (Arc<Environment>, Option<bool>);
 
-/// What the hosts can do, as a receiver must know it of its senders: what most can do, and who differs.
+/// Capabilities of hosts, for receivers that choose legs to their senders: the common kind, and the exceptions.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Hosts {
-    /// What every host can do that is not named; where it is given, nothing that was said before holds.
+    /// The common kind: holds for every host that is not listed. If present, it replaces all earlier lists.
     pub common: Option<Arc<Environment>>,
     /// The workers whose hosts can do something else.
     pub others: Vec<(Arc<Environment>, Vec<Address>)>,
@@ -116,11 +116,11 @@ impl Cluster {
             self.news.others.insert(address.clone());
         }
         self.workers.insert(worker, Worker { host, address, environment });
-        // As many again differ: to name those that are as it is costs less. Seldom, however many join.
+        // As many workers differ again: a new common kind makes the list shorter. This is rare, however many join.
         if self.others.len() > 2 * (self.workers.len() - self.others.len()) {
             self.choose_common();
         }
-        // With a second worker elsewhere there is nobody to share memory with.
+        // A single worker on its host has no process to share memory with.
         changed || (self.workers.len() == 2 && self.shared_hosts == 0)
     }
 
@@ -169,7 +169,7 @@ impl Cluster {
         self.news = News { common: true, others: BTreeSet::new() };
     }
 
-    /// What the hosts can do, for who knows nothing yet.
+    /// All capabilities, for a receiver that knows none yet.
     pub fn hosts(&self) -> Hosts {
         let mut others: BTreeMap<&Arc<Environment>, Vec<Address>> = BTreeMap::new();
         for (address, environment) in &self.others {
@@ -208,7 +208,7 @@ impl Cluster {
         (before == 0) != (before.saturating_add_signed(by) == 0)
     }
 
-    /// Takes what a worker saw of ECN for all of its host; true if that was not known.
+    /// Records a worker's ECN result for its host; true if that is new.
     pub fn probed(&mut self, worker: &str, seen: ecn::Seen) -> bool {
         let Some(own) = self.workers.get(worker) else { return false };
         let (id, Some((arrive, why))) = (own.host.clone(), seen.verdict(worker)) else { return false };
@@ -330,7 +330,7 @@ mod tests {
         assert_eq!(cluster.kinds().count(), 2);
     }
 
-    /// Whatever joins and leaves: who hears all that is new knows what is so.
+    /// Whatever joins and leaves: a receiver of all changes has the same state.
     #[test]
     fn receivers_that_hear_what_is_new_know_all() {
         let mut random = SplitMix(3);

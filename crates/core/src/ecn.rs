@@ -1,11 +1,12 @@
 //! Whether ECN marks arrive end to end: measured, never configured (DESIGN 4.3; paper 001, table 4.5 and 5.4).
 //!
-//! A mark is only seen where a queue is long. So each host in turn is sent to by two others at once, by DCTCP: for a moment
-//! its port gets twice what it can pass on. If packets were marked, its switch marks; if packets were lost and none was
-//! marked, it does not; if neither happened, nothing was learnt.
+//! A mark is only seen where a queue is long. So two hosts send to each host in turn at the same time, by DCTCP: for a
+//! moment its port receives twice its rate. If packets were marked, its switch marks; if packets were lost and none was
+//! marked, it does not; otherwise the result is unknown.
 //!
-//! Who sends in a round sends to one receiver alone: with two, its own link would halve its rate, and no port had more than
-//! it can pass on. So a turn of all hosts takes a few rounds, and who sends changes with each turn, and so do the paths.
+//! A sender sends to only one receiver in a round: with two, its own link would halve its rate, and no port would be
+//! overloaded. So a turn of all hosts takes a few rounds, and the senders, and with them the paths, change with each
+//! turn.
 
 use crate::defaults::{ECN_PROBE_AGAIN, ECN_PROBE_EVERY, ECN_PROBE_LOST_MIN, ECN_PROBE_ROUND};
 use crate::types::{HostId, WorkerId};
@@ -13,7 +14,7 @@ use crate::units::Time;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Those who send at once to one receiver.
+/// Hosts that send to one receiver at the same time.
 const SENDERS: usize = 2;
 
 /// What a receiver learnt of its two senders' connections.
@@ -21,34 +22,34 @@ const SENDERS: usize = 2;
 pub struct Seen {
     /// Packets that arrived marked.
     pub marks: u64,
-    /// Segments that were sent again.
+    /// Retransmitted segments.
     pub lost: u64,
-    /// Connections that agreed on no ECN.
+    /// Connections that did not negotiate ECN.
     pub without: u64,
 }
 
 impl Seen {
-    /// Whether marks arrive at `host`, and why that is believed; `None` where nothing was learnt.
+    /// Whether marks arrive at `host`, with the evidence; `None` if that is unknown.
     pub fn verdict(&self, host: &str) -> Option<(bool, String)> {
         if self.without > 0 {
-            return Some((false, format!("{host} and a host that sent to it did not agree on ECN")));
+            return Some((false, format!("{host} and a host that sent to it did not negotiate ECN")));
         }
         if self.marks > 0 {
-            return Some((true, format!("{host} got marked packets")));
+            return Some((true, format!("{host} received marked packets")));
         }
-        let why = format!("{host}'s packets were lost and none was marked");
+        let why = format!("packets to {host} were lost and none was marked");
         (self.lost >= ECN_PROBE_LOST_MIN).then_some((false, why))
     }
 }
 
-/// One host is sent to by others.
+/// A measurement: one host receives from others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Probe {
     pub receiver: WorkerId,
     pub senders: Vec<WorkerId>,
 }
 
-/// Says when to probe, and who.
+/// Decides when to probe, and which hosts.
 #[derive(Default)]
 pub struct Prober {
     /// When the last turn of all hosts began, and how many have.
@@ -56,26 +57,26 @@ pub struct Prober {
     turns: usize,
     /// When the last round of that turn began.
     round: Option<Time>,
-    /// Hosts that are to be sent to yet in this turn.
+    /// Hosts that have not been receivers in this turn yet.
     waiting: Vec<HostId>,
-    /// Workers that have not yet said what they saw in this round.
+    /// Workers that have not reported in this round yet.
     asked: BTreeSet<WorkerId>,
     /// Somebody joined or left since.
     changed: bool,
 }
 
 impl Prober {
-    /// Hosts joined or left: what was learnt is not of them.
+    /// Hosts joined or left: earlier results do not cover them.
     pub fn changed(&mut self) {
         self.changed = true;
     }
 
-    /// A receiver has said what it saw, be it nothing.
+    /// A receiver has reported, even if it saw nothing.
     pub fn reported(&mut self, receiver: &WorkerId) {
         self.asked.remove(receiver);
     }
 
-    /// Whether the next round of a turn, or the next turn, may begin. Who does not answer is not waited for for long.
+    /// Whether the next round of a turn, or the next turn, may begin. The wait for missing reports is short.
     pub fn is_due(&self, now: Time) -> bool {
         let passed = |since: Option<Time>, time| since.is_none_or(|since| now.since(since) >= time);
         let again = if self.changed { ECN_PROBE_AGAIN } else { ECN_PROBE_EVERY };

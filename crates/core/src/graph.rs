@@ -1,8 +1,8 @@
 //! Patterns of transfers from the engine's task graph, stage by stage, before a byte moves (DESIGN 4.2).
 //!
 //! Tasks are numbers; stages have a job and a name. Each task is added once, after its inputs; each edge costs constant
-//! work, so a graph that grows while it runs is never walked twice. What a graph tells changes once more when a task has
-//! put an object: of objects with several parts every consumer takes its own.
+//! work, so a graph that grows while it runs is never walked twice. The pattern of an edge can change again when a task
+//! has put an object: of an object with several parts, each consumer takes its own.
 
 use crate::types::{JobId, Pattern, Stage};
 use serde::{Deserialize, Serialize};
@@ -20,7 +20,7 @@ pub enum Kind {
     Barrier,
 }
 
-/// A map by task number whose order is never looked at.
+/// A map by task number whose order does not matter.
 #[allow(clippy::disallowed_types)]
 type FastMap<V> = std::collections::HashMap<u64, V, BuildHasherDefault<NumberHasher>>;
 
@@ -51,7 +51,7 @@ pub struct Graph {
     edges: BTreeMap<(StageNumber, StageNumber), Edge>,
     /// The same edges, to and from.
     into: BTreeSet<(StageNumber, StageNumber)>,
-    /// Edges of which more is known than was said.
+    /// Edges with unreported changes.
     changed: BTreeSet<(StageNumber, StageNumber)>,
 }
 
@@ -60,7 +60,7 @@ type StageNumber = u32;
 struct StageNode {
     job: JobId,
     name: Stage,
-    /// That do work.
+    /// Number of its tasks that do work.
     tasks: u32,
     /// Most parts of an object that one of them put; 0: none was seen.
     parts: u32,
@@ -75,7 +75,7 @@ struct Node {
     behind: Vec<u64>,
 }
 
-/// Selecting nodes stand on one or few workers; a barrier's inputs are all of one stage, so a sample tells the stage.
+/// Selecting nodes have one or few inputs; a barrier's inputs are all of one stage, so a sample shows the stage.
 const BEHIND_MAX: usize = 4;
 
 /// All that is known of the edges between two stages.
@@ -91,13 +91,13 @@ struct Edge {
     barrier: bool,
 }
 
-/// What the graph tells of the data that moves between two stages.
+/// What the graph shows of the data that moves between two stages.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Classified {
     pub pattern: Pattern,
     /// Tasks of the second stage that take from the first.
     pub consumers: u32,
-    /// By what the pattern is known, in words.
+    /// The evidence for the pattern.
     pub why: String,
 }
 
@@ -143,7 +143,7 @@ impl Graph {
 
     /// One task of a stage takes these results.
     fn take_all(&mut self, stage: StageNumber, inputs: &[u64]) {
-        // A task takes from few stages: a scan beats a map.
+        // A task takes from few stages: a scan is faster than a map.
         let mut taken: Vec<(StageNumber, u32)> = Vec::new();
         for input in inputs {
             let Some(node) = self.tasks.get(input) else { continue };
@@ -183,7 +183,7 @@ impl Graph {
     pub fn put(&mut self, task: u64, parts: u32) {
         let Some(stage) = self.tasks.get(&task).map(|node| node.stage) else { return };
         let Some(own) = self.stages.get_mut(&stage) else { return };
-        // One part or several: more is nothing new.
+        // Only the difference between one part and several matters.
         let new = own.parts.min(2) < parts.min(2);
         own.parts = own.parts.max(parts);
         if new {
@@ -191,7 +191,7 @@ impl Graph {
         }
     }
 
-    /// The engine has forgotten this task; what its edges taught stays as long as its job.
+    /// The engine has forgotten this task; the statistics of its edges stay as long as its job.
     pub fn forget(&mut self, task: u64) {
         self.tasks.remove(&task);
     }
@@ -223,7 +223,7 @@ impl Graph {
         (self.stages.len(), self.edges.len())
     }
 
-    /// What is new since the last call.
+    /// Changes since the last call.
     pub fn changed(&mut self) -> Vec<(Between, Classified)> {
         let changed = std::mem::take(&mut self.changed);
         changed.into_iter().filter_map(|(from, to)| self.classified(from, to)).collect()
@@ -262,7 +262,7 @@ fn classify(producers: &StageNode, edge: &Edge) -> (Pattern, String) {
             (Pattern::Shuffle, format!("{takes}, in pieces"))
         }
         (_, true) if in_pieces => (Pattern::OneToOne, "one result, of which each task takes a piece".into()),
-        // Until fetches show that all take the same parts.
+        // Until fetches show that all tasks take the same parts.
         (_, true) if parts > 1 => (Pattern::Shuffle, format!("{takes}; its objects have up to {parts} parts")),
         // Neighbours that take a few whole outputs each (a stencil) move less than all to all; what they move they
         // move whole and more than once, as a broadcast does.

@@ -1,9 +1,9 @@
 //! Receive windows after ICTCP (Wu, Feng, Guo, Zhang: "ICTCP: Incast Congestion Control for TCP in data center networks",
-//! CoNEXT 2010, section 4): the receiver lets each sender have what its link still has room for.
+//! CoNEXT 2010, section 4): the receiver sizes each sender's window by the free capacity of its link.
 //!
 //! Time goes in slots of two round trips. In the first half the link's free bandwidth is measured:
-//! `BW_A = max(0, alpha C - BW_T)`; in the second windows may grow, as long as what they add fits into it. Each round trip
-//! a connection's measured rate `b_m` is compared with what its window would allow, `b_e = max(b_m, rwnd / RTT)`:
+//! `BW_A = max(0, alpha C - BW_T)`; in the second, windows may grow as long as the increase fits into it. Each round
+//! trip a connection's measured rate `b_m` is compared with what its window would allow, `b_e = max(b_m, rwnd / RTT)`:
 //! `d = (b_e - b_m) / b_e`.
 //!
 //! | | then the window |
@@ -12,28 +12,28 @@
 //! | `d > gamma_2` in three round trips | shrinks by a segment, and is never doubled again |
 //! | `BW_A < 0.2 C` | shrinks by a segment where it is above the mean: those below it catch up |
 //!
-//! No window is smaller than two segments. So N senders have `2 N` segments under way at least, and a port that holds fewer
-//! overflows whatever the receiver does.
+//! No window is smaller than two segments. So N senders have at least `2 N` segments in flight, and a port that holds
+//! fewer overflows whatever the receiver does.
 
 use crate::units::Time;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Part of the link that is given away.
+/// Fraction of the link that is granted.
 const ALPHA: f64 = 0.9;
-/// Of the expected rate: what may be missing where a window grows, and what must be where it shrinks.
+/// Fractions of the expected rate that may be missing if a window grows, and that must be missing if it shrinks.
 const GAMMA_1: f64 = 0.1;
 const GAMMA_2: f64 = 0.5;
-/// Round trips in a row before it shrinks.
+/// Round trips in a row before a window shrinks.
 const LOW_ROUNDS_MAX: u32 = 3;
-/// Part of the link: with less to give away, large windows make room for small ones.
+/// Fraction of the link: with less free capacity, large windows make room for small ones.
 const SCARCE: f64 = 0.2;
 const WINDOW_MIN: u32 = 2;
 /// Weight of the past in a connection's rate; a larger present counts at once. The paper leaves the number open.
 const PAST: f64 = 0.75;
-/// Between two looks at most often: half a kernel's tick of 1 ms would count single packets.
+/// Shortest interval between two samples: half a kernel's tick of 1 ms would count single packets.
 const LOOK_MIN: Duration = Duration::from_millis(1);
-/// And at least so often, where round trips are not known yet or a queue has made them long.
+/// Longest interval, if round trips are unknown or a queue has made them long.
 const LOOK_MAX: Duration = Duration::from_millis(50);
 
 pub type FlowId = u64;
@@ -41,7 +41,7 @@ pub type FlowId = u64;
 /// What is known of a connection.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sample {
-    /// Bytes that it brought since it began.
+    /// Bytes received since it began.
     pub received: u64,
     /// As the receiver sees it; zero: not known yet.
     pub rtt: Duration,
@@ -55,11 +55,11 @@ pub struct Windows {
     /// Bytes per second.
     capacity: f64,
     flows: BTreeMap<FlowId, Flow>,
-    /// Of the last look, and what the interface had received by then.
+    /// Time of the last sample, and the bytes that the interface had received by then.
     last: Option<(Time, u64)>,
-    /// Mean of the connections, weighted by what they brought.
+    /// Mean over connections, weighted by received bytes.
     rtt: Duration,
-    /// Bandwidth that is left, in bytes per second; halved slots: it is measured in one half and given away in the other.
+    /// Free bandwidth in bytes per second. It is measured in the first half of a slot and granted in the second.
     left: f64,
     second_half: bool,
 }
@@ -72,7 +72,7 @@ struct Flow {
     /// Bytes per second.
     rate: f64,
     doubles: bool,
-    /// Round trips in a row in which it got far less than its window allows.
+    /// Round trips in a row with far fewer bytes than its window allows.
     low: u32,
 }
 
@@ -89,7 +89,7 @@ impl Windows {
         }
     }
 
-    /// Until the next look: one round trip.
+    /// Time until the next sample: one round trip.
     pub fn period(&self) -> Duration {
         self.rtt.clamp(LOOK_MIN, LOOK_MAX)
     }
@@ -99,8 +99,8 @@ impl Windows {
         WINDOW_MIN * mss
     }
 
-    /// Once per round trip: all connections there are, and the bytes that the interface has received since it is up. Gives
-    /// the window of each, in bytes.
+    /// Takes a sample once per round trip: all connections, and the total bytes that the interface has received.
+    /// Returns the window of each, in bytes.
     pub fn look(&mut self, now: Time, arrived: u64, samples: &BTreeMap<FlowId, Sample>) -> Vec<(FlowId, u32)> {
         self.flows.retain(|id, _| samples.contains_key(id));
         if let Some((last, arrived_before)) = self.last
@@ -126,15 +126,15 @@ impl Windows {
                 doubles: true,
                 low: 0,
             });
-            // What a full segment is shows with the first.
+            // The size of a full segment is known from the first one.
             flow.window = flow.window.max(Windows::first(sample.mss));
         }
         self.last = Some((now, arrived));
         self.flows.iter().map(|(id, flow)| (*id, flow.window)).collect()
     }
 
-    /// Rates since the last look. Gives the connections that brought something: nothing can be said of the others, which
-    /// may not have been asked for anything.
+    /// Updates rates since the last sample. Returns the connections with new bytes: the others may have had no request,
+    /// so they are not judged.
     fn measure(&mut self, seconds: f64, samples: &BTreeMap<FlowId, Sample>) -> Vec<FlowId> {
         let (mut brought, mut bytes, mut weighted) = (Vec::new(), 0.0, 0.0);
         for (id, flow) in &mut self.flows {
@@ -191,7 +191,7 @@ impl Windows {
 }
 
 impl Flow {
-    /// Gives the bandwidth that it takes of what is `left`.
+    /// Returns the bandwidth that it takes of `left`.
     fn grow(&mut self, mss: u32, rtt: f64, left: f64) -> f64 {
         let doubled = f64::from(self.window) / rtt;
         if self.doubles && doubled <= left {
@@ -220,7 +220,7 @@ mod tests {
     const MSS: u32 = 1000;
     const MS: u64 = 1_000_000;
 
-    /// Connections with a round trip of 10 ms on a link of 1 MB/s, looked at every 10 ms.
+    /// Connections with a round trip of 10 ms on a link of 1 MB/s, sampled every 10 ms.
     struct Link {
         windows: Windows,
         now: u64,
@@ -237,7 +237,7 @@ mod tests {
             link
         }
 
-        /// A round trip in which each connection brings so many bytes.
+        /// A round trip in which each connection delivers so many bytes.
         fn look(&mut self, brought: &[u64]) -> Vec<u32> {
             for (sample, bytes) in self.samples.values_mut().zip(brought) {
                 sample.received += bytes;
@@ -252,7 +252,7 @@ mod tests {
     #[test]
     fn a_window_that_is_used_doubles_until_the_rest_of_the_link_is_too_small_and_grows_by_a_segment_then() {
         let mut link = Link::new(1);
-        // Measured, given away: 0.9 MB/s - 0.2 MB/s are left, and 2,000 B more in 10 ms take 0.2 MB/s.
+        // Measured, granted: 0.9 MB/s - 0.2 MB/s are left, and 2,000 B more in 10 ms take 0.2 MB/s.
         assert_eq!([link.look(&[2000]), link.look(&[2000])], [[2000], [4000]]);
         assert_eq!([link.look(&[4000]), link.look(&[4000])], [[4000], [8000]]);
         // 0.1 MB/s are left: a segment in 10 ms is just that, but a link that is nearly full is not left to large windows

@@ -9,7 +9,7 @@
 //! | blockSize | bytes of one sender's answer, here `fragment` | bytes |
 //! | linkBandwidth | of the receiver's link | bit/s |
 //! | RTT, RTO | round trip, retransmission timeout | s |
-//! | alpha | part of an RTO in which the link is idle (partial RTO) | |
+//! | alpha | fraction of an RTO in which the link is idle (partial RTO) | |
 //! | perSenderBuffer | of the port before the receiver; one for all senders, despite its name | bytes |
 //!
 //! What the papers print differently: 000 and 004 say that goodput collapses for 16 KB at 23 senders, 002 says 13; the
@@ -27,7 +27,7 @@ use std::collections::BTreeSet;
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Path {
-    /// Of the receiver's link, in bits per second.
+    /// Rate of the receiver's link, in bits per second.
     pub link_bits_per_sec: f64,
     /// Round trip without queues, in seconds.
     pub rtt_s: f64,
@@ -46,7 +46,7 @@ pub struct Path {
     pub fresh: bool,
 }
 
-/// As every system of today.
+/// The default: true, as on every current system.
 fn sack() -> bool {
     true
 }
@@ -118,7 +118,7 @@ impl Path {
     }
 
     /// As equation 4, with a wait of `wait_s` seconds before each of a sender's packets: what a model of timeouts alone
-    /// leaves out, and why it promises too much (paper 003, slide 16: "inter-packet wait time").
+    /// leaves out, and why it predicts too much (paper 003, slide 16: "inter-packet wait time").
     pub fn goodput_waiting(&self, fragment: u64, senders: u32, alpha: f64, wait_s: f64) -> f64 {
         let waits = fragment.div_ceil(self.mss) as f64 * wait_s;
         Path::goodput(fragment, senders, self.ideal_seconds(fragment, senders) + alpha * self.rto_s + waits)
@@ -152,7 +152,7 @@ impl Path {
     }
 
     /// # Errors
-    /// A path that cannot be: one line that names the mend.
+    /// An invalid path: one line with a hint.
     pub fn check(&self) -> Result<(), String> {
         let positive = |value: f64, what: &str| {
             if value.is_finite() && value > 0.0 { Ok(()) } else { Err(format!("{what} of {value}: use more than 0")) }
@@ -195,7 +195,7 @@ pub enum Model {
     Modern,
 }
 
-/// What is asked of the model.
+/// A question to the model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Question {
@@ -203,11 +203,11 @@ pub struct Question {
     pub forms: Vec<Form>,
     pub senders: Vec<u32>,
     pub model: Model,
-    /// Part of an RTO in which the link is idle in each block after the onset.
+    /// Fraction of an RTO in which the link is idle in each block after the onset.
     pub alpha: f64,
     /// Before each packet of a sender, in seconds; 0 but in the variant of paper 003.
     pub wait_s: f64,
-    /// Terms of the modern model that are left out, to see what each is worth.
+    /// Terms of the modern model to omit, to measure their effect.
     #[serde(default)]
     pub without: BTreeSet<Term>,
 }
@@ -251,7 +251,7 @@ pub struct Onset {
 /// Answers a question.
 ///
 /// # Errors
-/// A question without sense: one line that names the mend.
+/// An invalid question: one line with a hint.
 pub fn predict(question: &Question) -> Result<Answer, String> {
     let path = &question.path;
     path.check()?;

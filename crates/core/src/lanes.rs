@@ -1,16 +1,17 @@
 //! Lanes between two workers: one for each job whose results pass (DESIGN 4.1, "Weights must become time").
 //!
-//! An engine asks a peer for results in one message at a time, and bounds the bytes that a worker has asked for. Then a job
-//! whose messages are many and large leaves no room to others, whatever their weights are. With a lane for each job no
-//! message has results of two jobs. The next message is that of the job with the fewest bytes under way by its weight.
+//! An engine asks a peer for results in one message at a time, and bounds the bytes that a worker has requested. Then a
+//! job whose messages are many and large leaves no room to others, whatever their weights are. With a lane for each
+//! job, no message has results of two jobs. The next message is for the job with the fewest bytes in transit relative
+//! to its weight.
 
 use crate::types::JobId;
 use std::collections::BTreeMap;
 
-/// Messages of a lane that are under way at once, where they are large: while one arrives, the peer prepares the next. With one at
+/// Large messages of a lane that are in transit in parallel: while one arrives, the peer prepares the next. With one at
 /// a time a job that should have 8 of 9 bytes had 0.68 of them (2026-11-24, a sender of 100 MB/s).
 pub const MESSAGES: u32 = 2;
-/// From so many bytes on a message is large. Results that wait while a small one is under way share the next.
+/// From so many bytes on a message is large. Results that wait while a small one is in transit share the next.
 pub const LARGE: u64 = 1 << 20;
 /// The smallest weight that counts.
 const WEIGHT_MIN: f64 = 1e-9;
@@ -24,7 +25,7 @@ pub struct Lanes {
 }
 
 impl Lanes {
-    /// What the jobs that move bytes weigh now.
+    /// Current weights of the jobs that move bytes.
     pub fn weigh(&mut self, weights: BTreeMap<JobId, f64>) {
         self.weights = weights;
     }
@@ -36,7 +37,7 @@ impl Lanes {
         (0..MESSAGES).find(|number| !own.contains_key(number)).filter(|_| large)
     }
 
-    /// A message of so many bytes is asked for.
+    /// A message of so many bytes is requested.
     pub fn begins(&mut self, peer: String, job: JobId, number: u32, bytes: u64) {
         self.under_way.entry((peer, job)).or_default().insert(number, bytes);
     }
@@ -52,8 +53,8 @@ impl Lanes {
         }
     }
 
-    /// Whose message comes next, of jobs and their priorities. A job that has moved no bytes yet has the weight that its
-    /// priority would bring beside those that have.
+    /// Chooses whose message is next, of jobs and their priorities. A job that has moved no bytes yet has the weight
+    /// that its priority would give it among those that have.
     pub fn next<'a>(&self, jobs: &'a [(JobId, f64)]) -> Option<&'a JobId> {
         let known = jobs.iter().filter_map(|(job, priority)| Some((self.weights.get(job)?, priority)));
         let (weights, priorities) = known.fold((0.0, 0.0), |(all, of), (weight, own)| (all + weight, of + own));

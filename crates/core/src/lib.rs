@@ -5,10 +5,10 @@
 //! `clippy.toml` of this crate keeps it so.
 //!
 //! Read in this order: [`types`], [`policy`], [`shares`], [`standing`], [`pattern`], [`graph`], [`flight`], [`cluster`], then the state machines
-//! that put them together: [`mission`] (one per cluster) and [`host`] (slots and fetches of each host's processes); and
-//! [`swarm`], the books of a broadcast, and [`ecn`], the search for switches that mark. [`incast`] is the model of what
-//! happens where many answer one; [`budget`] and [`ictcp`] are two cures, and [`turns`]
-//! goes with the first.
+//! that put them together: [`mission`] (one per cluster) and [`host`] (slots and fetches of each host's processes);
+//! [`swarm`], the coordination of a broadcast; and [`ecn`], the detection of switches that mark. [`incast`] is the
+//! model of many senders that answer one receiver; [`budget`] and [`ictcp`] are two mitigations, and [`turns`] is used
+//! with the first.
 
 pub mod budget;
 pub mod cluster;

@@ -8,16 +8,16 @@ use std::sync::Arc;
 /// One fetch, as far as the pattern depends on it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Asked {
-    /// Who asks: the task, not its worker, so that a task that runs again counts once.
+    /// The receiver: the task, not its worker, so that a task that runs again counts once.
     pub receiver: Arc<str>,
-    /// Objects of which a part is asked for.
+    /// Objects of which a part is requested.
     pub objects: u32,
     /// One of those objects and the part, as a sample: fetches that share it take the same parts.
     pub object: Arc<str>,
     pub part: u32,
     /// Parts that each object has.
     pub parts: u32,
-    /// All parts of every object are asked for at once.
+    /// All parts of every object are requested together.
     #[serde(default)]
     pub whole: bool,
 }
@@ -66,10 +66,10 @@ impl Evidence {
         u64::from(self.receivers()) >= half
     }
 
-    /// What was seen, in words.
+    /// The evidence, in words.
     pub fn words(&self) -> String {
         let (receivers, parts, shared) = (self.receivers.len(), self.takers.len(), self.shared);
-        format!("{receivers} tasks fetched; of {parts} parts that were looked at {shared} went to several")
+        format!("{receivers} tasks fetched; {shared} of {parts} sampled parts went to several")
     }
 
     /// Every receiver its own parts of many objects: shuffle; the same parts to many receivers: broadcast; one receiver

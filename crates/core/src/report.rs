@@ -1,4 +1,4 @@
-//! What workers say of transfers: what was planned, what was negotiated, and what was observed; three things, recorded apart.
+//! Workers' reports of transfers. What was planned, negotiated and observed is recorded separately.
 
 use crate::flight::Leg;
 use crate::types::{Encryption, TransferId, Transport};
@@ -20,9 +20,9 @@ pub struct TransferReport {
     /// And bytes that another receiver served, not their owner.
     pub peer_bytes: u64,
     pub fetches: u64,
-    /// Something was under way since the last report.
+    /// Bytes were in transit since the last report.
     pub moved: bool,
-    /// Bytes that are still to come, by the address of the worker that has them.
+    /// Outstanding bytes, by the address of the worker that has them.
     pub waits_for: BTreeMap<String, u64>,
     /// Ranges under way.
     pub flows: u32,
@@ -45,7 +45,7 @@ impl TransferReport {
     }
 }
 
-/// What was agreed with the peer.
+/// What was negotiated with the peer.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Negotiated {
     pub transport: String,
@@ -53,7 +53,7 @@ pub struct Negotiated {
     pub rto_min_us: Option<u32>,
     /// TLS version and cipher, as the library names them.
     pub tls: Option<String>,
-    /// The peer showed a certificate of the cluster.
+    /// The peer presented a certificate of the cluster.
     pub authenticated: bool,
     /// Of a Multipath TCP connection.
     pub subflows: Option<u32>,
@@ -73,9 +73,9 @@ pub struct Observed {
     pub rates: Rates,
 }
 
-/// How fast fetches were: what Jain's index of a transfer's flows needs. There is a rate for what one fetch brings from one source
-/// over connections: its bytes over the time that these were busy with it, failures included. A range by itself has none: one
-/// that is asked for while the range before it waits for a lost packet is there at once.
+/// How fast fetches were: what Jain's index of a transfer's flows needs. Each fetch has one rate per source: its bytes
+/// divided by the time that connections were busy with them, including failures. A single range has no rate: one that
+/// is requested while the range before it waits for a lost packet arrives at once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Rates {
@@ -87,9 +87,9 @@ pub struct Rates {
 }
 
 impl Rates {
-    /// A source brought `bytes`, for which connections were `busy`.
+    /// Adds `bytes` of one source, for which connections were `busy`.
     pub fn carried(&mut self, bytes: u64, busy: Duration) {
-        // What came faster than a clock can see would have a rate without a bound.
+        // Without a minimum, a range faster than the clock's resolution would have an infinite rate.
         let rate = bytes as f64 / busy.as_secs_f64().max(1e-6);
         self.add(Rates { count: 1, sum: rate, squares: rate * rate });
     }
@@ -108,16 +108,16 @@ pub struct TransportFacts {
     pub chosen: Option<Transport>,
     pub reason: String,
     pub planned: Option<Leg>,
-    /// Each agreement that was reached; one, where all connections are alike.
+    /// Each negotiated result; one if all connections are alike.
     pub negotiated: BTreeSet<Negotiated>,
     pub observed: Observed,
     /// Bytes that each transport carried.
     pub bytes: BTreeMap<Transport, u64>,
-    /// Where the plan and the agreement differ, and why.
+    /// Where the plan and the negotiated result differ, and why.
     pub fallbacks: BTreeSet<String>,
 }
 
-/// What all workers say of one transfer, as one.
+/// All workers' reports of one transfer, merged.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Merged {
     pub local_bytes: u64,
@@ -130,14 +130,14 @@ pub struct Merged {
     pub flows_now: u32,
     /// Of one worker.
     pub flows_peak: u32,
-    /// Seconds since the epoch; absent while nobody has said anything.
+    /// Seconds since the epoch; absent before the first report.
     pub started: Option<f64>,
     pub ended: Option<f64>,
     pub transport: TransportFacts,
 }
 
-/// What is said of a transfer of which nothing left its worker.
-const NOTHING_LEFT: &str = "nothing had to leave its worker";
+/// The reason of a transfer without bytes between workers.
+const NOTHING_LEFT: &str = "all data stayed on its worker";
 
 impl Merged {
     pub fn of<'a>(reports: impl IntoIterator<Item = &'a TransferReport>) -> Merged {
@@ -166,7 +166,7 @@ impl Merged {
             facts.fallbacks.extend(transport.fallbacks.iter().cloned());
             facts.observed.add(&transport.observed);
         }
-        // What is said of the transfer as a whole is said of the transport that carried most of it.
+        // The transport that carried most bytes stands for the whole transfer.
         let facts = &mut merged.transport;
         let most = facts.bytes.iter().max_by_key(|(_, bytes)| **bytes).map(|(transport, _)| *transport);
         facts.reason = NOTHING_LEFT.into();
@@ -178,8 +178,7 @@ impl Merged {
 }
 
 impl Observed {
-    /// The largest of both: counters of a kernel only grow, and those of several connections do not add up to anything.
-    /// Rates do.
+    /// Keeps the maximum: kernel counters only grow, and those of several connections cannot be added. Rates can.
     fn add(&mut self, other: &Observed) {
         self.rto_us_max = self.rto_us_max.max(other.rto_us_max);
         self.rtt_us_max = self.rtt_us_max.max(other.rtt_us_max);
@@ -190,12 +189,11 @@ impl Observed {
     }
 }
 
-/// Agreements that are kept of one transfer: peers say what they like, and all of it is reported.
+/// Limit on negotiated results per transfer: peers could send any text, and all of it is reported.
 const NEGOTIATED_MAX: usize = 32;
 
 impl TransportFacts {
-    /// Notes bytes that a leg of the plan carried. What is said of the transfer as a whole is said of the transport that
-    /// carried most of it.
+    /// Adds bytes that a leg of the plan carried. The transport that carried most bytes stands for the whole transfer.
     pub fn carried(&mut self, leg: &Leg, bytes: u64, negotiated: Negotiated) {
         let own = self.bytes.entry(leg.transport).or_default();
         *own += bytes;
@@ -208,7 +206,7 @@ impl TransportFacts {
         self.agree(leg, negotiated);
     }
 
-    /// Notes an agreement and where it falls short of the plan.
+    /// Records a negotiated result, and where it differs from the plan.
     fn agree(&mut self, leg: &Leg, negotiated: Negotiated) {
         if self.negotiated.contains(&negotiated) || self.negotiated.len() >= NEGOTIATED_MAX {
             return;
@@ -235,7 +233,7 @@ impl TransportFacts {
             ));
         }
         if leg.encryption == Encryption::Authenticated && !negotiated.authenticated {
-            self.fallbacks.insert("the peer showed no certificate".into());
+            self.fallbacks.insert("the peer presented no certificate".into());
         }
         self.negotiated.insert(negotiated);
     }

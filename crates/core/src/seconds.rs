@@ -8,17 +8,17 @@ use crate::units::Time;
 use std::collections::BTreeMap;
 
 pub(crate) struct Seconds {
-    /// The tag of whoever got something last: a job that comes later begins there.
+    /// The tag of the last grant: a job that arrives later begins there.
     virtual_now: f64,
-    /// Seconds that a task of any job held it, of late.
+    /// Recent mean of the seconds that a task of any job held it.
     burst: f64,
     jobs: BTreeMap<JobId, Account>,
 }
 
 struct Account {
-    /// Seconds that its tasks have had, each divided by the job's weight then.
+    /// Seconds of its tasks, each divided by the job's weight at that time.
     had: f64,
-    /// Seconds that one task held it, of late; `None`: none has given it back.
+    /// Recent mean of the seconds that one task held it; `None`: none has returned it yet.
     burst: Option<f64>,
     holds: BTreeMap<TaskId, Hold>,
 }
@@ -26,22 +26,23 @@ struct Account {
 #[derive(Clone, Copy)]
 struct Hold {
     since: Time,
-    /// Its job has paid for the time until then.
+    /// Its job was charged for the time until then.
     paid: Time,
 }
 
 impl Hold {
-    /// Seconds that are to be paid yet, of so many at least.
+    /// Expected seconds that are not charged yet.
     fn owes(&self, now: Time, least: f64) -> f64 {
         now.since(self.paid).as_secs_f64().max(least - self.paid.since(self.since).as_secs_f64())
     }
 }
 
-/// How much of a mean the newest value makes.
+/// Weight of the newest value in a mean.
 const NEWEST: f64 = 0.2;
-/// Seconds that a task is expected to need where nothing is known: what is compared are multiples of it.
+/// Expected seconds of a task if nothing is known: only ratios matter then.
 const FIRST_BURST: f64 = 0.1;
-/// Who wanted nothing for a while, though it has tasks, is owed no more than so many times what one of them takes.
+/// A job that requested nothing for a while, although it has tasks, is owed at most so many times the duration of one
+/// task.
 const OWED_BURSTS: f64 = 16.0;
 
 impl Default for Seconds {
@@ -51,8 +52,8 @@ impl Default for Seconds {
 }
 
 impl Seconds {
-    /// What a job has had, with what those of its tasks that hold something are going to have had at least. Whose tag is
-    /// smallest is next.
+    /// A job's tag: what it was charged, plus the expected rest of its current tasks. The job with the smallest tag is
+    /// next.
     pub fn tag(&self, now: Time, job: &JobId, weight: f64) -> f64 {
         let Some(own) = self.jobs.get(job) else { return self.first_tag() };
         let burst = own.burst.unwrap_or(self.burst);
@@ -70,7 +71,7 @@ impl Seconds {
         self.virtual_now = self.virtual_now.max(tag);
     }
 
-    /// A task gives back what it held, if it held anything.
+    /// A task returns what it held, if anything.
     pub fn stop(&mut self, now: Time, job: &JobId, task: TaskId, weight: f64) {
         let Some(own) = self.jobs.get_mut(job) else { return };
         let Some(hold) = own.holds.remove(&task) else { return };
@@ -81,7 +82,7 @@ impl Seconds {
         self.burst = mean(self.burst);
     }
 
-    /// Weights are about to change: what is held is paid for by those that there were.
+    /// Weights are about to change: charge what is held by the old ones.
     pub fn settle(&mut self, now: Time, weight: impl Fn(&JobId) -> f64) {
         for (job, own) in &mut self.jobs {
             let paid: f64 = own.holds.values().map(|hold| now.since(hold.paid).as_secs_f64()).sum();
@@ -90,7 +91,7 @@ impl Seconds {
         }
     }
 
-    /// Where a job that had nothing begins: with those that have waited longest for long tasks to end.
+    /// Initial tag of a new job: that of the jobs that have waited longest for long tasks to end.
     fn first_tag(&self) -> f64 {
         let holding = self.jobs.values().filter(|own| !own.holds.is_empty()).map(|own| own.had);
         self.virtual_now.max(holding.min_by(f64::total_cmp).unwrap_or(0.0))
@@ -105,12 +106,13 @@ impl Seconds {
         self.jobs.values().map(|own| own.holds.len()).sum()
     }
 
-    /// Forgets the jobs that have no tasks, but who has had more than others: it would come again as if it had had nothing.
+    /// Forgets jobs without tasks, except those ahead of others: they would return as if they had used nothing.
     pub fn forget(&mut self, has_tasks: impl Fn(&JobId) -> bool) {
         self.jobs.retain(|job, own| has_tasks(job) || own.had > self.virtual_now);
         if self.jobs.keys().all(|job| !has_tasks(job)) {
             self.jobs.clear();
-            // Nobody is ahead of anybody; seconds by tiny weights would otherwise add up until a second is lost in them.
+            // Reset all tags: seconds divided by tiny weights would otherwise add up until a second is lost in
+            // rounding.
             self.virtual_now = 0.0;
         }
     }

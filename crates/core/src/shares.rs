@@ -1,22 +1,22 @@
-//! Shares of a host: weights, and their whole flows out of the host's budget.
+//! Shares of a host: weights, and the whole flows that they get of the host's limit.
 
 use crate::budget::FLOWS_MAX;
 use crate::defaults::FLOWS_PER_HOST;
 use crate::types::{JobId, Stage};
 use serde::{Deserialize, Serialize};
 
-/// How many chunks a host receives at once.
+/// How many chunks a host receives in parallel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FlowsPerHost {
-    /// As many as bring most, found by trial ([`crate::budget`]).
+    /// The number with the highest goodput, found by trial ([`crate::budget`]).
     Auto,
     #[serde(untagged)]
     Fixed(u32),
 }
 
 impl FlowsPerHost {
-    /// Most that there can be.
+    /// The upper limit.
     pub fn most(self) -> u32 {
         match self {
             FlowsPerHost::Auto => FLOWS_MAX,
@@ -24,7 +24,7 @@ impl FlowsPerHost {
         }
     }
 
-    /// By which weights become numbers of flows before a host has found its own.
+    /// The number that weights are split by before a host has found its own.
     pub fn usual(self) -> u32 {
         match self {
             FlowsPerHost::Auto => FLOWS_PER_HOST,
@@ -33,7 +33,7 @@ impl FlowsPerHost {
     }
 
     /// # Errors
-    /// A budget that moves nothing.
+    /// The limit is 0, which would move nothing.
     pub fn check(self) -> Result<(), String> {
         if self == FlowsPerHost::Fixed(0) {
             return Err("0 flows per host would move nothing: use 1 or more".into());
@@ -49,7 +49,7 @@ pub struct Share {
     /// Stages of the transfer, from and to; absent where the job as a whole has the share.
     #[serde(default)]
     pub stages: Option<(Stage, Stage)>,
-    /// Part of the bytes; the weights of all shares add up to 1.
+    /// Fraction of the bytes; the weights of all shares add up to 1.
     pub weight: f64,
 }
 
@@ -66,7 +66,8 @@ pub fn split(budget: u32, weights: &[f64]) -> Vec<u32> {
     }
     if caps_bind(budget, weights.len()) {
         while let Some(poor) = flows.iter().position(|&flow| flow == 0) {
-            // Who is farthest above the quota pays; with a budget of twice the jobs there is always one above 1.
+            // Take the flow from the job that is farthest above its quota; with a budget of twice the jobs, one always
+            // has more than 1.
             let Some(rich) = (0..flows.len()).filter(|&index| flows[index] > 1).max_by(|&a, &b| {
                 let above = |index: usize| f64::from(flows[index]) - quotas[index];
                 above(a).total_cmp(&above(b)).then(b.cmp(&a))
@@ -82,7 +83,7 @@ pub fn split(budget: u32, weights: &[f64]) -> Vec<u32> {
 
 /// Slots that a weight may hold while others want theirs: rounded up, so that rounding does not bend the shares of bytes.
 pub fn cap(budget: u32, weight: f64) -> u32 {
-    // What is whole but for the error of a floating point number stays whole.
+    // Keep values whole that differ from a whole number only by a rounding error.
     (f64::from(budget) * weight - 1e-9).ceil().max(1.0) as u32
 }
 

@@ -1,7 +1,7 @@
-//! The shares that hold, as of a version, and what leads from one version to the next.
+//! The shares in force, with their version, and the changes from one version to the next.
 //!
-//! Weights add up to 1, so each transfer that begins or ends changes all of them, most of them by the same factor. What is
-//! said is therefore this factor, and the weights that it does not give: of a thousand transfers one begins, and two numbers
+//! Weights add up to 1, so each transfer that begins or ends changes all of them, most of them by the same factor. So a
+//! message has this factor, and the weights that it does not give: if one of a thousand transfers begins, two numbers
 //! cross the network.
 
 use crate::host::fair::Level;
@@ -22,11 +22,11 @@ pub struct Standing {
     pub shares: Vec<Share>,
 }
 
-/// What leads from the shares of one version to those of a later one.
+/// The change from the shares of one version to those of a later one.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SharesChanged {
     pub version: u64,
-    /// For who has this version, and for nobody else.
+    /// Applies only to this version.
     pub after: u64,
     /// Every weight is multiplied by it, except those of `changed`.
     pub factor: f64,
@@ -45,9 +45,9 @@ pub struct ShareOf {
     pub stages: Option<(Stage, Stage)>,
 }
 
-/// Relative. Multiplying rounds by 1e-16; what is said is further from the truth by no more than this each time.
+/// Relative tolerance. Multiplying rounds by 1e-16; each change adds at most this error.
 const CLOSE: f64 = 1e-12;
-/// All shares are said anew so often that what rounding adds up to stays below 1e-9.
+/// All shares are sent again this often, so that rounding errors stay below 1e-9 in total.
 const ALL_EVERY: u64 = 1000;
 
 impl ShareOf {
@@ -57,7 +57,7 @@ impl ShareOf {
 }
 
 impl Standing {
-    /// What leads from these to newer ones; `None`: all of them must be said.
+    /// The change from these to newer ones; `None`: all of them have to be sent.
     pub fn changes_to(&self, new: &Standing) -> Option<SharesChanged> {
         let alike = self.flows_per_host == new.flows_per_host && self.level == new.level;
         if !alike || new.version <= self.version || new.version / ALL_EVERY != self.version / ALL_EVERY {
@@ -76,7 +76,7 @@ impl Standing {
         shorter.then_some(SharesChanged { version: new.version, after: self.version, factor, changed, gone })
     }
 
-    /// These, after what has changed; `None`: it leads from another version.
+    /// These with a change applied; `None`: the change is for another version.
     pub fn after(&self, changes: &SharesChanged) -> Option<Standing> {
         if changes.after != self.version {
             return None;
@@ -89,7 +89,7 @@ impl Standing {
             Some(new) => new.clone(),
             None => Share { weight: share.weight * changes.factor, ..share.clone() },
         });
-        // In the order of arrival still: what was not there before has come last.
+        // This keeps the order of arrival: new shares come last.
         let mut shares: Vec<Share> = kept.collect();
         shares.extend(changes.changed.iter().filter(|share| changed.contains_key(&ShareOf::of(share))).cloned());
         Some(Standing { version: changes.version, shares, ..*self })

@@ -1,22 +1,22 @@
 //! One stream at the process that writes it (CIEL's streaming references: paper 001, table 4.1).
 //!
 //! A stream has parts, each written in order. What is written of a part is sealed into *chunks*, which are objects like
-//! any other: their readers fetch them. This machine says when a chunk is sealed, which chunks a reader may have, when
-//! they are freed, and whether the writer has to wait.
+//! any other: their readers fetch them. This machine decides when a chunk is sealed, which chunks a reader may have,
+//! when they are freed, and whether the writer has to wait.
 //!
-//! A chunk is sealed once it is large, or as soon as a reader waits for it: where readers keep up, bytes leave at once, and
-//! where they do not, few large chunks do.
+//! A chunk is sealed once it is large, or as soon as a reader waits for it: if readers keep up, bytes are sent at once;
+//! if not, in few large chunks.
 //!
-//! The writer waits only for readers that take something: one that has not asked for [`ACTIVE`] is waited for no longer,
-//! and what it has not read goes to the spool. So no cycle of readers and writers can stand still.
+//! The writer waits only for active readers: not for one that has been silent for [`ACTIVE`], whose unread chunks go to
+//! the spool. So no cycle of readers and writers can stand still.
 
 use crate::units::Time;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::time::Duration;
 
-/// A reader that has not asked for so long does not hold the writer up: longer than a fetch of all that a reader asks for
-/// at once takes on a slow link, and than most pauses of a program.
+/// A reader that has been silent for this long does not delay the writer. It is longer than a fetch of all chunks of
+/// one question on a slow link, and than most pauses of a program.
 pub const ACTIVE: Duration = Duration::from_secs(10);
 /// Readers of one part whose places are known; beyond it those that asked longest ago are forgotten.
 const READERS_MAX: usize = 1024;
@@ -31,9 +31,9 @@ pub struct ReaderId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
     pub parts: u32,
-    /// Bytes of a chunk; what is written at once is not cut.
+    /// Bytes of a chunk; a single write is not split.
     pub chunk_bytes: u64,
-    /// Bytes of a part that its slowest active reader may not have yet when the writer goes on.
+    /// How many bytes of a part the writer may be ahead of its slowest active reader.
     pub ahead_bytes: u64,
     /// Chunks stay until the stream is freed, for any number of readers. Otherwise each part has one reader, and a chunk is freed
     /// once that has it.
@@ -50,25 +50,25 @@ pub enum End {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// So many bytes were added to what is not sealed of a part; they may be none.
+    /// Bytes were added to the unsealed rest of a part; maybe 0.
     Wrote { part: u32, bytes: u64 },
-    /// A chunk of so many bytes is there: all that was not sealed of a part, or something large that was written at once.
+    /// A chunk was sealed: the unsealed rest of a part, or one large write.
     Sealed { part: u32, bytes: u64 },
     /// A reader has all chunks of a part before this one.
     Asked { part: u32, reader: ReaderId, after: u64 },
-    /// The writer says nothing more, and everything is sealed.
+    /// The writer has ended, and everything is sealed.
     Ended(End),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
-    /// Make a chunk of what is not sealed of a part.
+    /// Seal the rest of a part as a chunk.
     Seal { part: u32 },
-    /// These chunks of a part are wanted no more.
+    /// These chunks of a part are no longer needed: free them.
     Free { part: u32, chunks: Range<u64> },
     /// Readers that wait for this part may have something now.
     Wake { part: u32 },
-    /// The writer of this part may go on.
+    /// The writer of this part may continue.
     Room { part: u32 },
 }
 
@@ -79,12 +79,12 @@ pub enum Answer {
     Chunks(Range<u64>),
     /// Nothing yet.
     Later,
-    /// It has all.
+    /// The reader has every chunk, and the stream has ended.
     Complete,
     Failed(String),
     /// The beginning was read and freed: the stream has to be written again.
     Freed,
-    /// Another reader takes this part, or another time in the same task, and chunks are not kept.
+    /// Another reader takes this part, or the same task has read it before, and chunks are not kept.
     Taken,
     /// The stream has no such part.
     NoPart,
@@ -97,7 +97,7 @@ struct Part {
     first: u64,
     /// Bytes of all that were freed.
     freed: u64,
-    /// Bytes that are not sealed; what was written may have none.
+    /// Unsealed bytes; a write may be empty.
     open: Option<u64>,
     /// By their tasks; where chunks are kept by their runs.
     readers: BTreeMap<u64, Reader>,
@@ -136,13 +136,13 @@ impl Part {
         }
     }
 
-    /// Whether the one reader that it may have is another one: of another task, or of the same run of it at an earlier place. Another
-    /// run of the same task begins anew.
+    /// Whether its only reader is a different one: of another task, or of the same run at an earlier place. Another run
+    /// of the same task starts again.
     fn is_taken(&self, reader: ReaderId, after: u64) -> bool {
         self.readers.iter().any(|(task, own)| *task != reader.task || (own.run == reader.run && after < own.next))
     }
 
-    /// Whether a reader that was here lately has everything.
+    /// Whether a recent reader has everything.
     fn is_awaited(&self, now: Time) -> bool {
         self.readers.values().any(|reader| reader.has >= self.sealed() && now.since(reader.asked) < ACTIVE)
     }
@@ -154,7 +154,7 @@ impl Stream {
         Stream { settings, parts: (0..settings.parts).map(|_| part()).collect(), end: None }
     }
 
-    /// Takes an event in. One of a part that there is not changes nothing.
+    /// Handles an event. One of an unknown part changes nothing.
     pub fn handle(&mut self, now: Time, event: Event, commands: &mut Vec<Command>) {
         match event {
             Event::Wrote { part, bytes } => {
@@ -178,7 +178,7 @@ impl Stream {
                 self.end.get_or_insert(end);
                 for (part, own) in (0..).zip(&mut self.parts) {
                     own.open = None;
-                    // Of a stream that has failed nobody gets anything any more.
+                    // A failed stream delivers nothing more.
                     if failed && !own.ends.is_empty() {
                         commands.push(Command::Free { part, chunks: own.first..own.chunk_count() });
                         (own.first, own.freed) = (own.chunk_count(), own.sealed());
@@ -215,7 +215,7 @@ impl Stream {
         commands.push(Command::Room { part });
     }
 
-    /// What a reader of a part gets that has all chunks before `after`.
+    /// The answer to a reader of a part that has all chunks before `after`.
     pub fn answer(&self, part: u32, reader: ReaderId, after: u64) -> Answer {
         let Some(own) = self.parts.get(part as usize) else { return Answer::NoPart };
         if !self.settings.keep && own.is_taken(reader, after) {
@@ -280,7 +280,7 @@ mod tests {
         assert_eq!(own.answer(0, id(1), 1), Answer::Later);
         assert_eq!(handle(&mut own, SECOND, Event::Wrote { part: 0, bytes: 1 }), [Command::Seal { part: 0 }]);
         handle(&mut own, SECOND, Event::Sealed { part: 0, bytes: 1 });
-        // It has not said that it has this one, so nobody waits.
+        // It has not confirmed this one, so the writer does not wait.
         assert_eq!(handle(&mut own, SECOND, Event::Wrote { part: 0, bytes: 1 }), []);
         let asks = handle(&mut own, SECOND, Event::Asked { part: 0, reader: id(1), after: 2 });
         assert!(asks.contains(&Command::Seal { part: 0 }));
@@ -338,7 +338,7 @@ mod tests {
         assert_eq!(own.answer(0, id(1), 0), Answer::Failed("it broke".into()));
     }
 
-    /// What readers ask may be anything.
+    /// Readers may send any question.
     #[test]
     fn each_chunk_is_freed_once_and_never_before_it_was_there() {
         let mut random = SplitMix(3);

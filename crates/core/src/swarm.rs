@@ -1,10 +1,11 @@
 //! Cooperative broadcast: which receiver gets which piece of a part from whom.
 //!
 //! One object that many hosts want would leave its owner's link once per host. Here receivers serve the pieces that they
-//! have (as BitTorrent's peers and Orchestra's Cornet do), so the copies multiply. Unlike BitTorrent all of it is one
-//! cluster whose members tell the truth: the owner keeps the books, as a tracker that knows every piece, and names to each
-//! receiver its next piece and source; there is nothing to choke, and no piece is asked for in vain. Only who has everything
-//! and has left may be gone unnoticed: one miss is enough for it, and a host keeps few of them.
+//! have (as BitTorrent's peers and Orchestra's Cornet do), so the copies multiply. Unlike BitTorrent, all peers belong
+//! to one cluster and can be trusted: the owner coordinates the broadcast, as a tracker that knows every piece, and
+//! names to each receiver its next piece and source. There is nothing to choke, and no piece is requested in vain. Only
+//! a receiver that has everything and asks no more may be gone unnoticed: one failure removes it, and the owner
+//! remembers few of them per host.
 //!
 //! A receiver asks on one or more **lanes**, each for one piece at a time. The piece is the rarest that it lacks and that
 //! somebody can send now; the source is the least busy that has it. Events in, answers out; sockets are the caller's.
@@ -21,16 +22,15 @@ pub type HostNumber = u32;
 /// One of the connections on which a receiver asks; numbered by the caller.
 pub type LaneId = u64;
 
-/// Pieces that a part is cut into, unless they would be larger than a chunk: the more there are, the sooner every receiver
-/// has something to give, and the more is asked.
+/// Pieces that a part is cut into, unless they would be larger than a chunk: with more pieces, each receiver has
+/// something to send sooner, but there are more requests.
 const PIECES: u64 = 64;
-/// A receiver that says nothing for so many stalls is not waited for: what it was told counts no more.
+/// A receiver that is silent for so many stalls is not waited for: its assignments are dropped.
 const STALLS: u32 = 2;
-/// A peer that so often gave nothing is asked no more, unless it shows that it lives by asking itself.
+/// A peer that failed to send this often is no longer named, unless it proves that it is alive by asking itself.
 const MISSES_MAX: u32 = 3;
-/// Receivers of one host that have everything, ask no more, and are named all the same. A host that is gone, and a worker
-/// that names receivers which never were, cost the others so many failed connections at most. One alone can fill the host's
-/// link.
+/// Complete receivers of one host that are still named as sources. A host that is gone, or a worker that invents
+/// receivers, costs the others at most so many failed connections. One receiver can fill the host's link.
 const FINISHED_PER_HOST: usize = 4;
 
 /// Bytes of each piece of a part of `len` bytes, but for the last: whole blocks, at most a chunk.
@@ -45,15 +45,15 @@ pub fn pieces(len: u64) -> usize {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A receiver asks for its next piece; what its lane was told before is over, whether it came or not.
+    /// A receiver asks for its next piece; that ends its lane's earlier assignment, successful or not.
     Asks {
         lane: LaneId,
         peer: PeerId,
         host: HostNumber,
-        /// Of each piece, whether the receiver has it. All of it each time: a lost word costs nothing, and what a receiver
-        /// has lost is forgotten.
+        /// Of each piece, whether the receiver has it. The complete list each time: a lost message costs nothing, and
+        /// pieces that a receiver has lost are forgotten.
         has: Vec<bool>,
-        /// A source that was named to it and gave it nothing.
+        /// A source that was named to it and sent nothing.
         missed: Option<PeerId>,
     },
     /// A lane asks no more, or its receiver is gone.
@@ -65,11 +65,11 @@ pub enum Event {
 pub enum Answer {
     /// `None`: from the owner.
     Fetch { piece: usize, source: Option<PeerId> },
-    /// The receiver has all, or its other lanes bring it.
+    /// The receiver has every piece, or its other lanes are fetching the rest.
     Done,
 }
 
-/// The books of one part.
+/// The state of one part's broadcast.
 pub struct Swarm {
     pieces: Vec<Piece>,
     peers: BTreeMap<PeerId, Peer>,
@@ -85,7 +85,7 @@ pub struct Swarm {
 #[derive(Default)]
 struct Piece {
     holders: Vec<PeerId>,
-    /// Receivers to which it is on its way.
+    /// Receivers that are fetching it.
     coming: u32,
 }
 
@@ -105,7 +105,7 @@ struct Lane {
 }
 
 impl Swarm {
-    /// Books for a part of so many pieces; the seed decides between what is equally good.
+    /// State for a part of so many pieces; the seed decides between equal choices.
     pub fn new(pieces: usize, seed: u64) -> Swarm {
         Swarm {
             pieces: (0..pieces).map(|_| Piece::default()).collect(),
@@ -148,7 +148,7 @@ impl Swarm {
                     own.lanes -= 1;
                     match (own.lanes, own.has.iter().all(|has| *has)) {
                         (0, true) => self.finish(peer),
-                        // Who broke off has thrown away what it had.
+                        // A receiver that aborted has discarded its pieces.
                         (0, false) => self.forget(peer),
                         _ => {}
                     }
@@ -183,7 +183,7 @@ impl Swarm {
         for (piece, _) in self.lanes.values().filter(|other| other.peer == peer).filter_map(|other| other.told) {
             lacks[piece] = false;
         }
-        // What is equally rare is taken in another order each time, so that receivers get different pieces.
+        // Equally rare pieces are tried in a different order each time, so that receivers get different pieces.
         let turn = self.random.next() as usize % self.pieces.len().max(1);
         let order = (turn..self.pieces.len()).chain(0..turn);
         let mut wanted: Vec<usize> = order.filter(|piece| lacks[*piece]).collect();
@@ -203,7 +203,7 @@ impl Swarm {
     }
 
     /// The least busy of those that have a piece and may send one more; the owner where it is less busy than all others:
-    /// it alone has what nobody has yet.
+    /// only it has pieces that no receiver has yet.
     fn source(&self, peer: PeerId, piece: usize) -> Option<Option<PeerId>> {
         let gives = |holder: &&PeerId| **holder != peer && self.peers[*holder].misses < MISSES_MAX;
         let holders = self.pieces[piece].holders.iter().filter(gives);
@@ -213,7 +213,7 @@ impl Swarm {
         (uploads < UPLOADS_PER_PEER).then_some(source)
     }
 
-    /// What a lane was told is over.
+    /// Ends a lane's assignment.
     fn over(&mut self, lane: LaneId) {
         let Some((piece, source)) = self.lanes.get_mut(&lane).and_then(|lane| lane.told.take()) else { return };
         self.pieces[piece].coming -= 1;
@@ -230,7 +230,7 @@ impl Swarm {
         }
     }
 
-    /// Who has all of it may go on serving.
+    /// A complete receiver may still be named as a source.
     fn finish(&mut self, peer: PeerId) {
         let host = self.peers[&peer].host;
         self.finished.push(peer);
@@ -241,7 +241,7 @@ impl Swarm {
         }
     }
 
-    /// A source gave nothing to somebody who was sent to it.
+    /// A source sent nothing to a receiver that was assigned to it.
     fn miss(&mut self, source: PeerId) {
         if self.finished.contains(&source) {
             self.forget(source);
@@ -342,7 +342,7 @@ mod tests {
                 flows.retain(|flow| (flow.lane / lanes) as PeerId != peer);
                 events.retain(|event| !matches!(event, Event::Asks { peer: own, .. } if *own == peer));
                 events.extend((0..lanes).map(|entry| Event::Closed { lane: u64::from(peer) * lanes + entry }));
-                // Who was getting something from it says so, and asks anew.
+                // Receivers that were fetching from it report that, and ask again.
                 let (missing, rest): (Vec<Flow>, Vec<Flow>) =
                     flows.into_iter().partition(|flow| flow.source == Some(peer));
                 flows = rest;
@@ -391,7 +391,7 @@ mod tests {
     fn a_receiver_is_never_told_to_fetch_what_it_has_or_is_fetching() {
         let mut swarm = Swarm::new(3, 1);
         said(&mut swarm, Time(0), asks(1, 1, &[true, true, false], None));
-        // Another says that it got nothing from the first: it has its pieces all the same.
+        // Another reports that the first sent nothing: it keeps its own pieces anyway.
         said(&mut swarm, Time(0), asks(2, 2, &[false; 3], Some(1)));
         assert_eq!(said(&mut swarm, Time(0), asks(3, 1, &[true, true, false], None)), [(3, Answer::Done)]);
     }

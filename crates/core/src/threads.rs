@@ -1,16 +1,16 @@
 //! The threads of a worker: which job's task runs next (DESIGN 4.1, "Weights must become time").
 //!
 //! Only running tasks fetch data. With few threads the engine's order of tasks would decide who gets the network, whatever
-//! the weights are. So a task that waits for the network lends its thread to another task. The jobs share two things by
-//! weight, each by fair queueing over seconds ([`crate::seconds`]): **threads**, among tasks that have begun; and **places**,
-//! the number of tasks under way, among tasks that could begin. Threads alone are not enough: if the network is the
-//! bottleneck, the job that computes longest per byte would get the fewest bytes. A job always has the whole places of its
-//! fraction, whatever it had before: a job without a task under way fetches nothing, and the network does not make up for
-//! that. Inside a job, tasks that continue come before tasks that begin, because they hold memory; then the engine's order
-//! decides.
+//! the weights are. So a task that waits for the network releases its thread to another task. The jobs share two things
+//! by weight, each by fair queueing over seconds ([`crate::seconds`]): **threads**, among tasks that have begun; and
+//! **places**, the number of active tasks, among tasks that could begin. Threads alone are not enough: if the network
+//! is the bottleneck, the job that computes longest per byte would get the fewest bytes. A job always has the whole
+//! places of its fraction, whatever it had before: a job without an active task fetches nothing, and the network does
+//! not compensate for that. Inside a job, tasks that continue come before tasks that begin, because they hold memory;
+//! then the engine's order decides.
 //!
-//! The weight of a job is the sum of its transfers' weights. A job that moves no bytes has the weight that its priority would
-//! bring beside the jobs that do.
+//! The weight of a job is the sum of its transfers' weights. A job that moves no bytes has the weight that its priority
+//! would give it among the jobs that do.
 
 use crate::defaults::{LENT_MAX, LENT_PER_THREAD};
 use crate::seconds::Seconds;
@@ -24,17 +24,17 @@ pub type TaskId = u64;
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
-    /// What the jobs that move bytes weigh now.
+    /// Current weights of the jobs that move bytes.
     Weights { weights: BTreeMap<JobId, f64> },
     /// The engine gives a task to a thread; `priority`: its job's.
     Begins { task: TaskId, job: JobId, priority: f64 },
-    /// It waits for the network.
+    /// The task waits for the network.
     Lends { task: TaskId },
-    /// It has what it waited for.
+    /// The task has what it waited for.
     GoesOn { task: TaskId },
-    /// It has waited for a thread for too long, and gets one more than there are: those who have them may wait for it.
+    /// The task has waited for a thread for too long, and gets an additional one: the running tasks may wait for it.
     Late { task: TaskId },
-    /// It is over, or has left the threads for good.
+    /// The task is over, or has left the threads permanently.
     Ends { task: TaskId },
 }
 
@@ -45,7 +45,7 @@ pub enum Command {
 }
 
 pub struct Threads {
-    /// How many run at once.
+    /// How many tasks run in parallel.
     threads: usize,
     tasks: BTreeMap<TaskId, JobId>,
     jobs: BTreeMap<JobId, Job>,
@@ -65,7 +65,7 @@ struct Job {
 
 /// The smallest weight that counts. A second by a far smaller one would be so long that seconds of others are lost in it.
 const WEIGHT_MIN: f64 = 1e-9;
-/// Tasks begin ahead while less than this part of the memory for objects is in use: one half.
+/// Tasks begin ahead while less than this fraction of the memory for objects is in use: one half.
 const AHEAD_MEMORY: u64 = 2;
 
 impl Threads {
@@ -136,13 +136,13 @@ impl Threads {
         self.give(now, commands);
     }
 
-    /// How many tasks may have lent their threads at most.
+    /// How many tasks may have released their threads.
     pub fn most(&self) -> usize {
         (LENT_PER_THREAD * self.threads).min(LENT_MAX)
     }
 
-    /// How many tasks more than threads may have begun: as many as lend theirs, but none while what they have fetched takes
-    /// a good part of the memory.
+    /// How many more tasks than threads may have begun: as many as may release theirs, but none while fetched data
+    /// takes a large fraction of the memory.
     pub fn ahead(&self, live_bytes: u64, limit_bytes: u64) -> usize {
         if live_bytes > limit_bytes / AHEAD_MEMORY {
             return 0;
@@ -151,8 +151,8 @@ impl Threads {
         (self.tasks.len() - self.running.len() - waiting).min(self.most())
     }
 
-    /// Of several jobs whose task is to be begun next; for an engine that keeps tasks until a thread may be had. First who
-    /// would still have no more tasks under way than its part of all, that one included; then by seconds.
+    /// Chooses the job whose task begins next, for an engine that keeps tasks until a thread is available. First a job
+    /// that, with that task, would still be within its fraction of the active tasks; then by seconds.
     pub fn next<'a>(&self, now: Time, jobs: impl IntoIterator<Item = &'a JobId>) -> Option<&'a JobId> {
         let jobs: Vec<&JobId> = jobs.into_iter().collect();
         let others = self.jobs.keys().filter(|job| !jobs.contains(job));
@@ -160,7 +160,7 @@ impl Threads {
         let places = self.tasks.len() + 1;
         let keys = jobs.into_iter().map(|job| {
             let (weight, tasks) = (self.weight(job), self.jobs.get(job).map_or(0, |own| own.tasks));
-            // What is whole but for the error of a floating point number stays whole.
+            // Keep values whole that differ from a whole number only by a rounding error.
             let has_its_part = (tasks + 1) as f64 > weight / all * places as f64 + 1e-9;
             (has_its_part, self.under_way.tag(now, job, weight), job)
         });
@@ -193,7 +193,7 @@ impl Threads {
         commands.push(Command::Run { task });
     }
 
-    /// A task has its thread no more.
+    /// A task no longer has its thread.
     fn stop(&mut self, now: Time, task: TaskId) {
         if let Some(job) = self.tasks.get(&task) {
             let weight = self.weight(job);
@@ -201,7 +201,7 @@ impl Threads {
         }
     }
 
-    /// Gives free threads to whoever is farthest behind.
+    /// Gives free threads to the jobs that are farthest behind.
     fn give(&mut self, now: Time, commands: &mut Vec<Command>) {
         for _ in self.running.len()..self.threads {
             let waiting = self.jobs.iter().filter(|(_, own)| !own.going_on.is_empty() || !own.beginning.is_empty());
@@ -221,7 +221,7 @@ impl Job {
         self.going_on.contains(&task) || self.beginning.contains(&task)
     }
 
-    /// A task waits no more; false if it did not.
+    /// A task no longer waits; false if it did not.
     fn withdraw(&mut self, task: TaskId) -> bool {
         let waited = self.waits(task);
         self.going_on.retain(|other| *other != task);
@@ -464,12 +464,12 @@ mod tests {
         assert_eq!(said(Event::GoesOn { task: 1 }), NONE);
         assert_eq!(said(Event::GoesOn { task: 1 }), NONE, "once is enough");
         assert_eq!(said(Event::Ends { task: 2 }), [1]);
-        // Who waits too long goes on all the same; then there is one less for the others.
+        // A task that waits too long continues anyway; then there is one thread less for the others.
         assert_eq!(said(begins(4)), NONE);
         assert_eq!(said(Event::Late { task: 4 }), [4]);
         assert_eq!(said(Event::Late { task: 4 }), NONE);
         assert_eq!(said(Event::Ends { task: 4 }), NONE);
-        // Whatever ends while it waits, or lends, leaves nothing.
+        // A task that ends while it waits, or has released its thread, leaves nothing.
         assert_eq!(said(Event::Lends { task: 1 }), [3]);
         assert_eq!(said(Event::Ends { task: 1 }), NONE);
         assert_eq!(said(Event::Ends { task: 3 }), NONE);
@@ -477,7 +477,7 @@ mod tests {
         assert!(threads.is_empty() && threads.jobs.is_empty());
     }
 
-    /// Whatever is said in whatever order: never more than so many run, none is idle while somebody waits, each runs once for
+    /// Any events in any order: never more than so many run, none is idle while a task waits, each runs once for
     /// each time that it asks, and nothing is left.
     #[test]
     fn no_thread_is_idle_and_none_is_given_twice() {

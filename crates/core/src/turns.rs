@@ -1,24 +1,25 @@
-//! Whose turn it is where one receiver asks many senders, a few at once, and waits for the last of them.
+//! The order in which one receiver asks many senders, a few in parallel, when it has to wait for the last of them.
 //!
-//! Whoever has most bytes left goes first, in pieces: so all end together, and at any time senders of every speed are under
-//! way. Of many slow ones at once the link would not be full; many fast ones at once would overflow the port. Whoever
-//! needs longest first (McNaughton 1959), which ends soonest where the link is no limit, asks just so: all slow ones, then
-//! all fast ones: six at once of 47 senders a third of whom have the link's rate, a third and a tenth of it, filled 84 % of
-//! the link so, and now 97 (the test below). Pieces only where several are under way: the request for the next one costs a round
-//! trip, in which others must fill the link.
+//! The sender with most bytes left goes first, in pieces. So all end together, and senders of every speed are active at
+//! any time. Many slow senders in parallel would not fill the link; many fast ones would overflow the port. Longest
+//! processing time first (McNaughton 1959), which ends soonest if the link is no limit, does just that: all slow ones,
+//! then all fast ones. Example: 47 senders, six in parallel; a third of them has the link's rate, a third of it, and a
+//! tenth of it. That order filled 84 % of the link, pieces fill 97 % (the test below). Pieces are used only if several
+//! senders are active: the request for the next piece costs a round trip, in which others must fill the link.
 
-/// Senders at once from which on they are asked for pieces.
+/// Pieces are used from this many parallel senders on.
 const PIECES_FROM: u32 = 4;
-/// Of a fragment; and the smallest piece: half of what a connection may send at first (RFC 6928), so it is here one round trip
-/// after it was asked for. Pieces twice as large left a tenth of the link idle in the last round of a block: 16 senders of a
-/// tenth of its rate, 64 kB of each, filled 87 to 91 % of it, and 95 to 100 so (docs/measurements.md, "smaller pieces").
+/// Pieces of a fragment; and the smallest piece: half of the initial window (RFC 6928), so it arrives one round trip
+/// after its request. Pieces twice as large left a tenth of the link idle in the last round of a block: 16 senders with
+/// a tenth of its rate, 64 kB of each, filled 87 to 91 % of it; these fill 95 to 100 % (docs/measurements.md, "smaller
+/// pieces").
 const PIECES: u64 = 32;
 const PIECE_LEAST: u64 = 8_000;
 
-/// Of the time that all others need: who needs so long is late if it waits once.
+/// Fraction of the time that all others need: a sender that needs this long is late if it waits once.
 const ABOUT: f64 = 0.8;
-/// Multiples of the golden ratio spread over the unit interval (Knuth, The Art of Computer Programming 3, 6.4): neighbours,
-/// which are often alike, are asked far apart.
+/// Multiples of the golden ratio spread over the unit interval (Knuth, The Art of Computer Programming 3, 6.4):
+/// neighbours, which are often alike, are asked at distant times.
 const GOLDEN: f64 = 0.618_033_988_749_895;
 
 /// What is left of a block, and how fast each sender is.
@@ -31,20 +32,20 @@ pub struct Turns {
 
 #[derive(Clone, Debug, Default)]
 struct Sender {
-    /// Not asked for yet, in bytes.
+    /// Bytes not requested yet.
     left: u64,
     asked: bool,
-    /// Of its last piece; 0: there was none.
+    /// Rate of its last piece; 0: there was none.
     seconds_per_byte: f64,
 }
 
 impl Turns {
-    /// `in_pieces`: where that is of use.
+    /// `in_pieces`: use pieces where they help.
     pub fn new(senders: usize, in_pieces: bool) -> Turns {
         Turns { fragment: 0, in_pieces, senders: vec![Sender::default(); senders] }
     }
 
-    /// A block begins: so many bytes of each.
+    /// A block begins, with so many bytes from each sender.
     pub fn begin(&mut self, fragment: u64) {
         self.fragment = fragment;
         for sender in &mut self.senders {
@@ -52,18 +53,20 @@ impl Turns {
         }
     }
 
-    /// Senders with something to be asked for, that are not asked now.
+    /// Senders with unrequested bytes that are not active now.
     pub fn waiting(&self) -> usize {
         self.senders.iter().filter(|sender| sender.waits()).count()
     }
 
-    /// Whom to ask now, and for how many bytes, where `limit` may be asked at once; of those that `may` be.
+    /// The next sender and how many bytes to request, if fewer than `limit` are active; only senders for which `may` is
+    /// true.
     pub fn next(&mut self, limit: u32, may: impl Fn(usize) -> bool) -> Option<(usize, u64)> {
         let in_pieces = self.in_pieces && limit >= PIECES_FROM && (limit as usize) < self.senders.len();
         let waiting = self.senders.iter().enumerate().filter(|(at, sender)| sender.waits() && may(*at));
         let rest = |sender: &Sender| sender.left as f64 * sender.seconds_per_byte;
         let all: f64 = self.senders.iter().map(rest).sum();
-        // In whole the slower first, and in pieces whoever needs about as long as all others: its end is what all wait for.
+        // Whole fragments: slower senders first. Pieces: first a sender that needs about as long as all others, since
+        // all wait for its end.
         let urgency = |sender: &Sender| match rest(sender) {
             own if !in_pieces || own * f64::from(limit - 1) >= ABOUT * (all - own) => own,
             _ => 0.0,
@@ -76,7 +79,7 @@ impl Turns {
         let piece = if in_pieces { PIECE_LEAST.max(self.fragment / PIECES) } else { u64::MAX };
         let sender = &mut self.senders[at];
         let mut bytes = sender.left.min(piece);
-        // No crumbs: what would be left would cost a round trip as well.
+        // No tiny rest: it would cost another round trip.
         if sender.left - bytes < PIECE_LEAST / 2 {
             bytes = sender.left;
         }
@@ -85,7 +88,7 @@ impl Turns {
         Some((at, bytes))
     }
 
-    /// What a sender was asked for has arrived.
+    /// A sender's requested bytes have arrived.
     pub fn arrived(&mut self, at: usize, bytes: u64, seconds: f64) {
         let sender = &mut self.senders[at];
         sender.asked = false;
@@ -103,8 +106,8 @@ impl Sender {
 mod tests {
     use super::*;
 
-    /// Of senders that share a link, and bring so many bytes a second by themselves: seconds until the last is done, and
-    /// how many of the fastest were under way at most.
+    /// For senders that share a link, with so many bytes per second each: seconds until the last is done, and how many
+    /// of the fastest were active at most.
     fn makespan(rates: &[f64], link: f64, fragment: u64, limit: u32) -> (f64, usize) {
         let fastest = rates.iter().copied().fold(0.0, f64::max);
         let mut turns = Turns::new(rates.len(), true);

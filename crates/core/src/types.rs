@@ -12,7 +12,7 @@ pub type WorkerId = Arc<str>;
 /// Name of a host: one network namespace of one machine.
 pub type HostId = Arc<str>;
 
-/// Name of an object, which never comes again: 128 random bits; 32 hexadecimal digits as text.
+/// Name of an object, which is never reused: 128 random bits; 32 hexadecimal digits as text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ObjectId(pub u128);
 
@@ -87,14 +87,14 @@ impl Pattern {
 pub enum Encryption {
     #[default]
     None,
-    /// Encrypted without identities: safe from passive readers only (what TCPcrypt, RFC 8548, gave).
+    /// Encrypted without authentication: protects only against passive readers (as TCPcrypt, RFC 8548, did).
     Opportunistic,
-    /// Encrypted, and both ends show a certificate of the cluster.
+    /// Encrypted, and both ends present a certificate of the cluster.
     Authenticated,
 }
 
 impl Encryption {
-    /// From the weakest.
+    /// All values, weakest first.
     pub const ALL: [Encryption; 3] = [Encryption::None, Encryption::Opportunistic, Encryption::Authenticated];
 
     pub fn name(self) -> &'static str {
@@ -138,13 +138,13 @@ impl Transport {
     }
 }
 
-/// The sum of many is still a number, and the smallest share is more than nothing.
+/// Limit, so that the sum of many priorities is finite, and the smallest share is above 0.
 pub const PRIORITY_MAX: f64 = 1e9;
 
 /// Whether a job can have this priority.
 ///
 /// # Errors
-/// One line that says which it can have.
+/// One line that names what is allowed.
 pub fn check_priority(job: &str, priority: f64) -> Result<(), String> {
     if priority.is_finite() && priority > 0.0 && priority <= PRIORITY_MAX {
         return Ok(());
@@ -158,7 +158,7 @@ pub const NAME_MAX: usize = 256;
 /// Whether something can have this name.
 ///
 /// # Errors
-/// One line that says which it can have.
+/// One line that names what is allowed.
 pub fn check_name(what: &str, name: &str) -> Result<(), String> {
     if !name.is_empty() && name.chars().count() <= NAME_MAX && !name.chars().any(char::is_control) {
         return Ok(());
@@ -167,12 +167,12 @@ pub fn check_name(what: &str, name: &str) -> Result<(), String> {
     Err(format!("{what} {start:?}: use 1 to {NAME_MAX} letters that can be printed"))
 }
 
-/// A name as it can be: cut, and without what cannot be printed.
+/// Makes a valid name: shortened, and without unprintable letters.
 pub fn fit_name(name: &str) -> String {
     name.chars().take(NAME_MAX / 2).map(|letter| if letter.is_control() { '?' } else { letter }).collect()
 }
 
-/// What the user says of a job when it is given to the engine.
+/// What the user specifies for a job.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct JobSpec {
@@ -182,7 +182,7 @@ pub struct JobSpec {
     pub priority: f64,
     #[serde(default)]
     pub demands: Demands,
-    /// Machines that the job uses; 0: as many as are seen to send or receive in a transfer.
+    /// Hosts that the job uses; 0: as many as send or receive in a transfer.
     #[serde(default)]
     pub machines: u32,
     /// Whose job it is, for policies.
@@ -197,10 +197,10 @@ pub struct JobSpec {
 }
 
 impl JobSpec {
-    /// Whether it makes sense, whatever the cluster.
+    /// Checks the specification, independently of the cluster.
     ///
     /// # Errors
-    /// One line that says what is wrong with it.
+    /// One line that names the invalid value.
     pub fn check(&self) -> Result<(), String> {
         check_name("job", &self.job)?;
         for (what, word) in [("user", &self.user), ("class", &self.class)] {
@@ -223,7 +223,7 @@ impl JobSpec {
     }
 }
 
-/// What a job insists on; it is refused where that cannot be had.
+/// What a job demands; it is refused if that is not available.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Demands {

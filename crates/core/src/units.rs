@@ -34,7 +34,7 @@ impl std::ops::Add<Duration> for Time {
     }
 }
 
-/// Why a text is not a quantity: one line that names the mend.
+/// Why a text is not a quantity: one line with a hint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BadQuantity(pub String);
 

@@ -1,8 +1,8 @@
-//! Versions of what one process says to another: a receiver that missed something knows it, and asks again.
+//! Versions of the messages from one process to another: a receiver that missed one notices that, and asks again.
 
 use std::collections::{BTreeMap, VecDeque};
 
-/// What was said to each receiver, numbered from 1, until the receiver says that it has seen it.
+/// Messages to each receiver, numbered from 1, until the receiver confirms them.
 #[derive(Clone, Debug)]
 pub struct Outbox<R: Ord, M> {
     sent: BTreeMap<R, Sent<M>>,
@@ -22,7 +22,7 @@ impl<R: Ord, M> Default for Outbox<R, M> {
 }
 
 impl<R: Ord + Clone, M> Outbox<R, M> {
-    /// Keeps a message; gives the version with which it goes out.
+    /// Keeps a message; returns the version with which it is sent.
     pub fn send(&mut self, receiver: &R, message: M) -> u64 {
         let sent = self.sent.entry(receiver.clone()).or_insert(Sent { last: 0, unseen: VecDeque::new() });
         sent.last += 1;
@@ -35,7 +35,7 @@ impl<R: Ord + Clone, M> Outbox<R, M> {
         self.sent.get(receiver).map_or(0, |sent| sent.last)
     }
 
-    /// A receiver has seen everything up to a version: nobody asks for it again.
+    /// A receiver has confirmed everything up to a version: it will not be requested again.
     pub fn seen(&mut self, receiver: &R, version: u64) {
         if let Some(sent) = self.sent.get_mut(receiver) {
             let rest = sent.last.saturating_sub(version) as usize;
@@ -43,7 +43,7 @@ impl<R: Ord + Clone, M> Outbox<R, M> {
         }
     }
 
-    /// What comes after a version, oldest first, as it was sent: for a receiver that asks again.
+    /// Messages after a version, oldest first, as they were sent: for a receiver that asks again.
     pub fn after(&self, receiver: &R, version: u64) -> impl Iterator<Item = (u64, &M)> {
         let messages = self.sent.get(receiver).into_iter().flat_map(|sent| {
             let first = sent.last - sent.unseen.len() as u64 + 1;
@@ -57,14 +57,14 @@ impl<R: Ord + Clone, M> Outbox<R, M> {
     }
 }
 
-/// What a receiver makes of a version.
+/// How a received version compares with the expected one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Received {
     /// The next one: it is in force.
     InOrder,
-    /// It was seen before: it says nothing new.
+    /// It was received before.
     Old,
-    /// Something is missing before it: ask again. It is not in force.
+    /// A version before it is missing: ask again. It is not in force.
     Gap,
 }
 
@@ -91,7 +91,7 @@ impl Inbox {
         }
     }
 
-    /// Everything up to this version has been seen.
+    /// Everything up to this version was received.
     pub fn last(&self) -> u64 {
         self.last
     }

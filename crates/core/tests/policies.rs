@@ -252,7 +252,7 @@ fn the_policies_of_the_literature_order_as_their_papers_say() {
     assert_eq!(ranks("deadline", &sizes), [1, 0, 2]);
     // 10 bytes in half a second need 160 bit/s: at 100 they are too late, and yield even to who has no deadline.
     assert_eq!(ranks("deadline:link=100bit/s", &sizes)[2], 1);
-    // Ranks are far apart, and nobody starves.
+    // Ranks are far apart, and no transfer starves.
     let counted = weights("smallest-bottleneck-first", &sizes).1.transfers;
     assert!((counted[1] / counted[0] - 8.0).abs() < 1e-9 && (counted[0] / counted[2] - 8.0).abs() < 1e-9);
 }

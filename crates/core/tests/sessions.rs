@@ -1,5 +1,5 @@
-//! Hosts with several processes and one session each, in virtual time: speakers die, stand still and come back, connections break.
-//! In the end everybody has the shares, and every total is right; and a host says its piece once.
+//! Hosts with several processes and one session each, in virtual time: speakers die, hang and return, connections
+//! break. In the end every process has the shares, and every total is right; and a host sends each report once.
 
 use mission_core::control::{Command, Controller, Event, Message, PROTOCOL, WorkerReport};
 use mission_core::defaults::REPORT_EVERY;
@@ -26,14 +26,14 @@ struct Process {
     worker: WorkerId,
     address: Arc<str>,
     machine: Session,
-    /// Address of whoever speaks, as this process heard.
+    /// Address of the speaker, as this process knows it.
     speaker: Option<Arc<str>>,
     /// Whether it is connected to it.
     connected: bool,
     standing: Standing,
-    /// It stands still until then.
+    /// It hangs until then.
     stopped_until: usize,
-    /// What its scheduler has said, in order.
+    /// Messages of its scheduler, in order.
     inbox: VecDeque<Arc<Message>>,
     /// What others have given it: their address and report; and the last number of each that it has taken.
     given: Vec<(Arc<str>, WorkerReport)>,
@@ -56,7 +56,7 @@ struct World {
     /// Messages with shares that left the scheduler.
     told: usize,
     weighed: usize,
-    /// Totals of processes that are gone, as far as they had said them.
+    /// Totals of processes that are gone, as far as they had reported them.
     gone: BTreeMap<JobId, u64>,
 }
 
@@ -165,7 +165,7 @@ impl World {
         self.event(Event::Gone { worker: own.worker });
     }
 
-    /// Nobody is connected to this process any more.
+    /// Closes all connections to this process.
     fn break_links(&mut self, address: &Arc<str>) {
         let now = self.now;
         for other in self.processes.iter_mut().filter(|other| other.speaker.as_ref() == Some(address)) {
@@ -212,7 +212,7 @@ impl World {
         }
     }
 
-    /// Does what the scheduler has said; passes shares on to those who are connected.
+    /// Executes the scheduler's messages; passes shares on to connected processes.
     fn hear(&mut self, place: usize) {
         while let Some(message) = self.processes[place].inbox.pop_front() {
             if let Some(speaker) = &message.speaker {
@@ -246,7 +246,7 @@ impl World {
         let Some(speaker) = own.speaker.clone().filter(|speaker| !own.connected && *speaker != own.address) else {
             return;
         };
-        // Whoever does not know yet that it speaks does not listen.
+        // A process that does not know yet that it is the speaker does not listen.
         let listens = |at: &usize| self.processes[*at].speaker.as_ref() == Some(&speaker);
         let Some(at) = self.place(&speaker).filter(listens) else { return };
         if self.processes[at].stopped_until > self.turn {
@@ -375,7 +375,7 @@ fn whatever_becomes_of_speakers_everybody_has_the_shares_and_every_total_is_righ
         let served = world.served();
         for (job, most) in expected {
             let lost: u64 = most - served[&job];
-            // What a process that died had given a speaker that died, too, nobody can say any more.
+            // Reports of a dead process to a speaker that died, too, are lost.
             assert!(lost <= world.gone.get(&job).copied().unwrap_or(0), "seed {seed}: {job} lacks {lost} of {most}");
         }
         let last = world.processes.iter().map(|own| own.standing.version).max().unwrap();
@@ -486,7 +486,7 @@ fn what_a_speaker_that_dies_did_not_pass_on_its_successor_is_told() {
             world.kill(place);
         }
         (0..10).for_each(|_| world.turn(false));
-        // It hears nothing more, and dies.
+        // It receives nothing more, and dies.
         world.processes[0].stopped_until = usize::MAX;
         let far = world.processes.iter().position(|own| own.host == 2).unwrap();
         world.change_weights(far);

@@ -23,7 +23,7 @@ int bond_egress(struct __sk_buff *skb)
 {
     __u32 index = skb->ifindex;
     struct member *member = bpf_map_lookup_elem(&members, &index);
-    /* Two processors may count as one: then the same link is taken twice, which costs nothing. */
+    /* Two CPUs may count as one: then the same link is taken twice, which does no harm. */
     if (member && member->packets++ % 2)
         return bpf_redirect(member->other, 0);
     return TC_ACT_UNSPEC; /* what is attached after this decides */

@@ -1,8 +1,8 @@
 /* Data Center TCP, from RFC 8257, as a congestion control of the kernel's.
  *
- * The receiver tells exactly which segments were marked (3.2); the sender estimates which fraction of its bytes was (3.3)
- * and shrinks its window by half of that, once per window (3.4). Losses count as with any other congestion control (3.5).
- * A connection whose peer has no ECN goes on as Reno, by that name: whoever reads it back is told. */
+ * The receiver reports exactly which segments were marked (3.2); the sender estimates which fraction of its bytes was
+ * (3.3) and shrinks its window by half of that, once per window (3.4). Losses count as with any other congestion control (3.5).
+ * A connection whose peer has no ECN continues as Reno, and reads back as Reno. */
 #include <linux/bpf.h>
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_helpers.h>
@@ -123,7 +123,7 @@ void BPF_PROG(dctcp_init, struct sock *sk)
     struct tcp_sock *tp = (struct tcp_sock *)sk;
     struct dctcp *ca = own(tp);
     if (!(tp->ecn_flags & TCP_ECN_OK)) {
-        /* Its packets would be marked instead of dropped, and nobody would tell. */
+        /* Its packets would be marked instead of dropped, and the sender would not be notified. */
         char reno[] = "reno";
         bpf_setsockopt(sk, IPPROTO_TCP, TCP_CONGESTION, reno, sizeof reno);
         return;
@@ -164,7 +164,7 @@ void BPF_PROG(dctcp_in_ack, struct sock *sk, __u32 flags)
     begin_window(tp, ca);
 }
 
-/* A loss halves the window, whatever was marked (3.5). ssthresh() runs before the state is known, so it is said here. */
+/* A loss halves the window, whatever was marked (3.5). Done here, since ssthresh() runs before the state is known. */
 static __always_inline void lost(struct tcp_sock *tp)
 {
     own(tp)->cwnd_at_loss = tp->snd_cwnd;
@@ -187,7 +187,7 @@ static __always_inline void change_ce(struct tcp_sock *tp, __u32 ce)
     struct dctcp *ca = own(tp);
     if (ca->ce != ce) {
         if (tp->inet_conn.icsk_ack.pending & bpf_core_enum_value(enum inet_csk_ack_state_t, ICSK_ACK_TIMER)) {
-            /* What came before the change, with the mark that it had. */
+            /* Acknowledge what came before the change, with the mark that it had. */
             if (ca->ce)
                 tp->ecn_flags |= TCP_ECN_DEMAND_CWR;
             else

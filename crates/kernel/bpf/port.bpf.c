@@ -1,11 +1,11 @@
-/* The egress of a switch port: drops what its buffer has no room for, and marks what finds a long queue.
+/* The egress of a switch port: drops packets that its buffer has no room for, and marks packets above a queue length.
  *
  * A token bucket filter behind it paces the port. Its queue is long enough never to drop; what is dropped or marked is
- * decided here, by a virtual queue that drains as the filter does: at the port's rate, and after a rest a burst at once.
- * Without the burst a port that is fed at its own rate by another filter would lose what each rest between two packets
- * costs, and its virtual queue would grow for ever. The real backlog is read beside it: where a slow machine has let the filter
- * stand still, it is longer than the virtual queue by what was lost of the port's rate. That is counted, and the virtual queue
- * begins anew from the real one, since a port that is always busy would never catch up. */
+ * decided here, by a virtual queue that drains as the filter does: at the port's rate, and after a rest a burst at
+ * once. Without the burst a port that is fed at its own rate by another filter would lose what each rest between two
+ * packets costs, and its virtual queue would grow for ever. The real backlog is read, too: if a slow machine has
+ * stalled the filter, it is longer than the virtual queue by what was lost of the port's rate. That is counted, and
+ * the virtual queue begins anew from the real one, since a port that is always busy would never catch up. */
 #include <linux/bpf.h>
 #include <linux/pkt_cls.h>
 #include <bpf/bpf_core_read.h>
@@ -142,7 +142,7 @@ int port_egress(struct __sk_buff *skb)
         port->queue_bytes = queue = backlog;
     }
     if (shared->shared_bytes) {
-        /* After that: what is really queued here is not free. */
+        /* After that: bytes that are really queued here are not free. */
         __u64 used = 0;
         for (int i = 0; i < PORTS_PER_GROUP; i++) {
             if (i < shared->ports)

@@ -62,7 +62,7 @@ static __always_inline void read_back(struct bpf_sock_ops *ops)
 
 static __always_inline void set(struct bpf_sock_ops *ops, struct wanted *own)
 {
-    /* What the kernel refuses shows when it is read back. */
+    /* What the kernel refuses is seen when the options are read back. */
     if (own->congestion_control[0])
         bpf_setsockopt(ops, IPPROTO_TCP, TCP_CONGESTION, own->congestion_control, NAME_BYTES);
     if (own->rto_min_us)

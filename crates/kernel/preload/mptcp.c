@@ -22,7 +22,7 @@
 #define FELL_BACK 1
 
 #define SOCKETS_MAX 65536
-/* Of descriptors: the process whose socket asked for Multipath TCP; its children have copies, and say nothing of them. */
+/* By descriptor: the process whose socket asked for Multipath TCP; children have copies, and do not report them. */
 static pid_t ours[SOCKETS_MAX];
 
 static void tell(int fd)
@@ -35,7 +35,7 @@ static void tell(int fd)
     int report, subflows = 0, before = errno;
 
     ours[fd] = 0;
-    /* Only what was connected says anything. */
+    /* Only connected sockets are reported. */
     if (path && getpeername(fd, (struct sockaddr *)&peer, &name_len) == 0) {
         if (getsockopt(fd, SOL_MPTCP, MPTCP_INFO, info, &len) == 0 && !(info[FLAGS] & FELL_BACK))
             subflows = len > ALL ? info[ALL] : info[FURTHER] + 1;

@@ -1,8 +1,8 @@
 //! Delay lines: frames of one interface are written to another after a fixed time. The other way takes no time.
 //!
 //! This takes the place of netem, which not every kernel has. One thread serves all lines of a lab. It reads frames from packet
-//! sockets (packet(7)) and writes each at the time of its arrival, by the kernel's timestamp, plus the delay. How late each was
-//! written is counted, because a busy machine delays the thread, and then the measurement is not what was asked for.
+//! sockets (packet(7)) and writes each at the time of its arrival, by the kernel's timestamp, plus the delay. The
+//! lateness of each is counted, because a busy machine delays the thread, and then the measurement is not valid.
 //! Senders must compute checksums themselves ([`checksums_off`]): a packet socket gives frames as they are.
 //!
 //! A line delays what a switch sends to a host, and not what the host sends: those frames the kernel passes on itself
@@ -35,8 +35,8 @@ const FRAME_BYTES: usize = 9100;
 const READ_AT_ONCE: usize = 64;
 /// Of a socket, so that nothing is lost while the thread waits for a CPU: 80 ms at 400 Mbit/s, as the kernel counts buffers.
 const SOCKET_BYTES: libc::c_int = 8 << 20;
-/// If the machine's clock has moved by so much against the steady one since it was read last, somebody has set it, and what
-/// the kernel dates by it is not believed.
+/// If the machine's clock has moved by so much against the steady one since it was read last, it was set, and the
+/// kernel's timestamps are not used.
 const SET_NS: i64 = 10_000_000;
 /// linux/if_packet.h
 const PACKET_IGNORE_OUTGOING: libc::c_int = 23;
@@ -241,7 +241,7 @@ struct Lines {
 
 impl Lines {
     fn run(mut self) {
-        // A queue must not stand still while a program computes; where this is not allowed the lateness says so.
+        // A queue must not stall while a program computes; if real-time priority is not allowed, the lateness shows it.
         // SAFETY: a plain system call on this thread.
         unsafe {
             let priority = libc::sched_param { sched_priority: 1 };
@@ -339,8 +339,7 @@ impl Lines {
     }
 }
 
-/// The length of a frame, and when it came by the machine's clock, in nanoseconds; 0: the kernel does not say. `None`: there
-/// is none.
+/// The length of a frame, and when it came by the machine's clock, in nanoseconds; 0: unknown. `None`: there is none.
 fn receive(socket: &OwnedFd, frame: &mut [u8]) -> Option<(usize, u64)> {
     #[repr(align(8))]
     struct Control([u8; 64]);

@@ -205,7 +205,7 @@ impl Switch {
         let map = |name: &str| {
             let found = maps.iter().find(|map| map.name() == name);
             let missing =
-                || std::io::Error::new(std::io::ErrorKind::NotFound, "this interface is no switch port of ours");
+                || std::io::Error::new(std::io::ErrorKind::NotFound, "this interface is not a port of the switch");
             found.ok_or_else(|| missing().into()).and_then(MapHandle::try_from)
         };
         Switch::of(map)
@@ -307,12 +307,12 @@ impl Switch {
 fn attach(program: BorrowedFd<'_>, interface: u32, way: TcAttachPoint, priority: u32) -> Result<()> {
     let mut builder = TcHookBuilder::new(program);
     let mut hook = builder.ifindex(interface as i32).handle(1).priority(priority).hook(way);
-    // The library says on standard error where the hook is there already, which is no error; errors are returned anyway.
+    // The library prints to standard error if the hook already exists, which is not an error; real errors are returned.
     static QUIET: Once = Once::new();
     QUIET.call_once(|| {
         let _ = set_print(None);
     });
-    hook.create().and_then(|mut hook| hook.attach()).context("an interface takes no program")?;
+    hook.create().and_then(|mut hook| hook.attach()).context("cannot attach the program to an interface")?;
     Ok(())
 }
 

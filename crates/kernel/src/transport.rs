@@ -1,5 +1,5 @@
-//! The transport of unchanged programs: every TCP socket of a cgroup gets what is wanted of it before its first packet, and
-//! what it then has is read back. `bpf/transport.bpf.c`; in force while a [`Setter`] lives.
+//! The transport of unchanged programs: every TCP socket of a cgroup gets the wanted options before its first packet,
+//! and the options in force are read back. `bpf/transport.bpf.c`; in force while a [`Setter`] lives.
 
 use crate::switch::Result;
 use libbpf_rs::{Link, MapCore as _, MapFlags, MapHandle, ObjectBuilder};
@@ -59,7 +59,7 @@ impl Setter {
         Ok(Setter { agreements: map("agreements")?, _link: link })
     }
 
-    /// What the connections that were made so far have, as the kernel tells it.
+    /// What the connections made so far have in force, read from the kernel.
     pub fn agreed(&self) -> Result<Vec<Agreed>> {
         let mut all = Vec::new();
         for key in self.agreements.keys() {

@@ -11,8 +11,8 @@ use pyo3::prelude::*;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Buffers of this size have memory of their own, so that whoever keeps one column does not keep all. Smaller ones share: a process has
-/// 65,530 mappings (`vm.max_map_count`).
+/// Buffers of this size have memory of their own, so that code that keeps one column does not keep all. Smaller ones
+/// share: a process has 65,530 mappings (`vm.max_map_count`).
 const OWN_MEMORY_MIN: usize = 1 << 20;
 /// Arrow's recommendation for the start of a buffer (Arrow columnar format, "Buffer Alignment and Padding").
 const ALIGNMENT: usize = 64;
@@ -58,7 +58,7 @@ impl Given {
             "bits" => Buffer::Bits { bits: values, start: self.number },
             "all-set" => Buffer::AllSet,
             "variable" => Buffer::Variable { offsets, values },
-            other => return Err(bad_input(format!("{other:?} is no kind of buffer"))),
+            other => return Err(bad_input(format!("unknown kind of buffer {other:?}"))),
         })
     }
 }
@@ -119,11 +119,11 @@ impl ColumnSplit {
                 (room, rest) = (room - size, others);
             }
             if room > 0 {
-                return Err(bad_input(format!("an output has {room} bytes more than its parts")));
+                return Err(bad_input(format!("an output is {room} bytes longer than its parts")));
             }
         }
         if rest.iter().any(|size| *size > 0) {
-            return Err(bad_input("the outputs have no room for the last parts"));
+            return Err(bad_input("the outputs are too short for the last parts"));
         }
         let bytes = self.buffers.iter().map(Given::bytes).collect::<PyResult<Vec<_>>>()?;
         let views =
@@ -228,7 +228,7 @@ fn kind_of((kind, number): &(String, usize)) -> PyResult<Kind> {
         ("fixed", 1..) => Ok(Kind::Fixed(*number)),
         ("bits", _) => Ok(Kind::Bits),
         ("variable", _) => Ok(Kind::Variable { wide: *number == 8 }),
-        _ => Err(bad_input(format!("({kind:?}, {number}) is no kind of buffer"))),
+        _ => Err(bad_input(format!("unknown kind of buffer ({kind:?}, {number})"))),
     }
 }
 
@@ -246,7 +246,7 @@ pub fn columns_hash(
 ) -> PyResult<()> {
     let out = PyBuffer::<u64>::get(out)?;
     if out.readonly() || !out.is_c_contiguous() {
-        return Err(bad_input("the output is read-only, or has gaps"));
+        return Err(bad_input("the output is read-only or not contiguous"));
     }
     let mut held = Vec::new();
     for (kind, width, values, offsets, valid) in &columns {
@@ -272,7 +272,7 @@ pub fn columns_hash(
                 values,
                 valid: valid.as_ref().map(|(bits, start)| (&**bits, *start)),
             },
-            (other, _) => return Err(bad_input(format!("{other:?} is no kind of column"))),
+            (other, _) => return Err(bad_input(format!("unknown kind of column {other:?}"))),
         })
     });
     let described = described.collect::<PyResult<Vec<_>>>()?;
@@ -302,7 +302,7 @@ pub fn columns_ranges(
     let buffer = given.buffer(&bytes)?;
     let out = PyBuffer::<i64>::get(out)?;
     if out.readonly() || !out.is_c_contiguous() {
-        return Err(bad_input("the output is read-only, or has gaps"));
+        return Err(bad_input("the output is read-only or not contiguous"));
     }
     let numbers: &mut [i64] = match out.item_count() {
         0 => &mut [],

@@ -8,8 +8,8 @@ use pyo3::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 
-/// All that is known of a cluster. What is said often has methods of its own, without JSON for the event; they give
-/// commands, or `None` where there are none.
+/// The controller of a cluster. Frequent events have methods of their own, without JSON; they return commands, or
+/// `None` if there are none.
 #[pyclass(frozen)]
 pub struct Controller(Mutex<control::Controller>);
 
@@ -43,7 +43,7 @@ impl Controller {
                 "work" => graph::Kind::Work,
                 "select" => graph::Kind::Select,
                 "barrier" => graph::Kind::Barrier,
-                _ => return Err(bad_input(format!("{kind:?} is no kind of task: use work, select or barrier"))),
+                _ => return Err(bad_input(format!("unknown kind of task {kind:?}: use work, select or barrier"))),
             };
             Ok(control::NewTask { task, stage: stage.into(), kind, inputs })
         };
@@ -78,7 +78,7 @@ impl Controller {
         self.lock().open(&job.into()).iter().map(ToString::to_string).collect()
     }
 
-    /// Whether a worker that leaves has still to wait until others have its objects.
+    /// Whether a leaving worker still has to wait until others have its objects.
     fn is_handing_over(&self, worker: &str) -> bool {
         self.lock().is_handing_over(&worker.into())
     }
@@ -88,12 +88,13 @@ impl Controller {
         self.lock().object_bytes(&worker.into())
     }
 
-    /// Bytes of objects that a task with these inputs would probably have to bring to a worker.
+    /// Bytes of objects that a task with these inputs would probably have to fetch to a worker.
     fn far_bytes(&self, inputs: Vec<u64>, worker: &str) -> u64 {
         self.lock().far_bytes(&inputs, &worker.into())
     }
 
-    /// Objects by name, owner, number of parts, bytes, and how many workers shall have them; what makes no sense is passed over, for anybody may make a reference up.
+    /// Objects by name, owner, number of parts, bytes, and wanted replicas. Invalid ones are skipped, since any code
+    /// can make up a reference.
     fn carries(&self, now: f64, task: u64, objects: Vec<Bound<'_, PyAny>>, alive: bool) -> PyResult<Option<String>> {
         self.take(now, control::Event::Carries { task, objects: carried(&objects), alive })
     }
@@ -131,7 +132,7 @@ impl Controller {
         self.lock().repeats(task)
     }
 
-    /// By each lost stream of these writers what is written now: the stream, and the address of its writer's data plane.
+    /// For each lost stream of these writers, its replacement: the stream, and the address of its writer's data plane.
     fn written_again(&self, writers: Vec<u64>) -> BTreeMap<String, (String, String)> {
         let each = |own: control::Continued| {
             let place = (own.now.to_string(), own.address.to_string());
@@ -166,13 +167,12 @@ impl Controller {
         self.take(now, control::Event::DelegateEnds { task, again })
     }
 
-    /// Whether a task's next step needs an object that nobody has any more: the task may begin again, or not; `None`: it has
-    /// all.
+    /// Whether a task whose next step needs a lost object may start again; `None`: no object is lost.
     fn lost_step(&self, task: u64) -> Option<bool> {
         self.lock().lost_step(task).map(|lost| lost == control::LostStep::BeginAgain)
     }
 
-    /// Whether a task that delegates has never come further than now.
+    /// Whether a task that delegates is at its furthest step so far.
     fn is_furthest(&self, task: u64) -> bool {
         self.lock().is_furthest(task)
     }
@@ -185,7 +185,8 @@ impl Controller {
         self.take(now, control::Event::Forgotten { task })
     }
 
-    /// What a shuffle of the engine demands on the data plane (JSON), and `None`; or `None`, and why the engine has to carry it.
+    /// Returns the demands (JSON) of an engine's shuffle on the data plane, and `None`; or `None`, and why the engine
+    /// has to carry it.
     fn shuffle_demands(&self, task: u64, workers: Vec<String>) -> PyResult<(Option<String>, Option<String>)> {
         let workers: Vec<_> = workers.into_iter().map(Into::into).collect();
         match self.lock().shuffle_demands(task, &workers) {
@@ -199,7 +200,7 @@ impl Controller {
         self.lock().engine_refuses(task)
     }
 
-    /// Why Dask alone would not do for one of the jobs that there are; `None`: it would.
+    /// Why Dask alone would not meet the demands of some job; `None`: it would.
     fn engine_alone_refuses(&self) -> Option<String> {
         self.lock().engine_alone_refuses()
     }

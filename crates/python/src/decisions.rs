@@ -14,7 +14,7 @@ use pyo3::prelude::*;
 use serde::Deserialize;
 use std::collections::{BTreeMap, VecDeque};
 
-/// A number of flows, or by its name how it is found.
+/// A number of flows, or the name of a way to find it.
 #[derive(FromPyObject)]
 pub enum Flows {
     Number(u32),

@@ -71,7 +71,7 @@ impl Endpoint {
             _ => return Err(bad_input("an identity is ca, certificate and key: give all three or none")),
         };
         let host =
-            host.parse().map_err(|_| bad_input(format!("{host:?} is no address: write one such as 127.0.0.1")))?;
+            host.parse().map_err(|_| bad_input(format!("{host:?} is not an address: use one such as 127.0.0.1")))?;
         let settings = endpoint::Settings {
             host,
             ports,
@@ -100,7 +100,7 @@ impl Endpoint {
         Ok(self.get()?.host.clone())
     }
 
-    /// What this data plane cannot do, and why; everything else works.
+    /// Problems: what this data plane cannot do, and why; everything else works.
     #[getter]
     fn problems(&self) -> PyResult<Vec<String>> {
         Ok(self.get()?.problems.clone())
@@ -111,7 +111,8 @@ impl Endpoint {
         serde_json::to_string(&self.get()?.environment).map_err(bad_input)
     }
 
-    /// For what `job` is going to put; without one, for the caller's own use. What is of one cohort is freed at about the same time.
+    /// Allocates a segment that `job` is going to put; without a job, for the caller's own use. Segments of one cohort
+    /// are freed at about the same time.
     #[pyo3(signature = (len, job=None, cohort=0))]
     fn allocate(&self, py: Python<'_>, len: usize, job: Option<(String, String)>, cohort: u32) -> PyResult<Segment> {
         let endpoint = self.get()?;
@@ -124,7 +125,7 @@ impl Endpoint {
         Ok(Segment::new(segment.map_err(PyOSError::new_err_of)?))
     }
 
-    /// For a task's result, which the engine accounts for.
+    /// Allocates a segment for a task's result, which the engine accounts for.
     fn allocate_result(&self, py: Python<'_>, len: usize) -> PyResult<Segment> {
         let endpoint = self.get()?;
         let segment = detached(py, || endpoint.pool.take_for_result(len))?;
@@ -160,7 +161,7 @@ impl Endpoint {
     ) -> PyResult<(String, Vec<usize>)> {
         let (job, demands) = (JobId::from(job), parse_demands(demands)?);
         let buffers = parts.iter().map(buffer_of).collect::<PyResult<Vec<_>>>()?;
-        // SAFETY: `buffers` holds them until the copy is made, and the caller was told not to write meanwhile.
+        // SAFETY: `buffers` holds them until the copy is made, and the caller must not write meanwhile (documented).
         let inputs = buffers.iter().map(|buffer| unsafe { bytes_of(buffer) }).collect::<PyResult<Vec<_>>>()?;
         let slices: Vec<&[u8]> = inputs.iter().map(|input| &**input).collect();
         let endpoint = self.get()?;
@@ -182,8 +183,9 @@ impl Endpoint {
         detached(py, || endpoint.free(&object))
     }
 
-    /// `parts`: (object, part, length, addresses). Gives the parts, all of them as one if packed, and what it took (JSON).
-    /// `receiver`: who asks, for the pattern of the transfer. `keep`: objects whose parts stay here while there is room.
+    /// `parts`: (object, part, length, addresses). Returns the parts, all of them as one if packed, and statistics
+    /// (JSON). `receiver`: who asks, for the pattern of the transfer. `keep`: objects whose parts stay here while there
+    /// is room.
     #[pyo3(signature = (job, source, to, demands, parts, packed, whole=false, receiver=None, part_count=0, keep=vec![]))]
     #[allow(clippy::too_many_arguments)]
     fn fetch(
@@ -223,8 +225,8 @@ impl Endpoint {
         Ok((fetched.parts.into_iter().map(part).collect(), fetched.all.map(part), tally))
     }
 
-    /// As `fetch`; each part comes into memory of its own that the caller may write to. `given_up`: whether nobody wants it
-    /// any more; called now and then.
+    /// As `fetch`, but each part has its own memory, which the caller may write to. `given_up`: whether the fetch is no
+    /// longer needed; called repeatedly.
     #[allow(clippy::too_many_arguments)]
     fn receive(
         &self,
@@ -299,8 +301,8 @@ impl Endpoint {
         detached(py, || endpoint.joined(commands, locations, version))
     }
 
-    /// Does what a message (JSON) says. Gives the version after which something is missing, the job on which to say the last
-    /// words, and the addresses to be probed.
+    /// Executes a message (JSON). Returns the version after which messages are missing, the job to send the last report
+    /// on, and the addresses to probe.
     fn hear(
         &self,
         py: Python<'_>,
@@ -325,7 +327,7 @@ impl Endpoint {
         Ok(detached(py, || endpoint.fetcher.known_lost(&objects))?.iter().map(ToString::to_string).collect())
     }
 
-    /// Has the processes at these addresses send here at once; JSON: `mission_core::ecn::Seen`.
+    /// Has the processes at these addresses send here at the same time; JSON: `mission_core::ecn::Seen`.
     fn probe_ecn(&self, py: Python<'_>, senders: Vec<String>) -> PyResult<String> {
         let senders =
             senders.iter().map(|address| address.parse().map_err(bad_input)).collect::<PyResult<Vec<SocketAddr>>>()?;
@@ -345,7 +347,7 @@ impl Endpoint {
         detached(py, || endpoint.fetcher.forget_job(&job))
     }
 
-    /// What has changed since the last report, as JSON; `None`: nothing.
+    /// The report of changes since the last one, as JSON; `None`: no changes.
     #[pyo3(signature = (cpu=0.0, last_of=None))]
     fn report(&self, py: Python<'_>, cpu: f64, last_of: Option<&str>) -> PyResult<Option<String>> {
         let (endpoint, last_of) = (self.get()?, last_of.map(Into::into));
@@ -353,7 +355,7 @@ impl Endpoint {
         report.map(|report| serde_json::to_string(&report).map_err(bad_input)).transpose()
     }
 
-    /// Has this process say the rest itself, and not by way of another one of its host: it is about to end.
+    /// Has this process send its remaining reports itself, not by way of the host's speaker: it is about to end.
     fn leaves_session(&self) -> PyResult<()> {
         self.get()?.leaves_session();
         Ok(())
@@ -364,7 +366,7 @@ impl Endpoint {
         serde_json::to_string(&detached(py, || endpoint.fetcher.transfers())?).map_err(bad_input)
     }
 
-    /// What each job's transfers weigh together, of the jobs that move bytes.
+    /// Total weight of each job's transfers, for jobs that move bytes.
     fn weights(&self) -> PyResult<BTreeMap<String, f64>> {
         let weights = self.get()?.fetcher.weights();
         Ok(weights.into_iter().map(|(job, weight)| (job.to_string(), weight)).collect())
@@ -400,7 +402,7 @@ pub fn carriers() -> Vec<&'static str> {
     mission_transport::carrier::transports().into_iter().map(|transport| transport.name()).collect()
 }
 
-/// Bits per second of this host's link; `None`: nobody knows. A rate that was told wrongly is a ValueError.
+/// Bits per second of this host's link; `None`: unknown. An invalid MISSION_LINK_RATE is a ValueError.
 #[pyfunction]
 pub fn link_rate() -> PyResult<Option<u64>> {
     mission_transport::host::link_rate().map_err(PyOSError::new_err_of)

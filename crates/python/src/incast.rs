@@ -26,7 +26,7 @@ impl IncastServer {
         Ok(IncastServer(Mutex::new(Some(server))))
     }
 
-    /// State of each connection that has something under way; a JSON list of `mission_transport::incast::Variables`.
+    /// State of each connection with bytes in flight; a JSON list of `mission_transport::incast::Variables`.
     fn variables(&self) -> PyResult<String> {
         let found = self.0.lock().expect("no panic while held").as_ref().map(Server::variables);
         serde_json::to_string(&found.unwrap_or_default()).map_err(bad_input)
@@ -43,8 +43,8 @@ impl IncastServer {
     }
 }
 
-/// Reads blocks from all senders; `reads` and what it gives are JSON (`mission_transport::incast`). `watch` is told how many
-/// blocks were read, ten times a second, and ends it by a true answer.
+/// Reads blocks from all senders; `reads` and the result are JSON (`mission_transport::incast`). `watch` receives the
+/// number of blocks read, ten times a second; if it returns true, the measurement ends.
 #[pyfunction]
 pub fn incast_measure(py: Python<'_>, reads: &str, token: &[u8], watch: Py<PyAny>) -> PyResult<String> {
     let reads: Reads = serde_json::from_str(reads).map_err(bad_input)?;
@@ -62,13 +62,14 @@ pub fn incast_measure(py: Python<'_>, reads: &str, token: &[u8], watch: Py<PyAny
         measure(&reads, token, &mut watch)
     })?;
     match raised {
-        // What was measured until an interrupt is told.
+        // An interrupt still returns the results so far.
         Some(error) if !Python::attach(|py| error.is_instance_of::<PyKeyboardInterrupt>(py)) => Err(error),
         _ => serde_json::to_string(&measured.map_err(PyConnectionError::new_err)?).map_err(bad_input),
     }
 }
 
-/// Whether incast bites, and what each remedy would give; all but the number is JSON (`mission_core::incast::advice`).
+/// Predicts whether incast collapses goodput, and what each mitigation would give; everything but the number is JSON
+/// (`mission_core::incast::advice`).
 #[pyfunction]
 pub fn incast_advise(path: &str, form: &str, senders: u32) -> PyResult<String> {
     let path: Path = serde_json::from_str(path).map_err(bad_input)?;
@@ -76,7 +77,7 @@ pub fn incast_advise(path: &str, form: &str, senders: u32) -> PyResult<String> {
     serde_json::to_string(&advice::advise(&path, form, senders).map_err(bad_input)?).map_err(bad_input)
 }
 
-/// What the model says; `question` and the answer are JSON (`mission_core::incast`).
+/// Evaluates the model; `question` and the answer are JSON (`mission_core::incast`).
 #[pyfunction]
 pub fn incast_predict(question: &str) -> PyResult<String> {
     let question = serde_json::from_str(question).map_err(bad_input)?;

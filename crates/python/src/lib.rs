@@ -1,6 +1,6 @@
 //! `mission_control._native`: the seam between Python and the decisions and data plane in Rust.
 //!
-//! What crosses often (bytes) crosses as buffers; what crosses seldom (events, commands, status) as JSON. No Python lock
+//! Frequent data (bytes) crosses as buffers; infrequent data (events, commands, status) as JSON. No Python lock
 //! is held while bytes move. The Python side of every name is described in `mission_control/_native.pyi`.
 
 mod columns;
@@ -81,7 +81,7 @@ fn detached<T: Send>(py: Python<'_>, work: impl FnOnce() -> T + Send) -> PyResul
 fn guarded<T>(work: impl FnOnce() -> T) -> PyResult<T> {
     catch_unwind(AssertUnwindSafe(work)).map_err(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
-        let text = text.unwrap_or("it does not say why");
+        let text = text.unwrap_or("without a message");
         PyRuntimeError::new_err(format!("a bug of Mission Control, please report it: {text}"))
     })
 }

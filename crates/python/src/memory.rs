@@ -47,7 +47,7 @@ impl Segment {
         Segment::of(Arc::new(segment))
     }
 
-    /// What was received: nobody else uses it any more.
+    /// Received memory: no other user is left.
     pub fn of(segment: Arc<segment::Segment>) -> Segment {
         segment.add_writer();
         let (start, users) = (segment.as_ptr() as usize, Arc::<Users>::default());
@@ -84,7 +84,7 @@ impl Segment {
     /// # Errors
     /// Another call writes to it.
     pub fn read(&self) -> PyResult<Bytes<'_>> {
-        // SAFETY: it lives as long as `self`; the result says that nobody of this module writes to it.
+        // SAFETY: it lives as long as `self`; while the result exists, no call of this module writes to it.
         Bytes::of(unsafe { std::slice::from_raw_parts(self.inner.as_ptr(), self.inner.len()) })
     }
 }
@@ -92,8 +92,8 @@ impl Segment {
 impl Exclusive<'_> {
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         let inner = &self.segment.inner;
-        // SAFETY: no other call of this module writes or reads it, and no input lies in it; views that Python code made of it
-        // are not to be used during the call, as callers are told by the functions that take a segment.
+        // SAFETY: no other call of this module writes or reads it, and no input lies in it; Python code must not use
+        // views of it during the call, as the functions that take a segment document.
         unsafe { std::slice::from_raw_parts_mut(inner.as_ptr(), inner.len()) }
     }
 }
@@ -200,7 +200,7 @@ unsafe fn fill(
     if view.is_null() {
         return Err(PyBufferError::new_err("no view to fill"));
     }
-    // SAFETY: as promised by the caller.
+    // SAFETY: guaranteed by the caller.
     let status = unsafe {
         ffi::PyBuffer_FillInfo(view, owner.as_ptr(), start.cast(), len as ffi::Py_ssize_t, c_int::from(readonly), flags)
     };
@@ -210,11 +210,11 @@ unsafe fn fill(
 /// The bytes of a contiguous buffer.
 ///
 /// # Safety
-/// The result must not outlive `buffer`, and Python code may not write to it meanwhile: callers of `put` and of the record
-/// functions are told so.
+/// The result must not outlive `buffer`, and Python code may not write to it meanwhile: `put` and the record functions
+/// document that.
 ///
 /// # Errors
-/// It has gaps, or another call of this module writes to it.
+/// It is not contiguous, or another call of this module writes to it.
 pub unsafe fn bytes_of(buffer: &pyo3::buffer::PyBuffer<u8>) -> PyResult<Bytes<'_>> {
     if !buffer.is_c_contiguous() {
         return Err(crate::bad_input("the buffer is not contiguous: copy it first, as numpy.ascontiguousarray does"));

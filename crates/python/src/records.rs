@@ -16,7 +16,7 @@ fn key(record: &[u8]) -> u128 {
 
 fn records(bytes: &[u8]) -> PyResult<std::slice::ChunksExact<'_, u8>> {
     if !bytes.len().is_multiple_of(RECORD) {
-        return Err(bad_input(format!("{} bytes are no whole number of records of {RECORD} bytes", bytes.len())));
+        return Err(bad_input(format!("{} bytes are not a whole number of records of {RECORD} bytes", bytes.len())));
     }
     Ok(bytes.chunks_exact(RECORD))
 }
@@ -35,7 +35,11 @@ pub fn records_partition(
     let records = records(&input)?;
     let bounds: Vec<u128> = splitters.chunks_exact(KEY).map(key).collect();
     if out.inner.len() != input.len() {
-        return Err(bad_input(format!("the output has {} bytes, the input {}", out.inner.len(), input.len())));
+        return Err(bad_input(format!(
+            "the output has {} bytes, the input {}: make them the same length",
+            out.inner.len(),
+            input.len()
+        )));
     }
     let mut out = out.exclusive(std::slice::from_ref(&input))?;
     detached(py, || {

@@ -56,7 +56,7 @@ impl StreamWriter {
         // SAFETY: `buffer` holds it until the copy is made, and the caller must not write meanwhile.
         let bytes = unsafe { bytes_of(&buffer) }?;
         let mut signal = None;
-        let endpoint = self.endpoint.upgrade().ok_or_else(|| Cancelled::new_err("this worker closes"))?;
+        let endpoint = self.endpoint.upgrade().ok_or_else(|| Cancelled::new_err("this worker is closing"))?;
         let written = detached(py, || {
             let interrupted = || Python::attach(|py| py.check_signals().map_err(|error| signal = Some(error)).is_err());
             endpoint.streams.write(&self.id, part, &bytes, interrupted)
@@ -109,11 +109,12 @@ impl StreamReader {
 
 #[pymethods]
 impl StreamReader {
-    /// The next chunk and the sizes of its writes; (`None`, `None`): the end, or, without `wait`, nothing yet, as the last says.
+    /// Returns the next chunk and the sizes of its writes; (`None`, `None`): the end, or, without `wait`, nothing yet;
+    /// the third value distinguishes them.
     #[pyo3(signature = (wait=true))]
     fn next(&self, py: Python<'_>, wait: bool) -> PyResult<(Option<Part>, Option<Part>, bool)> {
         let inner = self.inner.lock().expect("no panic while held").clone();
-        let inner = inner.ok_or_else(|| PyRuntimeError::new_err("this stream is read no more"))?;
+        let inner = inner.ok_or_else(|| PyRuntimeError::new_err("this reader of the stream is closed"))?;
         let mut signal = None;
         let next = detached(py, || {
             let interrupted = || Python::attach(|py| py.check_signals().map_err(|error| signal = Some(error)).is_err());

@@ -1,5 +1,5 @@
 "use strict";
-// What the console asks the replica, once a second, and what it has changed.
+// The console's requests to the replica: status once a second, and changes.
 
 const token = () => sessionStorage.getItem("token") ?? "";
 
@@ -7,11 +7,11 @@ class Refused extends Error {}
 
 async function ask(path, body) {
   const headers = {Authorization: `Bearer ${token()}`};
-  // A replica that was stopped takes connections, and never answers.
+  // A stopped replica accepts connections, and never answers.
   const signal = AbortSignal.timeout(body ? 2 * ANSWER_MS : ANSWER_MS);
   const answer = await fetch(path, body ? {method: "POST", headers, signal, body: JSON.stringify(body)} : {headers, signal});
-  if (answer.status === 401) throw new Refused("this is no token of the service");
-  if (answer.status === 403) throw new Refused("this token does not look: use viewer.token or operator.token");
+  if (answer.status === 401) throw new Refused("this is not a token of the service");
+  if (answer.status === 403) throw new Refused("this token cannot read: use viewer.token or operator.token");
   const content = await answer.json();
   if (!answer.ok) throw new Error(content.error ?? `status ${answer.status}`);
   return content;
@@ -49,7 +49,7 @@ async function look() {
       sessionStorage.removeItem("token");
       askToken(error.message);
     } else {
-      failed = `the service does not answer (${error.message}); what you see is old; it is asked again every second`;
+      failed = `the service does not answer (${error.message}); the data below is old; retrying every second`;
     }
   }
   asking = false;

@@ -1,6 +1,6 @@
 "use strict";
-// What all scripts of the console share: what was asked last, and how texts and elements are made.
-// No text of a job is ever taken for markup: all of it goes through textContent.
+// Shared by all scripts of the console: the last answers, and helpers that make texts and elements.
+// No text of a job is ever parsed as markup: all of it goes through textContent.
 
 const LOOK_MS = 1000;
 const JOBS = 500;
@@ -45,7 +45,7 @@ function bytes(count) {
   }
 }
 
-// The service has no number for what cannot be one.
+// The service sends null for numbers that do not exist.
 const rate = count => `${bytes(count ?? 0)}/s`;
 const count = (number, what) => `${number.toLocaleString("en")} ${what}${number === 1 ? "" : "s"}`;
 

@@ -1,5 +1,5 @@
 "use strict";
-// Draws what is in sight, and leaves what is there already as it is.
+// Renders the visible rows, and reuses elements that exist.
 
 /** Writes a text where it differs: what is said again is read out again. */
 function say(element, text) {
@@ -15,7 +15,7 @@ function drawFrame() {
   const filters = place.view === "transfers" ? ["cluster", "job"].filter(key => place[key]) : [];
   by("filters").replaceChildren(...filters.map(key => {
     const button = make("button", `${key} ${place[key]} ×`);
-    button.title = "do not look for it alone";
+    button.title = "remove this filter";
     button.addEventListener("click", () => go({[key]: ""}));
     return button;
   }));
@@ -65,7 +65,7 @@ function fill(line, own, columns) {
       if (cell.firstElementChild || cell.textContent !== shown) cell.textContent = shown;
       if (cell.title !== shown) cell.title = shown;
     } else if (!cell.contains(document.activeElement)) {
-      // Somebody types there.
+      // The user is typing there.
       cell.replaceChildren(shown);
     }
   });
@@ -77,7 +77,7 @@ function drawRows() {
   list = rows;
   const body = by("rows");
   if (!body.children.length) body.append(band(0), band(0));
-  // A line stays that of its row wherever that goes: somebody may be typing in it.
+  // An element stays with its row when that moves: the user may be typing in it.
   const before = new Map([...body.children].slice(1, -1).map(line => [line.dataset.row, line]));
   rows.forEach((own, index) => {
     const is = key(own);
@@ -98,7 +98,7 @@ function drawRows() {
   if (at < 0) by("scroll").removeAttribute("aria-activedescendant");
   else by("scroll").setAttribute("aria-activedescendant", `row-${first + at}`);
   const active = page && place.view === "transfers" ? ` of ${page.active.toLocaleString("en")}, ${rate(page.bytes_per_sec)}` : "";
-  const hidden = place.view === "jobs" && status.jobs_hidden ? ` and ${status.jobs_hidden} that move less: search for them` : "";
+  const hidden = place.view === "jobs" && status.jobs_hidden ? ` and ${status.jobs_hidden} with lower rates: search for them` : "";
   say(by("found"), `${found.toLocaleString("en")}${active}${hidden}`);
 }
 
@@ -116,11 +116,11 @@ function drawDetail() {
   panel.dataset.shown = shown;
   if (!panel.firstChild) panel.append(make("h2"), make("dl"), make("p"));
   const [heading, facts, more] = panel.children;
-  say(heading, now ? title : `${title} (not in sight, or over: as it was last)`);
+  say(heading, now ? title : `${title} (not listed, or over: last known state)`);
   facts.replaceChildren(...detail(own).flatMap(([term, meaning]) => [make("dt", term), make("dd", meaning)]));
   const to = place.view === "transfers" ? {view: "transfers", cluster: own.cluster, job: own.job} : null;
   if (!to) more.replaceChildren();
-  else if (!more.firstChild) more.append(link("all of this job", to));
+  else if (!more.firstChild) more.append(link("all transfers of this job", to));
   else more.firstChild.href = `#${new URLSearchParams(to)}`;
 }
 
@@ -175,7 +175,7 @@ function drawPolicy() {
 
 function drawLine() {
   const hosts = new Set(status.clusters.flatMap(cluster => cluster.hosts)).size;
-  const role = status.role === "leader" ? `leader, epoch ${status.epoch}` : "this replica follows";
+  const role = status.role === "leader" ? `leader, epoch ${status.epoch}` : "this replica does not lead";
   say(by("line"), `policy ${status.policy}; ${count(status.clusters.length, "cluster")} on ${count(hosts, "host")}, ` +
     `${count(status.jobs_there, "job")}; ${role}` + (status.may_change ? "; you may change things" : ""));
   document.title = status.problems.length || failed ? "(!) Mission Control" : "Mission Control";
@@ -185,7 +185,7 @@ function drawLine() {
   by("problems").dataset.shown = shown;
   const problems = texts.map(text => make("li", text));
   if (status.role !== "leader" && status.leader && /^https?:\/\//.test(status.leader)) {
-    const line = make("li", "this replica does not lead, so it knows of no transfers; the leader's console is at ");
+    const line = make("li", "this replica does not lead, so it has no transfers; the leader's console is at ");
     const to = make("a", status.leader);
     to.href = `${status.leader}/${location.hash}`;
     line.append(to);

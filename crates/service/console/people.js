@@ -1,10 +1,10 @@
 "use strict";
-// What people do: keys, clicks, and the token. It is the last script, and begins.
+// User input: keys, clicks, and the token. This is the last script, and starts the console.
 
 function choose(step) {
   const {key} = TABLES[place.view];
   const at = list.findIndex(own => key(own) === place.row);
-  // Without one that is in sight the first that is.
+  // If the chosen row is not visible, choose the first visible one.
   const above = Number(by("rows").children[1]?.getAttribute("aria-rowindex") ?? 2) - 2;
   const first = Math.max(0, Math.ceil(by("scroll").scrollTop / ROW_PX) - above);
   const next = list[Math.min(list.length - 1, Math.max(0, at < 0 ? first : at + step))];
@@ -46,7 +46,7 @@ by("rows").addEventListener("click", event => {
 let scrolled = 0;
 by("scroll").addEventListener("scroll", () => {
   clearTimeout(scrolled);
-  // Rows that are here already are drawn at once; others are asked for when the scrolling rests.
+  // Loaded rows are rendered at once; others are requested when scrolling stops.
   if (place.view !== "transfers" && status) drawRows();
   scrolled = setTimeout(look, 50);
 });

@@ -1,5 +1,5 @@
 "use strict";
-// Where somebody is in the console: all of it is in the address, so that a link shows the same to others.
+// The state of the view: all of it is in the address, so that a link shows the same to others.
 
 function readPlace() {
   place = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));

@@ -1,5 +1,5 @@
 "use strict";
-// Of each view its columns, its rows, and what is known of one row. A cell is a text, or an element.
+// Each view's columns, rows, and details of one row. A cell is a text, or an element.
 
 const name = own => `${own.cluster}/${own.job}`;
 
@@ -40,7 +40,7 @@ function priority(own) {
     }
     if (event.key === "Escape") field.value = own.priority;
   });
-  // What was typed and not entered is not there when somebody looks again.
+  // Discard text that was typed but not entered.
   field.addEventListener("blur", () => { field.value = own.priority; });
   return field;
 }
@@ -103,10 +103,10 @@ const TABLES = {
     detail: own => [
       ["pattern", `${own.pattern}: ${own.evidence}`],
       ["transport", `${own.transport ?? "none yet"}: ${own.reason}`],
-      ...own.negotiated.map(one => ["agreed with a peer", agreed(one)]),
+      ...own.negotiated.map(one => ["negotiated", agreed(one)]),
       ...own.fallbacks.map(one => ["not as planned", one]),
-      ["bytes", `${bytes(own.served_bytes)} of ${bytes(own.asked_bytes)} that were asked for, at ${rate(own.bytes_per_sec)}`],
-      ["weight", own.weight === null ? "none: it does not count yet" : `${own.weight.toFixed(4)} of its hosts' bytes`],
+      ["bytes", `${bytes(own.served_bytes)} of ${bytes(own.asked_bytes)} requested, at ${rate(own.bytes_per_sec)}`],
+      ["weight", own.weight === null ? "none: its job is not stored yet" : `${own.weight.toFixed(4)} of its hosts' bytes`],
     ],
   },
   jobs: {
@@ -119,7 +119,7 @@ const TABLES = {
       ["rate", "8rem", null, own => own.bytes_per_sec ? rate(own.bytes_per_sec) : "", "n"],
       ["the last three minutes", "20rem", null, spark],
     ],
-    detail: own => [["job", name(own)], ["came as number", own.arrival.toString()],
+    detail: own => [["job", name(own)], ["order of arrival", own.arrival.toString()],
       ["weight", own.weight === null ? "none: nothing of it is active" : `${own.weight.toFixed(4)} of its hosts' bytes`]],
   },
   hosts: {
@@ -160,7 +160,7 @@ function rowsNow() {
   };
   switch (place.view) {
     case "transfers": return page ? [page.rows, Math.min(page.offset, page.found), page.found] : [[], 0, 0];
-    // In the order of names: rows that people type into stay where they are.
+    // In the order of names: rows that the user types into keep their places.
     case "jobs": return cut(status.jobs.filter(own => has(name(own))).sort((a, b) => name(a) < name(b) ? -1 : 1));
     case "hosts": {
       const hosts = new Map();

@@ -1,4 +1,4 @@
-//! One connection, plain or TLS, that never blocks: what came, and what has yet to go.
+//! One non-blocking connection, plain or TLS, with its receive and send buffers.
 
 use rustls::{ServerConfig, ServerConnection};
 use std::io::{self, ErrorKind, Read, Write};
@@ -6,34 +6,34 @@ use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Before a token was shown nobody may say more.
+/// Most bytes that a client may send before it has presented a token.
 pub const UNADMITTED_BYTES: usize = 64 << 10;
 /// Of one line of a session: a hello with all transfers of a cluster.
 pub const LINE_BYTES: usize = 64 << 20;
-/// A member that does not read what is sent to it is left: it comes back, and its welcome has everything.
+/// Most unsent bytes to a member: one that does not read is disconnected; it returns, and its welcome has everything.
 pub const BACKLOG_BYTES: usize = 64 << 20;
-/// The same for who only asks.
+/// The same for other clients.
 pub const QUESTION_BACKLOG_BYTES: usize = 16 << 20;
 const READ: usize = 64 << 10;
 
 pub struct Connection {
     stream: TcpStream,
     tls: Option<Box<ServerConnection>>,
-    /// Received, and not taken yet.
+    /// Received bytes that were not taken yet.
     pub received: Vec<u8>,
-    /// Up to here there is no end of a line.
+    /// Up to here there is no end of line.
     searched: usize,
-    /// Whole lines that came, and how much of them was taken.
+    /// Whole lines that were received, and how much of them was taken.
     lines: Vec<u8>,
     taken: usize,
     outgoing: Vec<u8>,
     sent: usize,
-    /// Since when it is to be closed, once all has gone.
+    /// Since when the connection shall be closed, once everything is sent.
     pub ends: Option<Instant>,
     pub since: Instant,
-    /// It has shown a token that allows something.
+    /// It has presented a valid token.
     pub admitted: bool,
-    /// It is a session, and no more HTTP.
+    /// It is a session, no longer HTTP.
     pub session: bool,
 }
 
@@ -64,10 +64,10 @@ impl Connection {
         &self.stream
     }
 
-    /// Takes what has come.
+    /// Reads what has arrived.
     ///
     /// # Errors
-    /// The connection is over, or its peer says too much.
+    /// The connection is over, or its peer sends too much.
     pub fn receive(&mut self) -> io::Result<()> {
         let most = if self.session { LINE_BYTES } else { UNADMITTED_BYTES };
         let mut buffer = [0u8; READ];
@@ -107,7 +107,7 @@ impl Connection {
         }
     }
 
-    /// The next whole line that came, with its end.
+    /// The next whole line, with its end.
     pub fn line(&mut self) -> Option<Vec<u8>> {
         if self.taken == self.lines.len() {
             (self.lines, self.taken) = (self.whole_lines(), 0);
@@ -129,12 +129,12 @@ impl Connection {
         std::mem::replace(&mut self.received, rest)
     }
 
-    /// Something to be sent, once the peer takes it.
+    /// Queues bytes to send.
     pub fn say(&mut self, bytes: &[u8]) {
         self.outgoing.extend_from_slice(bytes);
     }
 
-    /// Whether something has yet to go.
+    /// Whether bytes are still to be sent.
     pub fn waits(&self) -> bool {
         self.sent < self.outgoing.len() || self.tls.as_ref().is_some_and(|tls| tls.wants_write())
     }
@@ -142,7 +142,7 @@ impl Connection {
     /// Sends what the peer takes now.
     ///
     /// # Errors
-    /// The connection is over, or the peer takes too little.
+    /// The connection is over, or the peer reads too little.
     pub fn flush(&mut self) -> io::Result<()> {
         if self.outgoing.len() - self.sent > if self.session { BACKLOG_BYTES } else { QUESTION_BACKLOG_BYTES } {
             return Err(ErrorKind::TimedOut.into());
@@ -171,7 +171,7 @@ impl Connection {
                 Ok(0) => return Ok(()),
                 Ok(count) => {
                     self.sent += count;
-                    // A peer that always leaves something would have all of it kept.
+                    // Drop sent bytes, even if the peer never reads all of them.
                     if self.sent > self.outgoing.len() / 2 && self.sent > READ {
                         self.outgoing.drain(..self.sent);
                         self.sent = 0;

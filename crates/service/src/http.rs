@@ -1,11 +1,11 @@
-//! Questions by HTTP/1.1: small, one after the other on a connection.
+//! HTTP/1.1 requests: small, one after the other on a connection.
 
-/// Of a question's head, and of what follows it.
+/// Limits of a request's header, and of its body.
 const HEAD_BYTES: usize = 16 << 10;
 const BODY_BYTES: usize = 64 << 10;
 const HEADERS: usize = 64;
 
-/// For browsers: nothing comes from elsewhere, nothing is in a frame of others, and no text is taken for code.
+/// Security headers for browsers: no content from elsewhere, no embedding in frames, and no text is run as code.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; \
                       form-action 'none'; frame-ancestors 'none'";
 
@@ -20,25 +20,27 @@ pub struct Question {
     pub body: Vec<u8>,
 }
 
-/// What is made of what came.
+/// The result of parsing received bytes.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Heard {
-    /// It is not whole yet.
+    /// The request is not complete yet.
     Part,
     Question(Box<Question>),
-    /// It makes no sense: say so, and close.
+    /// It is invalid: answer with this text, and close.
     Nonsense(&'static str),
 }
 
-/// Takes one question off the beginning of what came.
+/// Takes one request off the beginning of the received bytes.
 pub fn hear(received: &mut Vec<u8>) -> Heard {
     let mut headers = [httparse::EMPTY_HEADER; HEADERS];
     let mut request = httparse::Request::new(&mut headers);
     let head = match request.parse(received) {
         Ok(httparse::Status::Complete(head)) => head,
-        Ok(httparse::Status::Partial) if received.len() > HEAD_BYTES => return Heard::Nonsense("too long a head"),
+        Ok(httparse::Status::Partial) if received.len() > HEAD_BYTES => {
+            return Heard::Nonsense("the header is too long");
+        }
         Ok(httparse::Status::Partial) => return Heard::Part,
-        Err(_) => return Heard::Nonsense("no HTTP"),
+        Err(_) => return Heard::Nonsense("this is not HTTP"),
     };
     let value = |name: &str| {
         let header = request.headers.iter().find(|header| header.name.eq_ignore_ascii_case(name))?;
@@ -50,7 +52,7 @@ pub fn hear(received: &mut Vec<u8>) -> Heard {
     let length = match value("Content-Length").map(str::parse::<usize>) {
         None => 0,
         Some(Ok(length)) if length <= BODY_BYTES => length,
-        Some(_) => return Heard::Nonsense("a body of at most 64 KiB"),
+        Some(_) => return Heard::Nonsense("the body may have at most 64 KiB"),
     };
     if received.len() < head + length {
         return Heard::Part;
@@ -88,7 +90,7 @@ pub fn answer(status: u16, kind: &str, body: &str) -> Vec<u8> {
     [head.as_bytes(), body.as_bytes()].concat()
 }
 
-/// One that says what is wrong, and what to do.
+/// An error answer, with a hint.
 pub fn refusal(status: u16, why: &str) -> Vec<u8> {
     answer(status, "application/json", &serde_json::json!({ "error": why }).to_string())
 }

@@ -1,9 +1,9 @@
 //! The control service: one Mission Control for several clusters ([`mission_core::service`] decides).
 //!
-//! One thread has the replica and all connections ([`service`]); it waits for sockets, and for what the threads that
-//! talk with the [`store`] have to say. A [`connection`] is plain or TLS, and speaks HTTP ([`http`]): a question of a
-//! person's tool or browser, or the beginning of a session, on which both ends say lines of JSON. What people look at is in [`looking`], the
-//! console itself in `console/`.
+//! One thread has the replica and all connections ([`service`]); it waits for sockets, and for results of the threads
+//! that use the [`store`]. A [`connection`] is plain or TLS, and carries HTTP ([`http`]): a request of a user's tool or
+//! browser, or the beginning of a session, on which both ends send lines of JSON. The data for users is in [`looking`],
+//! the console itself in `console/`.
 
 mod connection;
 mod http;

@@ -1,4 +1,4 @@
-//! What people, their tools and Prometheus look at: the console and what it draws from.
+//! Read access for users, their tools and Prometheus: the console and its data.
 
 use crate::http;
 use crate::metrics;
@@ -21,10 +21,10 @@ const FILES: [(&str, &str, &str); 8] = [
 ];
 /// Transfers of one answer, at most; events, at most.
 const ROWS_MAX: usize = 1000;
-/// Words that somebody looks for.
+/// Most words of a search.
 const WORDS_MAX: usize = 16;
 
-/// A status, and what whoever asked may do.
+/// A status, and what the caller may do.
 #[derive(Serialize)]
 struct For {
     may_change: bool,
@@ -34,7 +34,7 @@ struct For {
     status: Status,
 }
 
-/// What needs no token, as it says nothing of any job; `None`: it is none of these.
+/// Answers that need no token, as they have nothing about jobs; `None`: another path.
 pub fn for_all(replica: &Replica, path: &str) -> Option<Vec<u8>> {
     if path == "/healthz" {
         let role = if replica.role() == Role::Leader { "leader" } else { "follower" };
@@ -92,7 +92,7 @@ fn jobs(query: &str) -> Result<(usize, Vec<String>), String> {
         match (name.as_str(), value.parse()) {
             ("jobs", Ok(count)) => most = count,
             ("q", _) => looked_for = words(&value),
-            _ => return Err(format!("{name}={value}: there are jobs=NUMBER and q=WORDS")),
+            _ => return Err(format!("{name}={value}: use jobs=NUMBER or q=WORDS")),
         }
     }
     Ok((most, looked_for))
@@ -105,7 +105,7 @@ fn most(query: &str, wanted: &str, usual: usize) -> Result<usize, String> {
     for (name, value) in pairs(query) {
         most = match value.parse() {
             Ok(count) if name == wanted => count,
-            _ => return Err(format!("{name}={value}: there is {wanted}=NUMBER")),
+            _ => return Err(format!("{name}={value}: use {wanted}=NUMBER")),
         };
     }
     Ok(most)
@@ -117,7 +117,7 @@ fn look(query: &str) -> Result<Look, String> {
     let mut look = Look { most: 100, ..Look::default() };
     for (name, value) in pairs(query) {
         let wrong = |what: &str| format!("{name}={value}: {what}");
-        let number = || value.parse::<usize>().map_err(|_| wrong("a number"));
+        let number = || value.parse::<usize>().map_err(|_| wrong("use a number"));
         match name.as_str() {
             "q" => look.words = words(&value),
             "cluster" => look.cluster = Some(value),
@@ -130,7 +130,7 @@ fn look(query: &str) -> Result<Look, String> {
             "ascending" => look.ascending = value == "1",
             "offset" => look.offset = number()?,
             "most" => look.most = number()?.min(ROWS_MAX),
-            _ => return Err(format!("{name}: there are q, cluster, job, sort, ascending, offset and most")),
+            _ => return Err(format!("{name}: use q, cluster, job, sort, ascending, offset or most")),
         }
     }
     Ok(look)

@@ -1,9 +1,9 @@
-//! What a replica knows, in Prometheus' text format (exposition format 0.0.4).
+//! Metrics of a replica, in Prometheus' text format (exposition format 0.0.4).
 
 use mission_core::service::{JobNow, Role, Status};
 use std::fmt::Write;
 
-/// Jobs that have metrics of their own, those that move most: each is a series for ever in Prometheus.
+/// Most jobs with metrics of their own, those with the highest rates: each is a permanent series in Prometheus.
 pub const JOBS_MAX: usize = 200;
 
 /// A label's value: what the format escapes.
@@ -37,18 +37,14 @@ pub fn text(status: &Status) -> String {
     );
     text.metric(
         "epoch",
-        "Of this replica, while it leads; it grows with each leader.",
+        "Epoch of this replica while it leads; each new leader has a larger one.",
         one(status.epoch.unwrap_or(0) as f64),
     );
-    text.metric("revision", "Of the store, as far as this replica has read it.", one(status.revision as f64));
-    text.metric(
-        "problems",
-        "Things that are wrong: mission service status names them.",
-        one(status.problems.len() as f64),
-    );
+    text.metric("revision", "Revision of the store that this replica has read.", one(status.revision as f64));
+    text.metric("problems", "Problems: mission service status lists them.", one(status.problems.len() as f64));
     text.metric("sessions", "Clusters that are connected to this replica.", one(status.sessions as f64));
-    text.metric("writes_waiting", "Writes that the store has not answered yet.", one(status.writes as f64));
-    text.metric("hosts_drained", "Hosts that are to be empty.", one(status.drained.len() as f64));
+    text.metric("writes_waiting", "Writes that the store has not confirmed yet.", one(status.writes as f64));
+    text.metric("hosts_drained", "Hosts that operators have drained.", one(status.drained.len() as f64));
     text.metric("jobs", "Jobs of all clusters.", one(status.jobs_there as f64));
     let clusters = || status.clusters.iter();
     text.metric(
@@ -61,12 +57,20 @@ pub fn text(status: &Status) -> String {
     let transfers = clusters().map(|own| (of_cluster(&own.cluster), own.transfers as f64));
     text.metric("cluster_transfers", "Active transfers of a cluster.", transfers);
     let rates = clusters().map(|own| (of_cluster(&own.cluster), own.bytes_per_sec));
-    text.metric("cluster_bytes_per_second", "Of all transfers of a cluster, as measured last.", rates);
+    text.metric("cluster_bytes_per_second", "Rate of all transfers of a cluster, last measurement.", rates);
     let of_job = |cluster: &str, job: &str| format!("{{cluster=\"{}\",job=\"{}\"}}", label(cluster), label(job));
     let weight = |own: &JobNow| (of_job(&own.cluster, &own.job), own.weight.unwrap_or(0.0));
-    text.metric("job_weight", "Part of its hosts' bytes; 0: nothing of it is active.", status.jobs.iter().map(weight));
+    text.metric(
+        "job_weight",
+        "Fraction of its hosts' bytes; 0: no transfer is active.",
+        status.jobs.iter().map(weight),
+    );
     let rate = |own: &JobNow| (of_job(&own.cluster, &own.job), own.bytes_per_sec);
-    text.metric("job_bytes_per_second", "Of all transfers of a job, as measured last.", status.jobs.iter().map(rate));
+    text.metric(
+        "job_bytes_per_second",
+        "Rate of all transfers of a job, last measurement.",
+        status.jobs.iter().map(rate),
+    );
     text.0
 }
 

@@ -1,4 +1,4 @@
-//! One replica at work: its connections, and the thread that decides.
+//! A running replica: its connections, and the thread that decides.
 
 use crate::connection::Connection;
 use crate::http::{self, Heard, Question};
@@ -20,21 +20,20 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// What a session is called in the head of its HTTP question.
+/// The name of the session protocol in the HTTP request's `Upgrade` header.
 pub const UPGRADE: &str = "mission-control";
-/// How often the replica hears that time has passed: a tenth of its shortest wait.
+/// Tick interval of the replica: a tenth of its shortest wait.
 const TICK: Duration = Duration::from_millis(25);
-/// A connection that has shown no token by then is closed, as is one on which nothing comes any more: members say every second
-/// that they are there.
+/// A connection without a token by then is closed, and so is a silent one: members send a heartbeat every second.
 const UNADMITTED: Duration = Duration::from_secs(10);
 const IDLE: Duration = Duration::from_secs(60);
-/// What was said last to one that is to be closed has gone by then, or will not.
+/// Time to send the last bytes of a connection that is being closed.
 const ENDED: Duration = Duration::from_secs(5);
-/// What others said waits after this time for the rest of the loop, with which a leader keeps its lease.
+/// Messages wait after this time, so that the loop continues and a leader renews its lease.
 const TURN: Duration = Duration::from_millis(20);
-/// How often it is looked whose time is over.
+/// Interval of checks for expired connections.
 const LOOK: Duration = Duration::from_secs(1);
-/// Connections that have shown no token yet; one more ends the oldest.
+/// Most connections without a token; one more closes the oldest.
 const UNADMITTED_MAX: usize = 512;
 const LISTENER: u64 = 0;
 const WAKE: u64 = 1;
@@ -65,19 +64,19 @@ struct Loop {
     storing: Storing,
     began: Instant,
     connections: BTreeMap<u64, Open>,
-    /// Those that have shown no token yet, oldest first.
+    /// Connections without a token, oldest first.
     strangers: BTreeSet<u64>,
     next: u64,
     asks: BTreeMap<AskId, u64>,
     next_ask: AskId,
     commands: Vec<Command>,
-    /// Whose sockets wait to be written.
+    /// Connections with bytes to send.
     ready: Vec<u64>,
-    /// Who may have asked more than was answered.
+    /// Connections that may have further requests.
     more: BTreeSet<u64>,
-    /// Who of them is first.
+    /// The first of them.
     next_turn: u64,
-    /// Nobody is let in for a while: this process has no descriptors left.
+    /// No connection is accepted for a while: this process has no descriptors left.
     full: bool,
 }
 
@@ -156,11 +155,11 @@ impl Service {
         let (answer, status) = channel();
         self.inbox.send(Incoming::Status(answer)).ok()?;
         wake_up(&self.wake);
-        // One that is busy answers late; one that has ended drops the question.
+        // A busy thread answers late; an ended one drops the request.
         status.recv().ok()
     }
 
-    /// Gives the leader's key back, and ends. Waits for that, but not for ever.
+    /// Returns the leader's key, and ends. Waits for that, with a limit.
     pub fn stop(&self) {
         let _ = self.inbox.send(Incoming::Stop);
         wake_up(&self.wake);
@@ -269,7 +268,7 @@ impl Loop {
         }
     }
 
-    /// Closes a connection once what was said to it has gone.
+    /// Closes a connection once everything is sent.
     fn end(&mut self, number: u64) {
         if let Some(open) = self.connections.get_mut(&number) {
             open.connection.ends.get_or_insert_with(Instant::now);
@@ -305,12 +304,12 @@ impl Loop {
         }
     }
 
-    /// Something came on a connection, or it takes more.
+    /// A connection has received bytes, or can send more.
     fn moves(&mut self, number: u64) {
         let Some(open) = self.connections.get_mut(&number) else { return };
         let over = open.connection.receive().is_err();
         open.heard_at = Instant::now();
-        // What came before the end counts.
+        // Handle bytes that were received before the end.
         self.hear(number);
         if over {
             self.drop_connection(number);
@@ -319,7 +318,7 @@ impl Loop {
         }
     }
 
-    /// Lets those speak who have more to say, one after the other, as long as there is time.
+    /// Handles further messages of connections, one after the other, as long as there is time.
     fn hear_more(&mut self) {
         let began = Instant::now();
         let waiting = std::mem::take(&mut self.more);
@@ -329,19 +328,19 @@ impl Loop {
         {
             self.hear(number);
         }
-        // Who did not have a turn has the first one next time.
+        // Connections without a turn are first next time.
         let mut rest = asked.peekable();
         self.next_turn = rest.peek().copied().unwrap_or(FIRST);
         self.more.extend(rest);
     }
 
-    /// Whether something that was said on a connection may be looked at now.
+    /// Whether received messages of a connection may be handled now.
     fn may_be_heard(&self, number: u64) -> bool {
         self.connections.get(&number).is_some_and(|open| open.connection.session || !open.connection.waits())
             && !self.asks.values().any(|own| *own == number)
     }
 
-    /// Looks at what came: all lines of a session, or one question. Others have questions, too.
+    /// Handles received bytes: all lines of a session, or one request; others have requests, too.
     fn hear(&mut self, number: u64) {
         let may = self.may_be_heard(number);
         let Some(open) = self.connections.get_mut(&number) else { return };
@@ -385,7 +384,7 @@ impl Loop {
             match serde_json::from_slice(&line) {
                 Ok(message) => self.handle(Event::Said { session: number, message }),
                 Err(error) => {
-                    let why = format!("a line of a session makes no sense: {error}");
+                    let why = format!("a message of the session cannot be read: {error}");
                     let mut line =
                         serde_json::to_vec(&FromService::Rejected { why }).expect("plain values have a text");
                     line.push(b'\n');
@@ -409,10 +408,12 @@ impl Loop {
         let may_change = allowed == Allowed::Change;
         let answer = match (question.method.as_str(), path, allowed) {
             ("GET", _, _) if let Some(answer) = looking::for_all(&self.replica, path) => answer,
-            (_, _, Allowed::Nothing) => http::refusal(401, "show a token of the service: Authorization: Bearer TOKEN"),
+            (_, _, Allowed::Nothing) => {
+                http::refusal(401, "a token of the service is required: Authorization: Bearer TOKEN")
+            }
             ("GET", "/v1/session", Allowed::Join) => {
                 if question.upgrade.as_deref() != Some(UPGRADE) {
-                    http::refusal(400, "a session begins with Upgrade: mission-control")
+                    http::refusal(400, "a session has to begin with Upgrade: mission-control")
                 } else {
                     self.say(number, &http::switches(UPGRADE));
                     if let Some(open) = self.connections.get_mut(&number) {
@@ -422,8 +423,8 @@ impl Loop {
                     return;
                 }
             }
-            (_, "/v1/session", _) => http::refusal(403, "a session is for the token of clusters"),
-            (_, _, Allowed::Join) => http::refusal(403, "the token of clusters is for sessions alone"),
+            (_, "/v1/session", _) => http::refusal(403, "a session requires the token of clusters"),
+            (_, _, Allowed::Join) => http::refusal(403, "the token of clusters is valid only for sessions"),
             ("GET", path, _) if looking::is_one(path) => {
                 looking::answer(&self.replica, self.now(), path, query, may_change)
             }
@@ -435,14 +436,14 @@ impl Loop {
                     self.handle(Event::Asks { ask, asked });
                     return;
                 }
-                Err(error) => http::refusal(400, &format!("no question to the service: {error}")),
+                Err(error) => http::refusal(400, &format!("not a request that the service knows: {error}")),
             },
-            ("POST", "/v1/ask", _) => http::refusal(403, "only the operator's token changes anything"),
+            ("POST", "/v1/ask", _) => http::refusal(403, "changes require the operator's token"),
             (_, "/v1/ask", _) => http::refusal(405, "POST /v1/ask"),
             (_, path, _) if looking::is_one(path) || path == "/healthz" => http::refusal(405, "GET"),
             _ => http::refusal(
                 404,
-                "there are /, /metrics, /healthz, and, below /v1: status, transfers, rates, history, ask, session",
+                "use /, /metrics, /healthz, or, below /v1, status, transfers, rates, history, ask or session",
             ),
         };
         self.say(number, &answer);

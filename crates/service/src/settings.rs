@@ -1,4 +1,4 @@
-//! What a replica is started with.
+//! Settings of a replica.
 
 use crate::store::Store;
 use crate::store::etcd::Etcd;
@@ -29,22 +29,22 @@ pub struct Settings {
     /// Certificate chain and key, PEM; `None`: plain text.
     #[serde(default)]
     pub certificate: Option<(String, String)>,
-    /// Certificates that vouch for etcd's, PEM; `None`: it is spoken with in plain text.
+    /// Authorities of etcd's certificate, PEM; `None`: connections to etcd are plain text.
     #[serde(default)]
     pub store_ca: Option<String>,
-    /// What this replica shows to etcd: certificate chain and key, PEM.
+    /// Client certificate chain and key for etcd, PEM.
     #[serde(default)]
     pub store_certificate: Option<(String, String)>,
 }
 
-/// What people and clusters show.
+/// Tokens of users and clusters.
 #[derive(Clone, Deserialize)]
 pub struct Tokens {
-    /// May change things.
+    /// Token that allows changes.
     pub operator: String,
-    /// May look.
+    /// Token that allows reading.
     pub viewer: String,
-    /// Of the clusters that join.
+    /// Token of the clusters that join.
     pub cluster: String,
 }
 
@@ -81,7 +81,7 @@ impl Tokens {
 
 impl Settings {
     /// # Errors
-    /// One line that says what is wrong with the store.
+    /// One line: why the store cannot be used.
     pub fn store(&self) -> Result<Arc<dyn Store>, String> {
         if let Some(members) = self.store.strip_prefix("etcd://") {
             let members: Vec<String> = members.split(',').filter(|one| !one.is_empty()).map(str::to_owned).collect();
@@ -93,7 +93,9 @@ impl Settings {
     fn store_tls(&self) -> Result<Option<TlsConfig>, String> {
         let Some(ca) = &self.store_ca else {
             return match self.store_certificate {
-                Some(_) => Err("a certificate for etcd without --store-ca: who vouches for etcd's own?".into()),
+                Some(_) => {
+                    Err("--store-certificate without --store-ca: add the authority of etcd's own certificate".into())
+                }
                 None => Ok(None),
             };
         };
@@ -103,7 +105,7 @@ impl Settings {
             let read =
                 read.map(|one| one.map(|own| Certificate::from_der(&own).to_owned())).collect::<Result<Vec<_>, _>>();
             match read {
-                Ok(some) if some.is_empty() => Err(text(&"there is none in the file")),
+                Ok(some) if some.is_empty() => Err(text(&"the file has no certificate")),
                 other => other.map_err(|error| text(&error)),
             }
         };
@@ -119,7 +121,7 @@ impl Settings {
     }
 
     /// # Errors
-    /// The certificate cannot be read, or the key does not fit it.
+    /// The certificate cannot be read, or the key does not match it.
     pub fn tls(&self) -> Result<Option<Arc<ServerConfig>>, String> {
         let Some((chain, key)) = &self.certificate else { return Ok(None) };
         let text = |error: &dyn std::fmt::Display| format!("certificate of the service: {error}");

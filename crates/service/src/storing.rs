@@ -1,4 +1,4 @@
-//! The threads that talk with the store, so that the one that decides never waits for it.
+//! The threads that use the store, so that the deciding thread never waits for it.
 
 use crate::store::{Changed, Elected, Failure, Loaded, Store};
 use mission_core::service::{Entry, Epoch, Event, WriteId};
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 /// A store that does not answer is asked again after this time.
 const AGAIN: Duration = Duration::from_millis(250);
 
-/// What the store is to do.
+/// Commands to the store.
 pub struct Storing {
     store: Arc<dyn Store>,
     lease: Sender<Lease>,
@@ -25,7 +25,7 @@ enum Lease {
 }
 
 impl Storing {
-    /// `says`: takes what the store says, in any thread; `false`: nobody listens any more.
+    /// `says`: called with events of the store, from any thread; `false`: the replica has ended.
     ///
     /// # Errors
     /// No thread can be had.
@@ -64,7 +64,7 @@ impl Storing {
         let _ = self.lease.send(Lease::Resign(channel().0));
     }
 
-    /// Ends. A leader gives its key back, and waits for it, but not for long.
+    /// Ends. A leader returns its key, and waits for that, but not for long.
     pub fn end(&self, leads: bool) {
         let (done, over) = channel();
         if leads && self.lease.send(Lease::Resign(done)).is_ok() {
@@ -107,11 +107,11 @@ fn write(store: &dyn Store, asked: &Receiver<(WriteId, Epoch, Vec<Entry>)>, says
     while let Ok((write, epoch, entries)) = asked.recv() {
         let said = match store.write(epoch, &entries) {
             Ok(revision) => Event::Written { write, revision },
-            // Whoever has the key now, it is not this replica.
+            // Another replica has the key, or none.
             Err(Failure::NotLeader) if !says(Event::Deposed { epoch: Some(epoch) }) => return,
-            Err(Failure::NotLeader) => Event::Unwritten { write, why: "another replica leads now; ask again".into() },
+            Err(Failure::NotLeader) => Event::Unwritten { write, why: "another replica leads now: retry".into() },
             Err(Failure::Unknown(why)) => {
-                Event::Unwritten { write, why: format!("{why}; look whether the change is kept, and ask again") }
+                Event::Unwritten { write, why: format!("{why}; check whether the change was stored, then retry") }
             }
         };
         if !says(said) {

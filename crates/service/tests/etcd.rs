@@ -21,7 +21,7 @@ struct Cluster {
     folder: PathBuf,
 }
 
-/// Ports that nobody listens on now.
+/// Ports without a listener now.
 fn ports(count: usize) -> Vec<u16> {
     let listeners: Vec<_> = (0..count).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
     listeners.iter().map(|listener| listener.local_addr().unwrap().port()).collect()
@@ -208,7 +208,7 @@ fn changes_come_in_order_to_everybody_also_when_a_member_is_stopped() {
     });
     assert_eq!(written[0].leader, Some(Some("writer".into())));
     let mut values: Vec<String> = written.iter().filter_map(value).collect();
-    // One of which nobody knew whether it happened was asked for again: it may have happened twice.
+    // A write with an unknown result was repeated: it may have happened twice.
     values.dedup();
     assert_eq!(values, (0..20).map(|number| number.to_string()).collect::<Vec<_>>());
     assert!(written.windows(2).all(|pair| pair[0].revision < pair[1].revision));
@@ -229,7 +229,7 @@ fn a_write_that_lands_late_changes_nothing() {
     // Sent by itself, as a member of etcd does that was stopped with it: it comes after what the first one came after.
     let late = cluster.late(epoch, epoch, "\"fifo\"");
     assert!(late.contains("response_range"), "it has happened, or was not understood: {late}");
-    // So has one that this replica sent, and of which it never heard: the next one finds out, and is the last.
+    // So has a write of this replica without an answer: the next write detects it, and is the last.
     let unheard = cluster.late(epoch, store.load().unwrap().revision, "\"fifo\"");
     assert!(unheard.contains("\"succeeded\":true"), "{unheard}");
     write("\"weighted\"");

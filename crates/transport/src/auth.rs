@@ -25,7 +25,8 @@ pub enum Role {
 pub enum Purpose<'a> {
     /// Ranges over a byte stream; over TLS, with the exporter of its session (RFC 9266), else empty.
     Ranges(&'a [u8]),
-    /// What a process of the host offers at a socket of this name: without the name, whoever has another one could relay.
+    /// What a process of the host offers at a socket of this name: without the name, the process behind another name
+    /// could relay the proof.
     Socket(&'a [u8]),
 }
 

@@ -24,7 +24,7 @@ pub fn copy(part: &[u8], into: &mut [u8]) -> Vec<u64> {
     let blocks = part.chunks(BLOCK_BYTES as usize).zip(into.chunks_mut(BLOCK_BYTES as usize));
     let copied = blocks.map(|(block, into)| {
         into.copy_from_slice(block);
-        // Of the copy: what its reader compares.
+        // Of the copy, because its reader compares that.
         of(into)
     });
     copied.collect()

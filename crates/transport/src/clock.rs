@@ -1,4 +1,4 @@
-//! The clock of the data plane, which a lab in slow motion slows.
+//! The clock of the data plane, which a lab with time dilation slows down.
 //!
 //! Where all rates are divided by a number and all delays multiplied by it, what a network needs lasts that many times
 //! longer ("true dilation", paper 000 at its own operating point). A wait for the network must last as much longer, or
@@ -9,26 +9,25 @@ use std::io;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-/// Says to the processes of a lab how many times slower than the network it stands for it is.
+/// Passes the time dilation of a lab to its processes: how many times slower than the modelled network it is.
 const SLOW_MOTION: &str = "MISSION_SLOW_MOTION";
 /// A minimum RTO of 200 ms is then as long as the kernel's longest (TCP_RTO_MAX, 120 s).
 const SLOWEST: u32 = 600;
 
-/// How many times slower than the network that it stands for this process's network is: 1 outside of labs.
+/// How many times slower than the modelled network this process's network is: 1 outside of labs.
 ///
 /// # Errors
-/// What the process was given is no such number.
+/// The environment variable is not such a number.
 pub fn slow_motion() -> io::Result<u32> {
     let Ok(given) = std::env::var(SLOW_MOTION) else { return Ok(1) };
     let wrong = || {
-        let text = format!("{SLOW_MOTION}: '{given}' is no whole number from 1 to {SLOWEST}");
+        let text = format!("{SLOW_MOTION}: '{given}' is not a whole number from 1 to {SLOWEST}");
         io::Error::new(io::ErrorKind::InvalidInput, text)
     };
     given.parse().ok().filter(|slow| (1..=SLOWEST).contains(slow)).ok_or_else(wrong)
 }
 
-/// The same, as it was when it was first asked; 1 where it is no such number, which [`slow_motion`] says to whoever
-/// makes an endpoint.
+/// The same, read once; 1 if the variable is invalid, which [`slow_motion`] reports when an endpoint is made.
 fn slow() -> u32 {
     static SLOW: OnceLock<u32> = OnceLock::new();
     *SLOW.get_or_init(|| slow_motion().unwrap_or(1))

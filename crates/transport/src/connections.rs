@@ -12,13 +12,13 @@ use std::time::Instant;
 #[derive(Default)]
 pub struct Connections {
     idle: Vec<Idle>,
-    /// Under way, per job.
+    /// Connections in use, per job.
     busy: BTreeMap<JobId, u32>,
     /// Most that a job may have, busy and kept; without an entry it has no cap.
     caps: BTreeMap<JobId, u32>,
 }
 
-/// A kept connection that carries nothing.
+/// An idle connection that is kept.
 struct Idle {
     job: JobId,
     source: SourceId,
@@ -27,11 +27,11 @@ struct Idle {
     since: Instant,
 }
 
-/// Connections that are not kept any more. Closing them takes time: drop them once no lock is held.
+/// Connections to close. Closing takes time: drop them once no lock is held.
 pub type Closed = Vec<Box<dyn Connection>>;
 
 impl Connections {
-    /// Begins to use one: a kept one where there is one, unless it is to be `fresh`.
+    /// Takes a connection: a kept one if there is one, unless it has to be `fresh`.
     pub fn begin(
         &mut self,
         job: &JobId,
@@ -45,7 +45,7 @@ impl Connections {
         (kept, self.trim())
     }
 
-    /// Ends the use of one; keeps it if another range can be asked for on it.
+    /// Returns a connection; keeps it if another range can be requested on it.
     pub fn end(&mut self, job: &JobId, source: SourceId, leg: Leg, used: Option<Box<dyn Connection>>) -> Closed {
         if let Some(busy) = self.busy.get_mut(job) {
             *busy -= 1;
@@ -70,7 +70,7 @@ impl Connections {
         self.trim()
     }
 
-    /// Those that have carried nothing for [`IDLE_TIMEOUT`].
+    /// Removes those that were idle for [`IDLE_TIMEOUT`].
     pub fn expire(&mut self) -> Closed {
         self.take(|idle| idle.since.elapsed() >= lasting(IDLE_TIMEOUT))
     }
@@ -83,12 +83,12 @@ impl Connections {
         self.take(|_| true)
     }
 
-    /// Under way, and kept.
+    /// Counts connections in use, and kept.
     pub fn count(&self) -> (u32, usize) {
         (self.busy.values().sum(), self.idle.len())
     }
 
-    /// No job has more than its cap, busy ones included.
+    /// Closes kept connections of jobs above their caps; connections in use count.
     fn trim(&mut self) -> Closed {
         if self.caps.is_empty() {
             return Vec::new();

@@ -1,5 +1,5 @@
-//! What the Mission Controller says to this process, and what this process says to it ([`mission_core::control`]). The engine
-//! carries both.
+//! Messages from the Mission Controller to this process, and reports of this process to it ([`mission_core::control`]).
+//! The engine transports both.
 
 use crate::endpoint::Endpoint;
 use crate::handover;
@@ -15,7 +15,7 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// What was heard and is to be said.
+/// What was received, and what is to be reported.
 #[derive(Default)]
 pub(crate) struct Control(Mutex<State>);
 
@@ -34,12 +34,12 @@ struct State {
     untaken: Vec<Untaken>,
 }
 
-/// What a message asks of whoever carries messages here.
+/// What a message requires from the caller that delivers messages.
 #[derive(Debug, PartialEq)]
 pub struct Left {
-    /// Something is missing before it: have all that comes after this version said again. It was not obeyed.
+    /// A message before it is missing: request all after this version again. This message was not executed.
     pub missing_after: Option<u64>,
-    /// Say the last words on this job: [`Endpoint::report`].
+    /// Send the last report on this job: [`Endpoint::report`].
     pub report: Option<JobId>,
     /// Probe these: [`Endpoint::probe_ecn`].
     pub probe_ecn: Vec<SocketAddr>,
@@ -60,7 +60,7 @@ impl Control {
 }
 
 impl Endpoint {
-    /// This process has joined: all that it must know, as of a version.
+    /// This process has joined: its initial state, as of a version.
     pub fn joined(&self, commands: Vec<mission::Command>, locations: Vec<Location>, version: u64) {
         self.in_force.begin_anew();
         commands.into_iter().for_each(|command| self.command(command));
@@ -68,7 +68,7 @@ impl Endpoint {
         self.control.lock().inbox = Some(Inbox::from(version));
     }
 
-    /// Does what the Mission Controller says of jobs.
+    /// Executes commands about jobs.
     pub fn command(&self, command: mission::Command) {
         if !matches!(command, mission::Command::Shares(_) | mission::Command::SharesChanged(_)) {
             return self.fetcher.command(command);
@@ -78,12 +78,12 @@ impl Endpoint {
         }
     }
 
-    /// Does what a message says, unless it was heard before or something is missing before it.
+    /// Executes a message, unless it was received before or a message before it is missing.
     pub fn hear(&self, version: u64, message: Message) -> Left {
         let mut left = Left { missing_after: None, report: None, probe_ecn: Vec::new() };
         {
             let mut state = self.control.lock();
-            // What is said before it has joined it will hear again.
+            // Messages from before this process has joined will be sent again.
             let Some(inbox) = &mut state.inbox else { return left };
             match inbox.receive(version) {
                 Received::InOrder => {}
@@ -112,7 +112,7 @@ impl Endpoint {
         self.fetcher.locations(addresses(locations));
         for asked in describe {
             let job = asked.job.clone();
-            // Without memory for a manifest, one that there is not: those who shall have the objects say so.
+            // Without memory for a manifest, name one that does not exist: the targets of the objects report that.
             let none = |_| Described { job, manifest: ObjectId::random().into(), bytes: 1 };
             let described = handover::describe(&self.store, &self.fetcher, asked).unwrap_or_else(none);
             self.control.lock().described.push(described);
@@ -135,7 +135,7 @@ impl Endpoint {
         left
     }
 
-    /// The version of the last message that was obeyed.
+    /// The version of the last message that was executed.
     pub fn heard(&self) -> u64 {
         self.control.lock().inbox.as_ref().map_or(0, Inbox::last)
     }
@@ -145,19 +145,19 @@ impl Endpoint {
         self.control.lock().asked.push(Fetched { transfer, asked });
     }
 
-    /// This process is about to end: it says the rest itself.
+    /// This process is about to end: it sends the rest of its reports itself.
     pub fn leaves_session(&self) {
         self.session.leave();
     }
 
-    /// What is to be said to the Mission Controller: what has changed here since the last report, unless another process says
-    /// it, and what others of this host have said; `None`: nothing. `cpu`: processor seconds of this process. `last_of`: this is to
-    /// be all that is said of a job.
+    /// Builds the report to the Mission Controller: what has changed here since the last one, unless the host's speaker
+    /// reports it, and what other processes of this host have reported. `None`: nothing. `cpu`: CPU seconds of this
+    /// process. `last_of`: the last report on a job.
     pub fn report(&self, cpu: f64, last_of: Option<JobId>) -> Option<WorkerReport> {
         let mut records = self.fetcher.report().unwrap_or_default();
         let all = self.session.says_all();
         if all || last_of.is_some() {
-            // What was said before may come later than this, or was lost with the process that was to pass it on.
+            // An earlier report may arrive later than this one, or was lost with the speaker that was to pass it on.
             let said: BTreeSet<TransferId> = records.iter().map(TransferReport::transfer).collect();
             let is_meant = |own: &TransferReport| all || last_of.as_ref().is_some_and(|job| **job == *own.job);
             let rest = self.fetcher.transfers().into_iter();
@@ -192,7 +192,7 @@ impl Endpoint {
     }
 }
 
-/// Who has an object.
+/// The addresses that have an object.
 pub type Location = (types::ObjectId, Vec<Arc<str>>);
 
 fn addresses(locations: Vec<Location>) -> Vec<(ObjectId, Vec<SocketAddr>)> {

@@ -1,8 +1,8 @@
-//! Parts that were received in broadcasts, or of objects that readers said to keep: for other receivers, and for the next
-//! reader in this process.
+//! Parts that were received in broadcasts, or of objects that readers asked to keep: for other receivers, and for the
+//! next reader in this process.
 //!
 //! A copy is served block by block while it still arrives. Once it is whole it stays until its object is freed, its job
-//! ends, or its memory is wanted: what every iteration needs is where it is needed (CIEL's "sweethearts").
+//! ends, or its memory is needed: data that every iteration needs stays where it is used (CIEL's "sweethearts").
 
 use crate::object::ObjectId;
 use crate::segment::Segment;
@@ -57,7 +57,7 @@ pub struct Receiving<'a> {
     copies: &'a Copies,
     key: PartKey,
     pub copy: Arc<PartCopy>,
-    /// Pieces that some lane of this process has been told to fetch, by where they start.
+    /// Pieces that are assigned to some lane of this process, by where they start.
     claimed: Mutex<BTreeSet<u64>>,
     kept: bool,
 }
@@ -89,7 +89,7 @@ impl Copies {
         let _ = self.over.wait_timeout(self.lock(), longest).expect("no panic while held");
     }
 
-    /// What is here of a part.
+    /// The copy of a part.
     pub fn get(&self, key: &PartKey) -> Option<Arc<PartCopy>> {
         self.lock().all.get(key).map(|kept| kept.copy.clone())
     }
@@ -118,7 +118,7 @@ impl Copies {
         self.drop_where(|_, kept| kept.job == *job);
     }
 
-    /// Gives up whole copies, the one first that was used least lately, until so many bytes of them are gone.
+    /// Drops whole copies, least recently used first, until so many bytes are free.
     pub fn make_room(&self, bytes: u64) {
         let mut state = self.lock();
         let mut whole: Vec<_> =
@@ -169,7 +169,7 @@ impl PartCopy {
         }
     }
 
-    /// It may leave this process no less protected than it may leave its owner.
+    /// The protection that a copy needs when it is sent: the same as at its owner.
     pub fn protect(&self, encryption: Encryption) {
         let mut blocks = self.blocks();
         blocks.encryption = blocks.encryption.max(encryption);
@@ -228,7 +228,7 @@ impl Receiving<'_> {
         self.copy.memory.get().expect("memory is named before anything arrives").1
     }
 
-    /// All of it has come and was verified: it stays.
+    /// All of it has arrived and was verified: keep it.
     pub fn keep(mut self) {
         self.kept = self.copy.is_whole();
     }

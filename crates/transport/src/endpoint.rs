@@ -1,4 +1,4 @@
-//! One process's share of the data plane: its store, its server and its fetcher.
+//! One process's instance of the data plane: its store, its server and its fetcher.
 
 use crate::arbiter::Numbers;
 use crate::auth::Token;
@@ -42,7 +42,7 @@ pub struct Settings {
     pub token: Vec<u8>,
     /// Its name in the control service, if it is a member of one.
     pub cluster: Option<String>,
-    /// Secret of those who share this host's slots, where these are more than one cluster's.
+    /// Secret of the clusters that share this host's slots, if there are several.
     pub host_token: Option<Vec<u8>>,
     /// Certificates of the cluster, if its own channel has them.
     pub identity: Option<Identity>,
@@ -52,7 +52,7 @@ pub struct Settings {
     pub memory_limit: u64,
     pub spool_folder: PathBuf,
     pub flows_per_host: FlowsPerHost,
-    /// Bytes a second that this process sends at most, over all connections.
+    /// Limit on the bytes per second that this process sends, over all connections.
     pub send_limit: Option<u64>,
 }
 
@@ -75,7 +75,7 @@ pub struct Endpoint {
     pub(crate) control: Arc<Control>,
 }
 
-/// What an endpoint holds now; all of it is 0 again when nothing is under way and everything is freed.
+/// What an endpoint holds now. All of it returns to 0 when nothing is active and everything is freed.
 #[derive(Debug, Serialize)]
 pub struct Resources {
     pub objects: usize,
@@ -103,8 +103,8 @@ impl Endpoint {
         raise_descriptor_limit();
         let token = Token::new(&settings.token);
         let mut problems = Vec::new();
-        // Certificates that the engine takes may not be good enough here: then there is no authenticated encryption, and
-        // jobs that demand it are refused.
+        // Certificates that the engine accepts may be invalid here. Then there is no authenticated encryption, and jobs
+        // that demand it are refused.
         let mut encrypts = settings.identity.is_some();
         let tls = TlsSettings::new(settings.identity.as_ref()).or_else(|why| {
             problems.push(format!("the cluster's certificates cannot be used, so nothing is authenticated: {why}"));
@@ -116,7 +116,7 @@ impl Endpoint {
         let governor = environment.link_bits_per_sec.map(Governor::start).transpose()?.map(Arc::new);
         let numbers = Numbers::new(settings.cluster.as_deref());
         let context = Context { token, tls, numbers, governor };
-        // As much is kept for the next user as objects may take: a worker that was busy will be again.
+        // The pool keeps as much free memory as objects may take: a worker that was busy will be busy again.
         let pool = Pool::new(usize::try_from(settings.memory_limit).unwrap_or(usize::MAX));
         let store = Arc::new(Store::new(pool.clone(), settings.memory_limit, settings.spool_folder));
         let streams = Arc::new(Streams::new(store.clone()));
@@ -179,7 +179,7 @@ impl Endpoint {
         self.server.address()
     }
 
-    /// Memory for what a job is going to put; of a cohort, what is freed together.
+    /// Allocates memory for an object that a job is going to put; objects of one cohort are freed together.
     ///
     /// # Errors
     /// The kernel has no memory to map.
@@ -211,15 +211,15 @@ impl Endpoint {
         self.streams.open(&Opening { parts, ahead_bytes, keep, encryption, sharers })
     }
 
-    /// What an object needs that a job demands this of.
+    /// The protection that an object of a job with these demands needs.
     fn encryption(&self, demanded: Encryption) -> Encryption {
         let required = if self.environment.requires_encryption { Encryption::Authenticated } else { Encryption::None };
         demanded.max(required)
     }
 
-    /// Frees an object, or the copies of another's; false if there was no own one.
+    /// Frees an object, or the copies of another process's; false if this process had no such object.
     pub fn free(&self, object: &ObjectId) -> bool {
-        // The store first: who asks where its parts are finds no object then, and makes no books anew.
+        // The store first: a receiver that asks then finds no object, and registers no new broadcast.
         let freed = self.store.free(object) | self.streams.free(object);
         self.server.forget(object);
         self.fetcher.forget_location(object);
@@ -242,7 +242,7 @@ impl Endpoint {
         self.fetcher.receive(request, interrupted)
     }
 
-    /// Has others send to this process at once, and says what became of their packets.
+    /// Has others send to this process at the same time, and reports what happened to their packets.
     ///
     /// # Errors
     /// One of them cannot be reached.
@@ -272,7 +272,7 @@ impl Endpoint {
 
 impl Drop for Endpoint {
     fn drop(&mut self) {
-        // Whatever still fetches ends.
+        // End active fetches.
         self.fetcher.abandon();
     }
 }
@@ -281,15 +281,15 @@ impl Drop for Endpoint {
 fn raise_descriptor_limit() {
     let limit = getrlimit(Resource::Nofile);
     if limit.current < limit.maximum || limit.maximum.is_none() && limit.current.is_some() {
-        // Where that is refused the limit stays, and shared memory uses its part of it.
+        // If that is refused the limit stays, and shared memory uses its fraction of it.
         let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
     }
 }
 
-/// What this process offers, as it finds it.
+/// Detects what this process and its host can do.
 ///
 /// # Errors
-/// The link's rate that it was told is none.
+/// The configured rate of the link is invalid.
 pub fn environment(engine_tls: bool) -> io::Result<Environment> {
     let allowed = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_allowed_congestion_control").unwrap_or_default();
     Ok(Environment {
@@ -297,7 +297,7 @@ pub fn environment(engine_tls: bool) -> io::Result<Environment> {
         interfaces: host::interfaces().len().max(1) as u32,
         link_bits_per_sec: host::link_rate()?,
         slow_motion: Some(clock::slow_motion()?).filter(|slow| *slow > 1),
-        // The Mission Controller has it measured.
+        // Unknown: the Mission Controller has it measured.
         ecn: None,
         congestion_controls: allowed.split_whitespace().map(str::to_owned).collect(),
         engine_tls,

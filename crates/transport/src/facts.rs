@@ -1,11 +1,11 @@
-//! What the sender's kernel says of a connection; what is told of transfers is in [`mission_core::report`].
+//! What the sender's kernel reports of a connection; reports of transfers are in [`mission_core::report`].
 
 use serde::Serialize;
 
 /// Letters of a name of a congestion control (`TCP_CA_NAME_MAX`, include/net/tcp.h).
 const CC_NAME_MAX: usize = 16;
 
-/// What the sender's kernel says of the connection; comes back with every chunk.
+/// What the sender's kernel reports of the connection; returned with every chunk.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Sender {
     pub congestion_control: String,

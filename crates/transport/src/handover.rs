@@ -19,12 +19,13 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 
-/// Objects that are taken at once: each is a fetch with flows of its own, and small ones would wait for round trips.
+/// Objects that are taken in parallel: each is a fetch with flows of its own, and small ones would wait for round
+/// trips.
 const AT_ONCE: usize = 4;
 // The Mission Controller must not refuse a manifest for the room that makes it mappable.
 const _: () = assert!(SHARED_MIN as u64 <= MANIFEST_MIN);
 
-/// What a manifest says of an object.
+/// A manifest's entry for an object.
 #[derive(Serialize, Deserialize)]
 struct Entry {
     object: ObjectId,
@@ -32,7 +33,7 @@ struct Entry {
     sizes: Vec<u64>,
 }
 
-/// Puts a manifest of objects that are here; what is not here it does not name.
+/// Puts a manifest of those of the objects that are here.
 ///
 /// # Errors
 /// No memory.
@@ -48,7 +49,7 @@ pub fn describe(store: &Store, fetcher: &Fetcher, asked: Describe) -> io::Result
     let mut text = serde_json::to_vec(&entries).expect("numbers and names");
     let sharers = fetcher.sharers(&asked.job, &Demands { encrypt: protection, transport: None });
     if sharers.is_some() {
-        // So long that it can be mapped: the job may allow nothing else.
+        // Padded so that it can be mapped: the job may allow shared memory only.
         text.resize(text.len().max(SHARED_MIN), b' ');
     }
     let manifest = store.put(&[&text], protection, sharers)?;
@@ -103,7 +104,7 @@ struct Own {
     fetcher: Arc<Fetcher>,
     store: Arc<Store>,
     control: Arc<Control>,
-    /// Held while an object comes of which not all that may come at once would fit.
+    /// Held while an object is received that is too large for several of its size to fit.
     large: Mutex<()>,
 }
 
@@ -124,14 +125,14 @@ impl Own {
         };
         thread::scope(|scope| {
             for _ in 1..AT_ONCE.min(entries.len()) {
-                // Where no thread can be had, fewer do it.
+                // Without a thread, fewer suffice.
                 let _ = thread::Builder::new().name("mission-take".into()).spawn_scoped(scope, work);
             }
             work();
         });
     }
 
-    /// Says what became of an object; `of`: the manifest of a request to take it.
+    /// Reports the outcome for an object; `of`: the manifest of a request to take it.
     fn say(&self, object: ObjectId, of: Option<ObjectId>, taken: Result<(), String>) {
         let (object, manifest) = (object.into(), of.map(Into::into));
         match taken {
@@ -146,10 +147,10 @@ impl Own {
             return Ok(());
         }
         if parts == 0 {
-            return Err("nobody has said how many parts it has".into());
+            return Err("the number of its parts is unknown".into());
         }
         let copies = (0..parts).map(|part| self.store.copies.get(&(object, part)).filter(|copy| copy.is_whole()));
-        let copies: Vec<Arc<PartCopy>> = copies.collect::<Option<_>>().ok_or("it has not all of its parts")?;
+        let copies: Vec<Arc<PartCopy>> = copies.collect::<Option<_>>().ok_or("some of its parts are missing")?;
         let bytes: Vec<&[u8]> =
             copies.iter().map(|copy| copy.range(0, copy.nbytes()).map_or(&[][..], |(bytes, _)| bytes)).collect();
         let protection = copies.iter().map(|copy| copy.encryption()).max().unwrap_or(Encryption::None);
@@ -173,21 +174,21 @@ impl Own {
         let entry = entry.ok_or("its owner does not have it")?;
         let described = entry.sizes.iter().try_fold(0u64, |sum, part| sum.checked_add(*part));
         if described != Some(len) {
-            return Err(format!("it has {len} bytes, and its owner describes another length"));
+            return Err(format!("it has {len} bytes, but its owner described a different length"));
         }
         let numbered = (0u32..).zip(&entry.sizes);
         let parts = numbered.map(|(part, len)| wanted(take, object, part, *len)).collect::<Result<Vec<_>, _>>()?;
         // It comes into memory before it may go to the spool.
         let room = self.store.memory_limit();
         if len > room {
-            return Err(format!("it has {}, and this worker has room for {}", format_bytes(len), format_bytes(room)));
+            return Err(format!("it has {}, but this worker has room for {}", format_bytes(len), format_bytes(room)));
         }
         let _one_at_a_time = (len > room / AT_ONCE as u64).then(|| self.large.lock().expect("no panic while held"));
         let demands = Demands { encrypt: take.demands.encrypt.max(entry.encryption), ..take.demands };
         let sharers = self.fetcher.sharers(&take.job, &demands);
         let fetched = self.fetcher.fetch_for(request(take, demands, parts), sharers, || false);
         let all = fetched.map_err(|error| error.to_string())?.all.expect("it is packed");
-        let Home::Own(segment) = all.home else { return Err("it did not come into memory of this process".into()) };
+        let Home::Own(segment) = all.home else { return Err("it was not received into memory of this process".into()) };
         let adopted = self.store.adopt_as(object, segment, &entry.sizes, entry.encryption);
         adopted.map_err(|error| error.to_string())?;
         // Parts of it that were kept from a broadcast.
@@ -197,7 +198,8 @@ impl Own {
 }
 
 fn wanted(take: &Take, object: ObjectId, part: u32, len: u64) -> Result<Wanted, String> {
-    let address: SocketAddr = take.from.parse().map_err(|_| format!("{} is no address", take.from))?;
+    let address: SocketAddr =
+        take.from.parse().map_err(|_| format!("{} is not an address such as 10.0.0.1:4711", take.from))?;
     Ok(Wanted { object, part, len, addresses: vec![address] })
 }
 

@@ -10,7 +10,7 @@ use std::os::fd::AsRawFd;
 const LINK_RATE: &str = "MISSION_LINK_RATE";
 
 /// The host that this process is on: its network namespace, on this boot of this machine. All namespaces of a machine
-/// share its name and `/dev/shm`, so neither tells hosts apart (FACTS).
+/// share its name and `/dev/shm`, so neither distinguishes hosts (FACTS).
 ///
 /// # Errors
 /// There is no `/proc`.
@@ -21,7 +21,7 @@ pub fn host_id() -> io::Result<String> {
     Ok(format!("{}-{inode}", boot.trim().split('-').next().unwrap_or_default()))
 }
 
-/// A name for a cluster that nobody else has, from its secret: seen by others, and telling them nothing.
+/// A name for a cluster that is unique, derived from its secret: others can see it, and learn nothing from it.
 pub fn cluster_name(secret: &[u8]) -> String {
     let digest = aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, &[b"mission-control cluster ", secret].concat());
     to_hex(&digest.as_ref()[..8])
@@ -32,8 +32,8 @@ pub fn socket_name(cluster: &str) -> String {
     format!("mission-control-{cluster}")
 }
 
-/// The user on the other end of a Unix socket. Asked by hand: a peer of another process namespace has the number 0,
-/// which rustix takes for an error.
+/// The user on the other end of a Unix socket. A direct system call: a peer of another process namespace has the number
+/// 0, which rustix takes for an error.
 pub fn uid_of_peer(socket: &impl AsRawFd) -> Option<u32> {
     let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
@@ -48,7 +48,7 @@ pub fn own_uid() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-/// Interfaces of this network namespace that carry IPv4 or IPv6 now, loopback not counted. Asked of the kernel:
+/// Interfaces of this network namespace that carry IPv4 or IPv6 now, loopback not counted. The kernel is asked, because
 /// `/sys/class/net` shows the namespace in which it was mounted.
 pub fn interfaces() -> BTreeSet<String> {
     let mut names = BTreeSet::new();
@@ -77,8 +77,8 @@ pub fn interfaces() -> BTreeSet<String> {
     names
 }
 
-/// Bytes that this host's [`interfaces`] have sent since they were made; 0 where nobody knows. Those without an address, such as
-/// the parts of a bond, would be counted twice. Of this network namespace, which `/sys` need not show.
+/// Bytes that this host's [`interfaces`] have sent since they were made; 0 if that is unknown. Those without an
+/// address, such as the parts of a bond, would be counted twice. Of this network namespace, which `/sys` need not show.
 pub fn sent_bytes() -> u64 {
     let (text, own) = (std::fs::read_to_string("/proc/thread-self/net/dev").unwrap_or_default(), interfaces());
     let interfaces = text.lines().filter_map(|line| line.split_once(':')).filter(|(name, _)| own.contains(name.trim()));
@@ -86,17 +86,17 @@ pub fn sent_bytes() -> u64 {
     interfaces.filter_map(|(_, counts)| counts.split_whitespace().nth(8)?.parse::<u64>().ok()).sum()
 }
 
-/// Bits per second that this host's interfaces receive together: as `MISSION_LINK_RATE` tells (`10Gbit/s`), else as
-/// their drivers do, which only those of devices are believed: a veth says 10 Gbit/s whatever it is. `None`: nobody knows.
+/// Bits per second that this host's interfaces receive together: from `MISSION_LINK_RATE` (`10Gbit/s`), else from the
+/// drivers. Only drivers of devices count: a veth always reports 10 Gbit/s. `None`: unknown.
 ///
 /// # Errors
-/// What was told is no rate.
+/// `MISSION_LINK_RATE` is not a rate.
 pub fn link_rate() -> io::Result<Option<u64>> {
     if let Ok(told) = std::env::var(LINK_RATE) {
         let wrong = |error: BadQuantity| io::Error::new(io::ErrorKind::InvalidInput, format!("{LINK_RATE}: {error}"));
         return parse_rate_bits_per_sec(&told).map(Some).map_err(wrong);
     }
-    // A driver that does not know says -1.
+    // A driver that does not know reports -1.
     let megabits = |name: String| {
         let folder = std::path::Path::new("/sys/class/net").join(name);
         let believed = folder.join("device").exists() || folder.join("bonding").exists();

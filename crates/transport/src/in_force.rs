@@ -1,5 +1,5 @@
-//! The shares that are in force in this process. They come from the Mission Controller, or from the process that speaks for this
-//! host; whichever is later finds them in force already.
+//! The shares that are in force in this process. They come from the Mission Controller, or from the speaker of this
+//! host; the later of the two finds them in force already.
 
 use crate::arbiter::Numbers;
 use crate::fetcher::Fetcher;
@@ -15,13 +15,13 @@ pub(crate) struct InForce {
     numbers: Numbers,
 }
 
-/// What became of shares that were said.
+/// What became of received shares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Took {
     InForce,
     /// Newer ones are in force, or these.
     Old,
-    /// They lead from a version that this process does not have.
+    /// They are a change to a version that this process does not have.
     Gap,
 }
 
@@ -30,12 +30,12 @@ impl InForce {
         InForce { standing: Mutex::default(), fetcher, uplink, numbers }
     }
 
-    /// Puts shares in force, unless newer ones are. Other commands are not for it.
+    /// Puts shares in force, unless newer ones are. Ignores other commands.
     pub fn take(&self, command: mission::Command) -> Took {
         let mut standing = self.lock();
         let last = standing.as_ref().map(|own| own.version);
         let new = match command {
-            // Those of no version are for processes that no Mission Controller has told any.
+            // Shares without a version are for processes that have none from a Mission Controller.
             mission::Command::Shares(new) if last.is_none_or(|last| new.version > last || last == 0) => new,
             mission::Command::SharesChanged(changes) if last.is_none_or(|last| changes.version > last) => {
                 match standing.as_ref().and_then(|own| own.after(&changes)) {
@@ -45,7 +45,7 @@ impl InForce {
             }
             _ => return Took::Old,
         };
-        // Under the lock: of two that come at once the newer one stays.
+        // Under the lock: of two concurrent ones the newer one stays.
         self.uplink.set_shares(new.flows_per_host, self.numbers.shares_of(new.level, &new.shares));
         self.fetcher.set_shares(&new);
         *standing = Some(new);
@@ -57,7 +57,7 @@ impl InForce {
         *self.lock() = None;
     }
 
-    /// All of them; `None` before any were said.
+    /// All shares; `None` before any were received.
     pub fn standing(&self) -> Option<Standing> {
         self.lock().clone()
     }

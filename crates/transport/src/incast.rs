@@ -1,7 +1,8 @@
 //! Synchronized reads over real sockets: many senders answer one receiver at once (paper 000, figure 1).
 //!
-//! A [`Server`] sends bytes that mean nothing; [`measure`] asks many of them for a fragment each, and for the next block
-//! when the last fragment is there. Senders say what their kernel did. One line of JSON each way begins a connection:
+//! A [`Server`] sends synthetic data; [`measure`] asks many of them for a fragment each, and for the next block
+//! when the last fragment is there. Senders report what their kernels did. A connection begins with JSON lines in both
+//! directions:
 //!
 //! ```text
 //! receiver  {"nonce": ...}                               sender  {"nonce": ..., "proof": ...}
@@ -9,7 +10,7 @@
 //! then      8 bytes, big endian: how many bytes          those bytes; for 0 {"flow": Flow}
 //! ```
 //!
-//! Blocks are asked for over these connections, or each over connections of its own (`incast/fresh.rs`).
+//! Blocks are requested over these connections, or each over connections of its own (`incast/fresh.rs`).
 
 mod flow;
 mod fresh;
@@ -33,21 +34,21 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Longest line of the beginning.
+/// Longest line of the handshake.
 const LINE_MAX: usize = 4096;
-/// For connecting, and for the lines of the beginning.
+/// Time for connecting, and for the lines of the handshake.
 const HELLO_PATIENCE: Duration = Duration::from_secs(10);
-/// For all senders to say what their kernels did, once it is over: in slow motion of ten a lost answer is sent again
-/// after 2 s, and once more after 4.
+/// Time for all senders to report what their kernels did at the end. With time dilation of ten, a lost answer is
+/// retransmitted after 2 s, and once more after 4.
 const LAST_PATIENCE: Duration = Duration::from_secs(10);
-/// How often a measurement looks whether it was interrupted.
+/// How often a measurement checks whether it was interrupted.
 const INTERRUPT_EVERY: Duration = Duration::from_millis(100);
-/// Between two points of a trace.
+/// Interval between two points of a trace.
 const TRACE_EVERY: Duration = Duration::from_millis(1);
-/// Read at once; larger than what a socket usually holds.
+/// Bytes per read; larger than what a socket usually holds.
 const READ_BYTES: usize = 256 << 10;
 
-/// What the receiver asks of a sender's socket.
+/// Options that the receiver requests for a sender's socket.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Asked {
@@ -64,7 +65,7 @@ fn say(mut stream: &TcpStream, value: &Value) -> io::Result<()> {
     stream.write_all(line.as_bytes())
 }
 
-/// One line until then, read byte by byte: what follows it is not JSON.
+/// Reads one line before the deadline, byte by byte: the bytes after it are not JSON.
 fn hear(stream: &mut TcpStream, until: Instant) -> io::Result<Value> {
     let (mut line, mut byte) = (Vec::new(), [0]);
     while line.len() < LINE_MAX {
@@ -76,7 +77,7 @@ fn hear(stream: &mut TcpStream, until: Instant) -> io::Result<Value> {
         }
         line.extend(byte);
     }
-    Err(io::Error::new(ErrorKind::InvalidData, "it is no sender of synchronized reads"))
+    Err(io::Error::new(ErrorKind::InvalidData, "it is not a sender of synchronized reads"))
 }
 
 fn proves(token: &Token, role: Role, client: &Nonce, server: &Nonce, said: &Value) -> bool {
@@ -86,15 +87,15 @@ fn proves(token: &Token, role: Role, client: &Nonce, server: &Nonce, said: &Valu
 
 fn nonce(hello: &Value) -> io::Result<Nonce> {
     let bytes = hello["nonce"].as_str().and_then(from_hex).and_then(|bytes| bytes.try_into().ok());
-    bytes.ok_or_else(|| io::Error::new(ErrorKind::InvalidData, "it is no sender of synchronized reads"))
+    bytes.ok_or_else(|| io::Error::new(ErrorKind::InvalidData, "it is not a sender of synchronized reads"))
 }
 
-/// How many senders are asked at once.
+/// How many senders are asked in parallel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Concurrent {
     All,
-    /// As many as bring most ([`Budget`]).
+    /// The number with the highest goodput ([`Budget`]).
     Auto,
     #[serde(untagged)]
     Fixed(u32),
@@ -107,28 +108,29 @@ pub struct Reads {
     pub senders: Vec<SocketAddr>,
     /// Bytes of each sender for each block.
     pub fragment: u64,
-    /// Blocks that count, and those before them that do not.
+    /// Measured blocks, and warm-up blocks before them.
     pub blocks: u32,
     pub warm_up: u32,
-    /// Senders that are asked at once; the next one when one is done.
+    /// Senders that are asked in parallel; the next one when one is done.
     pub concurrent: Concurrent,
-    /// Requests are put off by a random time of up to this many microseconds.
+    /// Requests are delayed by a random time of up to this many microseconds.
     #[serde(default)]
     pub jitter_us: u32,
-    /// Each socket's minimum RTO is shorter by a random part of it, up to this; 0: all alike. A longer one would have no
-    /// effect on a connection that has measured its round trip: its estimate of the deviation only falls.
+    /// Each socket's minimum RTO is shortened by a random fraction, up to this one; 0: all are equal. A longer one
+    /// would have no effect on a connection that has measured its round trip: its estimate of the deviation only falls.
     #[serde(default)]
     pub rto_spread: f64,
     pub seed: u64,
-    /// Everything ends after so many seconds, with what was measured.
+    /// The measurement ends after so many seconds, with the results so far.
     pub deadline_s: f64,
-    /// Rate of the receiver's link, in bits per second, where windows follow what is left of it ([`mission_core::ictcp`]).
+    /// Rate of the receiver's link, in bits per second; then windows follow its free capacity
+    /// ([`mission_core::ictcp`]).
     #[serde(default)]
     pub ictcp_link: Option<u64>,
-    /// Each block is asked for over new connections, which are made before its time begins.
+    /// Each block is requested over new connections, which are made before its time begins.
     #[serde(default)]
     pub fresh: bool,
-    /// Of how many senders, from the first, the arrival of bytes is told.
+    /// For how many senders, from the first, the arrival of bytes is traced.
     #[serde(default)]
     pub traced: usize,
     #[serde(default)]
@@ -142,23 +144,24 @@ pub struct Measured {
     pub blocks: Vec<f64>,
     /// Bytes of those blocks, and of one that did not end.
     pub bytes: u64,
-    /// From the first block's begin to the end of the last, or of the measurement.
+    /// Seconds from the start of the first block to the end of the last, or of the measurement.
     pub seconds: f64,
     /// Since the warm-up.
     pub flows: Vec<Flow>,
-    /// Where the number of senders is found: when, in seconds since the warm-up's begin, it became what.
+    /// If the number of senders is found by trial: its changes, as seconds since the start of the warm-up and the
+    /// number.
     pub limits: Vec<(f64, u32)>,
-    /// Of traced senders, in the order of time: seconds since the first block, number of the sender, its bytes so far.
+    /// For traced senders, in the order of time: seconds since the first block, number of the sender, its bytes so far.
     pub trace: Vec<(f64, usize, u64)>,
-    /// Why it ended before all blocks were read.
+    /// Why the measurement ended before all blocks were read.
     pub ended: Option<String>,
 }
 
 impl Reads {
-    /// How long all of it may take.
+    /// How long the measurement may take.
     ///
     /// # Errors
-    /// Not a time above 0, or one that no clock has.
+    /// The deadline is not above 0, or too large for the clock.
     pub fn deadline(&self) -> Result<Duration, String> {
         let deadline = Duration::try_from_secs_f64(self.deadline_s).ok().filter(|deadline| !deadline.is_zero());
         let deadline = deadline.filter(|deadline| Instant::now().checked_add(*deadline).is_some());
@@ -171,26 +174,26 @@ struct Reader {
     address: SocketAddr,
     /// The first connection, which stays.
     stream: TcpStream,
-    /// Nonces of both ends, by which the sender knows fresh connections.
+    /// Nonces of both ends, by which the sender identifies fresh connections.
     session: (Nonce, Nonce),
     /// The connection of this block, where each has its own.
     fresh: Option<Arc<TcpStream>>,
     left: u64,
-    /// What it was asked for last, and when.
+    /// Its last request, and when.
     piece: (u64, Instant),
     bytes: u64,
     before: Flow,
     governed: Option<Governed>,
 }
 
-/// What a measurement tells while it goes on: blocks read, the warm-up among them. True ends it.
+/// Called during a measurement with the number of blocks read, including the warm-up. True ends the measurement.
 pub type Watch<'a> = &'a mut dyn FnMut(u32) -> bool;
 
-/// Reads blocks from all senders, and says how long each took.
+/// Reads blocks from all senders, and measures how long each took.
 ///
 /// # Errors
-/// A sender cannot be reached or does not want to: one line that names it. What happens later ends the measurement with
-/// what was measured.
+/// A sender cannot be reached or refuses: one line that names it. A later failure ends the measurement with the results
+/// so far.
 pub fn measure(reads: &Reads, token: &[u8], watch: Watch) -> Result<Measured, String> {
     let deadline = reads.deadline()?;
     let token = Token::new(token);
@@ -241,7 +244,7 @@ pub fn measure(reads: &Reads, token: &[u8], watch: Watch) -> Result<Measured, St
                 fresh::connect(&mut readers, &token, u64::from(number) + 1, governor.as_ref(), run.deadline)
         {
             measured.ended = Some(why);
-            // Senders answer once what they sent over these is counted.
+            // Senders answer once they have counted what they sent over these.
             readers.iter_mut().for_each(Reader::close_fresh);
             break;
         }
@@ -263,14 +266,15 @@ pub fn measure(reads: &Reads, token: &[u8], watch: Watch) -> Result<Measured, St
     measured.seconds = seconds.as_secs_f64();
     measured.bytes = readers.iter().map(|reader| reader.bytes).sum();
     let until = Instant::now() + LAST_PATIENCE;
-    // All are asked before one is heard: a round trip may be long, and none is to wait for the answers of the others.
+    // Ask all senders before reading an answer: a round trip may be long, and none shall wait for the answers of the
+    // others.
     let asked: Vec<bool> =
         readers.iter().map(|reader| (reader.left == 0 || reads.fresh) && reader.question().is_ok()).collect();
     measured.flows = readers.iter_mut().zip(asked).map(|(reader, asked)| reader.flow(asked, until)).collect();
     Ok(measured)
 }
 
-/// What goes on from block to block.
+/// State that continues from block to block.
 struct Run<'a> {
     reads: &'a Reads,
     random: SplitMix,
@@ -282,13 +286,13 @@ struct Run<'a> {
     /// The end of the warm-up.
     traced_since: Option<Instant>,
     deadline: Instant,
-    /// When it was last asked whether it was interrupted.
+    /// When `watch` was last called.
     watched: Instant,
     scratch: Vec<u8>,
 }
 
 impl Run<'_> {
-    /// Senders that may be asked at once now.
+    /// Senders that may be asked in parallel now.
     fn limit(&self) -> u32 {
         match self.reads.concurrent {
             Concurrent::All => u32::MAX,
@@ -309,7 +313,7 @@ impl Run<'_> {
         }
     }
 
-    /// Notes what a traced sender has brought; once in [`TRACE_EVERY`], and the end of each fragment.
+    /// Records the bytes of a traced sender: once in [`TRACE_EVERY`], and at the end of each fragment.
     fn note(&mut self, at: usize, bytes: u64, left: u64) {
         let Some(since) = self.traced_since.filter(|_| at < self.reads.traced) else { return };
         let now = since.elapsed().as_secs_f64();
@@ -364,7 +368,7 @@ impl Run<'_> {
             if now >= self.deadline {
                 let slow: Vec<_> = asked.iter().map(|at| readers[*at].address.to_string()).collect();
                 let (seconds, slow) = (self.reads.deadline_s, slow.join(", "));
-                return Err(format!("it was to end after {seconds} s; block {number} waited for {slow}"));
+                return Err(format!("the deadline of {seconds} s has passed; block {number} was waiting for {slow}"));
             }
             if now.duration_since(self.watched) >= INTERRUPT_EVERY {
                 self.watched = now;
@@ -376,7 +380,7 @@ impl Run<'_> {
     }
 }
 
-/// Those of the asked from which something has come, within `wait`.
+/// The asked senders from which bytes have arrived, within `wait`.
 fn ready(asked: &[usize], readers: &[Reader], wait: Duration) -> Result<Vec<usize>, String> {
     let mut polled: Vec<_> = asked.iter().map(|at| PollFd::new(readers[*at].data(), PollFlags::IN)).collect();
     let wait = wait.try_into().expect("a short time");
@@ -391,7 +395,7 @@ impl Reader {
     fn connect(address: SocketAddr, token: &Token, ask: &Asked, governor: Option<&Governor>) -> Result<Reader, String> {
         let words = |error: io::Error| match error.kind() {
             ErrorKind::WouldBlock | ErrorKind::TimedOut => "it does not answer".to_owned(),
-            ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset => "it ended the connection".to_owned(),
+            ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset => "it closed the connection".to_owned(),
             _ => error.to_string(),
         };
         let mut stream = TcpStream::connect_timeout(&address, HELLO_PATIENCE).map_err(words)?;
@@ -418,7 +422,7 @@ impl Reader {
         Ok(Reader { address, stream, session, fresh: None, left: 0, piece: (0, until), bytes: 0, before, governed })
     }
 
-    /// The connection by which data comes.
+    /// The connection that carries data.
     fn data(&self) -> &TcpStream {
         self.fresh.as_deref().unwrap_or(&self.stream)
     }
@@ -440,11 +444,11 @@ impl Reader {
         self.data().write_all(&piece.to_be_bytes()).map_err(|error| self.failed(&error))
     }
 
-    /// Takes what has come; gives how much is still to come.
+    /// Reads what has arrived; returns how many bytes are missing.
     fn read(&mut self, scratch: &mut [u8]) -> Result<u64, String> {
         let room = self.left.min(scratch.len() as u64) as usize;
         match self.data().read(&mut scratch[..room]) {
-            Ok(0) => Err(format!("sender {} has ended the connection", self.address)),
+            Ok(0) => Err(format!("sender {} closed the connection", self.address)),
             Ok(bytes) => {
                 self.left -= bytes as u64;
                 self.bytes += bytes as u64;
@@ -455,7 +459,7 @@ impl Reader {
         }
     }
 
-    /// Asks what the sender's kernel says now.
+    /// Asks for the current counts of the sender's kernel.
     fn question(&self) -> io::Result<()> {
         (&self.stream).write_all(&0u64.to_be_bytes())
     }
@@ -465,7 +469,7 @@ impl Reader {
         heard.map_err(|error| self.failed(&error)).and_then(Flow::from_answer)
     }
 
-    /// What has happened since the warm-up. A sender that is in the middle of a fragment on the connection that would answer,
+    /// The counts since the warm-up. A sender that is in the middle of a fragment on the connection that would answer,
     /// or gone, is not `asked`: its counts are 0.
     fn flow(&mut self, asked: bool, until: Instant) -> Flow {
         let now = if asked { self.answer(until).ok() } else { None };

@@ -1,9 +1,9 @@
 //! Mission Control's data plane: what moves the bytes that [`mission_core`] decides on.
 //!
-//! An [`endpoint::Endpoint`] is one process's share of it: a [`store`] of objects, a [`server`] that gives parts of them
-//! away, a [`fetcher`] that brings parts of others' (and keeps [`copies`] of what is broadcast), and the [`arbiter`] through which all processes of a host share
-//! its slots. Bytes cross in the order: store -> server -> carrier -> fetcher -> [`segment`]. Threads block; there is no
-//! async runtime (ARCHITECTURE.md, "Threads").
+//! An [`endpoint::Endpoint`] is one process's instance of it: a [`store`] of objects, a [`server`] that sends parts of
+//! them, a [`fetcher`] that fetches parts of others' (and keeps [`copies`] of broadcasts), and the [`arbiter`] through
+//! which all processes of a host share its slots. Bytes cross in the order: store -> server -> carrier -> fetcher ->
+//! [`segment`]. Threads block; there is no async runtime (ARCHITECTURE.md, "Threads").
 
 pub mod arbiter;
 pub mod auth;

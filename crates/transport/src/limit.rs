@@ -4,7 +4,7 @@ use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// What is sent between two looks at the clock; as the kernel's largest segment.
+/// Bytes sent between two reads of the clock: the kernel's largest segment.
 pub const SLICE: usize = 64 << 10;
 /// Sending may run ahead by this much, so that a thread that wakes late loses nothing.
 const AHEAD: Duration = Duration::from_millis(5);

@@ -1,9 +1,9 @@
 //! Sockets between processes of one host: abstract Unix sockets on which both ends prove the cluster's token.
 //!
-//! An abstract name exists once in each network namespace, so whoever can connect is on the same host. Any local user can
-//! take a name, so whoever answers has to be of this user and to prove the token before anything is said. A message is a
-//! number that counts the sender's messages, and JSON: a receiver that misses one closes the connection, and both ends say
-//! everything anew on the next one.
+//! An abstract name exists once in each network namespace, so a process that can connect is on the same host. Any local
+//! user can take a name, so the other end has to run as this user and to prove the token before any message is sent. A
+//! message is a sequence number and JSON: a receiver that misses one closes the connection, and both ends send all of
+//! their state again on the next one.
 
 use crate::auth::{self, NONCE_BYTES, PROOF_BYTES, Purpose, Role, Token};
 use crate::host;
@@ -31,12 +31,12 @@ pub fn bind(name: &str) -> io::Result<UnixListener> {
     UnixListener::bind_addr(&SocketAddr::from_abstract_name(name)?)
 }
 
-/// Connects to whoever has a name.
+/// Connects to the process that has a name.
 ///
 /// # Errors
-/// Nobody has it ([`io::ErrorKind::ConnectionRefused`]); whoever has it is another user's process or does not know the
-/// token ([`io::ErrorKind::PermissionDenied`]), or does not answer in time ([`io::ErrorKind::TimedOut`]). Whoever has it, any
-/// user's process, takes no connection now ([`io::ErrorKind::WouldBlock`]).
+/// No process has it ([`io::ErrorKind::ConnectionRefused`]); the process that has it belongs to another user or does
+/// not know the token ([`io::ErrorKind::PermissionDenied`]), does not answer in time ([`io::ErrorKind::TimedOut`]), or
+/// accepts no connection now ([`io::ErrorKind::WouldBlock`]); in the last case it may be any user's.
 pub fn connect(name: &str, token: &Token) -> io::Result<UnixStream> {
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
     // A process that is stopped accepts nothing: with a full backlog a blocking call would wait for it.
@@ -93,7 +93,7 @@ fn timed_out(error: io::Error) -> io::Error {
     if error.kind() == io::ErrorKind::WouldBlock { io::ErrorKind::TimedOut.into() } else { error }
 }
 
-/// Reads until an absolute time, however small the pieces are in which it comes.
+/// Reads until an absolute time, however small the pieces that arrive.
 fn read_until(mut stream: &UnixStream, mut into: &mut [u8], end: Instant) -> io::Result<()> {
     while !into.is_empty() {
         stream.set_read_timeout(Some(left(end)?))?;
@@ -125,7 +125,7 @@ impl Outgoing {
     /// The message as it goes over the socket: length, number, JSON.
     ///
     /// # Panics
-    /// It cannot be written as JSON, or is longer than a length of four bytes says.
+    /// It cannot be written as JSON, or its length does not fit into four bytes.
     pub fn frame(&mut self, message: &impl Serialize) -> Vec<u8> {
         let mut frame = vec![0; FRAME_HEAD];
         serde_json::to_writer(&mut frame, message).expect("messages are plain data");
@@ -147,7 +147,7 @@ pub const FILES_MAX: usize = 64;
 /// Sends a frame, and descriptors with its first byte: at most [`FILES_MAX`].
 ///
 /// # Errors
-/// The peer is gone, or takes nothing for too long.
+/// The peer is gone, or reads nothing for too long.
 pub fn send(mut stream: &UnixStream, frame: &[u8], files: &[BorrowedFd<'_>]) -> io::Result<()> {
     if files.is_empty() {
         return stream.write_all(frame);
@@ -155,7 +155,7 @@ pub fn send(mut stream: &UnixStream, frame: &[u8], files: &[BorrowedFd<'_>]) -> 
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FILES_MAX))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     if !ancillary.push(SendAncillaryMessage::ScmRights(files)) {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "a message carries fewer descriptors"));
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "too many descriptors for one message"));
     }
     let sent = rustix::io::retry_on_intr(|| {
         rustix::net::sendmsg(stream, &[IoSlice::new(frame)], &mut ancillary, SendFlags::NOSIGNAL)
@@ -181,7 +181,7 @@ impl Read for WithFiles<'_> {
             }
         }
         if self.files.len() > FILES_MAX {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "a message came with too many descriptors"));
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "a message arrived with too many descriptors"));
         }
         Ok(received.bytes)
     }
@@ -231,7 +231,7 @@ impl Incoming {
         let number = u64::from_le_bytes(number.try_into().expect("eight bytes"));
         self.seen += 1;
         if len > self.longest || number != self.seen {
-            let why = format!("message {number} of {len} bytes in place of message {}", self.seen);
+            let why = format!("message {number} ({len} bytes) arrived in place of message {}", self.seen);
             return Err(io::Error::new(io::ErrorKind::InvalidData, why));
         }
         let mut text = vec![0; len];
@@ -240,11 +240,11 @@ impl Incoming {
     }
 }
 
-/// As `read_exact`, but whoever sends byte by byte has until `end`.
+/// As `read_exact`, but a peer that sends byte by byte has until `end`.
 fn fill(stream: &mut impl Read, mut into: &mut [u8], end: Instant) -> io::Result<()> {
     while !into.is_empty() {
         if Instant::now() >= end {
-            return Err(io::Error::new(io::ErrorKind::TimedOut, "a message came too slowly"));
+            return Err(io::Error::new(io::ErrorKind::TimedOut, "a message did not arrive completely in time"));
         }
         match stream.read(into) {
             Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
@@ -265,7 +265,7 @@ mod tests {
         format!("mission-test-{}", crate::object::to_hex(&auth::random::<8>()))
     }
 
-    /// What each end says when they have these tokens.
+    /// What each end sends when they have these tokens.
     fn meet(one: &[u8], other: &[u8]) -> (io::Result<()>, io::Result<UnixStream>) {
         let name = name();
         let listener = bind(&name).unwrap();

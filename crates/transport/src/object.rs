@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
-/// 128 random bits, written as 32 hexadecimal digits: nobody guesses the name of an object.
+/// 128 random bits, written as 32 hexadecimal digits: the name of an object cannot be guessed.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct ObjectId(pub [u8; 16]);

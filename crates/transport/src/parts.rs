@@ -1,4 +1,4 @@
-//! What a fetch asks for, and where it lies once it has come.
+//! What a fetch requests, and where it lies once it has arrived.
 
 use crate::carrier::shm::Borrowed;
 use crate::object::ObjectId;
@@ -19,12 +19,12 @@ pub struct Wanted {
     pub addresses: Vec<SocketAddr>,
 }
 
-/// All that is asked for by one call.
+/// All parts that one call requests.
 pub struct FetchRequest {
     pub transfer: TransferId,
     pub demands: Demands,
     pub parts: Vec<Wanted>,
-    /// All parts of every object: what others may want alike.
+    /// The call requests all parts of every object, so other processes may want the same.
     pub whole: bool,
     /// Objects whose parts stay here, while there is room: they will be needed again.
     pub keep: BTreeSet<ObjectId>,
@@ -34,13 +34,13 @@ pub struct FetchRequest {
 }
 
 impl FetchRequest {
-    /// For parts that nobody else wants, each where it is cheapest.
+    /// For parts that no other process needs, each where it is cheapest.
     pub fn new(transfer: TransferId, demands: Demands, parts: Vec<Wanted>) -> FetchRequest {
         FetchRequest { transfer, demands, parts, whole: false, keep: BTreeSet::new(), packed: false }
     }
 }
 
-/// As Arrow wants its buffers.
+/// The alignment that Arrow recommends for buffers.
 pub const ALIGN: usize = 64;
 
 /// Parts that have arrived.

@@ -1,5 +1,5 @@
-//! What a task has read of a part of a stream, for a second run of its writer: it reads on where it was, if that wrote the
-//! same again.
+//! What a task has read of a part of a stream, for a second run of its writer: the task continues where it was, if the
+//! second run wrote the same data.
 
 use std::hash::Hasher;
 use twox_hash::XxHash3_64;
@@ -11,7 +11,7 @@ pub struct Differs;
 #[derive(Default)]
 pub struct Prefix {
     seen: Seen,
-    /// What was passed over of the run that is read now, until it is all that was seen before.
+    /// What was skipped of the current run, until that is all that was read before.
     again: Option<Seen>,
 }
 
@@ -36,12 +36,12 @@ impl Prefix {
         self.again = (self.seen.writes > 0).then(Seen::default);
     }
 
-    /// Whether not all is passed over that was read before.
+    /// Whether data that was read before is still to be skipped.
     pub fn is_behind(&self) -> bool {
         self.again.is_some()
     }
 
-    /// Takes the next writes in; gives how many of them, from the first, the task has read before.
+    /// Adds the next writes; returns how many of them, from the first, the task has read before.
     ///
     /// # Errors
     /// They are not the same as before.

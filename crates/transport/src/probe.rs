@@ -1,4 +1,4 @@
-//! Bytes that mean nothing, sent to learn what the network does with them.
+//! Probes: synthetic data, sent to learn how the network treats it.
 
 use crate::carrier::{self, Ask, Context, End};
 use crate::checksum;
@@ -14,14 +14,14 @@ use std::sync::{Arc, LazyLock, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The one object that every server has; random names never meet it.
+/// The one object that every server has; random names never collide with it.
 pub const OBJECT: ObjectId = ObjectId([0; 16]);
-/// Of a whole probe, from the first connection to the last byte.
+/// Time limit of a probe, from the first connection to the last byte.
 const PROBE_TIME: Duration = Duration::from_secs(10);
-/// Of the senders that are connected; none once the probe is over.
+/// Connections of the senders; none once the probe is over.
 type Streams = Mutex<Option<Vec<Arc<dyn End>>>>;
 
-/// Asked for at last: its answer tells what became of all before it.
+/// The last request: its answer has the counts of all before it.
 const LAST_BYTES: usize = 1;
 
 static ZEROS: [u8; ECN_PROBE_BYTES as usize] = [0; ECN_PROBE_BYTES as usize];
@@ -34,7 +34,7 @@ pub fn first(start: u64, len: u64) -> Option<(&'static [u8], Vec<u64>)> {
     Some((bytes, checksums))
 }
 
-/// Has the senders send at once, by DCTCP, and says what became of their packets.
+/// Has the senders send at the same time, by DCTCP, and reports what happened to their packets.
 ///
 /// # Errors
 /// One of them cannot be reached, or does not send.
@@ -61,7 +61,7 @@ pub fn ecn(senders: &[SocketAddr], context: &Context) -> Result<Seen, Fault> {
                 }
             }
         };
-        // Whoever still waits for a sender that trickles would wait for ever.
+        // A thread that waits for a sender that trickles would wait for ever.
         let streams = streams.lock().expect("no panic while held").take();
         streams.into_iter().flatten().for_each(|stream| stream.end());
         result

@@ -1,4 +1,4 @@
-//! Gives parts of a store's objects to those who may have them.
+//! Serves parts of a store's objects to authorized clients.
 
 use crate::auth::{self, Nonce, Purpose, Role};
 use crate::carrier::{self, Below, Channel, Context, Incoming};
@@ -28,19 +28,22 @@ use std::time::{Duration, Instant};
 
 /// The congestion control that needs ECN; not every kernel has it.
 const ECN_CONGESTION_CONTROL: &str = "dctcp";
-/// How long the acceptor waits before it looks whether the server closes, and who has had the time to prove himself.
+/// How long the acceptor waits before it checks whether the server closes, and which clients missed the time for their
+/// proof.
 const ACCEPT_WAIT: Duration = Duration::from_millis(100);
 /// Connections that wait to be accepted: all receivers of a shuffle may come at once.
 const BACKLOG: i32 = 1024;
-/// Connections that are accepted before those that came earlier are looked at again.
+/// Connections accepted in a row before earlier ones are checked again.
 const ACCEPTED_AT_ONCE: usize = 16;
-/// A client speaks at once; one that a busy host holds up has this long before strangers that speak are preferred to it.
+/// A client sends at once. One that a busy host delays has this long before unknown clients that send are preferred to
+/// it.
 const SILENT: Duration = Duration::from_millis(20);
-/// Readers of streams that wait for an answer at once; more are answered at once, and ask again.
+/// Readers of streams that may wait for an answer; further ones are answered immediately, and ask again.
 const ASKING_MAX: usize = SERVER_CONNECTIONS / 2;
-/// How long a reader of a stream waits for an answer: less than [`STALL`], after which it would take this process for lost.
+/// How long a reader of a stream waits for an answer: less than [`STALL`], after which the reader would consider this
+/// process lost.
 const CHUNKS_WITHIN: Duration = Duration::from_secs(1);
-/// A client that leaves before it has said anything.
+/// A client that left before it sent anything.
 const GONE: PollFlags = PollFlags::RDHUP.union(PollFlags::HUP).union(PollFlags::ERR);
 
 pub struct Server {
@@ -50,7 +53,7 @@ pub struct Server {
 }
 
 struct Shared {
-    /// The only one of this host that is served.
+    /// The only address of this host that is served.
     address: IpAddr,
     store: Arc<Store>,
     streams: Arc<Streams>,
@@ -58,7 +61,7 @@ struct Shared {
     limit: Option<Limit>,
     uplink: Arc<Uplink>,
     tracker: Tracker,
-    /// Of this host, for clients that ask for none.
+    /// The host's congestion control, for clients that request none.
     congestion_control: String,
     closing: AtomicBool,
     connections: Mutex<Connections>,
@@ -71,7 +74,7 @@ struct Shared {
 #[derive(Default)]
 struct Connections {
     all: HashMap<u64, Open>,
-    /// Those that have proved nothing yet, oldest first.
+    /// Connections that have not proved the token yet, oldest first.
     unadmitted: VecDeque<Unadmitted>,
 }
 
@@ -80,7 +83,7 @@ struct Unadmitted {
     number: u64,
     since: Instant,
     from: IpAddr,
-    /// It has said something, as every client does at once; a thread serves it.
+    /// It has sent something, as every client does at once; a thread serves it.
     asked: bool,
 }
 
@@ -95,9 +98,9 @@ impl Connections {
         self.all.len() - self.unadmitted.len()
     }
 
-    /// Ends those that have had their time; and of the address that has most of them any one, until so many are left: one
-    /// that has been [`SILENT`], if there is any. Not the oldest: strangers that come faster than a proof takes would leave
-    /// nobody the time for it.
+    /// Closes connections whose time is over. Then, until so many are left, closes one of the address that has most of
+    /// them: one that has been [`SILENT`], if any. Not the oldest: attackers that connect faster than a proof takes
+    /// would leave no client the time for it.
     fn drop_unadmitted(&mut self, most: usize) {
         while self.unadmitted.front().is_some_and(|own| own.since.elapsed() >= lasting(ADMISSION)) {
             self.drop_unadmitted_at(0);
@@ -131,7 +134,7 @@ impl Connections {
         self.unadmitted.push_back(Unadmitted { number, since: Instant::now(), from, asked: false });
     }
 
-    /// Those that have said nothing yet.
+    /// Connections that have sent nothing yet.
     fn silent(&self) -> Vec<(u64, Arc<TcpStream>)> {
         let silent = self.unadmitted.iter().filter(|own| !own.asked);
         silent.filter_map(|own| Some((own.number, self.all.get(&own.number)?.stream.clone()))).collect()
@@ -143,8 +146,8 @@ impl Connections {
         }
     }
 
-    /// A client has proved the token. Where there are too many, the one that has carried nothing for longest makes room: its
-    /// client makes another when it needs one. False if all are busy.
+    /// A client has proved the token. If there are too many, the connection that has been idle for longest is closed:
+    /// its client makes another when it needs one. False if all are busy.
     fn admit(&mut self, number: u64) -> bool {
         self.unadmitted.retain(|own| own.number != number);
         if self.admitted() <= SERVER_CONNECTIONS {
@@ -218,7 +221,7 @@ impl Server {
         self.shared.connections().all.len()
     }
 
-    /// An object is freed: nobody is told any more where its parts are.
+    /// An object is freed: its broadcast is no longer coordinated.
     pub fn forget(&self, object: &ObjectId) {
         self.shared.tracker.forget(object);
     }
@@ -230,7 +233,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // The acceptor looks at it each time it has waited for a connection, and it waits for a bounded time.
+        // The acceptor checks the flag after each bounded wait for a connection.
         self.shared.closing.store(true, Ordering::SeqCst);
         if let Some(acceptor) = self.acceptor.take() {
             let _ = acceptor.join();
@@ -255,23 +258,23 @@ fn listen(host: IpAddr, ports: &[u16]) -> io::Result<TcpListener> {
 }
 
 /// A listener for Multipath TCP where the kernel has it: clients that speak plain TCP get plain TCP from it. With several
-/// interfaces it is bound to all of them, else further subflows are refused without a word (FACTS); connections to
+/// interfaces it is bound to all of them, else further subflows are refused silently (FACTS); connections to
 /// another address than `host` are closed as soon as they are accepted.
 fn listen_at(host: IpAddr, port: u16) -> io::Result<TcpListener> {
     let multipath = Socket::new(Domain::for_address(SocketAddr::new(host, 0)), Type::STREAM, Some(Protocol::MPTCP));
     let several = multipath.is_ok() && crate::host::interfaces().len() > 1 && !host.is_loopback();
     let any = if host.is_ipv4() { IpAddr::from([0; 4]) } else { IpAddr::from([0u16; 8]) };
     if several {
-        // Only connections to this address are served: where it is another machine's, nobody would be.
+        // Only connections to this address are served: if it is another machine's, none would be.
         TcpListener::bind((host, port))?;
     }
     let address = SocketAddr::new(if several { any } else { host }, port);
     let domain = Domain::for_address(address);
     let socket = multipath.or_else(|_| Socket::new(domain, Type::STREAM, Some(Protocol::TCP)))?;
-    // A listener whose congestion control needs no ECN refuses it to a client whose does. Every connection gets, with its
-    // first request, what that asks for.
+    // A listener whose congestion control does not use ECN does not negotiate ECN with a client. The first request of
+    // each connection sets the congestion control that it names.
     let _ = socket.set_tcp_congestion(ECN_CONGESTION_CONTROL.as_bytes());
-    // A port that is given again is free although connections to it have just ended.
+    // A port can be reused although connections to it have just ended.
     socket.set_reuse_address(true)?;
     socket.bind(&address.into())?;
     socket.listen(BACKLOG)?;
@@ -279,7 +282,7 @@ fn listen_at(host: IpAddr, port: u16) -> io::Result<TcpListener> {
     Ok(socket.into())
 }
 
-/// Takes connections. Each gets a thread once its client has said something, so strangers that say nothing cost little.
+/// Accepts connections. Each gets a thread once its client has sent something, so silent strangers cost little.
 fn accept_all(listener: &TcpListener, shared: &Arc<Shared>) {
     let mut next = 0;
     while !shared.closing.load(Ordering::SeqCst) {
@@ -296,11 +299,11 @@ fn accept_all(listener: &TcpListener, shared: &Arc<Shared>) {
             }
         }
         shared.connections().drop_unadmitted(UNADMITTED_CONNECTIONS);
-        // A few at once; then those of them that have spoken are found before any has to go.
+        // Accept a few in a row: those that have already sent something are found before any has to be closed.
         for _ in 0..ACCEPTED_AT_ONCE {
             match listener.accept() {
                 Ok((stream, from)) => {
-                    // The listener may have to be bound to every address; served is only the given one.
+                    // The listener may have to be bound to every address; only the given one is served.
                     let meant = stream.local_addr().map(|own| own.ip()).ok() == Some(shared.address);
                     if meant && stream.set_nonblocking(false).is_ok() {
                         shared.connections().add(next, stream, from.ip());
@@ -323,7 +326,7 @@ fn serve_in_a_thread(number: u64, stream: Arc<TcpStream>, shared: &Arc<Shared>) 
     let own = shared.clone();
     let thread = thread::Builder::new().name("mission-serve".into()).stack_size(256 << 10).spawn(move || {
         let registered = Registered { number, shared: &own };
-        // A client that breaks off or speaks another protocol is its own affair.
+        // A client that disconnects or speaks another protocol is not an error of this server.
         let _ = serve(stream, &registered);
     });
     if thread.is_err() {
@@ -337,7 +340,7 @@ impl Shared {
     }
 }
 
-/// A connection among those that are served, however its thread ends.
+/// Registers a served connection until its thread ends, even by a panic.
 struct Registered<'a> {
     number: u64,
     shared: &'a Shared,
@@ -355,7 +358,7 @@ fn serve(stream: Arc<TcpStream>, registered: &Registered<'_>) -> io::Result<()> 
     let shared = registered.shared;
     stream.set_nodelay(true)?;
     stream.set_read_timeout(Some(lasting(SERVER_IDLE)))?;
-    // A receiver that takes nothing for this long has given this connection up.
+    // A receiver that reads nothing for this long has abandoned this connection.
     stream.set_write_timeout(Some(lasting(2 * STALL)))?;
     let mut channel = carrier::accept(Incoming::of(stream), &shared.context)?;
     let mut client = Client {
@@ -385,14 +388,14 @@ fn serve(stream: Arc<TcpStream>, registered: &Registered<'_>) -> io::Result<()> 
                         Admission::Refused => return Ok(()),
                     }
                 }
-                // Who waits for a stream's next chunk can make another connection when it has to make room.
+                // A client that waits for a stream's next chunk can connect again if this connection has to be closed.
                 let waits = matches!(request.wants, Wants::Chunks { .. });
                 shared.connections().idle(registered.number, waits.then(Instant::now));
                 answer(channel.as_mut(), &mut client, &request, seen, shared)?;
                 shared.connections().idle(registered.number, Some(Instant::now()));
             }
             Err(bad) => {
-                // What follows a head that was not understood is not understood either.
+                // After a header that cannot be parsed, the rest cannot be parsed either.
                 channel.send(&Response::refusal(bad.status, &bad.reason, seen).write(), b"")?;
                 return Ok(());
             }
@@ -407,13 +410,13 @@ struct Client {
     /// What only the two ends of a TLS session know; empty without one.
     binding: Vec<u8>,
     admitted: bool,
-    /// It was asked for its proof: once is enough.
+    /// The proof was requested; that happens once.
     challenged: bool,
     challenge: Option<(Nonce, Nonce)>,
-    /// What its last request asked of the socket, and what the kernel gave: congestion control, minimum RTO.
+    /// Socket options of the last request, and what the kernel has in force: congestion control, minimum RTO.
     asked: (Option<String>, Option<u32>),
     given: Option<(String, Option<u32>)>,
-    /// On which it asks for its next piece of a broadcast.
+    /// The lane on which it asks for its next piece of a broadcast.
     lane: Option<Lane>,
 }
 
@@ -432,10 +435,10 @@ fn answer(
             return refuse(channel, 404, "no such stream here");
         };
         if channel.encryption() < encryption {
-            return refuse(channel, 403, "this stream may only leave encrypted");
+            return refuse(channel, 403, "this stream may only be sent encrypted");
         }
         let asks = shared.asking.fetch_add(1, Ordering::Relaxed);
-        // Others fetch from here too.
+        // Other readers wait here too.
         let within = if asks < ASKING_MAX { CHUNKS_WITHIN } else { Duration::ZERO };
         let reply = shared.streams.ask(&request.object, request.part, reader, after, within);
         shared.asking.fetch_sub(1, Ordering::Relaxed);
@@ -445,21 +448,21 @@ fn answer(
         return refuse(channel, 404, "no such object here");
     };
     if channel.encryption() < holding.encryption() {
-        return refuse(channel, 403, "this object may only leave encrypted");
+        return refuse(channel, 403, "this object may only be sent encrypted");
     }
     match &request.wants {
         Wants::Range { start, len, congestion_control, rto_min_us, transfer } => {
             let Some((source, checksums)) = holding.range(*start, *len) else {
                 // A copy may not have it yet: another source does.
                 let status = if matches!(holding, Holding::Copy(_)) { 404 } else { 416 };
-                return refuse(channel, status, "no such part, or the range does not lie in it block by block");
+                return refuse(channel, status, "no such part, or the range is not whole blocks of it");
             };
             let congestion_control = congestion_control.as_ref().unwrap_or(&shared.congestion_control);
             ask_below(channel.below(), client, (Some(congestion_control.clone()), *rto_min_us));
             let encryption = holding.encryption();
             let head = Response { len: *len, blocks: checksums, encryption, ..Response::refusal(206, "", seen) };
-            // What stays on this host takes nothing of its link. What breaks off counts whole: else who breaks off often would
-            // be served more than others.
+            // Bytes that stay on this host do not use its link. An aborted range counts in full: else a client that
+            // aborts often would be served more than others.
             let leaves = transfer.filter(|_| client.peer != shared.address);
             let _turn = leaves.map(|(job, transfer)| shared.uplink.turn(job, transfer, *len));
             send(channel, client, head, source, shared)
@@ -473,12 +476,12 @@ fn answer(
                 return refuse(channel, 416, "no such part");
             };
             if serves.ip() != client.peer {
-                return refuse(channel, 403, "a receiver serves from the address that it asks from");
+                return refuse(channel, 403, "a receiver has to serve from the address that it asks from");
             }
             let asking = Asking { serves: *serves, has: has.clone(), missed: *missed };
             let reply = shared.tracker.next(&mut client.lane, (request.object, part), len, asking);
             if shared.store.holding(&request.object, part).is_none() {
-                // It was freed meanwhile, maybe before its books were opened just now.
+                // It was freed meanwhile, maybe before its broadcast was registered just now.
                 shared.tracker.forget(&request.object);
             }
             let blocks = match reply {
@@ -526,7 +529,7 @@ fn send(
     Ok(())
 }
 
-/// What came of a client's first requests.
+/// The result of a client's first requests.
 enum Admission {
     Proved,
     /// It was answered, and has one more try.
@@ -534,7 +537,7 @@ enum Admission {
     Refused,
 }
 
-/// Asks a client to prove that it knows the token, once; whoever has a certificate too.
+/// Asks a client once to prove that it knows the token, even if it has a certificate.
 fn admit(
     channel: &mut dyn Channel,
     client: &mut Client,
@@ -551,7 +554,7 @@ fn admit(
         }
     }
     if std::mem::replace(&mut client.challenged, true) {
-        let refused = Response::refusal(401, "the proof does not fit this cluster's token", seen);
+        let refused = Response::refusal(401, "the proof does not match this cluster's token", seen);
         return channel.send(&refused.write(), b"").map(|()| Admission::Refused);
     }
     let mut response = Response::refusal(401, "prove that you know this cluster's token", seen);
@@ -564,7 +567,7 @@ fn admit(
     channel.send(&response.write(), b"").map(|()| Admission::Asked)
 }
 
-/// Asks of what is below what the flight plan says, and reads back what came of it.
+/// Sets the socket options of the flight plan, and reads back what is in force.
 fn ask_below(below: &dyn Below, client: &mut Client, asked: (Option<String>, Option<u32>)) {
     if client.given.is_none() || client.asked != asked {
         client.given = Some(below.ask(asked.0.as_deref(), asked.1));
@@ -576,7 +579,7 @@ fn ask_below(below: &dyn Below, client: &mut Client, asked: (Option<String>, Opt
 mod tests {
     use super::*;
 
-    /// Connections of one address: so many of strangers, each of which has said something or not, and one that came last.
+    /// Connections of one address: strangers, each with or without received bytes, and one that arrived last.
     fn door(strangers: usize, asked: bool, waited: Duration) -> Connections {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -600,7 +603,7 @@ mod tests {
         }
     }
 
-    /// One byte made strangers safe, and cost whoever had said nothing yet his place.
+    /// Regression: one byte kept an attacker's connection, and a client that had sent nothing yet lost its place.
     #[test]
     fn strangers_that_speak_are_not_preferred_to_one_that_has_just_come() {
         let stays = |_: &i32| {

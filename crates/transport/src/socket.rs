@@ -1,4 +1,4 @@
-//! What is asked of a TCP socket, and what the kernel says it gave.
+//! Sets options of a TCP socket, and reads back what the kernel has in force.
 
 use socket2::SockRef;
 use std::io;
@@ -24,7 +24,7 @@ fn set_option<T>(stream: &TcpStream, level: libc::c_int, option: libc::c_int, va
     if status == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// What sockets of this host have unless they choose.
+/// The default of this host's sockets.
 pub fn default_congestion_control() -> String {
     let read = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control");
     read.map_or_else(|_| "cubic".into(), |name| name.trim().to_owned())
@@ -42,15 +42,15 @@ pub fn set_rto_min_us(stream: &TcpStream, value: u32) -> io::Result<()> {
     set_option(stream, libc::IPPROTO_TCP, TCP_RTO_MIN_US, value as libc::c_int)
 }
 
-/// Most that the socket may send, in bits per second; TCP paces itself where the interface does not.
+/// Sets the socket's rate limit, in bits per second; TCP paces itself if the interface does not.
 ///
 /// # Errors
-/// The kernel does not take it.
+/// The kernel refuses it.
 pub fn set_pace(stream: &TcpStream, bits_per_second: u64) -> io::Result<()> {
     set_option(stream, libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE, bits_per_second / 8)
 }
 
-/// Most that the peer may have under way, in bytes; the kernel takes nothing back that it has offered.
+/// Sets the receive window, in bytes; the kernel never shrinks a window that it has offered.
 ///
 /// # Errors
 /// It is no TCP socket.
@@ -58,12 +58,12 @@ pub fn set_receive_window(stream: &TcpStream, bytes: u32) -> io::Result<()> {
     set_option(stream, libc::IPPROTO_TCP, libc::TCP_WINDOW_CLAMP, bytes.min(i32::MAX as u32) as libc::c_int)
 }
 
-/// What the kernel made of it: it has a least of its own. `None`: it is no TCP socket.
+/// Reads the window back: the kernel has a minimum. `None`: not a TCP socket.
 pub fn receive_window(stream: &TcpStream) -> Option<u32> {
     option_u32(stream, libc::TCP_WINDOW_CLAMP)
 }
 
-/// What the kernel made of it: it rounds to its ticks. `None` where the option does not exist.
+/// Reads it back: the kernel rounds to its ticks. `None` if the option does not exist.
 pub fn rto_min_us(stream: &TcpStream) -> Option<u32> {
     option_u32(stream, TCP_RTO_MIN_US)
 }
@@ -94,18 +94,18 @@ pub fn mptcp_info(stream: &TcpStream) -> Option<u32> {
     Some(if len > 80 { u32::from(info[80]) } else { u32::from(info[0]) + 1 })
 }
 
-/// The part of `struct tcp_info` that tells how a connection fares.
+/// The fields of `struct tcp_info` that describe the state of a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TcpInfo {
     /// Doublings of the timeout that are in force.
     pub backoff: u8,
-    /// Segments under way; of these lost, as the sender thinks; and sent again.
+    /// Segments in flight; of these lost, by the sender's estimate; and retransmitted.
     pub unacked: u32,
     pub lost: u32,
     pub retransmitted: u32,
     pub rtt_deviation_us: u32,
     pub ssthresh: u32,
-    /// Bytes per second that arrived lately; 0 before Linux 4.9.
+    /// Recent delivery rate in bytes per second; 0 before Linux 4.9.
     pub delivery_rate: u64,
     /// Bytes that the peer has acknowledged.
     pub acked_bytes: u64,
@@ -118,11 +118,11 @@ pub struct TcpInfo {
     pub mss: u32,
     pub bytes_received: u64,
     pub cwnd: u32,
-    /// Segments sent again since the start; includes loss probes.
+    /// Segments retransmitted since the start; includes loss probes.
     pub retransmits: u32,
     /// Retransmission timeouts since the start; 0 before Linux 6.7, where the kernel does not count them.
     pub timeouts: u32,
-    /// Segments that arrived, and of these the marked ones, as the peer tells; 0 before Linux 4.18.
+    /// Segments that arrived, and of these the marked ones, as the peer reports; 0 before Linux 4.18.
     pub delivered: u32,
     pub delivered_ce: u32,
 }

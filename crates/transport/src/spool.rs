@@ -1,7 +1,8 @@
 //! Objects that memory has no room for: files that are already deleted.
 //!
-//! A file has no name once it is open, so that a process that is killed leaves nothing behind. Freed objects are punched
-//! out, so the disk space goes back at once, and later objects take their places: a file does not outgrow the file system.
+//! A file has no name once it is open, so that a process that is killed leaves nothing behind. Freed objects are
+//! punched out, so disk space is returned at once, and later objects reuse their places: a file does not outgrow the
+//! file system.
 //!
 //! What other processes of the host may read lies in a file of its job: whoever has its descriptor can read all of it.
 //! The rest lies in a file of this process alone. A job's file is closed when the job is over and its last object is freed.
@@ -108,7 +109,7 @@ impl Spools {
                 files.insert(sharers, spool.clone());
                 Ok(spool)
             }
-            // Without a descriptor for a file of its own a job uses the one that is there.
+            // Without a descriptor for its own file, a job uses the process's private one.
             Err(error) => files.get(&None).cloned().ok_or(error),
         }
     }
@@ -232,7 +233,7 @@ mod tests {
         let spools = Spools::new(folder.clone());
         let mut ranges: Vec<_> = (0..8u8).map(|number| spools.write(&[number; 1000], None).unwrap()).collect();
         let spool = ranges[0].spool.clone();
-        // Two that lie side by side make room for a larger one.
+        // Two adjacent free ranges make room for a larger one.
         ranges.drain(2..4);
         ranges.push(spools.write(&[9; 2000], None).unwrap());
         assert_eq!(spool.places.lock().unwrap().end, 8000);

@@ -46,11 +46,11 @@ pub enum Body {
 pub enum Holding {
     Own(Arc<Object>, u32),
     Copy(Arc<PartCopy>),
-    /// What every process has: bytes that mean nothing.
+    /// The synthetic object that every process serves.
     Probe,
 }
 
-/// Bytes of an object on their way out.
+/// Bytes of an object that are being sent.
 pub enum Source<'a> {
     Memory(&'a [u8]),
     Spooled(&'a SpoolRange, u64),
@@ -164,7 +164,7 @@ impl Store {
         self.objects.read().expect("no panic while held").get(id).cloned()
     }
 
-    /// What there is of a part, own or copied.
+    /// The object or copy that has a part.
     pub fn holding(&self, id: &ObjectId, part: u32) -> Option<Holding> {
         if *id == probe::OBJECT {
             return Some(Holding::Probe);
@@ -173,7 +173,7 @@ impl Store {
         own.or_else(|| self.copies.get(&(*id, part)).map(Holding::Copy))
     }
 
-    /// Gives up copies where so many bytes more would not fit into memory with them.
+    /// Drops copies if so many more bytes would not fit into memory with them.
     pub fn make_room(&self, bytes: u64) {
         let over = (self.pool.live_bytes() + bytes).saturating_sub(self.memory_limit);
         if over > 0 {
@@ -181,7 +181,7 @@ impl Store {
         }
     }
 
-    /// Frees an object and its copies; what is being sent of it is sent to its end. False if it was not here.
+    /// Frees an object and its copies; a range that is being sent is sent to its end. False if it was not here.
     pub fn free(&self, id: &ObjectId) -> bool {
         let gone = self.objects.write().expect("no panic while held").remove(id);
         self.copies.free(id);

@@ -17,19 +17,19 @@ use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, RwLock};
 use std::time::{Duration, Instant};
 
-/// What all parts of a stream may hold that is not sealed.
+/// Limit on unsealed bytes in all parts of a stream.
 const OPEN_BYTES: u64 = 64 << 20;
-/// The smallest chunk that is sealed because it is large enough.
+/// The smallest chunk that is sealed for its size.
 const SEAL_BYTES_MIN: u64 = 4 << 10;
-/// What the size of a write takes.
+/// Bytes for the size of a write.
 const SIZE_BYTES: u64 = 8;
 /// Parts of a stream: each has a buffer and a lock.
 pub const PARTS_MAX: u32 = 1 << 16;
 /// Chunks that one reply names: they fit into the head of an answer.
 pub const CHUNKS_PER_REPLY: usize = 64;
-/// How often a writer that waits looks whether it was interrupted.
+/// How often a waiting writer checks whether it was interrupted.
 const INTERRUPT_EVERY: Duration = Duration::from_millis(100);
-/// A reader that finds a part being written to looks again.
+/// Interval at which a reader retries a part that is being written to.
 const LOOK_AGAIN: Duration = Duration::from_millis(2);
 /// Longest text of an error of a writer, so that it fits into the head of an answer.
 pub const WHY_MAX: usize = 2000;
@@ -51,7 +51,7 @@ pub enum ChunkReply {
     Complete,
     /// The writer raised this.
     Failed(String),
-    /// It has to be written again.
+    /// The stream has to be written again.
     Freed,
     /// Another reader takes this part.
     Taken,
@@ -59,10 +59,10 @@ pub enum ChunkReply {
     Unknown,
 }
 
-/// Why something was not written.
+/// Why a write failed.
 #[derive(Debug)]
 pub enum WriteError {
-    /// Nobody wants the stream any more, or it was ended.
+    /// No task needs the stream any more, or it was ended.
     Over(&'static str),
     Interrupted,
     /// No memory, or no room in the spool.
@@ -92,10 +92,10 @@ struct Writer {
     encryption: Encryption,
     sharers: Option<GroupId>,
     chunk_bytes: u64,
-    /// Of each part what is not sealed. Taken before the state, never after.
+    /// The unsealed bytes of each part. Lock it before the state, never after.
     open: Vec<Mutex<Open>>,
     state: Mutex<State>,
-    /// For those who read a part, and for those who write it.
+    /// Wakes readers, and writers, of a part.
     changed: Vec<Condvar>,
     room: Vec<Condvar>,
 }
@@ -109,13 +109,13 @@ struct Open {
 struct State {
     stream: Stream,
     chunks: Vec<Chunks>,
-    /// Its writer ends it, or has done so: nothing is written to it any more.
+    /// Its writer is ending it, or has ended it: no more writes.
     ending: bool,
-    /// Nobody wants it any more.
+    /// No task needs it any more.
     freed: bool,
 }
 
-/// The chunks of a part that are there, and the number of the first.
+/// The chunks of a part that are kept, and the number of the first.
 #[derive(Default)]
 struct Chunks {
     first: u64,
@@ -155,11 +155,11 @@ impl Streams {
         Ok(id)
     }
 
-    /// Adds bytes to a part; they stay together. Waits while a reader of it is far behind; `interrupted` is asked meanwhile, and
-    /// no lock is held.
+    /// Adds bytes to a part; they stay together. Waits while a reader of it is far behind; calls `interrupted`
+    /// meanwhile, with no lock held.
     ///
     /// # Errors
-    /// As [`WriteError`] says; then nothing was written.
+    /// See [`WriteError`]; nothing was written then.
     pub fn write(
         &self,
         id: &ObjectId,
@@ -167,17 +167,17 @@ impl Streams {
         bytes: &[u8],
         mut interrupted: impl FnMut() -> bool,
     ) -> Result<(), WriteError> {
-        let writer = self.get(id).ok_or(WriteError::Over("nobody wants this stream any more"))?;
+        let writer = self.get(id).ok_or(WriteError::Over("no task needs this stream any more"))?;
         if part as usize >= writer.open.len() {
             let text = format!("there is no part {part}: this stream has {}, from 0", writer.open.len());
             return Err(WriteError::Io(io::Error::new(io::ErrorKind::InvalidInput, text)));
         }
         writer.wait_for_room(part, || self.now(), &mut interrupted)?;
         let mut open = writer.open[part as usize].lock().expect("no panic while held");
-        // It may have been ended while this waited; who ends it seals each part once.
+        // The stream may have been ended during the wait; ending seals each part once.
         writer.lock().is_writable()?;
         if bytes.len() as u64 >= writer.chunk_bytes {
-            // What came before it first.
+            // Seal earlier bytes first.
             self.seal(&writer, part, &mut open).map_err(WriteError::Io)?;
             return self.keep(&writer, part, &[bytes], 1).map_err(WriteError::Io);
         }
@@ -189,7 +189,7 @@ impl Streams {
         if commands.contains(&Command::Seal { part })
             && let Err(error) = self.seal(&writer, part, &mut open)
         {
-            // Whoever writes it again writes it once.
+            // A repeated write must not duplicate the bytes.
             open.sizes.pop();
             let before = open.bytes.len() - bytes.len();
             open.bytes.truncate(before);
@@ -198,10 +198,10 @@ impl Streams {
         Ok(())
     }
 
-    /// The writer says nothing more.
+    /// The writer ends the stream.
     ///
     /// # Errors
-    /// What was not sealed cannot be kept: the stream has failed then.
+    /// Unsealed bytes cannot be stored: then the stream has failed.
     pub fn end(&self, id: &ObjectId, end: End) -> io::Result<()> {
         let Some(writer) = self.get(id) else { return Ok(()) };
         let end = match end {
@@ -241,7 +241,7 @@ impl Streams {
         sealed
     }
 
-    /// What there is of a part for a reader that has all chunks before `after`; waits for it so long.
+    /// The answer to a reader of a part that has all chunks before `after`; waits for chunks up to `within`.
     pub fn ask(&self, id: &ObjectId, part: u32, reader: ReaderId, after: u64, within: Duration) -> ChunkReply {
         let deadline = Instant::now() + within;
         loop {
@@ -258,7 +258,7 @@ impl Streams {
                     Command::Seal { .. } => seals = true,
                     Command::Free { part, chunks } => gone.extend(state.take(part, chunks)),
                     Command::Room { part } => writer.room[part as usize].notify_all(),
-                    // Who waits looks for itself.
+                    // A waiting reader checks for itself.
                     Command::Wake { .. } => {}
                 }
             }
@@ -290,8 +290,8 @@ impl Streams {
                 {
                     continue;
                 }
-                // Something is being written to it now: the disk may be slow, and the reader is to hear from here meanwhile. Or
-                // there is no room: its writer hears of that when it writes or ends.
+                // A write is in progress: the disk may be slow, and the reader needs an answer meanwhile. Or there is
+                // no room: the writer gets that error when it writes or ends.
                 left = left.min(LOOK_AGAIN);
                 state = writer.lock();
             }
@@ -304,7 +304,7 @@ impl Streams {
         self.get(id).map(|writer| writer.encryption)
     }
 
-    /// Nobody wants a stream any more: frees all chunks. False if there was none.
+    /// No task needs a stream any more: frees all chunks. False if there was none.
     pub fn free(&self, id: &ObjectId) -> bool {
         let gone = self.all.write().expect("no panic while held").remove(id);
         let Some(writer) = gone else { return false };
@@ -317,7 +317,7 @@ impl Streams {
         true
     }
 
-    /// Ends all of them: writers hear of it with their next write.
+    /// Ends all streams: writers get an error from their next write.
     pub fn close(&self) {
         let all: Vec<ObjectId> = self.all.read().expect("no panic while held").keys().copied().collect();
         all.iter().for_each(|id| _ = self.free(id));
@@ -339,7 +339,7 @@ impl Streams {
         Time(self.started.elapsed().as_nanos() as u64)
     }
 
-    /// Makes a chunk of what is not sealed of a part, if that is something.
+    /// Seals the rest of a part as a chunk, if there are bytes.
     fn seal(&self, writer: &Writer, part: u32, open: &mut Open) -> io::Result<()> {
         if open.sizes.is_empty() {
             return Ok(());
@@ -347,7 +347,7 @@ impl Streams {
         let sizes: Vec<u8> = open.sizes.iter().flat_map(|size| size.to_le_bytes()).collect();
         let parts: &[&[u8]] = if open.sizes.len() > 1 { &[&open.bytes, &sizes] } else { &[&open.bytes] };
         self.keep(writer, part, parts, open.sizes.len() as u64)?;
-        // A new one: memory of a part that is read no more counts nowhere.
+        // A new buffer: memory of a part that is no longer read is not counted anywhere.
         *open = Open::default();
         Ok(())
     }
@@ -412,10 +412,10 @@ impl State {
     }
 
     /// # Errors
-    /// Nobody wants it, or it was ended.
+    /// No task needs it, or it was ended.
     fn is_writable(&self) -> Result<(), WriteError> {
         if self.freed {
-            return Err(WriteError::Over("nobody wants this stream any more"));
+            return Err(WriteError::Over("no task needs this stream any more"));
         }
         if self.ending { Err(WriteError::Over("this stream was ended")) } else { Ok(()) }
     }

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 pub struct Threads {
     state: Mutex<State>,
-    /// Somebody's turn has come.
+    /// A task's turn has come.
     turn: Condvar,
     started: Instant,
 }
@@ -32,22 +32,22 @@ impl Threads {
         self.wait(task, Event::Begins { task, job, priority });
     }
 
-    /// A task waits for the network: another one may have its thread.
+    /// A task waits for the network: another one may use its thread.
     pub fn lends(&self, task: TaskId) {
         self.say(Event::Lends { task });
     }
 
-    /// It has what it waited for. Waits until there is a thread again.
+    /// The task has what it waited for. Waits until there is a thread again.
     pub fn goes_on(&self, task: TaskId) {
         self.wait(task, Event::GoesOn { task });
     }
 
-    /// It is over, or leaves the threads.
+    /// The task is over, or leaves the threads.
     pub fn ends(&self, task: TaskId) {
         self.say(Event::Ends { task });
     }
 
-    /// What jobs weigh now.
+    /// Sets the current weights of jobs.
     pub fn weigh(&self, weights: BTreeMap<JobId, f64>) {
         self.say(Event::Weights { weights });
     }
@@ -63,7 +63,7 @@ impl Threads {
         self.lock().threads.ahead(live_bytes, limit_bytes)
     }
 
-    /// How many tasks may have lent their threads at most.
+    /// How many tasks may have released their threads.
     pub fn most(&self) -> usize {
         self.lock().threads.most()
     }
@@ -77,7 +77,7 @@ impl Threads {
         self.len() == 0
     }
 
-    /// Nobody waits for a turn any more.
+    /// Ends all waits for turns.
     pub fn close(&self) {
         let mut state = self.lock();
         state.closed = true;
@@ -98,11 +98,11 @@ impl Threads {
         self.handle(&mut state, event);
         let since = Instant::now();
         while state.waiting.contains(&task) {
-            // Turns of others wake it, too: they are not to put its own off.
+            // Turns of others wake this thread, too; they must not delay its own.
             let left = LATE_TURN.saturating_sub(since.elapsed());
             state = self.turn.wait_timeout(state, left).expect("no panic while held").0;
             if since.elapsed() >= LATE_TURN && state.waiting.contains(&task) {
-                // Who has the threads may wait for this task: for a lock that it holds, for instance.
+                // The running tasks may wait for this one: for a lock that it holds, for instance.
                 self.handle(&mut state, Event::Late { task });
             }
         }

@@ -36,14 +36,14 @@ pub struct TlsSettings {
 
 impl TlsSettings {
     /// # Errors
-    /// The certificates cannot be read, or the key does not fit them.
+    /// The certificates cannot be read, or the key does not match them.
     pub fn new(identity: Option<&Identity>) -> Result<TlsSettings, String> {
         let authenticated = identity.map(authenticated).transpose()?;
         Ok(TlsSettings { opportunistic: opportunistic()?, authenticated })
     }
 }
 
-/// AES-128-GCM first: the fastest where the processor has AES (FACTS: 1020 MB/s on one core).
+/// AES-128-GCM first: the fastest if the CPU has AES instructions (FACTS: 1020 MB/s on one core).
 fn provider() -> Arc<CryptoProvider> {
     use aws_lc_rs::cipher_suite::{TLS13_AES_128_GCM_SHA256, TLS13_AES_256_GCM_SHA384, TLS13_CHACHA20_POLY1305_SHA256};
     let suites = vec![TLS13_AES_128_GCM_SHA256, TLS13_AES_256_GCM_SHA384, TLS13_CHACHA20_POLY1305_SHA256];
@@ -83,8 +83,8 @@ fn authenticated(identity: &Identity) -> Result<Ends, String> {
     let own = read(&identity.certificate)?;
     let clients = WebPkiClientVerifier::builder_with_provider(roots.clone(), provider()).build().map_err(text)?;
     let servers = OfTheCluster { roots, provider: provider() };
-    // What others would refuse is found now: version 1 of X.509, or another authority.
-    let (first, chain) = own.split_first().ok_or("TLS: there is no certificate")?;
+    // Detect now what peers would refuse: version 1 of X.509, or another authority.
+    let (first, chain) = own.split_first().ok_or("TLS: the PEM text has no certificate")?;
     servers.verify(first, chain, UnixTime::now()).map_err(text)?;
     let server = ServerConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&rustls::version::TLS13])
@@ -160,7 +160,7 @@ impl ServerCertVerifier for OfTheCluster {
     }
 }
 
-/// Opportunistic: no identity is asked for, so none is checked; the peer still has to own the key it shows.
+/// Opportunistic: no identity is requested or checked; the peer still has to own the key that it presents.
 #[derive(Debug)]
 struct AnyCertificate(Arc<CryptoProvider>);
 

@@ -1,5 +1,5 @@
-//! The owner's side of a broadcast: keeps the books ([`mission_core::swarm`]), and names to each receiver its next piece
-//! and whom to get it from.
+//! The owner's side of a broadcast: coordinates it ([`mission_core::swarm`]), and names to each receiver its next piece
+//! and a source.
 
 use crate::copies::PartKey;
 use crate::object::ObjectId;
@@ -13,8 +13,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-/// Longest wait for a piece that somebody can send; after it the receiver is told to ask again, so that whoever is gone
-/// is noticed.
+/// Longest wait until a source is available; then the receiver has to ask again, so that a lost peer is noticed.
 const ANSWER_WITHIN: Duration = Duration::from_secs(1);
 
 #[derive(Default)]
@@ -23,7 +22,7 @@ pub struct Tracker {
     lanes: AtomicU64,
 }
 
-/// The books of one part.
+/// The state of one part's broadcast.
 struct Book {
     /// Of the part.
     len: u64,
@@ -36,11 +35,11 @@ struct State {
     peers: Vec<SocketAddr>,
     numbers: HashMap<SocketAddr, PeerId>,
     hosts: HashMap<IpAddr, HostNumber>,
-    /// Where the answers of lanes go that wait for one.
+    /// Channels to the lanes that wait for an answer.
     waiting: HashMap<LaneId, Sender<Answer>>,
 }
 
-/// A connection on which a receiver asks; leaves the books when dropped.
+/// A connection on which a receiver asks; leaves the broadcast when dropped.
 pub struct Lane {
     book: Arc<Book>,
     key: PartKey,
@@ -48,7 +47,7 @@ pub struct Lane {
     id: LaneId,
 }
 
-/// What a receiver says of itself.
+/// What a receiver reports of itself.
 pub struct Asking {
     pub serves: SocketAddr,
     pub has: Vec<bool>,
@@ -56,7 +55,7 @@ pub struct Asking {
 }
 
 impl Tracker {
-    /// Answers a receiver of a part of `len` bytes, as soon as there is something to answer. `lane` is its connection's.
+    /// Answers a receiver of a part of `len` bytes, as soon as there is an answer. `lane` is its connection's.
     pub fn next(&self, lane: &mut Option<Lane>, key: PartKey, len: u64, asking: Asking) -> PieceReply {
         let fits = |lane: &Lane| lane.key == key && lane.serves == asking.serves;
         if !lane.as_ref().is_some_and(fits) {
@@ -70,7 +69,7 @@ impl Tracker {
         lane.as_ref().expect("there is one now").ask(asking)
     }
 
-    /// Closes the books of an object that is freed.
+    /// Ends the broadcasts of an object that is freed.
     pub fn forget(&self, object: &ObjectId) {
         self.books.lock().expect("no panic while held").retain(|(own, _), _| own != object);
     }
@@ -111,7 +110,7 @@ impl State {
         self.swarm.handle(now, event, &mut answers);
         for (lane, answer) in answers {
             if let Some(waiting) = self.waiting.remove(&lane) {
-                // Who waits no longer asks again, and that ends what it was told.
+                // A receiver that no longer waits asks again, and that ends its old assignment.
                 let _ = waiting.send(answer);
             }
         }
@@ -144,7 +143,7 @@ impl Lane {
 
 impl Drop for Lane {
     fn drop(&mut self) {
-        // Where the books are broken this thread may be ending for that.
+        // If the lock is poisoned, this thread may be ending by the same panic.
         if let Ok(mut state) = self.book.state.lock() {
             state.waiting.remove(&self.id);
             state.handle(self.book.now(), Event::Closed { lane: self.id });

@@ -1,9 +1,9 @@
-//! The acting half of ICTCP: once per round trip asks the kernel what each governed connection brought, and sets the receive
-//! windows that [`mission_core::ictcp`] says.
+//! The acting half of ICTCP: once per round trip reads from the kernel how many bytes each governed connection
+//! received, and sets the receive windows that [`mission_core::ictcp`] chooses.
 //!
 //! The kernel never takes back a window that it has offered: what a connection offers before it is governed, 64 KiB, can
-//! still come. And it forgets the limit
-//! of a socket whose buffer it lets grow, or whose first full segments come: buffers are fixed, and limits set each time.
+//! still come. And it forgets the limit of a socket when its buffer grows, or when its first full segments arrive: so
+//! buffers are fixed, and limits are set each time.
 
 use crate::{host, socket};
 use mission_core::ictcp::{FlowId, Sample, Windows};
@@ -16,12 +16,12 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::Instant;
 
-/// Of a governed socket; the kernel gives as much of it as `net.core.rmem_max` lets it. A window is at most half of it:
+/// Receive buffer of a governed socket; the kernel limits it to `net.core.rmem_max`. A window is at most half of it:
 /// enough for 10 Gbit/s over 800 us, or 85 us where that is the kernel's own 212,992.
 const BUFFER_BYTES: usize = 2 << 20;
 
-/// Governs the receive windows of one process: several on a host each give away all that its link has left, and what they
-/// give too much shows with the next look.
+/// Governs the receive windows of one process: several on a host each grant all of the link's free capacity, and the
+/// next sample shows the excess.
 pub struct Governor(Arc<Shared>);
 
 struct Shared {
@@ -45,7 +45,7 @@ impl Governor {
     /// Of an interface that can receive so many bits per second.
     ///
     /// # Errors
-    /// There is no thread to be had.
+    /// No thread can be started.
     pub fn start(bits_per_second: u64) -> io::Result<Governor> {
         let state = State { flows: BTreeMap::new(), next: 0, closing: false };
         let shared = Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new() });
@@ -56,7 +56,7 @@ impl Governor {
     }
 
     /// # Errors
-    /// The socket is no TCP connection.
+    /// The socket is not a TCP connection.
     pub fn govern(&self, stream: Arc<TcpStream>) -> io::Result<Governed> {
         SockRef::from(&*stream).set_recv_buffer_size(BUFFER_BYTES)?;
         socket::set_receive_window(&stream, Windows::first(sample(&stream).mss))?;
@@ -104,7 +104,7 @@ impl Shared {
             let now = Time(started.elapsed().as_nanos() as u64);
             let samples = state.flows.iter().map(|(id, stream)| (*id, sample(stream))).collect();
             for (id, window) in windows.look(now, arrived(&interfaces), &samples) {
-                // A connection that is gone is told by its own reader.
+                // A connection that is gone is noticed by its own reader.
                 let _ = socket::set_receive_window(&state.flows[&id], window);
             }
         }
@@ -144,7 +144,7 @@ mod tests {
         let governor = Governor::start(1 << 40).unwrap();
         let governed = governor.govern(Arc::new(client.try_clone().unwrap())).unwrap();
         let first = socket::receive_window(&client).unwrap();
-        // A link that is never full: a window that is used grows.
+        // The link is never full, so a window that is used grows.
         let sender = thread::spawn(move || while server.write_all(&[0; 64 << 10]).is_ok() {});
         let deadline = Instant::now() + Duration::from_secs(20);
         let mut scratch = vec![0; 64 << 10];

@@ -1,8 +1,9 @@
-//! The wire: HTTP/1.1 range requests on kept connections; `curl -v` can look inside.
+//! The wire: HTTP/1.1 range requests on kept connections; `curl -v` shows them.
 //!
-//! A request names an object, a part and a range. Every answer repeats a checksum of the request's head as the server
-//! saw it, ends its own head with a checksum of that head, and lists the checksums of its body's blocks: a flipped bit
-//! anywhere, in payload, length or header, is found by the side that can ask again. docs/reference/wire.md shows an exchange.
+//! A request names an object, a part and a range. Every answer repeats a checksum of the request's header as the server
+//! saw it, ends its own header with a checksum of that header, and lists the checksums of its body's blocks: a flipped
+//! bit anywhere, in payload, length or header, is found by the side that can retry. docs/reference/wire.md shows an
+//! exchange.
 
 use crate::auth::Nonce;
 use crate::checksum;
@@ -20,18 +21,18 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 const HEADERS_MAX: usize = 16;
-/// From the first bytes of a head to its last: a head fits into a few packets.
+/// Time from the first byte of a header to its last: a header fits into a few packets.
 const HEAD_TIME: Duration = Duration::from_secs(10);
 const END: &[u8] = b"\r\n\r\n";
-/// Last line of an answer's head: the checksum of all before it.
+/// Last line of an answer's header: the checksum of all before it.
 const LAST: &[u8] = b"Mission-Head: 0123456789abcdef\r\n\r\n";
 /// Last part of the path that asks for a source.
 const SOURCE: &str = "/source";
 /// Last part of the path that asks for chunks of a stream.
 const CHUNKS: &str = "/chunks";
 const PAD: &str = "Mission-Pad: ";
-/// A head that a body follows is padded to a multiple of this. Behind a head of odd length every copy of the body, into
-/// and out of the kernel's buffers, straddles cache lines: 7 to 15 % of the rate (docs/measurements.md).
+/// A header before a body is padded to a multiple of this. Behind a header of odd length, every copy of the body into
+/// and out of the kernel's buffers straddles cache lines, which costs 7 to 15 % of the rate (docs/measurements.md).
 const BODY_ALIGN: usize = 64;
 
 /// What a client asks for.
@@ -40,7 +41,7 @@ pub struct Request {
     pub object: ObjectId,
     pub part: u32,
     pub wants: Wants,
-    /// Asks to be let in: the client's nonce, and its proof once the server has sent its own nonce.
+    /// For admission: the client's nonce, and its proof once the server has sent its own nonce.
     pub nonce: Option<Nonce>,
     pub proof: Option<String>,
 }
@@ -53,7 +54,7 @@ pub enum Wants {
         start: u64,
         /// At least 1.
         len: u64,
-        /// What the sender shall ask of its socket.
+        /// Options that the sender shall set on its socket.
         congestion_control: Option<String>,
         rto_min_us: Option<u32>,
         /// Of which job and transfer it is.
@@ -65,7 +66,7 @@ pub enum Wants {
         serves: SocketAddr,
         /// Of each piece whether it has it; the last ones are padding, of eight.
         has: Vec<bool>,
-        /// Who was named to it last and gave nothing.
+        /// The source named last, which sent nothing.
         missed: Option<SocketAddr>,
     },
     /// Which chunks follow of a part of a stream, where the object is one ([`crate::streams`]). The answer may be late.
@@ -81,35 +82,35 @@ pub enum Wants {
 pub struct Next {
     pub start: u64,
     pub len: u64,
-    /// Who sends it; `None`: the owner, who says this.
+    /// Who sends it; `None`: the owner, which answers this.
     pub source: Option<SocketAddr>,
 }
 
-/// What an owner says to a receiver of a broadcast that asks for its next piece.
+/// An owner's answer to a receiver of a broadcast that asks for its next piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PieceReply {
     Fetch(Next),
-    /// It has all, or is getting it.
+    /// The receiver has every piece, or is fetching it.
     Done,
-    /// Nobody can send it a piece now: ask again.
+    /// No source is available now: ask again.
     Later,
 }
 
-/// A request that is none, with the status that says so.
+/// An invalid request, with the status of its answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BadRequest {
     pub status: u16,
     pub reason: String,
 }
 
-/// The head of an answer.
+/// The header of an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Response {
     pub status: u16,
     pub len: u64,
     /// Checksums of the blocks of the body.
     pub blocks: Vec<u64>,
-    /// Of the request's head as the server saw it.
+    /// Checksum of the request's header as the server saw it.
     pub request_checksum: u64,
     pub sender: Sender,
     /// The server's nonce and its proof, with status 401.
@@ -118,10 +119,10 @@ pub struct Response {
     pub next: Option<Next>,
     /// With status 200, of a stream.
     pub chunks: Vec<Chunk>,
-    /// How the object may leave whoever has a part of it.
+    /// The protection that the object needs when it is sent on.
     pub encryption: Encryption,
     pub retry_after_ms: Option<u64>,
-    /// Why there is no body.
+    /// Reason why there is no body.
     pub reason: String,
 }
 
@@ -171,14 +172,14 @@ impl Request {
     /// Reads a whole head, its last empty line included.
     ///
     /// # Errors
-    /// It is no request of this protocol: 400; it names something that cannot be an object: 404; its range is none: 416.
+    /// 400: not a request of this protocol. 404: the name cannot be an object. 416: not a range.
     pub fn parse(head: &[u8]) -> Result<Request, BadRequest> {
         let bad = |status, reason: &str| BadRequest { status, reason: reason.into() };
         let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
         let mut parsed = httparse::Request::new(&mut headers);
         match parsed.parse(head) {
             Ok(httparse::Status::Complete(_)) => {}
-            Ok(httparse::Status::Partial) => return Err(bad(400, "the head has no end")),
+            Ok(httparse::Status::Partial) => return Err(bad(400, "the header has no end")),
             Err(error) => return Err(bad(400, &format!("no HTTP request: {error}"))),
         }
         if parsed.method != Some("GET") {
@@ -226,12 +227,14 @@ impl Request {
             }
         }
         let wants = if source {
-            let serves = serves.ok_or_else(|| bad(400, "who asks for a source says where it serves"))?;
+            let serves = serves.ok_or_else(|| {
+                bad(400, "a request for a source has to name the address that its sender serves from")
+            })?;
             Wants::Source { serves, has: has.unwrap_or_default(), missed }
         } else if chunks {
             let asked = after.zip(reader);
             let (after, reader) =
-                asked.ok_or_else(|| bad(400, "who asks for chunks says who reads, and after which chunk"))?;
+                asked.ok_or_else(|| bad(400, "a request for chunks has to name the reader and its last chunk"))?;
             Wants::Chunks { after, reader }
         } else {
             let (start, len) = asked.ok_or_else(|| bad(416, "a range is needed: bytes=a-b"))?;
@@ -273,10 +276,10 @@ impl Response {
         }
     }
 
-    /// The answer to a reader of a stream that this is.
+    /// Reads this as the answer to a reader of a stream.
     ///
     /// # Errors
-    /// It says something else: the answer itself.
+    /// It is another answer: the answer itself.
     pub fn to_chunk_reply(self) -> Result<ChunkReply, Box<Response>> {
         Ok(match self.status {
             200 if !self.chunks.is_empty() => ChunkReply::Chunks(self.chunks),
@@ -359,21 +362,21 @@ impl Response {
     /// Reads a whole head, its last empty line included.
     ///
     /// # Errors
-    /// It is damaged, or no head of this protocol.
+    /// It is damaged, or not a header of this protocol.
     pub fn parse(head: &[u8]) -> Result<Response, String> {
-        let body = head.len().checked_sub(LAST.len()).ok_or("the head is too short")?;
+        let body = head.len().checked_sub(LAST.len()).ok_or("the header is too short")?;
         let (covered, last) = head.split_at(body);
         let own = last.strip_prefix(b"Mission-Head: ").and_then(|rest| rest.strip_suffix(END));
         let own = own.and_then(|digits| hex_u64(std::str::from_utf8(digits).ok()?));
         if own != Some(checksum::of(covered)) {
-            return Err("the head does not fit its checksum".into());
+            return Err("the header does not match its checksum".into());
         }
         let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
         let mut parsed = httparse::Response::new(&mut headers);
         if !matches!(parsed.parse(head), Ok(httparse::Status::Complete(_))) {
             return Err("no HTTP response".into());
         }
-        let status = parsed.code.filter(|status| (100..600).contains(status)).ok_or("no status of HTTP")?;
+        let status = parsed.code.filter(|status| (100..600).contains(status)).ok_or("not a status of HTTP")?;
         let mut response = Response::refusal(status, "", 0);
         let (mut next, mut source) = (None, None);
         for header in parsed.headers.iter() {
@@ -406,21 +409,21 @@ impl Response {
     }
 }
 
-/// Reads from a connection up to the end of a head; what came after it stays in the buffer.
+/// Reads from a connection up to the end of a header; bytes after it stay in the buffer.
 #[derive(Default)]
 pub struct HeadReader {
     buffer: Vec<u8>,
     filled: usize,
 }
 
-/// Enough for any head in one call, and little to copy where the body follows at once.
+/// Enough for any header in one call, and little to copy if the body follows immediately.
 const READ_BYTES: usize = 2048;
 
 impl HeadReader {
-    /// The next head. `None`: the peer closed the connection between two heads.
+    /// Returns the next header. `None`: the peer closed the connection between two headers.
     ///
     /// # Errors
-    /// The connection broke; the head is longer than allowed ([`io::ErrorKind::InvalidData`]).
+    /// The connection broke; the header is longer than allowed ([`io::ErrorKind::InvalidData`]).
     pub fn read(&mut self, stream: &mut impl Read) -> io::Result<Option<Vec<u8>>> {
         let mut searched = 0usize;
         let mut began = None;
@@ -436,10 +439,10 @@ impl HeadReader {
             }
             searched = self.filled;
             if self.filled > 0 && began.get_or_insert_with(Instant::now).elapsed() >= lasting(HEAD_TIME) {
-                return Err(io::Error::new(io::ErrorKind::TimedOut, "the head came too slowly"));
+                return Err(io::Error::new(io::ErrorKind::TimedOut, "the header did not arrive completely in time"));
             }
             if self.filled >= HEAD_BYTES_MAX {
-                return Err(io::Error::new(io::ErrorKind::InvalidData, "the head is longer than allowed"));
+                return Err(io::Error::new(io::ErrorKind::InvalidData, "the header is longer than allowed"));
             }
             self.buffer.resize((self.filled + READ_BYTES).min(HEAD_BYTES_MAX), 0);
             match stream.read(&mut self.buffer[self.filled..]) {
@@ -452,7 +455,7 @@ impl HeadReader {
         }
     }
 
-    /// Moves what came after the head to where the body belongs; returns how much that was.
+    /// Moves the bytes after the header into the body; returns how many.
     pub fn take_rest(&mut self, into: &mut [u8]) -> usize {
         let count = self.filled.min(into.len());
         into[..count].copy_from_slice(&self.buffer[..count]);
@@ -621,7 +624,7 @@ mod tests {
             let _ = HeadReader::default().read(&mut io::Cursor::new(bytes));
         }
 
-        /// A fuzzer bounded in time: heads of this protocol, then cut, flipped, repeated and spliced.
+        /// A fuzzer bounded in time: headers of this protocol, then cut, flipped, repeated and spliced.
         #[test]
         fn mutated_heads_are_refused_or_make_sense(
             cuts in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>(), 0u8..4), 1..8),
@@ -658,7 +661,7 @@ mod tests {
         for bit in 0..8 * answer.len() {
             assert!(Response::parse(&flipped(&answer, bit)).is_err(), "bit {bit}");
         }
-        // The server answers what it saw; the client knows what it sent.
+        // The answer repeats what the server saw; the client knows what it sent.
         let asked = request().write();
         for bit in 0..8 * asked.len() {
             assert_ne!(checksum::of(&flipped(&asked, bit)), checksum::of(&asked), "bit {bit}");

@@ -123,7 +123,7 @@ class Early:
         with turns.thread_released() if turns is not None else nullcontext():
             while not self.writers.acquire(timeout=1):
                 if self.closed or self.worker.status not in (Status.running, Status.paused):
-                    raise _native.Cancelled("this worker closes")
+                    raise _native.Cancelled("this worker is closing")
                 if not said and time.monotonic() - since > SAY_AFTER_S:
                     said = True
                     logger.info("%s waits until one of the %d that write streams here has ended", key, self.most)

@@ -1,4 +1,4 @@
-//! What the controller asks of an engine's adapter, and the records that it keeps for reports.
+//! The controller's commands to an engine's adapter, and the records that the adapter keeps for reports.
 
 #[cfg(doc)]
 use super::Event;
@@ -14,13 +14,13 @@ use std::sync::Arc;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "command", rename_all = "kebab-case")]
 pub enum Command {
-    /// To this worker, with this version.
+    /// Send to this worker, with this version.
     Tell { worker: WorkerId, version: u64, message: Arc<Message> },
-    /// To a worker that has joined: all that it must know, and the version as of which that holds.
+    /// To a worker that has joined: its initial state, and the version of that state.
     Briefing {
         worker: WorkerId,
         commands: Vec<mission::Command>,
-        /// Of objects that lie elsewhere than their references say.
+        /// Locations of objects that lie elsewhere than their references say.
         locations: Vec<(ObjectId, Vec<Arc<str>>)>,
         version: u64,
     },
@@ -28,29 +28,30 @@ pub enum Command {
     Rejected { worker: WorkerId, why: String },
     /// To a client: the name under which its job runs, or why it may not.
     Admitted { job: JobId, refused: Option<String> },
-    /// To who asked: why the job cannot be changed so, if it cannot.
+    /// To the caller: why the job cannot be changed, if it cannot.
     Changed { error: Option<String>, refused: Option<String> },
     /// To the engine: these results are invalid, with all their copies; what is still needed of them is computed again. A task
     /// that delegated, and waits, begins again with its first step.
     Recompute { tasks: BTreeSet<u64> },
-    /// To the workers that take part: nobody needs the parts of this cohort of a shuffle's run any more ([`Event::ShuffleIn`]). One that
-    /// does not hear it frees them when the run ends.
+    /// To the workers that take part: the parts of this cohort of a shuffle's run are no longer needed
+    /// ([`Event::ShuffleIn`]). A worker that misses this frees them when the run ends.
     Taken { shuffle: ShuffleId, run: u64, cohort: u32 },
-    /// To the adapter: say [`Event::Flush`] when it has done what it is at.
+    /// To the adapter: send [`Event::Flush`] after its current work.
     Soon,
-    /// To the adapter: have the external policy compute what these count, and say so by [`Event::Weighed`].
+    /// To the adapter: have the external policy compute weights, and answer by [`Event::Weighed`].
     Weigh { transfers: Vec<TransferView> },
-    /// To the adapter: what its connection to the control service is to do.
+    /// To the adapter: a command for its connection to the control service.
     Service { does: service::FollowerCommand },
-    /// To the engine: give these workers no more tasks, and retire them when they have none; their hosts are to be empty.
+    /// To the engine: give these workers no more tasks, and retire them when they have none; their hosts are being
+    /// drained.
     Drain { workers: BTreeSet<WorkerId> },
     /// For reports.
     Record { record: Box<Record> },
-    /// To the adapter itself: the event was wrong, in one line that says what to do; nothing has changed.
+    /// To the adapter itself: the event was invalid, with a hint in one line; nothing has changed.
     Invalid { why: String },
 }
 
-/// What is kept for reports.
+/// Records for reports.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum Record {
@@ -63,13 +64,13 @@ pub enum Record {
         worker: WorkerId,
         why: String,
     },
-    /// Before it left, others took so many objects of a worker.
+    /// Before a worker left, others took so many of its objects.
     HandedOver {
         worker: WorkerId,
         objects: usize,
         bytes: u64,
     },
-    /// A worker leaves, and nobody has these objects of it.
+    /// A worker leaves, and no other worker has these of its objects.
     NotHandedOver {
         worker: WorkerId,
         objects: usize,
@@ -100,7 +101,7 @@ pub enum Record {
     PolicyError {
         why: String,
     },
-    /// The control service is not heard: the cluster's own weights hold.
+    /// The control service is silent: the cluster's own weights are in force.
     Alone {
         why: String,
     },

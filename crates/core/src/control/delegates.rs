@@ -1,7 +1,7 @@
-//! Tasks that have handed their result on to a next step (CIEL's tail spawn: paper 001, 2.2 and table 4.2).
+//! Tasks that have delegated their result to a next step (CIEL's tail spawn: paper 001, 2.2 and table 4.2).
 //!
-//! The engine keeps what the step is called with. Core keeps the objects that this names alive, until there is another step or
-//! the result. It says whether the step can still have them, and whether the task may begin again if not.
+//! The engine keeps the step's arguments. Core keeps the objects that they name alive until the next step or the
+//! result, and decides whether the step can still run with them, and whether the task may start again if not.
 
 use super::objects::Holder;
 use super::{Carried, Command, Controller, Record, record};
@@ -11,7 +11,7 @@ use crate::units::Time;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// So often a task begins again without coming further than before: what it needs may be gone for good, or kill its workers.
+/// How often a task starts again without progress: its inputs may be lost permanently, or kill its workers.
 pub const BEGINS_AGAIN_MAX: u32 = 5;
 
 /// By task, while a step of it is to run or runs.
@@ -25,11 +25,11 @@ pub struct Delegates {
 struct Chain {
     steps: u64,
     furthest: u64,
-    /// How often it began again since it came further than ever.
+    /// Restarts since its last progress.
     again: u32,
 }
 
-/// What to do with a task whose next step needs an object that nobody has any more.
+/// What to do with a task whose next step needs a lost object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LostStep {
     BeginAgain,
@@ -40,9 +40,9 @@ pub enum LostStep {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChainNow {
     pub task: u64,
-    /// How many calls it has handed its result on to, since it began the last time.
+    /// Calls that it has delegated to since its last start.
     pub steps: u64,
-    /// How often it began again since it came further than ever.
+    /// Restarts since its last progress.
     pub again: u32,
 }
 
@@ -69,7 +69,7 @@ impl Controller {
     ) {
         let step = Holder::Step(task);
         let needed: BTreeSet<ObjectId> = objects.iter().map(|own| own.object).collect();
-        // First, because the step before may need the same.
+        // Hold before releasing: the previous step may need the same objects.
         self.hold_carried(now, task, step, objects, commands);
         if !alive {
             self.release(step, commands);
@@ -98,7 +98,7 @@ impl Controller {
         self.release(Holder::Step(task), commands);
     }
 
-    /// Whether a task's next step needs an object that nobody has any more, and what to do then.
+    /// Whether a task's next step needs a lost object, and what to do then.
     pub fn lost_step(&self, task: u64) -> Option<LostStep> {
         let chain = self.delegates.chains.get(&task)?;
         let is_lost = |object: ObjectId| self.objects.whole(object).is_empty() && !self.doubts.has(object);
@@ -106,7 +106,7 @@ impl Controller {
         lost.then_some(if chain.again < BEGINS_AGAIN_MAX { LostStep::BeginAgain } else { LostStep::GiveUp })
     }
 
-    /// Whether a task has never come further than now: workers that died earlier are no reason to give it up.
+    /// Whether a task is at its furthest step so far: earlier deaths of workers are no reason to give it up.
     pub fn is_furthest(&self, task: u64) -> bool {
         self.delegates.chains.get(&task).is_some_and(|chain| chain.steps == chain.furthest && chain.again == 0)
     }

@@ -11,12 +11,12 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-/// How long an answer may take: who has all parts copies them once. Then the next one is asked.
+/// How long an answer may take: a worker with all parts copies them once. Then the next one is asked.
 pub const DOUBT: Duration = Duration::from_secs(5);
-/// And all answers together.
+/// Limit for all answers together.
 pub const DOUBT_ALL: Duration = Duration::from_secs(15);
 
-/// An object that a worker shall keep whole, if it has all of so many parts.
+/// An object that a worker shall keep whole, if it has all of its parts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Keep {
     pub object: ObjectId,
@@ -34,7 +34,7 @@ struct Doubt {
     until: Time,
     all_until: Time,
     asked: WorkerId,
-    /// Who may be asked next.
+    /// Workers to ask next.
     others: VecDeque<WorkerId>,
 }
 
@@ -54,7 +54,8 @@ impl Doubts {
 }
 
 impl Controller {
-    /// The owner of these objects is gone: asks who keeps parts of them. Gives those that nobody has anything of.
+    /// The owner of these objects is gone: asks the workers that keep parts of them. Returns the objects without any
+    /// parts.
     pub(super) fn doubt(
         &mut self,
         now: Time,
@@ -85,7 +86,7 @@ impl Controller {
         Keep { object, parts: self.objects.part_count(object) }
     }
 
-    /// Somebody has it whole, or nothing holds it any more.
+    /// A worker has it whole, or it has no holders any more.
     pub(super) fn is_certain(&mut self, object: ObjectId) {
         self.doubts.all.remove(&object);
     }
@@ -103,7 +104,7 @@ impl Controller {
         self.lose_doubtful(BTreeSet::from([object]), commands);
     }
 
-    /// Gives up what nobody has answered for in time, or who was asked is gone.
+    /// Gives up objects without an answer in time, or whose asked worker is gone.
     pub(super) fn doubt_no_longer(&mut self, now: Time, gone: Option<&WorkerId>, commands: &mut Vec<Command>) {
         let over = self.doubts.all.iter().filter(|(_, doubt)| now >= doubt.all_until);
         let over: BTreeSet<ObjectId> = over.map(|(object, _)| *object).collect();

@@ -33,18 +33,18 @@ pub enum Event {
         worker: WorkerId,
         why: String,
     },
-    /// The engine knows this worker: it may have joined before. `places`: it may have so many tasks of each job at once, for
+    /// The engine knows this worker: it may have joined before. `places`: how many tasks of each job it may have, for
     /// engines that let core count them ([`Controller::open`](super::Controller::open)).
     Known {
         worker: WorkerId,
         #[serde(default)]
         places: Option<usize>,
     },
-    /// A worker is going to leave: others are to have its objects first; see [`Controller::is_handing_over`].
+    /// A worker is going to leave: others have to take its objects first; see [`Controller::is_handing_over`].
     Leaving {
         worker: WorkerId,
     },
-    /// It does not leave after all.
+    /// The worker does not leave after all.
     Stays {
         worker: WorkerId,
     },
@@ -52,7 +52,7 @@ pub enum Event {
     Gone {
         worker: WorkerId,
     },
-    /// A worker missed what was said after a version: it is said again.
+    /// A worker missed messages after a version: they are sent again.
     Again {
         worker: WorkerId,
         after: u64,
@@ -65,7 +65,7 @@ pub enum Event {
     Sessions {
         apart: bool,
     },
-    /// What a worker learnt of ECN marks.
+    /// A worker's result of an ECN measurement.
     Probed {
         worker: WorkerId,
         seen: ecn::Seen,
@@ -75,7 +75,7 @@ pub enum Event {
         spec: JobSpec,
         client: ClientId,
     },
-    /// The client submits no more for this job.
+    /// The client stops submitting for this job.
     Leave {
         job: JobId,
         client: ClientId,
@@ -91,14 +91,14 @@ pub enum Event {
     Policy {
         policy: String,
     },
-    /// The cluster is a member of a control service from now on, under this name. `incarnation`: any number that nobody
-    /// else draws.
+    /// The cluster is a member of a control service from now on, under this name. `incarnation`: a random number that
+    /// is unique.
     Follow {
         cluster: ClusterId,
         incarnation: u64,
         addresses: Vec<Arc<str>>,
     },
-    /// Of the connection to it.
+    /// An event of the connection to it.
     Service {
         heard: FollowerEvent,
     },
@@ -125,15 +125,15 @@ pub enum Event {
     Ends {
         task: u64,
     },
-    /// A task's result carries these objects; said before the engine hears that the task is done. `alive`: the engine still
-    /// wants its result.
+    /// A task's result carries these objects; sent before the engine is informed that the task is done. `alive`: the
+    /// engine still wants its result.
     Carries {
         task: u64,
         objects: Vec<Carried>,
         alive: bool,
     },
-    /// A task writes a stream: it goes on although its result is known. Said before that. `needs`: objects of its inputs, which
-    /// the engine may release meanwhile.
+    /// A task writes a stream: it continues although its result is known. Sent before that. `needs`: objects of its
+    /// inputs, which the engine may release meanwhile.
     Writes {
         task: u64,
         worker: WorkerId,
@@ -143,8 +143,8 @@ pub enum Event {
         repeats: bool,
         needs: Vec<Carried>,
     },
-    /// The thread of a task, in this run of the engine's, waits until a stream that it reads is written again; `None`: it waits
-    /// no more, and the task has to begin again.
+    /// The thread of a task, in this run of the engine's, waits until a stream that it reads is written again; `None`:
+    /// it no longer waits, and the task has to start again.
     Continues {
         task: u64,
         worker: WorkerId,
@@ -155,8 +155,8 @@ pub enum Event {
         task: u64,
         stream: ObjectId,
     },
-    /// A task has handed its result on to a next step, which runs under its number. `inputs`: tasks whose results the step
-    /// takes; `objects`: what its arguments name. `alive`: the engine still wants the result.
+    /// A task has delegated its result to a next step, which runs under its number. `inputs`: tasks whose results the
+    /// step takes; `objects`: what its arguments name. `alive`: the engine still wants the result.
     Delegates {
         task: u64,
         inputs: Vec<u64>,
@@ -178,7 +178,7 @@ pub enum Event {
     Forgotten {
         task: u64,
     },
-    /// A shuffle of the engine's own begins, maybe again. `task`: one of it, which tells its job.
+    /// A shuffle of the engine begins, maybe again. `task`: one of its tasks, which determines the job.
     ShuffleBegins {
         task: u64,
         shuffle: ShuffleId,
@@ -190,7 +190,7 @@ pub enum Event {
         #[serde(default)]
         why: String,
     },
-    /// A worker knows all inputs of a shuffle's run: their rows, and those that nobody wants.
+    /// A worker knows all inputs of a shuffle's run: their rows, and the rows that no output needs.
     ShuffleIn {
         shuffle: ShuffleId,
         run: u64,
@@ -207,23 +207,23 @@ pub enum Event {
         output: u32,
         rows: u64,
     },
-    /// What [`Command::Soon`] asked for.
+    /// The answer to [`Command::Soon`].
     Flush,
-    /// Only time has passed; to be said each second.
+    /// Only time has passed; to be sent every second.
     Tick,
 }
 
-/// Where tasks come from: it tells their job.
+/// Where tasks come from: it determines their job.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Origin {
     pub client: ClientId,
-    /// What the program says of them.
+    /// The job that the program specifies.
     #[serde(default)]
     pub spec: Option<JobSpec>,
     /// The task that submitted them.
     #[serde(default)]
     pub by: Option<u64>,
-    /// What the program calls this part of itself.
+    /// The program's name for this part of itself.
     #[serde(default)]
     pub span: Option<Arc<str>>,
 }
@@ -243,7 +243,7 @@ pub struct Carried {
     pub owner: WorkerId,
     pub parts: u32,
     pub bytes: u64,
-    /// How many workers shall have it.
+    /// Wanted number of replicas.
     #[serde(default = "one")]
     pub copies: u32,
 }
@@ -252,12 +252,12 @@ fn one() -> u32 {
     1
 }
 
-/// What is there, if it is `null`, too.
+/// Reads a field that is present, even if it is `null`.
 fn said<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<Option<Transport>>, D::Error> {
     Option::deserialize(deserializer).map(Some)
 }
 
-/// What somebody changes of a job while it runs.
+/// A change of a running job.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Change {
     #[serde(default)]

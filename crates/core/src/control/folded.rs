@@ -1,14 +1,13 @@
-//! A host's report, shorter: what the processes of one host say of how their transfers are carried is mostly the same, and is
-//! said once.
+//! Compression of a host's report: the transport facts of its processes are mostly equal, and are sent once.
 
 use super::WorkerReport;
 use crate::report::{TransferReport, TransportFacts};
 
-/// Facts that are compared with those of a record: the last ones. A message with more different ones is longer, not wrong.
+/// How many recent facts a record is compared with. A message with more different ones is longer, not wrong.
 const LOOKED_AT: usize = 64;
 
 impl WorkerReport {
-    /// With the facts of all records in one table, each once.
+    /// Moves the facts of all records into one table, each once.
     pub fn folded(mut self) -> WorkerReport {
         let mut facts: Vec<TransportFacts> = Vec::new();
         for record in self.records.iter_mut().chain(self.others.iter_mut().flat_map(|(_, own)| &mut own.records)) {
@@ -18,7 +17,7 @@ impl WorkerReport {
         self
     }
 
-    /// As it was before; records whose facts are not in the table have none.
+    /// Restores the records; those whose facts are not in the table have none.
     pub fn unfolded(mut self) -> WorkerReport {
         let facts = std::mem::take(&mut self.facts);
         for record in self.records.iter_mut().chain(self.others.iter_mut().flat_map(|(_, own)| &mut own.records)) {
@@ -33,7 +32,7 @@ impl WorkerReport {
 
 fn fold(facts: &mut Vec<TransportFacts>, record: &mut TransferReport) {
     let mut own = std::mem::take(&mut record.transport);
-    // What is counted stays with the record.
+    // Counters stay with the record.
     std::mem::swap(&mut own.observed, &mut record.transport.observed);
     std::mem::swap(&mut own.bytes, &mut record.transport.bytes);
     let from = facts.len().saturating_sub(LOOKED_AT);

@@ -1,8 +1,8 @@
 //! Workers copy objects from one another: what only a leaving worker has, and what several workers are to have.
 //!
 //! First the source puts a manifest, an object with the sizes of the others ([`Message::describe`]). Then each target fetches
-//! the manifest and the objects ([`Message::take`]), and keeps them under the same names. When a target has an object, all
-//! workers learn where it is ([`Message::locations`]).
+//! the manifest and the objects ([`Message::take`]), and keeps them under the same names. When a target has an object,
+//! all workers receive its location ([`Message::locations`]).
 
 use super::objects::{Holder, Objects};
 use super::{Command, Controller, Message, Record, record};
@@ -16,13 +16,13 @@ use std::time::Duration;
 
 /// Where objects that are handed over go to, as the transfers of their jobs are called.
 pub const HAND_OVER: &str = "hand-over";
-/// Who could not take an object is asked again after this: what took the room may be gone.
+/// A worker that could not take an object is asked again after this: there may be room by then.
 pub const TRY_AGAIN: Duration = Duration::from_secs(5);
-/// Who is to take objects and neither answers nor receives anything for so long does not take them: others are asked. Far
-/// longer than a fetch waits for its next bytes, so this is a process that hangs.
+/// A target that neither answers nor receives bytes for this long is replaced by others. Far longer than a fetch waits
+/// for its next bytes, so its process hangs.
 pub const SILENT: Duration = Duration::from_secs(60);
 
-/// A manifest may always be so long: it is made so long that it can be mapped (`SHARED_MIN` of the data plane).
+/// A manifest may always have this length: it is padded so that it can be mapped (`SHARED_MIN` of the data plane).
 pub const MANIFEST_MIN: u64 = 64 << 10;
 
 /// Bytes that an object of so many parts may take in a manifest: its name, its protection, and a number for each part.
@@ -30,28 +30,28 @@ fn manifest_bytes_max(parts: u32) -> u64 {
     128 + 21 * u64::from(parts)
 }
 
-/// What a worker is to describe: objects of one job, so that their manifest is no better protected and no worse than they.
+/// What a worker shall describe: objects of one job, so that their manifest has the same protection as they have.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Describe {
     pub job: JobId,
     pub objects: Vec<ObjectId>,
 }
 
-/// What a worker is to take from another: objects of one job, under their names.
+/// What a worker shall take from another: objects of one job, under their names.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Take {
     pub job: JobId,
-    /// What the job demands of its transfers, for whoever has no plan of it.
+    /// What the job demands of its transfers, for workers without its plan.
     pub demands: Demands,
     /// Where both the manifest and the objects lie.
     pub from: Arc<str>,
     pub manifest: ObjectId,
     pub manifest_bytes: u64,
-    /// With the bytes of each, as whoever put it said: nothing larger or smaller is taken under its name.
+    /// With the bytes of each, as reported when it was put: an object of another size is not taken under its name.
     pub objects: Vec<(ObjectId, u64)>,
 }
 
-/// A worker has put a manifest of what it was told to describe.
+/// A worker has put the requested manifest.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Described {
     pub job: JobId,
@@ -79,35 +79,35 @@ pub struct Untaken {
 #[derive(Default)]
 pub struct Handover {
     leaving: BTreeMap<WorkerId, Leaving>,
-    /// What each source was told to describe, by job, and for whom.
+    /// What each source shall describe, by job, and for which targets.
     described: BTreeMap<WorkerId, BTreeMap<JobId, Asked>>,
     /// By their manifests.
     batches: BTreeMap<ObjectId, Batch>,
-    /// When each worker that is to take something was asked to, answered, or received bytes of it.
+    /// When each target was last asked, answered, or received bytes.
     heard: BTreeMap<WorkerId, Time>,
-    /// Who is about to have an object.
+    /// Targets that are taking an object.
     taking: BTreeMap<ObjectId, BTreeSet<WorkerId>>,
-    /// Takes without an answer yet, by their manifests. A take stays here when its source is gone: the worker may have all of
-    /// the object by then.
+    /// Unanswered requests to take, by their manifests. A request stays when its source is gone: the target may already
+    /// have all of the object.
     unanswered: BTreeSet<(ObjectId, ObjectId, WorkerId)>,
-    /// Who could not take an object.
+    /// Workers that could not take an object.
     untaken: BTreeMap<ObjectId, BTreeSet<WorkerId>>,
     /// When they are asked again.
     again: Option<Time>,
-    /// [`Command::Soon`] was said for this.
+    /// [`Command::Soon`] was sent for this.
     soon: bool,
 }
 
 #[derive(Default)]
 struct Asked {
-    /// What, and for whom.
+    /// The objects, and their targets.
     objects: Vec<(ObjectId, WorkerId)>,
-    /// Longer than this no manifest of it can be.
+    /// The longest possible manifest of it.
     longest: u64,
 }
 
 struct Leaving {
-    /// When it was told, or an object of it arrived somewhere.
+    /// When it was informed, or one of its objects last arrived somewhere.
     progress_at: Time,
     objects: usize,
     bytes: u64,
@@ -118,12 +118,12 @@ struct Leaving {
 
 struct Batch {
     source: WorkerId,
-    /// Who has still to say what became of which object.
+    /// Open requests: targets that have not answered for an object.
     open: BTreeSet<(ObjectId, WorkerId)>,
 }
 
 impl Handover {
-    /// How many things are under way.
+    /// How many requests are open.
     pub fn len(&self) -> usize {
         let takes = self.batches.len() + self.taking.len() + self.unanswered.len() + self.untaken.len();
         self.described.len() + takes + self.heard.len()
@@ -137,13 +137,13 @@ impl Handover {
         self.described.contains_key(source) || self.batches.values().any(|batch| batch.source == *source)
     }
 
-    /// What a worker has still to answer for: manifests, and objects.
+    /// A worker's open requests: manifests, and objects.
     fn open_of(&self, worker: &WorkerId) -> Vec<(ObjectId, ObjectId)> {
         let open = self.batches.iter().flat_map(|(manifest, batch)| batch.open.iter().map(move |own| (manifest, own)));
         open.filter(|(_, (_, target))| target == worker).map(|(manifest, (object, _))| (*manifest, *object)).collect()
     }
 
-    /// Whether a worker has still to say what became of something.
+    /// Whether a worker has open requests.
     fn is_taking(&self, worker: &WorkerId) -> bool {
         self.batches.values().any(|batch| batch.open.iter().any(|(_, target)| target == worker))
     }
@@ -152,7 +152,7 @@ impl Handover {
         self.untaken.get(&object).is_some_and(|workers| workers.contains(worker))
     }
 
-    /// A worker takes an object no more.
+    /// A worker no longer takes an object.
     fn stop_taking(&mut self, object: ObjectId, worker: &WorkerId) {
         if let Some(workers) = self.taking.get_mut(&object) {
             workers.remove(worker);
@@ -175,13 +175,13 @@ impl Handover {
 }
 
 impl Controller {
-    /// Whether a worker that leaves has still to wait: somebody is to have its objects first.
+    /// Whether a leaving worker still has to wait: others have to take its objects first.
     pub fn is_handing_over(&self, worker: &WorkerId) -> bool {
         let waits = self.handover.leaving.get(worker).is_some_and(|leaving| !leaving.gave_up);
         waits && (self.handover.is_busy(worker) || self.objects.has_alone(worker))
     }
 
-    /// A worker is going to leave: nothing is handed to it any more, and others get what it has alone.
+    /// A worker is going to leave: it receives no more objects, and others take those that only it has.
     pub(super) fn leaving(&mut self, now: Time, worker: &WorkerId, commands: &mut Vec<Command>) {
         if !self.workers.contains_key(worker) || self.handover.leaving.contains_key(worker) {
             return;
@@ -191,12 +191,12 @@ impl Controller {
         self.hand_over(now, commands);
     }
 
-    /// It does not leave after all.
+    /// The worker does not leave after all.
     pub(super) fn stays(&mut self, worker: &WorkerId) {
         self.handover.leaving.remove(worker);
     }
 
-    /// Tells sources to describe what others shall have, and whose turn that is.
+    /// Asks sources for manifests of the objects that others shall take.
     pub(super) fn hand_over(&mut self, now: Time, commands: &mut Vec<Command>) {
         let mut wanted: BTreeMap<WorkerId, BTreeMap<JobId, Asked>> = BTreeMap::new();
         let mut room: Option<BTreeMap<WorkerId, u64>> = None;
@@ -240,8 +240,8 @@ impl Controller {
         self.give_up(now, commands);
     }
 
-    /// Who shall have an object: best whose host has none of it where several are wanted, else who keeps parts of it, else
-    /// who has least; nobody that could not take it just now.
+    /// Chooses the target of an object: if several copies are wanted, first a worker on a host without one; then one
+    /// that keeps parts of it; then the one with the fewest bytes. Not a worker that could not take it just now.
     fn target(&self, object: ObjectId, room: &BTreeMap<WorkerId, u64>) -> Option<WorkerId> {
         let whole = self.objects.whole(object);
         let taking = self.handover.taking.get(&object);
@@ -257,7 +257,7 @@ impl Controller {
         best.map(|(worker, _)| worker.clone())
     }
 
-    /// A source has described what it was told to: those who shall have it are told to take it.
+    /// A source has described its objects: asks the targets to take them.
     pub(super) fn described(
         &mut self,
         now: Time,
@@ -275,14 +275,14 @@ impl Controller {
             .max(MANIFEST_MIN);
         let asked = self.handover.stop_describing(source, Some(&job));
         if manifest_bytes > longest {
-            // Whoever reads it gives it memory first. Nobody is to take these before `TRY_AGAIN`.
+            // Its reader would allocate memory for it first. No worker shall take these before `TRY_AGAIN`.
             for (object, _) in asked.into_iter().filter(|(object, _)| self.objects.has(*object)) {
                 self.handover.untaken.entry(object).or_default().extend(self.workers.keys().cloned());
             }
             self.handover.again.get_or_insert(now + TRY_AGAIN);
             if let Some(leaving) = self.handover.leaving.get_mut(source) {
                 leaving.why =
-                    Some(format!("{source} describes its objects in {manifest_bytes} bytes, more than {longest}"));
+                    Some(format!("{source} described its objects in {manifest_bytes} bytes; the limit is {longest}"));
             }
             let free = Message { free: vec![manifest], ..Message::default() };
             return self.tell(source, free.into(), commands);
@@ -317,7 +317,7 @@ impl Controller {
         }
     }
 
-    /// What a worker says of the objects that it was to take.
+    /// A worker's answers about objects that it was asked to take.
     pub(super) fn took(
         &mut self,
         now: Time,
@@ -341,7 +341,7 @@ impl Controller {
             if !was_asked && self.objects.whole(object).contains(worker) {
                 continue;
             }
-            // Whoever says so unasked would be believed to have what others put.
+            // Without this check, a worker could claim objects that others put.
             if !was_asked || !self.objects.replicated(object, worker) {
                 free.push(object); // or it was freed while it came
                 continue;
@@ -379,7 +379,7 @@ impl Controller {
         }
     }
 
-    /// Bytes of objects arrive at a worker that takes some: those that it takes from get on.
+    /// Bytes arrive at a target: its sources make progress.
     pub(super) fn hand_over_moves(&mut self, now: Time, target: &WorkerId) {
         let Handover { batches, leaving, heard, .. } = &mut self.handover;
         heard.entry(target.clone()).and_modify(|heard| *heard = now);
@@ -390,14 +390,14 @@ impl Controller {
         }
     }
 
-    /// Something has changed of what others shall have; looked at once for all that comes together.
+    /// The set of objects to hand over has changed; several changes are handled together.
     pub(super) fn hand_over_soon(&mut self, commands: &mut Vec<Command>) {
         if !std::mem::replace(&mut self.handover.soon, true) {
             commands.push(Command::Soon);
         }
     }
 
-    /// A worker has said what became of an object that it was to take; gives whom it had it from, if that was awaited.
+    /// A worker has answered for an object that it was asked to take; returns its source, if the answer was awaited.
     fn answered(
         &mut self,
         manifest: ObjectId,
@@ -456,7 +456,7 @@ impl Controller {
         self.hand_over(now, commands);
     }
 
-    /// Asks again who could not take an object, and lets a worker leave that nobody can help.
+    /// Retries workers that could not take an object, and lets a worker leave whose objects no other can take.
     pub(super) fn hand_over_again(&mut self, now: Time, commands: &mut Vec<Command>) {
         self.handover.soon = false;
         self.pass_over_silent(now, commands);
@@ -469,14 +469,14 @@ impl Controller {
         }
     }
 
-    /// Others are asked in place of workers that are to take something and say nothing. A late answer still counts.
+    /// Replaces silent targets by others. A late answer still counts.
     fn pass_over_silent(&mut self, now: Time, commands: &mut Vec<Command>) {
         let silent = self.handover.heard.extract_if(.., |_, heard| now.since(*heard) >= SILENT);
         for worker in silent.map(|(worker, _)| worker).collect::<Vec<_>>() {
             for (manifest, object) in self.handover.open_of(&worker) {
                 let source = self.answered(manifest, object, &worker, commands);
                 if let Some(leaving) = source.and_then(|source| self.handover.leaving.get_mut(&source)) {
-                    leaving.why = Some(format!("{worker} said nothing for {} s", SILENT.as_secs()));
+                    leaving.why = Some(format!("{worker} did not answer for {} s", SILENT.as_secs()));
                 }
                 if self.objects.has(object) {
                     self.handover.untaken.entry(object).or_default().insert(worker.clone());
@@ -486,12 +486,12 @@ impl Controller {
         }
     }
 
-    /// Whether somebody may have to take something.
+    /// Whether there may be objects to hand over.
     pub(super) fn shall_hand_over(&self) -> bool {
         self.handover.leaving.values().any(|leaving| !leaving.gave_up) || self.objects.wanting().next().is_some()
     }
 
-    /// Workers that leave wait only so long; what they still have alone is computed again.
+    /// Leaving workers wait only for a limited time; objects that only they have are recomputed.
     fn give_up(&mut self, now: Time, commands: &mut Vec<Command>) {
         let stays = self.workers.keys().any(|worker| !self.handover.leaving.contains_key(worker));
         let leaving: Vec<WorkerId> = self.handover.leaving.keys().cloned().collect();
@@ -510,13 +510,13 @@ impl Controller {
             if alone.is_empty() {
                 continue; // somebody else's copy is awaited, which others can give
             }
-            let why = leaving.why.clone().unwrap_or_else(|| "no other worker has a data plane and stays".into());
+            let why = leaving.why.clone().unwrap_or_else(|| "no other worker with a data plane stays".into());
             let (objects, bytes) = (alone.len(), alone.iter().map(|(_, bytes)| bytes).sum());
             commands.push(record(Record::NotHandedOver { worker: worker.clone(), objects, bytes, why }));
         }
     }
 
-    /// Tells all workers who has these objects.
+    /// Sends the locations of these objects to all workers.
     pub(super) fn tell_locations(&mut self, objects: Vec<ObjectId>, commands: &mut Vec<Command>) {
         let locations = self.locations(objects);
         if !locations.is_empty() {
@@ -524,7 +524,7 @@ impl Controller {
         }
     }
 
-    /// The addresses of those that have each object: first who stays.
+    /// The addresses that have each object: first workers that stay.
     pub(super) fn locations(&self, objects: Vec<ObjectId>) -> Vec<(ObjectId, Vec<Arc<str>>)> {
         let location = |object: ObjectId| {
             let mut whole: Vec<&WorkerId> = self.objects.whole(object).iter().collect();

@@ -1,4 +1,4 @@
-//! How long the objects of a task's children live: as long as the tasks that may hand them on.
+//! How long the objects of a task's children live: as long as the tasks that may pass them on.
 //!
 //! Tasks of one worker share a client, so whichever of them runs there when a child's result goes may have its reference. A
 //! hold lasts until all tasks that ran on some workers when it began are done. Tasks and holds are numbered as they begin;

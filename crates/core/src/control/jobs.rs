@@ -12,7 +12,7 @@ use std::collections::btree_map::{BTreeMap, Entry};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A program that submits work.
+/// A client: a program that submits work.
 pub type ClientId = Arc<str>;
 
 #[derive(Default)]
@@ -21,31 +21,31 @@ pub struct Jobs {
     /// Whose name it is.
     owners: BTreeMap<JobId, ClientId>,
     tasks: BTreeMap<u64, JobId>,
-    /// Where each task is that a worker has; how many of each job a worker has, and how many in all.
+    /// The worker of each assigned task; tasks per worker and job, and per worker in total.
     places: BTreeMap<u64, WorkerId>,
     processing: BTreeMap<(JobId, WorkerId), usize>,
     processing_at: BTreeMap<WorkerId, usize>,
     /// How many tasks of each job a worker may have.
     places_at: BTreeMap<WorkerId, usize>,
-    /// Of each job for which that was asked, the workers that have fewer of its tasks.
+    /// For each job that was queried, the workers with free places.
     open: BTreeMap<JobId, BTreeSet<WorkerId>>,
 }
 
 struct Job {
     spec: JobSpec,
     tasks: u64,
-    /// Clients that are going to submit for it, as often as they said so.
+    /// Clients that are going to submit for it, with the number of announcements.
     clients: Vec<ClientId>,
 }
 
 /// After the last task of a job, for its workers' last reports: a worker that does not answer may be gone.
 pub const LAST_WORDS: Duration = Duration::from_secs(5);
-/// Letters of a client's name that tell a job of the same name from another's.
+/// Letters of a client's name that distinguish its job from another client's job of the same name.
 const SUFFIX: usize = 8;
 
 impl Jobs {
-    /// The name as wanted, unless a job of another client has it: one that is there, or that is over and still has last words
-    /// to come, which would be added to another job of that name.
+    /// The requested name, unless another client's job has it: one that runs, or one whose last reports are awaited,
+    /// which would be added to a new job of that name.
     pub fn name(&mut self, wanted: &JobId, client: &ClientId) -> JobId {
         // Ids of clients end with a UUID of version 1 (RFC 9562, 5.1): its first group is of the time, the last one of the host.
         let groups: Vec<&str> = client.rsplit('-').collect();
@@ -61,7 +61,7 @@ impl Jobs {
         unreachable!("there are more numbers than names that are taken")
     }
 
-    /// A job under this name was rejected, or all has been said of it: unless one runs under it, another client may use the
+    /// A job of this name was rejected, or its last reports have arrived: unless one runs, another client may use the
     /// name.
     pub fn release_name(&mut self, job: &JobId) {
         if !self.jobs.contains_key(job) {
@@ -77,7 +77,7 @@ impl Jobs {
         self.tasks.get(&task)
     }
 
-    /// A job is there, as specified from now on; true if that is new.
+    /// Adds or respecifies a job; true if it is new.
     pub fn arrive(&mut self, spec: JobSpec) -> bool {
         match self.jobs.get_mut(&spec.job) {
             Some(own) if own.spec == spec => false,
@@ -101,7 +101,7 @@ impl Jobs {
         }
     }
 
-    /// A task is forgotten; gives its job where that is over.
+    /// A task is forgotten; returns its job if that is over.
     pub fn remove(&mut self, task: u64) -> Option<JobId> {
         self.ends(task);
         let job = self.tasks.remove(&task)?;
@@ -122,7 +122,7 @@ impl Jobs {
         }
     }
 
-    /// No worker has a task any more.
+    /// A task has no worker any more.
     pub fn ends(&mut self, task: u64) {
         let (Some(worker), Some(job)) = (self.places.remove(&task), self.tasks.get(&task)) else { return };
         let job = job.clone();
@@ -131,7 +131,7 @@ impl Jobs {
         self.look(&job, &worker);
     }
 
-    /// A worker may have so many tasks of each job; 0: it has no part in [`Jobs::open`].
+    /// Sets how many tasks of each job a worker may have; 0: not considered by [`Jobs::open`].
     pub fn has_places(&mut self, worker: WorkerId, places: usize) {
         if places == 0 {
             self.places_at.remove(&worker);
@@ -173,7 +173,7 @@ impl Jobs {
         self.places_at.get(worker).copied().unwrap_or(0).saturating_sub(taken)
     }
 
-    /// Something has changed of what a job has with a worker.
+    /// A job's places with a worker have changed.
     fn look(&mut self, job: &JobId, worker: &WorkerId) {
         let free = self.free(job, worker);
         let Some(open) = self.open.get_mut(job) else { return };
@@ -191,7 +191,7 @@ impl Jobs {
         }
     }
 
-    /// The client submits no more for this job; gives the job where that is over.
+    /// The client stops submitting for this job; returns the job if that is over.
     pub fn leave(&mut self, job: &JobId, client: &ClientId) -> Option<JobId> {
         let own = self.jobs.get_mut(job)?;
         let place = own.clients.iter().position(|other| other == client)?;
@@ -199,7 +199,7 @@ impl Jobs {
         self.over(job.clone())
     }
 
-    /// A client is gone, and submits no more; gives the jobs that are over.
+    /// A client is gone; returns the jobs that are over.
     pub fn client_gone(&mut self, client: &ClientId) -> Vec<JobId> {
         let mut left = Vec::new();
         for (job, own) in &mut self.jobs {
@@ -236,7 +236,7 @@ impl Jobs {
     }
 }
 
-/// A job that is over: whose last words are awaited, and how long.
+/// A job that is over: the workers whose last reports are awaited, and the deadline.
 pub struct Ending {
     pub awaits: BTreeSet<WorkerId>,
     pub until: Time,
@@ -266,7 +266,7 @@ impl Controller {
     pub(super) fn lacks(&self, spec: &JobSpec) -> Option<String> {
         let demanded = spec.demands.transport.is_some() || spec.demands.encrypt != Encryption::None;
         let (worker, why) = self.without.first_key_value().filter(|_| demanded && self.workers.is_empty())?;
-        Some(format!("no worker has a data plane; of {worker}: {why}"))
+        Some(format!("no worker has a data plane; {worker}: {why}"))
     }
 
     pub(super) fn change(&mut self, now: Time, job: &JobId, change: Change, commands: &mut Vec<Command>) {
@@ -314,7 +314,7 @@ impl Controller {
         if let Some(parent) = parent {
             return parent.clone();
         }
-        // The program did not mean it as the name of a job.
+        // The program did not intend it as the name of a job.
         let span = span.filter(|span| !span.is_empty()).map(|span| fit_name(&span).into());
         JobSpec::named(self.jobs.name(&span.unwrap_or_else(|| client.clone()), &client))
     }
@@ -334,7 +334,7 @@ impl Controller {
         }
     }
 
-    /// The job is over; its workers have a moment to say what is still to be said of it.
+    /// The job is over; its workers have a moment to send their last reports.
     pub(super) fn end(&mut self, now: Time, job: JobId, commands: &mut Vec<Command>) {
         let awaits = self.workers.keys().cloned().collect();
         self.ending.insert(job.clone(), Ending { awaits, until: now + LAST_WORDS });
@@ -360,7 +360,7 @@ impl Controller {
         self.tell_all(Message { forget_job: Some(job.clone()), ..Message::default() }, commands);
     }
 
-    /// Whether something may still be said of a job.
+    /// Whether reports on a job may still arrive.
     pub(super) fn is_known(&self, job: &JobId) -> bool {
         self.jobs.spec(job).is_some() || self.ending.contains_key(job)
     }
@@ -375,7 +375,7 @@ fn one_less<K: Ord>(counts: &mut BTreeMap<K, usize>, key: K) {
     }
 }
 
-/// New tasks, each after those of them that it takes from. Engines refuse cycles; where one is, it is cut somewhere.
+/// New tasks, each after those of them that it takes from. Engines refuse cycles; if there is one, it is cut somewhere.
 pub(super) fn inputs_first(tasks: Vec<NewTask>) -> Vec<NewTask> {
     let places: BTreeMap<u64, usize> = tasks.iter().enumerate().map(|(place, new)| (new.task, place)).collect();
     let mut tasks: Vec<Option<NewTask>> = tasks.into_iter().map(Some).collect();
@@ -497,13 +497,13 @@ mod tests {
         let host = |first: &str| ClientId::from(format!("Client-{first}-ca3a-11f0-8001-02fc00000005"));
         assert_eq!(&*jobs.name(&"etl".into(), &host("7c5a1d00")), "etl@7c5a1d00");
         assert_eq!(&*jobs.name(&"etl".into(), &host("7c5a1d01")), "etl@7c5a1d01");
-        // And where they do not, a number tells them apart.
+        // If they do not, a number distinguishes them.
         let alike = ClientId::from("Client-7c5a1d01-ca3b-11f0-8001-02fc00000005");
         assert_eq!(&*jobs.name(&"etl".into(), &alike), "etl@7c5a1d01.2");
         assert_eq!(&*jobs.name(&"etl".into(), &host("7c5a1d01")), "etl@7c5a1d01", "it keeps its own");
         jobs.release_name(&"etl".into());
         assert_eq!(&*jobs.name(&"etl".into(), &other), "etl", "the first one's was rejected");
-        // Who bears a name keeps it while the job is there.
+        // A client keeps a name while its job runs.
         arrive(&mut jobs, "etl");
         jobs.release_name(&"etl".into());
         assert_eq!(&*jobs.name(&"etl".into(), &one), "etl@0aaaaaaa");

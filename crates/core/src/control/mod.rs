@@ -71,18 +71,18 @@ pub struct Controller {
     outbox: Outbox<WorkerId, Arc<Message>>,
     sessions: Sessions,
     jobs: Jobs,
-    /// What somebody changed of a job; its tasks still come with what they were submitted with.
+    /// Changes of running jobs; their tasks still arrive with the specification that they were submitted with.
     changed: BTreeMap<JobId, Change>,
     /// Jobs that are over.
     ending: BTreeMap<JobId, Ending>,
     recomputed: BTreeMap<JobId, u64>,
     objects: Objects,
-    /// Lost objects that were not told yet, by what became of them.
+    /// Lost objects that were not announced yet, by reason.
     lost: BTreeMap<String, BTreeSet<ObjectId>>,
     handover: Handover,
     doubts: Doubts,
     holds: Holds,
-    /// Of each task that tasks submitted, the workers on which they ran.
+    /// For each task that was submitted by tasks, the workers on which those ran.
     submitted_on: BTreeMap<u64, BTreeSet<WorkerId>>,
     transfers: Transfers,
     shuffles: Shuffles,
@@ -90,13 +90,13 @@ pub struct Controller {
     delegates: Delegates,
     /// Of a control service.
     follower: Option<Box<Follower>>,
-    /// Hosts that are to be empty.
+    /// Drained hosts.
     drained: BTreeSet<HostId>,
 }
 
 impl Controller {
     /// # Errors
-    /// The policy is unknown, or the budget is 0: one line that says what to do.
+    /// The policy is unknown, or the limit is 0: one line with a hint.
     pub fn new(policy: &str, flows_per_host: FlowsPerHost, environment: Environment) -> Result<Controller, String> {
         Ok(Controller {
             mission: MissionController::new(policy, flows_per_host, environment)?,
@@ -149,8 +149,8 @@ impl Controller {
     }
 
     /// Where a job may have more tasks at once: a worker for each, in the order in which they are given one. A job has places of
-    /// its own with each worker ([`Event::Known`]), and no task of another job takes them. From the second time on it costs
-    /// what it gives, and not what there are workers.
+    /// its own with each worker ([`Event::Known`]), and no task of another job takes them. From the second call on, the
+    /// cost depends on the result, not on the number of workers.
     pub fn open(&mut self, job: &JobId) -> Vec<WorkerId> {
         self.jobs.open(job)
     }
@@ -159,8 +159,8 @@ impl Controller {
         self.mission.policy()
     }
 
-    /// Takes an event at `now`; adds what is to be said to whom, and what is to be done. An event that is wrong changes
-    /// nothing; the answer is [`Command::Invalid`] then.
+    /// Handles an event at `now`; adds commands. An invalid event changes nothing; the answer is [`Command::Invalid`]
+    /// then.
     pub fn handle(&mut self, now: Time, event: Event, commands: &mut Vec<Command>) {
         match event {
             Event::Join { worker, protocol, .. } if protocol != PROTOCOL => {
@@ -206,7 +206,7 @@ impl Controller {
             Event::Change { job, change } => self.change(now, &job, change, commands),
             Event::Policy { .. } if let Some(member) = self.member().filter(|member| member.guided) => {
                 let why =
-                    format!("cluster {} follows a service, which has the policy: change it there", member.cluster);
+                    format!("cluster {} follows a service, which sets the policy: change it there", member.cluster);
                 commands.push(Command::Invalid { why });
             }
             Event::Policy { policy } => self.decide(now, mission::Event::Policy { policy }, commands),
@@ -251,20 +251,20 @@ impl Controller {
                     commands.push(record(Record::Recomputed { job, task }));
                 }
                 self.hold_for_submitters(task);
-                // What is lost was told so.
+                // Lost objects were already announced.
                 let there = |object: &ObjectId| !self.objects.whole(*object).is_empty() || self.doubts.has(*object);
                 let there: Vec<ObjectId> = self.objects.of(Holder::Result(task)).filter(there).collect();
                 let free = self.objects.release(Holder::Result(task));
                 if wanted {
-                    // A copy of the old result may still be on its way somewhere. Who meets it waits for the new one. The
-                    // engine may say that the result is gone before it says so of its worker.
+                    // A copy of the old result may still be in transit. Its receiver waits for the new one. The engine
+                    // may report that the result is gone before it reports that of its worker.
                     let old: Vec<ObjectId> = there.into_iter().filter(|old| !self.objects.has(*old)).collect();
-                    self.lose("their result is computed again", old, commands);
+                    self.lose("their result is recomputed", old, commands);
                 }
                 self.free(free, commands);
             }
             Event::Forgotten { task } => {
-                // What a worker that had been away said of it late.
+                // A disconnected worker may have reported it late.
                 self.release(Holder::Result(task), commands);
                 self.writes_no_more(task, commands);
                 self.streams.forget(task);
@@ -280,7 +280,7 @@ impl Controller {
             Event::Flush => {
                 self.tell_lost(commands);
                 self.hand_over_again(now, commands);
-                // And what a graph has told.
+                // Also compute the patterns of new parts of the graph.
                 self.decide(now, mission::Event::Tick, commands);
             }
             Event::Tick => self.tick(now, commands),
@@ -303,7 +303,7 @@ impl Controller {
         }
     }
 
-    /// Lets the Mission Controller decide, and tells the workers.
+    /// Lets the Mission Controller decide, and sends its commands to the workers.
     fn decide(&mut self, now: Time, event: mission::Event, commands: &mut Vec<Command>) {
         let mut said = Vec::new();
         self.mission.handle(now, event, &mut said);
@@ -323,9 +323,9 @@ impl Controller {
                     let worker = worker.clone();
                     self.tell(&worker, Message { commands: vec![command], ..Message::default() }.into(), commands);
                 }
-                // Their weights have a record of their own.
+                // Weights have their own record.
                 mission::Command::Shares(standing) => self.say_shares(now, standing, commands),
-                // Only this module says it.
+                // Only this module sends this command.
                 mission::Command::SharesChanged(_) => {}
                 mission::Command::Plan { .. }
                 | mission::Command::Broadcast { .. }
@@ -344,7 +344,7 @@ impl Controller {
             commands.extend(error.clone().map(|why| record(Record::PolicyError { why })));
             self.policy_error = error;
         }
-        // Last: what comes of it is newer than what was said above.
+        // Last: its results are newer than the messages above.
         self.report_to_service(now, commands);
     }
 

@@ -23,49 +23,49 @@ pub enum Holder {
     Step(u64),
 }
 
-/// Objects by the worker that is to hear of them.
+/// Objects by the worker to inform of them.
 pub type ByWorker = BTreeMap<WorkerId, Vec<ObjectId>>;
 
 #[derive(Default)]
 pub struct Objects {
     objects: BTreeMap<ObjectId, Object>,
     held: BTreeMap<Holder, BTreeSet<ObjectId>>,
-    /// What lies with each worker, whole or in part.
+    /// Objects of each worker, whole or in part.
     at: BTreeMap<WorkerId, BTreeSet<ObjectId>>,
-    /// Objects that fewer workers have than shall have them.
+    /// Objects with fewer replicas than wanted.
     wanting: BTreeSet<ObjectId>,
     /// Objects that lie elsewhere than their references say.
     moved: BTreeSet<ObjectId>,
-    /// Of those, what is free since it was asked for.
+    /// Those of them that became free since the last call.
     freed_moved: BTreeSet<ObjectId>,
 }
 
 struct Object {
     bytes: u64,
     part_count: Option<u32>,
-    /// How many workers shall have it whole.
+    /// Wanted number of replicas.
     copies: u32,
     /// A stream: no other worker can have it.
     stays: bool,
-    /// Workers that have all of it, whoever had it first.
+    /// Workers that have all of it, in the order in which they got it.
     whole: Vec<WorkerId>,
     /// Workers that keep parts of it.
     parts: BTreeSet<WorkerId>,
     holders: BTreeSet<Holder>,
 }
 
-/// What went with a worker.
+/// What was lost with a worker.
 #[derive(Debug, Default, PartialEq)]
 pub struct Lost {
-    /// Nobody has them whole any more.
+    /// Objects without a whole replica.
     pub objects: Vec<ObjectId>,
     /// Objects that others have, and who: fetches go there from now on.
     pub elsewhere: Vec<(ObjectId, WorkerId)>,
 }
 
 impl Objects {
-    /// Something carries an object's reference; it lies whole with `owner`, unless that is gone. `copies`: so many workers
-    /// shall have it; 0: it is a stream, which stays where it is written.
+    /// Adds a holder of an object's reference. The object lies whole with `owner`, unless that is gone. `copies`:
+    /// wanted number of replicas; 0: a stream, which stays where it is written.
     pub fn hold(&mut self, holder: Holder, object: ObjectId, owner: Option<&WorkerId>, bytes: u64, copies: u32) {
         let own = self.objects.entry(object).or_insert_with(|| Object {
             bytes: 0,
@@ -89,9 +89,9 @@ impl Objects {
         self.look(object);
     }
 
-    /// Whether an object lacks workers.
+    /// Whether an object needs more replicas.
     fn look(&mut self, object: ObjectId) {
-        // What nobody has cannot be had by more.
+        // A lost object cannot be replicated.
         let lacks = |own: &Object| !own.whole.is_empty() && own.whole.len() < own.copies as usize;
         if self.objects.get(&object).is_some_and(lacks) {
             self.wanting.insert(object);
@@ -100,7 +100,7 @@ impl Objects {
         }
     }
 
-    /// A worker keeps parts of an object; false if there is no such object any more.
+    /// A worker keeps parts of an object; false if the object is gone.
     pub fn copied(&mut self, object: ObjectId, worker: &WorkerId) -> bool {
         let Some(own) = self.objects.get_mut(&object) else { return false };
         if !own.whole.contains(worker) {
@@ -110,7 +110,7 @@ impl Objects {
         true
     }
 
-    /// A worker has all of an object now; false if there is no such object any more.
+    /// A worker has all of an object now; false if the object is gone.
     pub fn replicated(&mut self, object: ObjectId, worker: &WorkerId) -> bool {
         let Some(own) = self.objects.get_mut(&object) else { return false };
         own.parts.remove(worker);
@@ -123,7 +123,7 @@ impl Objects {
         true
     }
 
-    /// An object has so many parts: who carries it first says so.
+    /// Sets the number of an object's parts: the first reference has it.
     pub fn has_parts(&mut self, object: ObjectId, count: u32) {
         if let Some(own) = self.objects.get_mut(&object) {
             own.part_count.get_or_insert(count);
@@ -145,12 +145,12 @@ impl Objects {
         self.held.contains_key(&holder)
     }
 
-    /// A holder is gone; gives what nothing holds now, by each worker that has some of it.
+    /// A holder is gone; returns the objects without holders, by each worker that has parts of them.
     pub fn release(&mut self, holder: Holder) -> ByWorker {
         self.release_of(holder, &BTreeSet::new())
     }
 
-    /// A holder lets all go but these; gives what nothing holds now, by each worker that has some of it.
+    /// A holder releases all but these; returns the objects without holders, by each worker that has parts of them.
     pub fn release_of(&mut self, holder: Holder, but: &BTreeSet<ObjectId>) -> ByWorker {
         let mut free = ByWorker::new();
         let held = self.held.remove(&holder).unwrap_or_default();
@@ -176,8 +176,8 @@ impl Objects {
         free
     }
 
-    /// A worker is gone, with all that was there. What is lost stays known as long as a result carries it: the engine says
-    /// when that is over.
+    /// A worker is gone, with its objects. A lost object stays known as long as a result carries it: the engine reports
+    /// the end of that.
     pub fn worker_gone(&mut self, worker: &WorkerId) -> Lost {
         let mut lost = Lost::default();
         for object in self.at.remove(worker).into_iter().flatten() {
@@ -195,8 +195,8 @@ impl Objects {
         lost
     }
 
-    /// Whole objects that lie with a worker and nowhere else, largest first, with their bytes: what it has to hand over
-    /// before it leaves. Not streams: they are written again.
+    /// Whole objects that only this worker has, largest first, with their bytes: it has to hand them over before it
+    /// leaves. Not streams: they are written again.
     pub fn only_at(&self, worker: &WorkerId) -> Vec<(ObjectId, u64)> {
         let at = self.at.get(worker).into_iter().flatten();
         let only = at.filter(|object| self.is_alone(**object, worker));
@@ -205,7 +205,7 @@ impl Objects {
         found
     }
 
-    /// Whether a worker has an object that nobody else has, and that others can have.
+    /// Whether only this worker has some object that can be replicated.
     pub fn has_alone(&self, worker: &WorkerId) -> bool {
         let mut at = self.at.get(worker).into_iter().flatten();
         at.any(|object| self.is_alone(*object, worker))
@@ -216,7 +216,7 @@ impl Objects {
         !own.stays && own.whole == [worker.clone()]
     }
 
-    /// Objects that fewer workers have than shall have them.
+    /// Objects with fewer replicas than wanted.
     pub fn wanting(&self) -> impl Iterator<Item = ObjectId> {
         self.wanting.iter().copied()
     }
@@ -226,12 +226,12 @@ impl Objects {
         self.moved.iter().copied()
     }
 
-    /// Objects that lay elsewhere than their references say, and are free since the last call.
+    /// Relocated objects that became free since the last call.
     pub fn freed_moved(&mut self) -> BTreeSet<ObjectId> {
         std::mem::take(&mut self.freed_moved)
     }
 
-    /// Who has all of an object, in the order in which they got it.
+    /// Workers that have all of an object, in the order in which they got it.
     pub fn whole(&self, object: ObjectId) -> &[WorkerId] {
         self.objects.get(&object).map_or(&[], |own| &own.whole)
     }
@@ -241,12 +241,12 @@ impl Objects {
         self.objects.get(&object).is_some_and(|own| own.parts.contains(worker))
     }
 
-    /// What a holder holds.
+    /// Objects of a holder.
     pub fn of(&self, holder: Holder) -> impl Iterator<Item = ObjectId> {
         self.held.get(&holder).into_iter().flatten().copied()
     }
 
-    /// Bytes of a part of an object, were they all alike.
+    /// Mean bytes of a part of an object.
     pub fn bytes_of_part(&self, object: ObjectId) -> u64 {
         self.objects.get(&object).map_or(0, |own| own.bytes / u64::from(own.part_count.unwrap_or(1).max(1)))
     }
@@ -255,7 +255,7 @@ impl Objects {
         self.objects.get(&object).and_then(|own| own.part_count).unwrap_or(0)
     }
 
-    /// Who keeps parts of an object.
+    /// Workers that keep parts of an object.
     pub fn keepers(&self, object: ObjectId) -> impl Iterator<Item = &WorkerId> {
         self.objects.get(&object).into_iter().flat_map(|own| &own.parts)
     }
@@ -264,7 +264,7 @@ impl Objects {
         self.objects.get(&object).map_or(0, |own| own.bytes)
     }
 
-    /// How many workers shall have an object.
+    /// Wanted replicas of an object.
     pub fn copies(&self, object: ObjectId) -> u32 {
         self.objects.get(&object).map_or(0, |own| own.copies)
     }
@@ -313,7 +313,7 @@ impl Controller {
         }
     }
 
-    /// A task has put these objects, or met them, and they are to live as long as a holder of the task.
+    /// A task has put these objects, or received their references; they shall live as long as a holder of the task.
     pub(super) fn hold_carried(
         &mut self,
         now: Time,
@@ -341,7 +341,7 @@ impl Controller {
 
     /// The tasks that submitted this one may return its references: they live until their own results are known.
     pub(super) fn hold_for_submitters(&mut self, task: u64) {
-        // Of an object whose owner is gone others may have all parts.
+        // If an object's owner is gone, others may have all parts.
         let doubts = &self.doubts;
         let mut carried = self.objects.held_by(Holder::Result(task));
         carried.retain(|(object, owner)| owner.is_some() || doubts.has(*object));
@@ -363,7 +363,7 @@ impl Controller {
         freed.into_iter().for_each(|object| self.is_certain(object));
         let moved = self.objects.freed_moved();
         if !moved.is_empty() {
-            // All know where they lie.
+            // All workers know where they lie.
             self.tell_all(Message { free: moved.iter().copied().collect(), ..Message::default() }, commands);
         }
         for (worker, mut objects) in free {
@@ -374,14 +374,14 @@ impl Controller {
         }
     }
 
-    /// Objects that nobody has any more: a copy of a result that carries them may still be on its way.
+    /// Lost objects: a copy of a result that carries them may still be in transit.
     pub(super) fn lose(&mut self, why: &str, objects: impl IntoIterator<Item = ObjectId>, commands: &mut Vec<Command>) {
         let mut objects = objects.into_iter().peekable();
         if objects.peek().is_none() {
             return;
         }
         if self.lost.is_empty() {
-            // Once for all of them: where the only copy of a result went, the engine says so result by result.
+            // One message for all of them: the engine reports lost results one by one.
             commands.push(Command::Soon);
         }
         self.lost.entry(why.to_owned()).or_default().extend(objects);
@@ -460,7 +460,7 @@ mod tests {
         assert_eq!(objects.release(Holder::Result(1)), ByWorker::from([(worker(2), vec![id(11)])]));
     }
 
-    /// Whatever happens: an object is there exactly while something holds it, and every worker that has some of it hears
+    /// Invariant: an object exists exactly while it has a holder, and every worker that has parts of it is informed
     /// when it is free.
     #[test]
     fn nothing_is_left_and_nobody_is_forgotten() {

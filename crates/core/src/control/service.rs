@@ -1,7 +1,7 @@
 //! A cluster as a member of a control service ([`crate::service`]).
 //!
-//! The cluster's own Mission Controller goes on deciding plans and patterns, and weighs as it would alone; while the
-//! service is heard, its weights hold instead.
+//! The cluster's own Mission Controller still decides plans and patterns, and computes its own weights. While the
+//! service is connected, its weights are in force instead.
 
 use super::{Command, Controller, Record, record};
 use crate::mission::{self, Guide};
@@ -33,7 +33,7 @@ impl Controller {
         self.hosts_changed(now, commands);
     }
 
-    /// What people see of it; `None`: the cluster is a member of none.
+    /// Its status for users; `None`: the cluster is not a member.
     pub fn member(&self) -> Option<FollowerStatus> {
         self.follower.as_ref().map(|follower| follower.status())
     }
@@ -42,7 +42,7 @@ impl Controller {
         let Some(follower) = &mut self.follower else { return };
         let mut said = Vec::new();
         follower.handle(now, event, &mut said);
-        // First, and in order: what follows from the rest has words of its own, which are newer.
+        // First, and in order: the other commands cause newer messages of their own.
         let goes_out = |command: &FollowerCommand| {
             matches!(
                 command,
@@ -64,7 +64,7 @@ impl Controller {
                 }
                 FollowerCommand::Policy { policy } => self.decide(now, mission::Event::Policy { policy }, commands),
                 FollowerCommand::Change { job, change } => {
-                    // A job that is over by now changes no more, and nobody waits for the answer.
+                    // A job that is over does not change, and no client waits for the answer.
                     let before = commands.len();
                     self.change(now, &job, change, commands);
                     let answers = |command: &Command| matches!(command, Command::Changed { .. });
@@ -83,7 +83,7 @@ impl Controller {
         }
     }
 
-    /// Says to the service what the Mission Controller has just looked at.
+    /// Passes the event that the Mission Controller has just handled to the service.
     pub(super) fn report_to_service(&mut self, now: Time, commands: &mut Vec<Command>) {
         if self.follower.is_none() || self.mission.weighed_at() != Some(now) {
             return;
@@ -102,7 +102,7 @@ impl Controller {
         self.service(now, FollowerEvent::Transfers { transfers }, commands);
     }
 
-    /// A worker that joins on a host that is to be empty leaves again.
+    /// A worker that joins on a drained host leaves again.
     pub(super) fn drain_joined(&self, worker: &WorkerId, commands: &mut Vec<Command>) {
         if self.workers.get(worker).is_some_and(|own| self.drained.contains(&own.host)) {
             commands.push(Command::Drain { workers: [worker.clone()].into() });
@@ -125,7 +125,7 @@ impl Controller {
     }
 }
 
-/// Of this cluster's jobs, and of those of others on its hosts, by names that no job of its own has.
+/// Shares of this cluster's jobs, and of other clusters' jobs on its hosts, under names that none of its own jobs has.
 fn guide_of(cluster: &ClusterId, weights: &Weighed) -> Guide {
     let mut parts: Vec<_> = weights.parts.iter().collect();
     parts.sort_by_key(|(_, part)| part.arrival);

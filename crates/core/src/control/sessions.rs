@@ -1,9 +1,9 @@
-//! One session for each host: one of its workers hears the shares for all of them, and says for all of them what has moved.
+//! One session for each host: one of its workers receives the shares and sends the reports for all of them.
 //!
-//! The **speaker** is the worker that has been there longest. The others give it their reports, and have the shares from it
-//! ([`crate::host::session`] is their half). What belongs to the lives of tasks and objects goes to each worker by itself, in
-//! order with the engine's own messages. A worker says which shares are in force there: one that does not have them in time is
-//! sent them directly, so a speaker that stands still delays its host, and stops nothing.
+//! The **speaker** is the worker that has been there longest. The others send it their reports, and receive the shares
+//! from it ([`crate::host::session`] is their half). Messages about the lifecycles of tasks and objects go to each
+//! worker directly, in order with the engine's own messages. Each worker reports which shares are in force: one that
+//! does not have them in time receives them directly. So a speaker that hangs only delays its host.
 
 use super::{Command, Controller, Message, WorkerReport};
 use crate::host::SILENT;
@@ -18,16 +18,16 @@ use std::time::Duration;
 /// Shares that are not in force on a worker after this time are sent to it directly: four reports (`REPORT_EVERY`).
 pub const IN_FORCE_WITHIN: Duration = Duration::from_secs(1);
 
-/// Last words on a job are remembered for so long: no report takes as long by way of a speaker, unless that stood still.
+/// Last reports on a job are remembered for this long: no report by way of a speaker takes longer, unless that hung.
 const LATE_REPORTS: Duration = Duration::from_secs(30);
 
-/// Who speaks for whom, and which shares each worker has.
+/// The speaker of each worker, and the shares that each worker has.
 #[derive(Default)]
 pub struct Sessions {
     /// Each worker has a session of its own.
     apart: bool,
     hosts: BTreeMap<HostId, Vec<WorkerId>>,
-    /// And since when.
+    /// The speaker of each host, and since when.
     speakers: BTreeMap<HostId, (WorkerId, Time)>,
     /// The shares that were sent last.
     last: Option<Standing>,
@@ -38,23 +38,23 @@ pub struct Sessions {
 
 #[derive(Default)]
 struct Heard {
-    /// The version of the shares that its scheduler sent to it last.
+    /// The last version of the shares that was sent to it directly.
     sent: u64,
-    /// That are in force there, as it said last.
+    /// The version that is in force there, by its last report.
     in_force: u64,
-    /// Jobs on which it has said its last words, in which report, and when.
+    /// Jobs on which it has sent its last report: its number, and when.
     last_words: VecDeque<(Time, JobId, u64)>,
-    /// Whatever earlier reports say is not news any more.
+    /// Reports before this number are obsolete.
     floor: u64,
 }
 
 impl Sessions {
-    /// Who speaks for a worker: another one, or none.
+    /// The speaker of a worker, if that is another one.
     pub fn speaker_of(&self, host: &HostId, worker: &WorkerId) -> Option<&WorkerId> {
         self.speakers.get(host).map(|(speaker, _)| speaker).filter(|speaker| *speaker != worker)
     }
 
-    /// Whether a worker does not have shares that were sent so long ago.
+    /// Whether a worker lacks shares that were sent this long ago.
     fn late(&self, now: Time, worker: &WorkerId, within: Duration) -> bool {
         let due = self.said.iter().rev().find(|(at, _)| now.since(*at) >= within);
         let in_force = self.workers.get(worker).map_or(0, |own| own.in_force);
@@ -68,7 +68,7 @@ impl Sessions {
         }
     }
 
-    /// A worker has said its last words on a job, in the report of this number.
+    /// A worker has sent its last report on a job, under this number.
     pub fn last_words(&mut self, now: Time, worker: &WorkerId, job: &JobId, number: u64) {
         let Some(own) = self.workers.get_mut(worker) else { return };
         own.last_words.push_back((now, job.clone(), number));
@@ -78,7 +78,7 @@ impl Sessions {
         }
     }
 
-    /// Whether a report of this number comes after the last words on a job, and is of a job of this name that is over.
+    /// Whether this report is of an old job of this name: it precedes the worker's last report on that job.
     pub fn is_of_one_before(&self, worker: &WorkerId, job: &JobId, number: u64) -> bool {
         let Some(own) = self.workers.get(worker) else { return false };
         number < own.floor || own.last_words.iter().any(|(_, of, last)| of == job && number < *last)
@@ -86,7 +86,7 @@ impl Sessions {
 }
 
 impl Controller {
-    /// Each worker has a session of its own, or each host one.
+    /// Sets whether each worker or each host has a session.
     pub(super) fn sessions(&mut self, now: Time, apart: bool, commands: &mut Vec<Command>) {
         self.sessions.apart = apart;
         for host in self.sessions.hosts.keys().cloned().collect::<Vec<_>>() {
@@ -119,8 +119,8 @@ impl Controller {
         self.appoint(now, host, None, commands);
     }
 
-    /// Has a host's first worker speak for it, and says so to those who do not know: all of them, if it is another one than
-    /// before. A worker that is alone has nobody to speak for, unless others have been there.
+    /// Makes a host's first worker its speaker, and informs the workers: all of them, if the speaker has changed. A
+    /// worker that is alone needs no speaker, unless there were others.
     fn appoint(&mut self, now: Time, host: &HostId, joined: Option<&WorkerId>, commands: &mut Vec<Command>) {
         let Some(workers) = self.sessions.hosts.get(host).cloned() else { return };
         let before = self.sessions.speakers.get(host).map(|(speaker, _)| speaker.clone());
@@ -149,8 +149,8 @@ impl Controller {
         self.tell(worker, Message { speaker: address, ..Message::default() }.into(), commands);
     }
 
-    /// Says new shares to each host, or to each worker that has no other to speak for it; to those that have the ones before,
-    /// what has changed.
+    /// Sends new shares to each speaker, and to each worker without one; only the changes, if it has the previous
+    /// version.
     pub(super) fn say_shares(&mut self, now: Time, new: Standing, commands: &mut Vec<Command>) {
         let before = self.sessions.last.take();
         let changed = before.as_ref().and_then(|before| before.changes_to(&new));
@@ -172,13 +172,12 @@ impl Controller {
         self.sessions.last = Some(new);
     }
 
-    /// Sends the shares to those on which they are not in force in time, and lets another worker speak for a host whose
-    /// speaker does not have them.
+    /// Sends the shares to workers where they are not in force in time, and replaces a speaker that does not have them.
     pub(super) fn look_at_sessions(&mut self, now: Time, commands: &mut Vec<Command>) {
         let Some(last) = self.sessions.last.clone() else { return };
         let mut all = None;
         for worker in self.workers.keys().cloned().collect::<Vec<_>>() {
-            // Whoever was sent them has them in its messages: it asks for those that it missed.
+            // A worker that was sent them directly asks for messages that it missed.
             let sent = self.sessions.workers.get(&worker).map_or(0, |own| own.sent);
             if sent == last.version || !self.sessions.late(now, &worker, IN_FORCE_WITHIN) {
                 continue;
@@ -192,12 +191,12 @@ impl Controller {
                 continue;
             }
             let Some(workers) = self.sessions.hosts.get_mut(&host) else { continue };
-            // The last one, should it speak again.
+            // Last in the order, should it become speaker again.
             workers.retain(|worker| *worker != speaker);
             workers.push(speaker.clone());
             let workers = workers.clone();
             let in_time = workers.iter().find(|worker| !self.sessions.late(now, worker, SILENT));
-            // Without any it may be the speaker that says nothing for the others.
+            // If no shares are in force, it may be the speaker that passes nothing on.
             let next = in_time.unwrap_or(&workers[0]);
             self.sessions.speakers.insert(host.clone(), (next.clone(), now));
             if *next != speaker {
@@ -206,7 +205,7 @@ impl Controller {
         }
     }
 
-    /// Takes what a worker says for others of its host, each by the address of its data plane.
+    /// Takes reports that a worker passes on for others of its host, by the address of their data planes.
     pub(super) fn reports_of_others(
         &mut self,
         now: Time,
@@ -218,7 +217,7 @@ impl Controller {
         let workers = self.sessions.hosts.get(&host).cloned().unwrap_or_default();
         for (address, report) in others {
             let here = |worker: &&WorkerId| self.workers.get(*worker).is_some_and(|own| own.address == address);
-            // Nobody speaks for a worker of another host, nor for those for whom others speak.
+            // A worker must not report for another host, nor for workers with another speaker.
             if let Some(worker) = workers.iter().find(here) {
                 let report = WorkerReport { others: Vec::new(), ..report };
                 self.report(now, worker, report, commands);
@@ -227,7 +226,7 @@ impl Controller {
     }
 
     pub(super) fn in_force(&mut self, worker: &WorkerId, version: u64) {
-        // More than all that was ever said is nonsense.
+        // A version above the newest one is invalid.
         let most = self.sessions.last.as_ref().map_or(0, |last| last.version);
         if let Some(own) = self.sessions.workers.get_mut(worker) {
             own.in_force = own.in_force.max(version.min(most));

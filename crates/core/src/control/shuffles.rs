@@ -1,7 +1,7 @@
-//! Shuffles of the engine's own: who carries each, whether all rows that went in came out, and which parts were taken.
+//! Shuffles of the engine: who carries each, whether all input rows came out, and which parts were taken.
 //!
-//! The engine's adapter decides nothing here and proves nothing: each output partition was compared by the worker that joined it. This is the
-//! book of it that people read.
+//! These are statistics for users. They decide and prove nothing: the worker that joined an output partition has
+//! verified it.
 
 use super::{Command, Controller, Event};
 use crate::types::{Demands, Encryption, JobId, WorkerId};
@@ -18,11 +18,11 @@ pub type ShuffleId = Arc<str>;
 pub enum Carrier {
     /// The data plane.
     Mission,
-    /// The engine itself: nobody counts rows.
+    /// The engine itself: rows are not counted.
     Dask,
 }
 
-/// What is counted of a shuffle, and called rows here.
+/// What is counted as rows of a shuffle.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Counted {
@@ -45,7 +45,7 @@ pub struct ShuffleNow {
     pub why: String,
     /// `None`: not all inputs are there yet.
     pub rows_in: Option<u64>,
-    /// Rows of output partitions that nobody wants.
+    /// Rows of output partitions that are not needed.
     pub rows_unwanted: u64,
     pub rows_out: u64,
     pub outputs: u32,
@@ -67,11 +67,11 @@ struct Shuffle {
     engine: Carrier,
     why: String,
     outputs: u32,
-    /// Of the last run of which a worker spoke.
+    /// Number of the last run that a worker reported.
     run: u64,
     rows_in: Option<u64>,
     rows_unwanted: u64,
-    /// Of each output partition that is done. One that is computed again counts once.
+    /// Rows of each output partition that is done. A recomputed one counts once.
     rows_out: BTreeMap<u32, u64>,
     /// Of all of them, once all are done.
     all_rows_out: Option<u64>,
@@ -81,9 +81,9 @@ struct Shuffle {
     number: u64,
 }
 
-/// Into more cohorts no worker divides outputs.
+/// Limit on cohorts: no worker makes more.
 const COHORTS_MAX: usize = 8;
-/// Shuffles of one job that are kept: a job that goes on for ever has ever new ones, and a rechunk may have thousands.
+/// Shuffles of one job that are kept: an endless job always has new ones, and a rechunk may have thousands.
 const KEPT: usize = 256;
 
 impl Shuffles {
@@ -113,7 +113,7 @@ impl Shuffles {
         self.begun += 1;
         shuffle.number = self.begun;
         if let Some(before) = self.all.get(&id) {
-            // What is still said of an earlier run does not count.
+            // Late reports of an earlier run are ignored.
             (shuffle.runs, shuffle.run) = (before.runs + 1, before.run + 1);
             // A program may compute the same once more.
             shuffle.began_again = before.all_rows_out.is_none();
@@ -131,7 +131,7 @@ impl Shuffles {
         self.all.retain(|_, own| own.job != *job);
     }
 
-    /// Of a run that is not older than what was said before.
+    /// The shuffle, if this run is not older than the last one.
     fn run(&mut self, shuffle: &ShuffleId, run: u64) -> Option<&mut Shuffle> {
         let own = self.all.get_mut(shuffle).filter(|own| run >= own.run)?;
         if run > own.run {
@@ -145,7 +145,8 @@ impl Shuffles {
 }
 
 impl Shuffle {
-    /// The inputs are known, and with them the sizes of the cohorts. Outputs may be done before that is heard. Gives the cohorts that are.
+    /// The inputs are known, and with them the sizes of the cohorts. Outputs may be done before this message arrives.
+    /// Returns the cohorts that are done.
     ///
     /// A shuffle that began again keeps its parts to the end: it may have begun again because they were needed once more.
     fn divide(&mut self, sizes: &[u32]) -> Vec<u32> {
@@ -162,7 +163,7 @@ impl Shuffle {
         done.into_iter().filter_map(|output| self.done(output)).collect()
     }
 
-    /// An output is done for the first time. Gives its cohort, if that is done now and something else is not.
+    /// An output is done for the first time. Returns its cohort, if that is complete now and others are not.
     fn done(&mut self, output: u32) -> Option<u32> {
         let cohort = self.cohorts.partition_point(|(end, _)| *end <= output);
         let (_, left) = self.cohorts.get_mut(cohort)?;
@@ -172,14 +173,14 @@ impl Shuffle {
 }
 
 impl Controller {
-    /// What a shuffle of the engine demands when the data plane carries it between these workers: what the job of its tasks does. Where
-    /// the engine would have encrypted it, it is encrypted here too, unless the job demands a transport that does not.
+    /// Demands of an engine's shuffle that the data plane carries between these workers: those of its tasks' job. If
+    /// the engine would have encrypted it, the data plane does, too, unless the job demands a transport that cannot.
     ///
     /// # Errors
     /// Why the engine has to carry it: a worker has no data plane, or one that cannot encrypt.
     pub fn shuffle_demands(&self, task: u64, workers: &[WorkerId]) -> Result<Demands, String> {
         if let Some(lacks) = workers.iter().find(|worker| !self.workers.contains_key(*worker)) {
-            let why = self.without.get(lacks).map_or("it has not joined; was it started with it?", |why| why);
+            let why = self.without.get(lacks).map_or("it has not joined; start it with Mission Control", |why| why);
             return Err(format!("worker {lacks} has no data plane: {why}"));
         }
         let demands = self.spec_of_task(task).map(|spec| spec.demands).unwrap_or_default();
@@ -200,7 +201,7 @@ impl Controller {
         self.lacks_encryption(&spec.job, &spec.demands)
     }
 
-    /// Why the engine alone would not do for one of the jobs that there are; `None`: it would for all.
+    /// Why the engine alone would not meet the demands of some job; `None`: it would for all.
     pub fn engine_alone_refuses(&self) -> Option<String> {
         self.mission.status().iter().find_map(|job| self.lacks_encryption(&job.job, &job.demands))
     }

@@ -1,4 +1,4 @@
-//! The state of a cluster, as it is shown.
+//! The state of a cluster, for users.
 
 use super::objects::Holder;
 use super::{ChainNow, Controller, ShuffleNow};
@@ -13,7 +13,7 @@ use std::sync::Arc;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Status {
     pub policy: String,
-    /// What is wrong with a policy of the user's own; the last weights that it gave are in force.
+    /// The error of a user's policy; its previous weights are in force.
     pub policy_error: Option<String>,
     pub workers: BTreeMap<WorkerId, WorkerNow>,
     /// Workers that have no data plane, and why.
@@ -33,7 +33,7 @@ pub struct Status {
 pub struct WorkerNow {
     pub host: HostId,
     pub address: Arc<str>,
-    /// What its data plane cannot do.
+    /// Problems of its data plane.
     pub problems: Vec<String>,
     /// Of whole objects that lie there.
     pub object_bytes: u64,
@@ -70,7 +70,7 @@ pub struct TransferNow {
 }
 
 impl Controller {
-    /// Of the transfers at most so many, those that moved last.
+    /// At most so many of the transfers, those that moved last.
     pub fn status(&mut self, most: Option<usize>) -> Status {
         let mut jobs = self.jobs_now(|_| true);
         let all = jobs.iter().flat_map(|job| job.transfers.iter().map(|own| id(job, own)));
@@ -109,8 +109,8 @@ impl Controller {
         self.objects.bytes_at(worker)
     }
 
-    /// Bytes that a task with these inputs would probably have to bring to a worker: of an object of several parts one part,
-    /// and nothing of what lies on its host.
+    /// Bytes that a task with these inputs would probably have to fetch to a worker: of an object of several parts one
+    /// part, and nothing that lies on its host.
     pub fn far_bytes(&self, inputs: &[u64], worker: &WorkerId) -> u64 {
         let Some(joined) = self.workers.get(worker) else { return 0 };
         let here = |other: &WorkerId| self.workers.get(other).is_some_and(|other| other.host == joined.host);
@@ -120,7 +120,7 @@ impl Controller {
         far.map(|object| self.objects.bytes_of_part(object)).sum()
     }
 
-    /// How many of each thing are remembered; of most of them none once nothing runs.
+    /// Number of remembered entries by kind; most are 0 once nothing runs.
     pub fn held(&self) -> BTreeMap<&'static str, usize> {
         BTreeMap::from([
             ("jobs", self.jobs.len()),

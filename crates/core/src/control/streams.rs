@@ -1,12 +1,13 @@
 //! Streams that tasks write: who writes each, and which objects of its inputs it needs.
 //!
-//! The result of a task that writes a stream is known before the task is over. So the engine may release its inputs, and takes
-//! its worker for idle, while it still writes.
+//! The result of a task that writes a stream is known before the task is over. So the engine may release its inputs,
+//! and considers its worker idle, while the task still writes.
 //!
-//! When a stream is lost the engine takes back the tasks that read it, until its writer has begun again. If that writes the
-//! same each time, their threads can go on: such a task is given to the worker where it ran ([`Controller::repeats`]). Its thread
-//! says so when it waits ([`super::Event::Continues`]), before or after that. It goes on as the engine's run in which it began,
-//! with the place of what is written now ([`Controller::continues`], [`Controller::written_again`]).
+//! When a stream is lost the engine takes back the tasks that read it, until its writer has begun again. If the writer
+//! repeats the same data, their threads can continue: such a task is assigned to the worker where it ran
+//! ([`Controller::repeats`]). Its thread reports that it waits ([`super::Event::Continues`]), before or after that. It
+//! continues in the engine's run in which it began, with the location of the new stream ([`Controller::continues`],
+//! [`Controller::written_again`]).
 
 use super::objects::Holder;
 use super::{Carried, Command, Controller};
@@ -19,7 +20,7 @@ pub struct Streams {
     /// By task: the stream that its last run writes, and where.
     written: BTreeMap<u64, (ObjectId, WorkerId)>,
     begun: BTreeMap<u64, Begun>,
-    /// Tasks whose threads wait until a stream that they read is written again: where, and in which of the engine's runs.
+    /// Tasks whose threads wait until a stream that they read is written again: their worker, and the engine's run.
     continuing: BTreeMap<u64, (WorkerId, u64)>,
 }
 
@@ -28,7 +29,7 @@ pub struct Streams {
 struct Begun {
     /// The last one last.
     streams: Vec<ObjectId>,
-    /// All are the same.
+    /// All runs write the same data.
     repeats: bool,
 }
 
@@ -67,7 +68,7 @@ impl Controller {
         needs: Vec<Carried>,
         commands: &mut Vec<Command>,
     ) {
-        // What an earlier run needed may be needed again: it is held before that is let go.
+        // An earlier run's inputs may be needed again: hold them before releasing the old ones.
         let before = self.streams.written.insert(task, (stream, worker));
         let begun = self.streams.begun.entry(task).or_default();
         begun.repeats = repeats;
@@ -76,7 +77,7 @@ impl Controller {
         }
         let still = needs.iter().map(|own| own.object).collect();
         for Carried { object, owner, bytes, copies, .. } in needs {
-            // What nobody holds any more is free already, and its name never comes again.
+            // An object without holders is already free, and its name is never reused.
             if self.objects.has(object) {
                 let there = self.workers.contains_key(&owner);
                 self.objects.hold(Holder::Needs(task), object, there.then_some(&owner), bytes, copies);
@@ -101,7 +102,7 @@ impl Controller {
         }
     }
 
-    /// A worker is gone, and its writers with it. Who runs again begins from inputs that are made again.
+    /// A worker is gone, and its writers with it. A writer that runs again has recomputed inputs.
     pub(super) fn writers_gone(&mut self, worker: &WorkerId, commands: &mut Vec<Command>) {
         self.streams.continuing.retain(|_, (own, _)| own != worker);
         let gone = self.streams.written.iter().filter(|(_, (_, own))| own == worker).map(|(task, _)| *task);

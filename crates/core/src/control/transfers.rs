@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// What has changed with a worker since it spoke last.
+/// What has changed in a worker since its last report.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct WorkerReport {
@@ -20,30 +20,30 @@ pub struct WorkerReport {
     /// Fetches that began, for the patterns.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub asked: Vec<Fetched>,
-    /// Objects of which it keeps parts.
+    /// Objects that it keeps parts of.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub copied: Vec<ObjectId>,
-    /// Manifests of what it was told to describe.
+    /// The requested manifests.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub described: Vec<Described>,
-    /// What it has taken, whole, of what it was told to take; and what it could not.
+    /// Requested objects that it has taken whole, and those that it could not take.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub took: Vec<Taken>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub untaken: Vec<Untaken>,
-    /// Processor seconds of its process.
+    /// CPU seconds of its process.
     pub cpu: f64,
     /// The version of the last message that it has seen.
     pub seen: u64,
     /// The version of the shares that are in force there.
     pub shares: u64,
-    /// Grows with each report of its process: one that took the longer way comes late, and says nothing that is older.
+    /// Grows with each report of its process: an older report that took the longer way is ignored.
     pub number: u64,
-    /// This is all that it will say of this job.
+    /// This is its last report on this job.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_of: Option<JobId>,
-    /// What others of its host have said to it, by the address of their data planes; and what it has said itself, and may not
-    /// have been passed on.
+    /// Reports of other processes of its host, by the address of their data planes; and earlier reports of its own that
+    /// may not have been passed on.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub others: Vec<(Arc<str>, WorkerReport)>,
     /// Of the records here and in `others`, where they are folded ([`WorkerReport::folded`]).
@@ -57,7 +57,7 @@ pub struct Fetched {
     pub asked: Asked,
 }
 
-/// A worker's totals of a transfer at some time, as reports draw them.
+/// A worker's totals of a transfer at some time, for the plots in reports.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Progress {
     pub worker: WorkerId,
@@ -83,14 +83,14 @@ pub struct Transfers {
 struct Reported {
     /// With the number of the report that it was in.
     by_worker: BTreeMap<WorkerId, (u64, TransferReport)>,
-    /// All of it as one, until one of them says more.
+    /// The merged report, until a new one arrives.
     merged: Option<Merged>,
-    /// When somebody said something new.
+    /// When the last new report arrived.
     moved_at: Time,
 }
 
 impl Transfers {
-    /// Takes what report `number` has of a transfer; false if it says nothing new.
+    /// Takes report `number` of a transfer; false if it is not new.
     fn learn(
         &mut self,
         now: Time,
@@ -113,13 +113,13 @@ impl Transfers {
         true
     }
 
-    /// What all workers say of a transfer, as one.
+    /// All workers' reports of a transfer, merged.
     pub fn merged(&mut self, transfer: &TransferId) -> Merged {
         let Some(own) = self.reports.get_mut(transfer) else { return Merged::of([]) };
         own.merged.get_or_insert_with(|| Merged::of(own.by_worker.values().map(|(_, report)| report))).clone()
     }
 
-    /// When somebody said something new of a transfer.
+    /// When the last new report of a transfer arrived.
     pub fn moved_at(&self, transfer: &TransferId) -> Option<Time> {
         self.reports.get(transfer).map(|own| own.moved_at)
     }
@@ -128,7 +128,7 @@ impl Transfers {
         self.reports.retain(|transfer, _| transfer.job != *job);
     }
 
-    /// Nothing of it is under way any more; what it has received stays counted.
+    /// A worker is gone: it has no active ranges; what it has received stays counted.
     pub fn worker_gone(&mut self, worker: &WorkerId) {
         for own in self.reports.values_mut() {
             if let Some((number, report)) = own.by_worker.get_mut(worker) {
@@ -182,7 +182,7 @@ impl Controller {
         }
         for own in records {
             let transfer = own.transfer();
-            // Late words on a job that is over would bring it back for ever, or be counted for the next one of its name.
+            // Late reports on a job that is over would keep it for ever, or be counted for the next one of its name.
             if !self.is_known(&transfer.job)
                 || self.sessions.is_of_one_before(worker, &transfer.job, number)
                 || !self.transfers.learn(now, &transfer, (worker, number), own.clone())

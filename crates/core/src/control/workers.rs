@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// After it joined, a worker that the engine does not know by then is gone.
+/// A worker that the engine does not know this long after it joined is gone.
 pub const KNOWN_WITHIN: Duration = Duration::from_secs(30);
 
 /// A worker whose data plane is up.
@@ -88,7 +88,7 @@ impl Controller {
         }
     }
 
-    /// A worker has said its last words on a job, or on all.
+    /// A worker has sent its last report on a job, or on all.
     pub(super) fn last_words(
         &mut self,
         now: Time,

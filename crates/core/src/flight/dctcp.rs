@@ -6,7 +6,7 @@ use crate::types::{Demands, Encryption, Transport};
 
 pub struct Dctcp;
 
-/// Whether a host can use it.
+/// Whether a host can use DCTCP.
 pub fn has_dctcp(environment: &Environment) -> bool {
     let allowed = environment.congestion_controls.iter().any(|name| name == Transport::Dctcp.name());
     allowed && environment.carriers.contains(&Transport::Dctcp)

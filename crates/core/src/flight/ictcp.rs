@@ -1,7 +1,7 @@
-//! ICTCP: the tcp carrier, whose receiver gives each sender a window that its link has room for ([`crate::ictcp`]).
+//! ICTCP: the tcp carrier; the receiver sets each sender's window by the free capacity of its link ([`crate::ictcp`]).
 //!
-//! For a transfer that demands it. Of itself Mission Control limits how many flows there are ([`crate::budget`]): that needs
-//! no link's rate, and holds where ports are smaller than two segments of every sender.
+//! Used only if a transfer demands it. By default, Mission Control limits the number of flows ([`crate::budget`]): that
+//! needs no link rate, and works even with ports smaller than two segments per sender.
 
 use super::{Environment, FlightController, Leg, Reach, reason_of_choice, refuse_plain};
 use crate::defaults::RTO_MIN_US;
@@ -17,9 +17,7 @@ impl FlightController for Ictcp {
     fn leg(&self, demands: &Demands, receiver: &Environment, _: &Environment) -> Result<Leg, String> {
         refuse_plain(demands)?;
         if demands.transport != Some(Transport::Ictcp) {
-            return Err(
-                "it is taken only where a job demands it: a budget of flows does more (--flows-per-host auto)".into()
-            );
+            return Err("it is used only if a job demands it: limiting flows does more (--flows-per-host auto)".into());
         }
         if receiver.link_bits_per_sec.is_none() {
             return Err("a host does not know its link's rate: set MISSION_LINK_RATE=10Gbit/s for its workers".into());

@@ -1,8 +1,9 @@
 //! Flight Controllers: the pure half of every transport, and the choice between them (DESIGN 4.3).
 //!
-//! A Flight Controller says whether it can carry what a job demands from one host to another, by a [`Leg`], or why not. A
-//! plan lists the legs that hold between some hosts of the cluster; a receiver takes the first that holds for each of its
-//! senders. A new transport is one file here, one line in [`FLIGHT_CONTROLLERS`], and its Carrier in `crates/transport`.
+//! A Flight Controller decides whether it can carry what a job demands from one host to another: it returns a [`Leg`],
+//! or the reason why not. A plan lists the legs that are available between some hosts of the cluster; a receiver uses
+//! the first one that is available to each of its senders. A new transport is one file here, one line in
+//! [`FLIGHT_CONTROLLERS`], and its Carrier in `crates/transport`.
 
 mod dctcp;
 mod ictcp;
@@ -15,7 +16,7 @@ use crate::defaults;
 use crate::types::{Demands, Encryption, Transport};
 use serde::{Deserialize, Serialize};
 
-/// What a host can do, as measured and never as configured.
+/// What a host can do: always measured, never configured.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Environment {
@@ -23,18 +24,18 @@ pub struct Environment {
     pub carriers: Vec<Transport>,
     /// Network interfaces that carry traffic.
     pub interfaces: u32,
-    /// Of its link; `None`: it does not know.
+    /// Rate of its link; `None`: unknown.
     pub link_bits_per_sec: Option<u64>,
-    /// How many times slower than the network that it stands for its network is; `None`: it is no lab in slow motion.
+    /// Time dilation: how many times slower this network is than the modelled one; `None`: not such a lab.
     #[serde(default)]
     pub slow_motion: Option<u32>,
-    /// Whether ECN marks arrive there, and why that is believed ([`crate::ecn`]); `None`: not known.
+    /// Whether ECN marks arrive there, with the evidence ([`crate::ecn`]); `None`: unknown.
     pub ecn: Option<(bool, String)>,
     /// Congestion controls that it may use.
     pub congestion_controls: Vec<String>,
     /// The engine's own channel is encrypted and authenticated, so keys may travel over it.
     pub engine_tls: bool,
-    /// The engine encrypts all that it sends, and expects the same of the data plane, whatever a job demands.
+    /// The engine encrypts all of its messages, so the data plane has to encrypt, too, whatever a job demands.
     pub requires_encryption: bool,
 }
 
@@ -46,7 +47,7 @@ pub enum Reach {
     Anywhere,
 }
 
-/// One way to carry a transfer, with the reason in words that a person can read.
+/// One way to carry a transfer, with a readable reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Leg {
     pub transport: Transport,
@@ -54,36 +55,35 @@ pub struct Leg {
     pub encryption: Encryption,
     /// `None`: whatever the host's default is.
     pub congestion_control: Option<String>,
-    /// Minimum retransmission timeout to ask for.
+    /// Minimum retransmission timeout to request.
     pub rto_min_us: Option<u32>,
-    /// Of Multipath TCP: how many subflows one connection shall have. All that a fetch brings from one source takes that one
-    /// connection.
+    /// Multipath TCP: how many subflows one connection shall have. A fetch uses a single connection to each source.
     #[serde(default)]
     pub subflows: Option<u32>,
     pub reason: String,
-    /// Why it does not hold between all hosts of the cluster; `None`: it does.
+    /// Why this leg is not available between all hosts of the cluster; `None`: it is.
     #[serde(default)]
     pub except: Option<String>,
 }
 
 impl Leg {
-    /// Whether a connection that was made for the one serves the other: reasons are words.
+    /// Whether a connection of this leg can be used for the other leg: reasons do not matter.
     pub fn serves(&self, other: &Leg) -> bool {
         let of = |leg: &Leg| (leg.transport, leg.reach, leg.encryption, leg.rto_min_us, leg.subflows);
         of(self) == of(other) && self.congestion_control == other.congestion_control
     }
 }
 
-/// What hosts need to know to carry a transfer: the first leg that holds for a source is used; what it does not deliver
-/// is a recorded fallback to the next.
+/// What hosts need to carry a transfer: the first leg that is available to a source is used. If it fails, the fallback
+/// to the next is recorded.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FlightPlan {
     #[serde(default)]
     pub demands: Demands,
     pub legs: Vec<Leg>,
-    /// Most that a slot carries before it is given out anew.
+    /// Most bytes that a slot carries before it is granted again.
     pub chunk_bytes: u64,
-    /// What was considered and not taken, with the reason.
+    /// Transports that were considered and rejected, with the reason.
     pub refused: Vec<(Transport, String)>,
 }
 
@@ -95,8 +95,8 @@ pub trait FlightController: Sync {
 }
 
 impl FlightPlan {
-    /// What a slot of `receiver` carries before it is given out anew: whole blocks, at least one, and on a slow link so few that all slots
-    /// come free within [`defaults::ROUND`].
+    /// Bytes that a slot of `receiver` carries before it is granted again: whole blocks, at least one, and on a slow
+    /// link so few that all slots become free within [`defaults::ROUND`].
     pub fn chunk_at(&self, receiver: &Environment) -> u64 {
         let Some(rate) = receiver.link_bits_per_sec else { return self.chunk_bytes };
         let round = defaults::ROUND * receiver.slow_motion.unwrap_or(1);
@@ -105,7 +105,7 @@ impl FlightPlan {
         (blocks * defaults::BLOCK_BYTES).min(self.chunk_bytes)
     }
 
-    /// The legs that hold from `source` to `receiver`, as they are there, best first; all where nothing is known of them.
+    /// The legs that are available from `source` to `receiver`, best first; all legs if nothing is known of the hosts.
     pub fn between(&self, receiver: &Environment, source: &Environment) -> Vec<Leg> {
         let holds = |leg: &Leg| {
             let controller = FLIGHT_CONTROLLERS.iter().find(|controller| controller.transport() == leg.transport)?;
@@ -133,15 +133,15 @@ fn fits(
 
 pub use dctcp::has_dctcp;
 
-/// In order of preference (DESIGN 4.3): same host, two paths, ECN; the rest only where demanded, or at last.
+/// In order of preference (DESIGN 4.3): same host, two paths, ECN; the rest only if demanded, or as the last resort.
 pub const FLIGHT_CONTROLLERS: &[&dyn FlightController] =
     &[&shm::Shm, &mptcp::Mptcp, &dctcp::Dctcp, &tls::Tls, &ictcp::Ictcp, &tcp::Tcp];
 
-/// Chooses the transports of a job's transfers, where `hosts` has one of each kind that there is. What the job demands must
-/// hold between all of them; everything else where it can.
+/// Chooses the transports of a job's transfers; `hosts` has one host of each kind. What the job demands must be
+/// available between all of them; anything else is used where it is available.
 ///
 /// # Errors
-/// The job is refused: one line that names what is missing. Encryption that was demanded is never dropped.
+/// The job is refused: one line that names what is missing. Demanded encryption is never dropped.
 pub fn choose(demands: &Demands, hosts: &[Environment]) -> Result<FlightPlan, String> {
     let required = hosts.iter().any(|host| host.requires_encryption).then_some(Encryption::Authenticated);
     let demands = Demands { encrypt: demands.encrypt.max(required.unwrap_or_default()), ..*demands };
@@ -165,13 +165,13 @@ pub fn choose(demands: &Demands, hosts: &[Environment]) -> Result<FlightPlan, St
         }
         let must = demands.transport.is_some() || demands.encrypt != Encryption::None;
         match (leg, except) {
-            // After one leg that reaches everywhere, the rest are what a host falls back to.
+            // After one leg that reaches every host, the rest are fallbacks.
             (Some(leg), None) => plan.legs.push(leg),
             (Some(leg), except) if !must => plan.legs.push(Leg { except, ..leg }),
             (_, reason) => plan.refused.push((transport, reason.unwrap_or_else(|| "there are no hosts".into()))),
         }
     }
-    // Memory alone would leave what lies on other hosts out of reach, unless just that was demanded.
+    // Shared memory alone cannot reach other hosts; that is accepted only if the job demands it.
     let reaches =
         |leg: &Leg| (leg.reach == Reach::Anywhere || demands.transport == Some(leg.transport)) && leg.except.is_none();
     if plan.legs.iter().any(reaches) {
@@ -180,11 +180,11 @@ pub fn choose(demands: &Demands, hosts: &[Environment]) -> Result<FlightPlan, St
     let reasons: Vec<_> = plan.refused.iter().map(|(transport, why)| format!("{}: {why}", transport.name())).collect();
     Err(match demands.encrypt {
         Encryption::None => format!("no transport can carry this job ({})", reasons.join("; ")),
-        _ => format!("encryption was demanded and cannot be had ({})", reasons.join("; ")),
+        _ => format!("the job demands encryption, and no encrypted transport is available ({})", reasons.join("; ")),
     })
 }
 
-/// Demands that exclude each other, in one line that names the mend.
+/// Demands that exclude each other, in one line with a hint.
 pub fn contradiction(demands: &Demands) -> Option<String> {
     let transport = demands.transport?;
     if demands.encrypt == Encryption::None || transport == Transport::Tls {
@@ -194,11 +194,11 @@ pub fn contradiction(demands: &Demands) -> Option<String> {
     Some(format!("plain {what} is not encrypted: leave the transport out, or demand tls"))
 }
 
-/// Why a plain transport is not taken.
+/// Rejects an unencrypted transport if the job demands encryption.
 fn refuse_plain(demands: &Demands) -> Result<(), String> {
     match demands.encrypt {
         Encryption::None => Ok(()),
-        _ => Err("encryption was demanded, and this is plain".into()),
+        _ => Err("the job demands encryption, and this transport does not encrypt".into()),
     }
 }
 
@@ -295,7 +295,7 @@ mod tests {
     fn demanded_encryption_is_never_dropped() {
         let plain = environment(&[Transport::Tcp, Transport::Shm]);
         let refusal = choose(&demands(Encryption::Opportunistic, None), &[plain]).unwrap_err();
-        assert!(refusal.contains("cannot be had"), "{refusal}");
+        assert!(refusal.contains("no encrypted transport is available"), "{refusal}");
         let without_engine_tls = environment(&[Transport::Tcp, Transport::Tls]);
         let refusal =
             choose(&demands(Encryption::Authenticated, None), std::slice::from_ref(&without_engine_tls)).unwrap_err();
@@ -330,7 +330,7 @@ mod tests {
         assert_eq!(names(&two, &two), ["shm", "mptcp", "tcp"]);
         assert_eq!([names(&two, &one), names(&one, &two)], [["shm", "tcp"], ["shm", "tcp"]]);
         assert_eq!(plan.between(&two, &two)[1].subflows, Some(2));
-        // Nothing is known of a sender: what holds between most is tried.
+        // Nothing is known of a sender: try the legs of most hosts.
         assert_eq!(names(&two, &Environment::default()), ["shm", "mptcp", "tcp"]);
         // What was demanded must hold everywhere.
         let without = environment(&[Transport::Tcp]);

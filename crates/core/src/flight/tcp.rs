@@ -1,4 +1,4 @@
-//! TCP: what is always there.
+//! TCP: always available.
 
 use super::{Environment, FlightController, Leg, Reach, reason_of_choice, refuse_plain};
 use crate::defaults::RTO_MIN_US;
@@ -21,7 +21,11 @@ impl FlightController for Tcp {
             rto_min_us: Some(RTO_MIN_US),
             subflows: None,
             except: None,
-            reason: reason_of_choice(demands, Transport::Tcp, "the default: nothing faster fits both ends"),
+            reason: reason_of_choice(
+                demands,
+                Transport::Tcp,
+                "the default: no faster transport is available at both ends",
+            ),
         })
     }
 }

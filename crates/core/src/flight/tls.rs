@@ -1,4 +1,4 @@
-//! TLS 1.3 over TCP: takes the row of TCPcrypt (RFC 8548), which is dead software.
+//! TLS 1.3 over TCP: replaces TCPcrypt (RFC 8548), which is no longer maintained.
 
 use super::{Environment, FlightController, Leg, Reach, reason_of_choice};
 use crate::defaults::RTO_MIN_US;
@@ -27,8 +27,10 @@ impl FlightController for Tls {
             (encrypt, _) => encrypt,
         };
         let kind = match encryption {
-            Encryption::Authenticated => "the job demands encryption: certificates of the cluster on both ends",
-            _ => "the job asks for opportunistic encryption: no identities",
+            Encryption::Authenticated => {
+                "the job demands encryption: both ends authenticate by the cluster's certificates"
+            }
+            _ => "the job asks for opportunistic encryption: encrypted, not authenticated",
         };
         Ok(Leg {
             transport: Transport::Tls,

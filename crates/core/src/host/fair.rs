@@ -1,4 +1,4 @@
-//! Weighted fair queueing of requests: by groups, and alike by the members of each; or by members alone.
+//! Weighted fair queueing of requests: by groups, and equally by the members of each; or by members only.
 //!
 //! Requests ask for chunks. A request begins where the last request of its queue ended, or at the virtual time if that is later. It ends as many bytes
 //! later as it has, divided by the weight of its queue. The virtual time is the latest begin of a granted request, as in
@@ -30,7 +30,7 @@ pub struct Request {
     pub bytes: u64,
 }
 
-/// A request whose turn has come, and whose it is.
+/// A granted request, and its owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Turn {
     pub group: GroupId,
@@ -38,11 +38,11 @@ pub struct Turn {
     pub request: Request,
 }
 
-/// What weights are given to.
+/// What has weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Level {
-    /// To groups; the members of a group that wait share its part equally.
+    /// Groups have weights; the waiting members of a group share its fraction equally.
     #[default]
     Groups,
     /// To each member.
@@ -74,11 +74,11 @@ pub struct QueueShare {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Shares {
     pub level: Level,
-    /// In the order of arrival: whoever came first wins a tie.
+    /// In the order of arrival: the first one wins a tie.
     pub queues: Vec<QueueShare>,
 }
 
-/// All that waits for a slot of one host, and how many slots each queue and member holds.
+/// The waiting requests of one host, and how many slots each queue and member holds.
 #[derive(Default)]
 pub struct FairQueue {
     level: Level,
@@ -95,13 +95,13 @@ struct Queue {
     id: QueueId,
     /// Absent until the Mission Controller has named it.
     weight: Option<f64>,
-    /// Its place among the shares, which are in the order of arrival: whoever came first wins a tie.
+    /// Its place among the shares, which are in the order of arrival: the first one wins a tie.
     rank: u32,
     waiting: usize,
     in_use: u32,
     /// Where its last request ended: bytes charged, divided by the weight.
     tag: f64,
-    /// It was passed over because it held its cap. What it would have had meanwhile is not saved up.
+    /// It was skipped because it held its cap. It gets no credit for that time.
     was_capped: bool,
     /// In bytes, because members of a queue count alike.
     virtual_time: f64,
@@ -117,8 +117,8 @@ struct Member {
 }
 
 impl FairQueue {
-    /// Replaces all shares. A queue that is not named any more is forgotten once it is idle. Where they are given to
-    /// something else than before, all that waits changes its queue, and nobody is ahead of anybody.
+    /// Replaces all shares. A queue that is not named any more is forgotten once it is idle. If the level changes, all
+    /// waiting requests change their queues, and all tags are reset.
     pub fn set_shares(&mut self, shares: &Shares) {
         if shares.level != self.level {
             self.level = shares.level;
@@ -131,7 +131,7 @@ impl FairQueue {
         for queue in &mut self.queues {
             (queue.weight, queue.rank) = named_as(&self.shares, queue.id);
         }
-        // Who is ahead stays ahead by as many bytes: a chunk that was much for a small weight is little for a large one.
+        // Keep each queue's lead in bytes: a chunk that was much for a small weight is little for a large one.
         for (id, old) in before {
             if let Some(at) = self.queues.iter().position(|queue| queue.id == id) {
                 let ahead = self.queues[at].tag - self.virtual_time;
@@ -141,7 +141,7 @@ impl FairQueue {
         self.forget_idle();
     }
 
-    /// Every member goes to the queue that is its by now.
+    /// Moves every member to its current queue.
     fn sort_anew(&mut self) {
         for member in std::mem::take(&mut self.queues).into_iter().flat_map(|queue| queue.members) {
             if !member.idle() {
@@ -188,7 +188,7 @@ impl FairQueue {
         let at = self.find_or_add(self.level.queue(group, member));
         let queue = &mut self.queues[at];
         if queue.waiting == 0 {
-            // Time in which it did not wait saves nothing up.
+            // It gets no credit for time in which it did not wait.
             queue.tag = queue.tag.max(virtual_time);
         }
         queue.waiting += 1;
@@ -237,8 +237,8 @@ impl FairQueue {
         if self.waiting == 0 {
             return None;
         }
-        // With fewer slots than twice the queues that want them, bytes alone decide. Weights are of the whole cluster; who
-        // wants slots here shares all of them.
+        // With fewer slots than twice the queues that want them, bytes alone decide. Weights are for the whole cluster;
+        // the queues with requests here share all slots.
         let wanting = (0..self.queues.len()).filter(|at| !self.queues[*at].idle());
         let (count, total) = wanting.fold((0, 0.0), |(count, total), at| (count + 1, total + self.weight(at)));
         let (caps_bind, average) = (caps_bind(budget, count), self.average());
@@ -270,8 +270,8 @@ impl FairQueue {
     }
 
     /// A slot is free again: it was charged `charged` bytes and moved `moved`. What it did not move is given back. What it moved
-    /// on top is charged now. Where no other queue waits, nobody has waited for it: the virtual time goes along, so that the queue
-    /// need not wait for it later.
+    /// on top is charged now. If no other queue waits, no request was delayed by it: the virtual time advances, so that
+    /// the queue need not wait later.
     pub fn done(&mut self, group: GroupId, member: MemberId, charged: u64, moved: u64) {
         let Some(at) = self.position(group, member) else { return };
         let weight = self.weight(at);
@@ -289,7 +289,7 @@ impl FairQueue {
         self.forget_if_idle(at);
     }
 
-    /// A slot that was granted elsewhere, before this queue existed: it is counted, and charged to nobody.
+    /// A slot that was granted elsewhere, before this queue existed: it is counted, and not charged.
     pub fn adopt(&mut self, group: GroupId, member: MemberId) {
         let at = self.find_or_add(self.level.queue(group, member));
         self.queues[at].in_use += 1;
@@ -323,7 +323,7 @@ impl FairQueue {
         self.queues.len() - 1
     }
 
-    /// A queue that the Mission Controller has not named yet counts as an average one.
+    /// The weight of a queue: the mean of the others if the Mission Controller has not set it yet.
     fn weight(&self, at: usize) -> f64 {
         self.queues[at].weight.unwrap_or(self.average())
     }
@@ -347,7 +347,7 @@ impl FairQueue {
         queue.members.retain(|member| !member.idle() || member.tag > virtual_time);
     }
 
-    /// Where nothing waits and nothing is held nobody is ahead of anybody.
+    /// Resets all tags if nothing waits and nothing is held.
     fn settle_if_idle(&mut self) -> bool {
         let idle = self.waiting == 0 && self.in_use == 0;
         if idle {
@@ -639,7 +639,7 @@ mod tests {
         }
     }
 
-    /// While nobody else wanted them, slots carried four times what they were granted for. A newcomer gets no more than its share
+    /// Without contention, slots carried four times what they were granted for. A newcomer gets no more than its share
     /// for that.
     #[test]
     fn who_moved_more_than_was_granted_while_nobody_waited_need_not_wait_for_it() {

@@ -1,12 +1,11 @@
 //! The process's half of slot sharing: which of its chunks have a slot, and which slots it keeps.
 //!
-//! While nobody else waits in vain, a process uses a slot again without asking, and charges nothing for it: a question per
-//! chunk would cost two context switches, as much as a small chunk itself. As soon as somebody waits, slots that are not
-//! in use go back, and each chunk is asked for and charged. So shares are exact under contention, and only there do they
-//! mean anything.
+//! Without contention, a process reuses a slot without a request and without a charge: a request per chunk would cost
+//! two context switches, as much as a small chunk itself. Under contention, unused slots are returned, and each chunk
+//! is requested and charged. So shares are exact under contention; without it they do not matter.
 //!
-//! A ticket is a chunk that wants a slot. A claim is a request that the arbiter knows of. They are apart so that a chunk which
-//! took a kept slot leaves its claim to the next chunk of the same length, and nothing has to be said.
+//! A ticket is a chunk that wants a slot. A claim is a request that the arbiter knows of. They are separate so that a
+//! chunk that took a kept slot leaves its claim to the next chunk of the same length, without a message.
 
 use super::{FromArbiter, GroupId, HEARTBEAT, JUMP, MemberId, SILENT, Ticket, ToArbiter};
 use crate::units::Time;
@@ -21,7 +20,7 @@ pub enum Event {
         member: MemberId,
         bytes: u64,
     },
-    /// It does not want one any more.
+    /// It no longer wants one.
     Withdraw {
         ticket: Ticket,
     },
@@ -31,7 +30,7 @@ pub enum Event {
         moved: u64,
     },
     Arbiter(FromArbiter),
-    /// An arbiter was found or begun; `remote`: in another process.
+    /// An arbiter was found or started; `remote`: in another process.
     Joined {
         remote: bool,
     },
@@ -51,7 +50,7 @@ pub enum Command {
     Replace,
 }
 
-/// What one process wants and has of its host's slots.
+/// A process's requests for, and holdings of, its host's slots.
 #[derive(Default)]
 pub struct Leases {
     joined: bool,
@@ -63,7 +62,7 @@ pub struct Leases {
     claims: Ticket,
     heard_at: Time,
     ticked_at: Time,
-    /// Chunks that ended on the host, as the arbiter said last.
+    /// Chunks that ended on the host, by the arbiter's last heartbeat.
     done: u64,
 }
 
@@ -73,7 +72,7 @@ struct Member {
     waiting: VecDeque<(Ticket, u64)>,
     /// Requests at the arbiter, oldest first, and their bytes.
     claims: VecDeque<(Ticket, u64)>,
-    /// Slots that are kept and not in use, and since when.
+    /// Kept slots that are not in use, and since when.
     spare: Vec<(Time, Lease)>,
 }
 
@@ -111,7 +110,7 @@ impl Leases {
         }
     }
 
-    /// Whether somebody may be waiting for a slot in vain, as far as this process knows.
+    /// Whether another process may be waiting for a slot, as far as this process knows.
     pub fn contended(&self) -> bool {
         self.contended || !self.joined
     }
@@ -144,7 +143,7 @@ impl Leases {
         self.claim(id, commands);
     }
 
-    /// Tells the arbiter of chunks that no claim stands for.
+    /// Sends requests for chunks without a claim.
     fn claim(&mut self, id: MemberId, commands: &mut Vec<Command>) {
         if !self.joined {
             return;
@@ -175,7 +174,7 @@ impl Leases {
         }
     }
 
-    /// Withdraws what is claimed for nobody, where that matters to others, or once nothing waits.
+    /// Withdraws claims without a chunk, under contention or once nothing waits.
     fn settle_claims(&mut self, id: MemberId, commands: &mut Vec<Command>) {
         let Some(member) = self.members.get_mut(&id) else { return };
         if self.contended || member.waiting.is_empty() {
@@ -251,7 +250,7 @@ impl Leases {
     fn granted(&mut self, now: Time, claim: Ticket, commands: &mut Vec<Command>) {
         let of = |member: &Member| member.claims.iter().position(|(own, _)| *own == claim);
         let found = self.members.iter_mut().find_map(|(id, member)| of(member).map(|at| (*id, member, at)));
-        // Withdrawn, and the grant was on its way.
+        // It was withdrawn while the grant was in transit.
         let Some((id, member, at)) = found else {
             commands.push(Command::Send(ToArbiter::Done { ticket: claim, moved: 0 }));
             return;
@@ -317,7 +316,7 @@ impl Leases {
 
     fn tick(&mut self, now: Time, commands: &mut Vec<Command>) {
         if now.since(self.ticked_at) >= JUMP {
-            // This process was stopped, not the arbiter: it has as long as ever to say something.
+            // This process was stopped, not the arbiter: restart the arbiter's timeout.
             self.heard_at = now;
         }
         self.ticked_at = now;
@@ -422,7 +421,7 @@ mod tests {
         assert_eq!(process.want(101), [claim(2, 10)]);
         process.grant(1);
         assert_eq!(process.event(Event::Done { ticket: 100, moved: 10 })[0], Command::Granted { ticket: 101 });
-        // Nothing waits any more: the arbiter hears so.
+        // Nothing waits any more: the arbiter is informed.
         assert!(process.leases.members.is_empty());
         let mut process = Process::joined();
         (100..103).for_each(|ticket| drop(process.want(ticket)));

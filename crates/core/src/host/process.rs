@@ -8,7 +8,7 @@ use std::collections::{BTreeSet, VecDeque};
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
-    /// Bring these pieces; see [`fetches::Event::Asked`].
+    /// Fetch these pieces; see [`fetches::Event::Asked`].
     Asked {
         fetch: FetchId,
         group: GroupId,
@@ -18,11 +18,11 @@ pub enum Event {
         one_run: BTreeSet<SourceId>,
         seed: u64,
     },
-    /// A run's range was asked for, and its bytes are on their way: the next may be asked for on its connection.
+    /// A run's range was requested, and its bytes are in transit: the next may be requested on its connection.
     Streaming {
         run: Run,
     },
-    /// What has arrived so far of the range that runs with this ticket; to be said each second.
+    /// What has arrived so far of the range that runs with this ticket; sent every second.
     Received {
         ticket: Ticket,
         bytes: u64,
@@ -57,7 +57,7 @@ pub enum Event {
         error: FetchError,
     },
     Arbiter(FromArbiter),
-    /// An arbiter was found or begun; `remote`: in another process.
+    /// An arbiter was found or started; `remote`: in another process.
     Joined {
         remote: bool,
     },
@@ -69,7 +69,8 @@ pub enum Event {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Command {
     Run(Run),
-    /// The answer to [`Event::Streaming`]: ask for this on the same connection; it runs when the one before it has ended.
+    /// The answer to [`Event::Streaming`]: request this on the same connection; it runs when the one before it has
+    /// ended.
     Chain(Run),
     /// End this run now: shut its connection down.
     Cut {
@@ -166,7 +167,7 @@ impl Process {
         self.fetches.running()
     }
 
-    /// Slots that are kept and not in use.
+    /// Kept slots that are not in use.
     pub fn spare(&self) -> usize {
         self.leases.spare()
     }
@@ -176,7 +177,7 @@ impl Process {
         self.fetches.is_idle() && self.leases.in_use() == 0
     }
 
-    /// What one half says to the other becomes its next event; the rest is for the caller.
+    /// Commands between the two halves become events; the rest is for the caller.
     fn translate(&mut self, commands: &mut Vec<Command>) {
         for command in self.from_fetches.drain(..) {
             match command {
@@ -462,7 +463,7 @@ mod tests {
         let end = Alone::new(4).play(&[piece(4, &[1])], |_| damaged());
         assert_eq!(end.result, Err(FetchError::Damaged("checksum".into())));
         assert_eq!(end.tally.refetches, defaults::CORRUPT_MAX);
-        // On a wire that damages here and there each attempt brings something.
+        // On a wire that damages bytes at random places, each attempt makes progress.
         let fault = Fault::Damaged("checksum".into());
         let end = Alone::new(4).play(&[piece(40, &[1])], |_| Outcome::Broken { verified: 1, fault: fault.clone() });
         assert_eq!((end.result, end.tally.refetches), (Ok(()), 40));
@@ -491,7 +492,7 @@ mod tests {
         assert_eq!(others, 1);
     }
 
-    /// A8: whoever gives up waits for no range that is under way.
+    /// A8: an abandoned fetch does not wait for its active ranges.
     #[test]
     fn a_fetch_that_is_given_up_cuts_its_runs_and_ends_after_them() {
         let mut host = Alone::new(2);

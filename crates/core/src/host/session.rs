@@ -1,9 +1,9 @@
-//! A process's half of its host's session: whether its reports go to the speaker of its host, or straight to the Mission
-//! Controller.
+//! A process's half of its host's session: whether its reports go to the speaker of its host, or directly to the
+//! Mission Controller.
 //!
-//! The speaker says when it has passed a report on. A report that it has kept for too long goes the straight way, and so do all
-//! that follow until the speaker is found again. Nothing waits for it, and a report that arrives twice, or late, says nothing new:
-//! it has a number, and totals.
+//! The speaker confirms each report that it has passed on. A report without confirmation in time is sent directly, and
+//! so are all that follow until the speaker is found again. Nothing waits for the speaker. A report that arrives twice,
+//! or late, does no harm: it has a number, and totals.
 
 use crate::control::WorkerReport;
 use crate::units::Time;
@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A speaker that has not passed a report on after this time is not heard: four reports (`REPORT_EVERY`).
+/// A speaker that has not confirmed a report after this time has failed: four reports (`REPORT_EVERY`).
 pub const PASSED_WITHIN: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Debug)]
@@ -22,7 +22,7 @@ pub enum Event {
     Left,
     /// The speaker has passed on all reports up to this number.
     Passed { number: u64 },
-    /// To be said every `REPORT_EVERY`: what has changed, if anything has.
+    /// Sent every `REPORT_EVERY`: the changes, if any.
     Report { report: Option<Box<WorkerReport>> },
 }
 
@@ -42,9 +42,9 @@ pub struct Session {
     address: Arc<str>,
     joined: bool,
     number: u64,
-    /// With the speaker, oldest first, and since when.
+    /// Unconfirmed reports, oldest first, and since when.
     kept: VecDeque<(Time, WorkerReport)>,
-    /// To be said once more, the straight way.
+    /// Reports to send again, directly.
     unsure: Vec<WorkerReport>,
     /// Something may have been lost with a speaker.
     says_all: bool,
@@ -97,7 +97,7 @@ impl Session {
             report => {
                 let mut report = report.unwrap_or_default();
                 let unsure = self.unsure.drain(..).map(|own| (self.address.clone(), own));
-                // Before its own words: they are older.
+                // Before its own report: they are older.
                 report.others = unsure.chain(std::mem::take(&mut report.others)).collect();
                 commands.push(Command::Say(Box::new(report)));
             }
@@ -105,7 +105,7 @@ impl Session {
     }
 }
 
-/// What belongs to the lives of objects, or is the last of a job, goes in order with the engine's own messages.
+/// Reports about lifecycles of objects, and last reports on a job, go in order with the engine's own messages.
 fn may_be_handed_over(report: &WorkerReport) -> bool {
     let WorkerReport { copied, described, took, untaken, last_of, others, .. } = report;
     let empty = copied.is_empty() && described.is_empty() && took.is_empty() && untaken.is_empty();

@@ -1,8 +1,8 @@
-//! The arbiter's half: gives the slots of a host to its processes.
+//! The arbiter's half: grants the slots of a host to its processes.
 //!
-//! Each grant is kept with its charge until it comes back, so what is charged in the end is what was moved. A process that
-//! is silent for too long loses its slots to others. An arbiter that was stopped itself grants nothing before its caller
-//! has made sure that no other took its place.
+//! Each grant is kept with its charge until the slot is returned, so the final charge is what was moved. A process that
+//! is silent for too long loses its slots to others. An arbiter that was stopped itself grants nothing until its caller
+//! has confirmed that no other arbiter replaced it.
 
 use super::fair::{FairQueue, QueueId, Request, Shares as QueueShares};
 use super::{ClientId, FromArbiter, GroupId, HEARTBEAT, JUMP, MemberId, SETTLE, SILENT, Ticket, ToArbiter};
@@ -11,11 +11,11 @@ use crate::shares::FlowsPerHost;
 use crate::units::Time;
 use std::collections::BTreeMap;
 
-/// Of one chunk: what is charged stays far below what the tags of fair queueing can tell apart.
+/// Longest chunk: charges stay far below the resolution limit of the fair queueing tags.
 const BYTES_MAX: u64 = 1 << 30;
 /// The arbiter's own process.
 pub const SELF: ClientId = 0;
-/// Tickets that one process may have waiting: more is a client that does not know the rules.
+/// Waiting tickets of one process: a client with more violates the protocol.
 pub const WAITING_MAX: usize = 16 << 10;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -35,7 +35,7 @@ pub enum Event {
         flows_per_host: FlowsPerHost,
         shares: QueueShares,
     },
-    /// The answer to [`Command::Confirm`]: nobody took this arbiter's place.
+    /// The answer to [`Command::Confirm`]: no other arbiter replaced this one.
     Confirmed,
     Tick,
 }
@@ -46,11 +46,11 @@ pub enum Command {
         client: ClientId,
         message: FromArbiter,
     },
-    /// The client is silent or breaks the rules: close its connection. Its slots are given to others.
+    /// The client is silent or violates the protocol: close its connection. Its slots are granted to others.
     Expel {
         client: ClientId,
     },
-    /// This process was stopped for a while: look whether another arbiter took its place. Nothing is granted before
+    /// This process was stopped for a while: check whether another arbiter replaced it. Nothing is granted before
     /// [`Event::Confirmed`].
     Confirm,
     /// Send [`Event::Tick`] then, at the latest.
@@ -87,12 +87,12 @@ struct Held {
     ticket: Ticket,
     group: GroupId,
     member: MemberId,
-    /// Absent where an earlier arbiter granted it: nobody was charged here, and nothing is given back.
+    /// Absent if an earlier arbiter granted it: it was not charged here, so nothing is refunded.
     charged: Option<u64>,
 }
 
 impl Slots {
-    /// `succeeds`: others may still hold slots of an earlier arbiter; they have [`SETTLE`] to say so.
+    /// `succeeds`: others may still hold slots of an earlier arbiter; they have [`SETTLE`] to report them.
     pub fn new(now: Time, flows_per_host: FlowsPerHost, succeeds: bool) -> Slots {
         let mut slots = Slots {
             queue: FairQueue::default(),
@@ -114,7 +114,7 @@ impl Slots {
 
     pub fn handle(&mut self, now: Time, event: Event, commands: &mut Vec<Command>) {
         if self.confirmed && now.since(self.ticked_at) >= JUMP {
-            // Who was silent while this process stood still is not to blame.
+            // Clients that seemed silent while this process was stopped are not dropped.
             self.clients.iter_mut().for_each(|client| client.heard_at = now);
             self.confirmed = false;
             self.ticked_at = now;
@@ -180,7 +180,7 @@ impl Slots {
                 if client.held.iter().any(|held| held.ticket == ticket) {
                     return;
                 }
-                // Nobody can have held more slots than a host has.
+                // No process can have held more slots than a host has.
                 if client.held.len() >= FLOWS_MAX as usize && id != SELF {
                     commands.push(Command::Expel { client: id });
                     self.drop_client(id);
@@ -190,7 +190,7 @@ impl Slots {
                 self.queue.adopt(group, member);
             }
             ToArbiter::Want { ticket, group, member, bytes } => {
-                // The arbiter's own process is this one: it keeps to the rules.
+                // The arbiter's own process is not checked: it is this one.
                 if (client.waiting.len() >= WAITING_MAX || bytes > BYTES_MAX) && id != SELF {
                     commands.push(Command::Expel { client: id });
                     self.drop_client(id);
@@ -210,7 +210,7 @@ impl Slots {
             ToArbiter::Done { ticket, moved } => {
                 if let Some(at) = client.held.iter().position(|held| held.ticket == ticket) {
                     let held = client.held.swap_remove(at);
-                    // While nobody else wanted it, a slot may have carried a longer chunk than it was granted for.
+                    // Without contention, a slot may have carried a longer chunk than it was granted for.
                     let moved = held.charged.map_or(0, |_| moved.min(BYTES_MAX));
                     self.queue.done(held.group, held.member, held.charged.unwrap_or(0), moved);
                     self.done += 1;
@@ -268,7 +268,7 @@ impl Slots {
         }
     }
 
-    /// What has arrived decides how many slots there are, where that is not given; true if there are more or fewer now.
+    /// Updates the number of slots from the arrived bytes, if it is found by trial; true if it has changed.
     fn observe(&mut self, now: Time, bytes: u64, chunks: u32) -> bool {
         let Some(budget) = &mut self.budget else { return false };
         let before = budget.limit();
@@ -280,9 +280,9 @@ impl Slots {
         limit != before
     }
 
-    /// Somebody waits for a slot that another process or another member has, or waits for too.
+    /// Whether there is contention: a request waits while another process or member holds a slot, or waits, too.
     fn is_contended(&self) -> bool {
-        // Where rates decide, every chunk is asked for.
+        // If slots are found by trial, every chunk needs a request.
         if self.budget.is_some() {
             return true;
         }

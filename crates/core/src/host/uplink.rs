@@ -1,10 +1,10 @@
 //! The sender's half: which range leaves a process next, when the uplink of its host is full (DESIGN 4.1, senders).
 //!
 //! Receivers grant slots by weight, so a link into a host is shared by weight. A link out of a host is not: if two receivers
-//! fetch from it for different jobs, each uses all its slots, and TCP shares the uplink by flows. So a sender starts as many
-//! ranges at once as a receiver does. Further ranges wait in the same fair queue, with the same weights.
+//! fetch from it for different jobs, each uses all its slots, and TCP shares the uplink by flows. So a sender starts as
+//! many ranges in parallel as a receiver does. Further ranges wait in the same fair queue, with the same weights.
 //!
-//! Only a full uplink delays ranges. If it has room, the ranges under way wait for their receivers, and a bound on their
+//! Only a full uplink delays ranges. If it has room, the active ranges wait for their receivers, and a bound on their
 //! number would make fast receivers wait behind slow ones. So a host that does not know the rate of its link delays nothing.
 
 use super::fair::{FairQueue, Request, Shares};
@@ -14,14 +14,15 @@ use crate::units::Time;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// How often it is looked, while more ranges are asked for than leave at once, whether the uplink is full.
+/// How often the uplink's load is checked while ranges wait.
 pub const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// A range that has waited so long leaves whoever's turn it is: long before its receiver gives this sender up
+/// A range that has waited this long is sent out of turn: long before its receiver abandons this sender
 /// ([`crate::defaults::STALL`]).
 pub const LONGEST: Duration = Duration::from_secs(2);
-/// What was sent over a longer time than this says nothing of now.
+/// Samples over a longer time than this are ignored.
 const OLD: Duration = Duration::from_millis(500);
-/// An uplink that carries this part of its rate is full: headers take 5 %, and the congestion control leaves some idle.
+/// An uplink that carries this fraction of its rate is full: headers take 5 %, and the congestion control leaves some
+/// idle.
 const FULL: f64 = 0.8;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -47,7 +48,7 @@ pub enum Event {
     Late {
         ticket: Ticket,
     },
-    /// A range has left, or broke off after so many bytes.
+    /// A range was sent, or was aborted after so many bytes.
     Done {
         ticket: Ticket,
         moved: u64,
@@ -56,20 +57,21 @@ pub enum Event {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
-    /// It leaves now.
+    /// Send the range now.
     Send { ticket: Ticket },
-    /// Say how much was sent.
+    /// Report how much was sent.
     Look,
 }
 
-/// What leaves one process.
+/// The ranges that one process sends.
 pub struct Uplink {
     queue: FairQueue,
     bits_per_sec: Option<u64>,
-    /// Ranges at once.
+    /// Ranges in parallel.
     most: u32,
     ranges: BTreeMap<Ticket, Range>,
-    /// More of them, since the uplink had room: doubled with each look at one that has, halved with each at a full one.
+    /// Additional ranges, since the uplink had room: doubled with each check that finds room, halved with each that
+    /// finds it full.
     more: u32,
     looked: Option<(Time, u64)>,
 }
@@ -142,7 +144,7 @@ impl Uplink {
             let bits = sent.saturating_sub(before) as f64 * 8.0;
             let full = bits >= FULL * rate as f64 * elapsed.as_secs_f64();
             if elapsed <= OLD {
-                // What was allowed and never used must not be halved first: until then weights would not hold.
+                // Unused additional ranges must not delay the halving: weights have no effect until then.
                 let used = self.queue.in_use().saturating_sub(self.most);
                 self.more = if full { self.more.min(used) / 2 } else { self.more.saturating_add(1).saturating_mul(2) };
             }
@@ -181,8 +183,9 @@ mod tests {
         Event::Shares { flows_per_host: FlowsPerHost::Fixed(10), shares: Shares { level: Level::Groups, queues } }
     }
 
-    /// Each receiver keeps so many ranges of one job asked for; gives the bytes that each job got, in virtual time. The uplink
-    /// has its rate, shared by the ranges that are under way, of which each receiver takes at most `receives`.
+    /// Each receiver keeps so many ranges of one job requested; returns the bytes that each job got, in virtual time.
+    /// The uplink has its rate, shared by the ranges that are under way, of which each receiver takes at most
+    /// `receives`.
     fn run(uplink: &mut Uplink, receivers: u64, asks: u64, receives: f64, seconds: f64) -> (Vec<u64>, u32) {
         let (mut sent, mut got, mut most) = (0u64, vec![0u64; receivers as usize], 0);
         let (mut left, mut commands) = (BTreeMap::<Ticket, f64>::new(), Vec::new());

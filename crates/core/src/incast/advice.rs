@@ -1,14 +1,14 @@
-//! Whether incast bites, and what each remedy would give.
+//! Whether incast collapses goodput, and what each mitigation is predicted to give.
 
 use super::modern::{block, goodput, onset};
 use super::{Form, Onset, Path};
 use serde::Serialize;
 use std::collections::BTreeSet;
 
-/// Goodput below this part of the ideal is worth a remedy.
+/// Goodput below this fraction of the ideal is worth a mitigation.
 const BITES: f64 = 0.9;
-/// What measured goodput was at least, as a part of what was expected, in nine of ten cases (docs/measurements.md: the advice
-/// applied with seeds 20261121, 20261122, 77 and 81). What fits into the port: 0.99 and more.
+/// Lower bounds of measured goodput as a fraction of the prediction, in nine of ten cases (docs/measurements.md: the
+/// advice applied with seeds 20261121, 20261122, 77 and 81). If all fits into the port: 0.99 and more.
 const LEAST_FITS: f64 = 0.93;
 /// With a short minimum RTO, with selective acknowledgments: 0.86 to 1.05; without: 0.76 to 1.04.
 const LEAST_RTO_SACK: f64 = 0.8;
@@ -17,24 +17,24 @@ const LEAST_RTO_PLAIN: f64 = 0.72;
 const LEAST_BUFFER: f64 = 0.8;
 /// With DCTCP, where every sender's two segments fit: 0.76 to 0.94, as long fragments of few senders overshoot in slow start.
 const LEAST_DCTCP: f64 = 0.72;
-/// And at most this much more, but never more than the ideal.
+/// Upper bound of measured goodput by the prediction, but never more than the ideal.
 const MOST: f64 = 1.06;
-/// One flow had so much more than the ideal of the model.
+/// One flow exceeded the ideal of the model by this factor.
 const MOST_IDEAL: f64 = 1.02;
-/// Without selective acknowledgments 95, 67, 59, 19 and 16 of 95 Mbit/s were measured.
-const DCTCP_PLAIN: &str = "without selective acknowledgments what DCTCP loses at first is a timeout, in no block or in \
-    every one: measure it";
-/// Small windows and DCTCP had 0.9 to 2.0 times what all had as it was.
-const TOO_MANY: &str = "two segments of each sender are more than the port holds: it may help by a factor of two, or \
-    not at all";
-/// What is advised for the minimum RTO, in seconds: what Mission Control asks of its own sockets (FACTS: 10 ms in effect,
-/// as ticks are of 4 ms).
+/// Reason for no prediction: without selective acknowledgments 95, 67, 59, 19 and 16 of 95 Mbit/s were measured.
+const DCTCP_PLAIN: &str = "without selective acknowledgments DCTCP's first losses end in a timeout, in no block or in \
+    every block: measure it";
+/// Reason for no prediction: small windows and DCTCP had 0.9 to 2.0 times the goodput without them.
+const TOO_MANY: &str = "two segments of each sender are more than the port holds: the gain may be a factor of two, or \
+    nothing";
+/// Advised minimum RTO, in seconds: the value that Mission Control requests for its own sockets (FACTS: 10 ms in
+/// effect, with ticks of 4 ms).
 const RTO_MIN_S: f64 = 0.005;
 /// Of DCTCP's threshold: half of the port, so that marks come before losses; but no more than 20 packets, what Alizadeh et
 /// al. (2010, 4) use at 1 Gbit/s, where a seventh of rate times round trip (3.4 there) is not more.
 const THRESHOLD_PACKETS: f64 = 20.0;
 const THRESHOLD_OF_TRIP: f64 = 7.0;
-/// Segments that each flow has on the way at least.
+/// Segments that each flow has in flight at least.
 const WINDOW_LEAST: f64 = 2.0;
 /// Ports with more are not sold.
 const BUFFER_MOST: u64 = 1 << 30;
@@ -42,11 +42,11 @@ const BUFFER_MOST: u64 = 1 << 30;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
-    /// So many senders at once.
+    /// Limit the senders in parallel to this number.
     Flows,
     /// A minimum RTO, in seconds.
     RtoMin,
-    /// DCTCP, and packets marked that find so many bytes.
+    /// DCTCP, with packets marked above so many queued bytes.
     Dctcp,
     /// A port with so many bytes.
     Buffer,
@@ -62,14 +62,14 @@ pub struct Promise {
     pub high_mbit: f64,
 }
 
-/// One way to get rid of incast.
+/// One mitigation of incast.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Remedy {
     pub kind: Kind,
     pub value: f64,
-    /// `None`: nothing can be promised.
+    /// `None`: nothing can be predicted.
     pub promise: Option<Promise>,
-    /// Why not; empty where something is promised.
+    /// Why not; empty if there is a prediction.
     pub unknown: &'static str,
 }
 
@@ -79,19 +79,19 @@ pub struct Advice {
     pub onset: Onset,
     pub goodput_mbit: f64,
     pub ideal_mbit: f64,
-    /// Best first; last those of which nothing is promised.
+    /// Best first; those without a prediction last.
     pub remedies: Vec<Remedy>,
 }
 
-/// What happens to blocks of this form from so many senders, and what each remedy would change.
+/// Predicts goodput of blocks of this form from so many senders, and with each mitigation.
 ///
 /// # Errors
-/// A path or a number of senders that cannot be: one line that names the mend.
+/// An invalid path or number of senders: one line with a hint.
 pub fn advise(path: &Path, form: Form, senders: u32) -> Result<Advice, String> {
     path.check()?;
     let fragment = form.fragment(senders);
     if senders == 0 || fragment == 0 {
-        return Err("nothing is sent by 0 senders, or in 0 bytes: use 1 or more".into());
+        return Err("0 senders or 0 bytes send nothing: use 1 or more".into());
     }
     let all = BTreeSet::new();
     let bits = fragment as f64 * 8.0 * f64::from(senders);
@@ -111,7 +111,7 @@ pub fn advise(path: &Path, form: Form, senders: u32) -> Result<Advice, String> {
     let fits = promise(best, LEAST_FITS);
     let (room, frames) = (path.buffer.bytes() as f64, path.mss as f64 + 66.0);
 
-    // As many as the port holds with all that they send; one always fits.
+    // As many senders as the port holds with whole fragments; one always fits.
     let flows = (room / (fragment as f64 * frames / path.mss as f64)).floor().max(1.0);
     let mut remedies = vec![remedy(Kind::Flows, flows.min(f64::from(senders)), fits)];
     if path.rto_s > RTO_MIN_S {
@@ -119,7 +119,7 @@ pub fn advise(path: &Path, form: Form, senders: u32) -> Result<Advice, String> {
             modelled(&Path { rto_s: RTO_MIN_S, ..*path }, if path.sack { LEAST_RTO_SACK } else { LEAST_RTO_PLAIN })
         }));
     }
-    // However small their windows are made, two segments of each are on the way.
+    // However small their windows are, two segments of each are in flight.
     let least = WINDOW_LEAST * f64::from(senders) * frames;
     let unless_too_many = |fits| if least <= room { fits } else { Err(TOO_MANY) };
     let trip = path.link_bits_per_sec / 8.0 * path.rtt_s / THRESHOLD_OF_TRIP;
@@ -224,7 +224,7 @@ mod tests {
             let low = onset(&larger, form, &BTreeSet::new()).low;
             assert!(low.is_none_or(|low| low > senders), "{senders} of {kilobytes} kB: {} bytes, {low:?}", port.value);
         }
-        // Twice this port, 96 Mbit/s as it was promised, gave 60.6 (docs/measurements.md, "larger ports").
+        // Twice this port, for which 96 Mbit/s were predicted, gave 60.6 (docs/measurements.md, "larger ports").
         let own = advise(&path(131_072), Form::Fragment(32_000), 47).unwrap();
         assert_eq!(own.remedies.iter().find(|remedy| remedy.kind == Kind::Buffer).unwrap().value, 524_288.0);
     }

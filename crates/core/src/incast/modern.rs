@@ -1,7 +1,7 @@
 //! Incast on kernels of today: equation 4 with its alpha explained.
 //!
-//! The papers fit alpha, the part of an RTO in which the link is idle, to each block size and range of senders. Measured
-//! block by block (docs/measurements.md, "incast, block by block"), it follows from four things:
+//! The papers fit alpha, the fraction of an RTO in which the link is idle, to each block size and range of senders.
+//! Measured block by block (docs/measurements.md, "incast, block by block"), it follows from four things:
 //!
 //! - **Not every block times out.** Losses are repaired without a timeout as long as a flow has some segments in the port.
 //!   That hangs on its fair share of the buffer, `w = buffer / (N segments)`: with selective acknowledgments timeouts
@@ -91,7 +91,7 @@ pub struct Block {
     /// Seconds without a timeout, and with.
     pub ideal_s: f64,
     pub stalled_s: f64,
-    /// Part of the blocks in which a flow times out.
+    /// Fraction of blocks in which a flow times out.
     pub stalls: f64,
     /// Timeouts of all flows in a block.
     pub timeouts: f64,
@@ -151,7 +151,8 @@ pub fn block(path: &Path, fragment: u64, senders: u32, without: &BTreeSet<Term>)
     };
     let waits = match (with(Term::Backoff), path.sack) {
         (false, _) => 1.0,
-        // A fragment that is sent again after its timeout begins with one segment: two of each meet again in the port.
+        // A fragment that is retransmitted after its timeout begins with one segment: two of each meet again in the
+        // port.
         (true, false) if path.fresh => 1.0 + f64::from(u8::from(2.0 * timeouts > room)),
         // Each timeout repairs one loss, and some flows have several: they follow one another.
         (true, false) => (2.0 * each).ceil().max(1.0),
@@ -205,7 +206,7 @@ pub fn onset(path: &Path, form: Form, without: &BTreeSet<Term>) -> Onset {
     let value = first(0.5, 0.0);
     let (low, high) = (first(0.1, tail_s), first(0.9, -tail_s).or(value));
     let Some(value) = value else { return Onset { bytes, value: None, low, high: None } };
-    // Wider than a factor of two says nothing.
+    // An interval wider than a factor of two is useless.
     let low = low.unwrap_or(value).max((f64::from(value) / WIDEST.sqrt()).ceil() as u32).min(value);
     let high = high.unwrap_or(value).clamp(value, (f64::from(low) * WIDEST) as u32);
     Onset { bytes, value: Some(value), low: Some(low), high: Some(high) }
@@ -289,7 +290,7 @@ pub(super) mod tests {
 
     #[test]
     fn over_new_connections_slow_start_sets_the_pace_and_half_of_its_largest_windows_fill_the_port() {
-        // In slow motion of ten.
+        // With time dilation of ten.
         let own = Path { rtt_s: 1e-2, rto_s: 2.0, initial_window: 3 * 1448, fresh: true, ..path(65_536, false) };
         let mut off = FRESH.map(|(senders, kilobytes, measured)| {
             (goodput(&own, kilobytes * 1000, senders, &BTreeSet::new()) / 1e5 / measured - 1.0).abs()

@@ -1,4 +1,4 @@
-//! Events and commands of the Mission Controller, and its status as people see it.
+//! Events and commands of the Mission Controller, and its status for users.
 
 use crate::cluster::Hosts;
 use crate::ecn;
@@ -30,7 +30,7 @@ pub enum Event {
     },
     JobArrived {
         spec: JobSpec,
-        /// A client has just said so: a deadline counts from now.
+        /// A client has just announced the job: a deadline counts from now.
         #[serde(default)]
         admitted: bool,
     },
@@ -43,22 +43,21 @@ pub enum Event {
         transfer: TransferId,
         asked: Asked,
     },
-    /// What a worker has asked for and got in a transfer since its start: totals, so a lost message costs nothing.
+    /// What a worker has requested and received in a transfer since its start: totals, so a lost message costs nothing.
     Progress {
         worker: WorkerId,
         transfer: TransferId,
         asked_bytes: u64,
         served_bytes: u64,
-        /// Bytes were under way at some time since the worker's last word: what comes and goes between two words
-        /// competes for the network all the same.
+        /// Bytes were in transit at some time since the worker's last report: transfers between two reports compete for
+        /// the network, too.
         #[serde(default)]
         moved: bool,
-        /// Of the bytes that are asked for and not served, how many come from each worker, by the address on which its
-        /// objects are fetched, as far as that is known.
+        /// Outstanding bytes by source: the address on which its objects are fetched, as far as that is known.
         #[serde(default)]
         waits_for: BTreeMap<Arc<str>, u64>,
     },
-    /// The engine has a new task, after its inputs; tasks are numbered by the caller. Those that are not known do not count.
+    /// The engine has a new task, after its inputs; tasks are numbered by the caller. Unknown inputs are ignored.
     TaskAdded {
         task: u64,
         job: JobId,
@@ -84,17 +83,17 @@ pub enum Event {
     Policy {
         policy: String,
     },
-    /// What the control service says each job or transfer may have ([`crate::service`]); `None`: this controller weighs
-    /// alone.
+    /// The control service's weights of each job or transfer ([`crate::service`]); `None`: this controller uses its
+    /// own.
     Guided {
         guide: Option<Guide>,
     },
-    /// What an external policy says to [`Command::Weigh`]: how much each job or transfer counts, or what went wrong.
+    /// An external policy's answer to [`Command::Weigh`]: the weight of each job or transfer, or an error.
     Weighed {
         asked: Vec<TransferView>,
         counts: Result<Counts, String>,
     },
-    /// What a worker learnt by [`Command::ProbeEcn`].
+    /// A worker's result of [`Command::ProbeEcn`].
     EcnProbed {
         worker: WorkerId,
         seen: ecn::Seen,
@@ -108,7 +107,7 @@ pub enum Event {
 pub enum Command {
     /// To every worker.
     Shares(Standing),
-    /// To a worker that has the shares before: said in place of [`Command::Shares`] ([`crate::control`]).
+    /// To a worker that has the previous shares: replaces [`Command::Shares`] ([`crate::control`]).
     SharesChanged(SharesChanged),
     /// To every worker.
     Plan { job: JobId, plan: FlightPlan },
@@ -118,16 +117,17 @@ pub enum Command {
     Own { worker: WorkerId, environment: Environment },
     /// To every worker: many receive the same parts in this transfer, and serve one another ([`crate::swarm`]).
     Broadcast { transfer: TransferId },
-    /// The job may not run; said before a byte moves.
+    /// The job is refused, before a byte moves.
     Refuse { job: JobId, reason: String },
-    /// To this worker: have the others send to it at once ([`crate::ecn`]), and say so by [`Event::EcnProbed`].
+    /// To this worker: have the others send to it at the same time ([`crate::ecn`]), and report by
+    /// [`Event::EcnProbed`].
     ProbeEcn { worker: WorkerId, senders: Vec<WorkerId> },
-    /// To the caller itself: the event was wrong, in one line that says what to do; nothing has changed.
+    /// To the caller itself: the event was invalid, with a hint in one line; nothing has changed.
     Invalid { why: String },
-    /// To the caller itself: have the external policy compute what these transfers or their jobs count, and say so by
+    /// To the caller itself: have the external policy compute weights of these transfers or their jobs, and answer by
     /// [`Event::Weighed`].
     Weigh { transfers: Vec<TransferView> },
-    /// To the caller itself, for people: what every active transfer has from now on, in the order of arrival.
+    /// To the caller itself, for users: the new weight of every active transfer, in the order of arrival.
     Weights { transfers: Vec<TransferWeight> },
 }
 
@@ -139,7 +139,7 @@ pub struct Guide {
     pub shares: Vec<Share>,
 }
 
-/// What a transfer may have: a part of every host's bytes, and the whole flows that this is (paper 001, table 4.4).
+/// A transfer's share: a fraction of every host's bytes, and the whole flows for that (paper 001, table 4.4).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Weight {
     pub weight: f64,
@@ -154,7 +154,7 @@ pub struct TransferWeight {
     pub weight: Weight,
 }
 
-/// What the Mission Controller knows of a job, for people to look at.
+/// The status of a job, for users.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct JobStatus {
     pub job: JobId,
@@ -175,7 +175,7 @@ pub struct TransferStatus {
     pub from: Arc<str>,
     pub to: Arc<str>,
     pub pattern: Pattern,
-    /// By what the pattern is known.
+    /// The evidence for the pattern.
     pub evidence: Arc<str>,
     /// Of the last weights; absent while the transfer is not active.
     pub weight: Option<f64>,

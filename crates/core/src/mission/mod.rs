@@ -27,18 +27,18 @@ use weights::is_external;
 pub struct MissionController {
     policy_spec: String,
     policy: Policy,
-    /// What went wrong last with a policy that the caller computes.
+    /// The last error of a policy that the caller computes.
     policy_error: Option<String>,
-    /// What holds in place of its weights.
+    /// Weights that replace this controller's own.
     guide: Option<Guide>,
     flows_per_host: FlowsPerHost,
-    /// Jobs and transfers that there were.
+    /// How many jobs and transfers there were so far.
     arrivals: u64,
     jobs: BTreeMap<JobId, Job>,
     cluster: Cluster,
     /// Of the active transfers, as of [`MissionController::weighed_at`].
     shares: Vec<Share>,
-    /// Of these: it grows with each change, said or not.
+    /// Version of the shares: it grows with each change, sent or not.
     version: u64,
     weights: BTreeMap<TransferId, Weight>,
     weighed_at: Option<Time>,
@@ -100,8 +100,8 @@ impl MissionController {
         self.flows_per_host
     }
 
-    /// Takes an event at `now`; adds what is to be said to whom. Only [`Event::Policy`] and [`Event::JobArrived`] can be
-    /// wrong; the answer is [`Command::Invalid`] then, and nothing has changed.
+    /// Handles an event at `now`; adds commands. Only [`Event::Policy`] and [`Event::JobArrived`] can be invalid; the
+    /// answer is [`Command::Invalid`] then, and nothing has changed.
     pub fn handle(&mut self, now: Time, event: Event, commands: &mut Vec<Command>) {
         if let Err(why) = self.take(now, event, commands) {
             commands.push(Command::Invalid { why });
@@ -109,9 +109,9 @@ impl MissionController {
     }
 
     fn take(&mut self, now: Time, event: Event, commands: &mut Vec<Command>) -> Result<(), String> {
-        // An answer is not answered by the same question.
+        // An answer must not cause the same question again.
         let asks = !matches!(event, Event::Weighed { .. });
-        // Whoever says these waits for what comes of it.
+        // The sender of these waits for the result.
         let at_once = matches!(event, Event::Weighed { .. } | Event::Policy { .. } | Event::Guided { .. });
         // Only these can make a probe due; most events are reports, and there are many.
         let may_probe = matches!(
@@ -164,7 +164,7 @@ impl MissionController {
                 transfer.announce(id, commands);
                 changed
             }
-            // What these tell is looked at with the next other event: a graph comes task by task.
+            // The effect of these is computed with the next other event: a graph arrives task by task.
             Event::TaskAdded { task, job, stage, kind, inputs } => {
                 self.graph.add(task, &job, &stage, kind, &inputs);
                 return Ok(());
@@ -197,7 +197,7 @@ impl MissionController {
             }
             Event::Policy { policy } => {
                 let new = policy::policy(&policy)?;
-                // Until one that the caller computes has answered, everybody has what it had.
+                // Until the caller's policy has answered, the previous weights stay in force.
                 self.policy = if is_external(&policy) { self.had().policy() } else { new };
                 self.policy_error = None;
                 self.policy_spec = policy;
@@ -239,7 +239,7 @@ impl MissionController {
         Ok(())
     }
 
-    /// The commands that bring a worker up to date that has just joined.
+    /// The commands that a newly joined worker needs.
     pub fn briefing(&self, worker: &str) -> Vec<Command> {
         let own = self.cluster.environment_of(worker);
         let own = own.map(|environment| Command::Own { worker: worker.into(), environment });
@@ -284,7 +284,7 @@ impl MissionController {
         &self.policy_spec
     }
 
-    /// What is wrong with an external policy; the last weights that it gave are in force.
+    /// The error of an external policy; its previous weights are in force.
     pub fn policy_error(&self) -> Option<&str> {
         self.policy_error.as_deref()
     }
@@ -378,7 +378,7 @@ impl MissionController {
         self.graph.tasks()
     }
 
-    /// The transfer, and its job where nobody announced it.
+    /// The transfer; makes its job if that was not announced.
     fn transfer(&mut self, now: Time, id: &TransferId) -> &mut Transfer {
         if !self.jobs.contains_key(&id.job) {
             self.arrive(now, JobSpec::named(id.job.clone()), &mut Vec::new());
@@ -417,7 +417,7 @@ impl MissionController {
         }
     }
 
-    /// One host of each kind; before the first worker joins, what the scheduler's own side offers.
+    /// One host of each kind; before the first worker joins, the scheduler's own environment.
     fn kinds(&self) -> Vec<Environment> {
         if self.cluster.is_empty() { vec![self.environment.clone()] } else { self.cluster.kinds().collect() }
     }

@@ -23,7 +23,7 @@ fn progress(job: &str, asked_bytes: u64, served_bytes: u64) -> Event {
     Event::Progress { worker, transfer: transfer(job), asked_bytes, served_bytes, moved: false, waits_for }
 }
 
-/// Of ten, by job, where the last command tells new shares.
+/// Flows of ten, by job, if the last command sends new shares.
 fn flows(commands: &[Command]) -> Vec<(String, u32)> {
     let Some(Command::Shares(Standing { shares, .. })) = commands.last() else { return Vec::new() };
     let weights: Vec<f64> = shares.iter().map(|share| share.weight).collect();
@@ -50,7 +50,7 @@ fn what_comes_and_goes_at_once_is_weighed_once() {
     assert_eq!(handled(&mut mission, Time(0), progress("one", 100, 0)).len(), 2);
     assert!(handled(&mut mission, Time(1), progress("two", 100, 0)).is_empty());
     assert!(handled(&mut mission, Time(2), progress("three", 100, 0)).is_empty());
-    // Whatever is said next, once it is time.
+    // Any later event, once the time has come.
     let later = Time(0) + defaults::WEIGHTS_APART;
     assert_eq!(flows(&handled(&mut mission, later, Event::Tick)).len(), 3);
 }
@@ -85,7 +85,7 @@ fn a_job_whose_encryption_cannot_be_had_is_refused() {
     let spec = JobSpec { demands, ..JobSpec::named("secret".into()) };
     let commands = handled(&mut mission, Time(0), Event::JobArrived { spec, admitted: false });
     assert!(matches!(&commands[0], Command::Refuse { reason, .. } if reason.contains("TLS")));
-    // Said once, and not again whenever plans are looked at.
+    // Sent once, and not again whenever plans are computed.
     let joined = |worker: &str| Event::WorkerJoined {
         worker: worker.into(),
         host: "h".into(),

@@ -1,4 +1,4 @@
-//! One transfer: what its receivers have asked for and got, its rate, and its pattern.
+//! One transfer: what its receivers have requested and received, its rate, and its pattern.
 
 use super::Command;
 use crate::defaults;
@@ -14,21 +14,21 @@ pub(super) struct Transfer {
     /// When the first fetch began.
     pub(super) began_at: Option<Time>,
     pub(super) evidence: Evidence,
-    /// What the task graph tells.
+    /// The pattern by the task graph.
     pub(super) classified: Option<Classified>,
     /// The workers know that it is a broadcast.
     pub(super) announced: bool,
     pub(super) progress: BTreeMap<WorkerId, Progress>,
     /// Totals of workers that left.
     pub(super) left: u64,
-    /// Bytes that are still to come, by the hosts that receive and that send them: sums over `progress`.
+    /// Outstanding bytes, by the hosts that receive and that send them: sums over `progress`.
     pub(super) to_receive: BTreeMap<HostId, u64>,
     pub(super) to_send: BTreeMap<HostId, u64>,
     /// When its rate was measured last, what had been served by then, and the rate.
     pub(super) measured: (Time, u64, f64),
 }
 
-/// What one worker says of a transfer.
+/// One worker's report of a transfer.
 #[derive(Default)]
 pub(super) struct Progress {
     pub(super) asked: u64,
@@ -55,7 +55,7 @@ impl Transfer {
         }
     }
 
-    /// What a worker says from now on, in place of what it said before; nothing more, where it is gone.
+    /// Replaces a worker's report; `None` if the worker is gone.
     pub(super) fn learn(&mut self, worker: &WorkerId, new: Option<Progress>) -> Progress {
         let before = match new {
             Some(new) => {
@@ -91,7 +91,7 @@ impl Transfer {
         self.progress.values().any(|own| own.served < own.asked || own.moved)
     }
 
-    /// Something was asked for, or has moved. Its rate is measured from then on; that of an idle one is nothing.
+    /// Bytes were requested, or have moved. The rate is measured from then on; an idle transfer has none.
     pub(super) fn stirs(&mut self, now: Time) {
         self.began_at.get_or_insert(now);
         if !self.active() {
@@ -112,7 +112,7 @@ impl Transfer {
         }
     }
 
-    /// Says once that it is a broadcast: what was one stays one for its receivers, who lose nothing by it.
+    /// Announces once that it is a broadcast. It stays one for its receivers, which costs them nothing.
     pub(super) fn announce(&mut self, id: TransferId, commands: &mut Vec<Command>) {
         if !self.announced && self.pattern() == Pattern::Broadcast {
             self.announced = true;
@@ -135,7 +135,7 @@ impl Transfer {
         self.by_graph().map_or_else(|| self.evidence.pattern(), |graph| graph.pattern)
     }
 
-    /// By what its pattern is known.
+    /// The evidence for its pattern.
     pub(super) fn why(&self) -> Arc<str> {
         match (self.by_graph(), self.evidence.pattern()) {
             (Some(graph), _) => format!("task graph: {}", graph.why).into(),

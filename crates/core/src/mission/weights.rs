@@ -1,4 +1,4 @@
-//! How much each active transfer counts: by the policy, or by one that the caller computes.
+//! Weights of active transfers: by the policy, or by one that the caller computes.
 
 use super::{Command, Guide, Job, MissionController, TransferWeight, Weight};
 use crate::host::fair::Level;
@@ -10,7 +10,7 @@ use crate::units::Time;
 use std::collections::{BTreeMap, BTreeSet};
 
 impl MissionController {
-    /// Takes what an external policy says; true if weights may change by it.
+    /// Takes an external policy's answer; true if weights may change by it.
     pub(super) fn weighed(&mut self, asked: &[TransferView], counts: Result<Counts, String>) -> bool {
         if !is_external(&self.policy_spec) {
             return false;
@@ -22,7 +22,8 @@ impl MissionController {
                 true
             }
             Err(why) => {
-                self.policy_error = Some(format!("policy {}: {why}; the last weights stay", self.policy_spec));
+                self.policy_error =
+                    Some(format!("policy {}: {why}; the previous weights stay in force", self.policy_spec));
                 false
             }
         }
@@ -48,7 +49,7 @@ impl MissionController {
         }
         self.weights = own;
         let new: Vec<Share> = match self.policy.level() {
-            // Also where nothing is active here: a worker of this cluster may give out slots that clusters share.
+            // Even if nothing is active here: a worker of this cluster may grant slots that clusters share.
             _ if let Some(guide) = &self.guide => guide.shares.clone(),
             Level::Groups => weights
                 .jobs
@@ -63,7 +64,7 @@ impl MissionController {
                 views.iter().zip(&weights.transfers).map(share).collect()
             }
         };
-        // With nothing active there is nobody to tell: the last shares do no harm.
+        // With nothing active no worker needs new shares: the previous ones do no harm.
         let changed = new != self.shares;
         let tells = changed && !new.is_empty();
         self.version += u64::from(changed);
@@ -83,7 +84,7 @@ impl MissionController {
         views
     }
 
-    /// The weights as they are, as if a policy had counted them.
+    /// The current weights, in the form of a policy's answer.
     pub(super) fn had(&self) -> Counts {
         match self.policy.level() {
             Level::Groups => {
@@ -142,7 +143,7 @@ impl MissionController {
     }
 }
 
-/// What a guide gives each of these; what it does not know yet has next to nothing.
+/// The guide's weight of each transfer; one that it does not know yet gets almost nothing.
 fn guided(guide: &Guide, views: &[TransferView]) -> Vec<f64> {
     let weight = |view: &TransferView| {
         let TransferId { job, from, to } = &view.transfer;

@@ -5,7 +5,7 @@ use crate::units::parse_rate_bits_per_sec;
 
 pub const ENTRY: Entry = Entry {
     name: "deadline",
-    meaning: "earliest deadline first, then jobs without one, then those too late; link=RATE: too late at that rate",
+    meaning: "earliest deadline first, then jobs without one, then late jobs; link=RATE: also those late at that rate",
     make: |parameters| {
         let mut link = None;
         for &(key, value) in parameters {

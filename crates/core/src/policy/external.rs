@@ -1,4 +1,4 @@
-//! A policy that somebody else computes: a function of the user's, in Python. What it answers is checked here.
+//! An external policy: a Python function of the user. Its answers are checked here.
 
 use super::{JobPolicy, JobView, Policy, TransferPolicy, TransferView};
 use crate::types::{JobId, TransferId};
@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 /// What specifications of external policies begin with.
 pub const PREFIX: &str = "python:";
 
-/// What was computed last: how much each job, or each transfer, counts. It decides of which kind the policy is.
+/// The last answer: relative weights of jobs, or of transfers. It decides which kind the policy is.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Counts {
@@ -23,10 +23,10 @@ impl Default for Counts {
 }
 
 impl Counts {
-    /// Whether this answers for all transfers that were asked for.
+    /// Checks that this has a valid weight for all requested transfers.
     ///
     /// # Errors
-    /// It makes no sense, in words.
+    /// Why the answer is invalid.
     pub fn check(&self, asked: &[TransferView]) -> Result<(), String> {
         match self {
             Counts::Jobs(counts) => asked.iter().try_for_each(|view| {
@@ -43,7 +43,7 @@ impl Counts {
         }
     }
 
-    /// The policy that gives these counts, until there are others.
+    /// The policy that returns these weights, until there are others.
     pub fn policy(&self) -> Policy {
         match self.clone() {
             Counts::Jobs(counts) => Policy::Jobs(Box::new(Answered(counts))),
@@ -54,21 +54,21 @@ impl Counts {
 
 fn check(count: Option<&f64>, whose: impl Fn() -> String) -> Result<(), String> {
     match count {
-        None => Err(format!("it says nothing of {}", whose())),
+        None => Err(format!("it returned no weight for {}", whose())),
         Some(count) if count.is_finite() && *count > 0.0 => Ok(()),
-        Some(count) => Err(format!("it gives {} the weight {count}: use numbers above 0", whose())),
+        Some(count) => Err(format!("it returned the weight {count} for {}: use numbers above 0", whose())),
     }
 }
 
 struct Answered<Id: Ord>(BTreeMap<Id, f64>);
 
 impl<Id: Ord> Answered<Id> {
-    /// What nothing was said of yet counts as the others do on average.
+    /// A new job or transfer gets the mean weight of the others.
     fn counts<'a>(&self, ids: impl Iterator<Item = &'a Id> + Clone) -> Vec<f64>
     where
         Id: 'a,
     {
-        // Beside the largest, so that the sum of large ones is still a number.
+        // Relative to the largest, so that the sum of large ones is finite.
         let largest = self.0.values().copied().fold(f64::MIN_POSITIVE, f64::max);
         let known: Vec<f64> = ids.clone().filter_map(|id| self.0.get(id)).map(|count| count / largest).collect();
         let mean = if known.is_empty() { 1.0 } else { known.iter().sum::<f64>() / known.len() as f64 };

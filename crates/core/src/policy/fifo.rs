@@ -4,7 +4,7 @@ use super::{Entry, JobPolicy, JobView, Policy, no_parameters};
 
 pub const ENTRY: Entry = Entry {
     name: "fifo",
-    meaning: "by arrival: of n jobs the oldest counts n, the newest 1",
+    meaning: "by arrival: of n jobs the oldest has weight n, the newest 1",
     make: |parameters| no_parameters("fifo", parameters).map(|()| Policy::Jobs(Box::new(Fifo))),
 };
 

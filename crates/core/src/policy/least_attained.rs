@@ -22,7 +22,7 @@ pub const ENTRY: Entry = Entry {
             }
         }
         if own.first == 0 {
-            return Err("first=0 leaves nothing to tell transfers by: use a size such as 10 MB".into());
+            return Err("first=0: use a size above 0, such as 10 MB".into());
         }
         Ok(Policy::Transfers(Box::new(own)))
     },

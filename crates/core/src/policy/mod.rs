@@ -1,7 +1,7 @@
 //! Policies: pure functions from active transfers to weights (paper 001, tables 4.3 and 4.4).
 //!
-//! There are two kinds. A job policy weighs jobs; the transfers of a job that wait on a host share its part there equally.
-//! A transfer policy weighs each transfer, so a job with two transfers has two shares.
+//! There are two kinds. A job policy weighs jobs; the transfers of a job that wait on a host share its fraction there
+//! equally. A transfer policy weighs each transfer, so a job with two transfers has two shares.
 //!
 //! A new policy is one file here and one line in [`POLICIES`]; the property suite in `tests/policies.rs` then runs over
 //! it too.
@@ -31,7 +31,7 @@ pub struct JobView {
     pub class: Option<Arc<str>>,
     /// Order of arrival; no two jobs have the same.
     pub arrival: u64,
-    /// What the user gave, above 0.
+    /// Set by the user, above 0.
     pub priority: f64,
     /// Seconds until the user wants it done; negative once that is over.
     pub deadline_secs: Option<f64>,
@@ -47,15 +47,15 @@ pub struct TransferView {
     /// Order in which transfers began; no two have the same.
     pub arrival: u64,
     pub pattern: Pattern,
-    /// By what the pattern is known.
+    /// The evidence for the pattern.
     pub evidence: Arc<str>,
     /// Hosts that send or receive in it: N in equations 4.1 and 4.2 (paper 001); 0 is taken as 1.
     pub machines: u32,
-    /// Bytes that receivers have asked for since it began.
+    /// Bytes that receivers have requested since it began.
     pub asked_bytes: u64,
     /// Of those, bytes that have arrived.
     pub served_bytes: u64,
-    /// Bytes asked for that have not arrived, by the host that waits for them.
+    /// Requested bytes that have not arrived, by the host that waits for them.
     pub to_receive: BTreeMap<HostId, u64>,
     /// The same, by the host that has them, as far as that is known.
     pub to_send: BTreeMap<HostId, u64>,
@@ -75,10 +75,10 @@ impl TransferView {
 
 /// Weighs jobs.
 pub trait JobPolicy: Send {
-    /// How much each job counts, in the order of `jobs`: above 0, of any scale.
+    /// The relative weight of each job, in the order of `jobs`: above 0, of any scale.
     fn counts(&self, jobs: &[JobView]) -> Vec<f64>;
 
-    /// Whether views of transfers must have their bytes by host: somebody else computes it, from those.
+    /// Whether views of transfers must have their bytes by host: an external policy reads them.
     fn looks_at_hosts(&self) -> bool {
         false
     }
@@ -86,7 +86,7 @@ pub trait JobPolicy: Send {
 
 /// Weighs transfers.
 pub trait TransferPolicy: Send {
-    /// How much each transfer counts, in the order of `transfers`: above 0, of any scale.
+    /// The relative weight of each transfer, in the order of `transfers`: above 0, of any scale.
     fn counts(&self, transfers: &[TransferView]) -> Vec<f64>;
 
     /// Whether it reads `to_receive`, `to_send` or `machines`: they are left out of the views where it does not.
@@ -117,7 +117,7 @@ impl Policy {
     }
 }
 
-/// A policy, or one line that says why its parameters are wrong.
+/// A policy, or one line that names the invalid parameter.
 type Made = Result<Policy, String>;
 
 /// A registered policy: its name, what it does in a sentence, and how it is made from its parameters.
@@ -159,12 +159,13 @@ pub fn policy(spec: &str) -> Result<Policy, String> {
     (entry.make)(&parameters)
 }
 
-/// What active transfers may have: of jobs and of transfers the weights add up to 1.
+/// Weights of active jobs and transfers: each of the two adds up to 1.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Weights {
     /// In the order of arrival.
     pub jobs: Vec<(JobId, f64)>,
-    /// In the order in which they were given. Under a job policy this is what each has where all of them wait.
+    /// In the order of the views. Under a job policy, a transfer has this weight on a host where all transfers of its
+    /// job wait.
     pub transfers: Vec<f64>,
 }
 
@@ -199,13 +200,13 @@ pub fn weights(policy: &Policy, transfers: &[TransferView]) -> Weights {
     }
 }
 
-/// Counts as parts of their sum; none is nothing, however small.
+/// Normalizes relative weights to a sum of 1; none becomes 0, however small.
 fn normalized(counts: Vec<f64>) -> Vec<f64> {
     let total: f64 = counts.iter().sum();
     counts.iter().map(|count| (count / total).max(LEAST)).collect()
 }
 
-/// The smallest weight: of the sum of a million of them nobody else has to know.
+/// The smallest weight: even a million of them do not change the other weights noticeably.
 const LEAST: f64 = 1e-12;
 
 /// For policies without parameters.

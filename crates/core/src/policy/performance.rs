@@ -5,7 +5,7 @@ use crate::types::Pattern;
 
 pub const ENTRY: Entry = Entry {
     name: "performance-centric",
-    meaning: "a broadcast counts 2, another transfer 1, times its job's priority; count=machines: N^2 and N machines",
+    meaning: "a broadcast has weight 2, others 1, times their job's priority; count=machines: N^2 and N for N hosts",
     make: |parameters| {
         let mut count = Count::Pattern;
         for &(key, value) in parameters {
@@ -20,7 +20,7 @@ pub const ENTRY: Entry = Entry {
     },
 };
 
-/// What a transfer counts by.
+/// What the weight of a transfer depends on.
 enum Count {
     /// "A broadcast transfer is assigned twice the weight of a shuffle transfer" (paper 001, table 4.3).
     Pattern,

@@ -1,4 +1,4 @@
-//! As the user says.
+//! Weights by the users' priorities.
 
 use super::{Entry, JobPolicy, JobView, Policy, no_parameters};
 

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 pub const ENTRY: Entry = Entry {
     name: "sincronia",
-    meaning: "bottleneck, select, scale, iterate: last is who has most on the busiest host, for its priority",
+    meaning: "bottleneck, select, scale, iterate: last is who has most bytes per priority on the busiest host",
     make: |parameters| {
         no_parameters("sincronia", parameters)?;
         Ok(Policy::Transfers(Box::new(Sincronia)))
@@ -35,7 +35,7 @@ impl TransferPolicy for Sincronia {
         let mut left: Vec<usize> = (0..transfers.len()).collect();
         let mut order = Vec::new();
         while !left.is_empty() {
-            // The bottleneck: the port with most bytes of those that have no place yet.
+            // The bottleneck: the port with most bytes of transfers without a rank.
             let bottleneck = load.iter().max_by(|one, other| one.1.total_cmp(other.1)).map(|(port, _)| *port);
             let on = |index: usize| bottleneck.and_then(|port| demands[index].get(&port)).copied().unwrap_or(0.0);
             // Select the last: the least weight for each byte there. Ties: the newest.
@@ -45,7 +45,7 @@ impl TransferPolicy for Sincronia {
                 ratio(one).total_cmp(&ratio(other)).then(newest)
             });
             let last = last.expect("some are left");
-            // Scale: what the others weigh beside it.
+            // Scale: reduce the weights of the others on this port.
             if on(last) > 0.0 {
                 let per_byte = weights[last] / on(last);
                 for &index in left.iter().filter(|index| **index != last) {

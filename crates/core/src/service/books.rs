@@ -1,7 +1,7 @@
-//! The inputs of the service, as its store has them: every replica has the same as of the same revision.
+//! The inputs of the service, as stored: all replicas have the same at the same revision.
 //!
-//! Entries are texts, so a store needs to know nothing of them. What no replica can read (of a newer version, or
-//! damaged) is passed over and named in the status.
+//! Entries are texts, so a store needs to know nothing of them. Entries that this replica cannot read (of a newer
+//! version, or damaged) are skipped and named in the status.
 
 use super::{ClusterId, ServiceId};
 use crate::control::Change;
@@ -14,18 +14,18 @@ pub type Entry = (String, Option<String>);
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Books {
-    /// Of the store, as of which this holds.
+    /// Revision of the store that this corresponds to.
     pub revision: u64,
-    /// Drawn when the store was first used: one that lost its data has another.
+    /// Random number of the service, chosen when the store was first used: a store that lost its data has another.
     pub service: Option<ServiceId>,
     pub policy: Option<String>,
     pub clusters: BTreeMap<ClusterId, Known>,
     pub jobs: BTreeMap<(ClusterId, JobId), Job>,
     /// What operators changed of jobs.
     pub changes: BTreeMap<(ClusterId, JobId), Change>,
-    /// Hosts that are to be empty.
+    /// Drained hosts.
     pub drained: BTreeSet<HostId>,
-    /// Keys that make no sense here.
+    /// Keys that this replica cannot read.
     pub unreadable: BTreeSet<String>,
 }
 
@@ -79,7 +79,7 @@ impl Input {
 }
 
 impl Books {
-    /// Takes what was written at a revision. What is older than these books says nothing new.
+    /// Applies a write of a revision; older ones are ignored.
     pub fn take(&mut self, revision: u64, entries: &[Entry]) {
         if revision <= self.revision {
             return;

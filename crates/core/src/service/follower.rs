@@ -1,8 +1,8 @@
-//! A cluster's adapter as a member of the service: finds the leader, says what changes, does what the leader says.
+//! A cluster's adapter as a member of the service: finds the leader, sends changes, executes the leader's commands.
 //!
-//! Without the service it goes on with the last weights, and after [`ALONE_AFTER`] the cluster's own Mission Controller
-//! weighs again. Commands of an older leader than one that was heard are not obeyed. All of this counts for the hosts of a
-//! cluster, too: they hear the weights from its scheduler alone.
+//! Without the service it keeps the last weights; after [`ALONE_AFTER`] the cluster's own Mission Controller computes
+//! weights again. Commands of an older leader than the last one are not executed. The hosts of a cluster receive
+//! weights only from its scheduler, so this covers them, too.
 
 use super::messages::{Carried, FromService, PROTOCOL, State, ToService, Weighed};
 use super::{ClusterId, Epoch, ServiceId};
@@ -16,19 +16,19 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Without a leader for so long, a cluster goes on alone: longer than an election, shorter than a person waits.
+/// Without a leader for this long, a cluster continues alone: longer than an election, shorter than a person waits.
 pub const ALONE_AFTER: Duration = Duration::from_secs(15);
-/// How often a member says that it is there, whatever else it says: the leader may have nothing to say to that.
+/// Heartbeat interval of a member, independent of other messages: the leader may have no reason to answer those.
 pub const HERE_EVERY: Duration = Duration::from_millis(1500);
-/// A leader that answers nothing for so long is left for another.
+/// A leader that is silent for this long is left for another.
 pub const SILENT: Duration = Duration::from_secs(3);
-/// Between two tries of one replica each.
+/// Interval between two attempts, each at one replica.
 pub const TRY_EVERY: Duration = Duration::from_millis(250);
-/// A replica that refuses a session refuses the next one, too, until somebody has changed something.
+/// Interval after a refusal: the replica will refuse again until something has been changed.
 pub const REJECTED_AGAIN: Duration = Duration::from_secs(5);
-/// A connection that is not made by then will not be.
+/// Connect timeout.
 pub const CONNECT_WITHIN: Duration = Duration::from_secs(2);
-/// What moved is said at most so often; what began, ended or became another pattern at once.
+/// Shortest interval of progress reports; beginnings, ends and new patterns are reported at once.
 pub const REPORT_EVERY: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -55,7 +55,7 @@ pub enum Event {
     Transfers {
         transfers: Vec<TransferView>,
     },
-    /// How all active transfers are carried; said with the next report.
+    /// How all active transfers are carried; sent with the next report.
     Carried {
         carried: Vec<(TransferId, Carried)>,
     },
@@ -65,7 +65,7 @@ pub enum Event {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "command", rename_all = "kebab-case")]
 pub enum Command {
-    /// What there was of a connection is over.
+    /// The connection is closed.
     Connect {
         address: Arc<str>,
     },
@@ -73,11 +73,11 @@ pub enum Command {
     Send {
         message: ToService,
     },
-    /// These weights hold on the hosts of this cluster.
+    /// These weights are in force on the hosts of this cluster.
     Guide {
         weights: Weighed,
     },
-    /// The cluster's own weights hold, and why.
+    /// The cluster's own weights are in force, and why.
     Alone {
         why: String,
     },
@@ -108,7 +108,7 @@ pub struct Follower {
     epoch: Epoch,
     state: State,
     guided: bool,
-    /// When a leader was heard last; since when it is alone, at first.
+    /// When the last message of a leader arrived; initially the start time.
     heard_at: Time,
     alone_said: bool,
     problem: Option<String>,
@@ -120,7 +120,7 @@ pub struct Follower {
     said: BTreeMap<TransferId, TransferView>,
     said_carried: BTreeMap<TransferId, Carried>,
     reported_at: Option<Time>,
-    /// Said in this session, as of the last event.
+    /// What was sent in this session, as of the last event.
     words: u64,
 }
 
@@ -128,7 +128,7 @@ enum Link {
     /// Since when.
     Down(Option<Time>),
     Connecting(Time),
-    /// A hello was said, and not answered.
+    /// A hello was sent, and not answered yet.
     Greeting {
         since: Time,
     },
@@ -139,7 +139,7 @@ enum Link {
     },
 }
 
-/// For people.
+/// Status for users.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Status {
     pub cluster: ClusterId,
@@ -178,13 +178,13 @@ impl Follower {
         }
     }
 
-    /// Flows of each host of the cluster, for people.
+    /// Flows per host of the cluster, for users.
     pub fn with_budget(mut self, flows: FlowsPerHost) -> Follower {
         self.flows_per_host = Some(flows);
         self
     }
 
-    /// Whether the next report says what has moved, and how it is carried.
+    /// Whether the next report includes progress, and how transfers are carried.
     pub fn reports(&self, now: Time) -> bool {
         matches!(self.link, Link::Joined { .. }) && self.late(now)
     }
@@ -206,7 +206,7 @@ impl Follower {
     }
 
     pub fn handle(&mut self, now: Time, event: Event, commands: &mut Vec<Command>) {
-        // From the hello on a leader knows whose words they are.
+        // Before the hello, a leader cannot assign messages to a cluster.
         let greeted = matches!(self.link, Link::Greeting { .. } | Link::Joined { .. });
         let before = commands.len();
         match event {
@@ -218,7 +218,7 @@ impl Follower {
             Event::Heard { message } => self.heard(now, message, commands),
             Event::Job { spec } => self.job(spec, greeted, commands),
             Event::JobEnded { job } => {
-                // What was changed of it is not of the next job of this name.
+                // Its changes must not apply to the next job of this name.
                 self.state.changes.remove(&job);
                 if self.jobs.remove(&job).is_some() {
                     commands.extend(greeted.then_some(Command::Send { message: ToService::JobEnded { job } }));
@@ -231,7 +231,7 @@ impl Follower {
                 }
             }
             Event::Transfers { transfers } => {
-                // Of a job that nobody announced.
+                // The transfer of a job that was not announced.
                 let unknown = |view: &&TransferView| !self.jobs.contains_key(&view.transfer.job);
                 let unknown: BTreeSet<JobId> =
                     transfers.iter().filter(unknown).map(|view| view.transfer.job.clone()).collect();
@@ -258,7 +258,7 @@ impl Follower {
         }
     }
 
-    /// Says everything.
+    /// Sends the complete state.
     fn greet(&mut self, now: Time, commands: &mut Vec<Command>) {
         self.link = Link::Greeting { since: now };
         self.words = 0;
@@ -309,7 +309,7 @@ impl Follower {
                 commands.push(Command::Disconnect);
                 self.turn_to_next(now);
                 if let Some(to) = to {
-                    // Nobody else is shown the token.
+                    // The token is sent to configured addresses only.
                     self.next = self.addresses.iter().position(|own| *own == to).unwrap_or(self.next);
                 }
                 return;
@@ -323,7 +323,11 @@ impl Follower {
         }
         let Link::Joined { version, heard_at, .. } = &mut self.link else { return };
         if epoch.is_some_and(|epoch| epoch != self.epoch) {
-            let why = format!("a leader of epoch {} speaks in one of {}", epoch.unwrap_or_default(), self.epoch);
+            let why = format!(
+                "a message of epoch {} came from the leader of epoch {}",
+                epoch.unwrap_or_default(),
+                self.epoch
+            );
             self.leave(now, why, commands);
             return;
         }
@@ -332,7 +336,7 @@ impl Follower {
         match message {
             FromService::Update { version: own, update, .. } => {
                 if own != *version + 1 {
-                    let why = format!("version {own} came after {version}");
+                    let why = format!("version {own} arrived after version {version}");
                     self.leave(now, why, commands);
                     return;
                 }
@@ -348,9 +352,9 @@ impl Follower {
                 commands.extend(changes.into_iter().map(|(job, change)| Command::Change { job, change }));
                 commands.extend(drained.map(|hosts| Command::Drained { hosts }));
             }
-            // What was said last is missing.
+            // The last update is missing.
             FromService::Here { version: own, .. } if own != *version => {
-                let why = format!("the leader is at version {own}, and {version} came last");
+                let why = format!("the leader is at version {own}, but {version} arrived last");
                 self.leave(now, why, commands);
             }
             FromService::Kept { job, .. } => commands.push(Command::Kept { job }),
@@ -359,13 +363,13 @@ impl Follower {
     }
 
     /// # Errors
-    /// Why this leader is not obeyed.
+    /// Why this leader's commands are not executed.
     fn fits(&self, now: Time, service: ServiceId, epoch: Epoch) -> Result<(), String> {
         let old = now.since(self.heard_at) >= ALONE_AFTER;
         match self.service {
             Some(own) if own != service && !old => Err(format!(
                 "service {service:016x} is another one than {own:016x}: its store has lost its data, or two services have \
-                 the same addresses; it is followed {} s after the other was heard last",
+                 the same addresses; it is followed {} s after the last message of the other",
                 ALONE_AFTER.as_secs()
             )),
             // After so long it is a store that was restored from a backup.
@@ -379,7 +383,7 @@ impl Follower {
     fn welcomed(&mut self, state: State, commands: &mut Vec<Command>) {
         let old = std::mem::replace(&mut self.state, state);
         if self.state.weights.is_none() {
-            // The leader has yet to hear the others: what was in force stays so.
+            // The leader still waits for other members: the current weights stay in force.
             self.state.weights = old.weights;
         } else {
             self.guide(commands);
@@ -412,7 +416,7 @@ impl Follower {
         self.next = (self.next + 1) % self.addresses.len().max(1);
     }
 
-    /// Says which transfers have changed.
+    /// Reports changed transfers.
     fn report(&mut self, now: Time, commands: &mut Vec<Command>) {
         if !matches!(self.link, Link::Joined { .. }) {
             return;
@@ -443,7 +447,7 @@ impl Follower {
         commands.push(Command::Send { message: ToService::Transfers { changed, carried, ended } });
     }
 
-    /// Whatever only needs time. `before`: commands of earlier events.
+    /// Handles timeouts and heartbeats. `before`: number of commands of earlier events.
     fn keep(&mut self, now: Time, before: usize, commands: &mut Vec<Command>) {
         match &mut self.link {
             Link::Down(since) if since.is_none_or(|since| now.since(since) >= TRY_EVERY) => {
@@ -464,7 +468,7 @@ impl Follower {
             }
             Link::Greeting { .. } => {}
             Link::Joined { heard_at, .. } if now.since(*heard_at) >= SILENT => {
-                let why = format!("{}: silent for {} s", self.addresses[self.next], SILENT.as_secs());
+                let why = format!("{}: no message for {} s", self.addresses[self.next], SILENT.as_secs());
                 self.leave(now, why, commands);
             }
             Link::Joined { asked_at, version, .. } if now.since(*asked_at) >= HERE_EVERY => {
@@ -487,7 +491,7 @@ fn sends(commands: &[Command]) -> u64 {
     commands.iter().filter(|command| matches!(command, Command::Send { .. })).count() as u64
 }
 
-/// Whether a policy that looks at no bytes weighs both alike.
+/// Whether a policy that does not read bytes gives both the same weight.
 fn same_kind(a: &TransferView, b: &TransferView) -> bool {
     let kind = |view: &TransferView| {
         (view.pattern, view.machines, view.job.priority, view.job.user.clone(), view.job.class.clone())

@@ -1,8 +1,8 @@
-//! What the members of a service say to its leader, and what the leader says to them.
+//! Messages between the members of a service and its leader.
 //!
-//! A session begins with the member's whole state ([`ToService::Hello`]), which is answered by all that holds for it
-//! ([`FromService::Welcome`]); from then on both say what has changed. The leader's words have its epoch, and a version
-//! that grows by one in each session: a member that misses one begins a new session.
+//! A session begins with the member's complete state ([`ToService::Hello`]); the answer has the leader's complete state
+//! for it ([`FromService::Welcome`]). From then on both send changes. The leader's messages have its epoch, and a
+//! version that grows by one within a session: a member that misses one begins a new session.
 
 use super::{ClusterId, Epoch, ServiceId};
 use crate::control::Change;
@@ -15,20 +15,21 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// Of the messages of this module. Members of another one are refused; the refusal names the side that is older.
+/// Version of these messages. Members with another version are refused; the refusal names the older side.
 pub const PROTOCOL: u32 = 1;
 
 /// From the adapter of one cluster.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "say", rename_all = "kebab-case")]
 pub enum ToService {
-    /// Everything, at the beginning of a session.
+    /// The complete state, at the beginning of a session.
     Hello {
         protocol: u32,
         cluster: ClusterId,
-        /// Drawn when the cluster's scheduler started: another one of the same name is another cluster.
+        /// Random number, chosen when the cluster's scheduler started: a different one under the same name is a
+        /// different cluster.
         incarnation: u64,
-        /// Jobs that there are.
+        /// Current jobs.
         jobs: Vec<JobSpec>,
         hosts: BTreeSet<HostId>,
         /// Active transfers, as a policy sees them.
@@ -40,7 +41,7 @@ pub enum ToService {
         #[serde(default)]
         flows_per_host: Option<FlowsPerHost>,
     },
-    /// A job has arrived, or is specified otherwise. Answered by [`FromService::Kept`] once no leader forgets it.
+    /// A job has arrived, or its specification has changed. Answered by [`FromService::Kept`] once it is stored.
     Job {
         spec: JobSpec,
     },
@@ -58,15 +59,15 @@ pub enum ToService {
         carried: Vec<(TransferId, Carried)>,
         ended: Vec<TransferId>,
     },
-    /// Nothing has changed since the last of so many words in this session; everything up to this version is in force
-    /// there. Answered by [`FromService::Here`].
+    /// Heartbeat: the number of messages in this session, and the version that is in force at the member. Answered by
+    /// [`FromService::Here`].
     Here {
         version: u64,
         words: u64,
     },
 }
 
-/// What carries a transfer, for people: no weight depends on it.
+/// How a transfer is carried, for users: no weight depends on it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Carried {
@@ -75,9 +76,9 @@ pub struct Carried {
     pub transport: Option<Transport>,
     /// Why this transport.
     pub reason: Arc<str>,
-    /// Each agreement that was reached with a peer.
+    /// Each negotiated result.
     pub negotiated: BTreeSet<Negotiated>,
-    /// Where something else was planned, and why it is not so.
+    /// Deviations from the plan, and why.
     pub fallbacks: BTreeSet<String>,
 }
 
@@ -85,33 +86,33 @@ pub struct Carried {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "say", rename_all = "kebab-case")]
 pub enum FromService {
-    /// Everything that holds, as of a version.
+    /// The complete state, with its version.
     Welcome { service: ServiceId, epoch: Epoch, version: u64, state: State },
     /// What has changed.
     Update { epoch: Epoch, version: u64, update: Update },
-    /// A job is in the store: whoever leads next knows it.
+    /// A job is in the store: the next leader knows it.
     Kept { epoch: Epoch, job: JobId },
-    /// The leader is there, too, and this is what it said last.
+    /// The leader's heartbeat, with the version of its last update.
     Here { epoch: Epoch, version: u64 },
     /// This replica does not lead; the one that does, if it is known.
     Moved { to: Option<Arc<str>> },
-    /// The session cannot be: one line that says what to do.
+    /// The session is refused: one line with a hint.
     Rejected { why: String },
 }
 
-/// What a cluster is to do, all of it.
+/// The complete state that a cluster has to apply.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct State {
     pub policy: String,
-    /// `None`: the leader does not know enough yet; what was in force stays so.
+    /// `None`: the leader does not know enough yet; the current weights stay in force.
     pub weights: Option<Weighed>,
     /// What operators changed of the cluster's jobs.
     pub changes: BTreeMap<JobId, Change>,
-    /// Hosts that are to be empty.
+    /// Drained hosts.
     pub drained: BTreeSet<HostId>,
 }
 
-/// Parts of a host's bytes, of all jobs or transfers that are active on it, of whatever cluster: they add up to 1.
+/// Fractions of a host's bytes, of all active jobs or transfers of all clusters on it: they add up to 1.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Weighed {
     pub level: Level,
@@ -132,19 +133,19 @@ pub struct ShareId {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Part {
     pub weight: f64,
-    /// Whoever came first wins a tie.
+    /// The first one to arrive wins a tie.
     pub arrival: u64,
 }
 
-/// What has changed of a member's [`State`]; what is absent is as it was.
+/// Changes of a member's [`State`]; absent fields are unchanged.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Update {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<String>,
-    /// All of them, where most are new.
+    /// All weights, if most are new.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weights: Option<Arc<Weighed>>,
-    /// Those that differ.
+    /// Changed weights.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parts: Option<Arc<PartsChanged>>,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -153,7 +154,7 @@ pub struct Update {
     pub drained: Option<BTreeSet<HostId>>,
 }
 
-/// What leads from some [`Weighed`] to another of the same level.
+/// The change from one [`Weighed`] to another of the same level.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PartsChanged {
     #[serde(with = "listed")]
@@ -162,7 +163,7 @@ pub struct PartsChanged {
 }
 
 impl Weighed {
-    /// What leads from these to others; `None`: all of them must be said.
+    /// The change from these to others; `None`: all of them have to be sent.
     pub fn changes_to(&self, new: &Weighed) -> Option<PartsChanged> {
         if self.level != new.level {
             return None;
@@ -194,7 +195,7 @@ impl State {
     }
 }
 
-/// Maps by what has a share are lists in JSON, whose keys are texts.
+/// Serializes maps by share owner as lists, because JSON keys are texts.
 mod listed {
     use super::{Part, ShareId};
     use serde::{Deserialize, Deserializer, Serialize, Serializer};

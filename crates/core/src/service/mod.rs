@@ -4,8 +4,8 @@
 //! Replicas share a store with one order of changes, leases and conditional writes (etcd, or a local file for one
 //! replica alone). The one that holds the leader's key acts; the **epoch** is the revision of the store at which it got
 //! that key, so a later leader has a higher one. Inputs (jobs, policy, drained hosts, clusters) are written before they
-//! are acted on, on condition that the writer still leads ([`books`]). Weights are derived from them and from what
-//! clusters report ([`shares`]); they are not stored, because whoever leads next computes them from the same.
+//! are acted on, on condition that the writer still leads ([`books`]). Weights are derived from them and from clusters'
+//! reports ([`shares`]); they are not stored, because the next leader computes them from the same inputs.
 //!
 //! ```text
 //!  cluster's adapter (follower) ──hello, job, transfers──▶ replica (leader) ──write──▶ store ──changes──▶ every replica
@@ -36,7 +36,7 @@ pub const OF_CLUSTER: &str = "\u{1f}";
 
 /// Name of a cluster, unique among those of one service.
 pub type ClusterId = Arc<str>;
-/// A service: drawn at random when its store is first used.
+/// A service: a random number, chosen when its store is first used.
 pub type ServiceId = u64;
-/// Of a leader: the store's revision at which it got the leader's key.
+/// Epoch of a leader: the store's revision at which it got the leader's key.
 pub type Epoch = u64;

@@ -1,11 +1,11 @@
 //! One replica of the service: leader, or one that waits to become it.
 //!
-//! What clusters have (jobs, hosts) is what they said last; what the books have is what the store says. A leader writes
-//! the difference, so a write that failed is simply written again, and a leader that takes over has nothing to catch up
-//! with but the store. An operator's change is written once, and answered when it is in the store.
+//! The state of clusters (jobs, hosts) comes from their last reports; the books come from the store. A leader writes
+//! the difference, so a failed write is simply repeated, and a new leader only has to read the store. An operator's
+//! change is written once, and answered when it is in the store.
 //!
-//! A leader acts only while its lease holds by its own clock, and once its books are as new as its epoch. Whatever it
-//! says has that epoch.
+//! A leader acts only while its lease holds by its own clock, and once its books are as new as its epoch. All of its
+//! messages have that epoch.
 
 mod events;
 mod history;
@@ -51,29 +51,29 @@ pub type AskId = u64;
 
 /// A lease of this length is renewed so often: two renewals may be lost.
 pub const RENEW_EVERY: Duration = Duration::from_millis(500);
-/// So often the leader's key is tried for while nobody has it.
+/// How often a replica tries to get the leader's key while no replica has it.
 pub const CAMPAIGN_EVERY: Duration = Duration::from_millis(250);
-/// A new leader says no weights before all clusters have come, or this time is over: those of half the clusters would be
-/// wrong.
+/// A new leader sends no weights before all clusters have joined, or this time is over: weights of half the clusters
+/// would be wrong.
 pub const SETTLE: Duration = Duration::from_millis(1500);
-/// What depends on time alone is looked at so often.
+/// Interval of checks that depend only on time.
 pub const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// A cluster without a session is forgotten after this time, with its jobs.
 pub const FORGET_AFTER: Duration = Duration::from_secs(60);
-/// Who says nothing for so long is not there: its transfers count no more, and another may take its name.
+/// A member that is silent for this long is gone: its transfers are ignored, and another may take its name.
 pub const SILENT: Duration = Duration::from_secs(15);
-/// A write that the store has not answered by then may have happened or not.
+/// Write timeout: after this, the result of a write is unknown.
 pub const WRITE_WITHIN: Duration = Duration::from_secs(3);
-/// A store that has not answered by then never will: each try has a bound.
+/// After this, a write will not be answered any more: each attempt has a timeout.
 const WRITE_FORGOTTEN: Duration = Duration::from_secs(60);
-/// After a write that failed the next one waits so long.
+/// Wait after a failed write.
 pub const WRITE_AGAIN: Duration = Duration::from_millis(250);
 /// Entries of one write: etcd takes 128 in a transaction, unless it is started with another `--max-txn-ops`.
 pub const WRITE_MAX: usize = 100;
 /// Bytes of one write: etcd takes 1.5 MiB in a request (`--max-request-bytes`), which has them in base 64.
 pub const WRITE_BYTES: usize = 512 << 10;
-/// What members said is compared with the books at most so often: after this time, and some for each member, all of
-/// which are looked at (10,000 take about 10 ms: docs/measurements.md, 2026-11-28).
+/// Shortest interval between comparisons of members' states with the books: this time, plus some for each member, since
+/// all are compared (10,000 take about 10 ms: docs/measurements.md, 2026-11-28).
 const RECONCILE_APART: Duration = Duration::from_millis(5);
 const RECONCILE_MEMBER: Duration = Duration::from_micros(10);
 
@@ -82,7 +82,7 @@ pub struct Replica {
     draw: ServiceId,
     books: Books,
     loaded: bool,
-    /// Who has the leader's key.
+    /// The replica that has the leader's key.
     leader: Option<Leader>,
     leading: Option<Leading>,
     store_problem: Option<String>,
@@ -91,12 +91,12 @@ pub struct Replica {
     sessions: BTreeMap<SessionId, Session>,
     writes: BTreeMap<WriteId, Write>,
     next_write: WriteId,
-    /// Policy where nobody has said one.
+    /// Policy until an operator has chosen one.
     default_policy: String,
     tried_at: Option<Time>,
-    /// It tries to get the leader's key, since then.
+    /// Since when it tries to get the leader's key.
     campaigns: Option<Time>,
-    /// Something may have to be written, or said to members that wait for it.
+    /// There may be something to write, or to send to waiting members.
     unwritten: bool,
     looked_at: Option<Time>,
     history: History,
@@ -110,7 +110,7 @@ struct Leading {
     settled: bool,
     policy: Policy,
     islands: BTreeMap<ClusterId, ClusterId>,
-    /// What was said last of each island.
+    /// The weights that were sent last, by island.
     said: BTreeMap<ClusterId, Arc<Weighed>>,
     weighed_at: Option<Time>,
     stale: bool,
@@ -124,9 +124,9 @@ struct Leading {
 
 struct Session {
     member: Option<Member>,
-    /// Of what was said last; 0: no welcome yet.
+    /// Version of the last message; 0: no welcome yet.
     version: u64,
-    /// Heard, from the hello on.
+    /// Messages received, from the hello on.
     words: u64,
     heard_at: Time,
 }
@@ -138,7 +138,7 @@ struct Member {
     transfers: BTreeMap<TransferId, Seen>,
     carried: BTreeMap<TransferId, Carried>,
     flows_per_host: Option<FlowsPerHost>,
-    /// Jobs of which it waits to hear that they are kept.
+    /// Jobs whose confirmation (`Kept`) is outstanding.
     unkept: BTreeSet<JobId>,
     /// The island whose weights it has.
     island: Option<ClusterId>,
@@ -156,12 +156,13 @@ struct Write {
     since: Time,
     /// It is in the store, as of this revision, which these books may not have reached yet.
     revision: Option<u64>,
-    /// Whoever asked was answered that nobody knows. The store may still do it, so nothing else is written there.
+    /// The caller was answered that the result is unknown. The store may still apply the write, so these keys are not
+    /// written again yet.
     given_up: bool,
 }
 
 impl Replica {
-    /// `draw`: any number that nobody else draws, for the case that the store is new.
+    /// `draw`: a random number that is unique, used if the store is new.
     pub fn new(own: Leader, default_policy: String, draw: ServiceId) -> Replica {
         Replica {
             own,
@@ -217,7 +218,7 @@ impl Replica {
                 self.learned(now, &before, commands);
             }
             Event::Changed { revision, entries, leader } => {
-                // Most of what has no entries only says that something was written.
+                // Changes without entries mostly only confirm a write.
                 let before = if entries.is_empty() { None } else { Some(self.books.clone()) };
                 self.books.take(revision, &entries);
                 if let Some(before) = &before {
@@ -247,7 +248,7 @@ impl Replica {
                     own.until = until;
                 }
             }
-            // A write of an earlier time as a leader says nothing of this one.
+            // A write of an earlier leadership is no evidence for this one.
             Event::Deposed { epoch } => {
                 if epoch.is_none() || epoch == self.epoch() {
                     self.depose(commands);
@@ -284,7 +285,7 @@ impl Replica {
         self.give_up(now, commands);
         self.campaign(now, commands);
         if self.acts(now) {
-            // Most of what members say is that they are there.
+            // Most messages of members are heartbeats.
             let said = RECONCILE_APART + RECONCILE_MEMBER * self.sessions.len() as u32;
             let apart = if self.unwritten { said } else { LOOK_EVERY.max(said) };
             if self.looked_at.is_none_or(|at| now.since(at) >= apart) {
@@ -298,7 +299,7 @@ impl Replica {
         }
     }
 
-    /// Whether it may say anything to anybody.
+    /// Whether it may act as a leader now.
     fn acts(&self, now: Time) -> bool {
         let in_time = |own: &Leading| now < own.until && self.books.revision >= own.epoch;
         self.loaded && self.leading.as_ref().is_some_and(in_time)
@@ -324,7 +325,7 @@ impl Replica {
 
     fn elected(&mut self, now: Time, epoch: Epoch, until: Time) {
         let spec = self.books.policy.as_ref().unwrap_or(&self.default_policy);
-        // What is in the store was checked when it was written; a newer version's policy is not known here.
+        // Stored policies were checked when they were written; this version may not know a newer version's policy.
         let policy = policy::policy(spec).unwrap_or_else(|_| policy::policy(&self.default_policy).expect("it is one"));
         self.leading = Some(Leading {
             epoch,
@@ -344,7 +345,7 @@ impl Replica {
         });
     }
 
-    /// Says so to its members, who look for the leader.
+    /// Informs its members, which then look for the leader.
     fn depose(&mut self, commands: &mut Vec<Command>) {
         if self.leading.take().is_none() {
             return;
@@ -357,7 +358,7 @@ impl Replica {
             }
             commands.push(Command::Close { session });
         }
-        let why = "this replica leads no more, and does not know whether the change is kept: look, and ask again";
+        let why = "this replica no longer leads, and does not know whether the change was stored: check, then retry";
         for (_, write) in std::mem::take(&mut self.writes) {
             commands.extend(write.ask.map(|ask| Command::Answer { ask, result: Err(Refused::Unknown(why.into())) }));
         }

@@ -1,7 +1,7 @@
 //! Weights of all clusters' transfers, by the service's policy.
 //!
-//! Clusters that share a host share its bytes; those that share none, not even by way of others, have nothing to do with
-//! each other. So weights are computed for each **island**: the clusters that are joined by hosts.
+//! Clusters that share a host share its bytes; those that share none, not even through others, are independent. So
+//! weights are computed for each **island**: the clusters that are joined by hosts.
 
 use super::ClusterId;
 use super::books::{Books, Known};
@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 pub struct Reported<'a> {
     pub cluster: &'a ClusterId,
     pub view: &'a TransferView,
-    /// Seconds since it was as the view says.
+    /// Seconds since the view was taken.
     pub since: f64,
 }
 
@@ -47,7 +47,7 @@ fn lowest(lower: &mut [usize], mut own: usize) -> usize {
     own
 }
 
-/// What the transfers of one island may have. Those whose jobs are not in the books do not count yet.
+/// Weights of the transfers of one island. Those whose jobs are not stored are ignored.
 pub fn weigh(policy: &Policy, books: &Books, reported: &[Reported<'_>]) -> Weighed {
     let job_of = |own: &Reported<'_>| books.jobs.get(&(own.cluster.clone(), own.view.transfer.job.clone()));
     let mut known: Vec<(&Reported<'_>, u64, f64)> = reported

@@ -231,7 +231,7 @@ impl World {
             self.store.key = None;
             self.changed(Vec::new(), Some(None));
         }
-        // What is said last has reached everybody in the end.
+        // In the end the last messages have reached every receiver.
         let ends = now + Duration::from_secs(2) >= Time(0) + FAULTS + CALM;
         if self.chance(0.02) && !ends {
             self.ask();

@@ -1,4 +1,4 @@
-//! The books of a broadcast, with receivers that are slow, stop, and go.
+//! The coordination of a broadcast, with receivers that are slow, stop, and leave.
 
 use mission_core::random::SplitMix;
 use mission_core::swarm::{Answer, Event, LaneId, PeerId, Swarm};
@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BinaryHeap};
 
 const LANES: u64 = 2;
 const RECEIVERS_PER_HOST: PeerId = 4;
-/// A lane that says nothing for two stalls counts no more.
+/// A lane that is silent for two stalls is dropped.
 const SILENT_NS: u64 = 10_000_000_000;
 
 struct Receiver {
@@ -86,7 +86,7 @@ pub fn run(seed: u64) -> u64 {
                 Answer::Done => all[at].done += 1,
             }
         }
-        // Whoever waits asks again after a while, as over the wire.
+        // A waiting lane asks again after a while, as over the wire.
         if queue.is_empty() {
             for (at, receiver) in all.iter().enumerate().filter(|(_, own)| !own.gone) {
                 let has_all = receiver.has.iter().all(|has| *has);

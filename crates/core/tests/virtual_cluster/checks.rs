@@ -79,7 +79,7 @@ impl Ledger {
             ToArbiter::Done { ticket, moved } => {
                 if let Some((owner, charged)) = self.held.remove(&(client, ticket)) {
                     let queue = self.queue(owner);
-                    // A slot that nobody else wanted may have carried a longer chunk: that is charged in the end.
+                    // An uncontended slot may have carried a longer chunk: that is charged in the end.
                     for map in [&mut self.charged, &mut self.added] {
                         *map.entry(queue).or_default() += moved.saturating_sub(charged) as f64;
                     }
@@ -91,7 +91,7 @@ impl Ledger {
         }
     }
 
-    /// After a step of the arbiter, and what it said.
+    /// Checks a step of the arbiter, and its commands.
     pub fn step(&mut self, slots: &Slots, commands: &[slots::Command]) {
         let mut granted = Vec::new();
         for command in commands {
@@ -142,7 +142,7 @@ impl Ledger {
         caps_bind(slots.limit(), wanting.len()).then(|| cap(slots.limit(), self.weight(queue) / total))
     }
 
-    /// As told, or the average of all that were told.
+    /// The weight as sent, or the average of all that were sent.
     fn weight(&self, queue: QueueId) -> f64 {
         let told = self.shares.iter().find(|share| share.queue == queue);
         told.map_or(1.0 / self.shares.len().max(1) as f64, |share| share.weight)
@@ -152,7 +152,7 @@ impl Ledger {
         self.limit_of(slots, queue).is_some_and(|limit| self.in_use(queue) >= limit)
     }
 
-    /// Nobody is given more than his limit while somebody below his own waits.
+    /// No queue is granted more than its limit while a queue below its own limit waits.
     fn check_caps(&self, slots: &Slots, granted: &[QueueId]) {
         for queue in granted {
             let Some(limit) = self.limit_of(slots, *queue) else { continue };

@@ -1,5 +1,5 @@
-//! A cluster in virtual time: Mission Controller, hosts, Throttle Controllers and the books of a broadcast, under everything
-//! that can go wrong, with a check after every step.
+//! A cluster in virtual time: Mission Controller, hosts, Throttle Controllers and the coordination of a broadcast,
+//! under all kinds of faults, with a check after every step.
 //!
 //! A seed decides all of it: how many hosts and processes there are, jobs, weights, delays of messages, connections that
 //! break, processes that are stopped and go on, or that leave, and changes of priority and budget. A seed that fails is
@@ -26,7 +26,7 @@ fn say(text: &str) {
     println!("{text}");
 }
 
-/// Runs every seed, on as many threads as there are processors.
+/// Runs every seed, on as many threads as there are CPUs.
 fn seeds(what: &str, run: impl Fn(u64) -> u64 + Sync) {
     if let Some(seed) = number("VIRTUAL_SEED") {
         run(seed);

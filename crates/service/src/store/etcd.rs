@@ -3,9 +3,9 @@
 //! Keys lie under `/mission-control/NAME/`. The leader's key has a lease of [`LEASE`]; its create revision is the epoch,
 //! and every write is a transaction that compares it (etcd documentation, "Concurrency": what its own elections do).
 //!
-//! A write whose answer did not come is under way, perhaps for long: a member of etcd that was stopped goes on with it.
-//! So every write also compares when [`SEQUENCE`] was written last, and writes it: of the writes that were sent after the
-//! same one, one happens, and none after a later one.
+//! A write without an answer may still be in progress, perhaps for long: a member of etcd that was stopped continues
+//! with it. So every write also compares when [`SEQUENCE`] was written last, and writes it: of the writes that were
+//! sent after the same one, one happens, and none after a later one.
 
 use super::{Changed, Elected, Failure, Loaded, Store};
 use base64::Engine;
@@ -22,7 +22,7 @@ use ureq::tls::TlsConfig;
 
 /// etcd's shortest, with its usual settings.
 const LEASE: Duration = Duration::from_secs(2);
-/// For one member of etcd to answer; another one is asked then. Three of them are asked within a lease.
+/// Timeout of one member of etcd; then another one is asked. Three of them are asked within a lease.
 const ANSWER: Duration = Duration::from_millis(600);
 /// For a transaction: it has to be on the disks of most members.
 const WRITE: Duration = Duration::from_secs(2);
@@ -31,7 +31,7 @@ const SILENCE: Duration = Duration::from_secs(3);
 /// An answer of etcd is at most so long: all jobs of a service.
 const ANSWER_BYTES: u64 = 64 << 20;
 const LEADER: &str = "leader";
-/// Written by each write: who wrote last.
+/// Key that each write sets: identifies the last writer.
 const SEQUENCE: &str = "sequence";
 /// Of one write, that earlier writes without an answer turn out to have happened before it.
 const OVERTAKEN_MAX: usize = 16;
@@ -159,8 +159,8 @@ struct One {
 }
 
 impl Etcd {
-    /// `members`: `HOST:PORT` of each. `name`: of the service; services of other names do not see one another. `tls`: how
-    /// members are spoken with; `None`: in plain text.
+    /// `members`: `HOST:PORT` of each. `name`: of the service; services of other names do not see one another. `tls`:
+    /// settings for connections to members; `None`: plain text.
     ///
     /// # Errors
     /// There is no member.
@@ -169,7 +169,7 @@ impl Etcd {
             return Err("no members of etcd: use --store etcd://HOST:PORT,HOST:PORT".into());
         }
         if let Some(member) = members.iter().find(|member| member.contains('/')) {
-            return Err(format!("{member}: use HOST:PORT; with --store-ca it is spoken with by TLS"));
+            return Err(format!("{member}: use HOST:PORT; --store-ca turns on TLS"));
         }
         let scheme = if tls.is_some() { "https" } else { "http" };
         let full = |member: &String| format!("{scheme}://{member}");
@@ -280,7 +280,7 @@ impl Etcd {
         let granted: Granted =
             self.ask(&self.quick, "/v3/lease/grant", &json!({"TTL": LEASE.as_secs().to_string()}))?;
         if granted.id.get() == 0 && granted.id.0.is_empty() {
-            return Err(Failure::Unknown(format!("etcd gives no lease: {}", granted.error)));
+            return Err(Failure::Unknown(format!("etcd granted no lease: {}", granted.error)));
         }
         let lease = Lease { id: granted.id.0, epoch: None, until: asked + LEASE };
         *self.lock() = Some(lease.clone());
@@ -438,7 +438,9 @@ impl Store for Etcd {
                 return Ok(last.revision);
             }
         }
-        Err(Failure::Unknown("others write in the name of this replica: is its --address that of another one?".into()))
+        Err(Failure::Unknown(
+            "another process writes under this replica's name: give each replica its own --address".into(),
+        ))
     }
 }
 

@@ -18,7 +18,7 @@ const JOURNAL: &str = "journal.jsonl";
 /// A journal is written anew, short, when it has so many times the lines that there are entries.
 const GARBAGE: usize = 8;
 const LINES_MIN: usize = 256;
-/// Nobody else can lead: a lease that is always renewed in time.
+/// No other replica can lead: the lease is always renewed in time.
 const LEASE: Duration = Duration::from_secs(3600);
 const SILENCE: Duration = Duration::from_secs(3);
 
@@ -48,7 +48,7 @@ struct State {
     /// Of the last revisions, oldest first: for the one that watches.
     news: Vec<Changed>,
     closed: bool,
-    /// What the journal has is not known, so nothing more is written.
+    /// The content of the journal is unknown, so nothing more is written.
     broken: Option<String>,
 }
 
@@ -57,11 +57,11 @@ impl FileStore {
     /// The folder cannot be used, another service uses it, or its journal is damaged: one line.
     pub fn open(folder: &Path) -> Result<FileStore, String> {
         let named = |what: &str, error: io::Error| format!("{what} {}: {error}", folder.display());
-        std::fs::create_dir_all(folder).map_err(|error| named("no folder", error))?;
+        std::fs::create_dir_all(folder).map_err(|error| named("cannot create the folder", error))?;
         let lock = OpenOptions::new().create(true).truncate(false).write(true).open(folder.join("lock"));
         let lock = lock.map_err(|error| named("cannot write in", error))?;
         flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(|_| {
-            format!("{} is used by another service: end that one, or use another folder", folder.display())
+            format!("{} is used by another service: stop that one, or use another folder", folder.display())
         })?;
         let path = folder.join(JOURNAL);
         let bytes = match std::fs::read(&path) {
@@ -74,7 +74,7 @@ impl FileStore {
                 .create(true)
                 .append(true)
                 .open(&path)
-                .map_err(|error| named("journal in", error))?,
+                .map_err(|error| named("cannot use the journal in", error))?,
             bytes: 0,
             lines: 0,
             revision: 0,
@@ -88,16 +88,18 @@ impl FileStore {
         let whole = bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
         for (number, line) in (1..).zip(bytes[..whole].split_inclusive(|byte| *byte == b'\n')) {
             let line: Line = serde_json::from_slice(line)
-                .map_err(|error| format!("{}:{number}: no line of a journal: {error}", path.display()))?;
+                .map_err(|error| format!("{}:{number}: not a line of a journal: {error}", path.display()))?;
             state.apply(line.revision, &line.entries);
             state.lines += 1;
         }
         state.bytes = whole as u64;
         if whole < bytes.len() {
-            state.journal.set_len(whole as u64).map_err(|error| named("journal in", error))?;
+            state.journal.set_len(whole as u64).map_err(|error| named("cannot use the journal in", error))?;
         }
         // The journal itself may be new.
-        File::open(folder).and_then(|folder| folder.sync_all()).map_err(|error| named("journal in", error))?;
+        File::open(folder)
+            .and_then(|folder| folder.sync_all())
+            .map_err(|error| named("cannot use the journal in", error))?;
         Ok(FileStore { folder: folder.to_owned(), state: Mutex::new(state), changed: Condvar::new(), lock })
     }
 
@@ -119,14 +121,14 @@ impl FileStore {
         if let Err(error) = state.journal.write_all(line.as_bytes()) {
             // Half of it may be there, as on a disk that is full. Without it the journal is as it was.
             if state.journal.set_len(state.bytes).is_err() {
-                state.broken = Some(failed(&error, "make room, then start again"));
+                state.broken = Some(failed(&error, "make room, then restart the service"));
             }
-            return Err(Failure::Unknown(failed(&error, "make room, then ask again")));
+            return Err(Failure::Unknown(failed(&error, "make room, then retry")));
         }
-        // After a failure nobody knows what is on the disk, and a second try would say that all is well (Rebello et al.,
+        // After a failure the content of the disk is unknown, and a second try would report success (Rebello et al.,
         // "Can applications recover from fsync failures?", USENIX ATC 2020).
         if let Err(error) = state.journal.sync_data() {
-            let why = failed(&error, "look at the disk, then start again");
+            let why = failed(&error, "check the disk, then restart the service");
             state.broken = Some(why.clone());
             return Err(Failure::Unknown(why));
         }
@@ -153,7 +155,7 @@ impl FileStore {
         file.write_all(line.as_bytes())?;
         file.sync_all()?;
         std::fs::rename(&new, &path)?;
-        // From here on the old journal is nobody's.
+        // From here on the old journal is unused.
         (state.journal, state.bytes, state.lines) = (file, line.len() as u64, 1);
         File::open(&self.folder)?.sync_all()
     }
@@ -224,8 +226,8 @@ impl Store for FileStore {
     fn close(&self) {
         let mut state = self.lock();
         state.closed = true;
-        state.broken = Some("this service ends".into());
-        // Whoever opens it next finds all that was answered: nothing is written after this.
+        state.broken = Some("this service is shutting down".into());
+        // The next process finds all confirmed writes: nothing is written after this.
         let _ = flock(&self.lock, FlockOperation::Unlock);
         self.changed.notify_all();
     }

@@ -1,4 +1,4 @@
-//! Where the inputs of the service lie: one order of changes for all replicas, a leader's key with a lease, and writes on
+//! Storage of the service's inputs: one order of changes for all replicas, a leader's key with a lease, and writes on
 //! condition that the writer still has that key.
 
 pub mod etcd;
@@ -13,7 +13,7 @@ use std::time::Instant;
 pub struct Loaded {
     pub revision: u64,
     pub entries: Vec<Entry>,
-    /// Address of who has the leader's key.
+    /// Address of the replica that has the leader's key.
     pub leader: Option<Arc<str>>,
 }
 
@@ -33,12 +33,12 @@ pub struct Elected {
     pub until: Instant,
 }
 
-/// Why a store did not do something.
+/// Why a store operation failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Failure {
-    /// This replica has the leader's key no more.
+    /// This replica has lost the leader's key.
     NotLeader,
-    /// The store did not answer, or refused; what was asked may have happened or not. One line for people.
+    /// The store did not answer, or refused; the operation may have happened or not. One line for users.
     Unknown(String),
 }
 
@@ -49,9 +49,8 @@ pub trait Store: Send + Sync {
     /// The store does not answer.
     fn load(&self) -> Result<Loaded, Failure>;
 
-    /// Gives what is written after a revision to `each`, in order, until nothing has come for a while: a connection that
-    /// is dead looks like one on which nothing happens, so the caller loads everything again. `each` says whether to go
-    /// on.
+    /// Passes writes after a revision to `each`, in order, until none has arrived for a while: a dead connection looks
+    /// like one without changes, so the caller loads everything again. `each` returns whether to continue.
     ///
     /// # Errors
     /// The store does not answer, or does not know that revision any more.
@@ -69,15 +68,15 @@ pub trait Store: Send + Sync {
     /// [`Failure::NotLeader`], or the store does not answer.
     fn renew(&self) -> Result<Instant, Failure>;
 
-    /// Gives the leader's key back, so that nobody has to wait for the lease.
+    /// Returns the leader's key, so that no replica has to wait for the end of the lease.
     fn resign(&self);
 
-    /// Nobody uses it any more: who watches ends, and another may open it.
+    /// Closes the store: watches end, and another process may open it.
     fn close(&self) {}
 
     /// Writes all of it or nothing, if the leader's key still has this epoch; gives the revision as of which it is there.
     ///
     /// # Errors
-    /// [`Failure::NotLeader`], or nobody knows.
+    /// [`Failure::NotLeader`], or the result is unknown.
     fn write(&self, epoch: Epoch, entries: &[Entry]) -> Result<u64, Failure>;
 }

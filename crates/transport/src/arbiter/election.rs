@@ -1,4 +1,5 @@
-//! Who is the arbiter: found or begun at the start, sought again when it is lost, and left to one of a higher generation.
+//! Election of the arbiter: it is found or started at the start, elected again when it is lost, and steps down for a
+//! higher generation.
 
 use super::leader::LOOK_EVERY;
 use super::names::{GENERATIONS, NAMES_MAX, generations, name};
@@ -13,11 +14,11 @@ use std::thread;
 use std::time::Instant;
 
 pub(super) fn alone(error: &io::Error) -> String {
-    format!("slots are not shared with other processes of this host: no arbiter could be found or begun: {error}")
+    format!("slots are not shared with other processes of this host: no arbiter could be found or started: {error}")
 }
 
 impl Shared {
-    /// Finds the arbiter of this host or becomes it; one try. A successor waits for what others still hold.
+    /// Finds the arbiter of this host or becomes it; one attempt. A successor waits for reports of held slots.
     pub(super) fn elect(&self, succeeds: bool) -> io::Result<()> {
         let mut highest = self.lock().generation;
         for generation in generations(&self.key).into_iter().take(NAMES_MAX) {
@@ -26,20 +27,20 @@ impl Shared {
                     self.follow(stream, generation);
                     return Ok(());
                 }
-                // A stranger's name counts for nothing, nor does one at which nobody listens. Nor does one that takes no
-                // connections: it may be a stranger's, and if it is not, it is passed over below.
+                // Ignore names of strangers, and names without a listener. Also ignore one that accepts no connections:
+                // it may be a stranger's, and if it is not, it is skipped below.
                 Err(error)
                     if matches!(
                         error.kind(),
                         io::ErrorKind::PermissionDenied | io::ErrorKind::ConnectionRefused | io::ErrorKind::WouldBlock
                     ) => {}
-                // It has more connections than it can look at now: it is asked again.
+                // It has more connections than it can handle now: retry.
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Err(error),
                 // Stopped: the next generation takes its place.
                 Err(_) => highest = highest.max(generation),
             }
         }
-        // Names that a stranger has taken are passed over.
+        // Skip names that a stranger has taken.
         let mut result = Err(io::ErrorKind::AddrInUse.into());
         for generation in (highest + 1..GENERATIONS).take(NAMES_MAX) {
             result = local::bind(&name(&self.key, generation));
@@ -48,7 +49,7 @@ impl Shared {
                     self.lock().generation = generation;
                     break;
                 }
-                // It may be another process of this cluster that was faster: it is asked again.
+                // Another process of this cluster may have been faster: retry.
                 Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
                     if let Ok(stream) = local::connect(&name(&self.key, generation), &self.token) {
                         self.follow(stream, generation);
@@ -97,7 +98,7 @@ impl Shared {
                     }
                     let still = !state.closing && state.epoch == epoch;
                     drop(state);
-                    // Whoever kept it from the others may be gone.
+                    // The process that blocked the others may be gone.
                     if still {
                         let _ = self.elect(true);
                     }
@@ -118,7 +119,7 @@ impl Shared {
         }
     }
 
-    /// Steps down where an arbiter of a higher generation answers.
+    /// Steps down if an arbiter of a higher generation answers.
     pub(super) fn look(&self, generation: u64, epoch: u64) {
         let higher = generations(&self.key).into_iter().take_while(|other| *other > generation).take(NAMES_MAX);
         let found = higher.into_iter().find_map(|other| {

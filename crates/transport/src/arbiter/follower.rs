@@ -1,4 +1,4 @@
-//! A process whose slots another gives out.
+//! A process that gets its slots from another.
 
 use super::{MESSAGE_BYTES, Peer, Role, SLOW_PEER, Said, Shared};
 use crate::local::{Incoming, Outgoing};

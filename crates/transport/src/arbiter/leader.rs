@@ -1,4 +1,4 @@
-//! The arbiter: it hears its clients, lets the machine of core decide, and passes on what that grants.
+//! The arbiter: it receives its clients' messages, lets the state machine of core decide, and sends the grants.
 
 use super::{ELECTION_PAUSE, MESSAGE_BYTES, Peer, Role, SLOW_PEER, Said, Shared, State};
 use crate::local::{self, Incoming, Outgoing};
@@ -17,16 +17,16 @@ use std::time::{Duration, Instant};
 const UNADMITTED_MAX: usize = 64;
 /// Processes that get their slots here: a host has fewer workers.
 const CLIENTS_MAX: usize = 1024;
-/// How often an arbiter looks whether another process of its host took its place without its noticing.
+/// How often an arbiter checks whether another process of its host has replaced it unnoticed.
 pub(super) const LOOK_EVERY: Duration = Duration::from_secs(2);
 
 pub(super) struct Leader {
     pub(super) slots: Slots,
     pub(super) clients: HashMap<ClientId, Peer>,
     pub(super) next_client: ClientId,
-    /// Absent where no name could be had: then this process arbitrates for itself alone.
+    /// Absent if no name was available: then this process arbitrates only for itself.
     pub(super) listener: Option<UnixListener>,
-    /// It has to be made sure that no other took its place.
+    /// It has to be confirmed that no other has replaced it.
     pub(super) unsure: bool,
     pub(super) looked_at: Instant,
     pub(super) looking: bool,
@@ -69,7 +69,7 @@ impl Shared {
         (self.wake)();
     }
 
-    /// Lets the arbiter's machine decide, and carries out what it says.
+    /// Lets the arbiter's state machine decide, and executes its commands.
     pub(super) fn lead_by(&self, state: &mut State, event: Event) {
         let now = self.now();
         let Role::Leader(leader) = &mut state.role else { return };
@@ -93,14 +93,14 @@ impl Shared {
         }
         leader.commands = commands;
         for client in gone {
-            // The thread that reads from it sees that, and says that it has left.
+            // The thread that reads from it notices that, and reports that it has left.
             if let Some(peer) = leader.clients.remove(&client) {
                 let _ = peer.stream.shutdown(Shutdown::Both);
             }
         }
     }
 
-    /// Ticks the arbiter's machine, and looks whether another took its place.
+    /// Ticks the arbiter's state machine, and checks whether another has replaced it.
     pub(super) fn beat(self: Arc<Shared>) {
         let mut state = self.lock();
         while !state.closing {
@@ -127,7 +127,7 @@ impl Shared {
                     && still
                     && let Role::Leader(leader) = &mut state.role
                 {
-                    // No thread can be had now; without another look it would grant nothing for ever.
+                    // No thread can be started now; without another check it would never grant again.
                     leader.looking = false;
                 }
                 continue;
@@ -168,7 +168,7 @@ impl Shared {
         }
     }
 
-    /// Hears one client until it leaves.
+    /// Reads messages of one client until it disconnects.
     fn serve(&self, stream: UnixStream, epoch: u64) {
         if stream.set_write_timeout(Some(SLOW_PEER)).is_err() {
             return;

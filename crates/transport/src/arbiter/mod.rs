@@ -1,10 +1,10 @@
-//! Which process of a host gives its slots out, and how the others talk to it.
+//! Which process of a host grants its slots, and how the others communicate with it.
 //!
-//! All decisions are in [`mission_core::host`]; here are the sockets and the threads. The arbiter is whoever binds an
-//! abstract Unix socket whose name carries a generation ([`names`]). Where it falls silent, because its process was
-//! stopped, the others bind the next generation ([`election`]). An arbiter that wakes up and finds a higher one steps
-//! down; what it granted meanwhile reaches nobody, since the others have left its connection. [`leader`] gives slots out,
-//! [`follower`] has them given, and [`queues`] numbers what they are given to.
+//! All decisions are in [`mission_core::host`]; here are the sockets and the threads. The arbiter is the process that
+//! binds an abstract Unix socket whose name contains a generation ([`names`]). If it falls silent, because its process
+//! was stopped, the others bind the next generation ([`election`]). An arbiter that continues and finds a higher
+//! generation steps down; its grants meanwhile reach no process, since the others have closed their connections.
+//! [`leader`] grants slots, [`follower`] requests them, and [`queues`] numbers the jobs and transfers.
 
 mod election;
 mod follower;
@@ -37,11 +37,11 @@ use std::time::{Duration, Instant};
 /// Called when [`Arbiter::next`] has something, by a thread that holds no lock of this module.
 pub type Wake = Box<dyn Fn() + Send + Sync>;
 
-/// Longest time in which a process that starts finds an arbiter or becomes it; then it arbitrates for itself alone.
+/// Longest time for a starting process to find an arbiter or become it; then it arbitrates only for itself.
 const ELECTION: Duration = Duration::from_secs(5);
-/// Wait before another try to bind or connect.
+/// Wait before another attempt to bind or connect.
 const ELECTION_PAUSE: Duration = Duration::from_millis(5);
-/// A process that takes no message for this long is left.
+/// A process that reads no message for this long is disconnected.
 const SLOW_PEER: Duration = Duration::from_millis(200);
 /// Longest message: a ticket, two ids and a number.
 const MESSAGE_BYTES: usize = 512;
@@ -50,14 +50,14 @@ const MESSAGE_BYTES: usize = 512;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Said {
     Message(FromArbiter),
-    /// An arbiter was found or begun.
+    /// An arbiter was found or started.
     Joined {
         remote: bool,
     },
     Lost,
 }
 
-/// This process's part in the arbitration of its host.
+/// This process's role in the arbitration of its host.
 pub struct Arbiter {
     shared: Arc<Shared>,
 }
@@ -75,13 +75,13 @@ struct Shared {
 
 struct State {
     role: Role,
-    /// Counts the roles: what a thread of an earlier one has to say does not count.
+    /// Counts the roles: events from threads of an earlier role are ignored.
     epoch: u64,
-    /// The highest generation that was seen to be an arbiter's of this cluster.
+    /// The highest known generation of an arbiter of this cluster.
     generation: u64,
     flows_per_host: FlowsPerHost,
     shares: Shares,
-    /// For this process, in order.
+    /// Events for this process, in order.
     inbox: VecDeque<Said>,
     /// Why slots are not shared with the host's other processes.
     alone: Option<String>,
@@ -101,8 +101,8 @@ struct Peer {
 }
 
 impl Arbiter {
-    /// Joins the host's arbitration, or begins it. `key` names those who share the slots, and `token` is what they prove
-    /// to each other.
+    /// Joins the host's arbitration, or starts it. `key` names the group that shares the slots; its members prove
+    /// `token` to each other.
     ///
     /// # Errors
     /// No thread can be had.
@@ -134,7 +134,7 @@ impl Arbiter {
             }
             thread::sleep(ELECTION_PAUSE);
         }
-        // Where a thread cannot be had the others end with it.
+        // If a thread cannot be started, dropping this ends the others.
         let arbiter = Arbiter { shared: shared.clone() };
         let roles = shared.clone();
         thread::Builder::new().name("mission-arbiter".into()).stack_size(256 << 10).spawn(move || roles.run())?;
@@ -142,12 +142,13 @@ impl Arbiter {
         Ok(arbiter)
     }
 
-    /// Says something to whoever gives the slots out. What this process is to hear comes by [`Arbiter::next`].
+    /// Sends a message to the arbiter. Its answers arrive by [`Arbiter::next`].
     pub fn send(&self, message: ToArbiter) {
         let mut state = self.shared.lock();
         match &mut state.role {
             Role::Leader(_) => self.shared.lead_by(&mut state, Event::Message { client: SELF, message }),
-            // An arbiter that takes nothing is left: the thread that reads from it elects another, which hears everything.
+            // An arbiter that reads nothing is disconnected: the reading thread elects another, which receives the
+            // complete state.
             Role::Follower(peer) => {
                 if peer.send(&message).is_err() {
                     let _ = peer.stream.shutdown(Shutdown::Both);
@@ -162,7 +163,7 @@ impl Arbiter {
         self.shared.lock().inbox.pop_front()
     }
 
-    /// New shares of the host; in force here if this process gives the slots out, or once it does.
+    /// Sets new shares of the host; in force here if this process is the arbiter, or once it is.
     pub fn set_shares(&self, flows_per_host: FlowsPerHost, shares: Shares) {
         let mut state = self.shared.lock();
         (state.flows_per_host, state.shares) = (flows_per_host, shares.clone());
@@ -171,7 +172,7 @@ impl Arbiter {
         }
     }
 
-    /// Leaves an arbiter that is silent; another is elected.
+    /// Disconnects from a silent arbiter; another is elected.
     pub fn replace(&self) {
         if let Role::Follower(peer) = &self.shared.lock().role {
             let _ = peer.stream.shutdown(Shutdown::Both);
@@ -201,7 +202,7 @@ impl Drop for Arbiter {
     fn drop(&mut self) {
         let mut state = self.shared.lock();
         state.closing = true;
-        // The listener goes with the role, so that the name is free for a successor.
+        // The listener is dropped with the role, so that the name is free for a successor.
         match std::mem::replace(&mut state.role, Role::Electing) {
             Role::Leader(leader) => leader.close(),
             Role::Follower(peer) => drop(peer.stream.shutdown(Shutdown::Both)),

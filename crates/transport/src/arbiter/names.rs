@@ -1,8 +1,8 @@
-//! Names of a host's arbiters, each of which carries a generation.
+//! Names of a host's arbiters; each contains a generation.
 
 use std::collections::BTreeSet;
 
-/// Numbers from here on are a stranger's: no arbiter is replaced that often.
+/// Generations from here on are a stranger's: no arbiter is replaced that often.
 pub(super) const GENERATIONS: u64 = 1 << 40;
 /// How many names of arbiters are tried in one election: a stranger may have taken some.
 pub(super) const NAMES_MAX: usize = 8;

@@ -1,4 +1,4 @@
-//! Numbers of jobs and transfers: the same in every process, so that nothing has to be agreed.
+//! Numbers of jobs and transfers: the same in every process without any agreement.
 
 use crate::checksum;
 use mission_core::host::fair::{Level, QueueShare, Shares};
@@ -9,8 +9,8 @@ use mission_core::types::{JobId, Stage, TransferId};
 use std::borrow::Cow;
 use std::sync::Arc;
 
-/// Numbers of one cluster's jobs and transfers. Where clusters share a host's slots a job's name has that of its cluster before
-/// it, so that jobs of one name in two clusters are two.
+/// Numbers of one cluster's jobs and transfers. If clusters share a host's slots, a job's name is prefixed by its
+/// cluster's, to distinguish jobs of the same name.
 #[derive(Clone, Debug, Default)]
 pub struct Numbers {
     cluster: Option<Arc<str>>,

@@ -64,7 +64,7 @@ fn a_lost_connection_returns_its_slots_and_a_lost_arbiter_is_replaced() {
     want(&third, 1);
     assert!(!granted(&third, 1, NOT));
     joined(&third, true);
-    // The arbiter goes; its successor hears from the second that it still holds both slots.
+    // The arbiter goes; the second reports to its successor that it still holds both slots.
     drop(first);
     while !second.gives_out() && !third.gives_out() {
         thread::sleep(Duration::from_millis(1));
@@ -75,7 +75,7 @@ fn a_lost_connection_returns_its_slots_and_a_lost_arbiter_is_replaced() {
     want(&third, 2);
     assert!(!granted(&third, 2, NOT));
     drop(second);
-    // If the second was the arbiter, the third says it all again to itself.
+    // If the second was the arbiter, the third reports again to itself.
     if !granted(&third, 2, NOT) {
         want(&third, 3);
         assert!(granted(&third, 3, SOON));
@@ -96,7 +96,7 @@ fn a_socket_that_takes_no_connections_keeps_nobody_from_sharing() {
     use socket2::{Domain, SockAddr, Socket, Type};
     let key = cluster();
     let socket = || Socket::new(Domain::UNIX, Type::STREAM, None).unwrap();
-    // Its queue of connections is full, so nobody learns whose it is.
+    // Its queue of connections is full, so no process can find out whose it is.
     let address = SockAddr::unix(format!("\0{}", name(&key, GENERATIONS - 1))).unwrap();
     let (full, waits) = (socket(), socket());
     full.bind(&address).unwrap();

@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Makes a connection by TCP, or by what is like it, with what the leg asks of this side's socket.
+/// Makes a connection by TCP or MPTCP, with the leg's options for this side's socket.
 ///
 /// # Errors
 /// Not reachable in time.
@@ -31,8 +31,8 @@ pub(super) fn connect(address: SocketAddr, leg: &Leg, protocol: Protocol) -> Res
     let fault = |error: io::Error| Fault::Connection(format!("connection to {address}: {error}"));
     let made = Socket::new(Domain::for_address(address), Type::STREAM, Some(protocol)).map_err(fault)?;
     // The data flows the other way: what counts is what the server sets, and that is read back. But requests wait for
-    // the timers of this side: one that paces (bbr) adds its own to each. And before the connection is made, because one
-    // that needs ECN asks for it with its first packet.
+    // the timers of this side: a congestion control that paces (bbr) delays each of them. The option is set before the
+    // connection is made, because DCTCP negotiates ECN with its first packet.
     if let Some(name) = &leg.congestion_control {
         let _ = made.set_tcp_congestion(name.as_bytes());
     }
@@ -54,7 +54,7 @@ pub struct HttpConnection<C> {
     token: Token,
     admitted: bool,
     usable: bool,
-    /// Of the range that is being received, for other threads.
+    /// Received bytes of the current range, for other threads.
     received: Arc<AtomicU64>,
     /// Checksums of the requests that were not answered yet.
     asked: VecDeque<u64>,
@@ -102,12 +102,12 @@ impl<C: Channel> HttpConnection<C> {
     fn request(&mut self, request: Request) -> Result<(), Fault> {
         let asked = if self.admitted { self.send(&request) } else { self.ask_with_proof(request) };
         self.usable &= asked.is_ok();
-        // Whoever was refused after all hears so with the answer.
+        // If the proof was refused, the answer reports it.
         self.admitted = true;
         asked
     }
 
-    /// Asks for the first time on this connection: answers the server's challenge.
+    /// Sends the first request on this connection, and answers the server's challenge.
     fn ask_with_proof(&mut self, mut request: Request) -> Result<(), Fault> {
         let own: Nonce = auth::random();
         request.nonce = Some(own);
@@ -115,7 +115,7 @@ impl<C: Channel> HttpConnection<C> {
         let response = self.response()?;
         let Some((nonce, proof)) = response.challenge.filter(|_| response.status == 401) else {
             return Err(Fault::Denied(format!(
-                "the server asks for no proof but says {}: {}",
+                "the server did not ask for a proof but answered {}: {}",
                 response.status, response.reason
             )));
         };
@@ -132,7 +132,7 @@ impl<C: Channel> HttpConnection<C> {
     fn receive_body(&mut self, response: &Response, into: &mut [u8]) -> Result<(), Broken> {
         let blocks = into.len().div_ceil(BLOCK_BYTES as usize);
         if response.len != into.len() as u64 || response.blocks.len() != blocks {
-            return Err(Broken { verified: 0, fault: Fault::Damaged("the answer has another length".into()) });
+            return Err(Broken { verified: 0, fault: Fault::Damaged("the answer has the wrong length".into()) });
         }
         let mut verified = 0;
         let mut filled = self.head.take_rest(into);
@@ -156,7 +156,7 @@ impl<C: Channel> HttpConnection<C> {
                 }
             }
             if checksum::of(&into[verified..end]) != *expected {
-                let fault = Fault::Damaged("a block does not fit its checksum".into());
+                let fault = Fault::Damaged("a block does not match its checksum".into());
                 return Err(Broken { verified: verified as u64, fault });
             }
             verified = end;
@@ -183,7 +183,7 @@ impl<C: Channel> Connection for HttpConnection<C> {
         let nothing = |fault| Broken { verified: 0, fault };
         let response = self.response().map_err(nothing)?;
         if response.status != 206 {
-            // The server said no and keeps the connection, unless it has too many.
+            // The server refused and keeps the connection, unless it has too many.
             self.usable = usable && !matches!(response.status, 401 | 503);
             return Err(nothing(refusal(&response)));
         }

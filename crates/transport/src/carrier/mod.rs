@@ -1,8 +1,8 @@
 //! Carriers: the acting half of every transport.
 //!
-//! A Carrier makes connections and takes those that clients make; a [`Connection`] moves ranges and tells what was
-//! negotiated. A new transport is one file here, one line in [`CARRIERS`], and its Flight Controller in core. Carriers of
-//! byte streams share [`http`], whose ends are [`Channel`]s.
+//! A Carrier makes connections and accepts those of clients; a [`Connection`] moves ranges and reports what was
+//! negotiated. A new transport is one file here, one line in [`CARRIERS`], and its Flight Controller in core. Carriers
+//! of byte streams share [`http`], whose ends are [`Channel`]s.
 
 mod dctcp;
 pub mod http;
@@ -44,17 +44,17 @@ pub struct Context {
     pub governor: Option<Arc<Governor>>,
 }
 
-/// A range of a part that is asked for.
+/// A requested range of a part.
 #[derive(Clone, Copy, Debug)]
 pub struct Ask {
     pub object: ObjectId,
     pub part: u32,
     pub start: u64,
-    /// Of which job and transfer: by their weights the sender gives its turns. `None`: it waits for nobody.
+    /// Of which job and transfer: their weights decide the sender's turns. `None`: it is sent without a turn.
     pub transfer: Option<(GroupId, MemberId)>,
 }
 
-/// A range that did not arrive whole: so much from its start did, and was verified; then this went wrong.
+/// A range that did not arrive completely: `verified` bytes from its start, then this fault.
 #[derive(Debug)]
 pub struct Broken {
     pub verified: u64,
@@ -83,36 +83,37 @@ pub trait Carrier: Sync {
     /// # Errors
     /// The client went away, or does not agree.
     fn accept(&self, _incoming: Incoming, _context: &Context) -> io::Result<Box<dyn Channel>> {
-        Err(io::Error::new(io::ErrorKind::Unsupported, "clients of this carrier begin as another's do"))
+        Err(io::Error::new(io::ErrorKind::Unsupported, "clients of this carrier begin like those of another one"))
     }
 }
 
-/// Ends a connection from another thread: whoever waits for it hears so at once.
+/// Ends a connection from another thread: a thread that waits for it gets an error at once.
 pub trait End: Send + Sync {
     fn end(&self);
 }
 
 pub trait Connection: Send {
-    /// Asks for `len` bytes. May be called again before they have been received: answers come in the order of asking.
+    /// Asks for `len` bytes. May be called again before they have been received: answers arrive in the order of
+    /// requests.
     ///
     /// # Errors
     /// The connection is used up.
     fn ask(&mut self, ask: &Ask, len: u64) -> Result<(), Fault>;
 
-    /// Receives what was asked for longest into `into`, whose length is the range's.
+    /// Receives the oldest request's range into `into`, which has its length.
     ///
     /// # Errors
-    /// What arrived before the fault, and the fault; unless the server merely said no, the connection is used up.
+    /// What arrived before the fault, and the fault; unless the server merely refused, the connection is used up.
     fn receive(&mut self, into: &mut [u8]) -> Result<(), Broken>;
 
-    /// Checksums of the blocks that the last range brought, as far as they were verified; and how its object may be passed on.
+    /// Checksums of the verified blocks of the last range, and the protection that its object needs.
     fn brought(&self) -> (&[u64], Encryption);
 
-    /// Asks for the next piece of a broadcast, and whom to get it from; waits for the answer. With a piece come the
-    /// checksums of its blocks: receivers serve one another, and only the owner says what is right.
+    /// Asks for the next piece of a broadcast and its source; waits for the answer. The answer has the checksums of the
+    /// piece's blocks: receivers serve one another, and only the owner is trusted for the content.
     ///
     /// # Errors
-    /// The peer keeps no books of this part, or cannot be asked.
+    /// The peer does not coordinate a broadcast of this part, or cannot be asked.
     fn next(&mut self, object: ObjectId, part: u32, wants: Wants) -> Result<(PieceReply, Vec<u64>), Fault>;
 
     /// Asks which chunks of a stream follow, and waits for the answer.
@@ -121,10 +122,10 @@ pub trait Connection: Send {
     /// The peer cannot be asked, or refuses.
     fn chunks(&mut self, stream: ObjectId, part: u32, wants: Wants) -> Result<ChunkReply, Fault>;
 
-    /// Whether more can be asked for, or is still to be received.
+    /// Whether more can be requested, or is still to be received.
     fn usable(&self) -> bool;
 
-    /// For another thread: what ends it, and how much of the range has arrived that is being received.
+    /// Handles for another thread: one ends the connection, the other counts the bytes of the current range.
     fn watch(&self) -> (Arc<dyn End>, Arc<AtomicU64>);
 
     fn negotiated(&self) -> Negotiated;
@@ -146,7 +147,7 @@ pub fn carrier(transport: Transport) -> Option<&'static dyn Carrier> {
     CARRIERS.iter().copied().find(|carrier| carrier.transport() == transport)
 }
 
-/// What a sender is asked for, and what the network below a channel does.
+/// The network connection below a channel: its socket options and its state.
 pub trait Below {
     /// Where the other end is.
     ///
@@ -156,17 +157,17 @@ pub trait Below {
 
     fn ends(&self) -> Arc<dyn End>;
 
-    /// Asks for a congestion control and a minimum RTO (microseconds) where they are given; gives what is in force.
+    /// Sets a congestion control and a minimum RTO (microseconds) if they are given; returns what is in force.
     fn ask(&self, congestion_control: Option<&str>, rto_min_us: Option<u32>) -> (String, Option<u32>);
 
-    /// What there is to say of it now; without what [`Below::ask`] gave.
+    /// Its current state, without what [`Below::ask`] returned.
     fn facts(&self) -> Sender;
 
     /// How many subflows it has; `None`: it is one flow by its kind.
     fn subflows(&self) -> Option<u32>;
 }
 
-/// A byte stream over which [`http`] speaks, on either side.
+/// A byte stream that carries [`http`], on either side.
 pub trait Channel: Read + Write + Send {
     fn below(&self) -> &dyn Below;
 
@@ -178,7 +179,7 @@ pub trait Channel: Read + Write + Send {
         Ok(Vec::new())
     }
 
-    /// How the peer is known and the bytes are hidden.
+    /// How the connection is encrypted and authenticated.
     fn encryption(&self) -> Encryption;
 
     /// TLS version and cipher.
@@ -214,7 +215,8 @@ pub trait Channel: Read + Write + Send {
 pub fn accept(incoming: Incoming, context: &Context) -> io::Result<Box<dyn Channel>> {
     let first = incoming.first()?;
     let carrier = CARRIERS.iter().find(|carrier| carrier.begins_with(first));
-    let unknown = || io::Error::new(io::ErrorKind::InvalidData, format!("no carrier's clients begin with {first}"));
+    let unknown =
+        || io::Error::new(io::ErrorKind::InvalidData, format!("no carrier has clients that begin with {first}"));
     carrier.ok_or_else(unknown)?.accept(incoming, context)
 }
 

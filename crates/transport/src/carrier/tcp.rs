@@ -26,7 +26,7 @@ impl Carrier for Tcp {
         Ok(Box::new(HttpConnection::new(plain, leg, context.token.clone())))
     }
 
-    /// Whatever is no TLS: clients of all carriers without it begin alike.
+    /// Anything that is not TLS: clients of all carriers without TLS begin alike.
     fn begins_with(&self, first: u8) -> bool {
         !Tls.begins_with(first)
     }
@@ -44,7 +44,7 @@ impl Incoming {
         Incoming(stream)
     }
 
-    /// The first byte that its client says; it is still there to be read.
+    /// Peeks at the first byte of the client; it remains unread.
     ///
     /// # Errors
     /// The client went away.

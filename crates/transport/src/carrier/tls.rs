@@ -23,7 +23,7 @@ const EXPORTER: &[u8] = b"EXPORTER-Channel-Binding";
 /// The content type of a handshake record (RFC 8446, section 5.1).
 const HANDSHAKE: u8 = 22;
 
-/// Bytes that a client asks the kernel for at once, at most.
+/// Most bytes that a client reads from the kernel in one call.
 const READ_AHEAD: usize = 64 << 10;
 
 pub struct Tls;
@@ -48,7 +48,7 @@ impl Carrier for Tls {
         let mut session = ClientConnection::new(ends.client.clone(), name).map_err(|error| fault(&error))?;
         while session.is_handshaking() {
             session.complete_io(&mut Until { stream: &mut stream, end }).map_err(|error| {
-                // A certificate that does not fit will not fit the next time either.
+                // A wrong certificate will be wrong the next time, too.
                 match error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
                     Some(rustls::Error::InvalidCertificate(why)) => {
                         Fault::Denied(format!("the certificate of {address}: {why:?}"))
@@ -110,7 +110,7 @@ impl AsRef<Plain> for ReadAhead {
     }
 }
 
-/// A stream whose reads end at an absolute time, however small the pieces are in which bytes come.
+/// A stream whose reads end at an absolute time, however small the pieces that arrive.
 struct Until<'a> {
     stream: &'a mut Plain,
     end: Instant,
@@ -137,7 +137,7 @@ impl Write for Until<'_> {
     }
 }
 
-/// The server's half of the handshake; the client's hello says which kind of encryption it wants.
+/// The server's half of the handshake; the client's hello names the kind of encryption.
 fn accept(mut stream: Plain, settings: &TlsSettings) -> io::Result<Box<dyn Channel>> {
     let invalid = |error: &dyn std::fmt::Display| io::Error::new(io::ErrorKind::InvalidData, error.to_string());
     let mut acceptor = Acceptor::default();

@@ -63,7 +63,7 @@ fn demand(transport: Transport, encrypt: Encryption) -> Demands {
     Demands { encrypt, transport: Some(transport) }
 }
 
-/// Waits until `owner` has heard of the others on its host.
+/// Waits until `owner` knows of the others on its host.
 fn met(owner: &Endpoint) {
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(5);
     while owner.fetcher.sharers(&"job".into(), &Demands::default()).is_none() {
@@ -179,7 +179,7 @@ fn multipath_is_proved_by_the_socket() {
     );
 }
 
-/// Tells a reader that what it is going to fetch is a broadcast.
+/// Informs a reader that its next fetch is a broadcast.
 fn announce(reader: &Endpoint) {
     let transfer = request(Vec::new(), Demands::default()).transfer;
     reader.fetcher.command(mission_core::mission::Command::Broadcast { transfer });
@@ -252,7 +252,7 @@ fn strangers_that_say_nothing_keep_nobody_out() {
     let id = owner.put(&[&data()], &"job".into(), &demands).unwrap();
     let fetch = || reader.fetch(request(vec![wanted(&owner, id, 0, 9 << 20)], demands), || false).unwrap().tally;
     fetch();
-    // Strangers that say nothing take nobody's place, and only so many are held.
+    // Silent strangers do not displace clients, and their number is limited.
     let most = mission_core::defaults::UNADMITTED_CONNECTIONS;
     let _idle: Vec<_> = (0..4 * most).map(|_| std::net::TcpStream::connect(owner.address()).unwrap()).collect();
     while owner.resources().serving_connections < most {
@@ -362,7 +362,7 @@ fn a_receiver_that_serves_other_bytes_deceives_nobody() {
         assert_eq!(reader.fetcher.transfers()[0].peer_bytes, 0, "nothing of it was taken");
         fetched.tally.refetches
     };
-    // One time in ten the owner has not heard yet what the other one has, and sends all of it itself.
+    // One time in ten the owner does not know yet what the other one has, and sends all of it itself.
     assert!((0..10).any(|_| deceived() > 0), "the reader was never sent to it");
 }
 
@@ -488,12 +488,12 @@ fn many_callers_share_the_slots_of_their_host() {
 #[test]
 fn an_interrupted_fetch_ends_and_says_so() {
     let reader = endpoint(b"token", u64::MAX, None);
-    // Nobody listens there: the fetch would try again until its patience ends.
+    // No process listens there: the fetch would retry until its timeout.
     let parts =
         vec![Wanted { object: ObjectId([1; 16]), part: 0, len: 5, addresses: vec!["127.0.0.1:1".parse().unwrap()] }];
     let reader = &reader;
     let ended = std::thread::scope(|scope| {
-        // Whoever answers may wait for a thread that asks this process something.
+        // The answering side may wait for a thread that requests something from this process.
         let others_go_on = || {
             let (done, result) = std::sync::mpsc::channel();
             scope.spawn(move || done.send(reader.fetcher.transfers()));

@@ -71,8 +71,8 @@ impl Shared {
         }
     }
 
-    /// Receives a part piece by piece, from whoever the owner names; and from the owner itself what is left then, where it
-    /// keeps no books or its word was lost.
+    /// Receives a part piece by piece, from the sources that the owner names. The rest comes from the owner, if it does
+    /// not coordinate the broadcast or its answer was lost.
     pub(super) fn receive_broadcast(
         &self,
         transfer: &TransferId,
@@ -84,13 +84,13 @@ impl Shared {
     ) -> (Result<(), FetchError>, Tally) {
         let (stop, (ended, ends)) = (AtomicBool::new(false), channel());
         let mut tally = Tally::default();
-        // The others only say that they were stopped.
+        // The other lanes report only that they were stopped.
         let mut first_error = None;
         thread::scope(|scope| {
             for _ in 0..LANES {
                 let (stop, ended) = (&stop, ended.clone());
                 let lane = thread::Builder::new().name("mission-lane".into()).stack_size(512 << 10);
-                // Where no thread can be had, fewer lanes do.
+                // Without a thread, fewer lanes suffice.
                 let _ = lane.spawn_scoped(scope, move || {
                     let _ = ended.send(self.lane(transfer, planned, wanted, receiving, segment, stop));
                 });
@@ -122,7 +122,7 @@ impl Shared {
         (ended, tally)
     }
 
-    /// Asks and fetches until there is nothing more to get, or nobody to ask.
+    /// Asks and fetches until there is nothing more to get, or no owner to ask.
     fn lane(
         &self,
         transfer: &TransferId,
@@ -146,12 +146,12 @@ impl Shared {
                 (had, since) = (have, Instant::now());
             }
             if since.elapsed() >= lasting(PROGRESS_TIMEOUT) {
-                // An owner that only puts off: what is left is asked of it as of any other.
+                // The owner only answers "wait": request the rest from it as from any other source.
                 break;
             }
             let wants = Wants::Source { serves: self.own_address, has, missed: missed.take() };
             let (next, blocks) = match owner.next(wanted.object, wanted.part, wants) {
-                // What is left after all lanes have ended is asked of the owner.
+                // The rest after all lanes have ended is requested from the owner.
                 Ok((PieceReply::Fetch(next), blocks))
                     if is_piece(&next, &blocks, wanted.len) && receiving.claim(next.start) =>
                 {
@@ -207,7 +207,7 @@ fn piece(
     far
 }
 
-/// What is not here of a part.
+/// The missing ranges of a part.
 fn rest(wanted: &Wanted, receiving: &Receiving<'_>, segment: &Arc<Segment>) -> Vec<Far> {
     let bytes = swarm::piece_bytes(wanted.len);
     let missing = receiving.copy.has(bytes).into_iter().enumerate().filter(|(_, has)| !has);

@@ -1,4 +1,4 @@
-//! Whoever waits for a fetch, and may be interrupted meanwhile.
+//! The caller that waits for a fetch, and may be interrupted meanwhile.
 
 use super::{CLOSES, INTERRUPT_EVERY, Shared};
 use mission_core::host::fetches::FetchError;
@@ -18,7 +18,7 @@ impl<'a> Caller<'a> {
         Caller { shared, interrupted, asked, gave_up: Cell::new(None) }
     }
 
-    /// Whether it was interrupted, or this worker closes. Cheap: it looks every [`INTERRUPT_EVERY`].
+    /// Whether the caller was interrupted, or this worker is closing. Cheap: checks every [`INTERRUPT_EVERY`].
     pub(super) fn gives_up(&self) -> bool {
         self.waits().is_err()
     }

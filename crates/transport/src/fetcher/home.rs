@@ -18,7 +18,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Where an owner is silent, and nobody else may be asked.
+/// Retry interval while an owner is silent and there is no other source.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// Where a part is when a fetch begins.
@@ -26,7 +26,7 @@ pub(super) enum Found {
     Here(Part),
     /// In the spool of another process of this host.
     Spooled(LeasedPart),
-    /// It has to be brought, or copied from the own spool.
+    /// It has to be fetched, or copied from this process's spool.
     Elsewhere,
 }
 
@@ -39,7 +39,7 @@ impl Found {
 /// Of each object that may lie on this host, which parts are wanted: places in the request.
 type Near = BTreeMap<ObjectId, Vec<usize>>;
 
-/// What was taken of an object, and what to record of that if it has been carried now.
+/// What was leased of an object, and what to record if that was a transfer just now.
 type Taken<T> = (Vec<T>, Option<Negotiated>);
 
 impl Shared {
@@ -83,7 +83,7 @@ impl Shared {
         Ok(found)
     }
 
-    /// Copies each part that is on this host into a segment of its own; `None`: it has to be brought.
+    /// Copies each part that is on this host into a segment of its own; `None`: it has to be fetched.
     pub(super) fn copied_at_home(
         &self,
         request: &FetchRequest,
@@ -124,8 +124,8 @@ impl Shared {
         Ok(segments)
     }
 
-    /// Takes what other processes of this host have; what none of them gives stays as it is, unless it may come by
-    /// shared memory alone.
+    /// Leases what other processes of this host have. What none of them leases is left to fetch, unless the job demands
+    /// shared memory.
     fn nearby<T>(
         &self,
         request: &FetchRequest,
@@ -154,12 +154,11 @@ impl Shared {
         Ok(())
     }
 
-    /// The leases on an object that may only come by shared memory, once its owner answers again; another borrow is
-    /// attempted until then. Word that a worker has left comes later than its sockets break, and whoever hears of the loss
-    /// can have the object made again.
+    /// Leases an object of a job that demands shared memory: retries until its owner answers. The message that a worker
+    /// has left comes later than its sockets break, and a reported loss has the object recomputed.
     ///
     /// # Errors
-    /// The object is lost, its owner refuses, or it says nothing for [`PROGRESS_TIMEOUT`].
+    /// The object is lost, its owner refuses, or it is silent for [`PROGRESS_TIMEOUT`].
     fn insist<T>(
         &self,
         mut denied: LeaseDenied,
@@ -167,7 +166,7 @@ impl Shared {
         caller: &Caller<'_>,
         borrow: impl Fn() -> Result<Vec<T>, LeaseDenied>,
     ) -> Result<Vec<T>, FetchError> {
-        let refused = |why: &str| Err(FetchError::Denied(format!("shared memory was demanded, but {why}")));
+        let refused = |why: &str| Err(FetchError::Denied(format!("the job demands shared memory, but {why}")));
         let since = Instant::now();
         let mut silent = None;
         loop {
@@ -186,7 +185,7 @@ impl Shared {
                 return refused(silent.as_deref().unwrap_or_default());
             }
             caller.waits()?;
-            // At once first: the answer of an owner that was silent a moment ago may be old.
+            // First without a wait: the record that this owner is silent may be old.
             denied = match borrow() {
                 Ok(parts) => return Ok(parts),
                 Err(denied) => denied,
@@ -202,11 +201,11 @@ impl Shared {
         Some(Part { home: Home::Own(segment), start, len })
     }
 
-    /// Takes these parts of each object from the first of its owners that gives them. An owner is asked for all of its objects at
-    /// once.
+    /// Leases these parts of each object from the first of its owners that grants them. One question to an owner covers
+    /// all of its objects.
     ///
-    /// Gives of each object what was taken, or why its parts have to come another way; of several owners, why the last one on
-    /// this host gave none.
+    /// Returns for each object what was leased, or why its parts have to come another way: of several owners on this
+    /// host, the last one's reason.
     fn ask_owners<T>(
         &self,
         request: &FetchRequest,
@@ -275,7 +274,7 @@ impl Shared {
     /// Copies a part from its owner's spool to its place; false: it has to come another way.
     ///
     /// # Errors
-    /// It cannot be read, and may not come another way; or nobody waits for it any more.
+    /// It cannot be read, and may not come another way; or no fetch waits for it any more.
     pub(super) fn copy_spooled(
         &self,
         request: &FetchRequest,
@@ -287,7 +286,7 @@ impl Shared {
         let Err(why) = part.copy(into, || caller.gives_up()) else { return Ok(true) };
         caller.waits()?;
         if !plan.legs.iter().any(|leg| leg.reach == Reach::Anywhere) {
-            return Err(FetchError::Denied(format!("shared memory was demanded, but {why}")));
+            return Err(FetchError::Denied(format!("the job demands shared memory, but {why}")));
         }
         self.lock().record(&request.transfer).transport.fallbacks.insert(format!("shm: {why}"));
         Ok(false)

@@ -34,8 +34,8 @@ impl Fetcher {
         }
     }
 
-    /// Who has these objects, best first: they lie elsewhere than their references say. Fetches of them that are under way
-    /// go on there.
+    /// Sets who has these objects, best first: they lie elsewhere than their references say. Active fetches of them
+    /// continue there.
     pub fn locations(&self, locations: Vec<(ObjectId, Vec<SocketAddr>)>) {
         if locations.is_empty() {
             return;
@@ -63,8 +63,8 @@ impl Fetcher {
 }
 
 impl Shared {
-    /// Where each object lies, if that is not where its reference says. Of several that have it, each process asks another
-    /// one first.
+    /// Where each object lies, if that is not where its reference says. Each process starts with a different one of
+    /// several sources.
     pub(super) fn look_up(&self, parts: &mut [Wanted]) {
         let state = self.lock();
         if state.locations.is_empty() {
@@ -79,7 +79,7 @@ impl Shared {
         }
     }
 
-    /// A fetch may also ask these, who have its objects.
+    /// Adds sources that have the objects of a fetch.
     pub(super) fn found(&self, state: &mut State, fetch: FetchId, locations: &HashMap<ObjectId, Vec<SocketAddr>>) {
         let Some(active) = state.fetches.get_mut(&fetch) else { return };
         let mut new = Vec::new();

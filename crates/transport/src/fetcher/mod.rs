@@ -1,9 +1,10 @@
-//! Brings parts of objects: from this host's memory, from their owners, and in broadcasts from other receivers.
+//! Fetches parts of objects: from this host's memory, from their owners, and in broadcasts from other receivers.
 //!
-//! All decisions are in [`mission_core::host::process`] and [`mission_core::swarm`]; here are the clock, the threads and the
-//! connections. [`home`] looks what need not be moved, [`broadcast`] asks for the pieces of what many receive, and [`runs`]
-//! moves ranges; [`plans`] says over which legs, and [`locations`] where objects lie. What the Mission Controller says comes
-//! to [`orders`], and what it hears is in [`records`]. [`stream`] reads what is still being written.
+//! All decisions are in [`mission_core::host::process`] and [`mission_core::swarm`]; this module has the clock, the
+//! threads and the connections. [`home`] finds parts that need not be moved, [`broadcast`] asks for pieces of what many
+//! receive, and [`runs`] moves ranges. [`plans`] chooses the legs, and [`locations`] knows where objects lie. Commands
+//! of the Mission Controller come to [`orders`]; its reports come from [`records`]. [`stream`] reads streams that are
+//! still being written.
 
 mod broadcast;
 mod caller;
@@ -94,18 +95,18 @@ struct State {
     /// What each job's transfers weigh together.
     weights: BTreeMap<JobId, f64>,
     transfers: BTreeMap<TransferId, TransferReport>,
-    /// Those of which the last report said that something was under way.
+    /// Transfers that the last report called active.
     said_moved: BTreeSet<TransferId>,
-    /// Those that many receive alike.
+    /// Transfers whose parts many processes receive.
     broadcasts: BTreeSet<TransferId>,
-    /// Objects whose owners are gone, and why; names of objects never come again.
+    /// Objects whose owners are gone, and why; names of objects are not reused.
     lost: BTreeMap<ObjectId, String>,
     /// The same, oldest first.
     lost_first: VecDeque<ObjectId>,
-    /// Who has objects that lie elsewhere than their references say, best first.
+    /// Owners of objects that no longer lie where their references say, best first.
     locations: BTreeMap<ObjectId, Vec<SocketAddr>>,
     changed: bool,
-    /// When it was last said what is waited for.
+    /// When the last report listed what fetches wait for.
     waits_said: Option<Instant>,
     closing: bool,
 }
@@ -120,23 +121,23 @@ struct Active {
     caller_waits: bool,
     done: Arc<Condvar>,
     result: Option<(Result<(), FetchError>, Tally)>,
-    /// By source: bytes that came, and how long connections were busy with them.
+    /// By source: bytes received, and how long connections were busy with them.
     brought: BTreeMap<SourceId, (u64, Duration)>,
 }
 
 /// How long closing waits for fetches to end: each of their threads sees it at the next byte, or after a stall.
 const CLOSE_WITHIN: Duration = Duration::from_secs(15);
-/// More than any process has addresses for.
+/// More bytes than any process has addresses for.
 const ADDRESSABLE: usize = 1 << 46;
-const CLOSES: &str = "this worker closes";
-/// How often a waiting caller looks whether it was interrupted.
+const CLOSES: &str = "this worker is closing";
+/// How often a waiting caller checks whether it was interrupted.
 const INTERRUPT_EVERY: Duration = Duration::from_millis(100);
 
 impl Fetcher {
     /// `slots`: name and secret of those who share this host's slots.
     ///
     /// # Errors
-    /// No thread can be had.
+    /// No thread can be started.
     #[allow(clippy::too_many_arguments)]
     pub fn new(
         context: Context,
@@ -208,12 +209,12 @@ impl Fetcher {
         Ok(Fetcher { shared })
     }
 
-    /// Brings all parts that are asked for; blocks until they are there.
+    /// Fetches all requested parts; blocks until they are there.
     ///
-    /// `interrupted` is asked every 100 ms while this thread waits; no lock is held meanwhile.
+    /// Calls `interrupted` every 100 ms while this thread waits; no lock is held meanwhile.
     ///
     /// # Errors
-    /// What stands in the way, by cause; no part of the memory is given away then.
+    /// Why the fetch failed. None of its memory is returned to the caller then.
     pub fn fetch(&self, request: FetchRequest, interrupted: impl FnMut() -> bool) -> Result<Fetched, FetchError> {
         self.fetch_for(request, None, interrupted)
     }
@@ -261,7 +262,7 @@ impl Fetcher {
                     shared.copy_own(wanted, into)?;
                     true
                 }
-                // Nobody is asked for nothing.
+                // No source is asked for empty parts.
                 Found::Elsewhere => wanted.len == 0 && !receiving.contains_key(&number),
             };
             if is_here {
@@ -282,7 +283,7 @@ impl Fetcher {
         let bring = || {
             for (number, receiving) in receiving {
                 let wanted = &request.parts[number];
-                // Memory of its own: what is kept of a broadcast keeps nothing else.
+                // Each part has its own segment: a kept part of a broadcast must not keep other memory.
                 let (own, start) = if request.packed {
                     (segment.clone(), places[number].0)
                 } else {
@@ -461,9 +462,9 @@ impl Shared {
         self.drain_arbiter(&mut state);
     }
 
-    /// Tells the process's machine what happened to its slots. Under the lock, so that it hears all of it in order.
+    /// Passes to the process's machine what happened to its slots. Under the lock, so that events arrive in order.
     fn drain_arbiter(&self, state: &mut State) {
-        // Before it is set, its thread has nothing to say that is not asked for once it is.
+        // Events from before the arbiter is set are not lost: they are taken once it is.
         while let Some(said) = self.arbiter.get().and_then(Arbiter::next) {
             let event = match said {
                 Said::Message(message) => Event::Arbiter(message),

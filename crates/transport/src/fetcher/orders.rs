@@ -1,4 +1,4 @@
-//! What the Mission Controller says: shares, plans, what hosts can do, and which jobs are over.
+//! Executes messages of the Mission Controller: shares, plans, capabilities of hosts, and jobs that are over.
 
 use super::Fetcher;
 use mission_core::host::process::Event;
@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 impl Fetcher {
-    /// Does what the Mission Controller says.
+    /// Executes a command of the Mission Controller.
     pub fn command(&self, command: mission::Command) {
         let shared = &self.shared;
         let mut state = shared.lock();
@@ -32,8 +32,8 @@ impl Fetcher {
             mission::Command::Broadcast { transfer } => {
                 state.broadcasts.insert(transfer);
             }
-            // [`crate::in_force`] has these. The rest is for whoever stands beside the Mission Controller: it runs the policy, keeps
-            // records, and has probes made.
+            // [`crate::in_force`] handles shares. The engine's adapter handles the rest: it runs the policy, keeps
+            // records, and starts probes.
             mission::Command::Shares(_)
             | mission::Command::SharesChanged(_)
             | mission::Command::Weigh { .. }
@@ -53,7 +53,7 @@ impl Fetcher {
             *state.weights.entry(share.job.clone()).or_default() += share.weight;
         }
         let mut caps = BTreeMap::new();
-        // A budget that is found by trial has no limits that are known beforehand.
+        // With flows per host found by trial, limits are not known in advance.
         if let FlowsPerHost::Fixed(flows) = *flows_per_host
             && caps_bind(flows, shares.len())
         {
@@ -68,7 +68,7 @@ impl Fetcher {
         drop(closed);
     }
 
-    /// Forgets what belongs to a job that is over.
+    /// Forgets the state of a job that is over.
     pub fn forget_job(&self, job: &JobId) {
         let mut state = self.shared.lock();
         state.plans.remove(job);
@@ -85,7 +85,7 @@ impl Fetcher {
         self.shared.pool.forget_job(group);
     }
 
-    /// What each job's transfers weigh together, of the jobs that move bytes.
+    /// Total weight of each job's transfers, for jobs that move bytes.
     pub fn weights(&self) -> BTreeMap<JobId, f64> {
         self.shared.lock().weights.clone()
     }

@@ -16,7 +16,7 @@ pub(super) struct Planned {
     pub(super) legs: Arc<[Leg]>,
     pub(super) own: Arc<Environment>,
     senders: Arc<Senders>,
-    /// Those legs that hold for a sender, once they were asked for.
+    /// The legs that hold for each sender, computed when first requested.
     to: Mutex<HashMap<SocketAddr, Arc<[Leg]>>>,
 }
 
@@ -82,7 +82,7 @@ impl Shared {
             let after = Planned::new(before.plan.clone(), state.own.clone(), state.senders.clone());
             let known = before.to.lock().expect("no panic while held").clone();
             if known.iter().all(|(sender, legs)| after.to(*sender) == *legs) {
-                // What is under way goes on.
+                // Active ranges continue.
                 state.plans.insert(job, Ok(after));
             } else {
                 self.planned(state, &job, before.plan.clone());

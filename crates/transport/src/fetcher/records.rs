@@ -1,4 +1,4 @@
-//! What each transfer asked for and was brought, for the Mission Controller.
+//! What each transfer requested and received, for the Mission Controller.
 
 use super::{Fetcher, Shared, State};
 use crate::parts::Wanted;
@@ -8,13 +8,13 @@ use mission_core::types::TransferId;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant, SystemTime};
 
-/// How often it is said for how many bytes of whom fetches wait.
+/// How often a report lists how many bytes fetches wait for, by source.
 const WAITS_EVERY: Duration = Duration::from_secs(1);
 
-/// Bytes that a fetch asks for.
+/// Bytes that a fetch requests.
 #[derive(Default)]
 pub(super) struct Bytes {
-    /// To be brought.
+    /// To be fetched.
     pub(super) far: u64,
     /// On this host already.
     here: u64,
@@ -36,7 +36,7 @@ impl Fetcher {
         if !std::mem::take(&mut state.changed) {
             return None;
         }
-        // What fetches wait for is long to tell, and policies look once a second.
+        // The list of what fetches wait for is long, and policies read it once a second.
         let says_waits = state.waits_said.is_none_or(|said| said.elapsed() >= WAITS_EVERY);
         let mut waits: BTreeMap<TransferId, BTreeMap<String, u64>> = BTreeMap::new();
         for active in state.fetches.values() {
@@ -66,7 +66,7 @@ impl Fetcher {
                 record.moved = record.flows > 0;
             }
         }
-        // Once more next time, to say that nothing moves any more.
+        // Report it once more, so that the Mission Controller learns that nothing moves any more.
         state.changed = !moved.is_empty();
         state.said_moved = moved;
         Some(records)
@@ -105,7 +105,7 @@ impl Shared {
         record.ended = now();
     }
 
-    /// A fetch failed: what did not come is not asked for any more.
+    /// A fetch failed: its missing bytes are no longer requested.
     pub(super) fn gives_up(&self, transfer: &TransferId, bytes: &Bytes, tally: &Tally) {
         let mut state = self.lock();
         let record = state.record(transfer);

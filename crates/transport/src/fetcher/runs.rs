@@ -26,14 +26,14 @@ use std::sync::{Arc, Condvar, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Chunks that follow one another on a connection before its thread looks up: 64 MiB.
+/// Chunks that follow one another on a connection before its thread checks for an interrupt: 64 MiB.
 const CHAIN_MAX: u32 = 16;
-/// How often it is looked how much of each range has arrived.
+/// How often the arrived bytes of each range are counted.
 const WATCH_EVERY: Duration = Duration::from_secs(1);
 /// Longest life of a helper without work.
 const HELPER_IDLE: Duration = Duration::from_secs(5);
 
-/// A range of a part that has to be brought.
+/// A range of a part to fetch.
 pub(super) struct Far {
     pub object: ObjectId,
     pub part: u32,
@@ -47,10 +47,10 @@ pub(super) struct Far {
     /// Where it goes.
     pub segment: Arc<Segment>,
     pub place: usize,
-    /// Kept for others, where it is broadcast; and who of the sources is a receiver too.
+    /// The copy kept for other receivers of a broadcast; and which sources are receivers too.
     pub copy: Option<Arc<PartCopy>>,
     pub peer: Option<SocketAddr>,
-    /// Checksums of its blocks, as its owner says, where others may send it.
+    /// Checksums of its blocks, from its owner, where other receivers may send it.
     pub expected: Option<Arc<[u64]>>,
 }
 
@@ -137,8 +137,8 @@ impl Place {
 }
 
 impl Shared {
-    /// Brings ranges to their places, and blocks until they are there; the calling thread works with the others. Gives what
-    /// it took, also where it failed.
+    /// Fetches ranges to their places, and blocks until they are there; the calling thread works like the helpers.
+    /// Returns the tally, also of a failure.
     pub(super) fn carry(
         &self,
         transfer: &TransferId,
@@ -147,7 +147,7 @@ impl Shared {
         interrupted: &mut dyn FnMut() -> bool,
     ) -> (Result<(), FetchError>, Tally) {
         let mut state = self.lock();
-        // What was said since this fetch began: from now on it hears so itself.
+        // Locations that arrived since this fetch began; from now on the fetch receives them itself.
         for far in &mut far {
             let at = state.locations.get(&far.object).into_iter().flatten();
             let new: Vec<SocketAddr> = at.filter(|address| !far.sources.contains(address)).copied().collect();
@@ -157,7 +157,7 @@ impl Shared {
             return (Ok(()), Tally::default());
         }
         if planned.legs.is_empty() {
-            let why = "this process has a carrier for none of the planned transports".into();
+            let why = "this worker supports none of the planned transports".into();
             return (Err(FetchError::Denied(why)), Tally::default());
         }
         if state.closing {
@@ -240,15 +240,14 @@ impl Shared {
         }
     }
 
-    /// Lets the process's machine decide, and carries out what it says as far as that blocks nobody.
+    /// Lets the process's machine decide, and executes those commands that do not block.
     pub(super) fn handle(&self, state: &mut State, event: Event) -> Option<Run> {
         let chained = self.step(state, event);
         self.drain_arbiter(state);
         chained
     }
 
-    /// One event; what the arbiter says to it is not heard yet. Gives the run that follows on the same connection, if
-    /// there is one.
+    /// Handles one event, without the arbiter's answers to it. Returns the next run on the same connection, if any.
     pub(super) fn step(&self, state: &mut State, event: Event) -> Option<Run> {
         let mut commands = std::mem::take(&mut state.commands);
         state.process.handle(self.time(), event, &mut commands);
@@ -298,7 +297,7 @@ impl Shared {
         chained
     }
 
-    /// Says which sources of a fetch fewer legs of the plan reach.
+    /// Reports the sources of a fetch that fewer legs of the plan reach.
     pub(super) fn reaches(&self, state: &mut State, fetch: FetchId, group: GroupId, planned: &Planned) {
         let Some(active) = state.fetches.get(&fetch) else { return };
         let sources: BTreeSet<SocketAddr> = active.far.iter().flat_map(|far| far.sources.iter().copied()).collect();
@@ -432,7 +431,7 @@ impl Shared {
         Ok(connection)
     }
 
-    /// Moves the range of a run; while its bytes are on their way the next is asked for, where the machine says so.
+    /// Moves the range of a run. While its bytes are in transit, the next range is requested if the machine decides so.
     fn bring(
         &self,
         connection: &mut dyn Connection,
@@ -446,7 +445,7 @@ impl Shared {
             return broken(0, fault);
         }
         let mut state = self.lock();
-        // Now and then the thread looks up: its caller may have been interrupted.
+        // The thread stops from time to time: its caller may have been interrupted.
         if *chained < CHAIN_MAX {
             *next = self.handle(&mut state, Event::Streaming { run: *run });
             *chained += 1;
@@ -463,7 +462,7 @@ impl Shared {
         if let Some((expected, first)) = &place.expected {
             let (came, _) = connection.brought();
             if expected.get(*first..first + came.len()) != Some(came) {
-                let why = "a receiver of the broadcast sent what its owner did not".to_owned();
+                let why = "a receiver of the broadcast sent data that differs from the owner's".to_owned();
                 return broken(0, Fault::Damaged(why));
             }
         }
@@ -478,7 +477,7 @@ impl Shared {
         }
     }
 
-    /// Notes what came of a run, and tells the Throttle Controller.
+    /// Records the outcome of a run, and passes it to the Throttle Controller.
     fn ended(
         &self,
         state: &mut State,
@@ -496,8 +495,8 @@ impl Shared {
         let active = state.fetches.get_mut(&run.fetch).expect("a fetch outlives its runs");
         let far = &mut active.far[run.piece as usize];
         far.left = far.left.saturating_sub(moved);
-        // Of a run that was asked for while the one before it came, the time is from the end of that one: together they are right.
-        // What brought nothing took its time all the same.
+        // A run that was requested while the previous one arrived is timed from the end of that one: their sum is
+        // right. Runs without bytes count their time, too.
         let (bytes, busy) = active.brought.entry(run.source).or_default();
         *bytes += moved;
         *busy += took;
@@ -580,7 +579,7 @@ fn note(facts: &mut TransportFacts, planned: &Planned, leg: &Leg, bytes: u64, co
     facts.carried(leg, bytes, connection.negotiated());
     let before = plan.legs.iter().take_while(|other| other.transport != leg.transport);
     for skipped in before.filter(|leg| leg.reach == Reach::Anywhere && !carried.contains(leg)) {
-        facts.fallbacks.insert(format!("{}: this process has no carrier for it", skipped.transport.name()));
+        facts.fallbacks.insert(format!("{}: this worker does not support it", skipped.transport.name()));
     }
     let sender = connection.sender();
     facts.observed.rto_us_max = facts.observed.rto_us_max.max(sender.rto_us);

@@ -19,17 +19,17 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// What is fetched ahead of the task that reads: eight chunks.
+/// Bytes fetched ahead of the task that reads: eight chunks.
 const READ_AHEAD_BYTES: u64 = 32 << 20;
 /// How long a stream of this process is asked at a time.
 const ASK_WITHIN: Duration = Duration::from_millis(200);
-/// A writer that has nothing yet and says so sooner than this has many readers: it is asked again after this time.
+/// A writer that answers "nothing yet" sooner than this has many readers: it is asked again after this time.
 const ASK_AGAIN: Duration = Duration::from_millis(50);
-/// How often a writer hears that its reader still takes something, while that fetches or the task reads.
+/// How often a reader reports to the writer that it still takes chunks, while it fetches or its task reads.
 const RENEW_EVERY: Duration = Duration::from_secs(3);
-/// Fetches in a row that bring nothing, although the writer answers.
+/// Fetches in a row without data, although the writer answers.
 const MISSED_MAX: u32 = 3;
-/// How often a task that waits is asked whether it was interrupted.
+/// How often a waiting task is checked for an interrupt.
 const INTERRUPT_EVERY: Duration = Duration::from_millis(100);
 
 /// Which part of which stream is read, and for whom.
@@ -51,7 +51,7 @@ pub struct Arrived {
     pub sizes: Option<Part>,
 }
 
-/// What there is for the task that reads.
+/// What the task that reads can take.
 pub enum Next {
     Chunk(Arrived),
     /// Nothing yet.
@@ -67,7 +67,7 @@ pub enum ReadError {
     Fetch(FetchError),
 }
 
-/// Reads one part, from its first chunk. Dropped, it asks no more.
+/// Reads one part, from its first chunk, until it is dropped.
 pub struct Reader {
     queue: Arc<Queue>,
 }
@@ -83,10 +83,10 @@ struct Queue {
 struct State {
     arrived: VecDeque<Arrived>,
     bytes: u64,
-    /// The task has taken something since the writer last heard of it.
+    /// The task has taken something since the last report to the writer.
     took: bool,
     end: Option<Result<(), ReadError>>,
-    /// The task reads no more.
+    /// The task has stopped reading.
     closed: bool,
 }
 
@@ -120,7 +120,7 @@ impl Reader {
         Ok(Reader { queue })
     }
 
-    /// The next chunk; `wait`: until there is one, or the end. `interrupted` is asked meanwhile.
+    /// Returns the next chunk; `wait`: until there is one, or the end. Calls `interrupted` meanwhile.
     ///
     /// # Errors
     /// The part cannot be read to its end.
@@ -174,7 +174,7 @@ struct Asker<'a> {
     after: u64,
     /// Asks the writer, and when it last did.
     asking: RefCell<Asking>,
-    /// Fetches in a row that brought nothing.
+    /// Fetches in a row without data.
     missed: Cell<u32>,
 }
 
@@ -199,7 +199,7 @@ impl Asker<'_> {
                         ChunkReply::Complete => return Ok(()),
                         ChunkReply::Failed(why) => return Err(ReadError::Writer(why)),
                         ChunkReply::Freed => return Err(self.lost("its beginning was read and freed")),
-                        ChunkReply::Unknown => return Err(self.lost("its writer's worker has it no more")),
+                        ChunkReply::Unknown => return Err(self.lost("its writer's worker no longer has it")),
                         ChunkReply::Taken => {
                             let why =
                                 "this part was read before, by this or another task: open the stream with keep=True";
@@ -214,7 +214,7 @@ impl Asker<'_> {
                     self.pauses(retry_after)?;
                 }
                 Err(fault) => {
-                    // Word that its worker has left comes later than its sockets break.
+                    // The message that its worker has left comes later than its sockets break.
                     self.is_there()?;
                     let (since, why) = silent.get_or_insert_with(|| (Instant::now(), format!("{fault:?}")));
                     if since.elapsed() >= lasting(PROGRESS_TIMEOUT) {
@@ -228,7 +228,7 @@ impl Asker<'_> {
         }
     }
 
-    /// The stream is gone: whoever hears of it can have it written again.
+    /// Reports that the stream is gone, so that it can be written again.
     fn lost(&self, why: &str) -> ReadError {
         let why = format!("the stream has to be written again: {why}");
         self.fetcher.lost(&[self.reading.stream], &why);
@@ -236,7 +236,7 @@ impl Asker<'_> {
     }
 
     /// # Errors
-    /// The Mission Controller has said that the stream is lost.
+    /// The Mission Controller has reported that the stream is lost.
     fn is_there(&self) -> Result<(), ReadError> {
         match self.fetcher.shared.lock().lost.get(&self.reading.stream) {
             Some(why) => Err(ReadError::Fetch(FetchError::Lost(why.clone()))),
@@ -258,7 +258,7 @@ impl Asker<'_> {
             None => connect(shared, &self.planned, address)?,
         };
         let reply = connection.chunks(stream, part, Wants::Chunks { after: self.after, reader });
-        // After an error another one is made.
+        // After an error the next question opens a new connection.
         asking.connection = Some(connection).filter(|_| reply.is_ok());
         reply
     }
@@ -267,10 +267,10 @@ impl Asker<'_> {
         self.asking.borrow().last.elapsed() >= RENEW_EVERY
     }
 
-    /// Has the writer know that something is being taken.
+    /// Reports to the writer that chunks are being taken.
     fn renew(&self) {
         if self.is_due() {
-            // There are chunks that it knows of, so the answer comes at once; and it is the next question's matter.
+            // The writer has chunks after this one, so it answers at once. The next question handles an error.
             let _ = self.ask();
         }
     }
@@ -290,8 +290,11 @@ impl Asker<'_> {
         for chunk in &chunks {
             parts.push(wanted(chunk.object, 0, chunk.bytes));
             if chunk.writes > 1 {
-                // Of a head that says more, no memory is taken for it.
-                let len = chunk.writes.checked_mul(8).ok_or_else(|| self.lost("it makes no sense"))?;
+                // Allocate nothing for a header that claims an impossible number.
+                let len = chunk
+                    .writes
+                    .checked_mul(8)
+                    .ok_or_else(|| self.lost("a chunk has an impossible number of writes"))?;
                 parts.push(wanted(chunk.object, 1, len));
             }
         }
@@ -306,7 +309,8 @@ impl Asker<'_> {
             Err(error) => {
                 self.is_there()?;
                 return match error {
-                    // Who asks the writer next hears what became of the stream: it may have failed, or its worker be gone.
+                    // The next question to the writer shows what happened: the stream may have failed, or its worker be
+                    // gone.
                     FetchError::Lost(_) | FetchError::Unreachable(_) if self.missed.get() < MISSED_MAX => {
                         self.missed.set(self.missed.get() + 1);
                         Ok(0)
@@ -330,7 +334,7 @@ impl Asker<'_> {
         Ok(chunks.len() as u64)
     }
 
-    /// Waits while enough is ahead of the task.
+    /// Waits while enough chunks are ahead of the task.
     fn waits_for_room(&self) -> Result<(), ReadError> {
         loop {
             self.pauses(Duration::ZERO)?;
@@ -348,7 +352,7 @@ impl Asker<'_> {
     }
 
     /// # Errors
-    /// The task reads no more, or this worker closes.
+    /// The task has stopped reading, or this worker is closing.
     fn pauses(&self, time: Duration) -> Result<(), ReadError> {
         let end = Instant::now() + time;
         let cancelled = |why: &str| Err(ReadError::Fetch(FetchError::Cancelled(why.into())));
@@ -358,7 +362,7 @@ impl Asker<'_> {
             }
             let state = self.queue.lock();
             if state.closed {
-                return cancelled("nobody reads it any more");
+                return cancelled("the stream's reader was closed");
             }
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -369,8 +373,8 @@ impl Asker<'_> {
     }
 }
 
-/// A connection to ask over, with what the job demands. Where its bytes may only come by shared memory, its questions go over
-/// TCP.
+/// A connection for questions that meets the job's demands. Where its bytes may only come by shared memory, questions
+/// go over TCP.
 fn connect(shared: &Shared, planned: &Planned, address: SocketAddr) -> Result<Box<dyn Connection>, Fault> {
     let plain = Leg {
         transport: Transport::Tcp,
@@ -386,7 +390,7 @@ fn connect(shared: &Shared, planned: &Planned, address: SocketAddr) -> Result<Bo
     if legs.is_empty() && planned.plan.demands.encrypt == Encryption::None {
         legs.push(plain);
     }
-    let mut failed = Fault::Denied("this process has a carrier for none of the planned transports".into());
+    let mut failed = Fault::Denied("this worker supports none of the planned transports".into());
     for leg in &legs {
         let Some(carrier) = carrier::carrier(leg.transport) else { continue };
         match carrier.connect(address, leg, &shared.context) {

@@ -1,4 +1,4 @@
-//! What a sender's kernel did for one receiver.
+//! What a sender's kernel reports for one receiver.
 
 use crate::socket::{self, TcpInfo};
 use serde::{Deserialize, Serialize};
@@ -16,7 +16,7 @@ pub struct Variables {
     pub rto_us: u32,
     /// Doublings of the timeout.
     pub backoff: u8,
-    /// Segments under way, lost, and sent again.
+    /// Segments in flight, lost, and retransmitted.
     pub unacked: u32,
     pub lost: u32,
     pub retransmitted: u32,
@@ -27,7 +27,7 @@ pub struct Variables {
 }
 
 impl Variables {
-    /// `None`: nothing is under way.
+    /// `None`: nothing is in flight.
     pub(super) fn of(stream: &TcpStream) -> Option<Variables> {
         let info = socket::tcp_info(stream);
         (info.unacked > 0).then_some(Variables {
@@ -46,7 +46,7 @@ impl Variables {
     }
 }
 
-/// What the sender's kernel says of one connection, since it began.
+/// What the sender's kernel reports of one connection, since it began.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Flow {
     #[serde(default)]
@@ -57,18 +57,18 @@ pub struct Flow {
     pub rto_us: u32,
     pub srtt_us: u32,
     pub cwnd: u32,
-    /// Segments that it could send when it was asked first.
+    /// Its congestion window in segments at the first request.
     #[serde(default)]
     pub cwnd_first: u32,
     pub retransmits: u32,
     pub timeouts: u32,
     pub delivered: u32,
     pub marks: u32,
-    /// Of all connections of the sender's host: the kernel does not count them apart.
+    /// For all connections of the sender's host: the kernel does not count them separately.
     pub loss_probes_of_host: u64,
     #[serde(default)]
     pub bytes: u64,
-    /// The sender has said so itself at the end; else it was busy or gone, and nothing was counted.
+    /// The sender has reported at the end; else it was busy or gone, and nothing was counted.
     #[serde(default)]
     pub asked: bool,
 }
@@ -95,10 +95,10 @@ impl Flow {
         }
     }
 
-    /// What a sender has answered.
+    /// Reads a sender's answer.
     ///
     /// # Errors
-    /// Its own words, or those of what it is not.
+    /// The sender's error text, or why the answer is invalid.
     pub(super) fn from_answer(mut answer: Value) -> Result<Flow, String> {
         match answer["error"].as_str() {
             Some(error) => Err(error.to_owned()),
@@ -126,7 +126,7 @@ impl Flow {
     }
 }
 
-/// `TCPLossProbes` of this thread's network namespace; 0 where the kernel does not tell.
+/// `TCPLossProbes` of this thread's network namespace; 0 if the kernel does not report it.
 fn loss_probes() -> u64 {
     let text = std::fs::read_to_string("/proc/thread-self/net/netstat").unwrap_or_default();
     let mut lines = text.lines().filter_map(|line| line.strip_prefix("TcpExt: "));

@@ -1,8 +1,8 @@
-//! Fresh connections: each block is asked for over new ones, so that every block begins with the initial window.
+//! Fresh connections: each block is requested over new ones, so that every block begins with the initial window.
 //!
-//! They are opened between two blocks, all at once, and their time is not measured. The first connection to a sender stays: it
-//! has the proofs of both ends, and the counts of all that follow. A fresh one begins with one line of the receiver and no
-//! answer, because every byte that the sender wrote before the block could widen its window:
+//! They are opened between two blocks, in parallel, and that time is not measured. The first connection to a sender
+//! stays: it has the proofs of both ends, and the counts of all that follow. A fresh one begins with one line of the
+//! receiver and no answer, because every byte that the sender wrote before the block could widen its window:
 //!
 //! ```text
 //! receiver  {"session": nonce of the sender, "number": ..., "proof": ...}
@@ -23,9 +23,9 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// For the threads of connections that the receiver has closed to count what they did.
+/// Time for the threads of closed connections to count what they did.
 const CLOSING: Duration = Duration::from_secs(1);
-/// Between two looks at them.
+/// Interval between two checks of them.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 
 /// Opens a connection to each sender, in the place of those of the last block.
@@ -93,7 +93,7 @@ fn finish(socket: Socket, until: Instant, hello: &Value) -> io::Result<TcpStream
     Ok(stream)
 }
 
-/// What the proof of a fresh connection is for: its number, so that nobody who overhears one can use it again.
+/// The purpose of a fresh connection's proof: its number, so that an overheard proof cannot be replayed.
 fn purpose(number: &[u8; 8]) -> Purpose<'_> {
     Purpose::Ranges(number)
 }
@@ -127,7 +127,7 @@ impl Sessions {
         self.lock().remove(server);
     }
 
-    /// Whose a fresh connection is, and what is asked of its socket. `None`: its line proves nothing.
+    /// The session of a fresh connection, and the options of its socket. `None`: the proof in its line is wrong.
     pub(super) fn admit(&self, token: &Token, hello: &Value) -> Option<(Nonce, Asked)> {
         let server: Nonce = hello["session"].as_str().and_then(from_hex)?.try_into().ok()?;
         let number = hello["number"].as_u64()?;

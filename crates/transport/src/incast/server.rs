@@ -1,4 +1,4 @@
-//! The sender's half of synchronized reads: bytes that mean nothing, to whoever knows the token.
+//! The sender's half of synchronized reads: synthetic data, for clients that know the token.
 
 use super::fresh::Sessions;
 use super::{Asked, Flow, HELLO_PATIENCE, READ_BYTES, Variables, hear, nonce, proves, say};
@@ -14,10 +14,11 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// A peer that is silent is asked after so long whether it is there still.
+/// Keep-alive interval of a silent peer.
 const KEEPALIVE: Duration = Duration::from_secs(30);
 
-/// A client that asks nothing, or takes nothing, for this long has given up: a collapse backs off for minutes at most.
+/// A client that requests nothing, or reads nothing, for this long has given up: a collapse backs off for minutes at
+/// most.
 const IDLE: Duration = Duration::from_secs(600);
 
 /// What a server allows.
@@ -48,7 +49,7 @@ struct Serving {
 }
 
 impl Server {
-    /// Serves who connects to `listener`, in threads of this thread's network namespace.
+    /// Serves clients of `listener`, in threads of this thread's network namespace.
     ///
     /// # Errors
     /// No thread can be started.
@@ -115,7 +116,7 @@ impl Serving {
             {
                 let mut streams = self.lock();
                 if streams.len() >= self.limits.connections || self.stop.load(Ordering::Relaxed) {
-                    let text = format!("this sender serves {} connections at once", self.limits.connections);
+                    let text = format!("this sender already serves {} connections", self.limits.connections);
                     let _ = say(&stream, &json!({ "error": text }));
                     continue;
                 }
@@ -158,7 +159,7 @@ impl Serving {
         match set {
             Err(text) => say(stream, &json!({ "error": text })),
             Ok(ask) => {
-                // Before the answer: what the receiver does next may be to open a fresh one.
+                // Before the answer: the receiver may open a fresh connection next.
                 self.sessions.begin(client, server, ask);
                 let ended = say(stream, &json!({ "proof": proof, "flow": first })).and_then(|()| {
                     self.answer(stream, || {
@@ -184,7 +185,7 @@ impl Serving {
         ended
     }
 
-    /// Sends as many bytes as it is asked for, until the receiver has no more requests.
+    /// Sends the requested bytes, until the receiver has no more requests.
     fn answer(&self, mut stream: &TcpStream, flow: impl Fn() -> Flow) -> io::Result<()> {
         stream.set_read_timeout(Some(IDLE))?;
         stream.set_write_timeout(Some(IDLE))?;

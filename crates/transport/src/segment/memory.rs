@@ -126,7 +126,7 @@ impl Memory {
 
     pub(super) fn protect(&self, protected: bool) -> io::Result<()> {
         let flags = if protected { MprotectFlags::READ } else { MprotectFlags::READ | MprotectFlags::WRITE };
-        // SAFETY: the range is this value's own; who could write to it is gone, see [`Segment::protect`].
+        // SAFETY: the range belongs to this value; its writers are gone, see [`Segment::protect`].
         unsafe { rustix::mm::mprotect(self.as_ptr().cast(), self.size(), flags)? };
         Ok(())
     }
@@ -135,7 +135,7 @@ impl Memory {
 /// A file of memory without a name.
 pub(super) fn memory_file(size: usize) -> io::Result<File> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    // Before Linux 6.3 one could not say that memory is no program.
+    // Before Linux 6.3 memory could not be marked as non-executable.
     let file = rustix::fs::memfd_create("mission-control", flags | MemfdFlags::NOEXEC_SEAL)
         .or_else(|_| rustix::fs::memfd_create("mission-control", flags))?;
     let file = File::from(file);

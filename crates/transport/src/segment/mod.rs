@@ -1,10 +1,10 @@
-//! Memory that objects and fetched parts live in, used again and again.
+//! Memory for objects and fetched parts, which is reused.
 //!
-//! Touching new pages costs more than moving bytes over loopback (FACTS: 0.77 CPU-s/GiB), so a segment that nobody
-//! needs any more goes back to its pool, and to the kernel when nobody has wanted it for some seconds. There are two kinds.
-//! Private ones are huge pages where the kernel has them. Shared ones lie behind a descriptor: other processes of the host can
-//! map them, and the kernel sends from them without a copy; but few kernels give shared memory huge pages, so they are
-//! for objects that are going to be mapped.
+//! Touching new pages costs more than moving bytes over loopback (FACTS: 0.77 CPU-s/GiB), so a released segment returns
+//! to its pool, and to the kernel after some seconds without use. There are two kinds. Private ones are huge pages
+//! where the kernel has them. Shared ones have a file descriptor: other processes of the host can map them, and the
+//! kernel sends from them without a copy; but few kernels give shared memory huge pages, so they are used for objects
+//! that will be mapped.
 //!
 //! A descriptor per object would exhaust a process's limit, so shared segments of a job are cut out of slabs. A slab, and what
 //! is kept of it, serves one job: whoever maps it can read all of it.
@@ -28,14 +28,15 @@ const SLAB: usize = 64 << 20;
 /// Parts of slabs that are read-only at once. Each may split its slab's mapping in three, and a process has 65,530 mappings
 /// (`vm.max_map_count`).
 const PROTECTED_PARTS_MAX: usize = 16_384;
-/// Up to so many stay read-only without a lease, until their memory is used again: the next lease may follow at once, and each change
-/// takes time for each page (a shuffle of 0.5 GiB between four workers spent an eighth of its processor time on it).
+/// Up to so many stay read-only without a lease, until their memory is reused: the next lease may follow at once, and
+/// each change takes time for each page (a shuffle of 0.5 GiB between four workers spent an eighth of its CPU time on
+/// it).
 const IDLE_PARTS_MAX: usize = PROTECTED_PARTS_MAX / 2;
 /// What shared memory is sealed against: shrinking, growing, new mappings that can write, and other seals.
 pub const SEALS: SealFlags =
     SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::FUTURE_WRITE).union(SealFlags::SEAL);
 
-/// A piece of memory of its own; back to its pool when dropped.
+/// A piece of memory; returned to its pool when dropped.
 pub struct Segment {
     memory: Option<Memory>,
     len: usize,
@@ -46,7 +47,7 @@ pub struct Segment {
     protection: Mutex<Protection>,
 }
 
-/// What a segment is for: who accounts for its bytes.
+/// What a segment is for: it decides where its bytes are counted.
 #[derive(Clone, Copy)]
 enum Use {
     /// Objects, and what is fetched.
@@ -55,7 +56,7 @@ enum Use {
     Result,
 }
 
-/// How many leases there are on a segment, and whether it is read-only for them, or still.
+/// How many leases there are on a segment, and whether it is (still) read-only for them.
 #[derive(Default)]
 struct Protection {
     leases: u32,
@@ -91,7 +92,7 @@ impl Segment {
         self.memory().as_ptr()
     }
 
-    /// What other processes could map, and the kernel sends from without a copy.
+    /// The shared memory, which other processes can map and the kernel sends from without a copy.
     pub fn shared(&self) -> Option<SharedMemory<'_>> {
         let (mapping, start) = self.memory().mapping();
         let (memory, _) = mapping.shared.as_ref()?;
@@ -117,8 +118,8 @@ impl Segment {
         self.writers.load(Ordering::Acquire) > 0
     }
 
-    /// For one more lease: makes shared memory read-only for everybody, at least until all leases have ended by
-    /// [`Segment::unprotect`]; gives it for others to map.
+    /// Adds a lease: makes shared memory read-only for every process, at least until all leases have ended by
+    /// [`Segment::unprotect`]. Returns it for others to map.
     ///
     /// # Errors
     /// Somebody may still write to it, or it cannot be shared.
@@ -135,7 +136,7 @@ impl Segment {
             let is_part = matches!(self.memory(), Memory::Part { .. });
             if is_part && parts.fetch_add(1, Ordering::Relaxed) >= PROTECTED_PARTS_MAX {
                 parts.fetch_sub(1, Ordering::Relaxed);
-                return Err(format!("its owner lends {PROTECTED_PARTS_MAX} small objects already"));
+                return Err(format!("its owner already shares {PROTECTED_PARTS_MAX} small objects"));
             }
             if let Err(error) = self.memory().protect(true) {
                 parts.fetch_sub(usize::from(is_part), Ordering::Relaxed);
@@ -191,7 +192,7 @@ impl Drop for Segment {
         self.pool.bytes_of(self.used).fetch_sub(memory.size() as u64, Ordering::Relaxed);
         if self.protection.get_mut().expect("no panic while held").protected {
             if memory.protect(false).is_err() {
-                // It cannot be written to any more: a whole mapping goes to the kernel, and a part stays unused.
+                // It is still read-only: a whole mapping is returned to the kernel, and a part stays unused.
                 return;
             }
             self.pool.count_unprotected(&memory);
@@ -214,8 +215,8 @@ mod tests {
         let mut shared: Vec<Segment> = (0..PROTECTED_PARTS_MAX).map(|_| take()).collect();
         assert!(shared.iter().all(|segment| segment.protect().is_ok()));
         let one_more = take();
-        assert!(one_more.protect().is_err_and(|why| why.contains("lends 16384 small objects already")));
-        // What was refused is not counted; nor is what went back, nor what nobody looks at any more.
+        assert!(one_more.protect().is_err_and(|why| why.contains("already shares 16384 small objects")));
+        // Refused and returned leases are not counted.
         shared.pop();
         assert!(one_more.protect().is_ok());
         let another = take();

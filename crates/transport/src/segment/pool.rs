@@ -17,18 +17,18 @@ const HUGE: usize = 2 << 20;
 const PAGE: usize = 4096;
 /// The largest segment that is cut out of a slab.
 const SLAB_PART_MAX: usize = 8 << 20;
-/// The part of a process's descriptors that shared memory may use.
+/// The fraction of a process's descriptors that shared memory may use.
 const DESCRIPTORS_PART: u64 = 4;
 
-/// Segments of one job that are freed at about the same time. They share slabs, so that these are free with them: memory goes back to the
-/// kernel by whole slabs (shared memory is sealed, and nothing can be punched out of it).
+/// Segments of one job that are freed at about the same time. They share slabs, so that a slab becomes free with them:
+/// memory is returned to the kernel by whole slabs (shared memory is sealed, and nothing can be punched out of it).
 pub type Cohort = u32;
 type Slabs = BTreeMap<(GroupId, Cohort), Vec<Arc<Slab>>>;
 
-/// Mapped memory that is free to be used again, up to a limit.
+/// Mapped memory that is free for reuse, up to a limit.
 pub struct Pool {
     free: Mutex<Free>,
-    /// Of each job, and of what of it is freed together.
+    /// The slabs of each job and cohort.
     slabs: Mutex<Slabs>,
     /// Jobs that are over, of which something may be kept.
     ended: Mutex<BTreeSet<GroupId>>,
@@ -36,7 +36,7 @@ pub struct Pool {
     pub(super) live: AtomicU64,
     /// Bytes of those that hold results of the engine's tasks: they are not counted among the former.
     pub(super) results: AtomicU64,
-    /// Nothing more is kept once this much is in use and kept together.
+    /// Nothing more is kept once used and kept memory reach this together.
     keep_bytes: usize,
     descriptors: Arc<AtomicUsize>,
     descriptors_max: usize,
@@ -123,7 +123,7 @@ impl Pool {
         if let Some(taken) = self.slabs.lock().expect("no panic while held").get(&own).and_then(|slabs| part(slabs)) {
             return Ok(taken);
         }
-        // Without the lock: it looks at all slabs.
+        // Without the lock: this visits all slabs.
         self.make_room(SLAB, Some((job, Some(cohort))));
         let mut slabs = self.slabs.lock().expect("no panic while held");
         let slabs = slabs.entry(own).or_default();
@@ -187,7 +187,7 @@ impl Pool {
     fn memory_file(&self, size: usize) -> io::Result<MemoryFile> {
         if self.descriptors.fetch_add(1, Ordering::Relaxed) >= self.descriptors_max {
             self.descriptors.fetch_sub(1, Ordering::Relaxed);
-            return Err(io::Error::other("shared memory has used its part of the descriptors"));
+            return Err(io::Error::other("shared memory has used its share of the file descriptors"));
         }
         let count = self.descriptors.clone();
         memory_file(size).map(|file| MemoryFile { file, count: count.clone() }).inspect_err(|_| {
@@ -227,7 +227,7 @@ impl Pool {
         self.descriptors.load(Ordering::Relaxed)
     }
 
-    /// Gives back to the kernel what nobody has wanted for [`IDLE_MEMORY`].
+    /// Returns to the kernel what was unused for [`IDLE_MEMORY`].
     pub fn trim(&self) {
         let idle = |since: &Instant| since.elapsed() >= IDLE_MEMORY;
         self.release(|_, since| idle(since), |_, slab| slab.is_idle());
@@ -236,19 +236,19 @@ impl Pool {
         }
     }
 
-    /// A job is over. What is kept for it stays for [`IDLE_MEMORY`] unless others need the room: a program's next shuffle is the same job
-    /// again, and fresh pages made rechunks take up to twice the processor time (2026-11-24).
+    /// A job is over. What is kept for it stays for [`IDLE_MEMORY`] unless others need the room: a program's next
+    /// shuffle is the same job again, and fresh pages made rechunks take up to twice the CPU time (2026-11-24).
     pub fn forget_job(&self, job: GroupId) {
         self.ended.lock().expect("no panic while held").insert(job);
         self.make_room(0, None);
     }
 
-    /// Gives memory back if so many bytes more, which `user` is going to use, are beyond what may be kept: what is kept for jobs that are
-    /// over, and if that is not enough, what is free of the others.
+    /// Returns memory to the kernel if so many more bytes, which `user` is going to use, exceed the limit: first what
+    /// is kept for jobs that are over, then free memory of the others.
     fn make_room(&self, size: usize, user: Option<(GroupId, Option<Cohort>)>) {
         let mut ended = self.ended.lock().expect("no panic while held");
         if let Some((job, _)) = user {
-            // It goes on.
+            // The job continues.
             ended.remove(&job);
         }
         let is_over =
@@ -284,7 +284,7 @@ impl Pool {
         let mut slabs = self.slabs.lock().expect("no panic while held");
         let mut gone_slabs = Vec::new();
         slabs.retain(|of, all| {
-            // Nobody takes of it while the lock is held.
+            // No thread takes from it while the lock is held.
             gone_slabs.extend(all.extract_if(.., |own| slab(*of, own)));
             !all.is_empty()
         });
@@ -301,7 +301,7 @@ impl Pool {
         let mut free = self.free.lock().expect("no panic while held");
         let room = self.keep_bytes.saturating_sub((self.live_bytes() + self.result_bytes()) as usize);
         if mapping.size <= room {
-            // Sizes that nobody asks for any more make room for those in use.
+            // Sizes that are no longer requested make room for those in use.
             while free.bytes + mapping.size > room {
                 let Some(other) = free.by_kind.keys().copied().find(|kind| *kind != mapping.kind()) else { break };
                 let stack = free.by_kind.get_mut(&other).expect("found among the keys");

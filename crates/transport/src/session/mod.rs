@@ -1,5 +1,5 @@
-//! One session for each host: the processes of a cluster on one host say what has moved to one of them, the speaker, and have
-//! the shares from it. Core decides who speaks (`control/sessions.rs`) and which way a report goes
+//! One session for each host: the processes of a cluster on one host send their reports to one of them, the speaker,
+//! and receive the shares from it. Core chooses the speaker (`control/sessions.rs`) and the route of a report
 //! ([`mission_core::host::session`]); here are the sockets.
 //!
 //! The speaker listens on an abstract Unix socket that bears its address ([`speaker`]); the others connect to it ([`other`]).
@@ -24,12 +24,12 @@ use std::time::Duration;
 
 /// Longest message: shares and reports of some ten thousand transfers.
 const MESSAGE_BYTES: usize = 16 << 20;
-/// A process that takes no message for this long is left.
+/// A process that reads no message for this long is disconnected.
 const SLOW_PEER: Duration = Duration::from_millis(200);
-/// Between two tries to find the speaker.
+/// Interval between two attempts to find the speaker.
 const TRY_AGAIN: Duration = Duration::from_secs(1);
 
-/// What a process says to the speaker of its host.
+/// Messages from a process to the speaker of its host.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum ToSpeaker {
@@ -40,17 +40,17 @@ enum ToSpeaker {
     Report(Box<WorkerReport>),
 }
 
-/// What the speaker says to a process.
+/// Messages from the speaker to a process.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum FromSpeaker {
-    /// Shares: first all, then what changes.
+    /// Shares: first all, then changes.
     Do(mission::Command),
     /// All reports up to this number are passed on.
     Passed { number: u64 },
 }
 
-/// This process's part in the session of its host.
+/// This process's role in the session of its host.
 pub(crate) struct Session {
     shared: Arc<Shared>,
 }
@@ -68,13 +68,13 @@ struct Shared {
 
 struct State {
     machine: machine::Session,
-    /// Who speaks for this host, once that was said.
+    /// The speaker of this host, once it is known.
     speaker: Option<SocketAddr>,
     /// To another process that speaks.
     link: Option<other::Link>,
-    /// A thread keeps the connection to whoever speaks.
+    /// A thread keeps the connection to the speaker.
     connects: bool,
-    /// This process speaks.
+    /// This process is the speaker.
     speaks: Option<Speaker>,
     closing: bool,
 }
@@ -102,7 +102,8 @@ impl Session {
         Session { shared: Arc::new(shared) }
     }
 
-    /// The Mission Controller says who speaks for this host. Where that cannot be, reports go straight to it, as before.
+    /// The Mission Controller has named the speaker of this host. If it cannot be reached, reports go directly to the
+    /// Mission Controller, as before.
     pub fn appointed(&self, speaker: SocketAddr) {
         let shared = &self.shared;
         let mut state = shared.lock();
@@ -121,8 +122,8 @@ impl Session {
         self.listen();
     }
 
-    /// Begins to speak, if this process shall and does not. The name may not be free yet: then it is tried again with the
-    /// next report, and meanwhile the others say everything themselves.
+    /// Becomes the speaker, if this process shall be and is not yet. If the name is not free yet, the next report
+    /// retries; meanwhile the others send their reports themselves.
     fn listen(&self) {
         let shared = &self.shared;
         let mut state = shared.lock();
@@ -131,7 +132,7 @@ impl Session {
         }
     }
 
-    /// This process speaks for itself from now on: it is about to end, and waits for nobody.
+    /// This process sends its reports itself from now on: it is about to end, and waits for no other process.
     pub fn leave(&self) {
         let mut state = self.shared.lock();
         if state.speaker != Some(self.shared.own) {
@@ -141,14 +142,14 @@ impl Session {
         self.shared.changed.notify_all();
     }
 
-    /// Passes new shares on to the others, if this process speaks.
+    /// Passes new shares on to the others, if this process is the speaker.
     pub fn pass(&self, command: &mission::Command) {
         if let Some(speaker) = &self.shared.lock().speaks {
             speaker.pass(command);
         }
     }
 
-    /// What others have said since the last call. What was there then has been passed on: they hear so.
+    /// Reports of others since the last call. Those of the last call have been passed on: confirms them.
     pub fn reports_of_others(&self) -> Vec<(Arc<str>, WorkerReport)> {
         self.shared.lock().speaks.as_ref().map(Speaker::take).unwrap_or_default()
     }
@@ -158,7 +159,7 @@ impl Session {
         self.shared.lock().machine.says_all()
     }
 
-    /// Takes what has changed in this process; gives what is to be said straight to the Mission Controller.
+    /// Takes this process's changes; returns the reports that go directly to the Mission Controller.
     pub fn report(&self, report: Option<WorkerReport>) -> Option<WorkerReport> {
         self.listen();
         let mut state = self.shared.lock();

@@ -1,4 +1,4 @@
-//! A process for which another speaks: keeps a connection to it, and does what comes.
+//! A process with another speaker: keeps a connection to it, and executes its messages.
 
 use super::{FromSpeaker, MESSAGE_BYTES, SLOW_PEER, Shared, TRY_AGAIN, ToSpeaker, name};
 use crate::in_force::Took;
@@ -18,7 +18,7 @@ pub(super) struct Link {
 
 impl Link {
     /// # Errors
-    /// The speaker takes nothing, or the message is too long: leave it.
+    /// The speaker reads nothing, or the message is too long: close the connection.
     pub fn send(&mut self, message: &ToSpeaker) -> io::Result<()> {
         let frame = self.sent.frame(message);
         if frame.len() > MESSAGE_BYTES {
@@ -32,7 +32,7 @@ impl Link {
     }
 }
 
-/// Begins a thread that keeps a connection to whoever speaks, until this process ends.
+/// Starts a thread that keeps a connection to the speaker, until this process ends.
 pub(super) fn keep_connected(shared: Arc<Shared>) -> io::Result<()> {
     let run = move || {
         loop {
@@ -46,7 +46,7 @@ pub(super) fn keep_connected(shared: Arc<Shared>) -> io::Result<()> {
                     }
                 }
             };
-            // Whatever ends it, it is tried again.
+            // Reconnect, whatever ended the connection.
             let _ = shared.listen_to(speaker);
             let state = shared.lock();
             let moves = |state: &mut super::State| !state.closing && state.speaker == Some(speaker);
@@ -57,7 +57,7 @@ pub(super) fn keep_connected(shared: Arc<Shared>) -> io::Result<()> {
 }
 
 impl Shared {
-    /// Until the connection ends, or says what makes no sense.
+    /// Reads messages until the connection ends, or one is invalid.
     fn listen_to(&self, speaker: SocketAddr) -> io::Result<()> {
         let mut stream = local::connect(&name(&self.cluster, speaker), &self.token)?;
         // Messages are sent under locks.
@@ -81,7 +81,7 @@ impl Shared {
 
     fn hear_all(&self, stream: &mut UnixStream) -> io::Result<()> {
         let mut messages = Incoming::new(MESSAGE_BYTES);
-        // Changes that were on their way before all shares were said lead from anything.
+        // Changes that were in transit before the complete shares may apply to any version.
         let mut has_all = false;
         while let Some(message) = messages.read(stream)? {
             match message {

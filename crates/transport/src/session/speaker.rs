@@ -1,4 +1,4 @@
-//! The process that speaks for its host: hears the others' reports, and passes the shares on to them.
+//! The speaker of a host: receives the others' reports, and passes the shares on to them.
 
 use super::{FromSpeaker, MESSAGE_BYTES, SLOW_PEER, ToSpeaker};
 use crate::auth::Token;
@@ -22,9 +22,10 @@ use std::time::Duration;
 const UNADMITTED_MAX: usize = 64;
 /// Processes of a host: it has fewer workers.
 const OTHERS_MAX: usize = 1024;
-/// Reports of one process that wait to be passed on: it stops saying any after a second (`PASSED_WITHIN`), four of them.
+/// Most reports of one process that wait to be passed on: a process stops sending after a second (`PASSED_WITHIN`),
+/// four reports.
 const REPORTS_MAX: usize = 64;
-/// Before the next try to accept, where the process is out of descriptors.
+/// Wait before the next accept, if the process is out of descriptors.
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// Listens until it is dropped.
@@ -39,14 +40,14 @@ struct Shared {
     closing: AtomicBool,
     unadmitted: AtomicUsize,
     others: Mutex<BTreeMap<u64, Other>>,
-    /// To the thread that writes: what it says waits for nobody.
+    /// Channel to the thread that writes: sending never blocks.
     says: Sender<(To, Says)>,
 }
 
 #[derive(Clone)]
 enum Says {
     This(Arc<FromSpeaker>),
-    /// All shares, as they are when it is said.
+    /// All shares, as of the time of sending.
     Standing,
 }
 
@@ -60,16 +61,16 @@ enum To {
 struct Other {
     address: Arc<str>,
     stream: UnixStream,
-    /// That came since [`Speaker::take`].
+    /// Reports since [`Speaker::take`].
     reports: Vec<WorkerReport>,
-    /// The number of the last one that was taken, and of the last of which it heard that it was passed on.
+    /// The number of the last report that was taken, and of the last one that was confirmed to it.
     taken: u64,
     passed: u64,
 }
 
 impl Speaker {
     /// # Errors
-    /// Another process has the name, or no thread can be had.
+    /// Another process has the name, or no thread can be started.
     pub fn listen(name: &str, token: &Token, in_force: &Weak<InForce>) -> io::Result<Speaker> {
         let (says, said) = channel();
         let shared = Arc::new(Shared {
@@ -81,7 +82,7 @@ impl Speaker {
             others: Mutex::default(),
             says,
         });
-        // It ends the threads if one of them cannot be had.
+        // Dropping it ends the threads if one of them cannot be started.
         let speaker = Speaker { shared: shared.clone() };
         let weak = Arc::downgrade(&shared);
         thread::Builder::new()
@@ -95,12 +96,12 @@ impl Speaker {
         Ok(speaker)
     }
 
-    /// Says something to all others; waits for nobody.
+    /// Sends a message to all others; never blocks.
     pub fn pass(&self, command: &mission::Command) {
         let _ = self.shared.says.send((To::All, Says::This(Arc::new(FromSpeaker::Do(command.clone())))));
     }
 
-    /// The reports that came since the last call, by address. Those of the last call have been passed on.
+    /// The reports since the last call, by address. Those of the last call have been passed on.
     pub fn take(&self) -> Vec<(Arc<str>, WorkerReport)> {
         let mut reports = Vec::new();
         for (number, other) in self.shared.others().iter_mut() {
@@ -144,7 +145,7 @@ impl Shared {
                 thread::sleep(PAUSE);
                 continue;
             };
-            // Other users of the host have no place among those who may prove themselves.
+            // Processes of other users may not use up the slots for unproved connections.
             if host::uid_of_peer(&stream) != Some(host::own_uid())
                 || self.unadmitted.load(Ordering::Relaxed) >= UNADMITTED_MAX
                 || self.others().len() >= OTHERS_MAX
@@ -157,7 +158,7 @@ impl Shared {
                 let admitted = local::admit(&stream, &own.token);
                 own.unadmitted.fetch_sub(1, Ordering::Relaxed);
                 if admitted.is_ok() {
-                    // However it ends, the other process notices, and says the rest itself.
+                    // If this ends, the other process notices, and sends its reports itself.
                     let _ = own.hear(number, stream);
                     own.others().remove(&number);
                 }
@@ -169,7 +170,7 @@ impl Shared {
         }
     }
 
-    /// Hears one process until it leaves.
+    /// Reads messages of one process until it disconnects.
     fn hear(&self, number: u64, mut stream: UnixStream) -> io::Result<()> {
         let mut messages = Incoming::new(MESSAGE_BYTES);
         stream.set_read_timeout(Some(local::HANDSHAKE))?;
@@ -181,7 +182,7 @@ impl Shared {
         if self.closing.load(Ordering::SeqCst) {
             return Ok(());
         }
-        // After it is among the others: what changes from here on it hears, too.
+        // Register it first, so that it receives changes from here on, too.
         let _ = self.says.send((To::One(number), Says::Standing));
         while let Some(ToSpeaker::Report(report)) = messages.read(&mut stream)? {
             let mut others = self.others();
@@ -195,7 +196,7 @@ impl Shared {
     }
 }
 
-/// Writes what is said, in order. A process that takes nothing is left.
+/// Writes messages in order. A process that reads nothing is disconnected.
 fn write_all(shared: &Weak<Shared>, said: &Receiver<(To, Says)>) {
     let mut sent: BTreeMap<u64, Outgoing> = BTreeMap::new();
     while let Ok((to, message)) = said.recv() {
@@ -203,7 +204,7 @@ fn write_all(shared: &Weak<Shared>, said: &Receiver<(To, Says)>) {
         let message = match message {
             Says::This(message) => message,
             Says::Standing => {
-                // Without any yet it hears the first ones with all others.
+                // If there are no shares yet, it receives the first ones with all others.
                 let Some(standing) = shared.in_force.upgrade().and_then(|own| own.standing()) else { continue };
                 Arc::new(FromSpeaker::Do(mission::Command::Shares(standing)))
             }

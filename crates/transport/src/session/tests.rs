@@ -1,4 +1,4 @@
-//! Endpoints of one process as the processes of a host: one speaks, dies, or says nothing.
+//! Endpoints of one process as the processes of a host: the speaker works, dies, or is silent.
 
 use crate::auth;
 use crate::endpoint::Endpoint;
@@ -61,7 +61,7 @@ impl Process {
     }
 }
 
-/// Of which it says that fetches began.
+/// Reports that fetches began.
 fn jobs(report: &WorkerReport) -> Vec<&str> {
     report.asked.iter().map(|asked| &*asked.transfer.job).collect()
 }
@@ -103,7 +103,7 @@ fn host(token: &[u8]) -> (Process, Vec<Process>) {
     (speaker, others)
 }
 
-/// Until what this process says goes to the speaker, and the speaker says it.
+/// Waits until this process's reports go to the speaker, and the speaker passes them on.
 fn meet(speaker: &Process, other: &Process) {
     wait_for("it finds its speaker", || {
         other.asks("warm-up");
@@ -111,7 +111,7 @@ fn meet(speaker: &Process, other: &Process) {
         let others = speaker.report().map(|report| report.others).unwrap_or_default();
         (direct.is_none() && others.iter().any(|(address, _)| *address == other.address())).then_some(())
     });
-    // It hears that all was passed on.
+    // It is informed that all was passed on.
     wait_for("the speaker has said all", || speaker.report().is_none().then_some(()));
 }
 
@@ -163,12 +163,12 @@ fn what_a_speaker_keeps_for_too_long_goes_the_straight_way_and_nothing_is_lost_w
     meet(&speaker, other);
     other.asks("etl");
     assert_eq!(other.report(), None);
-    // It is not asked to report: its process stands still.
+    // It is not asked to report: its process hangs.
     let said = wait_for("it is said directly", || other.report());
     let own: Vec<&WorkerReport> = said.others.iter().map(|(_, report)| report).chain([&said]).collect();
     assert!(own.iter().any(|report| jobs(report) == ["etl"]), "{said:?}");
     assert!(said.others.iter().all(|(address, _)| *address == other.address()));
-    // It goes on, and is found again.
+    // It continues, and is found again.
     meet(&speaker, other);
     other.asks("sort");
     assert_eq!(other.report(), None);
@@ -186,7 +186,7 @@ fn another_may_speak_and_last_words_go_the_straight_way() {
     meet(&speaker, &others[0]);
     let words = others[0].endpoint.report(0.0, Some("etl".into())).expect("they are said in order with all else");
     assert_eq!(words.last_of, Some("etl".into()));
-    // Whoever spoke is spoken for from now on.
+    // The old speaker has another speaker from now on.
     let (next, other) = others.split_at_mut(1);
     let (next, other) = (&mut next[0], &mut other[0]);
     let address = next.address();

@@ -63,7 +63,7 @@ fn a_task_that_comes_no_further_is_given_up() {
     world.task(1, "job", None);
     world.event(step(1, vec![]));
     world.event(Event::Gone { worker: "a".into() });
-    // What it needs was lost before, and whoever puts it is not this task.
+    // Its input was lost before, and another task puts it.
     let needs = || step(1, vec![carried(7, "a")]);
     for _ in 0..BEGINS_AGAIN_MAX {
         world.event(needs());

@@ -1,4 +1,4 @@
-//! The owner of a broadcast is gone: whoever has all parts keeps it.
+//! The owner of a broadcast is gone: a worker with all parts keeps the object.
 
 use super::*;
 
@@ -18,7 +18,7 @@ fn in_doubt() -> World {
 }
 
 impl World {
-    /// What a worker is asked to keep, and of what it hears that it is lost.
+    /// Objects that a worker is asked to keep, and that are reported to it as lost.
     fn keeps(&mut self, worker: &str) -> (Vec<Keep>, Vec<u128>) {
         let all = self.sent.remove(worker).unwrap_or_default();
         let keep = all.iter().flat_map(|message| message.keep.clone()).collect();
@@ -26,7 +26,8 @@ impl World {
     }
 
     pub(super) fn keeps_not(&mut self, worker: &str) {
-        let untaken = vec![Untaken { object: ObjectId(11), manifest: None, why: "it has not all of its parts".into() }];
+        let untaken =
+            vec![Untaken { object: ObjectId(11), manifest: None, why: "some of its parts are missing".into() }];
         self.says(worker, WorkerReport { untaken, ..WorkerReport::default() });
     }
 }
@@ -59,7 +60,7 @@ fn where_nobody_has_all_parts_or_answers_the_result_is_computed_again() {
         assert_eq!(world.recompute, BTreeSet::from([1]));
         assert_eq!(world.keeps("b").1, [11]);
     }
-    // The engine computes it again itself: whoever waits for the old one hears so.
+    // The engine recomputes it itself: a worker that waits for the old one is informed.
     let mut world = in_doubt();
     world.event(Event::ResultGone { task: 1, wanted: true });
     world.event(Event::Flush);

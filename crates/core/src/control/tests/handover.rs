@@ -136,7 +136,7 @@ fn who_has_no_room_is_asked_again_and_a_worker_that_nobody_can_help_leaves_at_la
     world.pass(HAND_OVER_WITHIN);
     assert!(!world.is_handing_over());
     let gave_up = world.records.iter().any(|record| {
-        matches!(record, Record::NotHandedOver { objects: 1, bytes: 5, why, .. } if why == "b said nothing for 60 s")
+        matches!(record, Record::NotHandedOver { objects: 1, bytes: 5, why, .. } if why == "b did not answer for 60 s")
     });
     assert!(gave_up, "{:?}", world.records);
     world.event(Event::Gone { worker: "a".into() });

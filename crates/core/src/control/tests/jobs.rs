@@ -33,7 +33,7 @@ fn a_job_is_over_when_all_have_said_their_last_words_or_are_late() {
         assert_eq!(ended, Some(if late { 9 } else { 10 }));
         assert!(world.sent["b"].iter().any(|message| message.forget_job == Some(job.clone())));
         assert_eq!(world.left(), []);
-        // Late words bring nothing back.
+        // Late reports do not restore anything.
         world.event(Event::Report { worker: "b".into(), report: of(None, 8) });
         assert_eq!(world.left(), []);
     }
@@ -44,7 +44,7 @@ fn a_name_is_free_for_others_once_all_has_been_said_of_its_job() {
     let mut world = World::new(&["a"]);
     let job = world.admit("etl", "client");
     world.event(Event::Leave { job: job.clone(), client: "client".into() });
-    // The worker may still report of the first one; its own client goes on with it.
+    // The worker may still report on the first one; its own client continues it.
     let demands = Demands { transport: Some(Transport::Mptcp), ..Demands::default() };
     let spec = JobSpec { demands, ..JobSpec::named("etl".into()) };
     let said = world.event(Event::Admit { spec, client: "client".into() });
@@ -204,7 +204,7 @@ fn a_shuffle_counts_the_rows_of_its_last_run_and_is_forgotten_with_its_job() {
     world.task(1, "etl", None);
     assert_eq!(world.controller.shuffle_demands(1, &["a".into(), "b".into()]), Ok(Demands::default()));
     let why = world.controller.shuffle_demands(1, &["a".into(), "c".into()]).unwrap_err();
-    assert_eq!(why, "worker c has no data plane: it has not joined; was it started with it?");
+    assert_eq!(why, "worker c has no data plane: it has not joined; start it with Mission Control");
     let begins = |engine| {
         let (shuffle, counted, why) = ("s".into(), Counted::Rows, String::new());
         Event::ShuffleBegins { task: 1, shuffle, outputs: 2, counted, engine, why }

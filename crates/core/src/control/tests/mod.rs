@@ -1,4 +1,4 @@
-//! The lives of workers, jobs and objects, as an engine's adapter would tell them.
+//! The lifecycles of workers, jobs and objects, as an engine's adapter would report them.
 
 mod delegates;
 mod doubt;
@@ -20,7 +20,7 @@ use std::time::Duration;
 struct World {
     controller: Controller,
     now: Time,
-    /// What was said to each worker, oldest first.
+    /// Messages to each worker, oldest first.
     sent: BTreeMap<WorkerId, VecDeque<Arc<Message>>>,
     records: Vec<Record>,
     recompute: BTreeSet<u64>,
@@ -105,7 +105,7 @@ impl World {
         self.event(Event::Carries { task, objects: vec![carried], alive: true })
     }
 
-    /// What a worker was asked to free, and of what it heard that it is lost, since it was asked last.
+    /// Objects that a worker was asked to free, and that were reported to it as lost, since the last call.
     fn heard(&mut self, worker: &str) -> (Vec<u128>, Vec<u128>) {
         let all = self.sent.remove(worker).unwrap_or_default();
         let ids = |of: fn(&Message) -> &Vec<ObjectId>| {

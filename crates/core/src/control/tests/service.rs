@@ -164,7 +164,7 @@ fn jobs_of_two_clusters_share_hosts_by_the_services_policy() {
     between.pass(Duration::from_secs(1));
     between.pass(Duration::from_secs(1));
     assert!((weight(&between.shares(1), "job-1") - 4.0 / 7.0).abs() < 1e-9, "{:?}", between.shares(1));
-    // The service is gone: after a while each goes on alone.
+    // The service is gone: after a while each continues alone.
     let lost = || Event::Service { heard: service::FollowerEvent::Disconnected { why: "reset".into() } };
     (0..2).for_each(|index| {
         between.clusters[index].event(lost());

@@ -1,4 +1,4 @@
-//! Workers that join, that nobody knows any more, or that are gone with their objects.
+//! Workers that join, that the engine does not know any more, or that are gone with their objects.
 
 use super::*;
 
@@ -58,7 +58,7 @@ fn a_worker_that_the_engine_does_not_know_is_gone_after_a_while() {
     assert!(world.records.contains(&Record::WorkerLeft { worker: "b".into() }));
 }
 
-/// Dask says that a result is gone before it says so of the worker that had it.
+/// Dask reports that a result is gone before it reports that of the worker that had it.
 #[test]
 fn what_went_with_a_result_that_is_wanted_is_lost() {
     let mut world = World::new(&["a", "b"]);

@@ -1,4 +1,4 @@
-//! One fetch: which of its chunks is asked for next and of whom, and what a fault means for it.
+//! One fetch: which of its chunks is requested next from which source, and how it handles faults.
 
 use super::{Fault, FetchError, FetchId, Piece, Run, SourceId, Tally};
 use crate::defaults;
@@ -15,9 +15,9 @@ pub struct Fetch {
     pub lists: Vec<Vec<SourceId>>,
     pub chunks: Vec<Chunk>,
     /// Of each list, the chunks that wait and have no ticket, in the order in which they are tried. Chunks with the same
-    /// sources are together, so that a source that is not to be asked now hides no other.
+    /// sources are together, so that a source with a retry delay does not hide others.
     pub queues: Vec<VecDeque<u32>>,
-    /// Lists in the order of their turns, and whose turn it is.
+    /// Lists in the order of their turns, and the next one.
     pub turns: Vec<u32>,
     pub turn: usize,
     pub queued: usize,
@@ -32,7 +32,7 @@ pub struct Fetch {
     pub last_progress: Time,
     /// Ranges in a row that broke before a block of them was whole.
     pub fruitless: u32,
-    /// What went wrong since the last progress.
+    /// The last fault since there was progress.
     pub fault: Option<String>,
     pub failed: Option<FetchError>,
     pub tally: Tally,
@@ -159,7 +159,7 @@ impl Fetch {
         !taken && ready && self.lists[list as usize].contains(&source)
     }
 
-    /// Takes the next chunk out of its queue, and says whom to ask for it: from the lists in turn.
+    /// Takes the next chunk out of its queue, and chooses its source: from the lists in turn.
     pub fn next(&mut self, now: Time, sources: &BTreeMap<SourceId, Source>) -> Result<(u32, SourceId), Option<Time>> {
         let mut wake: Option<Time> = None;
         for step in 0..self.turns.len() {
@@ -186,7 +186,7 @@ impl Fetch {
         Err(wake)
     }
 
-    /// Takes a chunk out of its queue that this source is to be asked for. One more may run on it then than otherwise: it
+    /// Takes a chunk out of its queue for this source. The source may have one more run than its limit: the chunk
     /// follows on the same connection.
     pub fn next_of(&mut self, now: Time, source: SourceId, sources: &BTreeMap<SourceId, Source>) -> Option<u32> {
         let ready = |source: &SourceId| sources.get(source).is_none_or(|own| own.not_before <= now);
@@ -252,7 +252,7 @@ impl Fetch {
         self.queues[new].extend(moves);
     }
 
-    /// What a fault means for the chunk, its source and the fetch; an error where there is no way on.
+    /// Applies a fault to the chunk, its source and the fetch; returns an error if the fetch cannot continue.
     pub fn handle_fault(&mut self, now: Time, run: &Run, source: &mut Source, fault: Fault) -> Option<FetchError> {
         let why = words(&fault);
         self.fault = Some(why.clone());
@@ -269,15 +269,15 @@ impl Fetch {
                 let chunk = &mut self.chunks[run.chunk as usize];
                 chunk.damaged += 1;
                 let damaged = chunk.damaged;
-                // What one source damages another may have whole; but that one may be gone.
+                // Another source may have an undamaged copy; but it may be gone.
                 self.leave_source(run.piece, run.source, true);
                 (damaged >= defaults::CORRUPT_MAX).then_some(FetchError::Damaged(why))
             }
             Fault::Busy { retry_after } => {
                 self.tally.busy += 1;
-                // It answers: only connections that break put it off longer each time.
+                // The source answers: only broken connections increase its retry delay.
                 source.failures = 0;
-                // Whatever it says: a forged answer would keep this source away for ever.
+                // Limit the delay: a forged answer would disable this source for ever.
                 source.not_before = now + retry_after.min(defaults::RETRY_MAX);
                 None
             }
@@ -297,6 +297,6 @@ impl Fetch {
 pub fn words(fault: &Fault) -> String {
     match fault {
         Fault::Connection(why) | Fault::Damaged(why) | Fault::Gone(why) | Fault::Denied(why) => why.clone(),
-        Fault::Busy { .. } => "every server that has it is at its limit".into(),
+        Fault::Busy { .. } => "every server that has the object is at its connection limit".into(),
     }
 }

@@ -1,9 +1,10 @@
-//! The fetches of one process: which range is asked for next, of whom, on which leg; and what a fault means.
+//! The fetches of one process: which range is requested next, from which source, on which leg; and how faults are
+//! handled.
 //!
 //! A fetch is cut into chunks. Each wants a slot; with one it runs on one connection to one source, and ends whole, broken
-//! or refused. What is broken resumes after its last verified byte, from the same source or another. A leg of the flight
-//! plan that cannot be connected falls to the next. Whoever makes no progress for [`defaults::PROGRESS_TIMEOUT`] fails, and
-//! says what it waited for.
+//! or refused. A broken run resumes after its last verified byte, from the same source or another. If a leg of the
+//! flight plan cannot be connected, the next one is tried. A fetch without progress for [`defaults::PROGRESS_TIMEOUT`]
+//! fails, and reports what it waited for.
 
 mod fetch;
 mod tickets;
@@ -21,7 +22,7 @@ pub type FetchId = u64;
 /// A server that objects can be fetched from, numbered by the caller.
 pub type SourceId = u32;
 
-/// A part of an object that a fetch brings.
+/// A part of an object to fetch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Piece {
     pub len: u64,
@@ -65,23 +66,22 @@ pub enum Event {
         source: SourceId,
         legs: u8,
     },
-    /// A piece of a fetch lies with this source too: it is asked where those known before fail. `one_run`: one connection is
-    /// to carry all that comes from it.
+    /// Another source of a piece, used if the known ones fail. `one_run`: one connection carries all from this source.
     Found {
         fetch: FetchId,
         piece: u32,
         source: SourceId,
         one_run: bool,
     },
-    /// Nothing of the group is remembered any more.
+    /// Forget the group.
     Forget {
         group: GroupId,
     },
-    /// Chunks that ended on this host so far, as its arbiter says.
+    /// Chunks that ended on this host so far, as its arbiter reports.
     HostDone {
         done: u64,
     },
-    /// Nobody waits for this fetch any more, or its objects are known to be lost.
+    /// The fetch was abandoned, or its objects are known to be lost.
     Abandon {
         fetch: FetchId,
         error: FetchError,
@@ -151,7 +151,7 @@ pub enum Command {
         member: MemberId,
         bytes: u64,
     },
-    /// It does not want one any more.
+    /// The chunk no longer wants a slot.
     Withdraw {
         ticket: Ticket,
     },
@@ -181,11 +181,11 @@ pub enum Command {
     WakeAt(Time),
 }
 
-/// What a fetch took.
+/// Statistics of a fetch.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tally {
     pub bytes: u64,
-    /// Chunks that had to be asked for again because they arrived damaged.
+    /// Chunks that were requested again because they arrived damaged.
     pub refetches: u32,
     /// Ranges resumed after a broken connection.
     pub resumed: u32,
@@ -215,7 +215,7 @@ impl std::fmt::Display for FetchError {
         match self {
             FetchError::Lost(why) => write!(f, "the object is lost: {why}"),
             FetchError::Unreachable(why) => write!(f, "no source could be reached: {why}"),
-            FetchError::Damaged(why) => write!(f, "the data arrived damaged again and again: {why}"),
+            FetchError::Damaged(why) => write!(f, "the data arrived damaged repeatedly: {why}"),
             FetchError::Denied(why) => write!(f, "refused: {why}"),
             FetchError::Cancelled(why) => write!(f, "cancelled: {why}"),
         }
@@ -259,13 +259,13 @@ struct Group {
     forgotten: bool,
 }
 
-/// Slots that one member asks for ahead of time, and all of a process's together: more would only lengthen the queue at the
-/// arbiter.
+/// Slots that one member requests ahead of time, and all members of a process together: more would only lengthen the
+/// queue at the arbiter.
 const ASKED_MAX: usize = 64;
 const ASKED_IN_ALL: usize = 2048;
-/// What a member may ask for at least, however many there are.
+/// Slots that a member may always request, however many members there are.
 const ASKED_MIN: usize = 4;
-/// How many of those are looked at for one to a source with a kept connection.
+/// How many of those tickets are searched for one to a source with a kept connection.
 const WARM_WINDOW: usize = 64;
 /// Kept connections that are remembered for that.
 const WARM_MAX: usize = 64;
@@ -344,9 +344,9 @@ impl Fetches {
         }
     }
 
-    /// A chunk that can be asked for on the connection of `run` before that has ended, and that takes over its slot: a
-    /// connection that waits for each answer before it asks again stands idle for a round trip per chunk. Only for slots
-    /// that nobody else waits for; others are given out anew after each chunk.
+    /// Chooses a chunk to request on the connection of `run` before that has ended, which takes over its slot: a
+    /// connection that waits for each answer before the next request is idle for a round trip per chunk. Only without
+    /// contention for the slot; else it is granted again after each chunk.
     pub fn chain(&mut self, now: Time, run: &Run, commands: &mut Vec<Command>) -> Option<Run> {
         let held = self.tickets.get(run.ticket)?;
         if held.chunk != run.chunk || held.next.is_some() || held.cut {
@@ -354,7 +354,7 @@ impl Fetches {
         }
         let fetch = self.fetches.get_mut(&run.fetch).filter(|fetch| fetch.failed.is_none())?;
         let plan = self.groups.get(&fetch.group).map_or(0, |group| group.plan);
-        // Towards the end the other slots would stand empty for it; and another plan begins with the next chunk.
+        // Towards the end, other slots would be idle meanwhile; and a new plan begins with the next chunk.
         if fetch.queued + fetch.asked.len() < fetch.running as usize || plan != run.plan {
             return None;
         }
@@ -456,7 +456,8 @@ impl Fetches {
             (held.watched_at, held.watched_bytes) = (now, bytes);
         } else if bytes >= held.watched_bytes + defaults::TRICKLE_BYTES {
             (held.watched_at, held.watched_bytes) = (now, bytes);
-            // On a slow link a block takes long; but what breaks again and again before one is whole leads nowhere.
+            // On a slow link a block takes long; but runs that repeatedly break before the first whole block are no
+            // progress.
             if let Some(fetch) = self.fetches.get_mut(&held.fetch) {
                 if bytes > defaults::BLOCK_BYTES {
                     fetch.fruitless = 0;
@@ -497,7 +498,7 @@ impl Fetches {
         chunk.start += moved;
         chunk.len -= moved;
         if moved > 0 {
-            // Damage at one place again and again is of the memory that it comes from; here and there, of the wire.
+            // Repeated damage at one place comes from the source's memory; at varying places, from the wire.
             chunk.damaged = 0;
         }
         let whole = chunk.len == 0;
@@ -538,7 +539,7 @@ impl Fetches {
                 }
                 None
             }
-            // Its other runs were cut for that, which says nothing of their sources.
+            // Its other runs were cut because of that: no fault of their sources.
             Some(_) if fetch.failed.is_some() => None,
             Some(fault) => {
                 if slow {
@@ -572,7 +573,8 @@ impl Fetches {
                 continue;
             }
             let seconds = defaults::PROGRESS_TIMEOUT.as_secs();
-            // It asks for slots; or nothing went wrong, and other fetches of its member ask for as many as the member may.
+            // It waits for slots; or there was no fault, and other fetches of its member have requested all slots that
+            // the member may.
             let waits_for_slots = !fetch.asked.is_empty() || fetch.fault.is_none();
             let why = if fetch.running == 0 && waits_for_slots {
                 // Others get their chunks: this one's turn comes.
@@ -635,7 +637,7 @@ impl Fetches {
         }
     }
 
-    /// Asks for slots for the chunks that could run now, and for a tick when the next source may be tried again.
+    /// Requests slots for the chunks that could run now, and a tick when the next source may be retried.
     fn adjust(&mut self, now: Time, id: MemberId, commands: &mut Vec<Command>) {
         let most = asked_max(self.members.len());
         let Some(member) = self.members.get_mut(&id) else { return };
@@ -711,7 +713,7 @@ fn asked_max(members: usize) -> usize {
     (ASKED_IN_ALL / members.max(1)).clamp(ASKED_MIN, ASKED_MAX)
 }
 
-/// The error of a range that came too slowly.
+/// The error of a range that arrived too slowly.
 pub fn too_slow() -> String {
     let least = units::format_bytes(defaults::TRICKLE_BYTES);
     format!("its source sent less than {least} in {} s", defaults::TRICKLE.as_secs())

@@ -19,9 +19,9 @@ pub struct Held {
     pub running: bool,
     /// The chunk that follows on the same connection and in the same slot.
     pub next: Option<u32>,
-    /// Of the chunk that the slot was granted for, once it has ended: what it moved.
+    /// Bytes moved by the chunk that the slot was granted for, once it has ended.
     pub moved: Option<u64>,
-    /// Since when too little has come, and what had come then.
+    /// Start of the current slow period, and the bytes that had arrived by then.
     pub watched_at: Time,
     pub watched_bytes: u64,
     pub cut: bool,

@@ -1,16 +1,16 @@
-//! What a replica hears, and what it wants done.
+//! Events and commands of a replica.
 
 use super::*;
 
 #[derive(Clone, Debug)]
 pub enum Event {
-    /// All that the store has, as of a revision: instead of what these books have. `leader`: as in the leader's key.
+    /// The complete store, at a revision: replaces these books. `leader`: the text of the leader's key.
     Loaded {
         revision: u64,
         entries: Vec<Entry>,
         leader: Option<Arc<str>>,
     },
-    /// What was written at a revision, in order. `leader`: somebody got the leader's key (its text), or lost it.
+    /// What was written at a revision, in order. `leader`: a replica got the leader's key (its text), or lost it.
     Changed {
         revision: u64,
         entries: Vec<Entry>,
@@ -24,9 +24,9 @@ pub enum Event {
     Renewed {
         until: Time,
     },
-    /// It did not get it.
+    /// It did not get the leader's key.
     NotElected,
-    /// It has it no more. `epoch`: of what was asked; `None`: of the last.
+    /// It lost the leader's key. `epoch`: of the request; `None`: of the last one.
     Deposed {
         epoch: Option<Epoch>,
     },
@@ -35,12 +35,12 @@ pub enum Event {
         write: WriteId,
         revision: u64,
     },
-    /// A write did not happen, or nobody knows.
+    /// A write did not happen, or its result is unknown.
     Unwritten {
         write: WriteId,
         why: String,
     },
-    /// The store does not answer, and why; or does again.
+    /// The store does not answer, and why; or it answers again.
     Store {
         problem: Option<String>,
     },
@@ -61,7 +61,7 @@ pub enum Event {
     Tick,
 }
 
-/// What an operator wants changed.
+/// A change by an operator.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "ask", rename_all = "kebab-case")]
 pub enum Asked {
@@ -101,11 +101,11 @@ pub enum Command {
 /// Why nothing was changed, in one line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refused {
-    /// It makes no sense, or cannot be.
+    /// The request is invalid.
     Wrong(String),
-    /// Another replica is to be asked, or this one later: nothing was changed.
+    /// Ask another replica, or this one later: nothing was changed.
     Elsewhere(String),
-    /// Nobody knows whether it is changed.
+    /// It is unknown whether the change happened.
     Unknown(String),
 }
 
@@ -121,7 +121,7 @@ pub enum Role {
 pub struct Leader {
     /// Where members find it.
     pub address: Arc<str>,
-    /// Replicas that have the same tokens have the same text here, which says nothing else of them.
+    /// Replicas with the same tokens have the same text here, which reveals nothing else about the tokens.
     pub tokens: Arc<str>,
 }
 

@@ -1,14 +1,14 @@
-//! What has happened, for people: what was written to the store, and who led.
+//! The history for users: what was written to the store, and which replica led.
 //!
-//! Every replica hears the same changes in the same order, so each of them has the same history since it started; one
-//! that missed changes sees their sum.
+//! Every replica receives the same changes in the same order, so each has the same history since it started; one that
+//! missed changes sees their sum.
 
 use super::super::books::Books;
 use super::*;
 use crate::types::Transport;
 use std::collections::VecDeque;
 
-/// So much is kept of jobs that came and went, and so much of all else: many jobs do not hide who changed what.
+/// Entries kept of arriving and ending jobs, and as many of all others: many jobs must not hide operators' changes.
 const KEPT: usize = 500;
 
 #[derive(Default)]
@@ -83,7 +83,7 @@ impl std::fmt::Display for What {
         let count = |hosts: &usize| if *hosts == 1 { "1 host".to_owned() } else { format!("{hosts} hosts") };
         match self {
             What::Leader { leader: Some(leader) } => write!(f, "{leader} leads"),
-            What::Leader { leader: None } => write!(f, "nobody leads"),
+            What::Leader { leader: None } => write!(f, "no replica leads"),
             What::Store { problem: Some(problem) } => write!(f, "the store: {problem}"),
             What::Store { problem: None } => write!(f, "the store answers again"),
             What::ClusterJoined { cluster, hosts } => write!(f, "cluster {cluster} joined with {}", count(hosts)),
@@ -132,7 +132,7 @@ impl History {
     }
 
     pub fn store(&mut self, now: Time, before: Option<&str>, problem: Option<&str>) {
-        // Its words change from try to try; that it fails does not.
+        // The error text changes with each attempt; only the failure matters.
         if before.is_some() != problem.is_some() {
             self.add(now, What::Store { problem: problem.map(str::to_owned) });
         }

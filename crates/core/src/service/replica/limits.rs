@@ -1,4 +1,4 @@
-//! What a member may say: it has a token, and may still be wrong, or somebody else's.
+//! Checks of members' messages: a member has a token, and may still be faulty, or malicious.
 
 use super::*;
 
@@ -12,7 +12,7 @@ const STAGE_BYTES: usize = 4096;
 /// Of what is only shown, in letters; and of those of one transfer.
 const TEXT_MAX: usize = 500;
 const TEXTS_MAX: usize = 8;
-/// Bytes per second, and seconds, above which no number makes sense.
+/// Limits of plausible bytes per second, and seconds.
 const RATE_MAX: f64 = 1e15;
 const SECONDS_MAX: f64 = 1e10;
 
@@ -27,7 +27,7 @@ pub fn check(member: &Member) -> Result<(), String> {
         ("bytes of hosts' names", bytes, WRITE_BYTES),
     ];
     match of.iter().find(|(_, count, most)| count > most) {
-        Some((what, count, most)) => Err(format!("{count} {what}: a cluster of the service has at most {most}")),
+        Some((what, count, most)) => Err(format!("{count} {what}: a cluster of the service may have at most {most}")),
         None => Ok(()),
     }
 }
@@ -44,7 +44,7 @@ pub fn makes_sense(transfer: &TransferId) -> bool {
     short(&transfer.from) && short(&transfer.to) && check_name("job", &transfer.job).is_ok()
 }
 
-/// As it is kept: numbers that can be added up, and texts that can be shown.
+/// Sanitizes a view: finite numbers, and texts that can be shown.
 pub fn sound(mut view: TransferView) -> TransferView {
     let within = |value: f64, most: f64| if value.is_finite() { value.clamp(0.0, most) } else { 0.0 };
     view.bytes_per_sec = within(view.bytes_per_sec, RATE_MAX);

@@ -1,4 +1,4 @@
-//! Members and their sessions: who may join, what each says, and its welcome.
+//! Members and their sessions: who may join, messages, and the welcome.
 
 use super::*;
 
@@ -81,7 +81,7 @@ impl Replica {
                 }
                 member.take(now, changed, carried);
             }
-            // Something is missing that was said before.
+            // An earlier message is missing.
             (ToService::Here { words, .. }, Some(_)) if words != own.words => {
                 self.sessions.remove(&session);
                 commands.push(Command::Close { session });
@@ -93,7 +93,7 @@ impl Replica {
                 }
                 return;
             }
-            // It has not said who it is.
+            // It has not sent a hello.
             (_, None) => {
                 self.sessions.remove(&session);
                 commands.push(Command::Close { session });
@@ -105,7 +105,7 @@ impl Replica {
         self.limit(session, commands);
     }
 
-    /// Ends the session of a member that says more than any cluster has.
+    /// Ends the session of a member that exceeds the limits.
     fn limit(&mut self, session: SessionId, commands: &mut Vec<Command>) {
         let Some(member) = self.sessions.get(&session).and_then(|own| own.member.as_ref()) else { return };
         if let Err(why) = limits::check(member) {
@@ -116,7 +116,7 @@ impl Replica {
     }
 
     /// # Errors
-    /// One line that says what to do.
+    /// One line with a hint.
     fn may_join(
         &self,
         now: Time,
@@ -127,7 +127,7 @@ impl Replica {
     ) -> Result<(), String> {
         check_name("cluster", cluster)?;
         if self.sessions.len() > limits::MEMBERS_MAX {
-            return Err(format!("a service has at most {} clusters", limits::MEMBERS_MAX));
+            return Err(format!("the service already has {} clusters, its limit", limits::MEMBERS_MAX));
         }
         if protocol != PROTOCOL {
             let older = if protocol < PROTOCOL { "cluster" } else { "service" };
@@ -150,7 +150,7 @@ impl Replica {
         Ok(())
     }
 
-    /// Ends the sessions of members that are not there any more; they come back with all that they have.
+    /// Ends the sessions of silent members; they return with their complete state.
     pub(super) fn leave_silent(&mut self, now: Time, commands: &mut Vec<Command>) {
         let silent = |(session, own): (&SessionId, &Session)| (now.since(own.heard_at) >= SILENT).then_some(*session);
         for session in self.sessions.iter().filter_map(silent).collect::<Vec<_>>() {
@@ -162,7 +162,7 @@ impl Replica {
         }
     }
 
-    /// Those whose clusters and jobs are in the books by now.
+    /// Welcomes members whose clusters and jobs are stored now.
     pub(super) fn welcome(&mut self, now: Time, commands: &mut Vec<Command>) {
         let own = self.leading.as_mut().expect("it acts");
         let Some(service) = self.books.service else { return };
@@ -219,7 +219,7 @@ impl Session {
     }
 }
 
-/// Whether a job is one that could have been admitted: a member says what it likes.
+/// Whether a job is valid: a member may send anything.
 fn makes_sense(spec: &JobSpec) -> bool {
     spec.check().is_ok() && check_priority(&spec.job, spec.priority).is_ok()
 }
@@ -227,7 +227,7 @@ fn makes_sense(spec: &JobSpec) -> bool {
 fn nonsense(spec: &JobSpec) -> FromService {
     let name: String = spec.job.chars().take(40).collect();
     FromService::Rejected {
-        why: format!("job {name:?} makes no sense: use names and priorities as mission_control.job does"),
+        why: format!("job {name:?} has an invalid name or priority: use those that mission_control.job allows"),
     }
 }
 

@@ -1,4 +1,4 @@
-//! How fast jobs were over the last minutes, for people.
+//! Rates of jobs over the last minutes, for users.
 
 use super::*;
 use std::collections::VecDeque;
@@ -35,7 +35,7 @@ pub struct JobRates {
 impl Rates {
     fn add(&mut self, rates: &BTreeMap<(ClusterId, JobId), f64>) {
         for (job, rate) in rates {
-            // One that begins now was at 0 before, as far as anybody knows.
+            // One that begins now has 0 before, as far as is known.
             let own = self.jobs.entry(job.clone()).or_default();
             own.push_back(*rate as u64);
         }
@@ -87,7 +87,7 @@ impl Replica {
         own.rates.add(&rates);
     }
 
-    /// `None`: this replica does not lead, so nobody reports to it.
+    /// `None`: this replica does not lead, so no cluster reports to it.
     pub fn rates(&self) -> Option<RatesNow> {
         self.leading.as_ref().map(|own| own.rates.now())
     }

@@ -1,9 +1,9 @@
-//! What a replica knows, for people.
+//! Status of a replica, for users.
 
 use super::*;
 use crate::types::Transport;
 
-/// Of clusters, or hosts, with which something is wrong: more would hide the rest.
+/// Most clusters, or hosts, named in problems: more would hide the rest.
 const NAMED: usize = 10;
 /// After an election all clusters come back within this time.
 const ABSENT_NAMED: Duration = Duration::from_secs(5);
@@ -23,9 +23,9 @@ pub struct Status {
     /// What is wrong, and what to do: one line each.
     pub problems: Vec<String>,
     pub clusters: Vec<ClusterNow>,
-    /// Those that move most first, as many as were asked for.
+    /// Those with the highest rates first, as many as were requested.
     pub jobs: Vec<JobNow>,
-    /// Of those that were looked for, jobs that were left out.
+    /// Matching jobs that were left out.
     pub jobs_hidden: usize,
     /// All jobs that there are.
     pub jobs_there: usize,
@@ -42,7 +42,7 @@ pub struct ClusterNow {
     pub hosts: BTreeSet<HostId>,
     /// Whether it has a session with this replica.
     pub joined: bool,
-    /// Clusters that share hosts with it, also by way of others, have the same island.
+    /// Clusters that share hosts with it, directly or through others, have the same island.
     pub island: Option<ClusterId>,
     /// Active ones.
     pub transfers: usize,
@@ -61,7 +61,7 @@ pub struct JobNow {
     /// That it demands; `None`: Mission Control chooses.
     pub transport: Option<Transport>,
     pub arrival: u64,
-    /// Part of the bytes of its island's hosts; `None`: nothing of it is active, or this replica does not lead.
+    /// Fraction of the bytes of its island's hosts; `None`: it is not active, or this replica does not lead.
     pub weight: Option<f64>,
     /// Active ones.
     pub transfers: usize,
@@ -165,7 +165,7 @@ impl Replica {
         }
         if !self.books.unreadable.is_empty() {
             let keys = self.books.unreadable.iter().cloned().collect::<Vec<_>>().join(", ");
-            problems.push(format!("the store has what this version cannot read: {keys}"));
+            problems.push(format!("the store has keys that this version cannot read: {keys}"));
         }
         Status {
             address: self.own.address.clone(),

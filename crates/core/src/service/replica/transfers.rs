@@ -1,11 +1,11 @@
-//! The active transfers of all clusters, for people: those that somebody looks for, and of these a page.
+//! The active transfers of all clusters, for users: a page of those that match a search.
 
 use super::*;
 use crate::host::fair::Level;
 use crate::service::messages::ShareId;
 use crate::types::{Pattern, Stage, Transport};
 
-/// What somebody looks for.
+/// A search for transfers.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Look {
     /// Each of them is in a cluster's, job's or stage's name, the pattern or the transport; in small letters.
@@ -15,7 +15,7 @@ pub struct Look {
     pub sort: Sort,
     /// The least first.
     pub ascending: bool,
-    /// So many are left out.
+    /// How many to skip.
     pub offset: usize,
     pub most: usize,
 }
@@ -25,7 +25,7 @@ pub struct Look {
 pub enum Sort {
     #[default]
     Rate,
-    /// Bytes that have yet to come.
+    /// Outstanding bytes.
     Left,
     Served,
     Weight,
@@ -37,9 +37,9 @@ pub enum Sort {
 /// Some of the transfers.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Page {
-    /// Whether this replica leads: others know of no transfers.
+    /// Whether this replica leads: other replicas know no transfers.
     pub leads: bool,
-    /// All that there are, and all that were looked for.
+    /// Number of all transfers, and of those that match.
     pub active: usize,
     pub found: usize,
     /// Of those that were found.
@@ -55,7 +55,7 @@ pub struct Row {
     pub to: Stage,
     pub pattern: Pattern,
     pub evidence: Arc<str>,
-    /// Part of the bytes of its hosts; under a policy of jobs that of its job.
+    /// Fraction of the bytes of its hosts; under a job policy that of its job.
     pub weight: Option<f64>,
     #[serde(flatten)]
     pub carried: Carried,
@@ -73,12 +73,12 @@ struct Found<'a> {
 }
 
 impl Replica {
-    /// Those that are looked for, of the members of this replica: none, where it does not lead.
+    /// The matching transfers of this replica's members: none if it does not lead.
     pub fn transfers(&self, now: Time, look: &Look) -> Page {
         let members = || self.sessions.values().filter_map(|session| session.member.as_ref());
         let cluster = |member: &&Member| look.cluster.as_deref().is_none_or(|own| own == &*member.cluster);
         let mut found: Vec<Found<'_>> = members().filter(cluster).flat_map(|member| self.of(member, look)).collect();
-        // The names decide between those that are alike, so that rows do not jump.
+        // Names decide ties, so that rows do not jump.
         let name = |own: &Found<'_>| (own.member.cluster.clone(), own.seen.view.transfer.clone());
         let value = |own: &Found<'_>| match look.sort {
             Sort::Rate => own.seen.view.bytes_per_sec,

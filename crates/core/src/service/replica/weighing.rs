@@ -1,4 +1,4 @@
-//! What the transfers of members may have, said to those for whom it changes.
+//! Computes weights of members' transfers, and sends them to the members for which they change.
 
 use super::*;
 
@@ -24,7 +24,7 @@ impl Replica {
         for (island, reported) in reported {
             let new = shares::weigh(&own.policy, &self.books, &reported);
             let old = own.said.get(island);
-            // With nothing active there is nobody to tell: the last shares do no harm.
+            // With nothing active no member needs new shares: the previous ones do no harm.
             let (all, update) = match old {
                 Some(old) if new.parts.is_empty() || **old == new => (old.clone(), None),
                 _ => {

@@ -1,8 +1,8 @@
-//! What a leader writes: the difference between what members said and what the books have, and what operators ask for.
+//! Writes of a leader: the difference between members' states and the books, and operators' changes.
 
 use super::*;
 
-/// Entries as they are written: so many, and so many bytes, at once.
+/// Splits entries into writes, by number and by bytes.
 fn writes_of(entries: Vec<Entry>) -> Vec<Vec<Entry>> {
     let mut writes: Vec<Vec<Entry>> = Vec::new();
     let mut bytes = 0;
@@ -26,18 +26,18 @@ impl Replica {
     pub(super) fn asks(&mut self, now: Time, ask: AskId, asked: Asked, commands: &mut Vec<Command>) {
         let checked = match &asked {
             _ if !self.acts(now) => Err(Refused::Elsewhere(match &self.leader {
-                Some(leader) => format!("this replica does not lead: ask {}", leader.address),
+                Some(leader) => format!("this replica does not lead: ask the leader, {}", leader.address),
                 None => "the service has no leader now: see 'mission service status'".into(),
             })),
             Asked::Policy { policy } if policy.starts_with(policy::external::PREFIX) => Err(Refused::Wrong(
-                "a policy in Python runs beside one cluster's scheduler: the service has its own policies".into(),
+                "a policy in Python runs beside one cluster's scheduler: choose a policy of the service".into(),
             )),
             Asked::Policy { policy } => policy::policy(policy).map(drop).map_err(Refused::Wrong),
             Asked::Change { cluster, job, change } => {
                 let key = (cluster.clone(), job.clone());
                 match self.books.jobs.contains_key(&key) {
                     true if self.writes.values().any(|write| write.ask.is_some()) => {
-                        Err(Refused::Elsewhere("another change is being written: ask again".into()))
+                        Err(Refused::Elsewhere("another change is being written: retry".into()))
                     }
                     true => {
                         change.priority.map_or(Ok(()), |priority| check_priority(job, priority).map_err(Refused::Wrong))
@@ -93,7 +93,7 @@ impl Replica {
         commands.extend(write.ask.map(|ask| Command::Answer { ask, result }));
     }
 
-    /// Writes that these books have: nothing is written, or decided, on older ones.
+    /// Finishes writes that these books include: nothing is written, or decided, on older books.
     pub(super) fn finish(&mut self, now: Time, commands: &mut Vec<Command>) {
         let revision = self.books.revision;
         let done = |(write, own): (&WriteId, &Write)| own.revision.is_some_and(|own| own <= revision).then_some(*write);
@@ -103,7 +103,7 @@ impl Replica {
         }
     }
 
-    /// Writes of which nothing was heard: nobody knows whether they happened.
+    /// Gives up unanswered writes: it is unknown whether they happened.
     pub(super) fn give_up(&mut self, now: Time, commands: &mut Vec<Command>) {
         self.writes.retain(|_, own| now.since(own.since) < WRITE_FORGOTTEN);
         let late = |own: &Write| !own.given_up && now.since(own.since) >= WRITE_WITHIN;
@@ -111,14 +111,14 @@ impl Replica {
             own.given_up = true;
             let seconds = WRITE_WITHIN.as_secs();
             let why = format!(
-                "the store did not answer within {seconds} s; it may still be changed: look again later, and ask again"
+                "the store did not answer within {seconds} s; the change may still happen: check later, then retry"
             );
             let result = if own.revision.is_some() { Ok(()) } else { Err(Refused::Unknown(why)) };
             commands.extend(own.ask.take().map(|ask| Command::Answer { ask, result }));
         }
     }
 
-    /// Writes what the books do not have of what clusters said, and what they have too much.
+    /// Writes the differences between clusters' states and the books.
     pub(super) fn reconcile(&mut self, now: Time, commands: &mut Vec<Command>) {
         let under_way: BTreeSet<&String> = self.writes.values().flat_map(|write| &write.keys).collect();
         let own = self.leading.as_mut().expect("it acts");

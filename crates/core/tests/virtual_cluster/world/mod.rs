@@ -29,7 +29,7 @@ type ArbiterId = usize;
 type LinkId = u64;
 
 const CHUNK: u64 = 256 << 10;
-/// Time in which everything that was asked for is there, once nothing goes wrong any more.
+/// Time in which all requested data has to arrive, once there are no more faults.
 const LONGEST: Duration = Duration::from_secs(400);
 const STALL: Duration = Duration::from_secs(5);
 const HANDSHAKE: Duration = Duration::from_secs(1);
@@ -182,7 +182,7 @@ fn member_of(group: GroupId, stage: u64) -> MemberId {
 }
 
 impl World {
-    /// A cluster of as many hosts as the seed says.
+    /// A cluster; the seed decides the number of hosts.
     pub fn new(seed: u64) -> World {
         World::of(seed, None)
     }
@@ -375,7 +375,7 @@ impl World {
         self.mission(mission::Event::JobArrived { spec, admitted: false });
     }
 
-    /// Tells every process the shares; some messages are lost.
+    /// Sends the shares to every process; some messages are lost.
     fn tell_all(&mut self) {
         for process in 0..self.workers.len() {
             if !self.workers[process].alive {
@@ -410,7 +410,7 @@ impl World {
         }
     }
 
-    /// Whose processor this needs.
+    /// The process whose CPU this needs.
     fn runs_on(&self, what: &Happens) -> Option<ProcessId> {
         match what {
             Happens::ToArbiter { arbiter, .. }

@@ -106,7 +106,7 @@ impl World {
         }
     }
 
-    /// A range is asked for; what is going to come of it.
+    /// A range is requested; decides its outcome.
     fn run_begins(&mut self, id: ProcessId, run: Run, on_a_new_connection: bool) {
         let source = run.source as usize;
         let harm = self.now < self.calm_at;

@@ -1,20 +1,21 @@
-//! What processes of one host have in common: an object's owner gives leases on it, and readers take it where it lies.
+//! Shared memory between processes of one host: an object's owner grants leases on it, and readers use it in place.
 //!
-//! The owner listens on an abstract Unix socket that bears its address. Such a name exists in one network namespace only:
-//! whoever can connect is on the owner's host, whatever else the two do not share (containers that have only the network
-//! in common, for instance). Both ends prove the cluster's token first ([`crate::local`]). With a lease come descriptors: of the
-//! memory that objects lie in, which readers map, and of the spool file, which they read. A question is about all objects that a
-//! fetch takes from their owner; each has a lease of its own, named by the question and the object's place in it.
+//! The owner listens on an abstract Unix socket named by its address. Such a name exists in one network namespace only:
+//! a process that can connect is on the owner's host, whatever else the two do not share (containers that have only the
+//! network in common, for instance). Both ends prove the cluster's token first ([`crate::local`]). With a lease come
+//! descriptors: of the memory that objects lie in, which readers map, and of the spool file, which they read. A
+//! question is about all objects that a fetch takes from their owner; each has a lease of its own, named by the
+//! question and the object's place in it.
 //!
-//! An answer repeats the number of its question. A connection on which anything failed asks nothing any more, but stays
-//! open as long as anything is mapped over it: the late answer of a process that was stopped is never taken for the answer to
-//! another question. The reader verifies the checksum of every block that it maps, once, before anybody sees it, and of every
-//! block that it reads from a spool file.
+//! An answer repeats the number of its question. A connection with a failure is not used for questions any more, but
+//! stays open as long as anything is mapped over it: so the late answer of a stopped process is never mistaken for the
+//! answer to another question. The reader verifies the checksum of every block that it maps, once, before use, and of
+//! every block that it reads from a spool file.
 //!
-//! The memory cannot shrink (sealed), cannot be mapped for writing by anybody (sealed), and the owner's own mapping is
-//! read-only until every lease has come back; only then is the memory used again. Readers cannot write to a spool file, and
-//! its owner does not use a place in it again while there is a lease. A reader that dies returns its leases
-//! by its closed connection. Shares do not apply, and memory is not copied: it is the same memory.
+//! The memory cannot shrink (sealed), cannot be mapped for writing (sealed), and the owner's own mapping is read-only
+//! until every lease is returned; only then is the memory reused. Readers cannot write to a spool file, and its owner
+//! does not reuse a place in it while there is a lease. A reader that dies returns its leases by its closed connection.
+//! Shares do not apply, and memory is not copied: it is the same memory.
 
 mod owner;
 mod reader;
@@ -32,7 +33,7 @@ const PARTS_MAX: usize = 4096;
 const BLOCKS_MAX: usize = 16 << 10;
 /// Longest message: so many checksums of up to 20 digits each, and the largest part alone.
 const MESSAGE_BYTES: usize = 8 << 20;
-/// What an owner says of an object that it has freed, or never had.
+/// An owner's refusal for an object that it has freed, or never had.
 const NO_SUCH_OBJECT: &str = "no such object here";
 
 #[derive(Serialize, Deserialize)]
@@ -46,7 +47,7 @@ enum Question {
     Return {
         leases: Vec<LeaseName>,
     },
-    /// All leases of a question, whose answer was not understood.
+    /// All leases of a question whose answer could not be read.
     ReturnAll {
         question: u64,
     },
@@ -55,12 +56,12 @@ enum Question {
 /// The question, and the object's place in its answer.
 type LeaseName = (u64, usize);
 
-/// Leases on the first of what was asked for: at least one part, or a refusal.
+/// Leases on the first of the requested parts: at least one, or a refusal.
 #[derive(Serialize, Deserialize)]
 struct Answer {
     /// The question's number.
     question: u64,
-    /// In which the objects lie; their descriptors come with the answer, in this order.
+    /// Files that contain the objects; their descriptors are sent with the answer, in this order.
     files: Vec<SharedFile>,
     /// Of each object in the order of the question: where it lies, or why there is no lease on it.
     objects: Vec<Result<Given, String>>,
@@ -83,7 +84,7 @@ enum Kind {
     Spool,
 }
 
-/// The first of an object's parts that were asked for; all of them lie in the same file.
+/// The first of an object's requested parts; all of them lie in the same file.
 #[derive(Serialize, Deserialize)]
 struct Given {
     /// Its place among the answer's files.

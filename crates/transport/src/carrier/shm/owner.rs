@@ -1,4 +1,4 @@
-//! The owner's side: gives leases on its objects, as long as their readers live.
+//! The owner's side: grants leases on its objects, as long as their readers live.
 
 use super::{
     Answer, BLOCKS_MAX, Given, Kind, LeaseName, MESSAGE_BYTES, NO_SUCH_OBJECT, PARTS_MAX, Place, Question, SharedFile,
@@ -25,13 +25,13 @@ use std::time::Duration;
 
 /// Connections that have not proved anything yet; more are closed at once.
 const UNADMITTED_MAX: usize = 64;
-/// Processes that read here at once: a host has fewer workers.
+/// Most processes that read here: a host has fewer workers.
 const READERS_MAX: usize = 256;
 
-/// Leases that one reader has at once.
+/// Most leases of one reader.
 const LEASES_MAX: usize = 1 << 16;
 
-/// What listens for readers of an owner's objects, and gives them leases until it is dropped.
+/// Listens for readers of an owner's objects, and grants them leases until it is dropped.
 pub struct Lender {
     shared: Arc<Shared>,
     acceptor: Option<JoinHandle<()>>,
@@ -49,7 +49,7 @@ struct Shared {
 }
 
 impl Lender {
-    /// Gives leases on the objects of `store`, whose server has `address`.
+    /// Grants leases on the objects of `store`, whose server has `address`.
     ///
     /// # Errors
     /// Another process of this network namespace has the name: memory is not shared then.
@@ -116,7 +116,7 @@ impl Shared {
                     return;
                 }
                 let Ok(kept) = reader.try_clone() else { return };
-                // A reader that takes no answer is left.
+                // A reader that reads no answer is disconnected.
                 let _ = reader.set_write_timeout(Some(STALL));
                 {
                     let mut readers = own.readers.lock().expect("no panic while held");
@@ -135,7 +135,7 @@ impl Shared {
         }
     }
 
-    /// Gives leases to one reader until it goes: what it has mapped stays as it is until then, whatever it says.
+    /// Grants leases to one reader until it disconnects: mapped memory stays unchanged until then, whatever it sends.
     fn serve(&self, mut reader: UnixStream) {
         let mut leases: BTreeMap<LeaseName, Leased> = BTreeMap::new();
         let (mut heard, mut said) = (Incoming::new(MESSAGE_BYTES), Outgoing::default());
@@ -152,7 +152,7 @@ impl Shared {
                     let frame = said.frame(&Answer { question, files, objects });
                     let files: Vec<BorrowedFd<'_>> = granting.files.iter().map(|(_, file)| file.as_fd()).collect();
                     if local::send(&reader, &frame, &files).is_err() {
-                        // Some of it may have arrived. What the reader has it may still return.
+                        // Part of the answer may have arrived. The reader may still return those leases.
                         is_answered = false;
                         let _ = reader.shutdown(Shutdown::Write);
                     }
@@ -168,7 +168,7 @@ impl Shared {
                 }
                 Ok(None) => break,
                 Err(_) => {
-                    // It is not understood any more, but it may still look at what it has mapped.
+                    // Its messages are not read any more, but it may still use what it has mapped.
                     let _ = reader.shutdown(Shutdown::Write);
                     let _ = io::copy(&mut reader, &mut io::sink());
                     break;
@@ -178,16 +178,16 @@ impl Shared {
         self.end(leases.into_values());
     }
 
-    /// Ends leases in another thread: the kernel takes its time with places of a spool file that nobody needs any more.
+    /// Ends leases in another thread: freeing places of a spool file takes the kernel a while.
     fn end(&self, leases: impl IntoIterator<Item = Leased>) {
         for lease in leases {
-            // Without that thread, this one does it.
+            // Without that thread, this one frees them.
             let _ = self.ended.send(lease);
         }
     }
 }
 
-/// What one answer gives: of each object its lease, if there is one; and what they lie in.
+/// One answer: for each object its lease, if there is one; and the files.
 #[derive(Default)]
 struct Granting {
     /// Leases that the reader has already.
@@ -196,7 +196,7 @@ struct Granting {
     files: Vec<(SharedFile, OwnedFd)>,
 }
 
-/// An object that one reader looks at: its memory is read-only, and its place is not used again.
+/// An object that one reader uses: its memory is read-only, and its place is not reused.
 struct Leased(Arc<Object>);
 
 impl Drop for Leased {
@@ -207,7 +207,7 @@ impl Drop for Leased {
     }
 }
 
-/// What an answer may still carry; its first part fits in any case.
+/// Remaining space in an answer; its first part fits in any case.
 #[derive(Clone, Copy)]
 struct Room {
     parts: usize,
@@ -226,7 +226,8 @@ impl Room {
 }
 
 impl Granting {
-    /// Takes as many parts of these objects as one answer carries; of each object where they lie, or why there is no lease.
+    /// Leases as many parts of these objects as fit into one answer; returns for each object where they lie, or why
+    /// there is no lease.
     fn grant(&mut self, store: &Store, wanted: &[(ObjectId, Vec<u32>)]) -> Vec<Result<Given, String>> {
         let mut objects = Vec::new();
         let mut room = Room { parts: PARTS_MAX, blocks: BLOCKS_MAX };
@@ -263,10 +264,10 @@ impl Granting {
     /// The first of these parts, as many as there is room for; no parts, where there is none.
     fn lease(&mut self, object: &Arc<Object>, parts: &[u32], room: &mut Room) -> Result<(Given, Leased), String> {
         if object.encryption != Encryption::None {
-            return Err("this object may only leave encrypted".into());
+            return Err("this object may only be sent encrypted".into());
         }
         if parts.is_empty() {
-            return Err("no parts were asked for".into());
+            return Err("the request names no parts".into());
         }
         if self.before + self.leases.len() >= LEASES_MAX {
             return Err(format!("its reader has {LEASES_MAX} leases already"));
@@ -303,13 +304,15 @@ impl Granting {
 
     /// The place of a file among those of the answer.
     fn file(&mut self, kind: Kind, file: &File, size: u64) -> Result<usize, String> {
-        // Its number tells one from another as long as this process has them open.
+        // Its number identifies it as long as this process has it open.
         let name = rustix::fs::fstat(file).map_err(|error| error.to_string())?.st_ino;
         if let Some(known) = self.files.iter().position(|(shared, _)| (shared.kind, shared.name) == (kind, name)) {
             return Ok(known);
         }
-        let own =
-            file.as_fd().try_clone_to_owned().map_err(|error| format!("its owner has no descriptor left: {error}"))?;
+        let own = file
+            .as_fd()
+            .try_clone_to_owned()
+            .map_err(|error| format!("its owner has no file descriptor left: {error}"))?;
         self.files.push((SharedFile { kind, name, size }, own));
         Ok(self.files.len() - 1)
     }

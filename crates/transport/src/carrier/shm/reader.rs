@@ -1,4 +1,4 @@
-//! The reader's side: maps what other processes of its host lease to it.
+//! The reader's side: maps memory that other processes of its host lease to it.
 
 use super::{
     Answer, Given, Kind, LeaseName, MESSAGE_BYTES, NO_SUCH_OBJECT, PARTS_MAX, Place, Question, SharedFile, name,
@@ -29,21 +29,21 @@ use std::sync::{Arc, Mutex, Weak};
 use std::thread::{self};
 use std::time::{Duration, Instant};
 
-/// An owner that did not answer is not asked again for so long: its bytes come another way.
+/// An owner that did not answer is not asked again for this long: its bytes are fetched another way.
 const SILENT_FOR: Duration = STALL;
-/// For so long an owner without a name here counts as one of another host.
+/// An owner without a name here is considered to be on another host for this long.
 const ELSEWHERE_FOR: Duration = Duration::from_secs(60);
 /// Letters of an owner's reason that are kept and reported.
 const REASON_MAX: usize = 200;
 /// Leases that go back in one message: as many as an answer has parts.
 const RETURNS_MAX: usize = PARTS_MAX;
 
-/// The reader's side: leases on what other processes of this host have.
+/// The reader's side: leases on objects of other processes of this host.
 pub struct Borrower {
     cluster: String,
     token: Token,
     links: Arc<Mutex<HashMap<SocketAddr, Known>>>,
-    /// For the thread that returns leases: a task must not wait for that.
+    /// Channel to the thread that returns leases: a task must not wait for that.
     returns: Sender<(Arc<Link>, Ended)>,
 }
 
@@ -53,7 +53,7 @@ enum Known {
     Linked(Arc<Link>),
     /// There is no such name in this network namespace; until then, since a worker may start with that address.
     Elsewhere(Instant),
-    /// It did not answer, or refused this process; it is asked again after this.
+    /// It did not answer, or rejected this process; it is asked again after this.
     Silent(Instant, String),
 }
 
@@ -61,11 +61,11 @@ struct Link {
     stream: Mutex<Talk>,
     /// To return leases without waiting for an answer that another thread waits for.
     back: Mutex<(UnixStream, Outgoing)>,
-    /// An answer is missing, and may still come: nobody asks over this link any more.
+    /// An answer is missing, and may still arrive: this link is not used for questions any more.
     failed: AtomicBool,
-    /// The owner takes no returns: its leases come back when the last of them lets the connection go.
+    /// The owner reads no returns: its leases are returned when the last of them closes the connection.
     takes_nothing: AtomicBool,
-    /// What is mapped of the owner's memory, while anybody looks at it.
+    /// Mapped memory of the owner, while it is in use.
     memories: Mutex<BTreeMap<u64, Weak<Mapped>>>,
 }
 
@@ -80,7 +80,7 @@ struct Mapped {
     start: NonNull<u8>,
     size: usize,
     file: Arc<(SharedFile, OwnedFd)>,
-    /// Parts whose blocks were verified, and how many leases they are under: without one their owner may write to them.
+    /// Verified parts, and the number of their leases: without a lease the owner may write to them.
     verified: Mutex<HashMap<(ObjectId, u32), u32>>,
 }
 
@@ -91,19 +91,19 @@ unsafe impl Sync for Mapped {}
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this value's own, and whoever saw it is gone.
+        // SAFETY: the mapping belongs to this value, and its users are gone.
         let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.size) };
     }
 }
 
-/// What goes back to an owner.
+/// Returned leases for an owner.
 enum Ended {
     Lease(LeaseName),
-    /// All leases of a question, whose answer was not understood.
+    /// All leases of a question whose answer could not be read.
     All(u64),
 }
 
-/// A lease on what one answer gave of an object; returned when nobody has anything of it.
+/// A lease on an object's parts from one answer; returned when none of them is in use.
 struct Lease {
     name: LeaseName,
     link: Arc<Link>,
@@ -116,7 +116,7 @@ impl Drop for Lease {
     }
 }
 
-/// A part under a lease, which nobody has looked at yet.
+/// A leased part that was not verified yet.
 pub struct LeasedPart {
     object: ObjectId,
     part: u32,
@@ -148,9 +148,9 @@ pub enum LeaseDenied {
     Elsewhere,
     /// Its owner has freed it.
     Gone,
-    /// Its owner does not answer; why.
+    /// The owner does not answer; why.
     Silent(String),
-    /// The owner refuses, or what it gave is not what was expected.
+    /// The owner refuses, or its answer is not as expected.
     Refused(String),
 }
 
@@ -163,7 +163,7 @@ impl Borrower {
         let known = links.clone();
         let give_back = move || {
             for first in &returned {
-                // Leases that ended meanwhile come along.
+                // Include leases that ended meanwhile.
                 let mut ended: Vec<(Arc<Link>, Vec<LeaseName>)> = Vec::new();
                 for (link, gone) in once(first).chain(returned.try_iter().take(RETURNS_MAX)) {
                     match gone {
@@ -183,8 +183,8 @@ impl Borrower {
         Ok(Borrower { cluster: cluster.to_owned(), token, links, returns })
     }
 
-    /// Takes leases on parts of objects; of each object, in their order, all that was asked for, or why its parts have to come
-    /// another way. Before each question `gives_up` is asked.
+    /// Takes leases on parts of objects; returns for each object, in order, all requested parts, or why they have to be
+    /// fetched another way. Calls `gives_up` before each question.
     pub fn borrow(
         &self,
         owner: SocketAddr,
@@ -198,10 +198,10 @@ impl Borrower {
             let link = self.link(owner)?;
             while done < wanted.len() {
                 if gives_up() {
-                    return Err(LeaseDenied::Silent("nobody waits for it any more".into()));
+                    return Err(LeaseDenied::Silent("no fetch waits for it any more".into()));
                 }
                 if waited > PROGRESS_TIMEOUT {
-                    let why = format!("its owner took {waited:.0?} for a part of its answers");
+                    let why = format!("its owner took {waited:.0?} to send some of its answers");
                     self.forget(owner, &link, why.clone());
                     return Err(LeaseDenied::Silent(why));
                 }
@@ -234,7 +234,7 @@ impl Borrower {
         }
     }
 
-    /// What one answer gives of these objects, the first `begun` parts of which are there already.
+    /// Leases of one answer for these objects; the first `begun` parts are already leased.
     fn ask(
         &self,
         owner: SocketAddr,
@@ -256,10 +256,10 @@ impl Borrower {
             let lease = Arc::new(lease);
             let (object, parts) = &wanted[number];
             let parts = &parts[if number == 0 { begun } else { 0 }..];
-            // Where this process has no descriptors left, the kernel drops those that it was sent.
-            let file = files.get(given.file).ok_or("this process has no descriptor left for its file")?;
+            // If this process has no descriptors left, the kernel drops the received ones.
+            let file = files.get(given.file).ok_or("this process has no file descriptor left for it")?;
             if given.parts.iter().zip(parts).any(|(place, (_, len))| place.len != *len) {
-                return Err("a part has another length there");
+                return Err("a part has a different length at its owner");
             }
             let leased = |(place, (part, _)): (Place, &(u32, u64))| {
                 let (object, part, file, lease) = (*object, *part, file.clone(), lease.clone());
@@ -303,9 +303,11 @@ impl Borrower {
             }
             Err(error) => {
                 let why = match error.kind() {
-                    io::ErrorKind::PermissionDenied => "whoever has its owner's name does not prove the token".into(),
+                    io::ErrorKind::PermissionDenied => {
+                        "the process under its owner's name does not prove the cluster's token".into()
+                    }
                     io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => "its owner does not answer".into(),
-                    _ => format!("its owner cannot be asked: {error}"),
+                    _ => format!("its owner cannot be reached: {error}"),
                 };
                 (Known::Silent(Instant::now() + SILENT_FOR, why.clone()), Err(LeaseDenied::Silent(why)))
             }
@@ -330,13 +332,13 @@ impl Borrower {
 impl Link {
     /// Whether its owner is gone.
     fn is_closed(&self) -> bool {
-        // While a thread sends a return the owner is there.
+        // While a thread sends a return, the owner is alive.
         let Ok(back) = self.back.try_lock() else { return false };
         let looked = rustix::net::recv(&back.0, &mut [0u8; 1][..], RecvFlags::PEEK | RecvFlags::DONTWAIT);
         !matches!(looked, Ok((1.., _)) | Err(Errno::AGAIN))
     }
 
-    /// Asks for parts of objects, of the first without those that are there already; refusals are answers too.
+    /// Asks for parts of objects, without those of the first that are already leased; refusals are answers, too.
     ///
     /// # Errors
     /// No answer, or one that is not to this question: the link asks nothing any more. With the question, if it was asked.
@@ -377,7 +379,7 @@ impl Link {
             talk.heard.read_with_files(&mut talk.stream)?.ok_or(io::ErrorKind::UnexpectedEof)?;
         let wrong = |why: &str| Err(io::Error::new(io::ErrorKind::InvalidData, why.to_owned()));
         if answer.question != question {
-            return wrong("the answer is to another question");
+            return wrong("the answer belongs to another request");
         }
         let last = answer.objects.len().wrapping_sub(1);
         let given = answer.objects.iter().zip(&asked).enumerate();
@@ -389,12 +391,12 @@ impl Link {
                 && (count == asked.len() || (number == last && (1..asked.len()).contains(&count)))
         };
         if answer.objects.is_empty() || answer.objects.len() > asked.len() || !given.all(fits) {
-            return wrong("the answer does not fit its question");
+            return wrong("the answer does not match its request");
         }
         Ok((answer, files))
     }
 
-    /// Memory of the owner, mapped once however much lies in it.
+    /// Maps memory of the owner, once for all objects in it.
     fn mapped(&self, file: &Arc<(SharedFile, OwnedFd)>) -> Result<Arc<Mapped>, String> {
         let shared = file.0;
         let mut memories = self.memories.lock().expect("no panic while held");
@@ -420,11 +422,11 @@ impl LeasedPart {
         self.place.len
     }
 
-    /// Copies the part out of its owner's file. Memory is not mapped for that: the pages of a mapping that is used once cost
-    /// more than the kernel's copy. Each block is verified in the copy, while it lies in the cache.
+    /// Copies the part out of its owner's file. The file is not mapped: the page faults of a mapping that is used once
+    /// cost more than the kernel's copy. Each block is verified in the copy, while it lies in the cache.
     ///
     /// # Errors
-    /// Why it has to come another way; or `gives_up` is true, which is asked before each block.
+    /// Why it has to be fetched another way; or `gives_up` is true, which is called before each block.
     ///
     /// # Panics
     /// `into` has another length.
@@ -433,7 +435,7 @@ impl LeasedPart {
         copy_verified(&self.file.1, &self.place, into, gives_up)
     }
 
-    /// What was verified before it was copied or mapped.
+    /// What was verified of the memory, for reports.
     pub fn negotiated(&self) -> Negotiated {
         let of = match self.file.0.kind {
             Kind::Memory => "sealed against shrinking, growing and writing",
@@ -447,7 +449,7 @@ impl LeasedPart {
     }
 }
 
-/// Sends what goes back to an owner; other owners are not to wait for one that takes nothing.
+/// Sends returned leases to an owner; other owners must not wait for one that reads nothing.
 fn give(known: &Mutex<HashMap<SocketAddr, Known>>, link: &Arc<Link>, returned: &Question) {
     if link.takes_nothing.load(Ordering::Relaxed) {
         return;
@@ -465,10 +467,10 @@ fn give(known: &Mutex<HashMap<SocketAddr, Known>>, link: &Arc<Link>, returned: &
 /// Maps parts of one object where they lie, in memory.
 ///
 /// # Errors
-/// Why they have to come another way.
+/// Why they have to be fetched another way.
 pub fn map_all(leased: &[LeasedPart]) -> Result<Vec<Part>, String> {
     let mut all = Vec::with_capacity(leased.len());
-    // What came in one answer is under one lease.
+    // Parts of one answer are under one lease.
     for of_answer in leased.chunk_by(|one, next| Arc::ptr_eq(&one.lease, &next.lease)) {
         let mapped = of_answer[0].lease.link.mapped(&of_answer[0].file)?;
         let (object, lease) = (of_answer[0].object, of_answer[0].lease.clone());
@@ -485,8 +487,7 @@ pub fn map_all(leased: &[LeasedPart]) -> Result<Vec<Part>, String> {
     Ok(all)
 }
 
-/// Compares every block with its checksum: what a process reads of another's memory is verified once, while it has a
-/// lease on it.
+/// Compares every block with its checksum: another process's memory is verified once, while there is a lease on it.
 fn verify(mapped: &Mapped, borrowed: &mut Borrowed, part: &LeasedPart) -> Result<(), String> {
     let place = &part.place;
     if place.start.checked_add(place.len).is_none_or(|end| end > mapped.size as u64) {
@@ -494,11 +495,11 @@ fn verify(mapped: &Mapped, borrowed: &mut Borrowed, part: &LeasedPart) -> Result
     }
     let key = (part.object, part.part);
     let verified = || mapped.verified.lock().expect("no panic while held");
-    // Counted before it is looked at, so that it is not forgotten meanwhile.
+    // Counted before verification, so that it is not forgotten meanwhile.
     let known = verified().get_mut(&key).map(|leases| *leases += 1).is_some();
     if !known {
         if checksum::of_blocks(mapped.bytes(place.start as usize, place.len as usize)) != place.blocks {
-            return Err("a block of its memory does not fit its checksum".into());
+            return Err("a block of its memory does not match its checksum".into());
         }
         *verified().entry(key).or_insert(0) += 1;
     }
@@ -509,12 +510,12 @@ fn verify(mapped: &Mapped, borrowed: &mut Borrowed, part: &LeasedPart) -> Result
 fn copy_verified(file: &OwnedFd, place: &Place, into: &mut [u8], gives_up: impl Fn() -> bool) -> Result<(), String> {
     let blocks = into.chunks_mut(BLOCK_BYTES as usize);
     if blocks.len() != place.blocks.len() {
-        return Err("a part has another number of blocks than its size".into());
+        return Err("a part's number of blocks does not match its size".into());
     }
     let mut at = place.start;
     for (block, checksum) in blocks.zip(&place.blocks) {
         if gives_up() {
-            return Err("nobody waits for it any more".into());
+            return Err("no fetch waits for it any more".into());
         }
         let mut rest = &mut *block;
         while !rest.is_empty() {
@@ -527,7 +528,7 @@ fn copy_verified(file: &OwnedFd, place: &Place, into: &mut [u8], gives_up: impl 
             rest = &mut rest[read..];
         }
         if checksum::of(block) != *checksum {
-            return Err("a block of its file does not fit its checksum".into());
+            return Err("a block of its file does not match its checksum".into());
         }
     }
     Ok(())
@@ -554,7 +555,7 @@ impl Borrowed {
 
 impl Drop for Borrowed {
     fn drop(&mut self) {
-        // The mapping goes first: what comes back may be written to at once.
+        // Drop the mapping first: returned memory may be written to at once.
         if let Some(mapped) = self.mapped.take() {
             let mut verified = mapped.verified.lock().expect("no panic while held");
             for part in &self.verified {
@@ -569,7 +570,7 @@ impl Drop for Borrowed {
     }
 }
 
-/// Maps all of a memory read-only, after it has proved to be what an owner gives.
+/// Maps all of a memory file read-only, after its seals and size were verified.
 fn map(shared: &Arc<(SharedFile, OwnedFd)>, size: u64) -> Result<Mapped, String> {
     let file = &shared.1;
     let seals = rustix::fs::fcntl_get_seals(file).map_err(|error| format!("its memory has no seals: {error}"))?;

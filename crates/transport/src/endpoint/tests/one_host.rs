@@ -117,7 +117,7 @@ fn one_fetch_takes_what_lies_in_many_files_and_the_rest_another_way() {
     let shared = facts.bytes[&Transport::Shm];
     assert!(shared > 200 * 70_000 && facts.bytes[&Transport::Tcp] > 30 * 70_000, "{facts:?}");
     assert_eq!(facts.bytes.values().sum::<u64>(), parts.iter().map(|wanted| wanted.len).sum::<u64>());
-    // One of them is gone: the fetch says so.
+    // One of them is gone: the fetch reports that.
     owners[0].store.free(&parts[0].object);
     let error = reader.fetch(request(parts, demands), || false).err().unwrap();
     assert!(matches!(error, FetchError::Lost(_)), "{error}");

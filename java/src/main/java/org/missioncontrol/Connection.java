@@ -17,9 +17,9 @@ final class Connection implements AutoCloseable {
     private static final int BUFFER = 1 << 18;
 
     private final SocketChannel channel;
-    /** What has arrived and was not taken yet; ready to be read. */
+    /** Bytes that have arrived and were not read yet. */
     private final ByteBuffer arrived = ByteBuffer.allocateDirect(BUFFER).flip();
-    /** What is about to be sent. Of arrays Java would keep a copy outside its heap, for each thread, as large as they are. */
+    /** Bytes to send. For an array, Java would keep a copy of the same size outside its heap, for each thread. */
     private final ByteBuffer leaves = ByteBuffer.allocateDirect(BUFFER);
 
     Connection(String path) throws IOException {
@@ -77,7 +77,7 @@ final class Connection implements AutoCloseable {
     private Answer answer() throws IOException {
         String[] first = line().split(" ", 3);
         if (first.length < 2 || !first[0].startsWith("HTTP/1.")) {
-            throw new IOException("the worker did not answer as HTTP wants it: " + String.join(" ", first));
+            throw new IOException("the worker's answer is not HTTP: " + String.join(" ", first));
         }
         Map<String, String> headers = new HashMap<>();
         for (String line = line(); !line.isEmpty(); line = line()) {
@@ -103,7 +103,7 @@ final class Connection implements AutoCloseable {
                 line.append(next);
             }
             if (line.length() > 1 << 16) {
-                throw new IOException("the worker answered with a line that does not end");
+                throw new IOException("a line of the worker's answer is too long");
             }
         }
     }
@@ -136,7 +136,7 @@ final class Connection implements AutoCloseable {
         channel.close();
     }
 
-    /** The body of an answer. An end that comes too early is an error, and not an end. */
+    /** The body of an answer. A premature end is an error. */
     private final class Body extends InputStream {
         private final boolean chunked;
         private long left;

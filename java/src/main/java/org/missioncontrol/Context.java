@@ -15,7 +15,7 @@ import java.util.List;
 import java.util.Map;
 
 /**
- * What a task may ask of its worker. Several threads of the task may use it. After the end of the task its calls fail.
+ * A task's connection to its worker. Several threads of the task may use it. After the end of the task its calls fail.
  */
 public final class Context {
     private final Worker worker;
@@ -51,7 +51,7 @@ public final class Context {
     /**
      * Opens a part of an object, or of a stream, for reading. The data of a stream comes as it is written.
      *
-     * @throws WorkerException it is lost, say, or its writer has failed
+     * @throws WorkerException if it is lost, or its writer has failed
      */
     public InputStream open(Reference reference, int part) throws IOException {
         Map<String, Object> asked = Map.of("reference", reference, "part", part);
@@ -87,7 +87,7 @@ public final class Context {
         try (InputStream in = open(reference, part)) {
             int got = in.readNBytes(content, 0, size);
             if (got < size || in.read() >= 0) {
-                throw new IOException("part " + part + " of " + reference.object() + " is not as long as it should be");
+                throw new IOException("part " + part + " of " + reference.object() + " has an unexpected length");
             }
         }
         return content;
@@ -125,7 +125,7 @@ public final class Context {
         return new Stream();
     }
 
-    /** A stream that the task writes. Who reads it hears of an end without {@link #close} as an error. */
+    /** A stream that the task writes. Its readers get an error if it ends without {@link #close}. */
     public final class Stream {
         /** Adds to a part; waits while its reader is far behind. */
         public void write(int part, byte[] content) throws IOException {
@@ -142,18 +142,18 @@ public final class Context {
         }
     }
 
-    /** Has a call run as another task. It lives as long as another call has it among its inputs, or this task runs. */
+    /** Spawns a call as another task. That is kept while another call has it among its inputs, or this task runs. */
     public Spawned spawn(Call call) throws IOException {
         return new Spawned(worker.ask(credential, "POST", "/spawn", call.said).get("future").getAsString());
     }
 
-    /** Has a call give this task's result: once this task has returned, and all inputs of the call are there. */
+    /** Delegates this task's result to a call, which runs once this task has returned and its inputs are there. */
     public void tailSpawn(Call call) throws IOException {
         worker.ask(credential, "POST", "/delegate", call.said);
         delegated = true;
     }
 
-    /** Says how many seconds phases of this task took, for the records: {@code map_s}, {@code shuffle_s}, {@code reduce_s}. */
+    /** Records how many seconds phases of this task took: {@code map_s}, {@code shuffle_s}, {@code reduce_s}. */
     public void notePhases(Map<String, Double> seconds) throws IOException {
         worker.ask(credential, "POST", "/phases", seconds);
     }

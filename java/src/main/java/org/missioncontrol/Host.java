@@ -19,12 +19,12 @@ import java.util.concurrent.Future;
 
 /** Runs the tasks of one worker, each in a thread. Ends with the worker. */
 public final class Host {
-    /** Of a trace, the end is cut off: it goes to whoever asks for the result. */
+    /** Longest trace: the rest is cut off, as it is sent to the client that asks for the result. */
     private static final int TRACE_CHARS = 8192;
 
     /** For the tasks. */
     private final Worker worker;
-    /** To ask for the next one: whatever the tasks do, it has a connection. */
+    /** To ask for the next task: it has its own connection, whatever the tasks do. */
     private final Worker asked;
 
     private final ExecutorService threads = Executors.newCachedThreadPool(Host::daemon);
@@ -71,14 +71,14 @@ public final class Host {
                     }
                 } else if (next != null) {
                     String name = next.get("credential").getAsString();
-                    // Before it runs, so that it finds itself there when it ends.
+                    // Before the task runs, so that it finds its entry when it ends.
                     synchronized (running) {
                         running.put(name, threads.submit(() -> run(name, next)));
                     }
                 }
             }
         } catch (Throwable error) {
-            end(70, "this process takes no more tasks: " + error);
+            end(70, "this process accepts no more tasks: " + error);
         }
     }
 
@@ -100,11 +100,11 @@ public final class Host {
                     throw new IllegalArgumentException(found.getName() + " does not implement org.missioncontrol.Task");
                 }
                 Object result = own.run(context);
-                // A thread that is interrupted cannot say anything.
+                // An interrupted thread cannot send anything.
                 Thread.interrupted();
                 context.ended(result);
             } catch (OutOfMemoryError | InternalError error) {
-                // No other task here can rely on anything any more.
+                // The state of this process is unreliable for all other tasks.
                 end(71, "this process ends: " + error);
             } catch (Throwable error) {
                 Thread.interrupted();
@@ -112,11 +112,11 @@ public final class Host {
             }
         } catch (WorkerException over) {
             if (over.status != 401 && over.status != 410) {
-                end(72, context.key() + " could not say how it ended: " + over);
+                end(72, context.key() + " could not report how it ended: " + over);
             }
         } catch (Throwable error) {
             // Its worker would wait for ever.
-            end(72, context.key() + " could not say how it ended: " + error);
+            end(72, context.key() + " could not report how it ended: " + error);
         } finally {
             Thread.interrupted();
             Thread.currentThread().setContextClassLoader(Host.class.getClassLoader());

@@ -18,7 +18,7 @@ import java.util.concurrent.atomic.AtomicLong;
 
 /**
  * Parts of objects that this process reads where they lie. The worker keeps each as it is until no buffer refers to it any
- * more: Java says so when it collects garbage, and cannot take a mapping back earlier.
+ * more: Java notices that when it collects garbage, and cannot unmap earlier.
  */
 final class Mappings {
     private static final Cleaner CLEANER = Cleaner.create();
@@ -29,7 +29,7 @@ final class Mappings {
     /** Of this process, and not of a task: what a task has mapped may outlive it. */
     private final String credential;
 
-    /** What is mapped, in bytes: garbage of few bytes may hold much. */
+    /** Mapped bytes: small garbage objects may keep large mappings. */
     private final AtomicLong mapped = new AtomicLong();
 
     private final BlockingQueue<String> unused = new LinkedBlockingQueue<>();
@@ -71,7 +71,7 @@ final class Mappings {
             });
             return buffer;
         } catch (IOException | OutOfMemoryError error) {
-            // Another user's, say, or too many mappings: for those Java has an error of memory.
+            // Another user's memory, for example, or too many mappings: Java reports those as an out-of-memory error.
             unused.add(lease);
         }
         try (Worker.Taken answer = ask(task, reference, part, false)) {
@@ -79,7 +79,7 @@ final class Mappings {
         }
     }
 
-    /** No task runs: what they have mapped is of no use. */
+    /** No task runs: releases their mappings. */
     void idle() {
         if (mapped.get() > 0) {
             System.gc();
@@ -102,7 +102,7 @@ final class Mappings {
             copy.put(piece, 0, got);
         }
         if (copy.hasRemaining()) {
-            throw new IOException("a part is not as long as its reference says");
+            throw new IOException("a part's length differs from its reference");
         }
         return copy.flip().asReadOnlyBuffer();
     }
@@ -121,7 +121,7 @@ final class Mappings {
                 worker.ask(credential, "POST", "/unmap", Map.of("leases", leases));
                 leases.clear();
             } catch (IOException | RuntimeException error) {
-                System.err.println("memory is not given back yet: " + error);
+                System.err.println("memory was not returned yet: " + error);
             } catch (InterruptedException error) {
                 return;
             }

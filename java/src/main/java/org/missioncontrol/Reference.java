@@ -6,12 +6,12 @@ import java.util.List;
  * Names an object, or a stream that a task writes; small, and as Python has it.
  *
  * @param object its name
- * @param worker who has it, for the engine
- * @param address who has it, for the data plane
+ * @param worker the worker that has it, as the engine names it
+ * @param address of that worker's data plane
  * @param job of the task that made it
  * @param stage of that task
  * @param sizes bytes of each part of an object; nothing for a stream
- * @param copies how many workers shall have it
+ * @param copies wanted number of workers that have it
  * @param keep whether workers that fetch parts keep them while there is room
  * @param stream_parts number of parts of a stream; nothing for an object
  */

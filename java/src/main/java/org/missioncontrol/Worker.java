@@ -14,7 +14,8 @@ import java.util.concurrent.LinkedBlockingDeque;
 
 /** The worker beside this process, and the connections to it. */
 final class Worker {
-    // What is nothing is said: a result may be. Doubles that JSON has no word for are written as Python reads them.
+    // Null is written, because a result may be null. NaN and infinities, which JSON lacks, are written as Python reads
+    // them.
     static final Gson GSON =
             new GsonBuilder().serializeNulls().serializeSpecialFloatingPointValues().create();
     private final String socket;
@@ -27,13 +28,13 @@ final class Worker {
         this.socket = socket;
     }
 
-    /** Asks in JSON; gives the answer in JSON, or nothing if it has none. */
+    /** Sends a request in JSON; returns the answer in JSON, or null if it has none. */
     JsonObject ask(String credential, String method, String path, Object body) throws IOException {
         byte[] said = body == null ? new byte[0] : GSON.toJson(body).getBytes(StandardCharsets.UTF_8);
         return send(credential, method, path, ByteBuffer.wrap(said));
     }
 
-    /** Sends bytes; gives the answer in JSON, or nothing if it has none. */
+    /** Sends bytes; returns the answer in JSON, or null if it has none. */
     JsonObject send(String credential, String method, String path, ByteBuffer... body) throws IOException {
         try (InputStream answer = open(credential, method, path, body)) {
             String text = new String(answer.readAllBytes(), StandardCharsets.UTF_8);
@@ -41,7 +42,7 @@ final class Worker {
         }
     }
 
-    /** Sends bytes; gives the body of the answer. */
+    /** Sends bytes; returns the body of the answer. */
     Taken open(String credential, String method, String path, ByteBuffer... body) throws IOException {
         Connection connection = idle.pollFirst();
         if (connection == null) {
@@ -72,7 +73,7 @@ final class Worker {
         }
     }
 
-    /** A body that gives its connection back at its end. */
+    /** A body that returns its connection to the pool at its end. */
     final class Taken extends FilterInputStream {
         private final boolean stays;
         private final boolean chunked;
@@ -116,7 +117,7 @@ final class Worker {
         @Override
         public void close() throws IOException {
             try {
-                // The next chunk may be long in coming.
+                // The next chunk may take long to arrive.
                 if (connection != null && !chunked) {
                     noted(super.read());
                 }

@@ -2,7 +2,7 @@ package org.missioncontrol;
 
 import java.io.IOException;
 
-/** The worker did not do what it was asked for; the text says why. */
+/** The worker refused or failed a request; the text has the reason. */
 public class WorkerException extends IOException {
     private static final long serialVersionUID = 1;
 

@@ -17,8 +17,8 @@ import org.missioncontrol.Spawned;
 import org.missioncontrol.Task;
 
 /**
- * k-means without a program outside: each reduce task spawns the map tasks of the next iteration, and hands its result
- * on to their reduce task. The tasks of {@code mission run kmeans --engine java}; they compute what those in Python do.
+ * k-means without a driver program: each reduce task spawns the map tasks of the next iteration, and delegates its
+ * result to their reduce task. The tasks of {@code mission run kmeans --engine java}; they compute what those in Python do.
  */
 public final class KMeans {
     private static final int ITERATIONS_MAX = 300;
@@ -26,14 +26,14 @@ public final class KMeans {
     private KMeans() {}
 
     /**
-     * What is the same in all iterations.
+     * Values that are the same in all iterations.
      *
      * @param columns coordinates of a point
      * @param tolerance a smaller squared shift is none
      */
     record Plan(int columns, double tolerance) {}
 
-    /** What became of the centres in an iteration. */
+    /** How the centres moved in an iteration. */
     record Move(double shift, long counted, List<Long> labels) {}
 
     record State(Plan plan, List<Move> moves, int maps) {}
@@ -155,7 +155,7 @@ public final class KMeans {
         }
     }
 
-    /** The new centres. Inputs: the old ones, what the map tasks say, and the points. */
+    /** The new centres. Inputs: the old ones, the results of the map tasks, and the points. */
     public static final class Update implements Task {
         @Override
         public Object run(Context context) throws IOException {

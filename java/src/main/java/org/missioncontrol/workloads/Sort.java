@@ -100,7 +100,7 @@ public final class Sort {
                 int length = Math.toIntExact(input.sizes().get(given.index()));
                 try (InputStream in = context.open(input, given.index())) {
                     if (in.readNBytes(all, filled, length) < length) {
-                        throw new IOException("a part of " + input.object() + " is shorter than it should be");
+                        throw new IOException("a part of " + input.object() + " is shorter than expected");
                     }
                 }
                 filled += length;
