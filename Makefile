@@ -5,7 +5,6 @@ PYTHON ?= python3
 BIN := .venv/bin
 export VIRTUAL_ENV := $(CURDIR)/.venv
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
-# One target folder and one profile for the extension and for the tests in Rust: what is built is built once.
 CARGO := cargo
 # The lab's part in the kernel is built where clang and libelf are; the rest needs neither.
 KERNEL := $(shell command -v clang > /dev/null && pkg-config --exists libelf zlib && echo kernel)
@@ -14,7 +13,7 @@ CRATES := --workspace $(if $(KERNEL),,--exclude mission-kernel)
 # The library for tasks in Java is built where Maven is; the rest needs neither.
 JAR := mission_control/jvm/mission-control.jar
 JAVA := $(shell command -v mvn > /dev/null && echo $(JAR))
-CARGO_TEST := $(CARGO) test $(CRATES) --exclude mission-python --release --quiet
+CARGO_TEST := $(CARGO) test $(CRATES) --exclude mission-python --profile tested --quiet
 
 demo: setup            ## set up, build, show what Mission Control is for: an unchanged program, and two jobs at 7 to 3
 	$(BIN)/mission demo
