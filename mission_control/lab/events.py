@@ -53,7 +53,7 @@ class Watching:
     def change(self, event: Event) -> None:
         if event.do == "cut":
             self.built.cut(event.host, event.path)
-        elif event.do == "mend":
+        elif event.do == "restore":
             self.built.restore(event.host, event.path)
         elif event.do == "die":
             self.built.kill(event.host)

@@ -110,7 +110,7 @@ def check(built: lab.Lab, events: Sequence[Event], workers: Sequence[str]) -> No
             built.link_of(event.host, event.path)
         if event.do == "die" and event.host not in workers:
             raise BadInput(f"{event.host} is the scheduler's host: let one of {workers[0]} to {workers[-1]} die")
-        if event.do in ("cut", "mend"):
+        if event.do in ("cut", "restore"):
             built.require_own_links()
 
 
