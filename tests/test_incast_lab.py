@@ -226,4 +226,4 @@ def test_what_expects_something_of_the_goodput_is_measured_alone(tmp_path):
             time.sleep(0.01)
     assert most == 1
     # Where somebody else has the CPUs the program refuses to say what one flow gets: that is an answer too.
-    assert running.wait() == 0 or (running.wait() == 3 and "the hypervisor gave" in log.read_text()), log.read_text()
+    assert running.wait() == 0 or (running.wait() == 3 and "the hypervisor stole" in log.read_text()), log.read_text()

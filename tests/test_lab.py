@@ -518,7 +518,7 @@ def test_a_run_whose_processors_were_lent_to_others_is_not_valid():
 
     assert invalid_reasons([moving(0.01)] * 8, []) == []
     assert invalid_reasons([moving(0.0), moving(0.1)] * 4, []) == [
-        "the hypervisor gave 5% of the processors' time to others: measure again later"
+        "the hypervisor stole 5% of the CPU time: measure again later"
     ]
     idle = Sample(0.125, (0.0, 0.0), (0.0,), 0.5)
     assert invalid_reasons([moving(0.0), idle], []) == [], "nothing moved then"

@@ -17,19 +17,19 @@ from mission_control.worlds.site import Site
 
 @contextmanager
 def local(scenario: Scenario, scheduler: str | None = None, *, install_policy: bool = False) -> Iterator[Site]:
-    """Starts the cluster, with TLS certificates of its own where jobs demand encryption, and ends it.
+    """Start the cluster, with TLS certificates if jobs demand encryption, and end it.
 
     Raises:
-        BadInput: the rate of the link was told wrongly.
+        BadInput: the rate of the link is malformed.
     """
     topology, control = scenario.topology, scenario.control
     try:
         _native.link_rate()
     except ValueError as error:
-        raise BadInput(str(error)) from None  # workers would say so at length
+        raise BadInput(str(error)) from None  # workers would print long tracebacks
     security = Security.temporary() if control.encrypt is True else None
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a dashboard port in use is no concern of a run
+        warnings.simplefilter("ignore")  # a dashboard port in use does not matter to a run
         cluster = LocalCluster(
             n_workers=topology.hosts,
             threads_per_worker=topology.threads,
