@@ -527,7 +527,7 @@ def test_a_run_whose_processors_were_lent_to_others_is_not_valid():
 def test_a_run_that_does_not_show_what_it_is_about_is_not_valid(tmp_path):
     words = ["--hosts", "2", "--size", "4MiB", "--partitions", "2", "--link-rate", "20Mbit/s", "--transport", "tcp"]
     status, result = run_in_lab(tmp_path, *words, "--set", 'expect.condition=["marks"]')
-    assert status == 5 and "no marks at any port, and the run is about them" in result["invalid_because"]
+    assert status == 5 and "no marks at any port, but the run tests them" in result["invalid_because"]
 
 
 def test_exec_gives_an_unchanged_program_two_paths(name):
