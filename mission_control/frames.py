@@ -176,7 +176,8 @@ def decode(endpoint: _native.Endpoint, pieces: Sequence[tuple[Schema, Any]], met
 
     Args:
         pieces: The parts that have rows, in the order of the inputs, each with the schema of its input. Inputs with
-            equal schemas share one schema object. Equality is not enough: types of unordered categories are equal in any order.
+            equal schemas share one schema object. Equality is not enough: types of unordered categories are equal in
+            any order.
         meta: An empty frame with the columns' names; its types apply if those of the inputs differ.
     """
     frames = []
