@@ -1,4 +1,4 @@
-"""Scenarios: what is read, and what is refused with its line."""
+"""Scenarios: files that are read, and files that are refused with the line."""
 
 from __future__ import annotations
 
