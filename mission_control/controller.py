@@ -109,7 +109,8 @@ class MissionController(ABC):
             logger.warning("The control service sent an invalid message: %s", one_line(str(error)))
             if self.membership is not None:
                 self.membership.do({"command": "disconnect"})
-                self._hear_service(json.dumps({"event": "disconnected", "why": "it speaks another language"}))
+                why = "it sent an invalid message; install the same version on both"
+                self._hear_service(json.dumps({"event": "disconnected", "why": why}))
 
     def now(self) -> float:
         """Return the seconds since :meth:`begin`."""

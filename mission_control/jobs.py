@@ -194,7 +194,7 @@ def uninstall(client: Client, *, timeout: float = 300.0) -> None:
         return
     reply = client.sync(client.scheduler.mission_control_uninstall, timeout=timeout)
     if reply["error"]:
-        raise RuntimeError(f"Mission Control stays: {reply['error']}")
+        raise RuntimeError(f"Mission Control was not removed: {reply['error']}")
 
 
 def refuse_asynchronous(client: Client) -> None:

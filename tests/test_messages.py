@@ -404,7 +404,7 @@ def test_what_is_to_be_encrypted_does_not_go_through_a_plain_connection(plane, m
             raise OSError("no room")
 
         monkeypatch.setattr(mine, "keep", full)
-        with comm.belongs_to(secret), pytest.raises(CommClosedError, match="are to be encrypted"):
+        with comm.belongs_to(secret), pytest.raises(CommClosedError, match="must be encrypted"):
             await mine.write({"data": pieces})
         await mine.write({"data": pieces})
         assert same(plain({"data": pieces}), await other.read()), "others go through the connection"

@@ -167,7 +167,7 @@ def test_a_program_that_fails_says_why(client):
     there = client.submit(put_bytes, b"x", pure=False)
     for words, says in (
         (["sh", "-c", "echo wrong >&2; exit 7"], "sh ended with status 7: wrong"),
-        (["false"], "false ended with status 1, and said nothing"),
+        (["false"], "false ended with status 1, without output"),
         (["sh", "-c", "kill -SEGV $$"], "signal SIGSEGV"),
         (["no-such-program"], "no-such-program cannot be started"),
         (["true", Out(0)], "left nothing at Out"),

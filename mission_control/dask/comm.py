@@ -354,8 +354,7 @@ class MissionComm(TCP):
             # There is no memory, or no room in the spool, or the data plane closes.
             if secret:
                 raise CommClosedError(
-                    f"in {self}: results of job {whose.job} are to be encrypted, and the data plane has no room: "
-                    f"{error}"
+                    f"in {self}: results of job {whose.job} must be encrypted, and the data plane has no room: {error}"
                 ) from error
             logger.info("A message goes through its connection: %s", error)
             return await super().write(msg, serializers, on_error)

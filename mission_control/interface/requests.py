@@ -241,7 +241,7 @@ class Handler(BaseHTTPRequestHandler):
             # The answer is incomplete. The program may not notice, and use it as complete.
             self.close_connection = True
             if isinstance(holder, Session) and not isinstance(error, BrokenPipeError | ConnectionResetError | Stopped):
-                holder.fail(ProgramFailed(f"what its program was reading did not come to its end: {error}"))
+                holder.fail(ProgramFailed(f"its program did not receive all of an answer: {error}"))
             return
         with suppress(OSError):
             self._say({"error": str(error) or type(error).__name__, "kind": type(error).__name__}, status)

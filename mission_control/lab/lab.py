@@ -67,7 +67,7 @@ class Lab:
         self._delays: _native.Delays | None = None
         self.name = name or free_name(topology.kind)
         if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,30}", self.name):
-            raise BadInput(f"{self.name!r} names no lab: use lower-case letters, digits and -")
+            raise BadInput(f"{self.name!r} is no name of a lab: use lower-case letters, digits and -")
 
     @staticmethod
     def open(name: str | None = None) -> Lab:

@@ -226,7 +226,7 @@ def end_of(said: IO[bytes]) -> str:
     """Return the last output of a process, for an error."""
     start = max(os.fstat(said.fileno()).st_size - SAID_BYTES, 0)
     text = os.pread(said.fileno(), SAID_BYTES, start).decode(errors="replace").strip()
-    return f": {text}" if text else ", and said nothing"
+    return f": {text}" if text else ", without output"
 
 
 def name_of_signal(number: int) -> str:

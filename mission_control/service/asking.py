@@ -53,8 +53,8 @@ class Asking:
     """
 
     def __init__(self, service: str | None = None, token_file: Path | None = None):
-        told = service or os.environ.get(SERVICE, "")
-        self.addresses = [word.strip().rstrip("/") for word in told.split(",") if word.strip()]
+        given = service or os.environ.get(SERVICE, "")
+        self.addresses = [word.strip().rstrip("/") for word in given.split(",") if word.strip()]
         if not self.addresses:
             raise BadInput(f"no service: give --service https://HOST:PORT, or set {SERVICE}")
         for address in self.addresses:
@@ -108,7 +108,7 @@ class Asking:
                     f"{address} does not lead, so it does not know; give --service all replicas, or the one that leads"
                 )
             self.leader = None
-        raise EnvironmentFailed(f"the service says nothing: {why}")
+        raise EnvironmentFailed(f"the service does not answer: {why}")
 
     def transfers(self, most: int, **query: Any) -> dict[str, Any]:
         """Return active transfers: the numbers ``active`` and ``found``, and the first ``rows`` of the found ones.
@@ -172,6 +172,6 @@ class Asking:
             answer = connection.getresponse()
             return answer.status, printable(json.loads(answer.read() or b"{}"))
         except ValueError as error:
-            raise http.client.HTTPException(f"it is no service of Mission Control: {error}") from None
+            raise http.client.HTTPException(f"this is no service of Mission Control: {error}") from None
         finally:
             connection.close()

@@ -53,7 +53,7 @@ def _token(path: Path) -> str:
             raise BadInput(f"{path} can be read by others: chmod 600 {path}") from None
         token = read_token(path)
         if len(token) < TOKEN_MIN:
-            raise BadInput(f"{path} has less than {TOKEN_MIN} letters: remove it, and a new one is generated") from None
+            raise BadInput(f"{path} has fewer than {TOKEN_MIN} letters: remove it to generate a new one") from None
         return token
     with open(descriptor, "w") as file:
         token = secrets.token_urlsafe(32)

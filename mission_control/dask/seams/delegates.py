@@ -184,7 +184,7 @@ class Delegates:
             self.next[key] = Next(task.run_id, first.run_spec, first.inputs, again=True)
         else:
             times = _native.BEGINS_AGAIN_MAX
-            why = f"{key} began again {times} times, and what it delegates to needs an object that is lost"
+            why = f"{key} restarted {times} times, and its next step still needs a lost object"
             self.next[key] = Next(task.run_id, Task(key, _lose, why), ())
         return True
 
@@ -212,7 +212,7 @@ class Delegates:
         run_spec = step.run_spec
         if (failed := _failed(inputs)) is not None:
             # The input failed since the check. Dask lets no task wait for a failed one.
-            why = f"{failed.key} failed, and its result was to be an argument"
+            why = f"{failed.key} failed, so its result cannot be an argument"
             run_spec, inputs = Task(task.key, _fail, why), set()
         before = set(task.dependencies) - inputs
         _depend(task, inputs)
