@@ -1,10 +1,9 @@
-"""Mission Control: decides per transfer how big a share of the network it gets and which transport carries it.
+"""Mission Control: decides for each transfer which share of the network and which transport it gets.
 
-In the program that submits work: :func:`install`, :func:`job` and :func:`uninstall`. In any task: :func:`put` and
-:func:`fetch`, :func:`keep` for what is fetched again and again, and :func:`allocate` where a task can write its parts
-into the data plane's memory at once;
-:func:`open_stream` and :func:`stream`, where others read what is still being written; :func:`delegate`, where another
-call makes the task's result; :func:`run`, which runs a program; :func:`java`, which runs a class of Java.
+The program that submits work uses :func:`install`, :func:`job` and :func:`uninstall`. Any task may use: :func:`put` and
+:func:`fetch`; :func:`keep` for an object that is fetched repeatedly; :func:`allocate` to write parts directly to the
+data plane's memory; :func:`open_stream` and :func:`stream` to read data while another task writes it; :func:`delegate`
+to let another call make the task's result; :func:`run` to run a program; :func:`java` to run a class of Java.
 :func:`mapreduce` submits the tasks of a whole job.
 """
 

@@ -1,9 +1,9 @@
-"""Find the references that a task's result carries; objects that it put and does not carry are freed.
+"""Find the references that a task's result carries, so that objects that it put and does not carry are freed.
 
-References are found by pickling the value into nothing.
+References are found by pickling the value and discarding the output.
 
-What an engine would send of it is what counts, wherever in it a reference hides: in object arrays, in pandas columns,
-in classes that nobody here knows. Buffers are not copied for that (pickle protocol 5, out of band).
+This finds each reference that an engine would send with the value: in object arrays, in pandas columns, in any class.
+Buffers are not copied for that (pickle protocol 5, out of band).
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ import cloudpickle  # type: ignore[import-untyped]
 from mission_control.objects import Reference, references_in
 
 PLAIN = (type(None), bool, int, float, complex, str, bytes, bytearray, memoryview)
-"""Types whose values carry nothing."""
+"""Types whose values carry no reference."""
 
 
 class _Nothing:
-    """A file that keeps nothing."""
+    """A file that discards its input."""
 
     def write(self, data: bytes) -> int:
         return len(data)
 
 
 class _Finder(cloudpickle.Pickler):
-    """Notes every reference that it meets."""
+    """A pickler that records every reference in a value."""
 
     def __init__(self) -> None:
         super().__init__(_Nothing(), protocol=5, buffer_callback=lambda buffer: None)
@@ -59,7 +59,8 @@ def carried_by(value: Any) -> set[Reference]:
     try:
         finder.dump(value)
     except Exception:
-        # It cannot be sent, so it stays here: what it holds is what was met, and what the garbage collector sees.
+        # The value cannot be sent, so it stays here: it holds the references met so far, and those that the garbage
+        # collector finds.
         return {*finder.found.values(), *references_in(value)}
     return set(finder.found.values())
 
@@ -70,7 +71,8 @@ def described(references: Iterable[Reference]) -> list[tuple[str, str, int, int,
 
 
 class TaskObjects:
-    """The objects that the tasks of one worker put. One outlives its task only if the task's result carries it."""
+    """The objects that the tasks of one worker put. An object outlives its task only if the task's result carries
+    it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -78,12 +80,12 @@ class TaskObjects:
         self._carried: dict[Any, set[Reference]] = {}
 
     def put(self, task: Any, name: str) -> None:
-        """Note that a task has put an object."""
+        """Record that a task has put an object."""
         with self._lock:
             self._put[task].append(name)
 
     def hand_on(self, task: Any, names: Iterable[str]) -> None:
-        """Note that a task's next step names these objects: they outlive the task."""
+        """Record that a task's next step names these objects, so they outlive the task."""
         named = set(names)
         with self._lock:
             if (put := self._put.get(task)) is not None:
@@ -101,7 +103,8 @@ class TaskObjects:
         """End a task.
 
         Args:
-            result: Returns its result, which is searched unless :meth:`look` has done so; ``None``: there is none.
+            result: Returns the task's result, which is searched unless :meth:`look` has done so; ``None``: there is
+                none.
 
         Returns:
             The objects that its result carries, as `Controller.carries` takes them; and the names of objects to free.

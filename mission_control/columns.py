@@ -23,7 +23,7 @@ Place = tuple["_native.Segment | None", int, int, int, int]
 
 
 def flat_kinds(type: pa.DataType) -> tuple[tuple[str, int], ...] | None:
-    """Return the buffers of an Arrow array; ``None``: it is nested."""
+    """Return the buffers of an Arrow array; ``None``: the array is nested."""
     if pa.types.is_null(type):
         return ()
     if pa.types.is_boolean(type):
@@ -38,7 +38,7 @@ def flat_kinds(type: pa.DataType) -> tuple[tuple[str, int], ...] | None:
 
 
 def arrow_buffers(column: pa.Array, kinds: Sequence[tuple[str, int]]) -> list[Described]:
-    """Describe the buffers of an array, where they lie."""
+    """Describe the buffers of an array, without a copy."""
     if not kinds:
         return []
     start, rows = column.offset, len(column)
@@ -58,16 +58,16 @@ def arrow_buffers(column: pa.Array, kinds: Sequence[tuple[str, int]]) -> list[De
 
 
 def cut(buffer: pa.Buffer | None, start: int, length: int) -> memoryview | None:
-    """Return so many bytes of a buffer, which may be padded; an array without rows may have none."""
+    """Return `length` bytes of a buffer, which may be padded; an array without rows may have no buffer."""
     return memoryview(buffer)[start : start + length] if buffer is not None and length else None
 
 
 def arrow_array(type: pa.DataType, kinds: Sequence[tuple[str, int]], rows: int, places: Sequence[Place]) -> pa.Array:
-    """Make an array of joined buffers, where they lie."""
+    """Make an array of joined buffers, without a copy."""
     buffers: list[pa.Buffer | None] = []
     for (kind, _), (segment, start, length, second, second_length) in zip(kinds, places, strict=True):
         if segment is None:
-            # Bits that are all set: no validity. An array of booleans needs them.
+            # If all bits are set there is no validity buffer. An array of booleans needs one.
             is_validity = not buffers
             buffers.append(None if is_validity else pa.py_buffer(b"\xff" * -(-rows // 8)))
             continue

@@ -61,16 +61,16 @@ class MissionController(ABC):
         """Return the engine's name of a task, for records."""
 
     def taken(self, shuffle: str, run: int, cohort: int) -> None:
-        """Tell the workers of a shuffle that nobody needs the parts of this cohort any more.
+        """Notify the workers of a shuffle that nobody needs the parts of this cohort any more.
 
-        Without it parts are freed when the run ends, which is enough for an engine that has no shuffles of its own.
+        By default parts are freed when the run ends. That is enough for an engine without its own shuffles.
         """
         return
 
     def drain(self, workers: Sequence[str]) -> None:
-        """Retire these workers, once they have no task: an operator wants their hosts empty.
+        """Retire these workers once they have no task: an operator drains their hosts.
 
-        Without it they stay, and the log says so.
+        By default they stay, with a log message.
         """
         logger.warning("an operator wants the hosts of these workers empty; retire them: %s", ", ".join(workers))
 
@@ -92,7 +92,7 @@ class MissionController(ABC):
         self.membership: Membership | None = None
 
     def follow(self, service: Service) -> None:
-        """Become a member of a control service, whose weights hold from now on while it is heard."""
+        """Join a control service. Its weights apply while the connection to it works."""
         self.membership = Membership(service, self._hear_service, self.soon)
         self.event("follow", **self.membership.follow())
 
@@ -106,10 +106,11 @@ class MissionController(ABC):
         try:
             self.carry_out(self.controller.handle(self.now(), f'{{"event":"service","heard":{event}}}'))
         except ValueError as error:
-            logger.warning("What the control service said makes no sense: %s", one_line(str(error)))
+            logger.warning("The control service sent an invalid message: %s", one_line(str(error)))
             if self.membership is not None:
                 self.membership.do({"command": "disconnect"})
-                self._hear_service(json.dumps({"event": "disconnected", "why": "it speaks another language"}))
+                why = "it sent an invalid message; install the same version on both"
+                self._hear_service(json.dumps({"event": "disconnected", "why": why}))
 
     def now(self) -> float:
         """Return the seconds since :meth:`begin`."""
@@ -127,7 +128,7 @@ class MissionController(ABC):
         return self.carry_out(self.controller.handle(self.now(), json.dumps({"event": kind, **values})))
 
     def said(self, kind: str, /, **said: Any) -> None:
-        """Take an event of :data:`SAID` from a worker or a client."""
+        """Handle an event of :data:`SAID` from a worker or a client."""
         self.event(kind, **{field: said[field] for field in SAID[kind]})
 
     def carry_out(self, commands: str | None) -> dict[str, Any]:
@@ -159,12 +160,12 @@ class MissionController(ABC):
             else:
                 answers[kind] = command
         if recompute:
-            # Last: the engine's events that follow from it have commands of their own, and messages go in order.
+            # Last: it causes events of the engine with their own commands, and messages must stay in order.
             self.recompute(recompute)
         return answers
 
     def join(self, **introduction: Any) -> dict[str, Any]:
-        """Let a worker join.
+        """Admit a worker.
 
         Args:
             introduction: :meth:`ThrottleController.introduction`, and ``worker``: its name.
@@ -179,17 +180,17 @@ class MissionController(ABC):
         """Admit a job, until its client leaves it and its last task is done.
 
         Returns:
-            ``job``: the name under which it runs; ``refused``: why it may not run, or ``None``.
+            ``job``: the name under which the job runs; ``refused``: why it may not run, or ``None``.
         """
         return self.event("admit", spec=spec, client=client)["admitted"]
 
     def submit(self, tasks: list[Any], client: str, spec: str | None, by: int | None, span: str | None) -> None:
-        """Take new tasks: ``(number, stage, kind, numbers of inputs)`` of each.
+        """Register new tasks: ``(number, stage, kind, numbers of inputs)`` of each.
 
         Args:
             spec: The job as the program specified it (JSON). If it is invalid, the tasks run without it.
             by: The task that submitted them.
-            span: What the program calls this part of itself.
+            span: The program's name for this part of the work.
         """
         try:
             commands = self.controller.tasks(self.now(), tasks, client, spec, by, span)
@@ -202,7 +203,8 @@ class MissionController(ABC):
         self.carry_out(commands)
 
     def change(self, job: str, transport: str | None, priority: float | None) -> dict[str, Any]:
-        """Change the transport or the priority of a running job; ``error`` and ``refused`` say what is wrong."""
+        """Change the transport or the priority of a running job; ``error`` and ``refused`` have the reason of a
+        failure."""
         change: dict[str, Any] = {"priority": priority}
         if priority is not None:
             try:
@@ -235,14 +237,14 @@ class MissionController(ABC):
         return {"time": time.time(), **status}
 
     def _weighed(self, runner: Runner, answer: dict[str, Any]) -> None:
-        """Take a policy's answer, unless it was replaced meanwhile. Runs in any thread."""
+        """Apply a policy's answer, unless the policy was replaced meanwhile. Runs in any thread."""
         self.soon(lambda: self.event("weighed", **answer) if runner is self.runner else None)
 
     def _record(self, record: dict[str, Any]) -> None:
         if record["kind"] == "policy-error":
             logger.warning(one_line(record["why"]))
         elif record["kind"] == "alone":
-            logger.warning("This cluster's own weights hold: %s", one_line(record["why"]))
+            logger.warning("This cluster uses its own weights: %s", one_line(record["why"]))
         elif record["kind"] == "not-handed-over":
             size = _native.format_bytes(record["bytes"])
             logger.warning(

@@ -1,4 +1,4 @@
-"""A task hands its result on to another call, and is done (CIEL's tail spawn: paper 001, 2.2 and table 4.2)."""
+"""A task delegates its result to another call, and is done (CIEL's tail spawn: paper 001, 2.2 and table 4.2)."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
     from distributed import Actor, Future
 
 STEP_BYTES_MAX = 64 << 20
-"""What a step is called with passes the scheduler, beside everything else that workers say. Dask warns of graphs above
-10 MB; a reference is a few hundred bytes."""
+"""Largest pickled call of a step: it goes through the scheduler, together with all messages of workers. Dask warns of
+graphs above 10 MB; a reference has a few hundred bytes."""
 
 Described = tuple[str, str, int, int, int]
 """An object, as :func:`~mission_control.carried.described` gives it."""
 
 
 class Delegation:
-    """What :func:`delegate` gives: the task returns it, alone."""
+    """The result of :func:`delegate`: the task returns it, alone."""
 
     __slots__ = ("also", "args", "function", "kwargs")
 
     def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]):
         self.function, self.args, self.kwargs = function, args, kwargs
         self.also: Sequence[Reference] = ()
-        """Objects that live as long as those among its arguments."""
+        """References that must live as long as those among its arguments."""
 
     def __repr__(self) -> str:
         return f"<Delegation to {name_of(self.function)}>"
@@ -79,7 +79,7 @@ class Step:
 
 
 class _Pickler(cloudpickle.Pickler):
-    """Notes futures and references. A future's place is kept for its result."""
+    """A pickler that records futures and references. A future is replaced by a placeholder for its result."""
 
     def __init__(self, file: io.BytesIO):
         super().__init__(file, protocol=5)
@@ -89,7 +89,7 @@ class _Pickler(cloudpickle.Pickler):
     def persistent_id(self, obj: Any) -> Any:
         from distributed import Actor, Future
 
-        # An actor, too, lives as long as somebody waits for its task.
+        # An actor also lives as long as a task waits for its task.
         if isinstance(obj, Future | Actor):
             self.futures[obj.key] = obj
             return obj.key
@@ -112,10 +112,10 @@ class _Unpickler(cloudpickle.pickle.Unpickler):
 
 
 def run_step(call: bytes, inputs: Sequence[Any], objects: Sequence[Described], *values: Any) -> Any:
-    """Run a step: what Dask calls in place of the task's own function.
+    """Run a step; Dask calls this instead of the task's function.
 
     Args:
-        call, inputs, objects: Of the :class:`Step`. `objects` is for those who look at the task.
+        call, inputs, objects: Of the :class:`Step`. `objects` is not used here, but can be read from the task.
         values: The results of the inputs, in their order.
     """
     function, args, kwargs = _Unpickler(call, dict(zip(inputs, values, strict=True))).load()
@@ -128,19 +128,19 @@ def objects_of(run_spec: Any) -> Sequence[Described]:
 
 
 def delegate(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Delegation:
-    """Hand the result of this task on: ``return mission_control.delegate(function, *arguments)``.
+    """Delegate the result of this task to another call: ``return mission_control.delegate(function, *arguments)``.
 
-    The task is done, and its thread free; its result is what `function` returns, and tasks that depend on it wait for
-    that. The call runs under the task's own key, as soon as its inputs are there, on whichever worker Dask chooses. It
-    may delegate again, any number of times: a chain grows neither stack nor memory.
+    The task is done, and its thread is free; its result is that of `function`, and dependent tasks wait for it. The
+    call runs under the task's key as soon as its inputs are available, on a worker that Dask chooses. It may delegate
+    again, any number of times: a chain grows neither stack nor memory.
 
-    Where a worker is lost, the call that ran there runs again. Where it needs an object that was lost, or the result is
-    lost later, the task begins again with its own function.
+    If a worker is lost, the call that ran there runs again. If it needs a lost object, or the result is lost later, the
+    task restarts with its own function.
 
     Args:
         function: A plain function.
-        args, kwargs: For the function. They pass the scheduler, at most 64 MiB: put what is large, and give its
-            reference. The results of futures among them, however deep, take their places; the call waits for them.
+        args, kwargs: For the function. They go through the scheduler, at most 64 MiB: put large values, and pass their
+            references. Futures among them, at any depth, are replaced by their results; the call waits for these.
 
     Raises:
         RuntimeError: This is no task, or the method of an actor, or the task has opened a stream, or Mission Control is
@@ -162,13 +162,13 @@ def delegate(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Dele
 
 
 def check_returned(result: Any, delegated: str | None) -> None:
-    """See that a task has returned what it delegated.
+    """Check that a task has returned its delegation.
 
     Args:
         delegated: Name of the function to which it last delegated, if it has.
 
     Raises:
-        RuntimeError: It has not; what it returned would be taken for its result.
+        RuntimeError: It has not; the value that it returned would become its result.
     """
     if delegated is not None and type(result) is not Delegation:
         raise RuntimeError(_alone(delegated))

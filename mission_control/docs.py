@@ -1,7 +1,7 @@
-"""Draws the generated documents in docs/reference: scenario.md from the model, defaults.md from core's table,
-command-line.md from the commands themselves.
+"""Generates documents in docs/reference: scenario.md from the model, defaults.md from core's table, command-line.md
+from the commands.
 
-`python -m mission_control.docs` writes them; `--check` only says which are out of date.
+`python -m mission_control.docs` writes them; `--check` only reports which are out of date.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def scenario() -> str:
     lines = [
         "# Scenarios",
         "",
-        "<!-- Drawn from mission_control/scenario.py and workloads/ by `make docs`; change it there. -->",
+        "<!-- Generated from mission_control/scenario.py and workloads/ by `make docs`; change it there. -->",
         "",
         "A scenario is one TOML file that every world reads. " + (Scenario.__doc__ or "").strip(),
         "`mission run FILE.toml` runs it; an unknown key or a missing unit is refused with its line.",
@@ -50,7 +50,7 @@ def parts(model: type[BaseModel], prefix: str) -> Iterator[str]:
 
 
 def workloads() -> Iterator[str]:
-    """The settings of each workload; `kind` says which of them a scenario has."""
+    """The settings of each workload; `kind` selects the one of a scenario."""
     for kind, settings in WORKLOADS.items():
         head = f'## [workload], kind = "{kind}"' + (" (the default)" if kind == "sort" else "")
         text = " ".join((settings.__doc__ or "").split())
@@ -60,7 +60,7 @@ def workloads() -> Iterator[str]:
 
 
 def model_of(annotation: Any) -> tuple[type[BaseModel] | None, bool]:
-    """The model of a table, or of each of several."""
+    """Return the model of a table, and whether it is a list of tables."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation, False
     inner = next(iter(get_args(annotation)), None)
@@ -88,7 +88,7 @@ def defaults() -> str:
     head = [
         "# Defaults",
         "",
-        "<!-- Drawn from crates/core/src/defaults.rs by `make docs`; change it there. -->",
+        "<!-- Generated from crates/core/src/defaults.rs by `make docs`; change it there. -->",
         "",
         "| what | default | meaning |",
         "|---|---|---|",
@@ -102,7 +102,7 @@ def command_line() -> str:
     lines = [
         "# Command line",
         "",
-        "<!-- Drawn from mission_control/cli/ by `make docs`; change it there. -->",
+        "<!-- Generated from mission_control/cli/ by `make docs`; change it there. -->",
         "",
         "`mission COMMAND --help` prints the same. `mission run sort --help` and so on print the flags of a workload,",
         "which are also the keys of [its table](scenario.md). [Exit status](exit-status.md).",
@@ -114,7 +114,7 @@ def command_line() -> str:
 
 
 def of_command(command: Any, name: str, depth: int) -> Iterator[str]:
-    """A command, its arguments and options, and the commands below it."""
+    """Describe a command, its arguments and options, and its subcommands."""
     yield from ["", f"{'#' * depth} mission {name}", "", " ".join((command.help or "").split())]
     rows = [row for row in map(parameter, command.params) if row is not None]
     if rows:
@@ -128,7 +128,7 @@ def parameter(own: Any) -> str | None:
         return None
     is_argument = own.param_type_name == "argument"
     if not is_argument and not own.help:
-        return None  # it belongs to a workload, whose help has its meaning
+        return None  # an option of a workload; the workload's help describes it
     names = (own.metavar or own.name.upper()) if is_argument else ", ".join([*own.opts, *own.secondary_opts])
     names = names.replace("|", "\\|")
     default = own.default
@@ -142,8 +142,8 @@ def parameter(own: Any) -> str | None:
 
 def main() -> int:
     stale = []
-    drawn = {"scenario.md": scenario(), "defaults.md": defaults(), "command-line.md": command_line()}
-    for name, text in drawn.items():
+    generated = {"scenario.md": scenario(), "defaults.md": defaults(), "command-line.md": command_line()}
+    for name, text in generated.items():
         path = FOLDER / name
         if path.exists() and path.read_text() == text:
             continue

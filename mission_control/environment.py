@@ -1,4 +1,5 @@
-"""Where a measurement was taken: what a reader needs to judge it, and nothing that tells whose machine it was."""
+"""The environment of a measurement: what a reader needs to judge it, and nothing that identifies the machine's
+owner."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from typing import Any
 
 
 def describe(seed: int | None = None) -> dict[str, Any]:
-    """Kernel, congestion control, cores, memory, versions, commit and seed."""
+    """Return kernel, congestion control, cores, memory, versions, commit and seed."""
     return {
         "kernel": platform.release(),
         "machine": platform.machine(),
@@ -43,8 +44,8 @@ def _version(name: str) -> str | None:
 
 @cache
 def _commit() -> str | None:
-    """The commit of the checkout that this package runs from; `None` for an installed one. It is asked for once: what
-    is committed while a study runs is not what the study runs."""
+    """The commit of the checkout that this package runs from; `None` for an installed one. It is read once, because the
+    code of a running study is not affected by later commits."""
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()

@@ -1,15 +1,15 @@
-"""Errors that end a command with one line. Without imports: `mission --help` loads this module."""
+"""Errors that end a command with one line. This module has no imports, because `mission --help` loads it."""
 
 from __future__ import annotations
 
 
 class BadInput(ValueError):
-    """What the user gave is wrong; one line that names the fix."""
+    """The user's input is wrong; the text is one line with a fix."""
 
 
 class PrerequisiteMissing(RuntimeError):
-    """A program or privilege that this needs is not there; the text says how to get it."""
+    """A required program or privilege is missing; the text says how to get it."""
 
 
 class EnvironmentFailed(RuntimeError):
-    """A scheduler or worker that was started for this ended, or did not answer; the text says which."""
+    """A scheduler or worker that was started for the run ended, or did not answer; the text names it."""

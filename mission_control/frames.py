@@ -1,8 +1,8 @@
 """Data frames as buffers of columns, which `crates/columns` splits by output partition and joins again.
 
-Numbers, times and the codes of categories are taken where pandas has them and come back in memory of the data plane.
-Other columns pass through Arrow, as in Dask's own shuffle. What Arrow cannot hold in flat buffers is pickled value by
-value.
+Numbers, times and the codes of categories are read from pandas' memory and returned in memory of the data plane. Other
+columns are converted by Arrow, as in Dask's shuffle. Columns that Arrow cannot hold in flat buffers are pickled value
+by value.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ UNWANTED = 2**32 - 1
 
 
 class Encoding(NamedTuple):
-    """How a column is made of its buffers again."""
+    """How to make a column of its buffers."""
 
     name: str
     """One of ``numpy``, ``time-zone``, ``category``, ``arrow``, ``pickle``."""
     dtype: Any
-    """Of pandas."""
+    """Type in pandas."""
     arrow: pa.DataType | None
     kinds: tuple[tuple[str, int], ...]
-    """Of its buffers, as :meth:`mission_control._native.Endpoint.join_columns` takes them."""
+    """Kinds of its buffers, as :meth:`mission_control._native.Endpoint.join_columns` takes them."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Schema:
 
 
 def unknown_kind(meta: Any) -> str | None:
-    """Say why frames like `meta` cannot be encoded; ``None``: they can."""
+    """Return why frames like `meta` cannot be encoded; ``None``: they can."""
     if type(meta) is not pd.DataFrame:
         return f"its frames are of {type(meta).__module__}.{type(meta).__name__}, not of pandas"
     if isinstance(meta.index, pd.MultiIndex):
@@ -90,18 +90,18 @@ _Masked = (
 
 def dumps(schema: Schema) -> bytes:
     """Return the bytes of a schema; frames that are alike have the same."""
-    # Apart, so that what two columns share makes no difference.
+    # Pickled separately, so that objects shared by two columns make no difference.
     return pickle.dumps([pickle.dumps(own) for own in (*schema.columns, schema.index, schema.index_name)])
 
 
 def loads(described: Buffer) -> Schema:
-    """Return the schema again; the bytes come from another worker of the cluster."""
+    """Parse a schema; the bytes come from another worker of the cluster."""
     *columns, index, index_name = (pickle.loads(own) for own in pickle.loads(described))
     return Schema(tuple(columns), index, index_name)
 
 
 def encode(frame: pd.DataFrame, names: Sequence[Any]) -> tuple[Schema, list[Described]]:
-    """Describe the buffers of a frame's columns and its index; they use its memory where they can."""
+    """Describe the buffers of a frame's columns and its index; they use its memory where possible."""
     buffers: list[Described] = []
     encodings = []
     for column in [*(frame[name] for name in names), frame.index]:
@@ -142,11 +142,12 @@ EXACT: dict[type, pa.DataType] = {
     int: pa.int64(),
     datetime.date: pa.date32(),
 }
-"""Types of Python objects that Arrow gives back as they were; not those derived from them."""
+"""Types of Python objects that Arrow preserves; not their subclasses."""
 
 
 def objects(values: np.ndarray) -> pa.Array | None:
-    """Return Python objects as an Arrow array, if they and ``None`` come back as they are; other gaps do not."""
+    """Convert Python objects to an Arrow array, if Arrow preserves them and ``None``; it does not preserve other
+    gaps."""
     gaps = np.array([value is None for value in values], dtype=bool)
     kinds = {type(value) for value in values[~gaps]}
     exact = EXACT.get(kinds.pop()) if len(kinds) == 1 else None if kinds else pa.null()
@@ -156,7 +157,7 @@ def objects(values: np.ndarray) -> pa.Array | None:
 def fixed(name: str, dtype: Any, values: np.ndarray) -> tuple[Encoding, list[Described]]:
     values = np.ascontiguousarray(values)
     kind = ("fixed", values.dtype.itemsize)
-    # As bytes: Python's buffers have no format for times.
+    # Cast to bytes, because Python's buffers have no format for times.
     return Encoding(name, dtype, None, (kind,)), [(*kind, values.view(np.uint8).data, None)]
 
 
@@ -174,10 +175,10 @@ def decode(endpoint: _native.Endpoint, pieces: Sequence[tuple[Schema, Any]], met
     """Join the parts of an output partition.
 
     Args:
-        pieces: The parts that have rows, in the order of the inputs, each with the schema of its input. Inputs that
-            are alike share one schema object. Equality is not enough: types of unordered categories are equal in any
-            order.
-        meta: An empty frame with the columns' names; its types count where those of the inputs differ.
+        pieces: The parts that have rows, in the order of the inputs, each with the schema of its input. Inputs with
+            equal schemas share one schema object. Equality is not enough: types of unordered categories are equal in
+            any order.
+        meta: An empty frame with the columns' names; its types apply if those of the inputs differ.
     """
     frames = []
     for _, alike in groupby(pieces, key=lambda piece: id(piece[0])):
@@ -209,7 +210,7 @@ def decode_alike(endpoint: _native.Endpoint, schema: Schema, parts: list[Any], m
 
 
 def object_or_none(encoding: Encoding) -> np.dtype | None:
-    """Return the type of Python objects, among which pandas would find times; ``None``: they are no such."""
+    """Return the type of Python objects that pandas would convert to times; ``None``: they are none."""
     return encoding.dtype if isinstance(encoding.dtype, np.dtype) and encoding.dtype.kind == "O" else None
 
 
@@ -252,7 +253,7 @@ def decode_pickled(dtype: Any, column: pa.Array) -> Any:
 
 
 def gaps_of(dtype: Any, rows: int) -> Any:
-    """Return a column without any values, as it would be among others of this type."""
+    """Return a column without values, as it would be among others of this type."""
     if isinstance(dtype, pd.CategoricalDtype):
         return pd.Categorical.from_codes(np.full(rows, -1), dtype=dtype)
     if not isinstance(dtype, np.dtype):
@@ -263,23 +264,23 @@ def gaps_of(dtype: Any, rows: int) -> Any:
 
 
 def unite_categories(frames: list[pd.DataFrame], place: int) -> None:
-    """Give a column of categories the same ones in all frames: those of the first, then those of the others."""
+    """Unify the categories of a column in all frames: those of the first, then those of the others."""
     columns = [frame.iloc[:, place] for frame in frames]
     if not all(isinstance(column.dtype, pd.CategoricalDtype) for column in columns):
         return
     same = len({column.dtype for column in columns}) == 1
     alike = len({column.cat.categories.dtype for column in columns}) == 1
     if same or not alike:
-        # Columns that cannot be united become objects, as with pandas.concat.
+        # Columns that cannot be unified become objects, as in pandas.concat.
         return
-    # Orders that differ are no order.
+    # Different orders result in unordered categories.
     united = pd.api.types.union_categoricals(columns, ignore_order=True)
     for frame, column in zip(frames, columns, strict=True):
         frame.isetitem(place, column.cat.as_unordered().cat.set_categories(united.categories))
 
 
 def reconciled(frame: pd.DataFrame, meta: pd.DataFrame) -> pd.DataFrame:
-    """Bring columns to the types that `meta` has, as far as Dask's own shuffle does (``convert_shards``)."""
+    """Convert columns to the types of `meta`, as far as Dask's shuffle does (``convert_shards``)."""
     from pandas.core.dtypes.cast import find_common_type
 
     other = {}

@@ -1,7 +1,7 @@
-"""Hashes of rows, bit for bit those of pandas: Dask puts a row where the hash of its key says.
+"""Hashes of rows, bit for bit those of pandas: Dask places a row by the hash of its key.
 
-pandas hashes in several passes over fresh memory, and texts one Python object after another. `crates/columns` takes
-one pass over the values where they lie.
+pandas hashes in several passes with new memory, and texts as individual Python objects. `crates/columns` needs one pass
+over the values, without a copy.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Described = tuple[str, int, "Buffer", "Buffer | None", "tuple[Buffer, int] | Non
 """A column, as :func:`mission_control._native.columns_hash` takes it."""
 
 DEFAULT_KEY = "0123456789123456"
-"""pandas' own (`pandas.core.util.hashing._default_hash_key`)."""
+"""The key of pandas (`pandas.core.util.hashing._default_hash_key`)."""
 
 TEXTS = ["", "a", "ß€", "longer than eight bytes", None]
 TRIED: dict[str, Any] = {
@@ -45,7 +45,7 @@ TRIED: dict[str, Any] = {
     "cut text": pd.array([*TEXTS, *TEXTS], dtype="string[pyarrow]")[2:9],
     "chunks of text": pd.arrays.ArrowStringArray(pa.chunked_array([pa.array(TEXTS), pa.array(TEXTS)])),
 }
-"""Values on which both have to agree before anything is hashed natively."""
+"""Values for which both must give the same hashes before anything is hashed natively."""
 
 
 def describe(values: Any) -> Described | None:
@@ -80,7 +80,7 @@ def hash_object(
     hash_key: str | None = None,
     categorize: bool = True,
 ) -> pd.Series:
-    """As :func:`pandas.util.hash_pandas_object`, whose answers these are."""
+    """As :func:`pandas.util.hash_pandas_object`, with the same results."""
     is_default = not index and categorize and encoding == "utf8" and hash_key in (None, DEFAULT_KEY)
     if not is_default or isinstance(obj, pd.MultiIndex):
         return pd.util.hash_pandas_object(obj, index, encoding, hash_key, categorize)
@@ -99,7 +99,7 @@ def hash_object(
 
 
 def differs() -> str | None:
-    """Say for which values the two do not agree; ``None``: they do."""
+    """Return the kind of values for which the two differ; ``None``: they agree."""
     for name, values in TRIED.items():
         column = pd.Series(values)
         if not hash_object(column, index=False).equals(pd.util.hash_pandas_object(column, index=False)):
@@ -110,7 +110,7 @@ def differs() -> str | None:
 
 
 def install() -> None:
-    """Have Dask hash natively in this process, if both agree on what is tried."""
+    """Make Dask hash natively in this process, if both agree on the test values."""
     from dask.dataframe.dispatch import hash_object_dispatch
 
     if hash_object_dispatch.dispatch(pd.DataFrame) is hash_object:
@@ -126,7 +126,7 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Have pandas hash again."""
+    """Restore pandas' hashing."""
     from dask.dataframe import backends
     from dask.dataframe.dispatch import hash_object_dispatch
 

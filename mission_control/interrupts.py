@@ -1,4 +1,4 @@
-"""Interrupts that cannot get lost: Python drops an exception that is raised while it collects garbage."""
+"""Interrupts that are not lost: Python drops an exception that is raised during garbage collection."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ FROM_OUTSIDE = {signal.SIGINT, signal.SIGTERM}
 
 
 def watch() -> None:
-    """From now on an interrupt, or being told to end, raises KeyboardInterrupt, and :func:`check` knows of it.
+    """Install handlers: SIGINT and SIGTERM raise KeyboardInterrupt, and are recorded for :func:`check`.
 
-    Said for both: a shell that starts a program in the background has had the interrupt ignored.
+    Both need a handler, because a shell starts background programs with SIGINT ignored.
     """
     signal.signal(signal.SIGINT, _raise)
     signal.signal(signal.SIGTERM, _raise)
 
 
 def obey(asked: Callable[[], bool]) -> None:
-    """From now on who began this process says when it is interrupted: a terminal tells all that run in it, and what is
-    under way shall end once, in good order. Until now signals were to be blocked (:data:`FROM_OUTSIDE`)."""
+    """Ignore signals, so that only the parent interrupts this process: a terminal sends signals to all its processes,
+    but the work should end once, in order. Before this call signals must be blocked (:data:`FROM_OUTSIDE`)."""
     global _asked
     _asked = asked
     for number in FROM_OUTSIDE:
@@ -34,7 +34,7 @@ def obey(asked: Callable[[], bool]) -> None:
 def check() -> None:
     """
     Raises:
-        KeyboardInterrupt: there was one, whatever became of it.
+        KeyboardInterrupt: there was an interrupt, even if its exception was lost.
     """
     if _asked():
         raise KeyboardInterrupt

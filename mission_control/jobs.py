@@ -1,4 +1,4 @@
-"""What the program that submits work says of it."""
+"""The interface for programs that submit work: jobs, install and uninstall."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from mission_control.policies import Policy
 
 UNNAMED = "unnamed"
-"""The job of tasks whose program names none."""
+"""Name of the job of tasks whose program names none."""
 UNDEMANDING: dict[str, Any] = {"encrypt": "none", "transport": None}
-"""What such a job demands."""
+"""Demands of such a job."""
 ANNOTATION = "mission_control"
-"""Name of the annotation that a job's tasks carry."""
+"""Name of the annotation of a job's tasks."""
 
 
 class JobRejected(RuntimeError):
-    """The job may not run as demanded; no byte has moved. The text names what is missing."""
+    """The job's demands cannot be met; no byte has moved. The text names what is missing."""
 
 
 def specification(
@@ -38,10 +38,10 @@ def specification(
     job_class: str | None = None,
     deadline: float | None = None,
 ) -> dict[str, Any]:
-    """The job as core reads it (`JobSpec`).
+    """Make a job's specification as core reads it (`JobSpec`).
 
     Raises:
-        ValueError: one line that names the mend.
+        ValueError: an argument is invalid; the text is one line with a fix.
     """
     encryption = {False: "none", True: "authenticated", "opportunistic": "opportunistic"}.get(encrypt)
     if encryption is None:
@@ -54,10 +54,10 @@ def specification(
 
 
 def check(spec: dict[str, Any]) -> None:
-    """Whether a specification makes sense, whatever cluster it is for.
+    """Validate a specification, independent of a cluster.
 
     Raises:
-        ValueError: one line that names the mend.
+        ValueError: an argument is invalid; the text is one line with a fix.
     """
     name, priority, demands = spec["job"], spec["priority"], spec["demands"]
     if not (isinstance(name, str) and name and name.isprintable()):
@@ -91,26 +91,26 @@ def job(
     deadline: float | None = None,
     client: Client | None = None,
 ) -> Iterator[str]:
-    """Everything that is submitted inside belongs to this job, and so do the tasks that its tasks submit.
+    """Assign everything that is submitted inside to this job, including tasks that its tasks submit.
 
-    Gives the name under which the job was admitted: another one where the cluster has a job of this name already.
+    Gives the name under which the job was admitted: another one if the cluster already has a job of this name.
 
     Args:
-        name: how the job is called wherever it is shown.
-        priority: a number above 0: how much the job counts beside others; read by the policies
+        name: name of the job in all output.
+        priority: a number above 0, the weight of the job relative to others; read by the policies
             ``performance-centric``, ``priority`` and ``sincronia``.
         encrypt: ``True``: encrypted, with certificates of the cluster on both ends, or refused.
             ``"opportunistic"``: encrypted without identities.
         transport: demand one (``tcp``, ``tls``, ...) in place of Mission Control's choice.
-        user: whose job it is, for policies of your own.
-        job_class: what kind of job it is, for policies of your own.
+        user: owner of the job, for custom policies.
+        job_class: class of the job, for custom policies.
         deadline: seconds from now by which it should be done; read by the policy ``deadline``.
         client: the Dask client; by default the current one.
 
     Raises:
-        JobRejected: what is demanded cannot be had; said before anything is submitted.
+        JobRejected: a demand cannot be met; raised before anything is submitted.
         RuntimeError: the client is asynchronous.
-        ValueError: an argument is wrong; the text names the mend.
+        ValueError: an argument is invalid; the text has a fix.
     """
     import dask
     from distributed import get_client
@@ -135,19 +135,19 @@ def job(
             yield spec["job"]
     finally:
         if client.status == "running":
-            # By the same ordered stream as what was submitted.
+            # Sent through the same ordered stream as the submitted tasks.
             client._send_to_scheduler({"op": "mission-control-leave", "job": spec["job"], "client": client.id})
 
 
 def install(client: Client, *, policy: str | Policy | None = None, flows_per_host: int | str | None = None) -> None:
-    """Installs Mission Control on the client's cluster unless it is there; ``--preload`` does the same.
+    """Install Mission Control on the client's cluster, unless it has it; ``--preload`` does the same.
 
     Args:
-        policy: how jobs share the network; see ``mission weights --help``; or a function that is given the active jobs
-            and their transfers and returns how much each counts, see :mod:`mission_control.policies`. Given for a
-            cluster that has Mission Control, it replaces the policy there.
-        flows_per_host: receiving slots of every host, ``all`` or ``auto`` (found by trial); only for a cluster that has
-            no Mission Control yet.
+        policy: how jobs share the network; see ``mission weights --help``; or a function that takes the active jobs and
+            their transfers and returns the weight of each, see :mod:`mission_control.policies`. If the cluster has
+            Mission Control, this replaces its policy.
+        flows_per_host: concurrent flows that every host receives, ``all`` or ``auto`` (found by trial); only for a
+            cluster that has no Mission Control yet.
 
     Raises:
         RuntimeError: the client is asynchronous.
@@ -167,7 +167,7 @@ def install(client: Client, *, policy: str | Policy | None = None, flows_per_hos
         client.register_plugin(MissionControlWorker())
         return
     if without:
-        # One that has no package, or ends meanwhile, is left as it is.
+        # A worker without the package, or one that ends meanwhile, stays without a data plane.
         client.run(_add_to_worker, workers=without, on_error="ignore")
     if policy:
         wanted = policy if isinstance(policy, str) else pickle.dumps(policy)
@@ -177,13 +177,13 @@ def install(client: Client, *, policy: str | Policy | None = None, flows_per_hos
 
 
 def uninstall(client: Client, *, timeout: float = 300.0) -> None:
-    """Removes Mission Control from the client's cluster; programs go on with Dask alone.
+    """Remove Mission Control from the client's cluster; programs continue with Dask alone.
 
-    Shuffles that run on the data plane end first. Workers and schedulers that were started with ``--preload`` have it
-    again when they start again.
+    Shuffles on the data plane complete first. Workers and schedulers that were started with ``--preload`` have it again
+    after a restart.
 
     Args:
-        timeout: seconds in which running shuffles have to end.
+        timeout: seconds to wait for running shuffles.
 
     Raises:
         RuntimeError: references that tasks put are in use, or shuffles still run: nothing was removed; or the client is
@@ -194,7 +194,7 @@ def uninstall(client: Client, *, timeout: float = 300.0) -> None:
         return
     reply = client.sync(client.scheduler.mission_control_uninstall, timeout=timeout)
     if reply["error"]:
-        raise RuntimeError(f"Mission Control stays: {reply['error']}")
+        raise RuntimeError(f"Mission Control was not removed: {reply['error']}")
 
 
 def refuse_asynchronous(client: Client) -> None:
@@ -211,7 +211,7 @@ def installed(client: Client) -> bool:
 
 
 def workers_without(client: Client) -> list[str] | None:
-    """Return workers that have not joined: the scheduler alone was preloaded, or they have just started, or cannot.
+    """Return workers that have not joined: only the scheduler was preloaded, or they have just started, or failed.
 
     ``None``: the scheduler has no Mission Control.
     """
@@ -220,8 +220,8 @@ def workers_without(client: Client) -> list[str] | None:
     except ValueError as error:
         if "disallowed" not in str(error):
             raise
-        # The scheduler runs no functions (its `blocked-handlers`). What it has no handler for it answers
-        # by nothing.
+        # The scheduler does not run functions (its `blocked-handlers`). It sends no answer to operations without a
+        # handler.
         return [] if isinstance(client.sync(client.scheduler.mission_control_status, most=0), dict) else None
 
 
@@ -233,6 +233,6 @@ def _workers_without(dask_scheduler: Any) -> list[str] | None:
 async def _add_to_worker(dask_worker: Any) -> None:
     from mission_control.dask.worker import MissionControlWorker
 
-    # Not where it is being set up, or could not be: that worker's log says why.
+    # Not on a worker where the setup is in progress or has failed; that worker's log has the reason.
     if MissionControlWorker.name not in dask_worker.plugins:
         await dask_worker.plugin_add(MissionControlWorker())

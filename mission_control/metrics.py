@@ -1,4 +1,4 @@
-"""Prometheus metrics, on the page `/metrics` that Dask's scheduler has already."""
+"""Prometheus metrics, on the page `/metrics` of Dask's scheduler."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from tornado.ioloop import IOLoop
 
 PREFIX = "mission_control"
 STATUS_WAIT_S = 0.5
-"""For a scheduler whose event loop is another thread's; without an answer it is left out of this scrape."""
+"""Seconds to wait for a scheduler whose event loop runs in another thread; without an answer this scrape omits it."""
 
 
 class Metrics:
-    """What one scheduler adds to the metrics of its process, as of each scrape.
+    """Metrics that one scheduler adds to its process, current at each scrape.
 
     Args:
         address: of the scheduler; the label `scheduler`, since a process may run several clusters.
-        loop: on which ``status`` has to run.
-        status: gives what ``MissionControlScheduler.status`` gives.
+        loop: the event loop on which ``status`` has to run.
+        status: ``MissionControlScheduler.status``.
     """
 
     def __init__(self, address: str, loop: IOLoop, status: Callable[[], dict[str, Any]]):
@@ -68,7 +68,7 @@ class _Schedulers(Collector):
     collector: ClassVar[_Schedulers]
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing is known before a scheduler runs."""
+        """Describe no metrics, because none are known before a scheduler runs."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
@@ -86,7 +86,7 @@ def workers_of(status: dict[str, Any]) -> list[dict[str, Any]]:
 def families(statuses: list[tuple[str, dict[str, Any]]]) -> Iterator[Metric]:
     """Return every metric once, with the values of all schedulers."""
     labels = ["scheduler"]
-    objects = GaugeMetricFamily(f"{PREFIX}_objects", "Objects that some result carries.", labels=labels)
+    objects = GaugeMetricFamily(f"{PREFIX}_objects", "Objects that a result carries.", labels=labels)
     limited = GaugeMetricFamily(
         f"{PREFIX}_workers_limited", "Workers without a data plane, or that lack a part of it.", labels=labels
     )
@@ -95,26 +95,26 @@ def families(statuses: list[tuple[str, dict[str, Any]]]) -> Iterator[Metric]:
     )
     memory = GaugeMetricFamily(
         f"{PREFIX}_worker_memory_bytes",
-        "live: of objects and of what was fetched; kept: free, for the next ones, until nobody wanted it for 10 s (of "
-        "a slab of 64 MiB, until all of it is free); spooled: on disk.",
+        "live: objects and fetched parts; kept: free memory for reuse, returned after 10 s without use (of a slab "
+        "of 64 MiB, once all of it is free); spooled: on disk.",
         labels=["scheduler", "worker", "kind"],
     )
     labels = ["scheduler", "job"]
-    weight = GaugeMetricFamily(f"{PREFIX}_job_weight", "Part of the network; 0: not active.", labels=labels)
-    flows = GaugeMetricFamily(f"{PREFIX}_job_flows", "That part of each host's flows.", labels=labels)
+    weight = GaugeMetricFamily(f"{PREFIX}_job_weight", "Share of the network, 0 to 1; 0: not active.", labels=labels)
+    flows = GaugeMetricFamily(f"{PREFIX}_job_flows", "The share in flows of each host.", labels=labels)
     recomputed = CounterMetricFamily(f"{PREFIX}_job_recomputed", "Results lost with their objects.", labels=labels)
     labels = ["scheduler", "job", "source", "destination", "pattern"]
-    asked = CounterMetricFamily(f"{PREFIX}_transfer_asked_bytes", "Bytes asked for.", labels=labels)
+    asked = CounterMetricFamily(f"{PREFIX}_transfer_asked_bytes", "Bytes requested.", labels=labels)
     served = CounterMetricFamily(f"{PREFIX}_transfer_served_bytes", "Bytes that arrived.", labels=labels)
     carried = CounterMetricFamily(
-        f"{PREFIX}_transfer_carried_bytes", "Bytes that a transport carried.", labels=[*labels, "transport"]
+        f"{PREFIX}_transfer_carried_bytes", "Bytes carried, by transport.", labels=[*labels, "transport"]
     )
-    again = CounterMetricFamily(
-        f"{PREFIX}_transfer_ranges_again", "Ranges asked for again.", labels=[*labels, "reason"]
+    again = CounterMetricFamily(f"{PREFIX}_transfer_ranges_again", "Ranges fetched again.", labels=[*labels, "reason"])
+    now = GaugeMetricFamily(f"{PREFIX}_transfer_flows", "Active flows.", labels=labels)
+    own_weight = GaugeMetricFamily(
+        f"{PREFIX}_transfer_weight", "Share of the network, 0 to 1; 0: not active.", labels=labels
     )
-    now = GaugeMetricFamily(f"{PREFIX}_transfer_flows", "Flows under way.", labels=labels)
-    own_weight = GaugeMetricFamily(f"{PREFIX}_transfer_weight", "Part of the network; 0: not active.", labels=labels)
-    own_flows = GaugeMetricFamily(f"{PREFIX}_transfer_share_flows", "That part of each host's flows.", labels=labels)
+    own_flows = GaugeMetricFamily(f"{PREFIX}_transfer_share_flows", "The share in flows of each host.", labels=labels)
     for address, status in statuses:
         objects.add_metric([address], status["objects"])
         limited.add_metric([address], len(status["without"]) + sum(bool(own["problems"]) for own in workers_of(status)))

@@ -1,4 +1,4 @@
-"""Objects on the data plane, from inside a task: put parts here, fetch parts there."""
+"""Objects on the data plane, for tasks: put parts in one, fetch them in another."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 class Reference:
     """Names an object of n parts; small, and picklable.
 
-    The object lives as long as a task's result on the scheduler that carries a reference to it, and is freed when the
-    last such result is released. It lies on the worker that put it (:attr:`worker`), and maybe on others: a worker that
-    retires hands its objects over first. When the last worker that has it is lost it is recomputed with that result.
+    The object lives as long as a result on the scheduler carries a reference to it, and is freed when the last such
+    result is released. It lies on the worker that put it (:attr:`worker`), and maybe on others: a retiring worker hands
+    its objects over first. If the last worker that has it is lost, it is recomputed with that result.
     """
 
     __slots__ = ("__weakref__", "_sizes", "address", "copies", "job", "kept", "object", "stage", "worker")
     _live: ClassVar[dict[int, str]] = {}
-    """The job of each reference in this process. By identity: equal ones are counted apart."""
+    """The job of each reference in this process, by identity: equal references are counted separately."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Reference:
     ):
         self.copies = copies
         self.kept = kept
-        """Whether workers that fetched parts of it keep them while there is room."""
+        """Whether workers that fetched parts of it keep them while they have memory."""
         self.object = object
         self.worker = worker
         self.address = address
@@ -96,16 +96,16 @@ class Reference:
 class Fetched(Sequence["_native.Part"]):
     """The fetched parts, in the order of the references: read-only buffers.
 
-    ``numpy.frombuffer(fetched[0], dtype)`` and ``pyarrow.py_buffer(fetched[0])`` use a part without a copy. What was on
-    this host already lies where it was put, in memory that nobody can write to any more. The memory is given back when
-    the last buffer that uses it is gone.
+    ``numpy.frombuffer(fetched[0], dtype)`` and ``pyarrow.py_buffer(fetched[0])`` use a part without a copy. Parts from
+    this host are not copied: they lie where they were put, in read-only memory. The memory is freed with the last
+    buffer that uses it.
     """
 
     def __init__(self, parts: list[_native.Part], all: _native.Part | None, tally: dict[str, int]):
         self._parts = parts
         self._all = all
         self.tally = tally
-        """What it took: bytes from other workers, refetches, resumed ranges, busy answers, most flows at once."""
+        """Statistics: bytes from other workers, refetches, resumed ranges, busy answers, most concurrent flows."""
 
     @property
     def all(self) -> _native.Part:
@@ -147,10 +147,10 @@ copyreg.pickle(_native.Part, _refuse_pickling)
 
 
 def allocate(nbytes: int, *, scratch: bool = False) -> _native.Segment:
-    """Writable memory of the data plane; what is written there is put without a copy: ``put(segment, sizes=...)``.
+    """Allocate writable memory of the data plane, which is put without a copy: ``put(segment, sizes=...)``.
 
     Args:
-        scratch: for the task's own use, and not to be put.
+        scratch: memory for temporary data of the task, which is not put.
     """
     worker, _, endpoint = data_plane("allocate")
     if scratch:
@@ -166,18 +166,18 @@ def put(
     copies: int = 1,
     keep: bool = False,
 ) -> Reference:
-    """Gives this worker's object store an object of n parts; returns a reference for the task to return.
+    """Put an object of n parts into this worker's store; return a reference for the task to return.
 
     Args:
-        parts: buffers of any kind, copied; an array with gaps is stored without them, in C order; or a segment from
-            :func:`allocate`, kept as it is and not to be written to any more.
+        parts: buffers of any kind, which are copied; an array with gaps is stored without them, in C order; or a
+            segment from :func:`allocate`, which is kept without a copy and must not be written to any more.
         sizes: of a segment: bytes of each part, one after another; by default it is one part.
-        copies: how many workers shall have the object, on several hosts where there are several. The others get it once
-            the task is done; where one of them is lost nothing is recomputed, and another one gets it.
+        copies: number of workers that should have the object, on different hosts if possible. The others get it once
+            the task is done. If one of them is lost, nothing is recomputed, and another worker gets it.
 
     Raises:
         ValueError: ``copies`` is below 1.
-        RuntimeError: outside a task, or without Mission Control on this cluster.
+        RuntimeError: called outside a task, or without Mission Control on this cluster.
         TypeError: a part is no buffer, or holds Python objects.
         OSError: no memory, or the spool disk is full; nothing was kept.
     """
@@ -201,7 +201,7 @@ def put(
 
 
 def keep(reference: Reference) -> Reference:
-    """Return a reference to the same object, for many tasks one after another: what a loop needs in each iteration.
+    """Return a reference to the same object for repeated use, such as in each iteration of a loop.
 
     A worker that fetches parts of it by this reference keeps them: until the object is freed, the job ends, or the
     worker needs the memory. Tasks whose inputs carry it run where it is, if they can. (CIEL's "sweethearts": paper 001,
@@ -218,7 +218,7 @@ def keep(reference: Reference) -> Reference:
 
 
 def _buffers(parts: Iterable[Buffer]) -> list[Buffer]:
-    """Return each part as a C-contiguous buffer; copy those that are not.
+    """Return each part as a C-contiguous buffer; copy those that are not contiguous.
 
     Raises:
         TypeError: a part is no buffer, or holds Python objects.
@@ -229,7 +229,7 @@ def _buffers(parts: Iterable[Buffer]) -> list[Buffer]:
 
 
 def contiguous(part: Any, number: int) -> Buffer:
-    """Return a part as a C-contiguous buffer; copies it if it is not.
+    """Return a part as a C-contiguous buffer; copy it if it is not contiguous.
 
     Raises:
         TypeError: It is no buffer, or holds Python objects.
@@ -256,7 +256,7 @@ def _contiguous_array(part: np.ndarray, number: int) -> Buffer:
 
     if part.dtype.hasobject:
         raise _holds_objects(part, number)
-    # As bytes: Python's buffers have no format for datetime64 and timedelta64.
+    # Cast to bytes: Python's buffers have no format for datetime64 and timedelta64.
     return np.ascontiguousarray(part).reshape(-1).view(np.uint8).data if part.nbytes else b""
 
 
@@ -268,13 +268,13 @@ def _holds_objects(part: Any, number: int) -> TypeError:
 
 
 def fetch(references: Reference | Iterable[Reference], part: int | None = None, *, packed: bool = False) -> Fetched:
-    """Brings part ``part`` of each object, or all parts of each; blocks until they are there.
+    """Fetch part ``part`` of each object, or all parts of each; block until they have arrived.
 
     Args:
         references: of the objects, or of one.
         part: number of the part, from 0; ``None``: all parts.
-        packed: all in one piece of memory without gaps, ``.all``, also what need not be copied; otherwise parts begin
-            at multiples of 64 bytes, as Arrow wants them, or where they were put.
+        packed: all parts in one piece of memory without gaps, ``.all``, even if a copy is needed; otherwise parts begin
+            at multiples of 64 bytes, as Arrow requires, or lie where they were put.
 
     Raises:
         TransferError: by cause (``Lost``, ``Unreachable``, ``Damaged``, ``Denied``).
@@ -285,7 +285,7 @@ def fetch(references: Reference | Iterable[Reference], part: int | None = None, 
     task = current_task(worker)
     if part is not None:
         try:
-            part = int(operator.index(part))  # of numpy, too: it goes to the scheduler as JSON
+            part = int(operator.index(part))  # also integers of numpy: the number goes to the scheduler as JSON
         except TypeError:
             raise TypeError(f"part {part!r} is no number of a part: give an int, or None for all parts") from None
     wanted: list[tuple[str, int, int, list[str]]] = []
@@ -316,7 +316,7 @@ def fetch(references: Reference | Iterable[Reference], part: int | None = None, 
 
 
 class Task:
-    """The task that runs in this thread, as far as Mission Control is concerned."""
+    """The task in this thread, as Mission Control sees it."""
 
     __slots__ = ("demands", "job", "key", "run", "stage")
 
@@ -327,7 +327,7 @@ class Task:
         self.key = key
         self.stage = key_split(key)
         self.run = run if run is not None else random.getrandbits(63)
-        """A number for this run of it."""
+        """Number of this run of the task."""
         self.job: str = spec.get("job", UNNAMED)
         self.demands: dict[str, Any] = spec.get("demands") or UNDEMANDING
 
@@ -336,7 +336,7 @@ def current_task(worker: Worker) -> Task:
     """Return the task that runs in this thread."""
     early = getattr(worker.plugins.get("mission-control"), "early", None)
     if early is not None and early.own.task is not None:
-        # Dask may have forgotten it here: its result is known already.
+        # The worker may have forgotten the task, because its result is known already.
         return early.own.task
     key = worker.get_current_task()
     state = worker.state.tasks.get(key)
@@ -346,7 +346,7 @@ def current_task(worker: Worker) -> Task:
 
 
 def _in_actor() -> bool:
-    """Whether this thread runs a method of an actor; what makes the actor is a plain task."""
+    """Whether this thread runs a method of an actor; the task that makes the actor is a plain task."""
     from distributed.utils import thread_state
 
     return getattr(thread_state, "actor", False)
@@ -374,10 +374,10 @@ def _task_of_actor(worker: Worker, method: str) -> Task:
 
 
 def check_has_result(what: str, plugin: MissionControlWorker) -> None:
-    """See that this thread's task is going to have a result, which can carry what is made.
+    """Check that this thread's task will have a result, which can carry a reference.
 
     Raises:
-        RuntimeError: It has one already, or it is the method of an actor.
+        RuntimeError: The task has a result already, or is the method of an actor.
     """
     if _in_actor():
         raise RuntimeError(
@@ -392,7 +392,7 @@ def check_has_result(what: str, plugin: MissionControlWorker) -> None:
 
 
 INSTALL_WAIT_S = 10
-"""A task may start on a new worker before the plug-in is up there."""
+"""Seconds to wait for the plug-in: a task may start on a new worker before the plug-in."""
 
 
 def data_plane(what: str) -> tuple[Worker, MissionControlWorker, _native.Endpoint]:
@@ -427,7 +427,7 @@ def data_plane(what: str) -> tuple[Worker, MissionControlWorker, _native.Endpoin
 
 
 def _where_to_call(what: str) -> str:
-    """Return why the caller is no task that Dask runs in a thread, and what to do."""
+    """Return why the caller is no task in a thread of Dask, and what to do."""
     import asyncio
 
     what = f"mission_control.{what}"
@@ -443,11 +443,11 @@ def _where_to_call(what: str) -> str:
 
 
 def references_in(value: Any) -> set[Reference]:
-    """All references that a task's result carries, wherever in it they are.
+    """Return all references in a task's result, at any depth.
 
-    The garbage collector knows what an object holds, also inside classes that we know nothing of; only the items of
-    NumPy's object arrays, of which pandas columns are made, it does not. Without a live reference in this process, the
-    usual case, there is nothing to look for.
+    The garbage collector knows what an object holds, even in unknown classes, except the items of NumPy's object
+    arrays, of which pandas columns are made. Usually there is no live reference in this process, and the search is
+    skipped.
     """
     import gc
     import types
@@ -458,7 +458,7 @@ def references_in(value: Any) -> set[Reference]:
         return set()
     opaque = (type, types.ModuleType, types.FrameType, str, bytes, int, float, bytearray)
     found: set[Reference] = set()
-    # With what was seen, so that nothing else gets its number meanwhile.
+    # Keep seen objects alive, so that no other object gets the same id.
     seen: dict[int, Any] = {}
     pending = [value]
     while pending:
@@ -470,7 +470,7 @@ def references_in(value: Any) -> set[Reference]:
             continue
         seen[id(item)] = item
         if isinstance(item, types.FunctionType):
-            # Its globals are its module, not its value.
+            # A function's globals belong to its module, not to its value.
             pending.extend(cell.cell_contents for cell in item.__closure__ or () if _filled(cell))
             pending.extend(item.__defaults__ or ())
             continue

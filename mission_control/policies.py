@@ -1,4 +1,4 @@
-"""Policies of the user's own, in Python: run apart from the scheduler's loop, within a time."""
+"""Custom policies in Python: run in a separate thread of the scheduler, with a timeout."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ logger = logging.getLogger(__name__)
 ENTRY_POINTS = "mission_control.policies"
 PREFIX = "python:"
 PATIENCE_S = 0.5
-"""Weights are recomputed each second: a policy that takes half of that holds back those of everybody."""
+"""Timeout in seconds: weights are recomputed each second, and a policy that takes half of that delays all weights."""
 
 Policy = Callable[[Sequence[dict[str, Any]]], Mapping[str, float] | Mapping[tuple[str, str, str], float]]
-"""Given the active jobs, oldest first, it returns how much each counts, above 0, of any scale: by the job's name, or of
-each transfer by ``(job, from, to)``. It should be quick, and keep nothing between calls that it cannot lose.
+"""A function that takes the active jobs, oldest first, and returns the weight of each, above 0, in any scale: by the
+job's name, or for each transfer by ``(job, from, to)``. It should be fast, and keep no state between calls that it
+cannot lose.
 
 A job is ``job`` (its name), ``user``, ``class``, ``arrival`` (its place in the order of arrival), ``priority``,
 ``deadline_secs`` (until the user wants it done), ``age_secs`` and ``transfers``, those that are active. Each of these
@@ -30,11 +31,11 @@ sending host), ``bytes_per_sec`` and ``age_secs``: what core's own policies see 
 
 
 def load(name: str) -> Policy:
-    """The policy that ``python:name`` names: an entry point of the group ``mission_control.policies``, or
+    """Load the policy ``python:name``: an entry point of the group ``mission_control.policies``, or
     ``module:function``.
 
     Raises:
-        ValueError: there is none; one line that names the mend.
+        ValueError: there is no such policy; the text is one line with a fix.
     """
     found = {entry_point.name: entry_point for entry_point in entry_points(group=ENTRY_POINTS)}
     if name in found:
@@ -54,10 +55,10 @@ def load(name: str) -> Policy:
 
 
 def name_of(policy: str | Policy) -> str:
-    """As core and people call it.
+    """Return the name of a policy, for core and for output.
 
     Raises:
-        ValueError: it is neither a name nor a function.
+        ValueError: the policy is neither a name nor a function.
     """
     if isinstance(policy, str):
         return policy
@@ -67,7 +68,7 @@ def name_of(policy: str | Policy) -> str:
 
 
 def runner_of(policy: str | Policy, say: Callable[[Runner, dict[str, Any]], None]) -> Runner | None:
-    """What computes a policy of the user's own; ``None`` for those of core.
+    """Return the runner of a custom policy; ``None`` for policies of core.
 
     Raises:
         ValueError: there is no such policy.
@@ -80,12 +81,12 @@ def runner_of(policy: str | Policy, say: Callable[[Runner, dict[str, Any]], None
 
 
 class Runner:
-    """Runs a policy in a thread of its own, so that one that stalls holds nobody up.
+    """Runs a policy in a separate thread, so that a stalled policy blocks nothing.
 
     Args:
         policy: the function.
-        say: is given the runner, and the answer for the Mission Controller (`Weighed`), in whatever thread; it must
-            hand it to its own.
+        say: called with the runner and the answer for the Mission Controller (`Weighed`), in any thread; it must pass
+            them to the scheduler's thread.
     """
 
     def __init__(self, policy: Policy, say: Callable[[Runner, dict[str, Any]], None]):
@@ -94,28 +95,28 @@ class Runner:
         self._busy = False
 
     def ask(self, transfers: list[dict[str, Any]]) -> None:
-        """Has the weights of active transfers computed; while a question is unanswered nothing more is asked."""
+        """Start a computation of the weights of active transfers, unless one is running."""
         if self._busy:
             return
         self._busy = True
         answered = threading.Event()
-        # Its watcher first: a policy that nobody watches could stall unseen.
+        # The watcher starts first, so that a stalled policy is detected.
         targets = {"mission-policy-watch": self._watch, "mission-policy": self._run}
         try:
             for name, target in targets.items():
                 threading.Thread(target=target, args=(transfers, answered), name=name, daemon=True).start()
-        except RuntimeError as error:  # no thread can be had now
+        except RuntimeError as error:  # no thread can be started now
             answered.set()
             self._busy = False
             logger.warning("The policy was not asked: %s", error)
 
     def _run(self, transfers: list[dict[str, Any]], answered: threading.Event) -> None:
         try:
-            # Its own copy: what it is given goes back with the answer.
+            # The policy gets a copy, because the original returns with the answer.
             counts = counts_of(self.policy(jobs_of(copy.deepcopy(transfers))))
             json.dumps(counts, allow_nan=False)
             answer: dict[str, Any] = {"Ok": counts}
-        except BaseException as error:  # whatever a stranger's function raises, SystemExit too
+        except BaseException as error:  # a user's function may raise anything, even SystemExit
             answer = {"Err": f"it raised {type(error).__name__}: {error}"}
         late = answered.is_set()
         answered.set()
@@ -131,7 +132,7 @@ class Runner:
 
 
 def jobs_of(transfers: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The jobs that a policy is given, oldest first, each with its transfers."""
+    """Return the jobs for a policy, oldest first, each with its transfers."""
     jobs: dict[int, dict[str, Any]] = {}
     for transfer in transfers:
         job = jobs.setdefault(transfer["job"]["arrival"], {**transfer["job"], "transfers": []})
@@ -142,7 +143,7 @@ def jobs_of(transfers: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def counts_of(counts: Mapping[Any, float]) -> dict[str, Any]:
-    """What a policy returned, as core reads it.
+    """Convert a policy's result to the form that core reads.
 
     Raises:
         TypeError: its keys are neither names of jobs nor transfers.

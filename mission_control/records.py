@@ -1,4 +1,4 @@
-"""What has happened, for reports: kept as text, up to a number of bytes."""
+"""Records of events, for reports: kept as text, up to a number of bytes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import deque
 from typing import Any
 
 BYTES_MAX = 64 << 20
-"""Bytes of records that are kept; beyond it the oldest are forgotten. Three sorts of 64 MiB in a lab make 0.3 MB."""
+"""Bytes of records that are kept; beyond this the oldest are dropped. Three sorts of 64 MiB in a lab make 0.3 MB."""
 
 
 class Log:
@@ -21,7 +21,7 @@ class Log:
         self.next = 0
 
     def add(self, record: dict[str, Any]) -> None:
-        """Keeps a record, with its number and the time (seconds since 1970)."""
+        """Keep a record, with its number and the time (seconds since 1970)."""
         text = json.dumps({"number": self.next, "time": time.time(), **record})
         self.next += 1
         self.kept.append(text)
@@ -30,7 +30,7 @@ class Log:
             self.bytes -= len(self.kept.popleft())
 
     def since(self, seen: int) -> tuple[int, list[dict[str, Any]]]:
-        """Give how many records there have been, and those of them after the first ``seen`` that are still kept."""
+        """Return how many records there have been, and those after the first ``seen`` that are still kept."""
         first = self.next - len(self.kept)
         new = list(self.kept)[max(0, seen - first) :]
         return self.next, [json.loads(text) for text in new]
@@ -38,7 +38,7 @@ class Log:
     def last(self, kind: str, **values: Any) -> dict[str, Any] | None:
         """Return the newest record of a kind with these values that is still kept."""
         for text in reversed(self.kept):
-            # Most are of other kinds: their text is enough to see it.
+            # Most records are of other kinds, which their text shows without parsing.
             if f'"{kind}"' in text:
                 record = json.loads(text)
                 if record["kind"] == kind and all(record.get(name) == value for name, value in values.items()):

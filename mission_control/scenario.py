@@ -1,7 +1,7 @@
-"""A scenario: one file that says what is run, how it is controlled and what is expected; every world reads the same.
+"""A scenario: one file that describes what to run, how to control it and what to expect; every world reads it.
 
-The model below is the only description of it: the file is checked against it, and docs/reference/scenario.md
-is drawn from it.
+The model below is its only description: files are validated against it, and docs/reference/scenario.md is generated
+from it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union
 
-from pydantic import Discriminator, Field, SerializeAsAny, Tag, ValidationError, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, SerializeAsAny, Tag, ValidationError, model_validator
 
 from mission_control import _native
 from mission_control.errors import BadInput as BadInput
@@ -29,42 +29,53 @@ Flows = Annotated[int, Field(ge=1)] | Literal["all", "auto"]
 
 
 class Port(Part):
-    """World `lab`: how every switch port behaves."""
+    """World `lab`: the behaviour of every switch port."""
 
     switch: Literal["plain", "paper-003"] = Field(
         "plain",
-        description="paper-003: its 48-port switch, 786,432 B shared by each 12 ports, at most a sixth for each",
+        description="paper-003: the paper's 48-port switch; each 12 ports share 786,432 B, of which a port gets at "
+        "most a sixth",
     )
-    buffer: Bytes = Field("64 KiB", validate_default=True, ge=1600, description="plain: most that a port may hold")
+    buffer: Bytes = Field("64 KiB", validate_default=True, ge=1600, description="plain: size of a port's queue")
     ecn_threshold: Bytes | None = Field(
-        None, description="a packet that finds more is marked; absent: none is, unless every job demands dctcp: 30 kB"
+        None, description="queue length that triggers ECN marks; absent: no marks (30 kB if every job demands dctcp)"
     )
-    shared_buffer: Bytes | None = Field(None, description="plain: of each 12 ports together; absent: each its own")
-    alpha: float = Field(1.0, gt=0, description="of a shared buffer a port may hold this many times what is free")
+    shared_buffer: Bytes | None = Field(
+        None, description="plain: one buffer for each 12 ports; absent: each port has its own"
+    )
+    alpha: float = Field(1.0, gt=0, description="a port may use this many times the free part of a shared buffer")
 
 
 class Link(Part):
     """World `lab`, kind `custom`: one link."""
 
-    a: str = Field(description="a node: s and a number is a switch, all others are hosts")
-    b: str = Field(description="the other")
+    a: str = Field(description="node at one end: s and a number is a switch, all others are hosts")
+    b: str = Field(description="node at the other end")
     rate: Rate = Field("100 Mbit/s", validate_default=True, ge=10**6, description="in both directions")
-    path: int = Field(0, ge=0, le=7, description="of several ways between two hosts, each with addresses of its own")
+    path: int = Field(
+        0, ge=0, le=7, description="number of the path, where two hosts have several; each path has its own addresses"
+    )
+
+
+def _word(do: Any) -> Any:
+    # Version 1 files written before the rename call this event `mend`; they stay valid.
+    return "restore" if do == "mend" else do
 
 
 class Event(Part):
-    """World `lab`: what happens to the network while the jobs run."""
+    """World `lab`: a change of the network while the jobs run."""
 
-    after: Milliseconds = Field(ge=0, description="since the jobs began")
-    do: Literal["cut", "mend", "rate", "buffer", "mark", "die"] = Field(
-        description="cut, mend: a host's link; rate: gives it another; buffer: gives every port another; mark: at "
-        "every port, from another queue on; die: a host's programs end and its links are cut"
+    after: Milliseconds = Field(ge=0, description="time since the jobs began")
+    do: Annotated[Literal["cut", "restore", "rate", "buffer", "mark", "die"], BeforeValidator(_word)] = Field(
+        description="cut, restore: take a host's link down, bring it up again; rate: change the rate of a host's link; "
+        "buffer: change the buffer of every port; mark: change the ECN threshold of every port; die: end a host's "
+        "programs and cut its links"
     )
-    host: str = Field("", description="as in h3; not for buffer and mark")
-    path: int = Field(0, ge=0, le=7, description="of several links of a host")
-    rate: Rate | None = Field(None, ge=10**6, description="for rate")
-    buffer: Bytes | None = Field(None, ge=1600, description="for buffer")
-    ecn_threshold: Bytes | None = Field(None, description="for mark; absent: none is marked any more")
+    host: str = Field("", description="host that it concerns, as in h3; not for buffer and mark")
+    path: int = Field(0, ge=0, le=7, description="number of the host's link, where it has several")
+    rate: Rate | None = Field(None, ge=10**6, description="for rate: the new rate")
+    buffer: Bytes | None = Field(None, ge=1600, description="for buffer: the new size")
+    ecn_threshold: Bytes | None = Field(None, description="for mark: the new threshold; absent: no marks any more")
 
     @model_validator(mode="after")
     def _whole(self) -> Event:
@@ -80,43 +91,56 @@ class Event(Part):
 
 class Topology(Part):
     """The hosts. World `local`: worker processes on this machine. World `lab`: hosts with links and switches. World
-    `cluster`: not read, the workers are there."""
+    `cluster`: not read, because its workers already run."""
 
     kind: Literal["star", "two-rack", "two-path", "bonded", "custom"] = Field(
-        "star", description="lab: how hosts and switches are linked; custom: as `links` says"
+        "star", description="lab: how hosts and switches are linked; custom: by `links`"
     )
-    hosts: int = Field(4, ge=1, description="worker processes; in the lab each on a host of its own")
-    links: tuple[Link, ...] = Field((), description="lab, own: of a, b, rate, path; its last host is the scheduler's")
-    threads: int = Field(1, ge=1, description="of each worker: tasks at once; jobs only meet at a host that runs both")
-    memory_limit: Bytes | Literal["auto"] = Field("auto", description="memory of each worker, or an equal part of all")
+    hosts: int = Field(4, ge=1, description="worker processes; in the lab each on its own host")
+    links: tuple[Link, ...] = Field(
+        (), description="lab, custom: tables of a, b, rate, path; the last host is the scheduler's"
+    )
+    threads: int = Field(
+        1,
+        ge=1,
+        description="concurrent tasks of each worker; jobs share a host's network only if the host runs both at once",
+    )
+    memory_limit: Bytes | Literal["auto"] = Field(
+        "auto", description="memory of each worker; auto: an equal part of the machine's"
+    )
     link_rate: Rate | Literal["auto"] = Field(
-        "auto", description="lab: of every host's link; auto: 100 Mbit/s, or what this machine forwards for all of them"
+        "auto",
+        description="lab: rate of every host's link; auto: 100 Mbit/s, or less if this machine cannot forward that "
+        "for all hosts",
     )
     trunk_rate: Rate | None = Field(
-        None, ge=10**6, description="lab, two-rack: of the links between switches; else as others"
+        None, ge=10**6, description="lab, two-rack: rate of the links between switches; absent: link_rate"
     )
     link_delay: Microseconds | None = Field(
         None,
         ge=1,
         le=10**6,
-        description="lab: one way of every host's link, as in 250 us; the base round trip of two hosts is four times "
+        description="lab: one-way delay of every host's link, as in 250 us; the base round trip of two hosts is "
+        "four times "
         "it; at least 500 us once it is dilated; absent: some 0.1 ms in all",
     )
-    events: tuple[Event, ...] = Field((), description="lab: what happens meanwhile: after, do, host, path, ...")
+    events: tuple[Event, ...] = Field(
+        (), description="lab: changes of the network during the run: tables of after, do, host, path, ..."
+    )
     dilation: int = Field(
         1,
         ge=1,
         le=600,
-        description="lab: slow motion: rates are divided by it; link delays are multiplied, minimum RTOs "
-        "multiplied and locked (200 ms, unless the stack says), and so are the times that Mission Control and Dask "
-        "wait for the network; buffers and programs are as they are; times are as measured",
+        description="lab: time dilation: rates are divided by it; multiplied by it are link delays, minimum RTOs "
+        "(locked; 200 ms unless the stack sets one) and the times that Mission Control and Dask wait for the "
+        "network; unchanged are buffers, programs and measured times",
     )
-    mtu: int = Field(1500, ge=576, le=9000, description="lab: bytes of a packet")
+    mtu: int = Field(1500, ge=576, le=9000, description="lab: largest packet in bytes")
     port: Port = Port()
 
 
 class Stack(Part):
-    """World `lab`: what the hosts' kernels do with TCP. Single settings take the place of the profile's."""
+    """World `lab`: TCP settings of the hosts' kernels. A single setting overrides the profile's."""
 
     profile: Literal["modern", "2009", "linux-2.6.28", "sack", "newreno"] = Field(
         "modern",
@@ -126,21 +150,22 @@ class Stack(Part):
         "do without; sack, newreno: the same with reno, and with reno and no SACK (plain reno is not in Linux: without "
         "SACK it is NewReno; cubic with SACK is linux-2.6.28)",
     )
-    congestion_control: str | None = Field(None, description="of sockets that choose none")
+    congestion_control: str | None = Field(None, description="default congestion control of sockets")
     rto_min: Milliseconds | None = Field(
-        None, ge=1, description="shortest retransmission timeout, by the route: wins against socket and sysctl"
+        None, ge=1, description="minimum RTO, set on the route: overrides the socket's and the sysctl's"
     )
     rto_min_socket: Milliseconds | None = Field(
-        None, ge=1, le=200, description="incast: the same, asked of each socket, which only ever shortens it"
+        None, ge=1, le=200, description="incast: minimum RTO, set on each socket; it can only shorten the kernel's"
     )
-    rto_min_sysctl: Milliseconds | None = Field(None, ge=1, description="the same by `net.ipv4.tcp_rto_min_us`")
-    initial_window: int | None = Field(None, ge=1, description="segments that a connection may send at first")
-    receive_window: Bytes | None = Field(None, ge=1, description="that a receiver lets a sender have under way at most")
+    rto_min_sysctl: Milliseconds | None = Field(None, ge=1, description="minimum RTO, set by `net.ipv4.tcp_rto_min_us`")
+    initial_window: int | None = Field(None, ge=1, description="initial congestion window in segments")
+    receive_window: Bytes | None = Field(None, ge=1, description="largest receive window of a connection")
     sack: bool | None = Field(None, description="selective acknowledgments")
     tlp: bool | None = Field(None, description="tail loss probes")
     rack: bool | None = Field(
         None,
-        description="losses found by time (`net.ipv4.tcp_recovery`); since Linux 6.17 false has no effect with SACK",
+        description="RACK: loss detection by time (`net.ipv4.tcp_recovery`); since Linux 6.17 false has no effect "
+        "with SACK",
     )
     delayed_ack: bool | None = Field(None, description="false: every segment is acknowledged at once")
 
@@ -156,15 +181,18 @@ Workload = Annotated[Union[_TAGGED], Discriminator(_kind)]  # noqa: UP007
 
 
 class Control(Part):
-    """How jobs share the network, and what carries their transfers."""
+    """How jobs share the network, and which transport carries their transfers."""
 
     policy: str = Field("performance-centric", description="see `mission weights --help`")
     flows_per_host: Flows = Field(
         _native.FLOWS_PER_HOST,
-        description="receiving slots of a host; all: no limit; auto: as many as bring most, found by trial",
+        description="concurrent flows that a host receives; all: no limit; auto: the number with the highest "
+        "goodput, found by trial",
     )
-    priorities: tuple[float, ...] = Field((), description="of the jobs in order; the policy `priority` reads them")
-    transport: str = Field("auto", description="auto, or one that every job demands: tcp, tls, ...")
+    priorities: tuple[float, ...] = Field(
+        (), description="one number for each job, in order; read by the policy `priority`"
+    )
+    transport: str = Field("auto", description="auto, or the transport that every job demands: tcp, tls, ...")
     encrypt: bool | Literal["opportunistic"] = Field(
         False, description="true: certificates of the cluster on both ends; opportunistic: encrypted, no identities"
     )
@@ -173,45 +201,50 @@ class Control(Part):
 class Expect(Part):
     """What must hold for the run to be a success, beside the workload's own checks."""
 
-    refetches_max: int | None = Field(None, ge=0, description="ranges that may arrive damaged")
-    recomputed_max: int | None = Field(None, ge=0, description="keys that may have to be computed again")
+    refetches_max: int | None = Field(
+        None, ge=0, description="largest number of ranges that arrive damaged and are fetched again"
+    )
+    recomputed_max: int | None = Field(None, ge=0, description="largest number of keys that are computed again")
     goodput_of_one_flow_min: float | None = Field(
-        None, gt=0, description="incast in the lab: part of what one long flow gets there, that every point must reach"
+        None,
+        gt=0,
+        description="incast in the lab: lowest goodput of a point, as a fraction of one long flow's in the same lab",
     )
     goodput_of_ideal_min: float | None = Field(
-        None, gt=0, description="gather in the lab: part of equation 1's goodput that every point must reach"
+        None, gt=0, description="gather in the lab: lowest goodput of a point, as a fraction of equation 1's"
     )
     condition: tuple[Literal["drops", "marks"], ...] = Field(
         (),
-        description="lab: what must have happened at some port, or the run is invalid: it did not show what it is for",
+        description="lab: what must happen at some port; otherwise the run is invalid, because it did not test its "
+        "subject",
     )
 
 
 class Variant(Part):
-    """One of the ways that a study compares; the others are measured against the first."""
+    """One of the variants that a study compares; ratios are relative to the first."""
 
-    name: str = Field(description="as tables show it")
+    name: str = Field(description="name in tables")
     set: dict[str, Any] = Field({}, description='values of this scenario\'s keys, as in `{ "stack.sack" = false }`')
-    ratio_min: float | None = Field(None, gt=0, description="expected of the median of its ratios to the first")
-    ratio_max: float | None = Field(None, gt=0, description="the same")
+    ratio_min: float | None = Field(None, gt=0, description="lowest expected median of its ratios to the first variant")
+    ratio_max: float | None = Field(None, gt=0, description="highest expected median of these ratios")
 
 
 class Study(Part):
-    """A scenario that is run several times: what is compared takes turns, so that all have the same bad moments."""
+    """A scenario that runs several times. Runs alternate between variants, so disturbances affect all alike."""
 
-    title: str = Field("", description="of its section in the report")
+    title: str = Field("", description="title of its section in the report")
     paper: str = Field("", description="what the paper found")
-    hope: str = Field("", description="what should be seen here")
-    because: str = Field("", description="why it is seen, or is not")
-    repeat: int = Field(1, ge=1, description="times that every variant is run")
+    hope: str = Field("", description="what this scenario should show")
+    because: str = Field("", description="why it shows it, or does not")
+    repeat: int = Field(1, ge=1, description="runs of every variant")
     measure: tuple[str, ...] = Field(
         (),
-        description="what is compared, of the workload's measures; empty: its first; ratios are expected of the first",
+        description="measures of the workload to compare; empty: its first; ratio_min and ratio_max apply to the first",
     )
     vary: dict[str, tuple[Any, ...]] = Field(
         {}, description='values of this scenario\'s keys: all are run, as in `{ "workload.size" = ["1 GiB"] }`'
     )
-    compare: tuple[Variant, ...] = Field((), description="variants, in the order in which they take turns")
+    compare: tuple[Variant, ...] = Field((), description="variants, in the order in which they run")
     quick: dict[str, Any] = Field(
         {},
         description="for --quick, which runs every variant once unless `study.repeat` is among them: values of this "
@@ -221,8 +254,8 @@ class Study(Part):
     point_takes: Milliseconds | None = Field(
         None,
         ge=1,
-        description="time to measure a point, with all that belongs to it, as measured on two cores: a run says before "
-        "it begins how long it may take",
+        description="time to measure one point with its setup, as measured on two cores; a run uses it to predict "
+        "its duration",
     )
 
     @model_validator(mode="after")
@@ -240,9 +273,9 @@ class Study(Part):
 class Scenario(Part):
     """Units are written (`64 MiB`, `100 Mbit/s`); kB is 1,000 and KiB 1,024 bytes."""
 
-    version: Literal[1] = Field(1, description="of this format")
+    version: Literal[1] = Field(1, description="version of this format")
     world: Literal["local", "lab", "model"] = Field(
-        "local", description="where it runs unless the command line says otherwise; model: incast only"
+        "local", description="where it runs, unless the command line names another; model: incast only"
     )
     topology: Topology = Topology()
     stack: Stack = Stack()
@@ -264,15 +297,15 @@ class Scenario(Part):
 
     @property
     def alone(self) -> Scenario:
-        """Without its study: one run."""
+        """The scenario without its study: one run."""
         return self.model_copy(update={"study": Study()})
 
     @property
     def quick(self) -> Scenario:
-        """With the fewer points of ``--quick``. Ratios are expected of several runs alone.
+        """The scenario with the fewer points of ``--quick``. Ratios are only expected of several runs.
 
         Raises:
-            ScenarioError: what the study says of it does not fit.
+            ScenarioError: a value of ``study.quick`` does not fit.
         """
         values = {"study.repeat": 1, **self.study.quick}
         varied = {key: values.pop(key, given) for key, given in self.study.vary.items()}
@@ -320,7 +353,7 @@ def load(name: str) -> Scenario:
         raise BadInput(f"scenario {path}{f', line {line}' if line else ''}: {error}") from None
     from mission_control.experiments.points import planned
 
-    # What varies is asked for when it is read, and not after an hour of runs.
+    # Variants are validated when the file is read, and not after an hour of runs.
     for of_quick in (False, True) if scenario.study.quick else (False,):
         try:
             one = scenario.quick if of_quick else scenario
@@ -334,7 +367,7 @@ def load(name: str) -> Scenario:
 
 
 class ScenarioError(BadInput):
-    """A value that does not fit the model, where it stands, and why without the place."""
+    """A value that does not fit the model: its place (``where``), and the reason without the place (``why``)."""
 
     def __init__(self, text: str, where: tuple[str, ...], why: str):
         super().__init__(text)

@@ -1,5 +1,4 @@
-"""Streams: what one task writes others read while it is still being written (CIEL's streaming references: paper 001,
-table 4.1)."""
+"""Streams: tasks read data while another task still writes it (CIEL's streaming references: paper 001, table 4.1)."""
 
 from __future__ import annotations
 
@@ -21,19 +20,19 @@ if TYPE_CHECKING:
     from mission_control.dask.worker import MissionControlWorker
 
 AHEAD_BYTES = 256 << 20
-"""Default of ``ahead``: a few seconds of a fast link, so that short pauses of a reader do not hold its writer up."""
+"""Default of ``ahead``: a few seconds of a fast link, so that short pauses of a reader do not block its writer."""
 
 CONTINUES = "mission_control_continues"
-"""Name of the annotation with which a task goes back to a worker where its thread waits: by each lost stream what is
-written now, and the address of its writer's data plane."""
+"""Name of the annotation with which a task returns to a worker where its thread waits: for each lost stream the new
+one, and the address of its writer's data plane."""
 
 
 class StreamReference(Reference):
     """Names a stream; small, and picklable.
 
-    It is the result of the task that writes the stream, and known as soon as that begins. The stream lives as long as a
-    result on the scheduler carries its reference. When the worker that writes it, or has written it, is lost, the task
-    runs again, and so do those that read it; or they read on, if the stream is `deterministic`.
+    It is the result of the task that writes the stream, and available as soon as the stream begins. The stream lives as
+    long as a result on the scheduler carries its reference. If the worker of the writer is lost, even after the stream
+    was written, the task runs again, and so do its readers; or they continue, if the stream is `deterministic`.
     """
 
     __slots__ = ("deterministic", "parts")
@@ -41,7 +40,7 @@ class StreamReference(Reference):
     def __init__(
         self, object: str, worker: str, address: str, job: str, stage: str, parts: int, deterministic: bool = False
     ):
-        # It stays where it is written: no worker shall have a copy.
+        # The stream stays where it is written: no other worker may have a copy.
         super().__init__(object, worker, address, job, stage, b"", copies=0)
         self.parts = parts
         self.deterministic = deterministic
@@ -61,24 +60,24 @@ class StreamReference(Reference):
 class Stream:
     """A stream that a task writes: ``with open_stream(parts=n) as out: out.write(part, buffer)``.
 
-    Several threads may write. If the block ends with an error, those who read hear of it at once.
+    Several threads may write. If the block ends with an error, readers get that error at once.
     """
 
     def __init__(self, writer: _native.StreamWriter, reference: StreamReference):
         self._writer = writer
         self.reference = reference
-        """For those who read it."""
+        """The reference for readers."""
 
     def write(self, part: int, buffer: Buffer) -> None:
-        """Add a buffer to a part; readers get it as it was written, neither cut nor joined to others.
+        """Add a buffer to a part; readers get it as it was written, neither split nor joined with others.
 
-        It is copied, and may change afterwards. The call waits while a task that reads this part takes what there is,
-        but is more than ``ahead`` bytes behind.
+        The buffer is copied, and may change afterwards. The call blocks while an active reader of this part is more
+        than ``ahead`` bytes behind.
 
         Raises:
             mission_control.Cancelled: Nobody wants the stream any more.
             OSError: There is no memory, or the disk is full.
-            TypeError: It is no buffer, or holds Python objects.
+            TypeError: The data is no buffer, or holds Python objects.
             ValueError: The stream has no such part.
         """
         if type(buffer) is not bytes:
@@ -86,17 +85,16 @@ class Stream:
         self._writer.write(part, buffer)
 
     def close(self, error: str | None = None) -> None:
-        """End the stream; `error`: why it is not whole. After the first call this does nothing."""
-        # A text of an operating system may have bytes that are no characters.
+        """End the stream; `error`: why it is incomplete. Only the first call has an effect."""
+        # Texts of the operating system may have bytes that are no characters.
         self._writer.end(error.encode(errors="backslashreplace").decode() if error is not None else None)
 
     def over(self, error: BaseException | None) -> None:
-        """The task has ended: a stream that is not closed is not whole, whatever the reason."""
+        """Handle the end of the task: a stream that is not closed is incomplete, for any reason."""
         from distributed import Reschedule
 
         if isinstance(error, Reschedule):
-            # What the task needs was lost, and so is what it would have written: it runs again, and so do those that
-            # read.
+            # An input of the task was lost, so its stream is lost, too: the task and its readers run again.
             self._writer.free()
         why = f"{type(error).__name__}: {error}" if error is not None else "its task ended and did not close it"
         self.close(why)
@@ -114,27 +112,28 @@ class Stream:
 
 
 def open_stream(parts: int = 1, *, ahead: int = AHEAD_BYTES, keep: bool = False, deterministic: bool = False) -> Stream:
-    """Begin a stream. Its reference is at once the result of the task: tasks that depend on it start beside this one.
+    """Begin a stream. Its reference becomes the result of the task at once, so dependent tasks start while this one
+    runs.
 
-    What the task returns in the end is ignored. A task opens at most one stream. It leaves the worker's thread pool, so
-    that a task that reads can run on the same worker.
+    The return value of the task is ignored. A task opens at most one stream. It leaves the worker's thread pool, so
+    that a reading task can run on the same worker.
 
     Args:
-        parts: How many; each is read by itself.
-        ahead: How many bytes of a part its reader may be behind; then the writer waits, as long as the reader takes
-            something at least every ten seconds. A part that nobody reads is not waited for: what does not fit into
-            memory goes to the disk, so no order of readers and writers can stand still.
-        keep: Any number of tasks may read each part, and again; what was written stays until the reference is released.
-            Otherwise each part has one reader, and what that has taken is freed: if the task that reads runs again, so
-            does this one.
-        deterministic: This task writes the same each time it runs. If it is lost and runs again, tasks that read the
-            stream go on where they are. What they have read already is compared by checksum with what is written then.
+        parts: Number of parts; each is read separately.
+        ahead: Bytes of a part by which its reader may be behind; beyond this the writer waits, as long as the reader
+            reads something at least every ten seconds. The writer does not wait for a part that nobody reads: data that
+            does not fit into memory goes to the disk, so no order of readers and writers can deadlock.
+        keep: Any number of tasks may read each part, also repeatedly; the data stays until the reference is released.
+            Otherwise each part has one reader, and data is freed once read: if the reading task runs again, so does
+            this one.
+        deterministic: This task writes the same data each time it runs. If it is lost and runs again, readers continue
+            where they are. A checksum compares the data that they have read with the new data.
 
     Raises:
-        RuntimeError: This is no task that Dask runs in its worker's own thread pool, or it has opened a stream before,
-            or it demands resources, which Dask would give to others while it writes.
+        RuntimeError: This is no task in the worker's own thread pool, or it has opened a stream before, or it demands
+            resources, which Dask would give to other tasks while it writes.
         mission_control.Cancelled: The worker closes.
-        ValueError: `parts` or `ahead` makes no sense.
+        ValueError: `parts` or `ahead` is invalid.
     """
     opened = begin_stream(parts, ahead, keep, wait=True, deterministic=deterministic)
     assert opened is not None
@@ -142,7 +141,7 @@ def open_stream(parts: int = 1, *, ahead: int = AHEAD_BYTES, keep: bool = False,
 
 
 def begin_stream(parts: int, ahead: int, keep: bool, wait: bool, deterministic: bool = False) -> Stream | None:
-    """As :func:`open_stream`; without `wait` ``None`` where too many streams are being written here."""
+    """As :func:`open_stream`; without `wait` it returns ``None`` if too many streams are being written here."""
     parts, ahead = whole_number("parts", parts), whole_number("ahead", ahead)
     if parts < 1 or ahead < 0:
         raise ValueError(
@@ -165,13 +164,13 @@ def begin_stream(parts: int, ahead: int, keep: bool, wait: bool, deterministic: 
 
 
 def stream(reference: StreamReference, part: int = 0) -> Iterator[memoryview]:
-    """Read a part of a stream: yields each buffer as it was written, as soon as it is there.
+    """Read a part of a stream: yield each buffer as it was written, as soon as it is available.
 
-    While there is none, other tasks may use the task's thread.
+    While it waits, other tasks may use the task's thread.
 
     Raises:
         mission_control.StreamFailed: The task that writes it raised an error.
-        mission_control.Denied: Another task reads this part, and the stream is not kept.
+        mission_control.Denied: Another task reads this part, and the stream has no `keep`.
         mission_control.TransferError: Its writer cannot be reached.
         IndexError: There is no such part.
         distributed.Reschedule: The writer was lost; this task runs again once that runs.
@@ -183,8 +182,8 @@ def read_part(reference: StreamReference, part: int, wait: Callable[[bool], None
     """As :func:`stream`.
 
     Args:
-        wait: Called before each look whether there is more, with whether the last one found some: if not, waits a
-            little; or raises.
+        wait: Called before each check for more data, with whether the last check found some: if not, waits a little; or
+            raises.
     """
     if not isinstance(reference, StreamReference):
         raise TypeError(f"stream takes a reference that open_stream gave, not {type(reference).__name__}")
@@ -198,7 +197,7 @@ def _read(reference: StreamReference, part: int, wait: Callable[[bool], None] | 
     worker, plugin, endpoint = data_plane("stream")
     task = current_task(worker)
     transfer = (task.job, reference.stage, task.stage, json.dumps(task.demands))
-    # What looks at something else meanwhile, a program say, begins anew.
+    # A reader with `wait`, such as that of a program, restarts instead of continuing.
     read = _native.StreamPrefix() if reference.deterministic and wait is None else None
     stream, address = reference.object, reference.address
     while True:
@@ -224,11 +223,11 @@ def _buffers(
     plugin: MissionControlWorker,
     wait: Callable[[bool], None] | None,
 ) -> Iterator[memoryview]:
-    """Yield what the reader gives, without what has been `read` of an earlier run of the writer."""
+    """Yield data of the reader, without the bytes that were `read` from an earlier run of the writer."""
     found = True
     while True:
         if wait is not None:
-            # An error of this call has this frame, and no chunk may be in it.
+            # An error of this call refers to this frame, which must not hold a chunk.
             wait(found)
         chunk, sizes, more = reader.next(wait=False)
         found = chunk is not None or not more
@@ -243,17 +242,17 @@ def _buffers(
             return
         before = read.take(chunk, sizes) if read is not None else 0
         yield from islice(_writes(memoryview(chunk), sizes), before, None)
-        # An error of the next call has this frame.
+        # An error of the next call refers to this frame.
         del chunk, sizes
 
 
 def thread_released(plugin: MissionControlWorker) -> AbstractContextManager[None]:
-    """Have other tasks use this task's thread, where its worker does that."""
+    """Let other tasks use this task's thread, if its worker supports that."""
     return plugin.turns.thread_released() if plugin.turns is not None else nullcontext()
 
 
 def _writes(chunk: memoryview, sizes: Buffer | None) -> Iterator[memoryview]:
-    """Cut a chunk into what was written."""
+    """Split a chunk into the written buffers."""
     if sizes is None:
         yield chunk
         return

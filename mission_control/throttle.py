@@ -25,7 +25,7 @@ ASK_AGAIN_S = 1.0
 
 
 MEMORY = ("live", "kept", "spooled")
-"""Kinds of memory of a data plane: in use; free and kept for what comes next; on disk. In bytes."""
+"""Kinds of memory of a data plane: in use; free and kept for reuse; on disk. In bytes."""
 
 
 class ThrottleController(ABC):
@@ -53,7 +53,7 @@ class ThrottleController(ABC):
         self.objects = TaskObjects()
         self.asked_again_at = 0.0
         self.missing_after: int | None = None
-        """The version after which messages are missing, if some are and they were not asked for yet."""
+        """The version after which messages are missing, if some are and they were not requested yet."""
 
     def introduction(self, endpoint: _native.Endpoint) -> dict[str, Any]:
         """Return what :meth:`MissionController.join` takes, except the worker's name."""
@@ -69,7 +69,7 @@ class ThrottleController(ABC):
         """Use the data plane: the Mission Controller has let this worker join."""
         endpoint.joined(json.dumps(briefing))
         self.endpoint = endpoint
-        # Messages that arrived meanwhile were dropped.
+        # Messages that arrived before were dropped.
         self._ask_again(briefing["version"])
 
     def hear(self, version: int, message: dict[str, Any]) -> None:
@@ -127,14 +127,15 @@ class ThrottleController(ABC):
         self.say("again", after=after)
 
     def _probe_ecn(self, senders: list[str]) -> None:
-        """Have others send to this worker at once, and report whether their packets were marked or dropped."""
+        """Let other workers send to this worker at the same time, and report whether their packets were marked or
+        dropped."""
         endpoint = self.endpoint
         if endpoint is None:
             return
         try:
             seen = json.loads(endpoint.probe_ecn(senders))
         except (OSError, RuntimeError) as error:
-            # A sender that is gone, or this worker that closes: nothing was learnt, and the next round asks again.
+            # A sender is gone, or this worker closes: there is no result, and the next round probes again.
             logger.info("ECN was not measured: %s", error)
             return
         self.soon(lambda: self.say("probed", seen=seen))

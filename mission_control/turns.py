@@ -1,7 +1,7 @@
-"""Share the threads of a worker: a task that waits for the network lends its thread to another task (DESIGN 4.1).
+"""Share the threads of a worker: while a task waits for the network, another task uses its thread (DESIGN 4.1).
 
-For any engine whose tasks run in threads. `crates/core` decides whose turn it is (`threads`), by the jobs' weights;
-this is what a task's own thread does for it.
+For any engine whose tasks run in threads. `crates/core` chooses the next task (`threads`), by the jobs' weights; this
+module is the part that runs in the tasks' threads.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ class _Own(threading.local):
 
     task: tuple[int, str, float] | None = None
     released = False
-    """It lends its thread, or has left the pool."""
+    """Whether it has released its thread, or has left the pool."""
     comes_back = False
-    """It comes back to the pool, which is adjusted meanwhile."""
+    """Whether it returns to the pool, which is adjusted meanwhile."""
 
 
 class _Turn:
-    """A task's time on its thread. A class, since each task has one: a generator takes twice as long."""
+    """A task's time on its thread. A class, because each task has one, and a generator takes twice as long."""
 
     __slots__ = ("task", "turns")
 
@@ -46,9 +46,9 @@ class Turns:
     """The threads of one worker process.
 
     Args:
-        threads: How many tasks run at once.
-        lends: Whether tasks lend their threads.
-        on_lent: Called in the waiting thread when it was lent, so that the engine can begin another task.
+        threads: Number of tasks that run at once.
+        lends: Whether tasks share their threads while they wait.
+        on_lent: Called in the waiting thread after it was released, so that the engine can start another task.
     """
 
     def __init__(self, threads: int, lends: bool, on_lent: Callable[[], None]):
@@ -64,7 +64,7 @@ class Turns:
 
     @contextmanager
     def thread_released(self) -> Iterator[None]:
-        """Lend the thread of the current task while it waits for the network."""
+        """Release the thread of the current task while it waits for the network."""
         own = self.own
         if own.task is None or own.released or self.threads.closed or not self.lends:
             yield

@@ -1,4 +1,4 @@
-"""Functions of tasks that hand their result on, and what is left of them."""
+"""Functions for tasks that delegate, and checks of what they leave."""
 
 from __future__ import annotations
 

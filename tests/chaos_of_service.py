@@ -1,13 +1,14 @@
-"""Rounds of faults for the control service: real processes, each on a host of its own in a lab.
+"""Rounds of faults for the control service: real processes, each on its own host in a lab.
 
 Three members of etcd, three replicas, two Dask clusters that share two hosts, three jobs that move bytes and check
-each, and an operator who never stops changing things. A round hurts something, waits, and heals it. Checked in each:
+each, and an operator who never stops changing things. A round injects a fault, waits, and removes it. Each round checks
+that
 
 - one replica leads in the end, and its epoch is above all earlier ones;
-- whatever was answered to the operator is so, and nothing that was asked for earlier comes later;
-- what a cluster obeys never has an older epoch than before;
-- weights change again, on both clusters, and are those of the jobs' priorities;
-- no job stands still for longer than its bound, and none fails.
+- every confirmed change of the operator is in force, and no earlier request takes effect later;
+- a cluster never follows an older epoch than before;
+- weights change again on both clusters, and follow the jobs' priorities;
+- no job stalls for longer than its bound, and none fails.
 
     python -m tests.chaos_of_service --rounds 200        # as root
 """
@@ -52,17 +53,18 @@ LINK_RATE = 100_000_000
 JOBS = {"a/first": 4.0, "a/second": 2.0, "b/third": 3.0}
 """Priorities."""
 PARTS, PART = 4, 256 << 10
-"""Of one turn of a job: so many parts of so many bytes go from one host to the other."""
+"""Parts, and bytes of each, that one turn of a job moves from one host to the other."""
 HEALED_S = 60.0
-"""Within this time after a fault is over all must be right: 15 s until a cluster that was alone is back, and some."""
+"""Seconds after the end of a fault within which all must be correct: 15 s until an isolated cluster is back, and
+more."""
 STANDS_S = 60.0
-"""No job stands still for longer. Weights that are old move bytes, too."""
+"""Longest stall of a job in seconds. Old weights move bytes, too."""
 KEYS = 8
-"""Hosts that the operator drains and lets be used again: few, so that changes of one follow each other."""
+"""Number of hosts that the operator drains and restores: few, so that changes of the same host follow each other."""
 
 
 class World:
-    """All processes, and what they must hold to."""
+    """All processes, and the invariants that are checked."""
 
     def __init__(self, lab: Lab, folder: Path, stack: ExitStack):
         self.lab, self.folder, self.stack = lab, folder, stack
@@ -98,7 +100,7 @@ class World:
             process.wait()
 
     def etcd(self, host: str) -> None:
-        """Start a member, on what it has on its disk."""
+        """Start a member with the data on its disk."""
         whole = ",".join(f"{own}=http://{self.at[own]}:2380" for own in ETCDS)
         client, peer = f"http://{self.at[host]}:2379", f"http://{self.at[host]}:2380"
         command = ["etcd", "--name", host, "--data-dir", str(self.folder / f"etcd-{host}"), "--initial-cluster", whole]
@@ -107,7 +109,7 @@ class World:
         self.spawn(host, f"etcd-{host}", command)
 
     def replica(self, host: str, hours: int = 0) -> None:
-        """Start a replica, whose clock of time since the start of the machine is some hours ahead."""
+        """Start a replica whose monotonic clock is some hours ahead."""
         members = ",".join(f"{self.at[own]}:2379" for own in ETCDS)
         address = f"http://{self.at[host]}:8790"
         settings = {"name": "rounds", "listen": f"{self.at[host]}:8790", "address": address, "policy": "priority"}
@@ -122,19 +124,19 @@ class World:
         self.spawn(host, f"{what}-{cluster}-{host}", command, own)
 
     def asking(self) -> Asking:
-        """Of the operator. The addresses are those of namespaces that nobody else is on."""
+        """Return the operator's client. The addresses belong to namespaces without other users."""
         os.environ[INSECURE] = "1"
         return Asking(",".join(self.addresses), self.folder / "operator.token")
 
     def leader(self) -> str | None:
-        """The replica that leads, of those that can be asked."""
+        """Return the leader, of the replicas that can be reached."""
         status = self.of_leader()
         return REPLICAS[self.addresses.index(status["address"])] if status else None
 
     def of_leader(self) -> dict[str, Any] | None:
-        """The status of the replica that leads.
+        """Return the status of the leader.
 
-        They are asked one after the other, so it may be that two say so: the one of the higher epoch does.
+        Replicas are queried one after the other, so two may claim to lead: the one with the higher epoch does.
         """
         found = [own for own in self.statuses().values() if own["role"] == "leader"]
         return max(found, key=lambda own: own["epoch"]) if found else None
@@ -160,7 +162,7 @@ def wait_for(what: str, found: Callable[[], Any], seconds: float = 60.0) -> Any:
 
 
 class Operator(threading.Thread):
-    """Drains hosts, and lets them be used again; knows what each must be."""
+    """Drains hosts and restores them; knows the expected state of each."""
 
     def __init__(self, world: World):
         super().__init__(name="operator", daemon=True)
@@ -179,7 +181,7 @@ class Operator(threading.Thread):
                 key = f"shelf-{turn % KEYS}"
                 with self.lock:
                     drains = self.may_be[key] != {True}
-                    # Until it is answered nobody knows.
+                    # Until the answer arrives the state is unknown.
                     self.may_be[key].add(drains)
                     self.counts["asked"] += 1
                     try:
@@ -190,7 +192,7 @@ class Operator(threading.Thread):
                         self.counts[str(error).partition(": ")[2][:24]] += 1
 
     def check(self, status: dict[str, Any]) -> None:
-        """The operator waits while this is looked at."""
+        """The operator waits during this check."""
         drained = set(status["drained"])
         for key, may in self.may_be.items():
             assert (key in drained) in may, f"{key}: drained {key in drained}, answered as {may}"
@@ -249,7 +251,7 @@ def take(reference: Any, turn: int) -> int:
     return size
 
 
-# ---- what goes wrong: each hurts something, and returns how long it has to last, and what heals it
+# ---- faults: each injects one, and returns how long it has to last, and a function that removes it
 
 Heals = Callable[[], None]
 Fault = Callable[[World, random.Random], tuple[float, Heals]]
@@ -286,7 +288,7 @@ def stop_the_leader_and_a_member_of_etcd(world: World, draw: random.Random) -> t
 
 
 def slow_etcd(world: World, draw: random.Random) -> tuple[float, Heals]:
-    """Each member stands still half of the time."""
+    """Each member is stopped half of the time."""
     over = threading.Event()
 
     def pulse() -> None:
@@ -315,7 +317,7 @@ def kill_a_member_of_etcd(world: World, draw: random.Random) -> tuple[float, Hea
 
 
 def cut_the_leader_off(world: World, draw: random.Random) -> tuple[float, Heals]:
-    """From everybody."""
+    """Cut the leader off from all."""
     leader = wait_for("a leader", world.leader)
     world.lab.cut(leader)
     return draw.uniform(1, 6), lambda: world.lab.restore(leader)
@@ -326,7 +328,7 @@ def cut_the_leader_off_from_etcd(world: World, draw: random.Random) -> tuple[flo
 
 
 def cut_the_leader_off_from_clusters(world: World, draw: random.Random) -> tuple[float, Heals]:
-    """It still leads, and nobody hears it: clusters go on, and come back."""
+    """It still leads, but no cluster receives its messages: clusters continue alone, and come back."""
     return parted(world, wait_for("a leader", world.leader), (MANAGERS,), draw.uniform(1, 6))
 
 
@@ -369,7 +371,7 @@ def stop(world: World, names: list[str], seconds: float) -> tuple[float, Heals]:
 
 
 def parted(world: World, host: str, others: tuple[str, ...], seconds: float) -> tuple[float, Heals]:
-    """No packet goes between this host and the others."""
+    """Block all packets between this host and the others."""
 
     def routes(what: str) -> None:
         for one, two in [pair for other in others for pair in ((host, other), (other, host))]:
@@ -397,7 +399,7 @@ def of_cluster(client: Client) -> dict[str, Any]:
 
 
 def right(clients: list[Client], priorities: dict[str, float]) -> bool:
-    """Whether both clusters weigh as these priorities say, by the service."""
+    """Whether both clusters have the service's weights for these priorities."""
     if not all(of_cluster(client)["service"]["guided"] for client in clients):
         return False
     now = {name: weight for client in clients for name, weight in shares(client).items()}
@@ -410,14 +412,14 @@ def right(clients: list[Client], priorities: dict[str, float]) -> bool:
 def run(
     rounds: int, first_seed: int = 0, say: Callable[[str], None] = print, faults: tuple[Fault, ...] | None = None
 ) -> dict[str, Any]:
-    """Run rounds, each of its own seed.
+    """Run rounds, each with its own seed.
 
     Returns:
         ``changed_s``: seconds from each fault until weights had changed on both clusters, by what went wrong;
-        ``operator``: what became of the operator's questions; ``turns``: of all jobs.
+        ``operator``: outcomes of the operator's requests; ``turns``: turns of all jobs.
 
     Raises:
-        AssertionError: Something was not right; the text names the seed.
+        AssertionError: A check failed; the text names the seed.
     """
     changed: dict[str, list[float]] = {}
     name = f"r{os.getpid()}"
@@ -461,7 +463,7 @@ def start(world: World) -> list[Client]:
     for host in ETCDS:
         world.etcd(host)
     for hours, host in enumerate(REPLICAS):
-        # No two clocks are alike.
+        # All clocks differ.
         world.replica(host, hours)
     clients = []
     for number, cluster in enumerate("ab"):
@@ -489,7 +491,7 @@ def one(
     operator: Operator,
     jobs: list[Job],
 ) -> float:
-    """One round; return the seconds from the fault until weights had changed."""
+    """Run one round; return the seconds from the fault until weights had changed."""
     began = time.monotonic()
     lasts, heal = fault(world, draw)
     priority = float(draw.choice([own for own in range(1, 20) if own != JOBS["b/third"]]))
@@ -524,7 +526,7 @@ def one(
         assert status["epoch"] >= world.led, f"epoch {status['epoch']} after {world.led}"
         world.led = status["epoch"]
         operator.check(status)
-    # All replicas have the same books in the end.
+    # All replicas have the same state in the end.
     wait_for("the same books", lambda: same_books(world), HEALED_S)
     for cluster, client in zip("ab", clients, strict=True):
         epoch = of_cluster(client)["service"]["epoch"]

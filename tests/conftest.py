@@ -19,17 +19,16 @@ import mission_control
 from mission_control import _native
 
 pytest_plugins = ["tests.repeats"]
-# Processes of the same token share the slots of their host, so each worker of pytest-xdist has another one.
+# Processes with the same token share the slots of their host, so each worker of pytest-xdist has another token.
 TOKEN = b"a token for tests" + os.environ.get("PYTEST_XDIST_WORKER", "").encode()
-# Before Python 3.11.9 a thread that looks at all others' frames, as Dask's profiler does a hundred times a second, and
-# one that starts a thread can wait for each other for ever (python/cpython issue 106883). The proxies of some tests
-# start hundreds.
+# Before Python 3.11.9 a thread that reads the frames of all others, as Dask's profiler does a hundred times a second,
+# and one that starts a thread can deadlock (python/cpython issue 106883). The proxies of some tests start hundreds.
 dask.config.set({"distributed.worker.profile.enabled": False})
 
 
 @pytest.fixture(autouse=True)
 def settings_stay() -> Iterator[None]:
-    """Clusters of a process share its settings: what a test leaves changed, those after it have."""
+    """Clusters of a process share its settings: a test must restore what it changes."""
     before = deepcopy(dask.config.get("mission-control", None))
     yield
     assert dask.config.get("mission-control", None) == before, "the test left settings of Mission Control changed"
@@ -40,7 +39,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """A run in which everything was skipped has shown nothing."""
+    """A run in which all tests were skipped has tested nothing."""
     if exitstatus == 0 and session.config.getoption("--must-run"):
         reporter = session.config.pluginmanager.get_plugin("terminalreporter")
         if reporter is not None and not reporter.stats.get("passed"):
@@ -50,13 +49,13 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 @pytest.fixture
 def name() -> str:
-    """Of a lab, as no other process calls its own."""
+    """Return a name for a lab that no other process uses."""
     return f"t{os.getpid()}"
 
 
 @pytest.fixture
 def endpoint(tmp_path) -> Iterator[Callable[..., _native.Endpoint]]:
-    """Makes data planes without Dask, and closes them."""
+    """Make data planes without Dask, and close them."""
     made: list[_native.Endpoint] = []
 
     def make(token: bytes = TOKEN, memory_limit: int = 1 << 30, flows_per_host: int = 10) -> _native.Endpoint:
@@ -74,7 +73,7 @@ def endpoint(tmp_path) -> Iterator[Callable[..., _native.Endpoint]]:
 
 @contextmanager
 def installed(**options: Any) -> Iterator[LocalCluster]:
-    """A cluster with Mission Control; `options` as of Dask's."""
+    """Make a cluster with Mission Control; `options` are those of Dask's."""
     given = {"n_workers": 3, "threads_per_worker": 2, "memory_limit": "2GiB", **options}
     with LocalCluster(dashboard_address=":0", **given) as cluster:
         with Client(cluster, set_as_default=False) as client:
@@ -99,12 +98,12 @@ def status(client: Client) -> dict[str, Any]:
 
 
 def resources(client: Client) -> dict[str, dict[str, Any]]:
-    """What the data plane of each worker holds."""
+    """Return the resources that the data plane of each worker holds."""
     return client.run(lambda dask_worker: dask_worker.plugins["mission-control"].resources())
 
 
 def held_by_scheduler(client: Client) -> dict[str, int]:
-    """How many of each the scheduler plug-in remembers; all 0 once nothing runs."""
+    """Return the number of entries in the scheduler plug-in's tables; all are 0 once nothing runs."""
 
     def count(dask_scheduler: Any) -> dict[str, int]:
         own = dask_scheduler.plugins["mission-control"]
@@ -115,7 +114,7 @@ def held_by_scheduler(client: Client) -> dict[str, int]:
 
 
 def what_is_left(client: Client, *names: str) -> dict[str, dict[str, Any]]:
-    """What of these (see `resources`) each worker still holds, and what the scheduler remembers."""
+    """Return which of these resources each worker still holds, and the entries of the scheduler plug-in."""
     found = {worker: {name: own[name] for name in names if own[name]} for worker, own in resources(client).items()}
     found["scheduler"] = {name: count for name, count in held_by_scheduler(client).items() if count}
     return {place: left for place, left in found.items() if left}
@@ -130,7 +129,7 @@ def until(true: Callable[[], Any], what: str, seconds: float = 60) -> Any:
 
 
 def mission(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    """The command `mission`, as a user would call it."""
+    """Run the command `mission` as a user would."""
     return subprocess.run(
         [sys.executable, "-m", "mission_control", *words],
         capture_output=True,
@@ -146,20 +145,20 @@ def data(nbytes: int, seed: int = 0) -> np.ndarray:
 
 
 def put(owner: _native.Endpoint, content: Any, encrypt: str = "none", **demands: Any) -> tuple[str, list[int]]:
-    """An object of one part: its name and the sizes of its parts."""
+    """Put an object of one part; return its name and the sizes of its parts."""
     return owner.put([content], "job", json.dumps({"encrypt": encrypt, "transport": None, **demands}))
 
 
 def fetch(
     reader: _native.Endpoint, object: str, sizes: list[int], addresses: list[str], job: str = "job", **demands: Any
 ) -> bytes:
-    """All parts of an object, as one."""
+    """Return all parts of an object as one."""
     demanded = {"encrypt": "none", "transport": None, **demands}
     parts = [(object, number, size, addresses) for number, size in enumerate(sizes)]
     return bytes(reader.fetch(job, "map", "reduce", json.dumps(demanded), parts, True)[1])
 
 
 def tally(reader: _native.Endpoint) -> dict[str, Any]:
-    """What the reader's only transfer took."""
+    """Return the record of the reader's only transfer."""
     (record,) = json.loads(reader.transfers())
     return record

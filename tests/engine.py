@@ -1,8 +1,7 @@
 """A second engine: processes that put and fetch objects, and know nothing of Dask.
 
-What an engine has to write to run on Mission Control: it numbers its tasks, says what becomes of them, carries messages
-to its workers and their words back, and computes lost results again. This one runs one task at a time on each
-worker.
+It shows what an engine has to implement for Mission Control: it numbers its tasks, reports their transitions, carries
+messages to its workers and back, and recomputes lost results. This one runs one task at a time on each worker.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ REPORT_S = 0.1
 
 
 class Worker(ThrottleController):
-    """In a worker process: runs its tasks one after another, and says what the engine is to know."""
+    """In a worker process: runs its tasks one after another, and reports to the engine."""
 
     def __init__(self, pipe: Connection, token: bytes, spool: str):
         self.pipe = pipe
@@ -78,7 +77,7 @@ class Worker(ThrottleController):
                 time.sleep(REPORT_S)
                 self.report()
 
-    # --- what an engine has to write --------------------------------------------------------------------------------
+    # --- what an engine has to implement ----------------------------------------------------------------------------
 
     def say(self, kind: str, **said: Any) -> None:
         with self.lock:
@@ -90,7 +89,7 @@ class Worker(ThrottleController):
 
 @dataclass
 class Task:
-    """A task of this engine: it puts content, or fetches a part of what others put."""
+    """A task of this engine: it puts content, or fetches a part of other tasks' objects."""
 
     number: int
     job: str
@@ -99,14 +98,14 @@ class Task:
     inputs: list[Task] = field(default_factory=list)
     part: int = 0
     copies: int = 1
-    # Of one that puts: its object, the sizes of its parts, and where it lies. Of one that fetches: what came.
+    # For a task that puts: its object, the sizes of its parts, and its address. For one that fetches: its content.
     made: tuple[str, list[int], str] | None = None
     data: list[bytes] | None = None
     worker: str | None = None
 
 
 class Engine(MissionController):
-    """Starts workers, and runs tasks on them in turn; all of it in the thread that calls."""
+    """Starts workers, and runs tasks on them in turn; all in the calling thread."""
 
     def __init__(self, workers: int, spool: str, policy: str = "performance-centric"):
         self.policy = policy
@@ -127,7 +126,7 @@ class Engine(MissionController):
             self.pipes[f"w{number}"], self.processes[f"w{number}"] = here, process
         self.until(lambda: len(self.addresses) == workers, "all workers have joined")
 
-    # --- what an engine has to write --------------------------------------------------------------------------------
+    # --- what an engine has to implement ----------------------------------------------------------------------------
 
     def tell(self, worker: str, version: int, message: dict[str, Any]) -> None:
         self.send(worker, "tell", {"version": version, "message": message})
@@ -152,7 +151,7 @@ class Engine(MissionController):
         return task
 
     def start(self, task: Task, worker: str | None = None) -> None:
-        """Gives a task to a worker; one that fetches, once all its inputs are there."""
+        """Assign a task to a worker; a fetching task only once all its inputs are available."""
         alive = sorted(self.addresses)
         task.worker = worker or alive[next(self.turn) % len(alive)]
         self.carry_out(self.controller.begins(self.now(), task.number, task.worker))
@@ -168,14 +167,14 @@ class Engine(MissionController):
         self.carry_out(self.controller.ends(self.now(), task.number))
 
     def carries(self, task: Task) -> None:
-        """Says which object the result of a task carries."""
+        """Report which object the result of a task carries."""
         assert task.made is not None
         name, sizes, _ = task.made
         carried = (name, task.worker, len(sizes), sum(sizes), task.copies)
         self.carry_out(self.controller.carries(self.now(), task.number, [carried], True))
 
     def lose(self, task: Task) -> None:
-        """A result is invalid: what it was is computed again."""
+        """A result is invalid, so it is recomputed."""
         task.made = None
         self.carry_out(self.controller.result_gone(self.now(), task.number, True))
         self.start(task)
@@ -209,7 +208,7 @@ class Engine(MissionController):
             task.data = values["data"]
             self.ended(task)
         elif kind == "failed" and task is not None:
-            # An input is lost: again, once it is there.
+            # An input is lost: run the task again once the input is available.
             self.ended(task)
             self.until(lambda: all(own.made for own in task.inputs), f"the inputs of {task.stage} are there again")
             self.start(task)
@@ -244,7 +243,7 @@ class Engine(MissionController):
         os.kill(pid, signal.SIGKILL)
 
     def begin_anew(self) -> None:
-        """The controller is lost, with all that it knew; the workers join another one."""
+        """The controller is lost with its state; the workers join another one."""
         self.begin(self.policy, 10, {})
         joined, self.addresses = self.addresses, {}
         for worker in joined:
@@ -252,13 +251,13 @@ class Engine(MissionController):
         self.until(lambda: self.addresses == joined, "all workers have joined again")
 
     def tell_again(self, task: Task) -> None:
-        """A task whose result is there, to a controller that does not know it."""
+        """Report a finished task to a controller that does not know it."""
         new = (task.number, task.stage, "work", [own.number for own in task.inputs])
         self.carry_out(self.controller.tasks(self.now(), [new], "client", json.dumps({"job": task.job})))
         self.carries(task)
 
     def retire(self, worker: str) -> None:
-        """Ends a worker once others have its objects."""
+        """End a worker once others have its objects."""
         self.event("leaving", worker=worker)
         self.until(lambda: not self.controller.is_handing_over(worker), f"others have the objects of {worker}")
         self.kill(worker)

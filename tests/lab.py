@@ -1,5 +1,5 @@
-"""What tests that build a lab need. Apart from conftest: workers of tests import that, and looking at the kernel is not
-for them to do."""
+"""Helpers of tests that build a lab. They are not in conftest, because workers of tests import that, and must not check
+the kernel."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""200 workers connect, and one of them gathers from all others: flows stay bounded, nobody times out (`make long`).
+"""200 workers connect, and one of them gathers from all others: flows stay bounded, and none times out (`make long`).
 
     python -m tests.many_workers [--workers 200]
 
-The workers share a process, as far as that is possible: each has its own listener, connections, and data plane.
+The workers share a process, but each has its own listener, connections, and data plane.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def total(arrays: list[np.ndarray]) -> list[int]:
 
 
 def gather(client: Client, workers: list[str], repetition: int) -> float:
-    """Return the seconds until the first worker has what all have."""
+    """Return the seconds until the first worker has the results of all."""
     values = [client.submit(make, n, repetition, workers=[own], pure=False) for n, own in enumerate(workers)]
     wait(values, timeout=WITHIN_S)
     began = time.monotonic()

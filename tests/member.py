@@ -1,4 +1,4 @@
-"""A worker of the cluster that turned bad: it knows the token, and says to another's data plane what it likes."""
+"""A malicious worker of the cluster: it knows the token, and sends arbitrary messages to another's data plane."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Member:
         self.socket.close()
 
     def ask(self, path: str, *fields: str) -> str:
-        """Asks for `/v1/{path}` with header fields, and proves the token first; gives the head of the answer."""
+        """Request `/v1/{path}` with header fields, after a proof of the token; return the header of the answer."""
         lines = [f"GET /v1/{path} HTTP/1.1", "Host: mission", *fields]
         if not self.admitted:
             own = secrets.token_bytes(16)

@@ -1,4 +1,4 @@
-"""A TCP proxy that does to a connection what networks do: slow it, cut it, stall it, flip its bits."""
+"""A TCP proxy that injects faults of networks: slow, cut or stalled connections, and flipped bits."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from collections.abc import Callable
 from contextlib import suppress
 
 Harm = Callable[[int, int, bytes], bytes | None]
-"""Given number of the connection, offset and bytes of what is sent: the bytes to pass on, or `None` to cut."""
+"""A function of the number of the connection, the offset and the bytes; returns the bytes to forward, or `None` to
+cut."""
 
 
 class Limit:
-    """So many bytes per second, of all who share it: a receiver's link."""
+    """A limit in bytes per second for all that share it: a receiver's link."""
 
     def __init__(self, bytes_per_sec: float):
         self.bytes_per_sec = bytes_per_sec
@@ -24,18 +25,18 @@ class Limit:
 
     def wait(self, nbytes: int) -> None:
         with self.lock:
-            # What was not used for 10 ms is gone: no burst makes up for a pause.
+            # Unused capacity expires after 10 ms, so no burst compensates a pause.
             self.allowed_at = max(self.allowed_at, time.monotonic() - 0.01) + nbytes / self.bytes_per_sec
             until = self.allowed_at
         time.sleep(max(0.0, until - time.monotonic()))
 
 
 class Proxy:
-    """Listens on loopback and passes on to ``target``; a context manager.
+    """Listens on loopback and forwards to ``target``; a context manager.
 
     Args:
-        harm: what happens to the server's bytes.
-        harm_requests: what happens to the client's bytes.
+        harm: harm of the server's bytes.
+        harm_requests: harm of the client's bytes.
         limit: from the server to the clients, of all connections together, and of all proxies that share it.
     """
 
@@ -46,7 +47,7 @@ class Proxy:
         self.target = (host, int(port))
         self.harm, self.harm_requests, self.limit = harm, harm_requests, limit
         self.trickles: Callable[[int], bool] = lambda number: False
-        """Whether what the server says on a connection of this number comes in single bytes, two a second."""
+        """Whether the server's bytes on this connection are forwarded one by one, two a second."""
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self.listener.getsockname()[1]}"
         self.connections = 0
@@ -73,7 +74,7 @@ class Proxy:
                 threading.Thread(target=self._serve, args=(number, client), daemon=True).start()
 
     def _serve(self, number: int, client: socket.socket) -> None:
-        """Passes on both ways, and closes both sockets at the end: a process has few descriptors."""
+        """Forward in both directions, and close both sockets at the end, because descriptors are few."""
         with client, suppress(OSError), socket.create_connection(self.target) as server:
             with self.lock:
                 self.sockets.update((client, server))
@@ -114,7 +115,7 @@ class Proxy:
 
 
 def reset(connection: socket.socket) -> None:
-    """Ends a connection with a reset, as a crashed host's peer would see it.
+    """End a connection with a reset, as a peer of a crashed host sees it.
 
     Closing it would wait for the thread that receives from it; dissolving it (``connect`` to no address) does not.
     """

@@ -1,9 +1,9 @@
-"""Tests in a lab are run again where the machine spoiled them: a run was not valid, or a hypervisor took the CPUs.
+"""Repeat tests in a lab that the machine spoiled: a run was not valid, or a hypervisor stole CPU time.
 
-What a lab measures is bytes in time, so such a run says nothing of the program, as `mission_control.lab.watch` says of
-its own. A pytest plug-in; at most three runs, and the last one counts. Where no run was valid because a hypervisor took
-the CPUs each time, the test is skipped with that reason: `--must-run` fails where nothing ran. A test that asks for
-bytes and not for time takes such a run as it is.
+A lab measures bytes over time, so such a run does not test the program (as in `mission_control.lab.watch`). A pytest
+plug-in; at most three runs, and the last one counts. If no run was valid because CPU time was stolen each time, the
+test is skipped with that reason: `--must-run` fails if nothing ran. A test that checks bytes and not times accepts such
+a run.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from mission_control.lab.watch import STOLEN, STOLEN_MAX
 
 RUNS = 3
 PAUSE_S = 30
-"""Before another run: who took the CPUs may be done by then."""
+"""Pause before another run, so that others may release the CPUs."""
 
 
 class NotValid(Exception):
-    """What was measured is not what the scenario says; its words are why."""
+    """The measurement is not valid for the scenario; the text has the reason."""
 
 
 def require_valid(result: dict[str, Any], *, in_time: bool = True) -> None:
-    """Of a run, or of each of its points. Not `in_time`: what is asked does not depend on how fast the CPUs were."""
+    """Check a run, or each of its points. Without `in_time` the test does not depend on the speed of the CPUs."""
     for entry in (result, *result.get("points", ())):
         because = entry.get("invalid_because") or ["a point is not valid"]
         if entry.get("valid") is False and (in_time or not all(is_steal(why) for why in because)):
@@ -34,12 +34,12 @@ def require_valid(result: dict[str, Any], *, in_time: bool = True) -> None:
 
 
 def is_steal(why: str) -> bool:
-    """Whether a hypervisor that took the CPUs is what made a run not valid."""
+    """Whether a run is not valid because a hypervisor stole CPU time."""
     return why.startswith(STOLEN)
 
 
 def cpu_times() -> tuple[int, int]:
-    """Ticks of all CPUs since the boot: all of them, and those that were stolen."""
+    """Return the ticks of all CPUs since the boot: total and stolen."""
     with open("/proc/stat") as file:
         ticks = [int(word) for word in file.readline().split()[1:9]]
     return sum(ticks), ticks[7]
@@ -47,7 +47,7 @@ def cpu_times() -> tuple[int, int]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: Any, nextitem: Any) -> bool | None:
-    """Run a test of the lab, again where it failed and time was stolen."""
+    """Run a test of the lab; repeat it if it failed and CPU time was stolen."""
     if item.get_closest_marker("lab") is None:
         return None
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
@@ -62,7 +62,7 @@ def pytest_runtest_protocol(item: Any, nextitem: Any) -> bool | None:
         stolen = (after[1] - before[1]) / max(1, after[0] - before[0])
         failed = [str(report.longrepr) for report in reports if report.failed]
         not_valid = any(NotValid.__name__ in text for text in failed)
-        # A run says it of the time in which bytes moved, which may be a small part of the test.
+        # A run judges the time in which bytes moved, which may be a small part of the test.
         says_stolen = any(f"{NotValid.__name__}: {STOLEN}" in text for text in failed)
         stolen_each_time &= says_stolen or (not_valid and stolen > STOLEN_MAX)
         spoiled = stolen > STOLEN_MAX or not_valid

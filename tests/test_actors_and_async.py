@@ -49,7 +49,7 @@ def test_what_an_actor_puts_lives_as_long_as_the_actor(client):
     assert objects(client) == before + 1
     del keeper, actor
     del caught
-    # Tracebacks of what was refused hold the actor, in cycles of references.
+    # Tracebacks of refused calls hold the actor, in cycles of references.
     until(lambda: gc.collect() >= 0 and objects(client) == before, "the actor's object is freed")
 
 

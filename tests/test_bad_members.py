@@ -1,4 +1,4 @@
-"""Workers of the cluster that know the token and lie: they slow others down, and deceive nobody."""
+"""Malicious workers that know the token: they can slow others down, but not deceive them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DEMANDS = json.dumps({"encrypt": "none", "transport": "tcp"})
 
 
 def broadcast(reader, name: str, address: str) -> bytes:
-    """Fetches an object whole, as one of many that want it."""
+    """Fetch a whole object, as one of many readers."""
     transfer = {"job": "job", "from": "map", "to": "all"}
     reader.command(json.dumps({"command": "broadcast", "transfer": transfer}))
     parts, _, _ = reader.fetch("job", "map", "all", DEMANDS, [(name, 0, LEN, [address])], False, True)

@@ -29,7 +29,7 @@ def quiet(_: str) -> None:
 
 
 def done(work, client, name: str, moved: int):
-    """Run a job that moves so many bytes; give its transfers by stages."""
+    """Run a job that moves a number of bytes; return its transfers by stages."""
 
     def transfers():
         (job,) = [job for job in status(client)["jobs"] if job["job"] == name]
@@ -54,7 +54,7 @@ def test_each_block_is_stored_on_as_many_hosts_as_it_has_replicas(client, tmp_pa
     futures = write.made
     checks = write.check(client, quiet)
     assert checks == {"content of every replica": True, "replicas where they belong": True}
-    # A replica with other bytes is noticed, and so is one at another place.
+    # A replica with other bytes is detected, and so is one on another host.
     write.made, write.run_id = [futures[0], futures[4], *futures[2:]], "again"
     checks = write.check(client, quiet)
     assert not checks["content of every replica"]
@@ -216,7 +216,7 @@ class TestInTheLab:
             assert point["checks"] == {"content of every fragment": True} and not point["errors"], ran.stderr
             assert point["senders"] == 8 and len(point["rounds"]) == 20
             assert 0 < point["measures"]["of_ideal"]["value"] <= 1
-            # A limit that was not in force would make both alike.
+            # If the limit was not in force, both would be equal.
             assert (point["jobs"][0]["flows"] > 10) == (limit == "all")
             timeouts[limit] = point["timeouts"]
         assert timeouts["all"] > 0 and timeouts["auto"] <= timeouts["all"], timeouts

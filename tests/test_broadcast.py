@@ -1,4 +1,4 @@
-"""Broadcasts on a Dask cluster: receivers serve one another, and keep what the next iteration needs."""
+"""Broadcasts on a Dask cluster: receivers serve each other, and keep objects for the next iteration."""
 
 from __future__ import annotations
 
@@ -84,7 +84,8 @@ def split(seed: int) -> mission_control.Reference:
 
 
 def test_a_shuffle_whose_graph_looks_like_a_broadcast_is_none(client):
-    """Every task depends on all references, and takes its own parts only: nobody else wants them, and none is kept."""
+    """Every task depends on all references, but fetches only its own parts: no other task wants them, so none is
+    kept."""
     with mission_control.job("shuffle", transport="tcp"):
         references = client.map(split, range(3), pure=False)
         tasks = [client.submit(gather, references, part, pure=False) for part in range(3)]
@@ -94,7 +95,7 @@ def test_a_shuffle_whose_graph_looks_like_a_broadcast_is_none(client):
 
 
 def test_a_broadcast_whose_owner_dies_goes_on_from_a_receiver():
-    """A copy of the reference is where the object was received; nothing of it is computed again."""
+    """A copy of the reference is on the worker that received the object; nothing is recomputed."""
     with (
         LocalCluster(n_workers=3, threads_per_worker=2, dashboard_address=":0") as cluster,
         Client(cluster) as client,

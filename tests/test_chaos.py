@@ -11,6 +11,6 @@ ROUNDS = 4
 
 @pytest.mark.timeout(900)
 def test_jobs_end_right_or_name_the_cause_whatever_goes_wrong():
-    # Each round asserts what must be right after its fault.
+    # Each round asserts its invariants.
     ended = run(ROUNDS)
     assert ended["right"] > 0, ended

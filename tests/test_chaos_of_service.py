@@ -21,7 +21,7 @@ pytestmark = pytest.mark.lab
 @pytest.mark.skipif(shutil.which("etcd") is None, reason="there is no etcd on the path (Debian: etcd-server)")
 @pytest.mark.timeout(600)
 def test_whatever_goes_wrong_one_leads_and_nothing_answered_is_lost():
-    # Each fault once; each round asserts what must be right after it.
+    # Each fault once; each round asserts its invariants.
     ended = chaos_of_service.run(len(chaos_of_service.FAULTS))
     assert ended["operator"]["answered"] > 20 and ended["turns"] > 20, ended
 
@@ -65,7 +65,7 @@ def test_with_a_full_disk_changes_are_refused_and_none_that_was_answered_is_lost
 
 
 def fill(filler: Path) -> None:
-    """Leave no whole page."""
+    """Fill the disk so that less than a page is free."""
     with open(filler, "wb", buffering=0) as file:
         try:
             while file.write(bytes(4096)):

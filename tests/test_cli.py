@@ -1,4 +1,4 @@
-"""The command line: contracts that others script against, and what bad input is told."""
+"""The command line: contracts for scripts, and errors of bad input."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_transfers_of_one_job_are_weighed_one_by_one():
     mix = ("a/model:pattern=broadcast", "a/sort", "b")
     assert weights("performance-centric", *mix) == {"a/model": 5, "a/sort": 3, "b": 2}
     assert weights("fair", *mix) == {"a/model": 3, "a/sort": 2, "b": 5}
-    # Priorities are of jobs: that of one of its transfers is that of all.
+    # Priorities belong to jobs: that of one transfer applies to all of its job.
     assert weights("performance-centric", "a/x:priority=2", "a/y", "b") == {"a/x": 4, "a/y": 4, "b": 2}
 
 
@@ -54,7 +54,7 @@ def test_policies_of_the_literature_order_transfers():
 
 
 @pytest.mark.parametrize(
-    ("words", "mend"),
+    ("words", "hint"),
     [
         ("run sort --size -1GiB", "of 0 or more"),
         ("run sort --size 1000", "no unit"),
@@ -90,10 +90,10 @@ def test_policies_of_the_literature_order_transfers():
         ("report /no/such", "results/<id>"),
     ],
 )
-def test_bad_input_gets_one_line_that_names_the_mend_and_status_2(words, mend):
+def test_bad_input_gets_one_line_that_names_the_fix_and_status_2(words, hint):
     done = mission(*words.split())
     assert done.returncode == 2, done.stderr
-    assert mend in done.stderr, done.stderr
+    assert hint in done.stderr, done.stderr
     assert done.stdout == "" and done.stderr.count("\n") == 1
 
 
@@ -150,7 +150,7 @@ def test_run_sorts_and_says_what_each_transfer_got(tmp_path, options):
         chosen = "tls" if "--encrypt" in options else "tcp" if "--transport" in options else "shm"
         assert facts["chosen"] == chosen and facts["reason"]
         assert all(entry["authenticated"] for entry in facts["negotiated"]) == ("--encrypt" in options)
-        # Each of four reduce tasks has one fetch, of what the other worker has; by shared memory nothing flows.
+        # Each of four reduce tasks has one fetch, from the other worker; shared memory needs no flow.
         assert facts["observed"]["rates"]["count"] == (0 if chosen == "shm" else 4)
         assert chosen == "shm" or 0 < transfer["flow_fairness"] <= 1
     folder = Path(result["results"])
@@ -211,7 +211,7 @@ def test_an_interrupted_run_ends_what_it_started_and_writes_its_report(tmp_path)
 
 
 def children_of(pid: int, folder: Path) -> list[str]:
-    """Processes that work in the run's folder, or still have the run as their parent."""
+    """Return processes that work in the run's folder, or are still children of the run."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -232,7 +232,7 @@ def test_architecture_names_every_top_level_folder():
 
 
 def test_more_data_than_memory_is_sorted(tmp_path):
-    """A quarter of 600 MiB is 150 MiB for objects of each worker: of 512 MiB, half of it on each, most is spooled."""
+    """Each worker has a quarter of 600 MiB for objects, 150 MiB: most of its half of 512 MiB is spooled."""
     words = ["run", "sort", "--size", "512MiB", "--workers", "2", "--memory-limit", "600MiB", "--partitions", "32"]
     done = mission(*words, "--results", str(tmp_path), "--json")
     assert done.returncode == 0, done.stdout + done.stderr

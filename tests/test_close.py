@@ -1,4 +1,4 @@
-"""Closing a data plane ends what it does: its fetches, its server, and the slots that it gives out."""
+"""Closing a data plane ends its fetches, its server, and its granting of slots."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_whoever_gave_out_the_slots_is_followed_by_another(endpoint):
 
 
 def test_other_threads_of_python_go_on_while_a_data_plane_is_set_up(endpoint):
-    """It may wait for the host's arbiter, here for one that never answers."""
+    """Make a data plane that waits for the host's arbiter, here one that never answers."""
     token = b"a name that is taken"
     turns, over = 0, threading.Event()
 
@@ -88,5 +88,5 @@ def test_other_threads_of_python_go_on_while_a_data_plane_is_set_up(endpoint):
         waited, seen = time.monotonic() - began, turns
         over.set()
         turning.join()
-    # A lock that was held all the time would have let none of them through.
+    # If a lock was held all the time, none of them could pass.
     assert seen > waited / 0.01 / 10, (waited, seen)

@@ -1,4 +1,4 @@
-"""On a cluster that is already running: plug-ins by preload, as operators start them."""
+"""On a running cluster: plug-ins by preload, as operators start them."""
 
 from __future__ import annotations
 

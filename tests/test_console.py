@@ -39,7 +39,7 @@ def test_a_person_finds_what_they_look_for_and_changes_what_they_may():
         rates = page.run("[...document.querySelectorAll('#rows tr[data-row]')].map(row => row.cells[7].textContent)")
         numbers = [float(rate.split()[0]) for rate in rates]
         assert numbers == sorted(numbers, reverse=True) and numbers[0] > numbers[-1]
-        # By the keyboard alone: what is looked for is in the address, and so is the row.
+        # With the keyboard alone: the address contains the search and the row.
         page.press("/")
         for letter in "gather job-3":
             page.press(letter)
@@ -54,7 +54,7 @@ def test_a_person_finds_what_they_look_for_and_changes_what_they_may():
         assert "q=gather" in place and "row=" in place
         page.press("t")
         assert page.run("document.documentElement.dataset.theme") == "dark"
-        # A link shows to others what it shows to us; the token is not in it.
+        # A link shows others the same view; it does not contain the token.
         assert own.tokens["viewer"] not in place
         page.run("location.hash = '#view=transfers&job=job-3&sort=name'")
         page.until(f"{COUNT} === 20")
@@ -67,7 +67,7 @@ def test_a_person_finds_what_they_look_for_and_changes_what_they_may():
         page.until(f"{COUNT} === 1")
         page.press("4")
         page.until("/cluster 0 joined with 1 host/.test(by('rows').innerText)")
-        # The operator changes a priority and the policy, and sees both. What is typed is not entered by leaving it.
+        # The operator changes a priority and the policy, and sees both. Leaving a field does not submit it.
         page.run(f"sessionStorage.setItem('token', {own.tokens['operator']!r}); location.hash = '#view=jobs'")
         page.until("document.querySelector('#rows input') && document.querySelector('#policy select')")
         page.run("window.asked = []; window.confirm = question => { asked.push(question); return true; }")
@@ -86,7 +86,7 @@ def test_a_person_finds_what_they_look_for_and_changes_what_they_may():
         )
         page.until("/policy priority/.test(by('line').textContent)")
         assert page.run("asked") == ["Have all clusters share their hosts by priority in place of fair?"]
-        # What the service says while it is not there.
+        # The page while the service does not answer.
         own.processes[0].kill()
         page.until("/does not answer/.test(by('problems').innerText)")
         assert page.errors == []
@@ -105,7 +105,7 @@ def test_a_row_far_down_can_be_chosen_and_stays_what_it_is():
         chosen = page.run("document.querySelectorAll('#rows tr[data-row]')[15].cells[1].textContent")
         page.until("!by('detail').hidden")
         assert chosen in page.run("by('detail').innerText") and page.run("by('scroll').scrollTop") > 300
-        # Fewer than before: what is left is shown.
+        # Fewer rows than before: the remaining ones are shown.
         page.run("by('search').value = 'read-7 '; by('search').dispatchEvent(new Event('input'))")
         page.until(f"{COUNT} < 800 && document.querySelectorAll('#rows tr[data-row]').length > 0")
         assert page.errors == []

@@ -1,4 +1,4 @@
-"""Settings in Dask's configuration, and what processes without Mission Control can read."""
+"""Settings in Dask's configuration, and errors that processes without Mission Control can unpickle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Links with a delay: the round trip is what was asked for, and lateness is counted. Needs root."""
+"""Links with a delay: the round trip is as configured, and lateness is counted. Needs root."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def delayed(topology: Topology, delay_us: int) -> Topology:
 
 
 def rtt_s(lab: Lab, one: str, other: str, times: int = 20) -> float:
-    """Shortest time of an echo over a connection that is there: others may have the processors for most of them."""
+    """Return the shortest time of an echo over an established connection: others may use the CPUs during most
+    echoes."""
     address = lab.topology.address(one)
     listener = namespaces.inside(lab.namespace(one), lambda: socket.create_server((address, 0)))
 
@@ -81,7 +82,7 @@ def test_lateness_between_two_looks_is_what_was_counted_in_between():
 
 def test_what_was_later_than_a_part_of_the_delay_or_lost_is_not_valid():
     fine = {
-        "delay_us": 500,  # of a link; a frame waits for both of its way in one line
+        "delay_us": 500,  # of a link; a frame waits for both links of its way in one line
         "frames": 9,
         "dropped": 0,
         "refused": 5,
@@ -141,7 +142,7 @@ class TestInTheLab:
 
     def test_the_link_is_filled_and_lateness_is_counted(self, name):
         with Lab(delayed(star(hosts=3), 2500), name) as lab, reads_in(lab) as own:
-            # The best of three: others may have the processors meanwhile.
+            # The best of three, because others may use the CPUs meanwhile.
             found = [own.measure(1, Reads(fragment=8 << 20, blocks=2, warm_up=1)) for _ in range(3)]
         result = max(found, key=lambda one: one["goodput_mbit"])
         assert result["goodput_mbit"] > 90, [one["delay"] for one in found]
@@ -156,13 +157,14 @@ class TestInTheLab:
         with Lab(delayed(small, 500), name) as lab, reads_in(lab) as own:
             before = lab.ports(), lab.delays()["frames"]
             own.measure(8, Reads(fragment=64_000, blocks=3, warm_up=1))
-            time.sleep(0.1)  # for what is in the lines
+            time.sleep(0.1)  # for frames in the lines
             after = lab.ports(), lab.delays()["frames"]
         passed, drops = (sum(x[what] - y[what] for x, y in zip(after[0], before[0], strict=True)) for what in COUNTED)
-        # If hosts' frames waited as well there were twice as many, and before the queue those that it lost.
+        # If frames waited on the hosts' side as well, there would be twice as many, including those that the queue
+        # drops.
         assert drops > 50 and after[1] - before[1] == pytest.approx(passed, abs=drops / 2)
 
-    def test_a_cut_link_carries_nothing_and_goes_on_when_it_is_mended(self, name):
+    def test_a_cut_link_carries_nothing_and_goes_on_when_it_is_restored(self, name):
         with Lab(delayed(star(hosts=2), 500), name) as lab:
             lab.cut("h1")
             until(lambda: "eth0" in namespaces.interfaces_down(lab.namespace("h1")), "the host sees it", 10)

@@ -1,4 +1,4 @@
-"""Tasks that hand their result on: what becomes of it, and of their errors."""
+"""Tasks that delegate: their results and their errors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PARTS = 4
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
-    """Dask checks what its scheduler knows of each task after each transition."""
+    """Dask validates its scheduler's state of each task after each transition."""
     with dask.config.set({"distributed.scheduler.validate": True}), installed() as cluster:
         yield cluster
 
@@ -33,7 +33,7 @@ def cluster() -> Iterator[LocalCluster]:
 def client(cluster) -> Iterator[Client]:
     with Client(cluster) as client:
         yield client
-    # Of that client Dask keeps the futures that failed: their errors have frames, and those have futures.
+    # Dask keeps failed futures of that client: their errors refer to frames, and those to futures.
     with Client(cluster, set_as_default=False) as other:
         until(lambda: nothing_left(other), "nothing is left")
 
@@ -42,7 +42,7 @@ def client(cluster) -> Iterator[Client]:
 
 
 def grow(number: int, reference: Any = None) -> Any:
-    """Puts an object in each step; each is what the last one was, and one more."""
+    """Put an object in each step: the content of the last one, and one more."""
     content = data(200_000, 0) if reference is None else memoryview(mission_control.fetch(reference)[0])
     more = np.frombuffer(content, np.uint8) + np.uint8(1)
     made = mission_control.put([more])
@@ -78,11 +78,11 @@ def add(*numbers: int) -> int:
 def test_the_result_is_that_of_the_last_call(client):
     for length in (0, 1, 2, 300):
         assert client.submit(count_down, length, pure=False).result(60) == length * (length + 1) // 2
-    # Those that depend on it wait for that.
+    # Dependent tasks wait for the last call.
     first = client.submit(count_down, 50, pure=False)
     later = [client.submit(add, first, number, pure=False) for number in range(5)]
     assert client.gather(later) == [1275 + number for number in range(5)]
-    # Arguments as Python has them.
+    # Positional and keyword arguments.
     keywords = client.submit(lambda: mission_control.delegate(dict, [("a", 1)], function=2, self=3), pure=False)
     assert keywords.result(60) == {"a": 1, "function": 2, "self": 3}
     del first, later, keywords
@@ -104,7 +104,7 @@ def test_a_chain_that_runs_is_shown(client, capsys):
 
 
 def test_a_long_chain_grows_nothing(client):
-    """Nor do many at once."""
+    """Many concurrent chains grow nothing, either."""
     chains = [client.submit(count_down, 500, pure=False), *client.map(count_down, [10] * 50, range(50), pure=False)]
     most = 0
     while not all(own.done() for own in chains):
@@ -127,7 +127,7 @@ def test_a_step_has_the_objects_that_it_is_called_with(client):
 
 
 def test_results_take_the_places_of_futures(client):
-    """The tasks are submitted by the steps; those of rounds that are over are forgotten."""
+    """The steps submit the tasks; those of past rounds are forgotten."""
     found = client.submit(sum_of_squares, 30, pure=False)
     most = 0
     while not found.done():
@@ -139,7 +139,7 @@ def test_results_take_the_places_of_futures(client):
 
 
 def test_what_only_the_first_step_takes_is_released(client):
-    """And is computed again where the result is lost: see below."""
+    """It is recomputed if the result is lost: see below."""
     there = client.submit(square, 7, pure=False)
     chain = client.submit(count_down, there, pure=False)
     key = there.key
@@ -147,7 +147,7 @@ def test_what_only_the_first_step_takes_is_released(client):
     assert chain.result(60) == 49 * 50 // 2
     state = client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.tasks[key].state)
     assert state == "released"
-    # As its client submitted it.
+    # The task is as its client submitted it.
     client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.validate_state())
     del chain
 
@@ -293,18 +293,18 @@ def test_a_step_that_fails_fails_the_task(client, tmp_path):
     with pytest.raises(ValueError, match="not yet"):
         failed.result(60)
     assert noted(path) == ["first", "step"]
-    # Who tries the task again begins with its first step.
+    # A retry of the task begins with its first step.
     failed.retry()
     assert failed.result(60) == 5 and noted(path) == ["first", "step"] * 2
     path.unlink()
-    # `retries` are for the step that fails.
+    # `retries` apply to the failing step.
     tried = client.submit(begin, 2, pure=False, retries=2)
     assert tried.result(60) == 5 and noted(path) == ["first", *["step"] * 3]
     del failed, tried
 
 
 def test_an_old_run_is_not_taken_for_a_new_one(client, tmp_path):
-    """Dask lets a function run on that was cancelled, and takes it for that of the next task of the same key."""
+    """Dask lets a cancelled function continue, and takes it for that of the next task with the same key."""
     started, go = tmp_path / "started", tmp_path / "go"
     worker = sorted(client.scheduler_info()["workers"])[0]
 

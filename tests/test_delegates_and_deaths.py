@@ -1,4 +1,4 @@
-"""Tasks that hand their result on, while workers die, or the cluster changes."""
+"""Tasks that delegate while workers die, or the cluster changes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.conftest import data, installed, status, until
 
 
 def kill_who_said(path: Path, what: str) -> None:
-    """Kill the worker that was the first to note this, with its process."""
+    """Kill the process of the worker that was the first to note this."""
     said = until(lambda: [own for own in noted(path) if own.startswith(f"{what}-")], what)
     os.kill(int(said[0].split("-")[1]), signal.SIGKILL)
 
@@ -33,7 +33,7 @@ def mortals() -> Iterator[LocalCluster]:
 
 @pytest.fixture
 def mortal(mortals) -> Iterator[Client]:
-    """Its workers may die; others take their places."""
+    """A cluster whose workers may die; others replace them."""
     with Client(mortals) as client:
         until(lambda: len(status(client)["workers"]) == 3, "three workers have joined", 180)
         yield client
@@ -88,7 +88,7 @@ def test_a_task_begins_again_whose_object_is_lost(mortal, tmp_path):
 
 
 def test_a_task_begins_again_that_waits_while_its_object_is_lost(mortal, tmp_path):
-    """The tasks that it waits for name the object, too; they would fail."""
+    """The tasks for which it waits name the object, too; they would fail."""
     path, go = tmp_path / "runs", tmp_path / "go"
 
     def use(reference: Any, part: int) -> bytes:
@@ -140,7 +140,7 @@ def made_elsewhere(client: Client, there: Any, pid: int) -> bool:
 
 
 def test_a_task_does_not_begin_again_for_ever(mortal, tmp_path):
-    """What its step needs is lost, and not this task's own."""
+    """An object that its step needs is lost, not one of this task."""
     path = tmp_path / "runs"
 
     def make() -> Any:
@@ -161,7 +161,7 @@ def test_a_task_does_not_begin_again_for_ever(mortal, tmp_path):
 
 
 def test_a_step_that_kills_its_worker_is_given_up(tmp_path):
-    """Its object goes with the worker each time."""
+    """Its object is lost with the worker each time."""
     path = tmp_path / "runs"
 
     def kills(reference: Any) -> None:
@@ -184,7 +184,7 @@ def test_a_step_that_kills_its_worker_is_given_up(tmp_path):
 
 
 def test_what_a_step_took_is_not_awaited_by_the_first_step(mortal, tmp_path):
-    """The worker knows the task still, because one that takes its result runs there."""
+    """The worker still knows the task, because a dependent task runs there."""
     started, go = tmp_path / "started", tmp_path / "go"
     other, worker, _ = sorted(mortal.scheduler_info()["workers"])
 
@@ -229,7 +229,7 @@ def test_tasks_that_were_there_before_delegate_too(tmp_path):
         time.sleep(0.5)
         mission_control.install(client)
         path.touch()
-        # The first has begun before there was anybody to hand its result to.
+        # The first task has begun before delegation was possible.
         with pytest.raises(RuntimeError, match="began before"):
             runs.result(60)
         assert waits.result(60) == b"content"

@@ -1,4 +1,4 @@
-"""What is in `deploy/`: units that systemd takes, manifests that Kubernetes takes, words that our programs have."""
+"""Files in `deploy/`: units that systemd accepts, manifests that Kubernetes accepts, options that our programs have."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def documents() -> list[dict[str, Any]]:
 
 
 def containers() -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Each with the pod that it is in."""
+    """Return containers, each with its pod."""
     pods = [own["spec"]["template"]["spec"] for own in documents() if "template" in own["spec"]]
     return [(container, pod) for pod in pods for container in pod["containers"]]
 
@@ -37,7 +37,7 @@ def containers() -> list[tuple[dict[str, Any], dict[str, Any]]]:
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
 def test_manifests_are_of_the_apis_own_types(path):
     for own in yaml.safe_load_all(path.read_text()):
-        # No field that the API does not have, and none of another type.
+        # All fields exist in the API, with the right type.
         kubernetes_validate.validate(own, "1.31", strict=True)
 
 
@@ -64,7 +64,7 @@ def test_what_manifests_mount_select_and_call_is_there():
         if own["kind"] == "StatefulSet":
             service = headless[own["spec"]["serviceName"]]
             assert service["spec"]["selector"] == labels and service["spec"]["clusterIP"] == "None"
-    # Names of replicas and of members of etcd are those that their sets give them.
+    # Names of replicas and of members of etcd follow from their sets.
     sets = {own["metadata"]["name"]: own["spec"]["replicas"] for own in documents() if own["kind"] == "StatefulSet"}
     text = "\n".join(path.read_text() for path in MANIFESTS)
     for name, count in sets.items():
@@ -95,7 +95,7 @@ def test_the_words_of_manifests_and_units_are_those_of_our_programs():
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd-analyze on the path")
 def test_units_are_what_systemd_takes(tmp_path):
     for path in UNITS:
-        # Our programs are not in /opt here; that they are there is all that is not checked.
+        # Only the existence of our programs in /opt is not checked.
         text = re.sub(r"/opt/mission-control/bin/\w+", sys.executable, path.read_text())
         (tmp_path / path.name).write_text(text)
     units = [str(tmp_path / path.name) for path in UNITS]

@@ -1,8 +1,8 @@
-"""The documentation: its commands run, its programs run, and its links lead somewhere.
+"""The documentation: its commands run, its programs run, and its links exist.
 
-A block of commands begins with ```` ```console ````. Each of its lines that begins with `$ ` is run; those of a page in
-one folder. After `console` stand `lab` (needs root and the lab) and `long` (takes a minute or more). Commands for hosts
-that a test does not have stand in indented blocks, and are not run.
+A block of commands begins with ```` ```console ````. Each of its lines that begins with `$ ` is run, all lines of a
+page in one folder. After `console` may follow `lab` (needs root and the lab) and `long` (takes a minute or more).
+Commands for hosts that a test does not have stand in indented blocks, and are not run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 LINKED = [*PAGES, *(ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"))]
 COMMAND_S = 900
-"""Of one that is marked `long`; others have the time that pytest gives a test."""
+"""Timeout of a page that is marked `long`; others have pytest's timeout."""
 
 
 def blocks(page: Path) -> list[tuple[set[str], list[str]]]:
@@ -59,7 +59,7 @@ def test_the_commands_of_a_page_run(commands, tmp_path):
             assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
     finally:
         for lab in re.findall(r"mission lab up .*--name (\w+)", "\n".join(commands)):
-            # A page whose command failed has not taken it down.
+            # If a command of the page failed, its lab is still up.
             subprocess.run(f"mission lab down {lab}", shell=True, **named)
 
 
@@ -72,7 +72,7 @@ def test_the_program_of_a_page_runs(page, says, tmp_path):
 
 
 def anchors(page: Path) -> set[str]:
-    """Of its headings, as GitHub and MyST make them."""
+    """Return the anchors of its headings, as GitHub and MyST make them."""
     heads = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
 

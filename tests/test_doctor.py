@@ -19,7 +19,7 @@ FIRST = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
 
 
 def certificate(folder, days: int) -> dict[str, str]:
-    """A certificate that ends after so many days from now, as Dask's configuration names it."""
+    """Make a certificate that expires in a number of days, for Dask's configuration."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "test")])
     ends = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days, hours=1)

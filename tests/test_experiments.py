@@ -1,4 +1,4 @@
-"""The experiment engine: points and their order, resuming, validity, what is refused, runs on somebody's cluster."""
+"""The experiment engine: points and their order, resuming, validity, refusals, runs on a user's cluster."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_jains_index_is_one_where_all_are_served_alike():
 
     alike = [progress(worker, 10 * time, 0, 0, time) for worker in "xyz" for time in (1, 2)]
     assert observed.fairness(alike) == {("j", "a", "b"): pytest.approx(1)}
-    # Rates of 10, 10 and 40, what never left its worker not counted: 60 squared by 3 times 1,800.
+    # Rates of 10, 10 and 40, without bytes that never left their worker: 60 squared by 3 times 1,800.
     unlike = [*alike[:4], progress("z", 100, 20, 1, 3)]
     assert observed.fairness(unlike)[("j", "a", "b")] == pytest.approx(3600 / 5400)
 
@@ -179,7 +179,7 @@ def test_errors_in_what_varies_name_file_and_line(tmp_path):
 
 
 def check_schema(result: dict[str, Any]) -> None:
-    """Whether a result is as its JSON Schema says, by the rules of the schema that it uses."""
+    """Validate a result by its JSON Schema, with the rules that the schema uses."""
     own = json.loads(mission("schema", "result").stdout)
     assert own == json.loads(json.dumps(schema()))
 
@@ -233,7 +233,7 @@ def test_the_command_compares_and_tells_medians_and_ratios(tmp_path):
     assert "tls to tcp" in page and page.count("<svg") >= 1 and "range of 2 runs" in page
     runs = list((folder / "runs").iterdir())
     assert len(runs) == 4 and all((run / "report.html").exists() and (run / "records.jsonl").exists() for run in runs)
-    # Drawn again from what is there.
+    # Generated again from the files.
     (folder / "report.html").unlink()
     assert mission("report", str(folder)).returncode == 0
     assert "tls to tcp" in (folder / "report.html").read_text()
@@ -255,7 +255,7 @@ def test_a_folder_is_one_run_and_an_expectation_that_is_missed_fails_it(tmp_path
     assert {point["study"] for point in result["points"]} == {"a", "b"}
     page = Path(result["results"], "report.html").read_text()
     assert "First" in page and "Second" in page and "1 expectations missed" in page
-    # What the command line compares takes the place of the file's variants, and of what they expect.
+    # Variants of the command line replace those of the file, and their expectations.
     words = ["--compare", "tcp", "--results", str(tmp_path / "results"), "--json"]
     done = mission("run", str(tmp_path / "b.toml"), *words)
     assert done.returncode == 0 and "what they expect does not apply" in done.stderr, done.stderr
@@ -296,11 +296,11 @@ def test_a_quick_run_has_fewer_points_and_says_before_how_long_it_takes(tmp_path
     done = mission("run", str(file), "--resume", str(folder))
     assert done.returncode == 2 and "began with --quick: go on in the same way" in done.stderr, done.stderr
     assert mission("run", "--resume", str(folder)).returncode == 0
-    # What it changes holds for all variants; one run says nothing of a ratio.
+    # Its changes apply to all variants; one run does not test a ratio.
     quick = scenario_of(str(file)).quick
     assert quick.topology.hosts == 1
     assert [(one.set, one.ratio_max) for one in quick.study.compare] == [({}, None)] * 2
-    # A study that does not say more runs each variant once.
+    # A study with an empty quick runs each variant once.
     file.write_text(QUICK.replace("quick =", "# quick ="))
     assert scenario_of(str(file)).quick.study.repeat == 1
 
@@ -347,7 +347,7 @@ def test_an_interrupted_run_goes_on_by_its_folder_alone(tmp_path):
     journal = folder / "points.jsonl"
     first, *_ = journal.read_text().splitlines()
     kept = {**json.loads(first), "commit": "before", "environment": {"kernel": "another"}}
-    # A line that was cut off, as by a power failure, is not gone on with.
+    # An incomplete line, as after a power failure, is dropped.
     journal.write_text(json.dumps(kept) + "\n" + first[: len(first) // 2])
     done = mission("run", "--resume", str(folder), "--json")
     result = json.loads(done.stdout)
@@ -402,7 +402,7 @@ def test_a_run_goes_on_as_it_began_and_for_one_process_at_a_time(tmp_path):
         engine.conduct({"s": scenario}, Conditions(("model",), scheduler="tcp://h:1"), resume=folder)
     more = with_settings(scenario, ["workload.senders=1-4"])
     with pytest.raises(BadInput, match="another scenario"):
-        # Its lab has a host more, at all points.
+        # Its lab has one more host, at all points.
         engine.conduct({"s": more}, Conditions(("model",)), resume=folder)
     with engine.held(folder), pytest.raises(BadInput, match="another process measures there"):
         engine.conduct({"s": scenario}, Conditions(("model",)), resume=folder)
@@ -433,7 +433,7 @@ def test_a_block_that_did_not_end_counts_as_far_as_it_came():
     assert statistics.summary([whole], 100_000)["goodput_mbit"] == pytest.approx(80)
 
 
-# --- somebody's cluster -----------------------------------------------------------------------------------------------
+# --- a user's cluster -------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ def produce(index: int) -> mission_control.Reference:
 
 
 def consume(references: list[mission_control.Reference], part: int, gate: str) -> list[int]:
-    while not os.path.exists(gate):  # the test says when the shuffle is to begin
+    while not os.path.exists(gate):  # the test decides when the shuffle begins
         time.sleep(0.02)
     return [
         int(np.frombuffer(entry, np.uint8).sum()) // BYTES for entry in mission_control.fetch(references, part=part)
@@ -58,7 +58,7 @@ def test_a_killed_worker_is_recomputed_though_replicas_of_its_references_survive
 
 
 def test_a_copy_that_came_too_late_does_not_stand_for_the_recomputed_result(own_cluster, tmp_path):
-    """A copy of a result may still be on its way when its key is recomputed: it carries what is lost."""
+    """A copy of a result may still be on its way when its key is recomputed: it carries lost objects."""
     client, gate = own_cluster, tmp_path / "gate"
     gate.touch()
     reference = client.submit(produce, 1, pure=False)
@@ -89,7 +89,7 @@ def test_transfers_go_on_while_the_scheduler_stalls(own_cluster, tmp_path):
         (Path(folder) / f"done-{part}").touch()
 
     def stall(dask_scheduler) -> None:
-        time.sleep(10)  # holds the scheduler's only thread
+        time.sleep(10)  # blocks the scheduler's only thread
 
     references = client.map(produce, range(9), pure=False)
     wait(references)

@@ -1,4 +1,4 @@
-"""Rows go where the hash of their key says, so native hashes are those of pandas, bit for bit."""
+"""The hash of a key decides the place of a row, so native hashes are those of pandas, bit for bit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def same(column: Any) -> None:
 
 @pytest.mark.parametrize("dtype", NUMBERS + TIMES)
 def test_numbers_and_times_of_any_bits(dtype):
-    """Any pattern of bits: all kinds of what is not a number, both zeros, the smallest and the largest."""
+    """Any bit patterns: all kinds of NaN, both zeros, the smallest and the largest."""
     for seed in range(20):
         random = np.random.default_rng(seed)
         memory = random.bytes(8 * random.integers(0, 300))

@@ -73,7 +73,7 @@ def test_the_command_predicts_what_the_papers_found():
         (["--fragment", "64kB", "--model", "oracle"], "paper"),
     ],
 )
-def test_nonsense_is_one_line_that_names_the_mend(words, result):
+def test_nonsense_is_one_line_that_names_the_fix(words, result):
     done = mission("incast", "predict", *words)
     assert done.returncode == 2 and result in done.stderr and done.stderr.count("\n") == 1, done.stderr
 
@@ -93,7 +93,7 @@ def test_every_byte_of_every_block_is_read_and_every_sender_tells_of_its_kernel(
 
 
 def test_no_more_senders_are_asked_at_once_than_allowed():
-    # Senders that are slow: one after the other they take as many times longer as there are.
+    # Slow senders: one after the other they take longer by a factor of their number.
     with senders(4) as addresses:
         alone = Reads(fragment=1_000_000, blocks=2, warm_up=1, pace=80_000_000, concurrent=1)
         together = Reads(fragment=1_000_000, blocks=2, warm_up=1, pace=80_000_000)
@@ -102,10 +102,10 @@ def test_no_more_senders_are_asked_at_once_than_allowed():
 
 
 def test_the_number_of_senders_is_found_where_they_are_slow():
-    # Large ones: a pace does not hold back what fits into one packet of loopback.
+    # Large fragments, because pacing does not delay what fits into one packet of loopback.
     reads = Reads(fragment=1_000_000, blocks=40, warm_up=0, pace=400_000_000, concurrent="auto")
     seen = []
-    # The search compares times, so a machine that stops in the middle of a try teaches it something wrong.
+    # The search compares times, so a machine that pauses during a trial misleads it.
     for _ in range(3):
         with senders(6) as addresses:
             result = measure(addresses, reads, TOKEN)
@@ -135,7 +135,7 @@ def test_the_minimum_rto_that_is_seen_tells_who_gave_it():
 def test_senders_that_stand_still_together_are_told_from_those_that_wait_for_the_next_request():
     trace = [(0.0, 0, 100), (0.0, 1, 100), (0.2, 0, 1000), (0.205, 1, 1000)]
     assert synchrony.synchrony(trace, 1000, 0.2) == {"stalls": 2, "together": 2, "at_once": 2}
-    # One goes on later; after its fragment each waits for the other, and that is no stall.
+    # One resumes later; after its fragment each waits for the other, and that is no stall.
     trace = [(0.0, 0, 100), (0.0, 1, 100), (0.2, 0, 1000), (0.3, 1, 1000), (0.6, 0, 2000), (0.6, 1, 2000)]
     assert synchrony.synchrony(trace, 1000, 0.2) == {"stalls": 2, "together": 2, "at_once": 0}
 

@@ -1,4 +1,4 @@
-"""Incast in the lab: it happens, it is measured, and asking fewer senders at once cures it. Needs root."""
+"""Incast in the lab: it happens, it is measured, and fewer concurrent senders avoid it. Needs root."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def test_incast_happens_and_fewer_senders_cure_it(name, profile):
         alone = own.measure(1, Reads(fragment=4 << 20, blocks=4, warm_up=1))
         all_ = own.measure(16, Reads(fragment=64_000, blocks=20, warm_up=2))
         cured = own.measure(16, Reads(fragment=64_000, blocks=60, warm_up=10, concurrent="auto"))
-    # The link sends late what it could not send while the machine paused, all at once: six packets were lost so, once.
-    # Sixteen senders lose more than a thousand.
+    # After a pause of the machine the link sends the delayed packets in one burst: six packets were lost that way,
+    # once. Sixteen senders lose more than a thousand.
     assert alone["drops"] < all_["drops"] / 20 or profile == "modern", (alone["drops"], all_["drops"])
     assert all_["drops"] > 0 and sum(flow["retransmits"] for flow in all_["flows"]) > 0
     assert all_["goodput_mbit"] < 0.75 * alone["goodput_mbit"], all_["goodput_mbit"]
@@ -44,7 +44,7 @@ def test_incast_happens_and_fewer_senders_cure_it(name, profile):
 
 @pytest.mark.parametrize("window", [1, 2, 10])
 def test_fresh_connections_begin_with_the_initial_window(name, window):
-    """One that stays begins a block with the window of the last; a round trip of 10 ms makes that visible."""
+    """A persistent connection begins a block with the last window; a round trip of 10 ms makes that visible."""
     stack = replace(PROFILES["modern"], initial_window=window)
     topology = replace(star(hosts=3, link_rate=50_000_000), delay_us=2500)
     with Lab(topology, name, stack) as lab, reads_in(lab) as own:
@@ -54,7 +54,8 @@ def test_fresh_connections_begin_with_the_initial_window(name, window):
     assert fresh["ended"] is None and len(fresh["blocks"]) == 6
     assert [flow["cwnd_first"] for flow in fresh["flows"]] == [window, window]
     assert all(flow["asked"] and flow["bytes"] == 6 * 32_000 for flow in fresh["flows"])
-    # 23 segments: with one at first 1 + 2 + 4 + 8 + 8, so five round trips of 10 ms; one is enough for a grown window.
+    # 23 segments: with an initial window of one 1 + 2 + 4 + 8 + 8, so five round trips of 10 ms; a grown window needs
+    # one.
     trips = {1: 5, 2: 4, 10: 2}[window]
     assert trips * 0.010 < median(fresh["blocks"]) < trips * 0.010 + 0.025
     assert median(persistent["blocks"]) < 0.010 * 2 + 0.015 and min(persistent["blocks"]) < min(fresh["blocks"]) + 0.001
@@ -86,7 +87,7 @@ def test_variables_of_traced_senders_are_looked_at_while_they_send(name):
     found = result["correlations"]
     at = {variable: number for number, variable in enumerate(found["variables"])}
     assert found["looks"] >= 30 and {"cwnd", "ssthresh", "srtt_us", "unacked"} <= set(at)
-    # What is under way is what the window allows, so that the two go together.
+    # The window limits the bytes under way, so the two correlate.
     assert found["rank"][at["cwnd"]][at["cwnd"]] == 1 and found["rank"][at["cwnd"]][at["unacked"]] > 0.3, found
 
 
@@ -132,7 +133,7 @@ def test_a_link_that_slows_down_meanwhile_is_noticed_by_nobody_but_the_bytes(tmp
     require_valid(result)
     for point in result["points"]:
         ideal_s = point["senders"] * 64_000 * 8 / 100e6
-        # The quickest of several blocks: what a busy machine does to the others is not what is asked.
+        # The fastest of several blocks, because a busy machine delays others.
         first, last = min(point["blocks"][:5]), min(point["blocks"][-10:])
         # Each point begins with the links of the scenario, and ends with a third of their rate and no timeouts.
         assert first < 1.5 * ideal_s and 3 * ideal_s < last < 4.5 * ideal_s, (ideal_s, first, last)
@@ -225,5 +226,5 @@ def test_what_expects_something_of_the_goodput_is_measured_alone(tmp_path):
             most = max(most, len(set(up()) - before))
             time.sleep(0.01)
     assert most == 1
-    # Where somebody else has the CPUs the program refuses to say what one flow gets: that is an answer too.
-    assert running.wait() == 0 or (running.wait() == 3 and "the hypervisor gave" in log.read_text()), log.read_text()
+    # If CPU time is stolen, the program refuses to report one flow's goodput: that is a valid answer, too.
+    assert running.wait() == 0 or (running.wait() == 3 and "the hypervisor stole" in log.read_text()), log.read_text()

@@ -1,4 +1,4 @@
-"""Programs that ask their worker over its socket: with curl alone, and as somebody who means harm."""
+"""Programs that send requests to their worker over its socket: with curl alone, and malicious ones."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def asked(client: Any, script: str, **more: Any) -> Any:
 
 
 def is_clean(client: Any) -> bool:
-    # The error of a task has its frames, with what they read last, and Dask keeps the two in a cycle of references.
+    # The error of a task refers to its frames, with the last data read, and Dask keeps both in a cycle of references.
     client.run(gc.collect)
     return not what_is_left(client, "objects", "live_bytes")
 
@@ -89,7 +89,7 @@ def test_a_program_puts_and_fetches(client):
 
 
 def test_a_program_spawns_and_delegates(client):
-    """The paper's shape: it starts others, and hands its result on to one that waits for them."""
+    """As in the paper: the program spawns tasks, and delegates to one that waits for them."""
     first = client.submit(put_bytes, b"b\na\n", pure=False)
     script = """
     input=$(ask /task | part inputs 0)
@@ -134,7 +134,7 @@ def test_programs_write_and_read_streams(client):
     expected = b"".join(b"%d\n" % number for number in range(1000))
     summed = asked(client, script, inputs=[numbers])
     assert client.submit(content_of, summed, pure=False).result(60) == [expected]
-    # One that ends well and did not close its stream did not write all of it.
+    # A program that succeeds without closing its stream has not written all of it.
     script = "ask /stream/open -X POST > /dev/null; printf a | ask /stream/write --data-binary @-"
     failed = client.submit(read_all, asked(client, script, outputs=0), pure=False).exception(60)
     assert isinstance(failed, mission_control.StreamFailed) and "did not close it" in str(failed)
@@ -143,12 +143,12 @@ def test_programs_write_and_read_streams(client):
 
 
 def talk(address: str, *requests: bytes) -> bytes:
-    """What a worker answers to bytes; the connection is closed after the last."""
+    """Return a worker's answer to bytes; the connection is closed after the last."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(30)
         connection.connect(address)
         got = b""
-        # A connection on which more was sent than was read is reset.
+        # A connection with unread data is reset.
         with suppress(ConnectionResetError, BrokenPipeError):
             for request in requests:
                 connection.sendall(request)
@@ -224,11 +224,11 @@ def harm() -> None:
     assert status("POST", "/put", b"x", Content_Length="100") == 400, "a body that ends too early is no object"
     assert talk(address, b"\x00\xff" * 1000)[:4] in (b"", b"HTTP")
     assert talk(address, b"GET /task HTTP/1.1\r\n" + b"a: b\r\n" * 10_000)[:12] in (b"", b"HTTP/1.1 431")
-    # A request that was not read to its end is not taken for the next one.
+    # The rest of a request that was not read completely is not parsed as the next request.
     smuggled = b"GET /task HTTP/1.1\r\nAuthorization: Bearer " + credential.encode() + b"\r\n\r\n"
     head = f"POST /nowhere HTTP/1.1\r\nContent-Length: {len(smuggled)}\r\n\r\n".encode()
     assert talk(address, head + smuggled).count(b"HTTP/1.1 ") == 1
-    # Afterwards all is well.
+    # Afterwards the worker still works.
     assert status("GET", "/task") == 200
     print("unharmed")
 
@@ -254,7 +254,7 @@ def test_a_program_of_a_stream_that_fails_says_why(client):
     script = "ask /stream/open -X POST > /dev/null; printf a | ask /stream/write --data-binary @-; echo no >&2; exit 3"
     failed = client.submit(read_all, asked(client, script, outputs=0), pure=False).exception(60)
     assert isinstance(failed, mission_control.StreamFailed) and "status 3: no" in str(failed)
-    # A request that makes no sense is an answer with its reason, and curl ends with an error.
+    # An invalid request gets an answer with the reason, and curl ends with an error.
     error = asked(client, """ask /fetch -d '{"reference": 7}' >&2""").exception(60)
     assert isinstance(error, ProgramFailed) and "7 is no reference" in str(error)
     assert In(0)

@@ -25,7 +25,7 @@ SOURCE = Path(__file__).parent / "java" / "Tried.java"
 
 @pytest.fixture(scope="module")
 def jar(tmp_path_factory: Any) -> bytes:
-    """The tasks of :data:`SOURCE`, as an archive."""
+    """Compile the tasks of :data:`SOURCE` into an archive."""
     folder = tmp_path_factory.mktemp("java")
     subprocess.run(["javac", "-Xlint:all", "-cp", str(LIBRARY), "-d", str(folder), str(SOURCE)], check=True)
     classes = sorted(path.name for path in folder.glob("*.class"))
@@ -35,7 +35,7 @@ def jar(tmp_path_factory: Any) -> bytes:
 
 @pytest.fixture
 def tried(client: Client, jar: bytes) -> Iterator[Any]:
-    """Submits a task of Java: what it is to do, and how many of it."""
+    """Submit tasks in Java: their action, and their number."""
     archives = [client.submit(put, [jar], pure=False)]
 
     def submit(what: str, count: int = 0, **more: Any) -> Any:
@@ -44,7 +44,7 @@ def tried(client: Client, jar: bytes) -> Iterator[Any]:
 
     yield submit
     archives.clear()
-    # The frames of an error of a task, which Dask has kept, hold what the task had read.
+    # The frames of a task's error, which Dask keeps, hold the data that the task had read.
     client.run(gc.collect)
     until(lambda: not what_is_left(client, "objects", "live_bytes"), "nothing is left")
 
@@ -99,7 +99,7 @@ def leases(dask_worker: Any) -> int:
 
 
 def test_what_is_mapped_stays_as_it_is_and_is_given_back(client, tried, tmp_path):
-    """Of its own worker, of another one, and too small to be mapped."""
+    """Objects of its own worker, of another one, and one too small to be mapped."""
     first, second = sorted(client.scheduler_info()["workers"])[:2]
     sizes = [(8 << 20, first), (8 << 20, second), (3 << 20, second), (1000, second), (0, first)]
     made = [client.submit(put_data, size, n, workers=[at], pure=False) for n, (size, at) in enumerate(sizes)]
@@ -108,7 +108,7 @@ def test_what_is_mapped_stays_as_it_is_and_is_given_back(client, tried, tmp_path
     maps = tried(f"map:{path}", inputs=made, workers=[first])
     until(lambda: Path(f"{path}.begun").exists(), "it has mapped them")
     assert client.run(leases)[first] == 3
-    # Memory of what is freed is used again at once.
+    # Freed memory is reused at once.
     del made
     others = [client.submit(put_data, 8 << 20, 100 + n, pure=False) for n in range(8)]
     wait(others)
@@ -136,7 +136,7 @@ def test_a_task_spawns_and_delegates(client, tried):
 
 
 def test_what_was_spawned_has_what_its_call_names(client, tried):
-    """Also where the task that made it is over, and the call to which that delegates does not name it."""
+    """Also if the task that made it is over, and the call to which that delegates does not name it."""
     assert tried("spawn named", 1000).result(60) == [1000]
 
 
@@ -148,7 +148,7 @@ def write_slowly(count: int) -> None:
 
 
 def test_a_reader_of_a_stream_reads_it_again_when_its_process_ends(client, tried):
-    """What it has read of it is gone."""
+    """The data that it has read from the stream is gone."""
     (worker, *_) = client.scheduler_info()["workers"]
     wait(tried("nothing", workers=[worker]))
     written = client.submit(write_slowly, 100, pure=False)
@@ -175,7 +175,7 @@ def test_what_fails_says_why(client, tried):
 
 
 def test_a_process_that_ends_with_tasks_of_others_costs_them_nothing(client, tried):
-    """Ten tasks run in it, and one ends it, again and again: that one fails, and the others run once more."""
+    """Ten tasks run in the process, and one ends it repeatedly: that one fails, and the others run once more."""
     (worker, *_) = client.scheduler_info()["workers"]
     wait(tried("nothing", workers=[worker]))
     slow = [tried("sleep", number, workers=[worker]) for number in range(10)]

@@ -1,4 +1,4 @@
-"""What a program says of a job, before a cluster hears of it."""
+"""The specification of a job, validated without a cluster."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_a_specification_has_all_that_policies_read():
 
 
 @pytest.mark.parametrize(
-    ("wrong", "mend"),
+    ("wrong", "hint"),
     [
         ({"deadline": 0}, "seconds above 0"),
         ({"deadline": float("nan")}, "seconds above 0"),
@@ -28,7 +28,7 @@ def test_a_specification_has_all_that_policies_read():
         ({"transport": "pigeon"}, "use auto"),
     ],
 )
-def test_what_makes_no_sense_is_refused_with_one_line(wrong, mend):
-    with pytest.raises(ValueError, match=mend) as refused:
+def test_what_makes_no_sense_is_refused_with_one_line(wrong, hint):
+    with pytest.raises(ValueError, match=hint) as refused:
         specification("etl", **wrong)
     assert "\n" not in str(refused.value)

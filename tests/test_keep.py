@@ -17,7 +17,7 @@ def make(seed: int, keep: bool) -> mission_control.Reference:
 
 
 def take(reference: mission_control.Reference, part: int | None, number: int) -> tuple[bool, int]:
-    """Whether it is right, and how many bytes came from another worker."""
+    """Return whether the content is right, and the bytes from other workers."""
     fetched = mission_control.fetch(reference, part=part)
     expected = [data(NBYTES, 5), data(100, 5), data(NBYTES, 6)]
     expected = expected if part is None else [expected[part]]
@@ -39,7 +39,7 @@ def test_what_a_loop_needs_comes_once(client, kept):
             there = client.submit(mission_control.keep, there, workers=[first], pure=False)
         took = [
             client.submit(take, there, part, number, workers=[second], pure=False).result(60)
-            # What all fetch whole is a broadcast, and kept anyway.
+            # An object that all fetch completely is a broadcast, and kept anyway.
             for number, part in enumerate([0, 0, 0] if kept == "not" else [0, 0, 0, None, None])
         ]
     assert all(right for right, _ in took)
@@ -47,7 +47,7 @@ def test_what_a_loop_needs_comes_once(client, kept):
     if kept == "not":
         assert moved == [NBYTES] * 3 and copies(client) == 0
     else:
-        # Small parts come each time.
+        # Small parts are fetched each time.
         assert moved == [NBYTES, 0, 0, NBYTES + 100, 100] and copies(client) == 2
     del there
     until(lambda: not what_is_left(client, "objects", "copies", "live_bytes"), "nothing is left")

@@ -86,7 +86,7 @@ def test_a_port_has_the_rate_and_the_buffer_that_it_was_given(name):
         names, nbytes, port = flows(lab, "cubic", 2, 3)
         assert names == ["cubic", "cubic"]
         # Of 3 s at 50 Mbit/s some bytes are still in buffers when the senders stop; headers take 5 %. A link without a
-        # limit would carry a hundred times as much. The lower bound leaves room for a machine whose CPUs are lent out.
+        # limit would carry a hundred times as much. The lower bound leaves room for a machine with stolen CPU time.
         assert 0.6 < nbytes / (3 * 50e6 / 8) < 1.15
         assert port["drops"] > 0 and port["marks"] == 0
         assert port["queue_bytes_max"] <= 96 << 10 and port["queue_bytes_p95"] > 48 << 10
@@ -95,7 +95,7 @@ def test_a_port_has_the_rate_and_the_buffer_that_it_was_given(name):
 
 
 def test_packets_at_a_switch_are_no_longer_their_senders(name):
-    """Else hosts would wait for a switch's queues as if they were their own, and lose nothing."""
+    """Otherwise hosts would treat a switch's queues as their own, and lose nothing."""
     setting = Path("/proc/sys/net/bridge/bridge-nf-call-iptables")
     with Lab(two_rack(hosts=4), name) as lab:
         for switch in lab.topology.switches:
@@ -116,7 +116,7 @@ def test_hosts_know_each_other_by_name_in_every_topology(name):
 
 
 def test_ports_of_a_shared_buffer_take_what_others_leave(name):
-    """Dynamic threshold, alpha 1: one busy port may hold half of the buffer."""
+    """Dynamic threshold with alpha 1: one busy port may use half of the buffer."""
     port = Port(buffer_bytes=200 << 10, shared_bytes=200 << 10, alpha=1.0)
     with Lab(star(hosts=3, port=port), name) as lab:
         _, _, counted = flows(lab, "cubic", 2, 3)
@@ -128,10 +128,10 @@ def test_alpha_follows_the_marked_fraction_as_rfc_8257_computes_it():
     cases = {
         (1024, 0, 10): 960,  # 1 - 1/16
         (1024, 10, 10): 1024,  # all marked: stays 1
-        (512, 5, 10): 512,  # half marked, and half it was
+        (512, 5, 10): 512,  # half marked, from half before
         (0, 10, 10): 64,  # g
         (160, 1, 4): 166,  # 160 - 10 + 1024 / 16 / 4
-        (8, 0, 4): 0,  # what is less than 1/64 goes
+        (8, 0, 4): 0,  # less than 1/64 becomes 0
     }
     for (alpha, marked, of), expected in cases.items():
         assert _native.Dctcp.alpha_after(alpha, marked, of) == expected
@@ -148,9 +148,9 @@ def dctcp():
 
 
 def test_a_probe_of_ecn_ends_though_its_sender_trickles(endpoint, dctcp):
-    """A worker that turned bad must not keep threads of the others for ever."""
+    """A malicious worker must not block threads of others for ever."""
     own, reader = endpoint(), endpoint()
-    # The handshake passes at once; of the 256 KiB that a probe asks for, 10 s bring 160.
+    # The handshake passes at once; of the 256 KiB of a probe, 160 arrive in 10 s.
     with Proxy(own.address, limit=Limit(16384)) as slow, pytest.raises(OSError, match="1 of 2 senders did not end"):
         reader.probe_ecn([own.address, slow.address])
 
@@ -175,7 +175,7 @@ def test_dctcp_without_ecn_is_reno_and_says_so(name, dctcp):
         assert python(lab, "h2", SEND, "dctcp", "h1", "0.2").communicate()[0].startswith("reno")
 
 
-def test_links_are_cut_mended_and_slowed_while_the_lab_runs(name):
+def test_links_are_cut_restored_and_slowed_while_the_lab_runs(name):
     with Lab(star(hosts=2), name) as lab:
         server = python(lab, "h1", SERVE, "cubic")
         assert server.stdout is not None and server.stdout.readline() == "listens\n"
@@ -250,7 +250,7 @@ def test_labs_that_are_made_at_once_get_names_of_their_own():
 
 
 def test_several_processes_look_at_the_machine_at_once():
-    """Tests do, two at a time. One that was killed on the way has left a namespace behind."""
+    """Tests check concurrently, two at a time. A killed check has left a namespace behind."""
     ended = subprocess.Popen(["true"])
     ended.wait()
     namespaces.batch("ip", [f"netns add {TRIALS}{ended.pid}"])
@@ -263,7 +263,7 @@ def test_several_processes_look_at_the_machine_at_once():
 
 
 def test_nothing_is_left_of_a_lab_that_was_killed(name):
-    """Half of the cycles end by kill -9, at any time."""
+    """Half of the cycles end with kill -9, at any time."""
     allowed = ALLOWED.read_text()
     before = set(namespaces.names(""))
     code = f"from mission_control.lab import Lab, star; import time; Lab(star(hosts=8), {name!r}).up(); time.sleep(60)"
@@ -360,7 +360,7 @@ def test_exec_gives_an_unchanged_program_another_transport_and_leaves_nothing(tm
 
 
 def test_a_window_that_is_asked_for_is_kept_when_data_comes(tmp_path):
-    """The kernel takes another in its place with the first full segments, unless the buffer has no room for it."""
+    """The kernel replaces the window with the first full segments, unless the buffer has no room."""
     send = "import threading\nthreading.Thread(target=other.sendall, args=(bytes(1 << 20),)).start()\nleft = 1 << 20\n"
     receive = "while left: left -= len(one.recv(left))\nprint(one.getsockopt(socket.IPPROTO_TCP, 10))"
     done = mission("exec", "--window", "16kB", "--", sys.executable, "-c", f"{TALK}\n{send}{receive}")
@@ -372,7 +372,7 @@ def test_a_bonded_pair_carries_one_connection_over_both_links(name):
         _, _, _ = flows(lab, "cubic", 1, 3)
         carried = {port["port"]: port["bytes"] for port in lab.ports()}
         one_link = 3 * 20e6 / 8
-        # A shared machine gives less than both at times; over one of them not even this much could pass.
+        # A shared machine sometimes reaches less than both links; one link alone could not carry this much.
         assert carried["h1"] + carried["h1-2"] > 1.2 * one_link, carried
         assert 0.9 < carried["h1"] / carried["h1-2"] < 1.1, "packets take the links in turn"
 
@@ -428,7 +428,7 @@ def scenario(*settings: str) -> Scenario:
 
 
 def chosen(client: Client, job: str) -> str:
-    """The first leg of a job's plan, and why DCTCP is not in it."""
+    """Return the first leg of a job's plan, and why DCTCP is not in it."""
     (own,) = [entry for entry in status(client)["jobs"] if entry["job"] == job]
     refused = dict(map(tuple, own["plan"]["refused"]))
     return own["plan"]["legs"][0]["transport"] + ": " + refused.get("dctcp", "")
@@ -459,7 +459,7 @@ def test_a_peer_that_downgrades_without_a_word_is_found_out(name):
         assert reading.stdout is not None
         facts = json.loads(reading.stdout.readline())
         assert "dctcp was planned, the sender's kernel uses reno" in facts["fallbacks"], facts
-        # The connection is kept for a moment, and the kernel says the same of it.
+        # The connection is kept for a moment, and the kernel reports the same.
         port = address.rpartition(":")[2]
         shown = lab.host("h1").run(["ss", "-tinH", "sport", "=", f":{port}"], capture_output=True, text=True).stdout
         assert " reno " in shown and "dctcp" not in shown, shown
@@ -487,7 +487,7 @@ def test_one_host_with_one_interface_takes_nothing_from_the_others(tmp_path):
     result = json.loads(done.stdout)
     assert all(result["checks"].values()) and not result["errors"], result
     facts = result["jobs"][0]["transfers"][-1]["transport"]
-    # Of six ways between the three, and six from or to the fourth, about as much.
+    # The six ways between the three, and the six from or to the fourth, carry about the same.
     assert min(facts["bytes"].get(transport, 0) for transport in ("mptcp", "tcp")) > 2 << 20, facts
     assert {entry["subflows"] for entry in facts["negotiated"] if entry["transport"] == "mptcp"} == {2}, facts
     assert not [fallback for fallback in facts["fallbacks"] if "carrier" in fallback], facts
@@ -518,7 +518,7 @@ def test_a_run_whose_processors_were_lent_to_others_is_not_valid():
 
     assert invalid_reasons([moving(0.01)] * 8, []) == []
     assert invalid_reasons([moving(0.0), moving(0.1)] * 4, []) == [
-        "the hypervisor gave 5% of the processors' time to others: measure again later"
+        "the hypervisor stole 5% of the CPU time: measure again later"
     ]
     idle = Sample(0.125, (0.0, 0.0), (0.0,), 0.5)
     assert invalid_reasons([moving(0.0), idle], []) == [], "nothing moved then"
@@ -527,7 +527,7 @@ def test_a_run_whose_processors_were_lent_to_others_is_not_valid():
 def test_a_run_that_does_not_show_what_it_is_about_is_not_valid(tmp_path):
     words = ["--hosts", "2", "--size", "4MiB", "--partitions", "2", "--link-rate", "20Mbit/s", "--transport", "tcp"]
     status, result = run_in_lab(tmp_path, *words, "--set", 'expect.condition=["marks"]')
-    assert status == 5 and "no marks at any port, and the run is about them" in result["invalid_because"]
+    assert status == 5 and "no marks at any port, but the run tests them" in result["invalid_because"]
 
 
 def test_exec_gives_an_unchanged_program_two_paths(name):

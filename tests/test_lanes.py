@@ -1,4 +1,4 @@
-"""Workers of `mission://` ask a peer for results of each job by themselves."""
+"""Workers of `mission://` request the results of each job in separate messages."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from mission_control.dask.seams.lanes import InFlight, Lane
 from tests.conftest import until
 
 NUMBERS, COUNT = 1 << 17, 24
-"""A mebibyte each: above the size from which frames pass through the data plane."""
+"""One mebibyte each: larger than the smallest frames that use the data plane."""
 
 
 @pytest.fixture
 def client():
-    # Dask looks at its own state after each step, and closes a worker where it contradicts itself.
+    # Dask validates its state after each step, and closes a worker whose state is inconsistent.
     options = {"threads_per_worker": 2, "processes": False, "dashboard_address": ":0", "protocol": "mission://"}
     with (
         dask.config.set({"distributed.worker.transfer.message-bytes-limit": "4MiB"}),
@@ -43,13 +43,13 @@ def total(arrays: list[np.ndarray]) -> int:
 
 
 def messages(dask_worker: Any) -> list[tuple[str, str, list[Any]]]:
-    """Peer, job and keys of what was asked for."""
+    """Peer, job and keys of requested messages."""
     entries = [entry for entry in dask_worker.state.log if entry[0] == "gather-dependencies"]
     return [(str(entry[1]), entry[1].job, sorted(entry[2])) for entry in entries]
 
 
 def gather(client: Client, names: list[str]) -> None:
-    """Have one task of each job gather from all workers, at the same time; compares what they got."""
+    """Let one task of each job gather from all workers at the same time; compare the results."""
     workers = list(client.scheduler_info()["workers"])
     results, arrays = {}, {}
     for number, name in enumerate(names):
@@ -84,7 +84,7 @@ def test_no_message_has_results_of_two_jobs_and_several_are_under_way(client):
 
 
 def watched(dask_worker: Any) -> None:
-    """Count how many messages of one peer are under way at most."""
+    """Record the largest number of concurrent messages of one peer."""
     state = dask_worker.state
     dask_worker.most_of_a_peer = 0
     begins = state.in_flight_workers.native.begins
@@ -105,7 +105,7 @@ def watched(dask_worker: Any) -> None:
 def test_a_job_at_eight_gets_most_of_a_slow_sender():
     options = {"threads_per_worker": 2, "host": "127.0.0.1", "dashboard_address": ":0", "protocol": "mission://"}
     with (
-        # Two messages have more frames than a host has slots: both jobs have chunks that wait.
+        # Two messages have more frames than a host has slots, so both jobs have waiting chunks.
         dask.config.set({"distributed.worker.transfer.message-bytes-limit": "16MiB"}),
         LocalCluster(n_workers=2, memory_limit="3GiB", **options) as cluster,
         Client(cluster) as client,
@@ -119,7 +119,7 @@ def test_a_job_at_eight_gets_most_of_a_slow_sender():
             with mission_control.job(name, client=client, priority=priority, transport="tcp"):
                 arrays[name] = client.map(make, range(150), workers=[one], pure=False)
         wait([*arrays["slow"], *arrays["fast"]])
-        # All of them become ready at the same moment, however long this thread takes to submit them.
+        # All become ready at the same moment, however long their submission takes.
         opened = client.submit(gate.wait, 60, workers=[one], pure=False)
         for name, priority in (("slow", 1.0), ("fast", 8.0)):
             with mission_control.job(name, client=client, priority=priority, transport="tcp"):
@@ -130,7 +130,7 @@ def test_a_job_at_eight_gets_most_of_a_slow_sender():
         for own in results.values():
             assert client.gather(own) == [total([make(seed)]) for seed in range(150)]
         (ends,) = client.run(lambda dask_worker: dask_worker.ends, workers=[two]).values()
-        # In the order of the ends, which no pause changes.
+        # In the order of their ends, which no pause changes.
         last = max(place for place, name in enumerate(ends) if name == "fast")
         slow = ends[:last].count("slow")
         # With equal shares it would be nearly all. Each time a pause between messages is longer than a message takes,

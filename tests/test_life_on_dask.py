@@ -1,4 +1,4 @@
-"""What else happens to tasks and workers in Dask: right results, and nothing is left behind."""
+"""Other events of tasks and workers in Dask: results are right, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_task_that_fails_after_it_put_is_tried_again(client, tmp_path):
         return reference
 
     reference = client.submit(fails_twice, 1, retries=3, pure=False)
-    # Each worker that tries it imports this module first, and with it Dask's data frames.
+    # Each worker that runs it first imports this module, and with it Dask's data frames.
     assert client.submit(digest, reference, pure=False).result(timeout=180) == expected(1)
     assert sum(entry["objects"] for entry in resources(client).values()) == 1, "what failed tasks put is freed"
     del reference
@@ -85,7 +85,7 @@ def test_futures_that_are_cancelled_while_their_tasks_fetch_leave_nothing(client
     assert Event("fetching").wait(30)
     client.cancel(others[:3], force=True)
     assert others[3].result(timeout=120) == expected(3)
-    # The references are still good for others.
+    # The references are still valid for others.
     assert client.gather(client.map(digest, references, pure=False)) == [expected(seed) for seed in range(4)]
     Event("fetching").clear()
     del references, others
@@ -104,7 +104,7 @@ def test_a_restarted_cluster_goes_on_and_knows_nothing_of_before():
 
 
 def test_results_that_dask_spills_keep_their_references():
-    """Results of a worker with little memory go to disk and come back; what they refer to stays meanwhile."""
+    """Results of a worker with little memory go to disk and come back; their objects stay meanwhile."""
 
     def heavy(seed: int) -> tuple[mission_control.Reference, np.ndarray]:
         return made(seed), np.full(30 << 20, seed % 256, np.uint8)
@@ -137,7 +137,7 @@ def test_dasks_own_shuffle_runs_beside_ours(client):
 
 @pytest.mark.parametrize("away", ["scale", "kill"])
 def test_objects_of_workers_that_go_are_made_again(away):
-    """Adaptive deployments take workers away in the middle of jobs, and bring others."""
+    """Adaptive deployments remove workers in the middle of jobs, and add others."""
     with cluster_of(3) as (cluster, client):
         references = client.map(made, range(9), pure=False)
         wait(references)
@@ -172,7 +172,7 @@ def test_objects_outlive_what_an_adaptive_cluster_takes_away():
 
 
 def test_data_is_served_at_the_ports_of_the_configuration():
-    """A firewall may let only these through; without a free one a worker works for Dask and says why."""
+    """A firewall may allow only these ports; without a free one a worker has no data plane, and reports why."""
     with ExitStack() as stack:
         servers = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
         taken, free = (server.getsockname()[1] for server in servers)
@@ -210,11 +210,11 @@ def test_install_adds_what_is_missing_and_knows_what_is_there(blocked):
         Client(cluster) as client,
     ):
         assert not mission_control.jobs.installed(client)
-        # As a scheduler that was preloaded, whose workers were not.
+        # As with a preloaded scheduler whose workers were not preloaded.
         client.register_plugin(MissionControlScheduler())
         assert mission_control.jobs.installed(client)
         if blocked:
-            # Which workers have joined such a scheduler does not say.
+            # Such a scheduler does not report which workers have joined.
             return
         mission_control.install(client)
         mission_control.install(client)

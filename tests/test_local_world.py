@@ -1,4 +1,4 @@
-"""World `local`: what it opens to others."""
+"""World `local`: what other hosts can reach."""
 
 from __future__ import annotations
 

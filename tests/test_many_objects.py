@@ -1,4 +1,4 @@
-"""Many objects, parts and readers: what a process has few of (descriptors, mappings, memory) is not exhausted."""
+"""Many objects, parts and readers do not exhaust a process's descriptors, mappings and memory."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ for line in sys.stdin:
 
 
 class Owner:
-    """A process that holds objects which differ from one another by a byte."""
+    """A process that holds objects which differ by a byte."""
 
     def __init__(self, soft: int | None, objects: int, size: int):
         command = [sys.executable, "-c", OWNER, TOKEN.hex(), json.dumps([soft, objects, size])]
@@ -86,7 +86,7 @@ def test_a_worker_with_1024_descriptors_holds_20000_objects_and_serves_200_reade
         assert descriptors < 600, descriptors
 
         def read(number: int) -> bool:
-            # Some map the memory, some take it over TCP.
+            # Some readers map the memory, some use TCP.
             demands = DEMANDS if number % 4 == 0 else OVER_TCP
             wanted = [(names[at], 0, size, [address]) for at in range(number, objects, 1009)]
             parts, _, _ = readers[number].fetch("job", "map", "reduce", demands, wanted, False)
@@ -112,9 +112,9 @@ def test_owners_that_are_gone_leave_no_descriptors(endpoint):
         own.close()
         open_now.append(len(os.listdir("/proc/self/fd")))
     (record,) = json.loads(reader.transfers())
-    # A machine that is busy may give a lease too late once, and TCP brings the part: what counts is what stays open.
+    # On a busy machine a lease may come too late once, and TCP delivers the part: the test is about open descriptors.
     assert record["transport"]["bytes"]["shm"] >= 12 * len(content), record["transport"]
-    # Two more for each that was there, if they stayed. The first ones open what all share, such as the probe of a path.
+    # Two more for each, if they stayed. The first ones open shared resources, such as the probe of a path.
     assert open_now[-1] < open_now[5] + 10, open_now
 
 
@@ -145,7 +145,7 @@ def test_freed_memory_and_its_descriptors_go_back_to_the_kernel(endpoint):
         assert resident > 700 << 20
         began = time.monotonic()
         owner.ask("free")
-        # What somebody looks at stays until he is done.
+        # Memory with a reader stays until the reader is done.
         assert memoryview(parts[0]) == content[5 : 5 + (8 << 20)].data
         del parts
         until(lambda: owner.ask()[0] < resident - (700 << 20), "the memory is back", seconds=30)

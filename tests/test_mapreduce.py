@@ -28,7 +28,7 @@ from tests.conftest import mission, until, what_is_left
 def words_of(seed: int) -> Iterator[tuple[str, int]]:
     chance = random.Random(seed)
     for _ in range(20_000):
-        # Half of them are of one word.
+        # Half of the words are the same.
         yield ("the" if chance.random() < 0.5 else f"word {chance.randrange(3000)}"), 1
 
 
@@ -45,7 +45,7 @@ def all_items(reference: mission_control.Reference) -> list[Any]:
 
 
 def items(client: Any, made: list[Any]) -> list[list[Any]]:
-    """Of each reduce task."""
+    """Return the items of each reduce task."""
     outputs = client.gather(made)
     found = client.gather([client.submit(all_items, own.value, pure=False) for own in outputs])
     assert [len(own) for own in found] == [own.items for own in outputs]
@@ -69,7 +69,7 @@ def test_words_are_counted(client, combine, partition):
 
 
 class Named(str):
-    """A text that is shown as another one."""
+    """A text whose representation is another one."""
 
     def __str__(self) -> str:
         return "other"
@@ -102,11 +102,11 @@ def test_keys_of_all_kinds_meet_their_own_values(client):
     made = mission_control.mapreduce(range(4), map=pairs_of_all, reduce=gathered, reducers=3, client=client)
     found = dict(itertools.chain.from_iterable(items(client, made)))
     assert found == {key: [0, 1, 2, 3] for key in KEYS}
-    # Keys that have the same number and are not equal.
+    # Different keys with the same number.
     same = [(7, key, value) for key, value in (("a", 1), ("b", 2), ("a", 3), ("c", 4), ("b", 5))]
     groups = pairs.Groups(iter([*same, (8, "d", 6)]))
     assert [(key, list(values)) for key, values in groups] == [("a", [1, 3]), ("b", [2, 5]), ("c", [4]), ("d", [6])]
-    # A reducer that takes some of its values, or none.
+    # A reducer that reads some of its values, or none.
     groups = pairs.Groups(iter([*same, (8, "d", 6)]))
     assert [(key, next(values)) for key, values in groups] == [("a", 1), ("b", 2), ("c", 4), ("d", 6)]
 
@@ -121,7 +121,7 @@ def by_day(day: datetime.date, reducers: int) -> int:
 
 
 def test_keys_of_other_kinds_go_where_a_function_says(client):
-    """Some map tasks give no pairs, and some reduce tasks get none."""
+    """Some map tasks return no pairs, and some reduce tasks get none."""
     given = {"map": dated, "reduce": count, "partition": by_day, "reducers": 5}
     found = items(client, mission_control.mapreduce([0, 1, 2, 1], **given, client=client))
     assert found == [[], [(datetime.date(2026, 1, 1), 2)], [(datetime.date(2026, 1, 2), 2)], [], []]
@@ -156,7 +156,7 @@ if __name__ == "__main__":
 
 
 def test_values_of_classes_of_a_script(tmp_path):
-    """Workers cannot import them."""
+    """Workers cannot import classes of a script."""
     (tmp_path / "script.py").write_text(SCRIPT)
     words = [sys.executable, str(tmp_path / "script.py")]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120)
@@ -177,7 +177,7 @@ def lines(key: bytes, values: Iterable[bytes]) -> Iterator[bytes]:
 def less_memory(dask_worker: Any, less: bool) -> None:
     from mission_control.map_reduce import groups, pairs
 
-    # Of 2 GiB.
+    # A fraction of 2 GiB, the memory of a worker.
     groups.MEMORY_FRACTION = 1e-4 if less else 0.125
     groups.PARTS_MAX = 2 if less else 128
     pairs.TABLE_BYTES = 100_000 if less else 64 << 20
@@ -224,7 +224,7 @@ def test_pairs_of_an_iterator_in_c(client):
 
 
 class Large:
-    """Its size is not seen from outside."""
+    """A value whose size Dask cannot see."""
 
     def __init__(self, size: int):
         self.content = [bytes(size)]
@@ -277,7 +277,7 @@ def test_what_is_wrong_says_so(client, tmp_path):
         with pytest.raises(kind, match=says):
             client.gather(mapreduce(**given))
     assert [own.name for own in (tmp_path / "new").iterdir()] == [".job"]
-    # Which may still run.
+    # The other job may still run.
     other = mapreduce([1], map=words_of, reduce=lines_of, outputs=tmp_path / "new", client=client)
     with pytest.raises(ValueError, match="files of another job"):
         client.gather(other)
@@ -295,7 +295,8 @@ def test_wordcount_counts_what_was_written(tmp_path):
 
 
 def mixed_pairs(seed: int) -> Iterator[tuple[Any, Any]]:
-    """What is added up natively, and what is not: other types, derived ones, sums that are too large."""
+    """Values that are added up natively, and values that are not: other types, derived types, sums that are too
+    large."""
     chance = random.Random(seed)
     keys = ["a", "ä", "\udc80", b"a", "", b"", Named("a"), 1, True, None, ("a", 1), 0.5]
     for _ in range(3000):
@@ -304,7 +305,7 @@ def mixed_pairs(seed: int) -> Iterator[tuple[Any, Any]]:
 
 
 def listed_pairs(seed: int) -> list[list[Any]]:
-    """Pairs that are no tuples."""
+    """Pairs of other types than tuple."""
     return [["a", 1], ["b", 2], ["a", 3]]
 
 
@@ -320,7 +321,7 @@ def test_what_is_added_up_natively_and_what_is_not_come_together(client):
         sums[key] = sums.get(key, 0) + value
     assert sums.keys() == expected.keys()
     assert all(sums[key] == pytest.approx(sum(values), rel=1e-12) for key, values in expected.items())
-    # Of whole numbers alone nothing is rounded.
+    # Sums of integers alone are not rounded.
     whole = [("a", 2**62)] * 5 + [("b", 7), ("a", -(2**62))]
     made = mission_control.mapreduce([0], map=lambda _: whole, reduce=count, combine=operator.add, client=client)
     assert sorted(itertools.chain.from_iterable(items(client, made))) == [("a", 2**64), ("b", 7)]

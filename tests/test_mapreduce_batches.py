@@ -25,7 +25,7 @@ ROWS = 5_000
 
 
 def rows_of(seed: int) -> Any:
-    """Half of the rows are of one key."""
+    """Half of the rows have the same key."""
     random = np.random.default_rng(seed)
     keys = np.where(random.random(ROWS) < 0.5, "the", np.array([f"word {n}" for n in random.integers(0, 3000, ROWS)]))
     return pa.table({"word": keys.tolist(), "count": random.integers(0, 100, ROWS), "seed": np.full(ROWS, seed)})
@@ -47,7 +47,7 @@ def all_items(output: Any) -> list[Any]:
 
 
 def tables(client: Any, made: list[Any]) -> list[Any]:
-    """Of each reduce task, as one."""
+    """Return the tables of all reduce tasks as one."""
     outputs = client.gather(made)
     found = [
         pa.concat_tables(own) for own in client.gather([client.submit(all_items, own, pure=False) for own in made])
@@ -81,7 +81,7 @@ def test_rows_come_out_in_order_and_no_key_in_two_tasks(client, partition):
 def less_memory(dask_worker: Any, less: bool) -> None:
     from mission_control.map_reduce import batches, groups
 
-    # Of 2 GiB.
+    # A fraction of 2 GiB, the memory of a worker.
     groups.MEMORY_FRACTION = 1e-5 if less else 0.125
     groups.PARTS_MAX = 2 if less else 128
     batches.TABLE_BYTES = 30_000 if less else 64 << 20
@@ -207,7 +207,7 @@ def test_other_partitions_and_types(client):
     keys = list(itertools.chain.from_iterable(own.column(0).to_pylist() for own in tables(client, made)))
     expected = [key for key in sorted(Decimal(n).scaleb(-2) for n in range(-50, 50)) for _ in range(3)]
     assert keys == [*expected, None, None, None]
-    # Some map tasks give nothing.
+    # Some map tasks return nothing.
     made = mission_control.mapreduce([0, 1, 0], map=lambda seed: [rows_of(1)] * seed, reducers=2, client=client)
     assert sorted(everything(tables(client, made))) == sorted(rows(rows_of(1)))
 
@@ -229,7 +229,7 @@ def test_files_have_tables_or_what_a_reducer_gives(client, tmp_path):
 
 
 def words_of_text(text: str) -> Iterator[Any]:
-    """Columns of nothing have no type."""
+    """Empty columns have no type."""
     yield pa.table({"word": text.split(), "count": [1] * len(text.split())})
 
 
@@ -275,7 +275,7 @@ def test_combining_may_leave_nothing(client):
 
 
 def around_the_clock(seed: int) -> Any:
-    """An hour that the clocks of the zone have twice."""
+    """An hour that occurs twice in the zone."""
     start = int(datetime.datetime(2024, 11, 3, 5, tzinfo=datetime.UTC).timestamp())
     seconds = np.random.default_rng(seed).integers(start, start + 7200, 20_000)
     return pa.table({"at": pa.array(seconds, pa.timestamp("s", "America/New_York"))})
@@ -299,7 +299,7 @@ def test_both_zeros_are_one_key(client):
 
 
 def in_pieces(seed: int) -> Iterator[Any]:
-    """Nothing first, then rows in order."""
+    """An empty table first, then rows in order."""
     yield pa.table({"key": pa.array([], pa.int64())})
     for start in range(0, 8000, 1000):
         yield pa.table({"key": np.arange(start, start + 1000)})
@@ -338,7 +338,7 @@ def test_what_is_wrong_says_so(client):
     ):
         with pytest.raises(kind, match=says):
             client.gather(mission_control.mapreduce([0, 1], reducers=2, client=client, **given))
-    # Clients of Dask keep the futures of what failed.
+    # Dask's clients keep failed futures.
     until(lambda: not held_by_scheduler(client)["objects"], "no objects are left")
 
 

@@ -1,4 +1,4 @@
-"""`mission://`: Dask's messages, with large frames on the data plane. What is sent is what is read."""
+"""`mission://`: Dask's messages, with large frames on the data plane. Messages arrive unchanged."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LARGE = 4 * comm.EAGER_BYTES
 
 @pytest.fixture
 def plane(endpoint) -> Iterator[Any]:
-    """A data plane of this process, which both ends of a connection have here."""
+    """A data plane of this process, for both ends of a connection."""
     own = endpoint()
     comm.PLANES.add(TOKEN, own)
     yield own
@@ -41,7 +41,7 @@ def held(own: Any) -> int:
 
 
 async def pair(address: str = "mission://127.0.0.1", **options: Any) -> tuple[Any, Any, Any]:
-    """Both ends of a connection, and its listener."""
+    """Make both ends of a connection, and its listener."""
     accepted: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
     async def handle(end: Any) -> None:
@@ -61,13 +61,13 @@ MESSAGES: list[Any] = [
     {"op": "x", "data": to_serialize(pd.DataFrame({"a": np.arange(LARGE // 8), "b": ["text"] * (LARGE // 8)}))},
     {"op": "x", "data": to_serialize(np.random.default_rng(1).random((300, 500))[:, ::2])},
     {"op": "x", "data": to_serialize([np.arange(n) for n in range(0, 3000, 7)])},
-    # Dask gives arrays as they are, with formats that are no plain numbers.
+    # Dask passes arrays unchanged, even with formats that are no plain numbers.
     *({"op": "x", "data": to_serialize(np.ones(LARGE // 2, dtype))} for dtype in ("c8", ">f8", "U2", "S5", "?")),
 ]
 
 
 def plain(message: Any) -> Any:
-    """A message without marks of what to serialize."""
+    """Return a message without markers for serialization."""
     if isinstance(message, dict):
         return {key: plain(own) for key, own in message.items()}
     if isinstance(message, list):
@@ -91,7 +91,7 @@ def test_messages_arrive_as_they_were_sent_in_both_directions(plane, address):
         mine, other, listener = await pair(address)
         for message in MESSAGES:
             for one, two in ((mine, other), (other, mine)):
-                # A writer waits for nobody: both may be written before anybody reads.
+                # A writer never waits: both may be written before one is read.
                 assert await one.write(message) > 0 and await one.write({"next": 1}) > 0
                 assert same(plain(message), await two.read())
                 assert await two.read() == {"next": 1}
@@ -135,7 +135,7 @@ def test_without_a_data_plane_or_with_anothers_all_goes_through_the_connection(e
             await mine.write(message)
             assert same(plain(message), await other.read())
         assert mine.written == 0
-        # It was announced when the connection was made, and there was none.
+        # The handshake announced the data plane, and there was none.
         own = endpoint()
         comm.PLANES.add(TOKEN, own)
         await mine.write(MESSAGES[2])
@@ -203,7 +203,7 @@ def test_frames_nobody_reads_are_freed_after_their_connection(plane, monkeypatch
         await mine.write(MESSAGES[2])
         assert held(plane) == 1
         closing = mine.close()
-        # Its reader has them all the same.
+        # The reader gets them nevertheless.
         assert same(plain(MESSAGES[2]), await other.read())
         await closing
         with pytest.raises(CommClosedError):
@@ -255,11 +255,11 @@ def test_frames_that_are_refused_end_their_connection_and_the_next_one_says_so(p
         demands = {"encrypt": "authenticated", "transport": None}
         with comm.belongs_to(comm.Whose("secret", "a", "b", demands)):
             await mine.write(MESSAGES[2])
-        # Both ends are one process here, which has no certificates: to itself it refuses nothing but the plan.
+        # Both ends are one process without certificates, which only refuses the plan.
         with pytest.raises(CommClosedError, match="the job demands encryption"):
             await other.read()
         assert other.closed()
-        # The handshake of the next connection says that this end avoids the data plane of the other.
+        # The handshake of the next connection announces that this end avoids the other's data plane.
         assert comm.PLANES.avoids() == [plane.address]
         mine.abort()
         listener.stop()
@@ -268,7 +268,8 @@ def test_frames_that_are_refused_end_their_connection_and_the_next_one_says_so(p
 
 
 def test_frames_whose_data_plane_closes_or_is_not_reached_come_another_time(endpoint, monkeypatch):
-    """The connection ends, and Dask makes another one; to a peer that is not reached that one carries frames itself."""
+    """The connection ends, and Dask makes another one, which carries frames itself if the peer's data plane is
+    unreachable."""
     own = endpoint()
     comm.PLANES.add(TOKEN, own)
 
@@ -298,7 +299,7 @@ def test_frames_whose_data_plane_closes_or_is_not_reached_come_another_time(endp
         other.abort()
         mine.abort()
         listener.stop()
-        # The next connection says so, whichever end began it.
+        # The next connection announces that, whichever end began it.
         for mine_writes in (True, False):
             ends = mine, other, listener = await pair()
             writer, reader, _ = ends if mine_writes else (other, mine, listener)
@@ -387,7 +388,7 @@ def test_encryption_that_is_required_is_not_left_out():
 
 
 def test_what_is_to_be_encrypted_does_not_go_through_a_plain_connection(plane, monkeypatch):
-    """Neither where it is in many small pieces, nor where the data plane has no room for it."""
+    """Neither in many small pieces, nor if the data plane has no room."""
     secret = comm.Whose("secret", "make", "gather", {"encrypt": "opportunistic", "transport": None})
     pieces = [to_serialize(np.arange(6000) + number) for number in range(20)]
 
@@ -403,7 +404,7 @@ def test_what_is_to_be_encrypted_does_not_go_through_a_plain_connection(plane, m
             raise OSError("no room")
 
         monkeypatch.setattr(mine, "keep", full)
-        with comm.belongs_to(secret), pytest.raises(CommClosedError, match="are to be encrypted"):
+        with comm.belongs_to(secret), pytest.raises(CommClosedError, match="must be encrypted"):
             await mine.write({"data": pieces})
         await mine.write({"data": pieces})
         assert same(plain({"data": pieces}), await other.read()), "others go through the connection"
@@ -436,7 +437,7 @@ def test_copies_that_are_still_coming_keep_what_their_job_demands_and_what_is_go
     inherited = messages.Inherited(SimpleNamespace(state=SimpleNamespace(tasks=tasks)))
     secret = comm.Whose("secret", "a", "b", {"encrypt": "opportunistic", "transport": None})
     first, second, third = ([f"{which}-{n}" for n in range(messages.INHERITED_MIN)] for which in "abc")
-    # Dask gathers from several workers before it keeps anything.
+    # Dask gathers from several workers before it stores a result.
     inherited.add(first, secret)
     inherited.add(second, secret)
     assert all(inherited.of(key) == secret for key in first + second)

@@ -1,4 +1,4 @@
-"""``mission://`` in whole clusters: what programs gather and scatter, whose it is, and workers that die or pause."""
+"""``mission://`` in whole clusters: gather and scatter, the job of messages, and workers that die or pause."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def make(seed: int) -> np.ndarray:
 
 
 def total(arrays: list[np.ndarray]) -> int:
-    """Of integers: a sum of floats depends on where they lie in memory."""
+    """Integers, because a sum of floats depends on their order in memory."""
     return int(sum(array.sum() for array in arrays))
 
 
@@ -100,7 +100,7 @@ def test_workers_that_share_a_process_use_their_own_data_planes_also_those_that_
             (own,) = (own for own in all if (own["from"], own["to"]) == ("make", "gather"))
             return own["asked_bytes"], own["served_bytes"]
 
-        # Dask may drop one of several copies, so that a worker has to bring its own result, too.
+        # Dask may drop one of several copies, so a worker may have to fetch its own result, too.
         assert all(asked == served >= 3 * make(0).nbytes for asked, served in client.run(moved).values())
 
 
@@ -197,7 +197,7 @@ def test_what_demands_encryption_never_leaves_in_the_clear_whatever_its_size(row
             assert client.submit(sum_of, made, workers=[two], pure=False).result(timeout=60) == int(small(7).sum())
             (transfer,) = until(lambda: gathered(client, "secret"), "it is reported")
             assert set(transfer["transport"]["bytes"]) == {"tls"}, transfer
-        # A copy that Dask makes for itself, for no task of the job; and then a job that demands nothing.
+        # A copy that Dask makes for itself, without a task of the job; and then a job that demands nothing.
         client.amm.stop()  # may drop it at any time
         client.replicate([made], workers=[three])
         whose = client.run(lambda dask_worker: transfer_of(dask_worker, [made.key]).demands, workers=[three])
@@ -242,9 +242,9 @@ def test_a_worker_that_cannot_reach_the_data_plane_gets_nothing_secret_in_the_cl
 
 
 def gathered(client: Client, name: str) -> list[dict[str, Any]]:
-    """The transfers by which workers of a job have had bytes of one another.
+    """Return the transfers between workers of a job.
 
-    A transfer is known before its reader has reported what came, and has no bytes then.
+    A transfer is known before its reader has reported, and has no bytes then.
     """
     transfers = [own for job in status(client)["jobs"] if job["job"] == name for own in job["transfers"]]
     return [own for own in transfers if own["to"] == "gather" and any(own["transport"]["bytes"].values())]
@@ -269,7 +269,7 @@ def test_a_worker_announces_the_address_on_the_network_of_its_scheduler_as_with_
 def test_a_second_address_in_the_clear_is_no_encrypted_channel():
     async def start() -> None:
         security = Security.temporary()
-        # As where certificates stand in Dask's configuration.
+        # As with certificates in Dask's configuration.
         security.require_encryption = False
         async with Scheduler(
             protocol=["mission://", "tcp://"], security=security, dashboard_address=":0", host="127.0.0.1"

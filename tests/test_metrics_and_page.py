@@ -1,4 +1,4 @@
-"""The page and the metrics in settings that are less usual: a path prefix, and two clusters in one process."""
+"""The page and the metrics in unusual settings: a path prefix, and two clusters in one process."""
 
 from __future__ import annotations
 

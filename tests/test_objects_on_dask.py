@@ -39,7 +39,7 @@ def test_every_receiver_gets_its_part_of_each_object(client):
 
 
 def seen(client, job: str) -> list[dict[str, Any]]:
-    """The job, once a fetch of it was reported."""
+    """Return the status of the job, once a fetch of it was reported."""
     asked = [entry for entry in status(client)["jobs"] if any(one["asked_bytes"] for one in entry["transfers"])]
     return [entry for entry in asked if entry["job"] == job]
 
@@ -117,7 +117,7 @@ def test_losing_the_owners_copy_of_the_reference_does_not_lose_the_object(client
     others = [worker for worker in resources(client) if worker != owner]
     client.replicate(reference, workers=others, n=2)
 
-    # What Dask's active memory manager does to the copy of the worker that owns the object.
+    # As Dask's active memory manager drops the copy of the worker that owns the object.
     def drop(dask_scheduler) -> None:
         task = dask_scheduler.tasks[reference.key]
         keep = [holder for holder in task.who_has if holder.address != owner]

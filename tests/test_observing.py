@@ -1,4 +1,4 @@
-"""What others look at: Prometheus's page, and the page on the server of Dask's dashboard."""
+"""Pages for observers: Prometheus's page, and the page on the server of Dask's dashboard."""
 
 from __future__ import annotations
 

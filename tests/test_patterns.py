@@ -26,14 +26,14 @@ def take(made: Any, part: int | None, gate: str) -> int:
 
 
 def transfer_of(client, job: str, to: str) -> dict[str, Any] | None:
-    """The transfer to a stage of a job, from the one stage that moves data there."""
+    """Return the transfer to a stage of a job, from the only stage that moves data there."""
     jobs = {entry["job"]: entry for entry in status(client)["jobs"]}
     found = [entry for entry in jobs.get(job, {"transfers": []})["transfers"] if entry["to"] == to]
     return found[0] if len(found) == 1 else None
 
 
 def shown(client, job: str, to: str, pattern: str, evidence: str) -> None:
-    """Waits until the transfer has this pattern, by this evidence."""
+    """Wait until the transfer has this pattern, by this evidence."""
     seen: list[dict[str, Any] | None] = []
 
     def look() -> bool:
@@ -79,7 +79,7 @@ def test_many_into_one_is_a_gather(client):
 
 
 def test_shuffles_of_dask_are_known(client):
-    """By its barrier before the first byte, and by what was fetched later; what Dask moves by itself, by its graph."""
+    """Recognised by its barrier before the first byte, later by fetches; transfers of Dask itself, by their graph."""
     pandas = pytest.importorskip("pandas")
     frames = pytest.importorskip("dask.dataframe")
     frame = pandas.DataFrame({"key": np.arange(2000) % 50, "value": np.arange(2000.0)})

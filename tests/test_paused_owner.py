@@ -1,4 +1,4 @@
-"""A process that is stopped and goes on later: nobody takes its late answers for others, or waits for it for ever."""
+"""A process that is stopped and continued: its late answers are not mistaken, and nobody waits for it for ever."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ sys.stdin.readline()
 
 @contextmanager
 def another() -> Iterator[subprocess.Popen[str]]:
-    """A process that puts an object of equally long parts once it is asked to."""
+    """A process that puts an object with parts of equal size on request."""
     command = [sys.executable, "-c", OWNER, TOKEN.hex()]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
@@ -46,7 +46,7 @@ def another() -> Iterator[subprocess.Popen[str]]:
 
 
 def ask_to_put(process: subprocess.Popen[str]) -> tuple[str, str]:
-    """Address of the owner, and name of the object."""
+    """Return the address of the owner, and the name of the object."""
     assert process.stdin is not None and process.stdout is not None
     process.stdin.write(json.dumps([PARTS, PART_BYTES]) + "\n")
     process.stdin.flush()
@@ -56,7 +56,7 @@ def ask_to_put(process: subprocess.Popen[str]) -> tuple[str, str]:
 
 @pytest.fixture
 def owner(endpoint):
-    """A process with an object, which gives out the host's slots too, and a reader."""
+    """A process with an object that also grants the host's slots, and a reader."""
     with another() as process:
         reader = endpoint()
         yield process, reader, *ask_to_put(process)
@@ -67,7 +67,7 @@ def test_no_reader_gets_another_part_while_or_after_the_owner_is_stopped(owner):
     expected = [data(PART_BYTES, seed).tobytes() for seed in range(PARTS)]
 
     def fetch(part: int) -> list[int]:
-        """The part that came, as far as it is the one that was asked for."""
+        """Return the received part, after a check that it is the requested one."""
         demands = json.dumps({"encrypt": "none", "transport": None})
         parts, _, _ = reader.fetch("job", "map", "reduce", demands, [(name, part, PART_BYTES, [address])], False)
         return [number for number, content in enumerate(expected) if bytes(parts[0]) == content]
@@ -103,7 +103,7 @@ def test_a_stopped_arbiter_is_replaced_and_follows_its_successor_when_it_goes_on
         for _ in range(8):
             fetch()
             time.sleep(0.7)
-        # The owner or this process gives the slots out now; the first one joins it.
+        # The owner or this process grants the slots now; the first one joins it.
         first.send_signal(signal.SIGCONT)
         for _ in range(8):
             fetch()

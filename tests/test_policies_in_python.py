@@ -1,4 +1,4 @@
-"""A policy of the user's own: asked for weights, and named where it fails."""
+"""Custom policies: they compute weights, and errors name them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def by_name(jobs: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def by_transfer(jobs: list[dict[str, Any]]) -> dict[tuple[str, str, str], float]:
-    """The same, said of each transfer."""
+    """The same for each transfer."""
     return {
         (job["job"], transfer["from"], transfer["to"]): 3.0 if job["job"].startswith("x") else 1.0
         for job in jobs

@@ -57,7 +57,7 @@ def test_any_binary_reads_objects_and_leaves_objects(client):
     there = client.submit(put_bytes, lines, pure=False)
     ordered = b"".join(sorted(lines.splitlines(keepends=True)))
     assert ran(client, ["sort", In(0)], inputs=[there]) == [ordered]
-    # By the standard input, by a pipe, and into a named output.
+    # Through standard input, through a pipe, and into a named output.
     assert ran(client, ["sort"], inputs=[there], stdin=In(0)) == [ordered]
     assert ran(client, ["sort"], inputs=[there], stdin=In(0, pipe=True)) == [ordered]
     assert ran(client, ["sort", "-o", Out(0), In(0, pipe=True)], inputs=[there]) == [ordered]
@@ -81,7 +81,7 @@ def test_parts_and_several_inputs_and_outputs(client):
     assert ran(client, ["true"], outputs=1) == [b""]
     assert len(client.submit(mission_control.run, ["true"], outputs=0, pure=False).result(60)) == 0
     assert ran(client, ["sh", "-c", "echo $WORD; pwd"], env={"WORD": "given"})[0].startswith(b"given\n/")
-    # Files can be mapped, and not be changed; and are not those of another program.
+    # Files can be mapped, but not changed; another program does not see them.
     look = (
         "import mmap, os, sys; file = open(sys.argv[1], 'rb')\n"
         "print(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)[:2])\n"
@@ -93,7 +93,7 @@ def test_parts_and_several_inputs_and_outputs(client):
 
 
 def write_lines(count: int, pause: float = 0.0, fails: bool = False) -> None:
-    """Two parts: the second one has a line at once, for who looks whether the first one is late."""
+    """Two parts: the second has a line at once, so that a reader can see that the first is late."""
     with mission_control.open_stream(2) as out:
         out.write(1, b"other\n")
         for number in range(count):
@@ -111,7 +111,7 @@ def test_streams_are_inputs(client):
         (["cat"], {"stdin": In(0, 0, pipe=True)}, whole),
         (["tac", In(0, 0)], {}, b"".join(reversed(whole.splitlines(keepends=True)))),
         (["cat"], {"stdin": In(0)}, whole + b"other\n"),
-        # Who has read enough ends.
+        # A program that has read enough ends.
         (["head", "-c", "9", In(0, 0, pipe=True)], {}, whole[:9]),
     ):
         written = client.submit(write_lines, 2000, pure=False)
@@ -127,7 +127,7 @@ def test_a_program_reads_a_stream_as_it_is_written(client):
     """The writer would take minutes; the program ends as soon as it has what it wants."""
     written = client.submit(write_lines, 10_000, 0.05, pure=False)
     assert ran(client, ["sed", "3q", In(0, 0, pipe=True)], inputs=[written]) == [b"00000000\n00000001\n00000002\n"]
-    # One that wants no input at all does not wait for any.
+    # A program that reads no input does not wait for any.
     assert ran(client, ["echo", In(0, 1, pipe=True)], inputs=[written])[0].startswith(b"/")
     written.cancel()
     del written
@@ -140,14 +140,14 @@ def test_a_stream_that_fails_ends_its_program(client):
         with pytest.raises((ProgramFailed, mission_control.StreamFailed), match="as planned"):
             ran(client, ["cat"], inputs=[written], **part)
         del written
-    # Clients of Dask keep the futures of what failed, and those what it depends on.
+    # Dask's clients keep failed futures, and those their inputs.
     until(lambda: no_folders(client), "no folders are left")
 
 
 @pytest.mark.parametrize("timeout", [2, None])
 def test_a_program_that_awaits_a_stream_ends_in_time_or_with_its_task(cluster, timeout):
     """A stream is a file when all of it is written, which would take minutes."""
-    # A client of its own: Dask's keep the futures of what failed, and those what it depends on.
+    # A separate client, because Dask's clients keep failed futures, and those their inputs.
     with Client(cluster) as client:
         written = client.submit(write_lines, 10_000, 0.05, pure=False)
         given = {"inputs": [written], "timeout": timeout, "pure": False}
@@ -167,7 +167,7 @@ def test_a_program_that_fails_says_why(client):
     there = client.submit(put_bytes, b"x", pure=False)
     for words, says in (
         (["sh", "-c", "echo wrong >&2; exit 7"], "sh ended with status 7: wrong"),
-        (["false"], "false ended with status 1, and said nothing"),
+        (["false"], "false ended with status 1, without output"),
         (["sh", "-c", "kill -SEGV $$"], "signal SIGSEGV"),
         (["no-such-program"], "no-such-program cannot be started"),
         (["true", Out(0)], "left nothing at Out"),
@@ -195,11 +195,11 @@ def test_a_program_that_fails_says_why(client):
 
 
 WAITS = 'trap "" TERM; setsid sh -c "sleep 300" & sleep 300 & echo $$ > "$1"; wait'
-"""A program that starts two others, one of them in a session of its own."""
+"""A program that starts two others, one of them in a new session."""
 
 
 def started_by(path: Path) -> list[int]:
-    """The program, and all that it started."""
+    """Return the program, and all processes that it started."""
     until(lambda: path.exists() and path.read_text().strip(), "it runs")
     pid = int(path.read_text())
     environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
@@ -228,7 +228,7 @@ def test_a_program_ends_with_its_task(client, tmp_path):
 
 
 def test_a_program_is_over_when_its_outputs_are(client):
-    """A shell does not wait for all that it starts."""
+    """A shell does not wait for all processes that it starts."""
     there = client.submit(put_bytes, data(200_000, 3).tobytes(), pure=False)
     slow = ["sh", "-c", 'exec > "$2"; (sleep 1; cat "$1") & exit 0', "sh", In(0), Out(0)]
     assert ran(client, slow, inputs=[there]) == [data(200_000, 3).tobytes()]
@@ -242,7 +242,7 @@ def test_what_is_no_file_is_no_output(client, tmp_path):
         made = client.submit(mission_control.run, ["sh", "-c", script, "sh", Out(0)], pure=False)
         error = made.exception(60)
         assert isinstance(error, ProgramFailed), (script, error)
-    # What it removes of its folder is not missed.
+    # The program may delete its folder.
     script = "cd ..; rm -rf work tmp; echo said; echo wrong >&2; exit 3"
     error = client.submit(mission_control.run, ["sh", "-c", script], pure=False).exception(60)
     assert isinstance(error, ProgramFailed) and "status 3: wrong" in str(error)
@@ -254,7 +254,7 @@ def test_each_mention_of_a_pipe_has_all_of_the_input(client):
     pipe = In(0, 0, pipe=True)
     assert ran(client, ["cmp", pipe, pipe], inputs=[there]) == [b""]
     assert ran(client, ["cat", pipe, In(0, 1, pipe=True), pipe], inputs=[there]) == [content + content]
-    # Again it is not there, and nobody waits for it.
+    # A second read fails, and does not block.
     words = ["sh", "-c", 'cat "$1" > /dev/null; cat "$1"', "sh", pipe]
     error = client.submit(mission_control.run, words, inputs=[there], pure=False).exception(60)
     assert isinstance(error, ProgramFailed) and "No such file" in str(error)
@@ -262,7 +262,7 @@ def test_each_mention_of_a_pipe_has_all_of_the_input(client):
 
 
 def test_what_is_cut_off_does_not_see_an_end(client, tmp_path):
-    """A program whose time is over is ended before the end of an input that it has not got."""
+    """A program is killed at its timeout, before it can read the end of an incomplete input."""
     path = tmp_path / "whole"
     there = client.submit(put_bytes, data(30_000_000, 5).tobytes(), pure=False)
     script = '(while dd bs=65536 count=1 iflag=fullblock 2> /dev/null | grep -q . ; do sleep 0.05; done; touch "$1")'

@@ -1,4 +1,4 @@
-"""What put accepts, what it refuses in one line, and what a task cannot return."""
+"""Inputs that put accepts and refuses, and values that a task cannot return."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import mission_control
 
 
 def stored(client: Any, make: Callable[[], Any]) -> list[bytes]:
-    """The parts of an object, as a second task reads them."""
+    """Return the parts of an object, as a second task reads them."""
 
     def put() -> mission_control.Reference:
         return mission_control.put(make())

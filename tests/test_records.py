@@ -1,4 +1,4 @@
-"""Records are numbered, and what is kept of them has a bound in bytes."""
+"""Records are numbered, and kept up to a number of bytes."""
 
 from __future__ import annotations
 

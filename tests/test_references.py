@@ -1,4 +1,4 @@
-"""An object lives as long as some result carries a reference to it, wherever in the result that hides."""
+"""An object lives as long as a result carries a reference to it, at any depth in the result."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def in_a_closure(seed: int) -> Any:
 
 
 def one_of_two_equal_ones(seed: int) -> mission_control.Reference:
-    """The first of two equal references dies before the result is looked at."""
+    """The first of two equal references dies before the result is searched."""
     reference = put([content(seed)])
     copy = mission_control.Reference(*reference.__reduce__()[1])
     del reference
@@ -81,7 +81,7 @@ def with_worker_client(seed: int) -> mission_control.Reference:
 
 def with_get_client(seed: int) -> list[mission_control.Reference]:
     future = get_client().submit(child, seed, pure=False)
-    secede()  # or the children would wait for threads that wait for them
+    secede()  # otherwise the children would wait for threads that wait for them
     reference = future.result()
     rejoin()
     return [reference]
@@ -110,7 +110,7 @@ def test_a_reference_that_somebody_made_up_harms_nobody(client, name, owner):
     made = client.submit(made_up, name, owner, pure=False)
     assert made.result(timeout=30).object == name
     del made
-    # Whatever else a message brings that cannot be done, the rest of it is.
+    # If a part of a message is invalid, the rest of it is still carried out.
     kept = client.submit(child, 8, pure=False)
     wait(kept)
 
@@ -131,7 +131,7 @@ def test_a_reference_that_somebody_made_up_harms_nobody(client, name, owner):
 
 
 class Unsendable:
-    """Lives where it was made: a lock cannot be pickled."""
+    """An object that cannot leave its process, because a lock cannot be pickled."""
 
     def __init__(self, table: Any):
         self.lock, self.table = threading.Lock(), table
@@ -155,7 +155,7 @@ def test_references_are_found_in_many_arrays_of_records():
 
 
 def asks_for_a_child(name: str, seed: int) -> mission_control.Reference:
-    """Several of these ask for one and the same child; each goes on when it is told to."""
+    """Several of these request the same child; each continues on a signal."""
     with worker_client() as client:
         future = client.submit(child, seed)
         reference = future.result()
@@ -178,7 +178,7 @@ def test_a_child_that_several_tasks_asked_for_lives_until_the_last_of_them_is_do
         wait(first)
         del first
         time.sleep(0.5)
-        # It returns what it asked for after everybody else has let it go.
+        # It returns the child's result after all others have released it.
         Event("second-goes-on", client=client).set()
         wait(second)
         time.sleep(0.5)
@@ -203,7 +203,7 @@ def test_what_a_coroutine_hands_on_is_kept(client):
 
 
 class Expensive:
-    """A result that says when it was looked at."""
+    """A result that records when it was searched."""
 
     def __reduce__(self) -> Any:
         Path("/tmp/mission-test-looked-at").touch()
@@ -263,7 +263,7 @@ def test_another_jobs_reference_can_be_handed_on(client, way):
 
 
 def forks(seed: int) -> tuple[mission_control.Reference, str]:
-    """Puts in a process that it forks, which has the worker's memory but nothing that looks after it."""
+    """Put in a forked process, which has the worker's memory, but no threads of the data plane."""
     reference, (reads, writes) = put([content(seed)]), os.pipe()
     if (pid := os.fork()) == 0:
         try:

@@ -1,4 +1,4 @@
-"""Somebody between two workers who ends their TLS sessions and begins others: neither side goes on with him."""
+"""A man in the middle between two workers terminates their TLS sessions and begins others: both sides refuse."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from mission_control import _native
 from tests.conftest import data, fetch, put
 
 OPPORTUNISTIC = "opportunistic.mission"
-"""The name that a client asks for where nobody has a certificate of the cluster (`crates/transport/src/tls.rs`)."""
+"""The name that a client requests if there are no certificates of the cluster (`crates/transport/src/tls.rs`)."""
 
 
 class Relay:
-    """Takes connections with a certificate of its own, and passes on what it reads to the server, by TLS as well."""
+    """Accepts connections with its own certificate, and forwards data to the server, also with TLS."""
 
     def __init__(self, target: str, folder):
         security = Security.temporary()
@@ -64,9 +64,9 @@ def test_a_relay_that_ends_the_encryption_is_given_nothing(endpoint, tmp_path):
     relay = Relay(own.address, tmp_path)
     with pytest.raises(_native.TransferError, match="token"):
         fetch(reader, name, sizes, [relay.address], encrypt="opportunistic", transport="tls")
-    # It has read the question and the challenge, and nothing of the answer.
+    # The relay has read the request and the challenge, but nothing of the answer.
     assert b"GET /v1/" in relay.read and b"401" in relay.read
     assert b" 206 " not in relay.read and content[:64] not in relay.read
     relay.listener.close()
-    # Without it between them they go on as before.
+    # Without the relay the workers continue as before.
     assert fetch(endpoint(), name, sizes, [own.address], encrypt="opportunistic", transport="tls") == content

@@ -29,7 +29,7 @@ SIZES = [
     *[(0, 1_500_000, 0), (0, 0, 300), (200_000, 3_000_000, 10), (50_000, 0, 0), (0, 5, 2_000_000)],
     *[(1_000_000, 1_000_000, 1_000_000), (10, 10, 10), (64_000, 640_000, 64_000)],
 ]
-"""Of a dozen jobs: input, shuffle and output bytes, none of some."""
+"""Input, shuffle and output bytes of a dozen jobs; some are 0."""
 
 
 def trace(folder: Path, jobs: int = len(SIZES), gap: float = 0.5) -> Path:
@@ -203,7 +203,7 @@ def test_tasks_hold_a_block_and_content_of_another_place_is_noticed():
 
 
 def damaged(done: replay.Done) -> replay.Done:
-    """The same with other bytes in the place of what was put."""
+    """The same with other bytes instead of the expected ones."""
     assert done.shuffle is not None
     return done._replace(shuffle=mission_control.put([bytes(size) for size in done.shuffle.sizes]))
 
@@ -219,5 +219,5 @@ def test_damage_on_the_way_is_counted(client):
 
 def test_jobs_under_way_are_counted_over_time():
     assert under_way({"a": 0.0, "b": 1.0}, {"a": 2.0}) == [(0.0, 1), (1.0, 2), (2.0, 1)]
-    # One that begins when another ends comes after it.
+    # A job that begins when another ends counts after it.
     assert max(count for _, count in under_way({"a": 0.0, "b": 1.0}, {"a": 1.0, "b": 2.0})) == 1

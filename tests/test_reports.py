@@ -1,4 +1,4 @@
-"""Reports drawn from records, without a run."""
+"""Reports generated from records, without a run."""
 
 from __future__ import annotations
 

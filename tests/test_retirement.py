@@ -1,4 +1,4 @@
-"""A worker that retires hands its objects over: nothing is computed again, and everything is as it was."""
+"""A retiring worker hands its objects over: nothing is recomputed, and all content stays."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_workers_that_retire_between_map_and_reduce(client):
     check(client, maps)
     assert not records(client, "recomputed") and not records(client, "not-handed-over")
     assert sum(own["bytes"] for own in records(client, "handed-over")) >= held
-    # And what has moved can move again.
+    # Moved objects can move again.
     client.retire_workers([max(bytes_at(client), key=bytes_at(client).get)])
     check(client, maps)
     assert not records(client, "recomputed")
@@ -153,5 +153,5 @@ def test_scale_down_takes_who_holds_least_and_tasks_run_where_their_objects_are(
 
         return get_worker().address
 
-    # All are on one host: there it is as near from everywhere. Two references are as small as each other.
+    # All workers are on one host, so all distances are equal. Both references have the same size.
     assert client.submit(where, big, small[0]).result() in workers

@@ -1,4 +1,4 @@
-"""Looking at the jobs of a cluster, and changing them, while they run."""
+"""Observe and change the jobs of a cluster while they run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def produce(seed: int) -> mission_control.Reference:
 
 
 def consume(references: list[mission_control.Reference]) -> str:
-    """Fetches part after part, and waits in the middle until something was changed."""
+    """Fetch part after part, and wait in the middle for a change."""
     digest = hashlib.sha256()
     for part in range(PARTS):
         if part == PARTS // 2:
@@ -87,7 +87,7 @@ def test_what_cannot_be_set_is_refused_and_nothing_changes(client, scheduler):
         listed = json.loads(mission("jobs", "--scheduler", scheduler, "--json").stdout)
         (own,) = [job for job in listed["jobs"] if job["job"] == "stays"]
         assert own["priority"] == 5 and own["demands"]["transport"] is None
-        # A task that is submitted later still carries what the job was submitted with; that does not undo the change.
+        # A task that is submitted later still carries the job's original settings; they do not undo the change.
         client.submit(produce, 1, pure=False).result()
         (own,) = [job for job in status(client)["jobs"] if job["job"] == "stays"]
         assert own["priority"] == 5

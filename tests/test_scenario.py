@@ -1,4 +1,4 @@
-"""Scenarios: what is read, and what is refused with its line."""
+"""Scenarios: files that are read, and files that are refused with the line."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_units_are_read_and_written_back():
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "mend"),
+    ("text", "line", "hint"),
     [
         ("version = 2\n", 1, "version"),
         ('version = 1\n[workload]\nsize = "5 XB"\n', 3, "use one of B, kB"),
@@ -38,8 +38,8 @@ def test_units_are_read_and_written_back():
         ("[control]\nflows_per_host = 10\npacing = 3\n", 3, "no such key"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_its_line(file, text, line, mend):
-    with pytest.raises(BadInput, match=f"line {line}: .*{mend}"):
+def test_what_does_not_fit_is_refused_with_its_line(file, text, line, hint):
+    with pytest.raises(BadInput, match=f"line {line}: .*{hint}"):
         load(file(text))
 
 
@@ -49,13 +49,20 @@ def test_broken_toml_is_refused_with_its_place(file):
 
 
 @pytest.mark.parametrize(
-    ("changes", "mend"),
+    ("changes", "hint"),
     [
         ({"control": {"encrypt": True, "transport": "shm"}}, "not encrypted"),
         ({"control": {"policy": "unfair"}}, "use one of"),
         ({"control": {"priorities": (1.0, 0.0)}, "workload": {"jobs": 2}}, "above 0"),
     ],
 )
-def test_contradictions_name_the_mend(changes, mend):
-    with pytest.raises(BadInput, match=mend):
+def test_contradictions_name_the_fix(changes, hint):
+    with pytest.raises(BadInput, match=hint):
         with_changes(Scenario(), changes)
+
+
+def test_an_event_of_an_older_file_that_says_mend_is_read_as_restore():
+    event = {"after": "1 s", "do": "mend", "host": "h2"}
+    scenario = validate({"world": "lab", "topology": {"events": [event]}})
+    assert scenario.topology.events[0].do == "restore"
+    assert plain(scenario)["topology"]["events"][0]["do"] == "restore"

@@ -24,7 +24,7 @@ def content(seed: int) -> list[bytes]:
 
 
 def shuffle(engine: Engine, job: str, first: int) -> tuple[list[Task], list[Task]]:
-    """Maps that have put their objects, and reduces that have not begun."""
+    """Run map tasks that put their objects, and reduce tasks that have not begun."""
     maps = [engine.submit(job, "map", content=content(first + seed)) for seed in range(4)]
     for task in maps:
         engine.start(task)

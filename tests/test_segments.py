@@ -1,4 +1,4 @@
-"""Memory that calls fill: never two at once, never what they read, never what was put."""
+"""Output segments of calls: never of two calls at once, never also an input, never already put."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_segment_that_was_put_is_written_to_no_more(endpoint):
 
 
 def while_it_is_written(segment: _native.Segment, content: bytes, call: Callable[[], object]) -> list[str]:
-    """Calls again and again while another thread sorts into the segment; gives what was refused."""
+    """Call repeatedly while another thread sorts into the segment; return the refusals."""
     errors: list[str] = []
     for _ in range(20):
         thread = threading.Thread(target=_native.rows_sort, args=([content], RECORD, KEY, segment))

@@ -45,7 +45,7 @@ def folder(tmp_path: Path) -> Path:
 
 @contextmanager
 def served(folder: Path, **settings: Any) -> Iterator[tuple[_native.Service, str]]:
-    """A replica in this process, at a port that is free."""
+    """A replica in this process, at a free port."""
     folder.mkdir(exist_ok=True)
     given = {
         "name": "test",
@@ -64,7 +64,7 @@ def served(folder: Path, **settings: Any) -> Iterator[tuple[_native.Service, str
 
 @contextmanager
 def cluster(name: str, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Iterator[Client]:
-    """A Dask cluster that joins under this name; its workers are processes of this host."""
+    """A Dask cluster that joins with this name; its workers are processes of this host."""
     monkeypatch.setenv(CLUSTER, name)
     with (
         LocalCluster(n_workers=2, threads_per_worker=4, dashboard_address=":0", **options) as own,
@@ -142,7 +142,7 @@ def test_two_clusters_have_the_services_weights_and_go_on_without_it(folder, mon
             with pytest.raises(BadInput, match="there is no policy"):
                 asking.change({"ask": "policy", "policy": "nonsense"})
             service.stop()
-            # No transfer stops, and after a while each cluster weighs alone again.
+            # No transfer stops, and after a while each cluster uses its own weights again.
             wait_for("alone", lambda: not any(status(client)["service"]["guided"] for client in clients))
             wait_for("all of its own", lambda: [job["weight"] for job in status(clients[0])["jobs"]] == [1.0])
         finally:

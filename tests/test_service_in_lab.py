@@ -30,7 +30,7 @@ pytestmark = pytest.mark.lab
 
 HOSTS = 4
 ROUNDS, PART = 96, 256 << 10
-"""Of each receiver: what it takes from each of the others, and how much at once. 72 MiB at 50 Mbit/s are 12 s alone."""
+"""Bytes that each receiver fetches from each other one, and bytes of one fetch. 72 MiB at 50 Mbit/s take 12 s alone."""
 
 
 def test_bytes_of_two_clusters_follow_weights_of_7_to_3(name, tmp_path, monkeypatch):
@@ -77,7 +77,7 @@ def test_bytes_of_two_clusters_follow_weights_of_7_to_3(name, tmp_path, monkeypa
                 thread.start()
             for thread in threads:
                 thread.join(180)
-    # While both have more to fetch than there are slots; in the first seconds weights are agreed on.
+    # While both have more fetches than slots; in the first seconds weights are not in force yet.
     since = max(own[0][0] for own in results.values()) + 3
     end = min(own[-1][0] for own in results.values())
     moved = [sum(size for at, size in results[index] if since <= at <= end) for index in (0, 1)]
@@ -97,7 +97,7 @@ def status(client: Client) -> dict[str, Any]:
 
 
 def shuffle(client: Client, priority: float, begin: threading.Barrier) -> list[tuple[float, int]]:
-    """When which bytes came to some receiver; each takes its own parts of what lies on all the others."""
+    """Return the arrivals at the receivers over time; each fetches its own parts from all others."""
     workers = sorted(client.scheduler_info(n_workers=-1)["workers"])
     with mission_control.job("same-name", priority=priority, transport="tcp", client=client):
         held = [client.submit(put, number, workers=[own], pure=False) for number, own in enumerate(workers)]

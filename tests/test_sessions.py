@@ -1,4 +1,4 @@
-"""One session for each host, on a real cluster: its speaker dies, or stands still."""
+"""One session for each host, on a real cluster: its speaker dies, or is stopped."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def host():
 
 
 def speaker(client: Client) -> str:
-    """The worker that speaks for all others; waits until there is one."""
+    """Wait for the speaker of all other workers, and return it."""
 
     def look() -> str | None:
         workers = status(client)["workers"]
@@ -47,7 +47,7 @@ def speaker(client: Client) -> str:
 
 
 def shuffle(client: Client, job: str, workers: list[str]) -> None:
-    """Of so many workers, over TCP; checks what arrives, and what is reported of it."""
+    """Gather from a number of workers over TCP; check the content and the reports."""
     with mission_control.job(job, transport="tcp", client=client):
         sources = [client.submit(produce, index, workers=[own], pure=False) for index, own in enumerate(workers)]
         sinks = [
@@ -65,7 +65,7 @@ def shuffle(client: Client, job: str, workers: list[str]) -> None:
 
 
 def weighed(client: Client, workers: list[str]) -> dict[str, Any]:
-    """What weighs on each of these."""
+    """Return the weights in force on each of these workers."""
 
     def weights(dask_worker: Any) -> dict[str, float]:
         return dask_worker.plugins["mission-control"].endpoint.weights()

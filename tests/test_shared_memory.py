@@ -1,4 +1,4 @@
-"""What lies on the same host is read where it lies: across processes, and across all other namespaces."""
+"""Objects of the same host are read without a copy: across processes, and across all other namespaces."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ sys.stdin.readline()
 
 @pytest.fixture
 def elsewhere(request):
-    """A reader in a process of its own, maybe behind a prefix such as `unshare`."""
+    """A reader in a separate process, optionally with a prefix such as `unshare`."""
     prefix = getattr(request, "param", [])
     if prefix and subprocess.run([*prefix, "true"], capture_output=True, timeout=30).returncode != 0:
         pytest.skip("namespaces of users are not allowed here")
@@ -58,7 +58,7 @@ def test_a_reader_maps_what_the_owner_wrote_and_it_stays(endpoint, elsewhere):
     assert digest == hashlib.sha256(content).hexdigest() and readonly
     assert facts["bytes"] == {"shm": 8 << 20} and not facts["fallbacks"]
     assert "sealed" in facts["negotiated"][0]["memory"]
-    # It is lent until the reader is gone; killing it gives it back.
+    # The memory is shared until the reader is gone; killing the reader releases it.
     assert own.free(name)
     assert json.loads(own.resources())["live_bytes"] >= 8 << 20
     elsewhere.kill()

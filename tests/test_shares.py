@@ -16,14 +16,14 @@ from tests.conftest import data, put, until
 from tests.proxy import Limit, Proxy
 
 RATE = 48e6
-"""Bytes per second of the receiver's link: slow enough that no processor is the limit."""
+"""Bytes per second of the receiver's link: slow enough that the CPU is not the limit."""
 SAMPLE_S = 0.125
 CHUNK = 256 << 10
 SIZE = 8 << 20
 
 
 class Receiver:
-    """A receiver of jobs, or of transfers (``job/from``), each with a path of its own over the same slow link."""
+    """A receiver of jobs, or of transfers (``job/from``), each with its own path over the same slow link."""
 
     def __init__(self, endpoint, flows: int, weights: dict[str, float]):
         self.reader: _native.Endpoint = endpoint(flows_per_host=flows)
@@ -49,7 +49,7 @@ class Receiver:
 
     @contextmanager
     def backlogged(self) -> Iterator[None]:
-        """All have chunks waiting, always: the next fetch begins before the one before has ended."""
+        """All always have waiting chunks: the next fetch begins before the previous one has ended."""
         for name, path in self.paths.items():
             path.__enter__()
             leg = {"transport": "tcp", "reach": "anywhere", "encryption": "none"}
@@ -97,7 +97,7 @@ def test_backlogged_jobs_reach_their_caps_and_one_alone_takes_all(endpoint):
             seen.append((receiver.connections("etl"), receiver.connections("report")))
             time.sleep(SAMPLE_S)
         assert (7, 3) in seen and max(etl for etl, _ in seen) == 7 and max(report for _, report in seen) == 3, seen
-        # The plan changes: chunks that are under way end, then the new caps hold.
+        # The plan changes: chunks under way end, then the new limits apply.
         receiver.share({"etl": 0.2, "report": 0.8})
         until(lambda: (receiver.connections("etl"), receiver.connections("report")) == (2, 8), "the new caps hold")
         receiver.stop["report"].set()
@@ -129,7 +129,7 @@ def test_transfers_of_one_job_have_shares_of_their_own(endpoint):
         time.sleep(5)
         got = parts(before, receiver.passed())
         assert all(abs(got[name] - weight) < 0.05 for name, weight in wanted.items()), got
-        # Under a policy for jobs the same transfers share what their job has.
+        # With a policy for jobs the same transfers share the job's weight.
         receiver.share({"etl": 0.5, "report": 0.5})
         time.sleep(1)
         before = receiver.passed()

@@ -1,4 +1,4 @@
-"""Shuffles of unchanged programs while workers pause, retire or find no room: the right rows, or a named error."""
+"""Shuffles of unchanged programs while workers pause, retire or have no room: the right rows, or a named error."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_worker_that_retires_costs_no_row(phase):
 
 @pytest.mark.parametrize("carried", [True, False])
 def test_a_barrier_that_is_given_back_has_the_shuffle_begin_again(carried, tmp_path):
-    """As by a late word of an earlier attempt."""
+    """As after a late message of an earlier attempt."""
     # The scheduler runs in this process.
     settings = dask.config.set({"mission-control.p2p": carried})
     with settings, cluster() as (_, client), mission_control.job("given back", client=client):
@@ -214,7 +214,7 @@ def join_the_last_when(exists: str) -> None:
 
 
 def lose_an_output(dask_scheduler: Scheduler) -> None:
-    """The first one on a worker that has nothing to do, if there is such a worker."""
+    """Lose the first output on an idle worker, if there is one."""
     (barrier,) = (task for key, task in dask_scheduler.tasks.items() if str(key).startswith("shuffle-barrier"))
     idle = {worker for worker in dask_scheduler.workers.values() if not worker.processing}
     joined = [task.key for task in barrier.dependents if task.state == "memory" and task.who_has <= idle]
@@ -235,7 +235,7 @@ def test_an_output_that_is_needed_again_after_its_parts_were_freed_starts_the_sh
         def begins_again() -> bool:
             (own,) = until(lambda: shuffles(client), "the shuffle begins")
             if own["runs"] == 1 and own["outputs_done"] == joined:
-                # While its parts are still there it is joined from them once more.
+                # While its parts still exist, the output is joined again from them.
                 client.run_on_scheduler(lose_an_output)
             return own["runs"] == 2
 
@@ -244,6 +244,6 @@ def test_an_output_that_is_needed_again_after_its_parts_were_freed_starts_the_sh
         right_sums(client.compute(result.map_partitions(total, meta={"rows": int, "sum": float})).result())
         (own,) = shuffles(client)
         assert own["runs"] == 2 and own["rows_in"] == LARGE * PARTS
-        # What was not lost after all had been joined was not joined again.
+        # Outputs that were not lost were not joined again.
         assert own["outputs_done"] == (1 if all_are_joined else PARTS)
         assert all_are_joined or own["rows_out"] == own["rows_in"]

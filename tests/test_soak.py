@@ -1,4 +1,4 @@
-"""Many small jobs through one cluster: it ends with the resources it began with."""
+"""Many small jobs on one cluster: it ends with the resources that it began with."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import mission_control
 from tests.conftest import held_by_scheduler, resources, status, until
 
 WARM = 100
-"""Pools of threads and memory fill with the first jobs, and stay."""
+"""Number of warm-up jobs: pools of threads and memory fill with the first jobs, and stay."""
 RSS_SLACK = 24 << 20
-"""Python's and Dask's own caches: without a single job Dask's workers grow by some MiB in that time."""
+"""Growth by caches of Python and Dask: even without jobs Dask's workers grow by some MiB in that time."""
 
 
 def put(seed: int) -> mission_control.Reference:

@@ -1,4 +1,4 @@
-"""Stack profiles: how they differ, and that a host's kernel has what they say."""
+"""Stack profiles: their differences, and their settings in a host's kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes that do not know the token: whatever they take or say, who knows it goes on."""
+"""Processes that do not know the token: whatever they occupy or send, processes with the token continue."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ADMISSION_S = 5
 
 
 def cluster_name(token: bytes) -> str:
-    """As the data plane names its cluster: from the secret, telling nothing of it."""
+    """The name of a cluster, as the data plane derives it from the secret without revealing it."""
 
     return "mission-control-" + hashlib.sha256(b"mission-control cluster " + token).digest()[:8].hex()
 
@@ -75,7 +75,7 @@ def test_strangers_that_say_nothing_or_little_are_closed_and_hold_nobody_up(endp
             assert fetch(reader, name, sizes, [own.address], transport="tcp") == data(8 << 20).tobytes()
         assert tally(reader)["busy"] == 0
         assert json.loads(own.resources())["serving_connections"] < 100
-        # Each has an absolute time to prove the token, however often it sends a byte.
+        # Each connection has an absolute deadline to prove the token, however often it sends a byte.
         until(lambda: json.loads(own.resources())["serving_connections"] < 10, "they are closed", seconds=20)
     finally:
         over.set()

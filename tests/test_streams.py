@@ -42,7 +42,7 @@ def reader(
 
 
 def read_all(own: Any) -> list[bytes]:
-    """What was written, as it was written."""
+    """Return the writes of a part, unchanged."""
     found: list[bytes] = []
     while chunk := read_chunk(own):
         found += chunk
@@ -132,7 +132,7 @@ def test_chunks_are_freed_once_read_unless_they_are_kept(endpoint):
             with pytest.raises(mission_control.Lost, match="read and freed"):
                 reader(other, own, stream, who="first", run=2).next()
         own.free(stream.object)
-        # Leases on shared memory come back by messages, and end in a thread of their own.
+        # Leases on shared memory are returned by messages, and end in a separate thread.
         until(lambda: held(own) == NOTHING, "nothing is left")
         with pytest.raises(mission_control.Lost):
             reader(other, own, stream, who="late").next()
@@ -142,7 +142,7 @@ def test_a_writer_waits_for_a_reader_that_is_behind_and_for_nobody_else(endpoint
     own, other = endpoint(memory_limit=8 << 20), endpoint()
     buffer = data(1 << 20, 1).tobytes()
     stream = writer(own, parts=2)
-    # Nobody reads this part: it goes to the disk.
+    # Nobody reads this part, so it goes to the disk.
     for _ in range(20):
         stream.write(1, buffer)
     assert held(own)["spooled_bytes"] > 0 and held(own)["live_bytes"] <= 8 << 20
@@ -160,7 +160,7 @@ def test_a_writer_waits_for_a_reader_that_is_behind_and_for_nobody_else(endpoint
     first = read_chunk(reading)
     until(lambda: len(written) > 30, "what is read ahead has come")
     time.sleep(2)
-    # 32 MiB, the chunk that is being read, what the writer is ahead, and what is under way.
+    # 32 MiB, the chunk being read, the writer's lead, and bytes under way.
     assert len(written) < 60, "the writer waits"
     rest = read_all(reading)
     thread.join(60)
@@ -188,7 +188,7 @@ def test_a_reader_ends_where_the_writer_or_its_own_data_plane_closes(endpoint):
         time.sleep(0.2)
         (own if closes == "writer" else other).close()
         if closes == "writer":
-            # The Mission Controller says so.
+            # As the Mission Controller reports.
             other.lost([stream.object], "its worker left")
             with pytest.raises(mission_control.Cancelled):
                 stream.write(0, b"x")
@@ -215,7 +215,7 @@ def test_more_readers_than_a_server_has_connections(endpoint):
 
 
 def test_a_reader_whose_writer_is_lost_while_it_fetches_hears_of_it(endpoint):
-    """Its chunks are objects that the Mission Controller does not know."""
+    """The Mission Controller does not know the objects of its chunks."""
     own, other = endpoint(), endpoint()
     with Proxy(own.address, limit=Limit(4e6)) as proxy:
         stream = writer(own, demands=TCP)
@@ -303,7 +303,7 @@ def test_tasks_read_what_another_is_still_writing(client):
     read = client.map(read_lines, [written] * 3, range(3), pure=False)
     firsts = client.submit(first_line, written, pure=False)
     assert client.gather(read) == [lines(300, 1)[part::3] for part in range(3)]
-    # Raised, it would hold its future for ever: Dask keeps it, with its traceback.
+    # If raised, the error would hold its future for ever: Dask keeps it with its traceback.
     assert isinstance(firsts.exception(), mission_control.Denied)
     del written, read, firsts, reference
     until(lambda: nothing_left(client), "nothing is left")
@@ -356,7 +356,7 @@ def secedes_first() -> None:
 
 def test_a_stream_that_its_task_does_not_close_has_failed(client):
     for function, why in ((opens_and_returns, "did not close it"), (opens_and_breaks, "before the block")):
-        # More than may be written at once.
+        # More streams than may be written at once.
         for _ in range(10):
             written = client.submit(function, pure=False)
             error = client.submit(read_lines, written, pure=False).exception()
@@ -379,7 +379,7 @@ def test_reading_a_part_twice_needs_a_stream_that_is_kept(client):
         if keep:
             assert read.result() == lines(20, 8)
         elif read.exception() is None:
-            # Its writer did not know yet what the first reader had.
+            # The writer did not know yet what the first reader had read.
             assert read.result() == lines(20, 8)
         else:
             assert isinstance(read.exception(), mission_control.Denied)
@@ -394,7 +394,7 @@ def job_after(seconds: float) -> None:
 
 
 def test_a_writer_keeps_its_job_and_its_worker(client):
-    """Dask drops copies of its result that nobody needs there, and takes its worker for idle."""
+    """Dask drops unneeded copies of its result, and considers its worker idle."""
     first, second, third = sorted(client.scheduler_info()["workers"])
     with mission_control.job("mine", client=client):
         written = client.submit(job_after, 5, workers=[first], pure=False)
@@ -425,7 +425,7 @@ def write_fetched(reference: Any, after_s: float) -> None:
 
 
 def test_what_a_writer_needs_stays_though_its_result_is_known(client):
-    """Nobody else wants the inputs."""
+    """No other task wants the inputs."""
     there = client.submit(put_lines, 100, 6, pure=False)
     written = client.submit(write_fetched, there, 2, pure=False)
     passed = client.submit(passes_on, written, pure=False)
@@ -437,7 +437,7 @@ def test_what_a_writer_needs_stays_though_its_result_is_known(client):
 
 
 def test_more_stages_than_threads_do_not_stand_still(client):
-    """All on one worker with two threads."""
+    """All tasks run on one worker with two threads."""
     worker = sorted(client.scheduler_info()["workers"])[0]
     stages = [client.submit(write_lines, 500, 4, pure=False, workers=[worker])]
     for _ in range(12):
@@ -521,7 +521,7 @@ def write_alike(count: int, wait_s: float, alike: bool, notes: str) -> None:
 
 def read_and_note(reference: Any, notes: str) -> list[bytes]:
     note(notes)
-    # The second part after the first: nothing of it was read when the writer is lost.
+    # The second part is read after the first: nothing of it was read when the writer is lost.
     return [bytes(line) for part in range(2) for line in mission_control.stream(reference, part)]
 
 
@@ -541,7 +541,7 @@ def test_a_task_reads_on_where_its_writer_writes_the_same_again(tmp_path, dies, 
         writers, readers = tmp_path / "writers", tmp_path / "readers"
         written = client.submit(write_alike, 2000, 4, alike, str(writers), workers=[workers[0]], **options)
         wait(written)
-        # Where it may run elsewhere, it runs on where it is.
+        # A task without restrictions continues where it is.
         read = client.submit(read_and_note, written, str(readers), workers=workers[1:3], **options)
         until(lambda: readers.exists() and readers.read_text(), "it reads")
         time.sleep(1)
@@ -558,7 +558,7 @@ def test_a_task_reads_on_where_its_writer_writes_the_same_again(tmp_path, dies, 
             assert read.result(120) == [line for part in range(2) for line in lines(2000, 5)[part::2]]
         else:
             error = read.exception(120)
-            # What was read by nobody who is left may be anything.
+            # Data without a remaining reader may differ.
             assert dies == "both" or (isinstance(error, mission_control.StreamFailed) and "deterministic" in str(error))
         assert len(readers.read_text().split()) == (2 if dies == "both" else 1)
         if alike:

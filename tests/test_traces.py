@@ -138,7 +138,7 @@ def test_a_trace_of_a_shape_has_its_quantiles():
             values = [getattr(job, name) for job in own]
             for part in (0.2, 0.5, 0.9, 0.99):
                 size = known[shape["at"].index(part)]
-                # A size that many jobs have is the quantile of several parts.
+                # A size that many jobs have is the quantile of several fractions.
                 below, at = (
                     sum(value < edge for value in values) / len(values) for edge in (size * 0.99, size * 1.01 + 1)
                 )

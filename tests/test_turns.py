@@ -1,4 +1,4 @@
-"""Tasks lend their threads while they wait for the network, and run in turn: nothing waits for ever."""
+"""Tasks release their threads while they wait for the network, and run in turn: nothing waits for ever."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def cluster(threads: int) -> Iterator[Client]:
 
 @pytest.fixture
 def client() -> Iterator[Client]:
-    # With one thread nothing is lent unless it is asked for.
+    # A single thread is not shared by default.
     with dask.config.set({"mission-control.lend-threads": True}):
         yield from cluster(1)
 
@@ -63,12 +63,12 @@ def waits(number: int) -> int:
 
 def test_a_thread_is_lent_while_a_task_waits_for_the_network():
     BEGAN.clear()
-    # Root tasks wait in the scheduler, which knows nothing of threads that were lent; these do not.
+    # Root tasks wait in the scheduler, which does not know of released threads; these tasks do not.
     without = {"distributed.scheduler.worker-saturation": float("inf"), "mission-control.lend-threads": True}
     with dask.config.set(without):
         for client in cluster(1):
             assert client.gather(client.map(waits, range(8), pure=False)) == list(range(8))
-            # As many as may have lent their threads (three for each), and one more.
+            # The number that may have released their threads (three for each), and one more.
             assert BEGAN.index("goes on") in (3, 4) and BEGAN.count("goes on") == 8
             assert len(turns_of(client).threads) == 0
 
@@ -80,7 +80,7 @@ def holds_a_lock(reference: mission_control.Reference) -> bytes:
 
 
 def test_tasks_that_wait_for_one_another_end(client):
-    """One that waits for its turn holds a lock, and whoever has its thread waits for that."""
+    """A task that waits for its turn holds a lock, and the task on its thread waits for that."""
     made = client.map(make, range(3))
     assert client.gather(client.map(holds_a_lock, made)) == [bytes([seed]) * 100_000 for seed in range(3)]
 
@@ -122,7 +122,7 @@ def test_a_job_does_not_wait_for_the_root_tasks_of_another(client):
         with job("second", client=client):
             second = client.map(works, ["second"] * 10, range(10), pure=False)
         wait(first + second)
-    # By Dask's own order all of the first come before.
+    # In Dask's own order all tasks of the first job come before.
     begins = ENDED.index("second")
     assert begins < 30, ENDED
     assert "first" in ENDED[begins : begins + 10], "the first goes on, too"

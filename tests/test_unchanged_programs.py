@@ -1,4 +1,4 @@
-"""Programs that know nothing of Mission Control: Dask's shuffles pass through its data plane, with the right rows."""
+"""Programs without Mission Control in their code: Dask's shuffles use its data plane, with the right rows."""
 
 from __future__ import annotations
 
@@ -70,13 +70,13 @@ def frame(rows: int, seed: int = 0) -> pd.DataFrame:
 
 
 def same(got: pd.DataFrame, expected: pd.DataFrame) -> None:
-    """The same rows in any order. Categories count by their names: each input has its own."""
+    """Compare rows in any order. Categories are compared by name, because each input has its own."""
     both = [own.assign(kind=own["kind"].astype("str")).sort_values("number") for own in (got, expected)]
     pd.testing.assert_frame_equal(*both)
 
 
 def shuffles(client: Client, name: str | None = None) -> list[dict[str, Any]]:
-    """Those of a job, or of all."""
+    """Return the records of shuffles of a job, or of all."""
     return [own for job in status(client)["jobs"] if name in (None, job["job"]) for own in job["shuffles"]]
 
 
@@ -109,7 +109,7 @@ def test_every_type_of_column_arrives_as_it_was_and_the_rows_are_counted(client)
         all_of_them = [own for job in status(client)["jobs"] for own in job["transfers"]]
         return [own for own in all_of_them if own["from"] == "shuffle-transfer" and own["served_bytes"] > 0]
 
-    # Workers report now and then.
+    # Workers report periodically.
     assert until(served, "bytes are reported")[0]["pattern"] == "shuffle"
     del shuffled, outputs
     until(lambda: not what_is_left(client, "objects", "live_bytes", "spooled_bytes", "result_bytes"), "nothing is left")
@@ -131,7 +131,7 @@ def test_merges_bring_what_pandas_brings(client, how):
     random = np.random.default_rng(1)
     left = pd.DataFrame({"key": random.integers(0, 300, 2000), "left": random.random(2000)})
     right = pd.DataFrame({"key": random.integers(100, 400, 1000), "right": random.random(1000)})
-    with mission_control.job(f"merge-{how}", client=client):  # it is not over before it was looked at
+    with mission_control.job(f"merge-{how}", client=client):  # it must not end before it was checked
         lazy = dd.from_pandas(left, npartitions=5).merge(
             dd.from_pandas(right, npartitions=4), on="key", how=how, shuffle_method="p2p"
         )
@@ -142,7 +142,7 @@ def test_merges_bring_what_pandas_brings(client, how):
             counts = [(one["engine"], one["rows_in"], one["rows_out"]) for one in shuffles(client, f"merge-{how}")]
             return counts if all(rows_in == rows_out for _, rows_in, rows_out in counts) else []
 
-        # One task joins an output of each.
+        # One task joins an output of each shuffle.
         assert sorted(until(both, "all rows are out")) == [("mission", 1000, 1000), ("mission", 2000, 2000)]
     expected = left.merge(right, on="key", how=how)
     order = ["key", "left", "right"]
@@ -151,7 +151,7 @@ def test_merges_bring_what_pandas_brings(client, how):
 
 
 def test_groups_sorting_index_and_duplicates_are_as_in_pandas(client):
-    with mission_control.job("groups", client=client):  # it is not over before it was looked at
+    with mission_control.job("groups", client=client):  # it must not end before it was checked
         random = np.random.default_rng(2)
         plain = pd.DataFrame({"key": random.integers(0, 2000, 5000).astype(str), "number": random.random(5000)})
         lazy = dd.from_pandas(plain, npartitions=6)
@@ -231,11 +231,11 @@ def test_categories_whose_orders_differ_have_no_order(client):
 
 
 class Text(str):
-    """No plain text."""
+    """A text of a derived type."""
 
 
 def test_objects_of_derived_types_come_back_as_they_were(client):
-    """And texts that no encoding has."""
+    """Texts that no encoding can represent."""
     made = [Text("a"), np.int32(7), np.str_("b"), True, "c", "\udc80d", 1 << 70, b"e"]
     kinds: dict[str, Any] = {f"only {number}": [value] * 16 for number, value in enumerate(made)}
     given = pd.DataFrame({"key": range(16), **{name: pd.Series(own, dtype=object) for name, own in kinds.items()}})
@@ -265,13 +265,13 @@ def test_only_some_outputs_are_wanted(client):
 
 
 def test_frames_of_unknown_kinds_and_a_part_that_is_turned_off_stay_with_dask(client):
-    with mission_control.job("unknown", client=client):  # it is not over before it was looked at
+    with mission_control.job("unknown", client=client):  # it must not end before it was checked
         periods = pd.DataFrame({"key": range(100), "month": pd.period_range("2000-01", periods=100, freq="M")})
         assert len(given([periods, periods]).shuffle("key", npartitions=3).compute()) == 200
         (own,) = [own for own in shuffles(client) if own["engine"] == "dask"]
         assert own["why"] == "column 'month' is of type period[M]"
         with dask.config.set({"mission-control.p2p": False}):
-            # The scheduler of this cluster has the test's own settings.
+            # The scheduler of this cluster uses the test's settings.
             plain = pd.DataFrame({"key": range(100)})
             assert len(dd.from_pandas(plain, npartitions=2).shuffle("key", npartitions=3).compute()) == 100
         assert any(own["why"] == "mission-control.p2p is false" for own in shuffles(client))
@@ -287,7 +287,7 @@ def test_dask_carries_nothing_in_the_clear_that_is_to_be_encrypted(client):
 
 
 def test_columns_may_lie_anywhere_in_memory(client):
-    """As those of a frame that came from another worker."""
+    """Rows as in a frame from another worker."""
 
     def misaligned(rows: int) -> pd.DataFrame:
         columns = {}
@@ -370,7 +370,7 @@ def test_data_larger_than_the_store_goes_to_the_disk(tmp_path):
 
 @pytest.mark.parametrize("dtype", ["f8", "i2", "M8[s]", "c16", "U3"])
 def test_arrays_are_rechunked_as_numpy_has_them(client, dtype):
-    with mission_control.job("arrays", client=client):  # it is not over before it was looked at
+    with mission_control.job("arrays", client=client):  # it must not end before it was checked
         random = np.random.default_rng(3)
         plain = random.integers(0, 100, (60, 50, 4)).astype("i8").astype(dtype)
         chunked = da.from_array(plain, chunks=(7, 50, 3))
@@ -500,7 +500,7 @@ def test_mission_control_can_be_removed_while_shuffles_run():
         def names(own: Any) -> set[str]:
             heard = {name for name, handler in own.stream_handlers.items() if handler.__name__ != "ignored"}
             found = {*own.plugins, *own.handlers, *heard, *own.periodic_callbacks}
-            # By which a worker hears of a shuffle's inputs: without a plug-in it says that it takes none.
+            # The handler for a shuffle's inputs: without a plug-in the worker refuses them.
             return {str(name) for name in found if "mission" in str(name)} - {"mission_control_shuffle_inputs"}
 
         def of_worker(dask_worker: Any) -> set[str]:

@@ -1,4 +1,4 @@
-"""Where one sender's link is what all wait for, its ranges leave by the weights of their jobs. Needs root."""
+"""If one sender's link is the bottleneck, it sends ranges by the weights of their jobs. Needs root."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def served(client: Client) -> dict[str, int]:
 
 
 def test_two_receivers_of_two_jobs_get_what_their_jobs_weigh():
-    """Each receiver has all its slots for one job: alone the sender can tell them apart."""
+    """Each receiver has all its slots for one job: only the sender can distinguish the jobs."""
     parts, size = PARTS, PART_BYTES
 
-    # Here, so that workers need not import this file, which looks at the kernel.
+    # Here, so that workers need not import this file, which checks the kernel.
     def make(seed: int) -> tuple[mission_control.Reference, int]:
         data = np.random.default_rng(seed).bytes(parts * size)
         return mission_control.put([data[at : at + size] for at in range(0, len(data), size)]), zlib.crc32(data)
@@ -59,7 +59,7 @@ def test_two_receivers_of_two_jobs_get_what_their_jobs_weigh():
             seen.append(served(light))
             time.sleep(0.1)
         assert all(own.result(timeout=60) for own in reads)
-    # While both have bytes to come.
+    # While both still receive bytes.
     both = [entry for entry in seen if entry.get("heavy", 0) > WHOLE / 4 and entry["heavy"] < WHOLE * 0.95]
     moved = {job: both[-1][job] - both[0][job] for job in ("light", "heavy")}
     share = moved["heavy"] / sum(moved.values())

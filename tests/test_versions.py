@@ -1,4 +1,4 @@
-"""What the scheduler says to a worker is numbered: whatever a worker missed, it notices, and asks for again."""
+"""The scheduler numbers its messages to a worker: the worker detects missed ones, and requests them again."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def made(seed: int) -> mission_control.Reference:
 
 
 def lose(messages: int, dask_scheduler: Any) -> None:
-    """The next messages to each worker do not arrive."""
+    """Drop the next messages to each worker."""
     own = dask_scheduler.plugins["mission-control"]
     left = dict.fromkeys(own.status()["workers"], messages)
 
@@ -45,9 +45,9 @@ def test_what_workers_missed_is_said_again(client, messages):
     wait(references)
     assert sum(entry["objects"] for entry in resources(client).values()) == 6
     client.run_on_scheduler(lose, messages)
-    # The scheduler sends each worker the objects to free, and that message is lost.
+    # The message with the objects to free to each worker is lost.
     del references
-    # Later messages arrive: by their versions, something is missing before them.
+    # Later messages arrive: their versions show that a message is missing.
     with mission_control.job("another", priority=5):
         for seed in range(2 * messages):
             wait(client.submit(made, seed, pure=False))
@@ -68,7 +68,7 @@ def test_what_workers_saw_is_not_kept(client):
 
 
 def test_what_is_said_while_a_worker_joins_is_not_lost():
-    """The answer to its joining is on its way when the scheduler says more, by another connection."""
+    """The answer to its join is on its way when the scheduler sends more messages, over another connection."""
 
     def speak_early(dask_scheduler: Any) -> None:
         own = dask_scheduler.plugins["mission-control"]
@@ -81,7 +81,7 @@ def test_what_is_said_while_a_worker_joins_is_not_lost():
             return answer
 
         dask_scheduler.handlers["mission_control_join"] = join
-        # A later message would show the gap: here there is none.
+        # A later message would reveal the gap, but there is none here.
         dask_scheduler.periodic_callbacks[own.name].stop()
 
     with (
@@ -97,7 +97,7 @@ def test_what_is_said_while_a_worker_joins_is_not_lost():
 
 
 def test_a_worker_that_dask_does_not_take_is_forgotten(client):
-    """It joined before Dask refused it, and nobody says that it went."""
+    """It joined before Dask refused it, and no event reports that it left."""
 
     def join(dask_scheduler: Any) -> bool:
         own = dask_scheduler.plugins["mission-control"]
@@ -113,7 +113,7 @@ def test_a_worker_that_dask_does_not_take_is_forgotten(client):
 
 
 def test_a_worker_of_another_version_is_refused_and_works_for_dask(monkeypatch):
-    """It says why in one line, and so does what its tasks get."""
+    """It reports the reason in one line, and so does the error of its tasks."""
     with LocalCluster(n_workers=1, dashboard_address=":0", processes=False) as cluster, Client(cluster) as client:
         mission_control.install(client)
         monkeypatch.setattr(_native, "PROTOCOL", _native.PROTOCOL - 1)

@@ -1,4 +1,4 @@
-"""What goes wrong on the way of a range, and what then: real sockets, and a proxy that does the harm."""
+"""Faults on the way of a range, and their handling: real sockets, and a proxy that injects the faults."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_reset_connection_resumes_its_range(owner, endpoint):
 
     def cut(number: int, offset: int, piece: bytes) -> bytes | None:
         if number < 2 and offset > 1 << 20:
-            time.sleep(0.5)  # a reset throws away what is still on its way
+            time.sleep(0.5)  # a reset discards data under way
             return None
         return piece
 
@@ -46,7 +46,7 @@ def test_a_reset_connection_resumes_its_range(owner, endpoint):
     with Proxy(own.address, harm=cut, harm_requests=look) as proxy:
         assert fetch(reader, name, sizes, [proxy.address]) == content
     assert tally(reader)["resumed"] >= 2
-    # What was verified of the broken ranges was not asked for again.
+    # The verified bytes of the broken ranges were not requested again.
     assert any(start % CHUNK for start in starts), starts
 
 
@@ -185,7 +185,7 @@ def test_a_full_spool_disk_is_a_clear_error_and_nothing_of_it_is_served(tmp_path
     import subprocess
     import sys
 
-    # A limit on the size of files is what a user without root has for a full disk.
+    # A limit on file sizes simulates a full disk without root.
     script = f"""
 import json, resource
 from tests.conftest import put

@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 @click.option(
     "--mission-flows-per-host",
     default=None,
-    help="Receiving slots of every host: a number, all, or auto: found by trial (scheduler only).",
+    help="Concurrent flows that every host receives: a number, all, or auto: found by trial (scheduler only).",
 )
 async def dask_setup(server: Any, mission_policy: str | None, mission_flows_per_host: str | None) -> None:
     """Called by Dask's ``--preload`` on the scheduler and on each worker."""
@@ -33,10 +33,10 @@ async def dask_setup(server: Any, mission_policy: str | None, mission_flows_per_
             plugin = MissionControlScheduler(**settings)
             await plugin.start(server)
         except Exception as error:
-            # Whatever goes wrong here, the scheduler works for Dask.
+            # Errors here must not stop the scheduler: Dask works without Mission Control.
             logger.warning("This scheduler runs no Mission Control: %s", error)
             return
         server.add_plugin(plugin, name=plugin.name)
     elif isinstance(server, Worker):
-        # Set up before the worker is registered: the secret of the cluster comes from the scheduler.
+        # Set up before the worker registers, because the scheduler sends the secret of the cluster.
         server._pending_plugins = (*server._pending_plugins, MissionControlWorker())

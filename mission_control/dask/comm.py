@@ -1,12 +1,13 @@
 """``mission://``: Dask's messages, with large frames on the data plane.
 
 A message travels over a TCP or TLS connection as with ``tcp://`` and ``tls://``: those classes are used as they are. If
-its frames are large and both processes have a data plane of one cluster, the message says where the frames are. Its
-reader fetches them: with the job's share, transport and encryption, over several connections or through shared memory,
-and without Python's lock. In the terms of MPI, small messages are *eager*, and large ones use a *rendezvous*.
+its frames are large and both processes have a data plane of the same cluster, the message has the location of the
+frames. Its reader fetches them: with the job's share, transport and encryption, over several connections or through
+shared memory, and without Python's lock. In the terms of MPI, small messages are *eager*, and large ones use a
+*rendezvous*.
 
-A writer never waits for its reader. It keeps frames until the reader says that it has them; after the connection has
-ended, for :data:`LINGER_S`.
+A writer never waits for its reader. It keeps frames until the reader acknowledges them; after the connection has ended,
+it keeps them for :data:`LINGER_S`.
 """
 
 from __future__ import annotations
@@ -54,37 +55,38 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 EAGER_BYTES = 512 << 10
-"""Messages with fewer bytes are sent at once."""
+"""Messages with fewer bytes are sent eagerly."""
 FRAME_BYTES = 64 << 10
-"""Smaller frames of a large message travel with it: each that is fetched lies in a mapping of its own."""
+"""Smaller frames of a large message travel with it, because each fetched frame needs its own mapping."""
 FRAMES_MAX = 16 << 10
-"""A message with more large frames goes through its connection: a process has 65,530 mappings."""
+"""A message with more large frames goes through its connection, because a process has only 65,530 mappings."""
 KEPT_MAX = 64
-"""Messages whose frames are kept for one reader. While it has not said that it has any of these, more go through the
-connection: memory is not to be filled for somebody who never says so."""
+"""Most messages whose frames are kept for one reader. Until the reader acknowledges one, more messages go through the
+connection: a reader that never acknowledges must not fill the memory."""
 UNSPLIT = 1 << 62
-"""Dask cuts frames that go through a socket; here they stay whole."""
+"""Dask splits frames that go through a socket; here they stay whole."""
 ACKNOWLEDGE_WITHIN_S = 1.0
-"""A reader says that it has the frames with its next message, or after this time."""
+"""A reader acknowledges frames with its next message, or after this time."""
 LINGER_S = 300.0
-"""How long frames are kept after a connection was closed whose reader did not say that it has them. Those of one that
-was aborted are freed at once."""
+"""How long frames without an acknowledgment are kept after their connection was closed. If the connection was aborted,
+they are freed at once."""
 LOOK_EVERY_S = 0.5
-"""How often a reader of frames looks whether its connection was aborted."""
+"""How often a reader of frames checks whether its connection was aborted."""
 FETCHES, PUTS = 64, 4
-"""Messages whose frames a process fetches at once, and copies at once; each has a thread meanwhile. Dask asks for 50
-messages at once (``distributed.worker.connections.outgoing``); one may wait a minute for a peer that has died."""
+"""Most messages whose frames a process fetches at the same time, and copies at the same time; each needs a thread. Dask
+requests 50 messages at once (``distributed.worker.connections.outgoing``); one may wait a minute for a dead peer."""
 AVOID_S = 300.0
-"""For so long, a peer whose data plane could not be reached is to send through connections what may go through them."""
+"""For this time, a peer whose data plane could not be reached should send through connections what may go through
+them."""
 
 HANDSHAKE, FRAMES, RECEIVED = "mission-control", "mission-control-frames", "mission-control-received"
 """Keys of the handshake and of messages."""
 HAS_PLANE = "has-plane"
-"""In the handshake: this process has a data plane, also where it does not want frames from the one at the other end."""
+"""In the handshake: this process has a data plane, even if it does not want frames from the other end's."""
 AVOIDS = "avoids"
-"""In the handshake: addresses of the data planes from which this process could not have frames, not long ago."""
+"""In the handshake: addresses of the data planes from which this process could not fetch frames recently."""
 MARK = "mark"
-"""In both. No message of Dask's has the number that the other end chose for this connection."""
+"""In both: a random number for this connection, so that no message of Dask's can be mistaken for one with frames."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ class Whose:
 
     @property
     def is_secret(self) -> bool:
-        """Whether it may only leave encrypted."""
+        """Whether it must be encrypted."""
         return self.demands.get("encrypt", "none") != "none"
 
 
@@ -108,7 +110,7 @@ _whose: ContextVar[Whose] = ContextVar("whose", default=UNKNOWN)
 
 @contextmanager
 def belongs_to(whose: Whose) -> Iterator[None]:
-    """What is written in this block belongs to a transfer."""
+    """Messages written in this block belong to a transfer."""
     token = _whose.set(whose)
     try:
         yield
@@ -127,7 +129,7 @@ class Plane:
     endpoint: _native.Endpoint
     address: str
     authenticates: bool
-    """It has certificates: others can know whom they talk to."""
+    """It has certificates, so others can authenticate it."""
 
 
 class Planes:
@@ -136,11 +138,11 @@ class Planes:
     def __init__(self) -> None:
         self.all: list[Plane] = []
         self.version = 0
-        """Counts changes."""
+        """Number of changes so far."""
         self.avoided: dict[str, float] = {}
-        """Addresses of data planes from which frames could not be had, and until when that counts."""
+        """Addresses of data planes from which frames could not be fetched, and until when that counts."""
         self.lingering: deque[tuple[float, _native.Endpoint, str]] = deque()
-        """Objects of connections that have ended, and when they are freed; the first is freed first."""
+        """Objects of ended connections, and when they are freed; in the order of freeing."""
         self.fetches: ThreadPoolExecutor | None = None
         self.puts: ThreadPoolExecutor | None = None
         """Threads that wait for the network, and threads that copy, while there is a data plane."""
@@ -156,7 +158,7 @@ class Planes:
     def remove(self, endpoint: _native.Endpoint) -> None:
         self.all = [own for own in self.all if own.endpoint is not endpoint]
         self.version += 1
-        # Its objects go with it.
+        # The data plane frees its objects.
         self.lingering = deque(own for own in self.lingering if own[1] is not endpoint)
         if not self.all and self.fetches is not None and self.puts is not None:
             self.fetches.shutdown(wait=False)
@@ -164,11 +166,11 @@ class Planes:
             self.fetches = self.puts = None
 
     def announced(self) -> dict[str, bool]:
-        """Return the clusters, and whether the data planes there authenticate others."""
+        """Return the clusters of the data planes, and whether they authenticate others."""
         return {own.cluster: own.authenticates for own in self.all}
 
     def avoids(self) -> list[str]:
-        """Return the addresses of the data planes from which frames could not be had, not long ago."""
+        """Return the addresses of the data planes from which frames could not be fetched recently."""
         now = time.monotonic()
         self.avoided = {address: until for address, until in self.avoided.items() if until > now}
         return list(self.avoided)
@@ -177,7 +179,8 @@ class Planes:
         self.avoided[address] = time.monotonic() + AVOID_S
 
     def shared_with(self, remote: dict[str, bool], encrypted: bool, server: Any) -> Plane | None:
-        """Return one that the other end of a connection can share, given what that announced; if possible the server's.
+        """Return a data plane that the other end of a connection can use, given its announcement; if possible the
+        server's.
 
         Args:
             server: Dask's server whose connection it is, if that is known. Several workers may live in this process.
@@ -185,27 +188,27 @@ class Planes:
         plugin = getattr(server, "plugins", {}).get("mission-control")
         known = (own for own in self.all if own.cluster in remote)
         usable = [own for own in known if not encrypted or (own.authenticates and remote[own.cluster])]
-        # The scheduler's plug-in has none.
+        # The scheduler's plug-in has no data plane.
         endpoint = getattr(plugin, "endpoint", None)
         mine = (own for own in usable if own.endpoint is endpoint)
         return next(mine, None) or next(iter(usable), None)
 
     def linger(self, kept: dict[int, tuple[_native.Endpoint, str]]) -> None:
-        """Take over what a connection that has ended kept."""
+        """Take over the objects of an ended connection."""
         until = time.monotonic() + LINGER_S
         while kept:
             _, (endpoint, name) = kept.popitem()
             self.lingering.append((until, endpoint, name))
 
     def sweep(self) -> None:
-        """Free what has lingered long enough."""
+        """Free objects whose time is over."""
         while self.lingering and self.lingering[0][0] <= time.monotonic():
             _, endpoint, name = self.lingering.popleft()
             free(endpoint, name)
 
 
 def cluster_of(token: bytes) -> str:
-    """Return a name for a cluster: it tells others nothing about the token."""
+    """Return a name for a cluster that reveals nothing about the token."""
     return hashlib.sha256(b"mission:// " + token).hexdigest()[:32]
 
 
@@ -227,19 +230,19 @@ class MissionComm(TCP):
     stream: IOStream | None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        # TCP makes its finalizer.
+        # TCP's constructor makes the finalizer.
         self.kept: dict[int, tuple[_native.Endpoint, str]] = {}
         """By the message's number: objects with frames that the reader may not have yet."""
         self.written = 0
         """Number of the last message with frames on the data plane."""
         self.to_acknowledge = 0
-        """Number of the last such message that was read, until that is said."""
+        """Number of the last such message that was read, until it is acknowledged."""
         self.mark = secrets.token_hex(16)
         self.listener: MissionListener | None = None
-        """What took it."""
+        """The listener that accepted this connection, if it was accepted here."""
         self.shared: Plane | None = None
         self.looked_at = -1
-        """The version of :data:`PLANES` of which that is true."""
+        """The version of :data:`PLANES` for which that was chosen."""
         super().__init__(*args, **kwargs)
 
     def _read_extra(self) -> None:
@@ -265,7 +268,7 @@ class MissionComm(TCP):
         return {**super().handshake_info(), HANDSHAKE: said}
 
     def plane(self) -> Plane | None:
-        """Return what carries the frames of large messages; ``None``: the connection does."""
+        """Return the data plane that carries the frames of large messages; ``None``: the connection does."""
         announced = self.remote_info.get(HANDSHAKE)
         announced = announced.get("clusters") if isinstance(announced, dict) else None
         if not isinstance(announced, dict) or MARK not in self.remote_info[HANDSHAKE]:
@@ -280,15 +283,15 @@ class MissionComm(TCP):
         """Return Dask's server whose connection it is; ``None`` where it has none that is known."""
         if self.listener is not None:
             return getattr(self.listener.comm_handler, "__self__", None)
-        # Dask's pool of a server, and the server, each by a weak reference.
+        # Dask's connection pool has a weak reference to its server.
         pool = getattr(self, "_pool", lambda: None)()
         server = getattr(pool, "server", None)
         return server() if server is not None else None
 
     def refuses(self, whose: Whose) -> str | None:
-        """Say why a worker may not be sent data of a transfer; ``None``: it may.
+        """Return why data of a transfer may not be sent to a worker; ``None``: it may.
 
-        What clients and schedulers ask for is Dask's own message: they have no data plane.
+        Clients and schedulers have no data plane, so they receive ordinary messages of Dask.
         """
         if not whose.is_secret or self.is_encrypted or self.plane() is not None:
             return None
@@ -302,7 +305,7 @@ class MissionComm(TCP):
         return isinstance(announced, dict) and bool(announced.get(HAS_PLANE))
 
     def is_avoided(self, plane: Plane) -> bool:
-        """Whether the other end wants what may go through the connection to go through it, and not through this."""
+        """Whether the other end prefers the connection to this data plane, for messages that may use either."""
         announced = self.remote_info.get(HANDSHAKE)
         avoided = announced.get(AVOIDS) if isinstance(announced, dict) else None
         return isinstance(avoided, list | tuple) and plane.address in avoided
@@ -320,7 +323,7 @@ class MissionComm(TCP):
             if self.has_plane and (why := self.refuses(whose)) is not None:
                 raise CommClosedError(why)
             return await super().write(msg, serializers, on_error)
-        # The connection may not carry it, whatever happens: its job demands more than it has.
+        # The connection must never carry it: it lacks the security that the job demands.
         secret = whose.is_secret and not self.is_encrypted
         if self.is_avoided(plane) and not secret:
             return await super().write(msg, serializers, on_error)
@@ -336,7 +339,7 @@ class MissionComm(TCP):
         )
         if self.stream is None:
             raise CommClosedError()
-        # Bytes, whatever they were: those of NumPy's arrays have a format.
+        # Cast to bytes: buffers of NumPy's arrays have a format.
         frames = [ensure_memoryview(frame) for frame in frames]
         sizes = [frame.nbytes for frame in frames]
         if sum(sizes) < EAGER_BYTES and not secret:
@@ -348,11 +351,10 @@ class MissionComm(TCP):
         try:
             name = await self.keep(plane.endpoint, [frames[number] for number in large], whose)
         except (OSError, RuntimeError) as error:
-            # No memory, or no room in the spool; or the data plane closes.
+            # There is no memory, or no room in the spool, or the data plane closes.
             if secret:
                 raise CommClosedError(
-                    f"in {self}: results of job {whose.job} are to be encrypted, and the data plane has no room: "
-                    f"{error}"
+                    f"in {self}: results of job {whose.job} must be encrypted, and the data plane has no room: {error}"
                 ) from error
             logger.info("A message goes through its connection: %s", error)
             return await super().write(msg, serializers, on_error)
@@ -388,13 +390,14 @@ class MissionComm(TCP):
             self._closed = True
             convert_stream_closed_error(self, error)
         except BaseException:
-            # How much of it was sent is not known.
+            # How many bytes were sent is not known.
             self.abort()
             raise
         return len(prelude) + nbytes
 
     async def keep(self, endpoint: _native.Endpoint, frames: list[Any], whose: Whose) -> str:
-        """Copy frames to the data plane: the caller's memory may change or go as soon as the message is written."""
+        """Copy frames to the data plane, because the caller may change or free the memory once the message is
+        written."""
         PLANES.sweep()
         if PLANES.puts is None:
             raise RuntimeError("the data plane closes")
@@ -421,7 +424,7 @@ class MissionComm(TCP):
                 return await self.read_frames(msg[FRAMES], deserializers)
 
     def received(self, number: int) -> None:
-        """The reader has the frames of all messages up to this one."""
+        """Handle an acknowledgment: the reader has the frames of all messages up to this one."""
         for own in [own for own in self.kept if own <= number]:
             free(*self.kept.pop(own))
 
@@ -429,7 +432,7 @@ class MissionComm(TCP):
         """Fetch the frames of a message.
 
         Raises:
-            CommClosedError: They cannot be had. The connection is aborted.
+            CommClosedError: They cannot be fetched. The connection is aborted.
         """
         plane = self.plane()
         try:
@@ -443,7 +446,7 @@ class MissionComm(TCP):
             fetched = PLANES.fetches.submit(plane.endpoint.receive, *transfer, wanted, lambda: self.stream is None)
             segments = await self.unless_aborted(asyncio.wrap_future(fetched))
         except (_native.TransferError, RuntimeError, OSError) as error:
-            # Never another kind of error: after one, whoever waits for the message waits for ever
+            # Raise no other kind of error: after one, a task that waits for the message waits for ever
             # (dask/distributed issue 6705).
             raise self.failed(error, said) from error
         except BaseException:
@@ -468,20 +471,22 @@ class MissionComm(TCP):
         return msg
 
     def inherit(self, whose: Whose, keys: Iterable[Any]) -> None:
-        """Have results that came encrypted leave encrypted: Dask sends annotations only to the worker that computes."""
+        """Require that results that arrived encrypted leave encrypted: only the worker that computes them gets
+        annotations."""
         plugin = getattr(self.server(), "plugins", {}).get("mission-control")
         if plugin is not None:
             plugin.inherited.add(keys, whose)
 
     def failed(self, error: Exception, said: dict[str, Any]) -> CommClosedError:
-        """Abort. If frames cannot be had from this peer, the next connection with it carries what may go through it."""
+        """Abort. If frames cannot be fetched from this peer, the next connection with it carries what may go through
+        it."""
         if isinstance(error, _native.Denied | _native.Unreachable):
             PLANES.avoid(said["address"])
         self.abort()
         return CommClosedError(f"in {self}: frames of a message could not be fetched: {error}")
 
     async def unless_aborted(self, fetched: asyncio.Future[Any]) -> Any:
-        """Wait for a fetch; it ends by itself where its owner is gone."""
+        """Wait for a fetch; it ends by itself if the owner of the object is gone."""
         while not fetched.done():
             await asyncio.wait({fetched}, timeout=LOOK_EVERY_S)
             if self.stream is None and not fetched.done():
@@ -492,7 +497,7 @@ class MissionComm(TCP):
     # --- the end of frames --------------------------------------------------------------------------------------------
 
     def acknowledge(self) -> None:
-        """Say which messages with frames were read, if there are new ones."""
+        """Acknowledge messages with frames that were read, if there are new ones."""
         number, self.to_acknowledge = self.to_acknowledge, 0
         if number and self.stream is not None:
             frames = dumps({RECEIVED: number, MARK: self.remote_info[HANDSHAKE][MARK]})
@@ -506,7 +511,7 @@ class MissionComm(TCP):
 
     @gen.coroutine
     def close(self) -> Generator[Any, Any, None]:
-        """As that of :class:`TCP`, it begins at once, whether anybody waits for it or not."""
+        """Begin to close at once, even if nobody awaits the result, as :class:`TCP` does."""
         self.acknowledge()
         try:
             yield super().close()
@@ -560,16 +565,16 @@ class MissionListener(BaseTCPListener):
 
 
 class MissionBackend(BaseTCPBackend):
-    """What ``mission://`` means to Dask: TLS where its settings have certificates, otherwise TCP."""
+    """Dask's backend for ``mission://``: TLS if its settings have certificates, otherwise TCP."""
 
     _connector_class = MissionConnector
     _listener_class = MissionListener
 
 
 def host_towards_scheduler(comm_handler: Any) -> str | None:
-    """Return this host's address on the network where a worker has its scheduler; ``None``: it is no worker's.
+    """Return this host's address on the network of a worker's scheduler; ``None``: the server is no worker.
 
-    A worker tells others that address if it was given none. Dask does this itself for ``tcp://`` and ``tls://`` alone
+    A worker announces that address if it was given none. Dask does this itself for ``tcp://`` and ``tls://`` only
     (``Worker.start_unsafe``).
     """
     scheduler = getattr(getattr(comm_handler, "__self__", None), "scheduler", None)
@@ -587,10 +592,10 @@ def clear_addresses(server: Scheduler | Worker, role: str) -> list[str]:
 
 
 def is_encrypted(server: Scheduler | Worker, role: str) -> bool:
-    """Whether a server of Dask talks to others through TLS only, at all addresses where it listens."""
+    """Whether a server of Dask uses TLS only, at all addresses where it listens."""
     return bool(server.listeners) and not clear_addresses(server, role)
 
 
 def requires_encryption(server: Scheduler | Worker, role: str) -> bool:
-    """Whether the data plane has to encrypt everything. With ``tls://`` it does what each job demands."""
+    """Whether the data plane has to encrypt everything. With ``tls://`` it follows each job's demands."""
     return server.address.startswith("mission://") and is_encrypted(server, role)

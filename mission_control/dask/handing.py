@@ -1,4 +1,4 @@
-"""A task of this worker has returned a delegation: the scheduler has it run again, as its next step."""
+"""A task of this worker has returned a delegation: the scheduler runs the task again, as its next step."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ANSWER_WITHIN_S = 60
-"""For the scheduler to know a step's inputs, which it may wait for some seconds."""
+"""Timeout of the request in which the scheduler waits until it knows a step's inputs, which may take some seconds."""
 
 
 def hand_on(plugin: MissionControlWorker, key: Any, run: int | None, message: dict[str, Any]) -> dict[str, Any]:
-    """Return what Dask is to do in place of keeping the delegation as a result. Runs in the task's thread.
+    """Return Dask's message that replaces the delegation as the task's result. Runs in the task's thread.
 
     Args:
         run: Number of the run; ``None``: nobody wants its result.
-        message: Of the task that has finished, as Dask makes it.
+        message: Dask's message of the finished task.
     """
     worker, delegation = plugin.worker, message["result"]
     outcome: Exception = Reschedule()
@@ -44,16 +44,16 @@ def hand_on(plugin: MissionControlWorker, key: Any, run: int | None, message: di
                 if "why" in answer:
                     raise RuntimeError(f"{key} delegates to {name_of(delegation.function)}, but {answer['why']}")
                 if "exception" in answer:
-                    # As if it was a task that waits for the one that has failed.
+                    # It fails like any task that depends on the failed one.
                     raise clean_exception(**answer)[1]
             plugin.objects.hand_on(key, (own[0] for own in step.objects))
             plugin.rescheduled.pop(key, None)
-            # Ahead of the message that the task is to run again: both take the same ordered stream.
+            # Sent before the message that the task should run again: both take the same ordered stream.
             plugin.soon(
                 lambda: plugin.say("delegate", **said, call=step.call, inputs=step.inputs, objects=step.objects)
             )
     except (OSError, TimeoutError) as error:
-        # The scheduler cannot be reached; Dask waits for it, too.
+        # The scheduler cannot be reached; Dask waits, too.
         logger.warning("%s cannot hand its result on now, and runs again: %s", key, error)
     except Exception as error:
         outcome = error

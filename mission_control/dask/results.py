@@ -1,7 +1,7 @@
-"""Each task's result is looked at in the task's own thread: which references it carries
-([`mission_control.carried`]), or that it is a delegation ([`mission_control.delegates`]).
+"""Examine each task's result in the task's thread: find the references that it carries ([`mission_control.carried`]),
+or that it is a delegation ([`mission_control.delegates`]).
 
-Nothing is looked for where the task put nothing and no reference that it could have met lives in this process.
+The search is skipped if the task put nothing and no reference that it could have received lives in this process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from mission_control.delegates import Delegation, check_returned
 
 
 def watch(name: str) -> None:
-    """Have the plug-in `name` of a worker look at each result where it was made. Once per process, for all its workers.
+    """Let the plug-in `name` of a worker examine each result in its task's thread. Once per process, for all its
+    workers.
 
     Args:
         name: Of the worker plug-in; it has ``objects``, ``turns``, ``early`` and ``thread``.
@@ -53,13 +54,13 @@ def watch(name: str) -> None:
         message = await run_task_async(task, data, *rest, **more)
         plugin = worker.plugins.get(name)
         if plugin is not None and message["op"] == "task-finished":
-            # A large result takes a while, and this is the worker's event loop.
+            # Not here: a large result takes time, and this is the worker's event loop.
             return await asyncio.to_thread(look, plugin, task.key, run, message)
         return message
 
     def begun(worker: Any, key: Any, task: Any) -> int | None:
-        """Return the number of the run that begins. Where the task is taken away and given again while it runs, Dask
-        lets it run on, under another number; its result is of this one."""
+        """Return the number of the run that begins. If the scheduler revokes a running task and assigns it again, Dask
+        lets it continue under another number; its result belongs to this one."""
         state = worker.state.tasks.get(key)
         return state.run_id if state is not None and state.run_spec is task else None
 

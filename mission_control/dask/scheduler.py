@@ -1,4 +1,5 @@
-"""The Mission Controller beside Dask's scheduler: turns what the scheduler does into events, and keys into numbers.
+"""The Mission Controller beside Dask's scheduler: translates the scheduler's transitions to events, and keys to
+numbers.
 
 Uses private parts of `distributed` (stream handlers, `transitions`, `_task_to_msg`), so its minor version is pinned in
 pyproject.toml.
@@ -42,7 +43,7 @@ from mission_control.throttle import MEMORY
 logger = logging.getLogger(__name__)
 
 DRAIN_LOOK_S = 0.2
-"""How often it is looked whether shuffles have ended."""
+"""How often to check whether shuffles have ended."""
 
 
 class MissionControlScheduler(SchedulerPlugin, MissionController):
@@ -51,8 +52,8 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
     Args:
         policy: how jobs share the network; see ``mission weights --help``; or a function, see
             :mod:`mission_control.policies`.
-        flows_per_host: receiving slots of every host (paper 001, table 4.4: 10); or ``all``, or ``auto``: each host
-            finds by trial how many bring most.
+        flows_per_host: concurrent flows that every host receives (paper 001, table 4.4: 10); or ``all``, or ``auto``:
+            each host finds the number with the highest goodput by trial.
     """
 
     name = "mission-control"
@@ -65,11 +66,11 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
     ):
         self.policy = policy
         self.flows_per_host = flows_per_host
-        _native.Controller(name_of(policy), flows_per_host, "{}")  # refuses here, on the client, what is wrong
+        _native.Controller(name_of(policy), flows_per_host, "{}")  # invalid arguments are refused here, on the client
 
     async def start(self, scheduler: Scheduler) -> None:
         if self.started:
-            # Dask starts what it was given by a preload, which has started it, once more.
+            # Dask starts the plug-in again after the preload has started it.
             return
         self.scheduler = scheduler
         clear = clear_addresses(scheduler, "scheduler")
@@ -87,7 +88,7 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
             "requires_encryption": requires_encryption(scheduler, "scheduler"),
         }
         service = Service.of(os.environ, scheduler.address)
-        # Workers number their jobs with it, so it stays as it is.
+        # Workers number their jobs with it, so it does not change.
         self.member_name = None if service is None else service.cluster
         self.begin(self.policy, self.flows_per_host, environment)
         self.event("sessions", apart=not wanted("host-sessions"))
@@ -95,20 +96,20 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
         self.numbers: dict[Any, int] = {}
         self.keys: dict[int, Any] = {}
         self.next_number = itertools.count()
-        # By the stimulus of an update: the task that submitted it.
+        # For the stimulus of a graph update: the task that submitted the graph.
         self.submitted_by: dict[str, Any] = {}
-        # Tasks that go to a worker where their threads wait, if they can; and where they might go before.
+        # Tasks that return to the worker where their threads wait, if possible; and their previous restrictions.
         self.preferred: dict[Any, tuple[set[str], set[str] | None, bool]] = {}
         self.drains = False
         self.silent = False
-        # What may fail comes first: without its plug-in the scheduler is to offer none of what follows.
+        # Steps that may fail come first: if the plug-in fails, the scheduler must not offer the handlers below.
         self.metrics = Metrics(scheduler.address, scheduler.loop, self.status)
         self.metrics.register()
         self.delegates = Delegates(self, scheduler)
         handlers = ("secret", "join", "without", "admit", "change", "status", "policy", "since", "ended")
         offered = {f"mission_control_{name}": getattr(self, f"on_{name}") for name in handlers}
         offered |= {"mission_control_uninstall": self.on_uninstall, "mission_control_await": self.delegates.on_await}
-        # As Dask does with its own: docs/explanation/security.md.
+        # As for Dask's handlers: docs/explanation/security.md.
         for name in dask.config.get("distributed.scheduler.blocked-handlers", default=[]):
             offered.pop(name, None)
         self.undo = ExitStack()
@@ -159,18 +160,18 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
         self.undo.close()
 
     async def on_uninstall(self, timeout: float) -> dict[str, Any]:
-        """Leaves the cluster as it was, once no shuffle runs on the data plane; or says why not, and stays."""
+        """Uninstall once no shuffle runs on the data plane; or return why that is not possible, and stay."""
         if self.drains:
             return {"error": "it is being uninstalled already"}
         self.drains = True
         try:
             if (why := self._in_use() or await self._drained(timeout) or self._in_use()) is not None:
                 return {"error": why}
-            # What was said before arrives before workers lose the ear for it.
+            # Earlier messages arrive before the workers lose their handlers.
             self.silent = self.delegates.closed = True
             await asyncio.sleep(DRAIN_LOOK_S)
             self.scheduler.worker_plugins.pop(self.name, None)
-            # One that is gone meanwhile needs nothing.
+            # A worker that has left meanwhile needs nothing.
             await self.scheduler.broadcast(msg={"op": "plugin-remove", "name": self.name}, on_error="return")
             await self._end()
             return {"error": None}
@@ -193,7 +194,7 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
         )
 
     async def _drained(self, timeout: float) -> str | None:
-        """Wait for shuffles on the data plane; say which still run after so many seconds."""
+        """Wait for shuffles on the data plane; return an error with those that still run after the timeout."""
         deadline = self.now() + timeout
         while running := shuffles.running(self.scheduler):
             if self.now() > deadline:
@@ -205,15 +206,16 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
         await self.close()
         for name in [name for name in self.scheduler.handlers if name.startswith("mission_control_")]:
             del self.scheduler.handlers[name]
-        # Dask drops a worker that says what it does not know, and a worker's last report may be on its way.
+        # Dask drops a worker that sends an unknown operation, and a worker's last report may be on its way.
         for name in [name for name in self.scheduler.stream_handlers if name.startswith("mission-control-")]:
             self.scheduler.stream_handlers[name] = ignored
         self.scheduler.remove_plugin(self.name)
 
-    # --- what is asked of the plug-in -------------------------------------------------------------------------------
+    # --- requests to the plug-in ------------------------------------------------------------------------------------
 
     async def on_secret(self) -> dict[str, Any]:
-        """For a worker that sets up its data plane; travels over Dask's own channel, encrypted if that is."""
+        """Return the cluster's secret to a worker that sets up its data plane; Dask's channel carries it, encrypted if
+        that is."""
         no_delegates = self.delegates.problem
         return {
             "token": self.token,
@@ -223,7 +225,7 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
         }
 
     async def on_without(self, worker: str, why: str) -> None:
-        """A worker works without a data plane; it may have joined before something failed."""
+        """A worker has no data plane; it may have joined before its data plane failed."""
         logger.warning("worker %s has no data plane: %s", worker, one_line(why))
         self.event("without", worker=worker, why=why)
         self.known(worker)
@@ -231,7 +233,7 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
     async def on_join(
         self, worker: str, host: str, environment: str, address: str, problems: Sequence[str] = (), protocol: int = 0
     ) -> dict[str, Any]:
-        """A worker's data plane is up; gives it all that it must know, and the version as of which that holds."""
+        """A worker's data plane is up; return the state that it needs, and the version of that state."""
         introduction = {"host": host, "environment": environment, "address": address, "problems": list(problems)}
         briefing = self.join(worker=worker, **introduction, protocol=protocol)
         if "rejected" not in briefing:
@@ -239,17 +241,18 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
         return briefing
 
     async def on_admit(self, spec: dict[str, Any], client: str) -> dict[str, Any]:
-        """Whether a job may run, and the name under which it does; it arrives now, and stays at least until left."""
+        """Admit a job: return whether it may run, and under which name. It stays at least until its client leaves
+        it."""
         admitted = self.admit(spec, client)
         if client not in self.scheduler.clients:
-            self.event("client-gone", client=client)  # it went while it asked
+            self.event("client-gone", client=client)  # the client left during the request
         return admitted
 
     async def on_change(self, job: str, transport: str | None, priority: float | None) -> dict[str, Any]:
         return self.change(job, transport, priority)
 
     async def on_policy(self, policy: str | bytes) -> dict[str, Any]:
-        """Another policy: its name, or a pickled function."""
+        """Install another policy: its name, or a pickled function."""
         return {"error": self.set_policy(policy if isinstance(policy, str) else pickle.loads(policy))}
 
     async def on_status(self, most: int | None = None) -> dict[str, Any]:
@@ -259,7 +262,7 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
         status = super().status(most) | {"flows_per_host": self.flows_per_host}
         for worker, own in status["workers"].items():
             known = self.scheduler.workers.get(worker)
-            # Bytes that its data plane uses, by kind, as of its last heartbeat.
+            # Bytes that the worker's data plane uses, by kind, from its last heartbeat.
             said = known.metrics.get(self.name) if known is not None else None
             said = said if isinstance(said, dict) else {}
             own["memory"] = {kind: said[kind] for kind in MEMORY if isinstance(said.get(kind), int)}
@@ -271,46 +274,46 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
         return [address for address in self.scheduler.workers if address not in joined]
 
     async def on_since(self, seen: int) -> tuple[int, list[dict[str, Any]]]:
-        """Records after the first ``seen`` ones."""
+        """Return the records after the first ``seen`` ones."""
         return self.log.since(seen)
 
     async def on_ended(self, job: str) -> dict[str, Any] | None:
-        """What is kept of the last job of this name that is over."""
+        """Return the record of the last ended job of this name."""
         record = self.log.last("job-ended", job=job)
         return {**record, "ended": record["time"]} if record is not None else None
 
-    # --- what workers say -------------------------------------------------------------------------------------------
+    # --- events from workers ----------------------------------------------------------------------------------------
 
     def on_task(self, worker: str, key: Any, carries: list[Any]) -> None:
-        """A task's result carries references; said before the scheduler hears that the task is done."""
+        """A task's result carries references; this message arrives before the one that the task is done."""
         task = self.scheduler.tasks.get(key)
         alive = task is not None and task.state not in ("released", "forgotten", "erred")
         number = self.numbers.get(key)
         if number is None:
-            # Of a task that was forgotten meanwhile: its objects are free.
+            # The task was forgotten meanwhile, so its objects are freed.
             number, alive = next(self.next_number), False
         self.carry_out(self.controller.carries(self.now(), number, carries, alive))
 
     def on_stale(self, worker: str, keys: list[Any]) -> None:
         """A worker's copies of these results carry lost objects.
 
-        It says so in order with what it holds: a key that it holds no longer was recomputed after it spoke.
+        The message is ordered with the worker's reports of its keys: a key that it no longer holds was recomputed after
+        it sent the message.
         """
         holder = self.scheduler.workers.get(worker)
         held = holder.has_what if holder is not None else ()
         self.free(key for key in keys if self.scheduler.tasks.get(key) in held)
 
     def on_writes(self, worker: str, key: Any, stream: str, repeats: bool, needs: list[Any]) -> None:
-        """A task begins a stream; said before the scheduler hears that it is done."""
+        """A task begins a stream; this message arrives before the one that the task is done."""
         task, number = self.scheduler.tasks.get(key), self.numbers.get(key)
         runs_on = task.processing_on if task is not None else None
-        # Not where another worker runs it by now.
+        # Ignored if another worker runs the task by now.
         if number is not None and runs_on is not None and runs_on.address == worker:
             self.carry_out(self.controller.writes(self.now(), number, worker, (stream, repeats), needs))
 
     def on_wrote(self, worker: str, key: Any, stream: str, again: bool) -> None:
-        """A task that wrote a stream is over. `again`: the stream is lost, and what is still wanted of it is computed
-        again."""
+        """A task that wrote a stream is over. `again`: the stream is lost, and recomputed if it is still wanted."""
         if (number := self.numbers.get(key)) is None:
             return
         self.carry_out(self.controller.wrote(self.now(), number, stream))
@@ -319,7 +322,7 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
             self.free([key])
 
     def on_waits(self, worker: str, key: Any, run: int, stream: str | None) -> None:
-        """The thread of a task waits there until this stream is written again; ``None``: it waits no more."""
+        """The thread of a task waits on this worker until a stream is written again; ``None``: it waits no more."""
         task, number = self.scheduler.tasks.get(key), self.numbers.get(key)
         runs_on = task.processing_on.address if task is not None and task.processing_on is not None else None
         if stream is None:
@@ -328,11 +331,11 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
         elif number is None or task is None or task.state not in ("waiting", "processing", "released", "no-worker"):
             self._continue(worker, key, run, {})
         elif runs_on is None or (runs_on == worker and task.run_id == run and stream not in self._written_again(task)):
-            # It is going to be given to a worker, maybe after it was taken from this one.
+            # The task will be assigned to a worker, maybe after it is revoked from this one.
             self.carry_out(self.controller.waits(self.now(), number, worker, run))
             self._prefer(task, worker)
         elif runs_on == worker:
-            # It was given to its worker again already, and Dask lets its thread go on.
+            # The task was assigned to this worker again already, and Dask lets its thread continue.
             if streams := self._written_again(task):
                 task.run_id = run
             self._continue(worker, key, run, streams)
@@ -340,7 +343,7 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
             self._continue(worker, key, run, {})
 
     def _continue(self, worker: str, key: Any, run: int, streams: dict[str, tuple[str, str]]) -> None:
-        """Answer a thread that waits; without `streams` its task has to begin again."""
+        """Answer a waiting thread; without `streams` its task has to restart."""
         stream = self.scheduler.stream_comms.get(worker)
         if not self.silent and stream is not None and not stream.closed():
             stream.send({"op": "mission-control-continue", "key": key, "run": run, "streams": streams})
@@ -350,7 +353,7 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
         return self.controller.written_again(writers)
 
     def _prefer(self, task: Any, worker: str) -> None:
-        """Have Dask give a task to the worker where its thread is, and not to one that has its inputs."""
+        """Make Dask assign a task to the worker where its thread waits, and not to one that has its inputs."""
         strict = task.worker_restrictions and not task.loose_restrictions
         if not (strict or task.host_restrictions or task.resource_restrictions or task.key in self.preferred):
             only = {worker}
@@ -359,24 +362,24 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
 
     def _prefer_no_more(self, key: Any, task: Any) -> None:
         only, *before = self.preferred.pop(key, (None, None, False))
-        # Somebody may have said meanwhile where it may run.
+        # The restrictions of the task may have changed meanwhile.
         if only is not None and task is not None and task.worker_restrictions is only:
             task.worker_restrictions, task.loose_restrictions = before
 
     def on_phases(self, worker: str, key: Any, seconds: dict[str, float]) -> None:
-        """How long map, shuffle and reduce took of a task: for the records."""
+        """Record how long the map, shuffle and reduce phases of a task took."""
         number = self.numbers.get(key)
         job = self.controller.job_of(number) if number is not None else None
         phases = {name: float(seconds[name]) for name in PHASES if name in seconds}
         self.log.add({"kind": "phases", "job": job, "key": str(key), "worker": worker, **phases})
 
-    # --- what the scheduler does ------------------------------------------------------------------------------------
+    # --- events of the scheduler ------------------------------------------------------------------------------------
 
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
         self.known(worker)
 
     def known(self, worker: str) -> None:
-        """Dask may not know a worker that joins: it may refuse it, or have removed it meanwhile."""
+        """Report to core that Dask knows a worker; it may have refused or removed one that has joined."""
         if (own := self.scheduler.workers.get(worker)) is not None:
             self.event("known", worker=worker, places=queue.places(self.scheduler, own.nthreads))
 
@@ -384,7 +387,7 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
         self.event("gone", worker=worker)
 
     def valid_workers_downscaling(self, scheduler: Scheduler, workers: list[Any]) -> list[Any]:
-        """Dask takes a worker for idle on which tasks write streams: their results are known."""
+        """Dask considers a worker idle whose tasks write streams, because their results are known."""
         writers = set(self.controller.writers())
         return [own for own in workers if own.address not in writers]
 
@@ -394,18 +397,18 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
     def update_graph(
         self, scheduler: Scheduler, *, client: str, tasks: list[Any], annotations: dict, stimulus_id: str, **_: Any
     ) -> None:
-        """New tasks: where they come from, and what each takes. Runs before the transitions, so that `_send_jobs` finds
-        the job of each when it goes to its worker."""
+        """Register new tasks with their origin and their inputs. Runs before the transitions, so that `_send_jobs`
+        finds the job of each task when it goes to its worker."""
         by = self.numbers.get(self.submitted_by.pop(stimulus_id, None))
         self._number(client, [own for key in tasks if (own := scheduler.tasks.get(key)) is not None], annotations, by)
         if by is not None:
             its = [self.numbers[key] for key in tasks if key in self.numbers]
             self.carry_out(self.controller.submitted(self.now(), by, its))
-        # What the graph tells is looked at with the next event.
+        # The graph itself is processed with the next event.
         self.event("flush")
 
     def _number(self, client: str, tasks: Iterable[Any], annotations: dict, by: int | None = None) -> None:
-        """Have core know tasks that it does not know."""
+        """Register tasks that core does not know."""
         specs, spans = annotations.get(ANNOTATION, {}), annotations.get("span", {})
 
         def origin(key: Any) -> tuple[str | None, str | None]:
@@ -428,7 +431,7 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
             self.submit(numbered_tasks, client, spec, by, span)
 
     def _number_all(self) -> None:
-        """Tasks that were submitted before: what they put is to live, and they may delegate."""
+        """Register tasks that were submitted before: their objects must live, and they may delegate."""
         of_client: defaultdict[str, list[Any]] = defaultdict(list)
         for task in self.scheduler.tasks.values():
             client = next(iter(task.who_wants or ()), None)
@@ -438,16 +441,16 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
             self._number(client, tasks, {ANNOTATION: specs})
 
     def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
-        """A result's life is the life of the objects that it carries."""
+        """An object lives as long as a result that carries it."""
         if self.delegates.first or self.delegates.awaited:
             try:
                 self.delegates.transition(key, start, finish)
             except Exception:
-                # Dask would say so only to those who look for it.
-                logger.exception("What %s is to run next was not noted", key)
+                # Dask logs an error of a plug-in only at the level INFO.
+                logger.exception("The next step of %s was not recorded", key)
         if finish == "released":
             shuffles.restart_without_run(self.scheduler, key)
-        # Dask calls this several times for each task, mostly with nothing to say to core.
+        # Dask calls this several times for each task; most transitions do not concern core.
         is_gone = start == "memory" and finish != "memory"
         if not (is_gone or start == "processing" or finish == "forgotten"):
             return
@@ -460,7 +463,7 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
             wanted = finish == "released" and task is not None and bool(task.who_wants or task.waiters)
             self.carry_out(controller.result_gone(now, number, wanted))
             if wanted and task is not None and controller.repeats(number):
-                # Dask takes them back next.
+                # Dask revokes them next.
                 for own in task.dependents:
                     if own.processing_on is not None:
                         self._prefer(own, own.processing_on.address)
@@ -491,11 +494,11 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
             self.delegates.begin_again(key)
 
     def drain(self, workers: Sequence[str]) -> None:
-        # Dask gives them no more tasks, moves what they hold, and ends them.
+        # Dask assigns them no more tasks, moves their results, and ends them.
         self.scheduler.loop.add_callback(self.scheduler.retire_workers, list(workers), close_workers=True)
 
     def free(self, keys: Iterable[Any]) -> None:
-        """Frees these results and all their copies; Dask computes again what is still needed of them."""
+        """Free these results and all their copies; Dask recomputes those that are still needed."""
         tasks = self.scheduler.tasks
         stale = {key: "released" for key in keys if key in tasks and tasks[key].state == "memory"}
         if stale:
@@ -517,7 +520,7 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
         def with_job(task: Any) -> dict[str, Any]:
             message = task_to_message(task)
             if ANNOTATION in message["annotations"]:
-                # As the client wrote it, which may be nonsense: workers get what core has understood.
+                # The client's annotation may be invalid, so workers get the job as core parsed it.
                 message["annotations"] = {k: v for k, v in message["annotations"].items() if k != ANNOTATION}
             number = self.numbers.get(task.key)
             if number is None:
@@ -525,11 +528,11 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
             self._prefer_no_more(task.key, task)
             run = self.controller.continues(number, task.processing_on.address) if task.processing_on else None
             if run is not None and (streams := self._written_again(task)):
-                # The thread waits there: for Dask it is the run that it is for the worker.
+                # The thread waits there, so Dask must use the worker's number of the run.
                 task.run_id = message["run_id"] = run
                 message["annotations"] = {**message["annotations"], CONTINUES: streams}
             if task.processing_on is not None:
-                # Also where another worker steals it, which is no transition.
+                # This also covers stealing, which is no transition.
                 self.carry_out(self.controller.begins(self.now(), number, task.processing_on.address))
             if (spec := self.controller.spec_of(number)) is not None:
                 message["annotations"] = {**message["annotations"], ANNOTATION: for_worker(spec)}
@@ -538,7 +541,7 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
         replace(self.undo, scheduler, "_task_to_msg", with_job)
 
     def _inherit_jobs(self, scheduler: Scheduler) -> None:
-        """Plug-ins are not told which task submits a graph; the stream handler is."""
+        """Dask passes the task that submits a graph to the stream handler, but not to plug-ins."""
         update_graph = scheduler.stream_handlers["update-graph"]
 
         async def with_parent(
@@ -557,27 +560,28 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
 
 
 def ignored(**said: Any) -> None:
-    """What is sent to a plug-in that is gone."""
+    """Ignore messages to a plug-in that was removed."""
 
 
 def guarded(handler: Callable[..., None]) -> Callable[..., None]:
-    """A handler of a stream that raises would have Dask remove the worker, or the client, that spoke."""
+    """Wrap a stream handler so that it never raises: Dask would remove the worker or the client that sent the
+    message."""
 
     def handle(**said: Any) -> None:
         try:
             handler(**said)
         except Exception:
-            logger.exception("What was said by %s makes no sense", said.get("worker") or said.get("client"))
+            logger.exception("%s sent an invalid message", said.get("worker") or said.get("client"))
 
     return handle
 
 
 def as_json(spec: Any) -> str:
-    """A job's specification, which may be anything that a client wrote into its annotations."""
+    """Return a job's specification from annotations, into which a client may write anything."""
     try:
         return json.dumps(spec, sort_keys=True)
     except (TypeError, ValueError):
-        return json.dumps(repr(spec)[:100])  # no specification either
+        return json.dumps(repr(spec)[:100])  # such an annotation is no specification
 
 
 @lru_cache(256)
@@ -587,7 +591,7 @@ def parsed(spec: str) -> dict[str, Any]:
 
 @lru_cache(256)
 def for_worker(spec: str) -> dict[str, Any]:
-    """What a worker needs to know of a job: without what most jobs have, since it travels with each task."""
+    """Return what a worker needs to know of a job, without default values, because it travels with each task."""
     job = parsed(spec)
     usual = {"priority": 1.0, "demands": UNDEMANDING}
     return {"job": job["job"]} | {name: job[name] for name, other in usual.items() if job[name] != other}
@@ -595,7 +599,7 @@ def for_worker(spec: str) -> dict[str, Any]:
 
 @lru_cache(10_000)
 def kind_of(stage: str) -> str:
-    """What tasks of a stage are to the graph (DESIGN 4.2)."""
+    """Return the role of a stage's tasks in the graph (DESIGN 4.2)."""
     if stage.startswith("shuffle-barrier"):
         return "barrier"
     return "select" if stage == "getitem" or stage.startswith("split-") else "work"

@@ -1,4 +1,5 @@
-"""The Throttle Controller beside a Dask worker: sets the data plane up, keeps objects as long as they are needed."""
+"""The Throttle Controller beside a Dask worker: sets up the data plane, and keeps objects as long as they are
+needed."""
 
 from __future__ import annotations
 
@@ -45,29 +46,29 @@ logger = logging.getLogger(__name__)
 RUNNING = ("executing", "long-running", "cancelled", "resumed")
 """States in which a task's code may still run."""
 CONTINUES_WITHIN_S = 60.0
-"""A task that reads a stream waits so long until that is written again, with what it has: as long as a reader waits for
-a writer that does not answer (`PROGRESS_TIMEOUT`)."""
+"""How long a task that reads a lost stream keeps its state and waits until the stream is written again: as long as a
+reader waits for a writer that does not answer (`PROGRESS_TIMEOUT`)."""
 CONTINUES_LOOK_S = 0.02
-"""How often it looks: little beside what it takes to begin a task again."""
+"""How often it checks: short compared with the time to restart a task."""
 SECRET_AGAIN_S = 0.5
-"""Pause before a scheduler that does not answer is asked once more."""
+"""Pause before the request to a scheduler that does not answer is repeated."""
 RESCHEDULES_MAX = 5
-"""Times that one task may find its object lost before that is an error."""
+"""How often one task may find its object lost before that is an error."""
 RESCHEDULE_AFTER_S = 0.05
-"""At first, and twice as long each time: whoever recomputes the object may not have heard yet that it is lost."""
+"""First pause before a rerun, doubled each time: the scheduler may not know yet that the object is lost."""
 
 
 HOST_TOKEN_FILE = "MISSION_HOST_TOKEN_FILE"
-"""Names the secret of all clusters that share this host's slots."""
+"""Names the file with the secret of all clusters that share this host's slots."""
 HOST_TOKEN_MIN = 16
-"""Bytes: 128 bits cannot be guessed."""
+"""Smallest secret in bytes: 128 bits cannot be guessed."""
 
 
 def host_token() -> bytes | None:
-    """Return the secret of those who share this host's slots; ``None``: they are this cluster's alone.
+    """Return the secret of the clusters that share this host's slots; ``None``: this cluster does not share them.
 
     Raises:
-        RuntimeError: There is a file for it, and it cannot be used.
+        RuntimeError: The secret's file cannot be used.
     """
     path = os.environ.get(HOST_TOKEN_FILE)
     if not path:
@@ -94,14 +95,14 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
 
     name = "mission-control"
     idempotent = True
-    # Dask knows the plug-in before it is set up.
+    # Dask uses the plug-in before its setup.
     turns: Turns | None = None
     lanes: Lanes | None = None
     interface: Interface | None = None
-    """The socket for programs, once one was started."""
+    """The socket for programs, once a program was started."""
 
-    no_delegates: str | None = "it has not said so yet"
-    """Why the scheduler cannot have tasks delegate, if it cannot."""
+    no_delegates: str | None = "its scheduler has not answered yet"
+    """Why tasks cannot delegate, if they cannot."""
 
     def __init__(self) -> None:
         self.problem: str | None = None
@@ -115,18 +116,19 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
         self.process = os.getpid()
         self.begin()
         self.rescheduled: dict[Any, tuple[int, int | None]] = {}
-        """How often each task was to run again, and in which run it last said so."""
+        """How often each task was rescheduled, and by which run last."""
         self.rescheduling = threading.Lock()
         self.shuffles: WeakValueDictionary[tuple[Any, int], Any] = WeakValueDictionary()
         """Runs of shuffles that the data plane carries, by shuffle and number."""
         self.continued: dict[tuple[Any, int], dict[str, tuple[str, str]]] = {}
-        """By task and run what a thread that waits for streams may go on with; nothing: it has to begin again."""
+        """By task and run, the new streams with which a waiting thread continues; nothing: its task has to restart."""
         self.outputs: dict[Any, dict[Any, dict[str, Any]]] = {}
-        """By the task that joined them, and by shuffle: what is said of outputs once the task is done."""
+        """By the task that joined them, and by shuffle: the report of outputs to send once the task is done."""
         self.inherited = messages.Inherited(worker)
         self.early = Early(worker)
         self.thread = threading.local()
-        """Of the task in this thread: ``run``, the number of its run; ``delegated``, to which function it last did."""
+        """State of the task in this thread: ``run``, the number of its run; ``delegated``, the last function to which
+        it delegated."""
         self.undo = ExitStack()
         worker.stream_handlers["mission-control"] = self.on_message
         worker.stream_handlers["mission-control-taken"] = self.on_taken
@@ -135,33 +137,33 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
         try:
             await self.start(worker)
         except Exception as error:
-            # Whatever goes wrong here, the worker works for Dask.
+            # Errors here must not stop the worker: Dask works without Mission Control.
             self.problem = f"{type(error).__name__}: {error}"
             if self.endpoint is not None:
-                # It has joined: what tasks put there now would be taken for lost.
+                # It has joined already: objects that tasks put now would be considered lost.
                 endpoint, self.endpoint = self.endpoint, None
                 PLANES.remove(endpoint)
                 await asyncio.get_running_loop().run_in_executor(None, endpoint.close)
             logger.warning("This worker has no data plane, and its tasks cannot put or fetch: %s", self.problem)
             if isinstance(error, NoMissionController):
                 return
-            # A scheduler that blocks this handler does not hear of it; the worker's log says it.
+            # A scheduler that blocks this handler does not receive the report; the worker's log has the reason.
             with suppress(Exception):
                 await worker.scheduler.mission_control_without(worker=worker.address, why=self.problem)
             return
         if self.closing:
-            # Removed meanwhile.
+            # The plug-in was removed meanwhile.
             await self.teardown(worker)
             return
         results.watch(self.name)
-        # Goes to the scheduler with Dask's heartbeats.
+        # Dask's heartbeats carry it to the scheduler.
         worker.metrics[self.name] = self.memory
         report = PeriodicCallback(self.report, _native.REPORT_EVERY_MS)
         worker.periodic_callbacks[self.name] = report
         report.start()
 
     async def start(self, worker: Worker) -> None:
-        """Sets the data plane up and joins the cluster's."""
+        """Set up the data plane, and join the cluster's."""
         secret = await self.secret(worker)
         if not isinstance(secret, dict):
             raise NoMissionController("its scheduler runs none: start it with --preload mission_control.dask")
@@ -178,7 +180,7 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
             "cluster": secret["cluster"],
             "host_token": host_token(),
         }
-        # It may wait some seconds for the host's arbiter.
+        # In a thread, because it may wait some seconds for the host's arbiter.
         make = functools.partial(_native.Endpoint, worker.ip, secret["token"], **settings)
         endpoint = await asyncio.get_running_loop().run_in_executor(None, make)
         for problem in endpoint.problems:
@@ -189,7 +191,7 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
             raise RuntimeError(briefing["rejected"])
         self.join(endpoint, briefing)
         PLANES.add(secret["token"], endpoint)
-        # Connections that were made before know nothing of it.
+        # Connections that were made before do not know the data plane.
         worker.rpc.collect()
         self.undo_names = messages.name_transfers(worker)
         if worker.address.startswith("mission://") and wanted("gather-by-job"):
@@ -201,7 +203,7 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
         self.turns = turns if turns.start() else None
 
     async def secret(self, worker: Worker) -> Any:
-        """Ask the scheduler; where it has not started yet, as long as Dask waits for it, which is for ever."""
+        """Send a request to the scheduler; if it has not started yet, repeat it for ever, as Dask does."""
         while True:
             try:
                 return await worker.scheduler.mission_control_secret()
@@ -222,7 +224,7 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
         if (hashing := sys.modules.get("mission_control.hashing")) is not None:
             hashing.uninstall()
         self.undo.close()
-        # In reverse: each restores what it found.
+        # In reverse order, because each restores what it found.
         for own in (self.turns, self.early, self.lanes):
             if own is not None:
                 own.close()
@@ -239,33 +241,33 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
             await asyncio.get_running_loop().run_in_executor(None, self.endpoint.close)
         results.unwatch(self.name)
 
-    # --- its words --------------------------------------------------------------------------------------------------
+    # --- messages ---------------------------------------------------------------------------------------------------
 
     def on_message(self, version: int, **message: Any) -> None:
-        """What the scheduler says; Dask closes a worker whose handler of messages raises."""
+        """Handle a message of the scheduler without raising: Dask closes a worker whose message handler raises."""
         try:
             self.hear(version, message)
         except Exception:
-            logger.exception("Mission Control could not do what the scheduler said")
+            logger.exception("Mission Control could not handle a message of the scheduler")
 
     def on_taken(self, shuffle: Any, run: int, cohort: int) -> None:
-        """All outputs of a cohort of a shuffle are done."""
+        """Handle the message that all outputs of a cohort of a shuffle are done."""
         if (own := self.shuffles.get((shuffle, run))) is not None:
             # Dask's stream waits for its handlers.
             self.worker.loop.add_callback(own.take, cohort)
 
     def on_continue(self, key: Any, run: int, streams: dict[str, tuple[str, str]]) -> None:
-        """What became of the streams for which the thread of a task waits."""
+        """Handle the answer about the streams for which a task's thread waits."""
         task = self.worker.state.tasks.get(key)
         if task is None:
             return
         if streams and task.state in RUNNING:
-            # As the scheduler has it now: what the worker says of the task is of this run.
+            # Use the scheduler's number of the run, so that the worker's messages about the task belong to it.
             task.run_id = run
         self.continued[key, run] = streams
 
     def say(self, kind: str, **said: Any) -> None:
-        # Where the scheduler is away the data plane goes on, and later reports repeat the totals.
+        # If the scheduler is unreachable the data plane continues, and later reports repeat the totals.
         with suppress(CommClosedError):
             self.worker.batched_stream.send({"op": f"mission-control-{kind}", **said})
 
@@ -284,23 +286,23 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
         super().report(last_of)
 
     def memory(self, worker: Worker) -> dict[str, int]:
-        """Bytes of objects and of what was fetched, bytes that are free and kept for the next ones, bytes on disk."""
+        """Return the bytes of objects and fetched parts, free bytes kept for later, and bytes on disk."""
         resources = self.resources()
         return {kind: resources[f"{kind}_bytes"] for kind in MEMORY}
 
     def writes(self, key: Any, stream: str, repeats: bool) -> None:
-        """A task begins a stream; `repeats`: it writes the same each time it runs. Runs in its thread."""
+        """Report that a task begins a stream; `repeats`: it writes the same each time it runs. Runs in its thread."""
         needs = self.needs_of(key)
         self.soon(lambda: self.say("writes", key=key, stream=stream, repeats=repeats, needs=needs))
 
     def wrote(self, key: Any, stream: str, again: bool) -> None:
-        """A task that wrote a stream is over; `again`: it is to run again. May be called in any thread."""
+        """Report that a task that wrote a stream is over; `again`: it should run again. May be called in any thread."""
         self.soon(lambda: self.say("wrote", key=key, stream=stream, again=again))
 
     # --- what tasks do ----------------------------------------------------------------------------------------------
 
     def reschedule_if_lost(self, key: Any, objects: set[str], error: Exception) -> None:
-        """Where an object went with its worker its key is being recomputed: this task has to wait for that."""
+        """Handle a lost object: its key is being recomputed, and this task has to wait for that."""
         lost = set(self.endpoint.known_lost(list(objects))) if self.endpoint is not None else set()
         if lost:
             run = getattr(self.thread, "run", None)
@@ -308,17 +310,16 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
             self.run_again(key, error)
 
     def written_again(self, key: Any, first: str, stream: str, error: Exception) -> tuple[str, str] | None:
-        """Wait in the thread of a task until a lost stream that it reads is written again.
+        """Wait in a task's thread until a lost stream that it reads is written again.
 
-        Dask takes the task back meanwhile. If it is given to this worker again, the thread goes on.
+        Dask revokes the task meanwhile. If it assigns the task to this worker again, the thread continues.
 
         Args:
             first: The stream that the task's inputs name.
             stream: The run of its writer that was lost, the first or a later one.
 
         Returns:
-            The stream that is written now, and the address of its writer's data plane; ``None``: the task has to begin
-            again.
+            The new stream, and the address of its writer's data plane; ``None``: the task has to restart.
         """
         run = getattr(self.thread, "run", None)
         if run is None or self.early.is_done or self.endpoint is None or not self.endpoint.known_lost([stream]):
@@ -330,7 +331,7 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
         with self.turns.thread_released() if self.turns is not None else nullcontext():
             found = self._continuation(key, run, first, stream)
         if found is None:
-            # Before Dask hears that the task begins again.
+            # Before Dask learns that the task restarts.
             self.soon(lambda: self.say("waits", key=key, run=run, stream=None))
         return found
 
@@ -341,13 +342,13 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
             task = self.worker.state.tasks.get(key)
             if task is None:
                 return None
-            # With the task, or after it.
+            # The answer arrives with the task, or after it.
             given = (task.annotations or {}).get(CONTINUES) if task.run_id == run else None
             for streams in (given, answer := self.continued.pop((key, run), None)):
                 now = streams.get(first) if streams else None
                 if now is not None and now[0] != stream:
                     return now[0], now[1]
-            # Its writer may be among those that wait for this thread.
+            # The stream's writer may be among the tasks that wait for this thread.
             waiting = self.worker.state.ready or self.worker.state.constrained
             if answer is not None or (not thread_is_free and waiting):
                 return None
@@ -355,10 +356,10 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
         return None
 
     def run_again(self, key: Any, why: Exception) -> None:
-        """Have the task of this thread run again. Several threads may act for it: that counts once.
+        """Reschedule the task of this thread. If several threads act for it, that counts once.
 
         Raises:
-            distributed.Reschedule: Unless it has run too often.
+            distributed.Reschedule: Always, unless the task has run too often.
         """
         run = getattr(self.thread, "run", None)
         with self.rescheduling:
@@ -381,10 +382,11 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
         return [*described(references), *objects_of(task.run_spec)]
 
     def tell_stale(self, key: Any, run: int | None, lost: set[str]) -> None:
-        """Say which of a task's inputs, as they are here, carry lost objects; and the task, if it is a step naming one.
+        """Report which local copies of a task's inputs carry lost objects; and the task, if it is a step that names
+        one.
 
-        Such a copy was on its way here, or made from one, when the worker of its objects left: the scheduler, that has
-        had its key recomputed meanwhile, takes it for a copy of the new result.
+        Such a copy was on its way here, or was made from one, when the worker of its objects left. The scheduler, which
+        has recomputed its key meanwhile, considers it a copy of the new result.
         """
         task = self.worker.state.tasks.get(key)
         inputs = (
@@ -398,11 +400,11 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
             self.say("step-lost", key=key, run=run)
 
     def transition(self, key: Any, start: str, finish: str, **kwargs: Any) -> None:
-        """A task is over: its objects live on only as far as its result carries them."""
+        """End a task: only objects that its result carries live on."""
         if finish in RUNNING or (start not in RUNNING and finish != "memory"):
             return
         if finish != "rescheduled" and not (finish == "memory" and self.early.writes(key)):
-            # A task that has begun a stream may still find that an object of its inputs is lost.
+            # A task that has begun a stream may still find that an input's object is lost.
             self.rescheduled.pop(key, None)
         for of in [own for own in list(self.continued) if own[0] == key]:
             self.continued.pop(of, None)
@@ -413,17 +415,17 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
         result = None
         if finish == "memory":
             if start not in RUNNING:
-                return  # it came from elsewhere
+                return  # the result came from another worker
             actors, data = self.worker.state.actors, self.worker.data
             result = lambda: actors[key] if key in actors else data[key]  # noqa: E731
         self.ended(key, result)
 
 
 def data_ports() -> list[int]:
-    """Return the ports at which a worker may serve its data, from Dask's configuration; 0 is any that is free.
+    """Return the ports at which a worker may serve its data, from Dask's configuration; 0: any free port.
 
     Raises:
-        ValueError: The configuration makes no sense.
+        ValueError: The configured port is invalid.
     """
     given = dask.config.get("mission-control.port", default=0)
     try:
@@ -451,11 +453,11 @@ def send_limit() -> int | None:
 
 
 def ignored(**said: Any) -> None:
-    """What is sent to a plug-in that is gone: Dask closes a worker that receives an operation that it does not know."""
+    """Ignore messages to a removed plug-in: Dask closes a worker that receives an unknown operation."""
 
 
 def certificates(worker: Worker) -> dict[str, Any]:
-    """The cluster's certificates where its own channel uses them; Dask's settings hold PEM or paths of it."""
+    """Return the cluster's certificates if Dask's channel uses them; Dask's settings hold PEM texts or their paths."""
     if not is_encrypted(worker, "worker"):
         return {}
     settings = worker.security.get_tls_config_for_role("worker")

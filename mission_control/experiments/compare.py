@@ -1,4 +1,4 @@
-"""What points say together: medians with intervals, ratios of variants, expectations, and the model against the lab."""
+"""Compare points: medians with intervals, ratios of variants, expectations, and the model against the lab."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from mission_control.experiments.result import Comparison, Difference, Point, Su
 from mission_control.scenario import Scenario, Variant
 
 COVERED = 0.95
-"""What an interval is to cover."""
+"""Desired coverage of an interval."""
 
 
 def compared(
     scenarios: Mapping[str, Scenario], planned: Sequence[Planned], points: Sequence[Point]
 ) -> tuple[list[Summary], list[Comparison]]:
-    """The median of each variant at each place, and its ratios to the first variant, repetition by repetition."""
+    """Compute the median of each variant at each place, and its ratios to the first variant, repetition by
+    repetition."""
     medians, ratios = [], []
     found: dict[Any, dict[tuple[str, int], Point]] = {}
     for point in points:
@@ -44,7 +45,7 @@ def compared(
                 pairs = [
                     value / undone[first][at] for at, value in undone[name].items() if undone.get(first, {}).get(at)
                 ]
-                # Expected is something of the first measure, and of what is measured where anything is.
+                # Expectations concern the first measure, in the measured world if there is one.
                 judged = ONLY if number or (point.world == "model" and measuring) else variant
                 if name != first and first in values and measures[measure].ratios and (pairs or expected(judged)):
                     summary = interval(pairs)
@@ -54,7 +55,7 @@ def compared(
 
 
 def values_of(points: Mapping[tuple[str, int], Point], variant: str, measure: str) -> dict[int, float]:
-    """By repetition; of points that count."""
+    """Return the values by repetition, of points that count."""
     return {
         point.repetition: point.measures[measure].value
         for (name, _), point in points.items()
@@ -65,7 +66,7 @@ def values_of(points: Mapping[tuple[str, int], Point], variant: str, measure: st
 def undilated_of(
     points: Mapping[tuple[str, int], Any], variant: str, values: Mapping[int, float], unit: str
 ) -> dict[int, float]:
-    """Values by repetition, as they would be without slow motion: variants may differ in it."""
+    """Return values by repetition with the time dilation undone, because variants may differ in it."""
     slow = {at: getattr(points[variant, at], "dilation", 1) for at in values}
     return {at: value * undilated(unit, slow[at]) for at, value in values.items()}
 
@@ -74,12 +75,12 @@ RATES, TIMES = ("bit/s", "Mbit/s"), ("s", "ms")
 
 
 def undilated(unit: str, dilation: int) -> float:
-    """What a value is multiplied by to undo slow motion: rates were divided, times are longer, counts are the same."""
+    """Return the factor that undoes time dilation: rates were divided, times multiplied, counts are the same."""
     return dilation if unit in RATES else 1 / dilation if unit in TIMES else 1
 
 
 def within(point: Point, measure: str) -> dict[str, Any] | None:
-    """The interval that a single point has of itself: it lacks the spread between runs, and says so."""
+    """Return a single point's interval: it lacks the spread between runs, and is labelled so."""
     ends = point.interval_of(measure)
     if not ends:
         return None
@@ -88,9 +89,8 @@ def within(point: Point, measure: str) -> dict[str, Any] | None:
 
 
 def interval(values: Sequence[float]) -> dict[str, Any]:
-    """Median and its interval by order statistics, which asks nothing of the distribution (Conover 1999, 3.2): the
-    narrowest that covers the true median with at least 95 %; of up to five values their whole range, and
-    ``coverage`` says how much that covers."""
+    """Compute the median and its interval by order statistics, for any distribution (Conover 1999, 3.2): the narrowest
+    that covers the true median with at least 95 %; for up to five values their whole range, with its ``coverage``."""
     ordered, count = sorted(values), len(values)
     if not ordered:
         return {"median": None, "low": None, "high": None, "coverage": None, "runs": 0}
@@ -105,7 +105,7 @@ def interval(values: Sequence[float]) -> dict[str, Any]:
 
 
 def expected(variant: Variant) -> str:
-    """In words; empty where nothing is."""
+    """Describe what is expected; empty: nothing."""
     words = []
     if variant.ratio_min is not None:
         words.append(f"at least {variant.ratio_min:g}")
@@ -115,7 +115,7 @@ def expected(variant: Variant) -> str:
 
 
 def as_expected(variant: Variant, ratio: float | None) -> bool | None:
-    """Whether what was expected came; ``None`` where nothing was. What could not be measured did not come."""
+    """Whether an expectation was met; ``None`` if there is none. A ratio that could not be measured did not meet it."""
     if variant.ratio_min is None and variant.ratio_max is None:
         return None
     if ratio is None:
@@ -124,7 +124,7 @@ def as_expected(variant: Variant, ratio: float | None) -> bool | None:
 
 
 def differences(medians: Sequence[Summary]) -> list[Difference]:
-    """The model against the lab, at each place that both have."""
+    """Compare the model with the lab, at each place that both have."""
     lab = {(own.study, own.place[2], own.variant, own.measure): own for own in medians if own.world == "lab"}
     found = []
     for own in (own for own in medians if own.world == "model" and own.median is not None):
@@ -140,7 +140,7 @@ def number(value: float | None) -> str:
 
 
 def spread(own: Summary) -> str:
-    """An interval, and in words what it covers where that is less than 95 %."""
+    """Format an interval, with its coverage if that is less than 95 %."""
     if own.median is None or own.low is None or own.high is None:
         return "no run to judge by"
     ends = f"{number(own.low)} to {number(own.high)}"

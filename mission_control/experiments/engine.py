@@ -1,8 +1,8 @@
-"""Measures the points of scenarios and leaves `results/<id>/`: scenario, points, result, report.
+"""Measure the points of scenarios, and write `results/<id>/`: scenario, points, result, report.
 
-One rule for what is valid: a point whose pace the machine has set is measured again, at most `points.AGAIN` times.
-One for resuming: what is in the journal stays, with the commit and the environment it was measured with; measured again
-is what was interrupted, is not valid, or could not be run.
+Rule of validity: a point is not valid if the machine and not the network set its pace; it is measured again, at most
+`points.AGAIN` times. Rule of resuming: points in the journal stay, with the commit and the environment of their
+measurement; points that were interrupted, are not valid, or could not be run are measured again.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ SCENARIO, ENVIRONMENT = "scenario.toml", "environment.json"
 
 
 class Observer:
-    """Takes what a run does, for people to see; the default shows nothing."""
+    """Receives the progress of a run, to show it; the default shows nothing."""
 
     def show(self, line: str, doing: str, status: Mapping[str, Any]) -> None:
         """Called several times a second.
 
         Args:
-            line: which point, of how many, and what time the others may take.
-            doing: what it does now.
-            status: of its cluster.
+            line: the number of the point, of how many, and the expected time of the others.
+            doing: its current activity.
+            status: status of its cluster.
         """
 
     def say(self, line: str) -> None:
-        """Called with what is worth a line of its own."""
+        """Called with a line to show."""
 
 
 def conduct(
@@ -62,13 +62,13 @@ def conduct(
     """Measure all points of these scenarios.
 
     Args:
-        results: folder in which the run's own folder is made.
-        resume: the folder of a run to go on with.
+        results: folder in which the run's folder is made.
+        resume: the folder of a run to resume.
 
     Raises:
-        BadInput: a scenario does not fit; or the folder is of another run.
-        PrerequisiteMissing, EnvironmentFailed: a world cannot be had.
-        JobRejected: the only job demands what cannot be had; no byte has moved.
+        BadInput: a scenario does not fit, or the folder belongs to another run.
+        PrerequisiteMissing, EnvironmentFailed: a world cannot be made.
+        JobRejected: the only job's demand cannot be met; no byte has moved.
     """
     observer = observer or Observer()
     work = {name: planned(name, one, worlds_of(one, conditions)) for name, one in scenarios.items()}
@@ -79,7 +79,7 @@ def conduct(
         raise BadInput(f"--resume {resume}: no run is there; name a folder results/<id> that a run has left")
     for name, own in folders.items():
         refuse_other_conditions(own, conditions)
-        known(own, work[name])  # refuses what was made from another scenario, before anything is written
+        known(own, work[name])  # refuses a folder of another scenario, before anything is written
     refuse_not_in_force(scenarios, conditions)
     with held(folder):
         for name, own in folders.items():
@@ -107,7 +107,7 @@ def conduct(
 
 
 def announced(scenarios: Mapping[str, Scenario], left: Mapping[str, Sequence[Planned]], conditions: Conditions) -> str:
-    """How many points are to be measured, and how long that may take, where all scenarios know it.
+    """Describe how many points are to be measured, and the expected time, if all scenarios have one.
 
     Args:
         left: points of each scenario that are to be measured.
@@ -118,7 +118,7 @@ def announced(scenarios: Mapping[str, Scenario], left: Mapping[str, Sequence[Pla
     counted += " (--quick: fewer than they have)" if conditions.quick else ""
     takes: dict[str, float] = {}
     for name, one in scenarios.items():
-        points = sum(point.world != "model" for point in left[name])  # which takes no time
+        points = sum(point.world != "model" for point in left[name])  # the model takes no time
         if points and (one.study.point_takes is None or conditions.worlds not in ((), (one.world,))):
             return counted
         takes[name] = points * (one.study.point_takes or 0) / 1e3
@@ -128,7 +128,7 @@ def announced(scenarios: Mapping[str, Scenario], left: Mapping[str, Sequence[Pla
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """The folder is this process's meanwhile: two that write one journal would lose points.
+    """Lock the folder for this process: two processes that write one journal would lose points.
 
     Raises:
         BadInput: another process measures there.
@@ -146,10 +146,10 @@ def held(folder: Path) -> Iterator[None]:
 
 
 def refuse_not_in_force(scenarios: Mapping[str, Scenario], conditions: Conditions) -> None:
-    """Refuse to compare what a running cluster would not do.
+    """Refuse to compare settings that a running cluster does not change.
 
     Raises:
-        BadInput: variants differ in what is the cluster's own.
+        BadInput: variants differ in a setting of the cluster.
     """
     fixed = ("control.flows_per_host", *(() if conditions.install_policy else ("control.policy",)))
     for one in scenarios.values() if conditions.scheduler else ():
@@ -166,10 +166,10 @@ def worlds_of(scenario: Scenario, conditions: Conditions) -> tuple[str, ...]:
 
 
 def conduct_one(name: str, scenario: Scenario, folder: Path, sites: Sites, progress: Progress) -> Result:
-    """Measure the points of a scenario that are not known yet, and leave its result and report."""
+    """Measure the points of a scenario that are missing, and write its result and report."""
     work, interrupted = planned(name, scenario, worlds_of(scenario, sites.conditions)), False
     done = kept(folder, work)
-    # A line that was cut off is not gone on with.
+    # Write the journal again, because its last line may be incomplete.
     replace(folder / POINTS, "".join(line_of(key, one) for key, one in done.items()))
     progress.known += len(done)
     progress.worked |= {one.world for one in done.values()}
@@ -188,7 +188,7 @@ def conduct_one(name: str, scenario: Scenario, folder: Path, sites: Sites, progr
             with open(folder / POINTS, "a") as file:
                 file.write(line_of(one.key, point))
             if apart:
-                # The folder of a run of jobs stands alone, with a report of its own.
+                # The folder of a run of jobs is complete in itself, with its own report.
                 begin(own, name, one.scenario, sites.conditions)
                 write(own, summed({name: one.scenario}, [one], [point], own, point.interrupted))
             progress.end(one, point)
@@ -202,7 +202,7 @@ def conduct_one(name: str, scenario: Scenario, folder: Path, sites: Sites, progr
 
 
 def kept(folder: Path, work: Sequence[Planned]) -> dict[str, Point]:
-    """Points of a run that it does not measure again, by key."""
+    """Return the points of a run that it does not measure again, by key."""
     return {key: one for key, one in known(folder, work).items() if not measured_again(one)}
 
 
@@ -212,15 +212,15 @@ def to_measure(folder: Path, work: Sequence[Planned]) -> list[Planned]:
 
 
 def measured_again(point: Point) -> bool:
-    """Whether a run that goes on measures a point that it has once more."""
+    """Whether a resumed run measures this point again."""
     return point.interrupted or not point.valid or "run" in point.errors
 
 
 def attempt(one: Planned, own: Path, sites: Sites, progress: Progress, planned: int, number: int) -> Point:
-    """Measure a point once; one that cannot be run does not keep the others from being measured."""
+    """Measure a point once; if it cannot be run, record why, so that the others are measured."""
     workload = one.scenario.workload
     if number and own.exists():
-        # What was not valid stays to be looked at.
+        # Keep the files of an attempt that was not valid.
         shutil.copytree(own, own.with_name(f"{own.name}-invalid-{number}"), dirs_exist_ok=True)
     if workload.leaves_files:
         own.mkdir(parents=True, exist_ok=True)
@@ -229,14 +229,14 @@ def attempt(one: Planned, own: Path, sites: Sites, progress: Progress, planned: 
     except Exception as error:
         foreseen = isinstance(error, EnvironmentFailed | PrerequisiteMissing | BadInput)
         if (foreseen and one.world not in progress.worked) or (planned == 1 and isinstance(error, JobRejected)):
-            raise  # nothing has worked in this world: the others would fail like it
+            raise  # no point has worked in this world: the others would fail, too
         progress.say(f"failed: {error}")
         sites.close()
         why = str(error) if foreseen or isinstance(error, JobRejected) else f"{type(error).__name__}: {error}"
         failed: Point = one.point(errors={"run": why})
         return failed
     if point.errors:
-        sites.close()  # what failed may be broken
+        sites.close()  # the world may be broken
     for name, measure in workload.measures.items():
         if (value := measure.of(point)) is not None:
             point.measures[name] = Quantity(value=value, unit=measure.unit)
@@ -248,7 +248,7 @@ def attempt(one: Planned, own: Path, sites: Sites, progress: Progress, planned: 
 
 
 class Sites:
-    """The world that is open, kept for the next point where it fits: making one takes longer than most points."""
+    """The open world, kept for the next point if it fits: making a world takes longer than most points."""
 
     def __init__(self, conditions: Conditions):
         self.conditions = conditions
@@ -256,7 +256,7 @@ class Sites:
         self._open: tuple[Any, Measuring] | None = None
 
     def get(self, one: Planned) -> Measuring:
-        """How points are measured in the world of this one."""
+        """Return the function that measures points in the world of this one."""
         workload = one.scenario.workload
         made_of = (one.world, workload.kind, workload.site(one.whole))
         if self._open is None or self._open[0] != made_of:
@@ -271,13 +271,13 @@ class Sites:
 
 
 class Progress:
-    """How far a run is, and how long the rest may take: as long as the points of the same world took so far."""
+    """The progress of a run, and its expected time: the rest takes as long as the points of the same world so far."""
 
     def __init__(self, planned: int, observer: Observer):
         self.planned, self.observer = planned, observer
         self.known = self.ended = 0
         self.worked: set[str] = set()
-        """Worlds in which a point could be measured."""
+        """Worlds in which at least one point was measured."""
         self.seconds: list[float] = []
         self.line = ""
         self._noted: set[str] = set()
@@ -304,7 +304,7 @@ class Progress:
         self.observer.say(f"    {text}")
 
     def note(self, text: str) -> None:
-        """Say once what was not in force."""
+        """Show once that a setting was not in force."""
         if text not in self._noted:
             self._noted.add(text)
             self.observer.say(f"note: {text}")
@@ -317,7 +317,7 @@ def duration(seconds: float) -> str:
 
 
 def begin(folder: Path, name: str, scenario: Scenario, conditions: Conditions) -> None:
-    """Write what a run needs to go on."""
+    """Write the files that a run needs to be resumed."""
     folder.mkdir(parents=True, exist_ok=True)
     replace(folder / SCENARIO, tomli_w.dumps(plain(scenario)))
     described = {**describe(scenario.workload.seed), "study": name, "conditions": vars(conditions)}
@@ -325,7 +325,7 @@ def begin(folder: Path, name: str, scenario: Scenario, conditions: Conditions) -
 
 
 def resumed(folder: Path) -> tuple[dict[str, Scenario], Conditions]:
-    """The scenarios of a run that is to go on, and how it was run.
+    """Read the scenarios of a run to resume, and its conditions.
 
     Raises:
         BadInput: the folder has no run.
@@ -345,9 +345,9 @@ def resumed(folder: Path) -> tuple[dict[str, Scenario], Conditions]:
 
 
 def refuse_other_conditions(folder: Path, conditions: Conditions) -> None:
-    """Refuse to go on where a run began on another cluster, or as another kind of run: its medians would be of both.
+    """Refuse to resume a run on another cluster, or as another kind of run: its medians would mix both.
 
-    The number of labs side by side may differ: each point keeps its own.
+    The number of parallel labs may differ: each point records its own.
 
     Raises:
         BadInput: the folder's run had another scheduler, or only one of the two installs its policy, or is quick.
@@ -370,10 +370,10 @@ def line_of(key: str, point: Point) -> str:
 
 
 def known(folder: Path, work: Sequence[Planned]) -> dict[str, Point]:
-    """Points that were measured before, by key; the last line may have been cut off.
+    """Read the points that were measured before, by key; the last line may be incomplete.
 
     Raises:
-        BadInput: one was made from another scenario.
+        BadInput: a point belongs to another scenario.
     """
     path, by_key, found = folder / POINTS, {one.key: one for one in work}, {}
     for line in path.read_text().splitlines() if path.exists() else ():
@@ -402,7 +402,7 @@ def leave(
     folders: Mapping[str, Path],
     interrupted: bool,
 ) -> Result:
-    """Leave the result and the report of all that is known; give the result."""
+    """Write the result and the report of all known points; return the result."""
     found = {name: known(folders[name], own) for name, own in work.items()}
     points = [found[name][one.key] for name, own in work.items() for one in own if one.key in found[name]]
     result = summed(scenarios, [one for own in work.values() for one in own], points, folder, interrupted)
@@ -418,7 +418,7 @@ def write(folder: Path, result: Result) -> None:
 def summed(
     scenarios: Mapping[str, Scenario], work: Sequence[Planned], points: list[Point], folder: Path, interrupted: bool
 ) -> Result:
-    """What the points say together."""
+    """Summarize the points."""
     single = points[0] if len(work) == 1 and points else None
     medians, comparisons = compare.compared(scenarios, work, points)
     interrupted = interrupted or any(point.interrupted for point in points)
@@ -465,7 +465,7 @@ SHOWN = (
     *("jobs", "seconds", "policy", "ports", "samples", "processor_seconds", "delay"),
     *("job_time_s", "late_s", "distortion"),
 )
-"""Of the only point, for those who read a single run."""
+"""Fields of the only point that the result repeats, for readers of a single run."""
 
 
 def texts(scenario: Scenario) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A few jobs, all at once, each in a thread of its own, with a client of its own."""
+"""A few concurrent jobs, each in its own thread, with its own client."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Jobs(Running):
         self.clients = [site.connect() for _ in self.names]
         workers = len(self.clients[0].scheduler_info(n_workers=-1)["workers"])
         self.made = [workload.of_job(at).make(at, data / name, workers) for at, name in enumerate(self.names)]
-        """What the workload made, job by job; some may have failed."""
+        """The workload's jobs; some may have failed."""
         self.steps: dict[str, str] = {}
         self.seconds: dict[str, float] = {}
         self.started: float | None = None
@@ -65,7 +65,7 @@ class Jobs(Running):
         demands: dict[str, Any] = {"encrypt": control.encrypt, "transport": control.transport}
         demands["priority"] = control.priorities[number] if control.priorities else 1.0
         try:
-            # Refused before anything moves, the input included.
+            # The cluster refuses a job before anything moves, including its input.
             with mission_control.job(name, client=client, **demands):
                 pass
             work.prepare(client, say)
@@ -84,8 +84,8 @@ class Jobs(Running):
             self.refusal = refusal
             self._barrier.abort()
         except threading.BrokenBarrierError:
-            pass  # another job's failure, which that job records
-        except BaseException as error:  # CancelledError of a client that was closed is none of Exception
+            pass  # another job failed and records that
+        except BaseException as error:  # CancelledError of a closed client is no subclass of Exception
             if not self._stop.is_set():
                 self._barrier.abort()
                 self.errors[name] = f"{type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""What the Mission Controller's records say of jobs: transfers, shares, fairness, phases."""
+"""Evaluate the Mission Controller's records of jobs: transfers, shares, fairness, phases."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OTHERS_TOO = ("worker", "worker-left", "worker-without", "policy-error", "ecn-pr
 
 
 def of_jobs(records: Sequence[Record], names: set[str]) -> list[Record]:
-    """The records that concern these jobs: of decisions the part about them, and of others' jobs nothing."""
+    """Select the records of these jobs; of decisions, keep only the entries of these jobs."""
     own = []
     for record in records:
         if record["kind"] == "decision" and "transfers" in record:
@@ -33,13 +33,13 @@ def of_jobs(records: Sequence[Record], names: set[str]) -> list[Record]:
 def jobs_of(
     records: list[Record], status: Mapping[str, Any], admitted: Mapping[str, str], seconds: Mapping[str, float]
 ) -> list[JobResult]:
-    """Each job with its transfers.
+    """Return each job with its transfers.
 
     Args:
         records: of these jobs.
         status: of the cluster at the end, for jobs that have not ended.
-        admitted: by each job's name in the scenario the one under which the cluster admitted it.
-        seconds: that each took, by the name in the scenario.
+        admitted: for each job's name in the scenario, the name under which the cluster admitted it.
+        seconds: duration of each job, by the name in the scenario.
     """
     known = [record for record in records if record["kind"] == "job-ended"] + list(status.get("jobs", ()))
     weights, fair = busiest_weights(records), fairness(records)
@@ -80,12 +80,12 @@ def transfer_of(entry: Record, came: Record) -> Transfer:
 
 
 def weighed(records: list[Record]) -> list[list[Record]]:
-    """The transfers of each decision about weights."""
+    """Return the transfers of each decision about weights."""
     return [one["transfers"] for one in records if one["kind"] == "decision" and one["command"] == "weights"]
 
 
 def busiest_weights(records: list[Record]) -> dict[Key, tuple[float, int]]:
-    """Of each job and transfer the weight and the flows that it had while most were active: then shares matter."""
+    """Return the weight and the flows of each job and transfer while most were active, because then shares matter."""
     best: dict[Key, tuple[int, float, int]] = {}
     for transfers in weighed(records):
         active: dict[Key, list[Record]] = defaultdict(list)
@@ -99,7 +99,7 @@ def busiest_weights(records: list[Record]) -> dict[Key, tuple[float, int]]:
 
 
 def busiest_transfers(records: list[Record]) -> list[Key]:
-    """The transfers that were active when most were."""
+    """Return the transfers that were active when most were."""
     most: list[Key] = []
     for transfers in weighed(records):
         if len(transfers) >= len(most):
@@ -108,14 +108,14 @@ def busiest_transfers(records: list[Record]) -> list[Key]:
 
 
 def fairness(records: list[Record]) -> dict[Key, float]:
-    """Of each transfer Jain's index of its receivers' rates."""
+    """Compute Jain's index of each transfer's receiver rates."""
     last: dict[Key, dict[str, Record]] = {}
     for record in records:
         if record["kind"] == "progress":
             last.setdefault((record["job"], record["from"], record["to"]), {})[record["worker"]] = record
     found = {}
     for key, workers in last.items():
-        # What never left its worker says nothing of the network.
+        # Bytes that never left their worker do not count.
         took = [(one["served_bytes"] - one["local_bytes"], one["started"], one["ended"]) for one in workers.values()]
         rates = [moved / (ended - begun) for moved, begun, ended in took if moved and ended and ended > begun]
         if (index := jain(len(rates), sum(rates), sum(rate**2 for rate in rates))) is not None:
@@ -124,8 +124,8 @@ def fairness(records: list[Record]) -> dict[Key, float]:
 
 
 def jain(count: float, total: float | None, squares: float | None) -> float | None:
-    """Jain's index (Jain, Chiu and Hawe 1984) of ``count`` rates, from their sum and that of their squares: 1 where all
-    are equal, 1/n where one of n has everything. ``None`` where there are none, or what a worker reports cannot be."""
+    """Jain's index (Jain, Chiu and Hawe 1984) of ``count`` rates, from their sum and the sum of their squares: 1 if all
+    are equal, 1/n if one of n has everything. ``None`` if there are none, or a worker's report is impossible."""
     if not count or not total or not squares or not math.isfinite(total * total) or not math.isfinite(squares):
         return None
     return total**2 / (count * squares)
@@ -172,5 +172,5 @@ def parts_of_bytes(
 
 
 def until(path: list[tuple[float, int]], end: float) -> int:
-    """What had been moved by then."""
+    """Return the bytes that had moved by a time."""
     return max((total for at, total in path if at <= end), default=0)

@@ -21,10 +21,10 @@ def incast_overhead(default_s: float, short_s: float) -> float:
 
     Args:
         default_s: completion time of a job with the default minimum RTO.
-        short_s: the same with one of 1 ms; any unit, but the same one.
+        short_s: completion time with a minimum RTO of 1 ms, in the same unit.
 
     Returns:
-        How much longer the first is, as a part of the second; 0 where the minimum RTO does not matter.
+        How much longer the first is, as a fraction of the second; 0 if the minimum RTO does not matter.
 
     Raises:
         ValueError: ``short_s`` is not above 0.
@@ -35,11 +35,11 @@ def incast_overhead(default_s: float, short_s: float) -> float:
 
 
 def overheads(work: Sequence[Planned], points: Sequence[Point]) -> list[Overhead]:
-    """The overhead of each variant that differs from another in its minimum RTO alone, where the other's is 1 ms.
+    """Compute the overhead of each variant that differs from another, with a minimum RTO of 1 ms, in nothing else.
 
     Args:
-        work: what was planned: it says how variants differ.
-        points: what was measured; jobs that do not count are left out.
+        work: the planned points, which have the variants' settings.
+        points: the measured points; those that do not count are left out.
     """
     here: dict[Any, dict[str, Planned]] = {}
     for one in work:

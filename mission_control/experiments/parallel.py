@@ -1,6 +1,6 @@
-"""Scenarios side by side: links of one lab idle in timeouts while those of another are full.
+"""Scenarios in parallel: the links of one lab are idle in timeouts while those of another are full.
 
-Each scenario runs in a process of its own, so that none waits for another's interpreter, nor for its report.
+Each scenario runs in a separate process, so that none waits for another's interpreter or report.
 """
 
 from __future__ import annotations
@@ -26,24 +26,25 @@ if TYPE_CHECKING:
     from mission_control.scenario import Scenario
 
 LABS = min(2, len(os.sched_getaffinity(0)))
-"""Side by side unless the command line says otherwise. One at 100 Mbit/s takes half a CPU (measurements.md)."""
+"""Default number of parallel labs. One at 100 Mbit/s takes half a CPU (measurements.md)."""
 LOOK_EVERY_S = 0.2
-"""Whether all is over."""
+"""Seconds between two checks whether all is over."""
 SPAWN = multiprocessing.get_context("spawn")
 
 
 def worth_it(scenarios: Mapping[str, Scenario], conditions: Conditions) -> bool:
-    """Whether any of these may be measured side by side."""
+    """Whether any of these scenarios may be measured in parallel."""
     together = [one for one in scenarios.values() if not one.workload.alone(one)]
     allowed = all(one.workload.side_by_side for one in scenarios.values())
     return conditions.labs > 1 and len(together) > 1 and allowed
 
 
 def together_s(scenarios: Mapping[str, Scenario], takes: Mapping[str, float], conditions: Conditions) -> float:
-    """Seconds that all take, measured as :func:`conduct` does where that is worth it, else one after the other.
+    """Predict the seconds that all scenarios take, in parallel as in :func:`conduct` if that is possible, otherwise in
+    sequence.
 
     Args:
-        takes: seconds that each takes by itself.
+        takes: seconds of each scenario alone.
     """
     alone = [takes[name] for name, one in scenarios.items() if one.workload.alone(one)]
     others = [takes[name] for name, one in scenarios.items() if not one.workload.alone(one)]
@@ -55,13 +56,14 @@ def together_s(scenarios: Mapping[str, Scenario], takes: Mapping[str, float], co
 def conduct(
     scenarios: Mapping[str, Scenario], conditions: Conditions, folders: Mapping[str, Path], observer: Observer
 ) -> bool:
-    """Measure them, those apart that expect something of the goodput: a lab beside it costs some per cent.
+    """Measure scenarios in parallel; those that expect a goodput run alone, because another lab takes some per cent of
+    it.
 
     Returns:
-        Whether an interrupt came.
+        Whether the run was interrupted.
 
     Raises:
-        BadInput, EnvironmentFailed, PrerequisiteMissing: of one of them, once the others have ended.
+        BadInput, EnvironmentFailed, PrerequisiteMissing: one of them failed; raised once the others have ended.
     """
     alone = {name for name, one in scenarios.items() if one.workload.alone(one)}
     over, interrupted, lines = threading.Event(), False, Lines(observer)
@@ -87,13 +89,13 @@ def conduct(
 
 
 class Lines:
-    """One line of what each scenario does that runs now."""
+    """Show one line with the progress of each running scenario."""
 
     def __init__(self, observer: Observer):
         self._observer, self._lines, self._lock = observer, dict[str, str](), threading.Lock()
 
     def __call__(self, name: str, shown: str = "", said: str = "") -> None:
-        """Pass on a line; neither: the scenario has ended."""
+        """Show a line, or the progress; with neither the scenario has ended."""
         with self._lock:
             if said:
                 self._observer.say(f"{name}: {said}")
@@ -103,16 +105,17 @@ class Lines:
 
 
 def in_process(work: tuple[Any, ...], over: threading.Event, lines: Lines) -> None:
-    """Measure a scenario in a process of its own.
+    """Measure a scenario in a separate process.
 
     Raises:
-        BadInput, EnvironmentFailed, PrerequisiteMissing: as the work; its process has ended too early.
+        BadInput, EnvironmentFailed, PrerequisiteMissing: the measurement raised it, or its process ended too early.
     """
     if over.is_set():
         return
     here, there = SPAWN.Pipe()
     process = SPAWN.Process(target=conducted, args=(there, *work))
-    signal.pthread_sigmask(signal.SIG_BLOCK, interrupts.FROM_OUTSIDE)  # inherited: until it has learned to obey
+    # The child inherits the mask, and unblocks signals once it can handle them.
+    signal.pthread_sigmask(signal.SIG_BLOCK, interrupts.FROM_OUTSIDE)
     process.start()
     there.close()
     result, last_word = None, False
@@ -138,8 +141,8 @@ def in_process(work: tuple[Any, ...], over: threading.Event, lines: Lines) -> No
 
 
 def conducted(there: Connection, name: str, scenario: Scenario, folder: Path, conditions: Conditions) -> None:
-    """In a process of its own: send what is done, then whether all was done, or what is wrong. End early once the
-    parent says so, or is gone."""
+    """Run in the child: send progress, then whether all points were measured, or the error. End early if the parent
+    requests it, or has ended."""
     from mission_control.experiments.engine import Observer, Progress, Sites, conduct_one, planned, worlds_of
 
     class Sender(Observer):

@@ -1,4 +1,4 @@
-"""A scenario's points: every world, variant, place of the grid and repetition, in the order of measuring."""
+"""A scenario's points: every world, variant, place of the grid and repetition, in the order of measurement."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ from mission_control.scenario import Scenario, ScenarioError, Variant, plain, wi
 
 ONLY = Variant(name="")
 AGAIN = 2
-"""Times that a point is measured again where the machine, and not the network, has set its pace."""
+"""Most repetitions of a point that is not valid, because the machine and not the network set its pace."""
 Found = TypeVar("Found", bound=Point)
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """How the points of a run are measured, beside what the scenario says."""
+    """How to measure the points of a run, in addition to the scenario."""
 
     worlds: tuple[str, ...] = ()
-    """Empty: as each scenario says."""
+    """Worlds to measure in; empty: those of each scenario."""
     scheduler: str | None = None
     install_policy: bool = False
-    """Whether the policy of somebody's cluster may be replaced."""
+    """Whether the policy of a running cluster may be replaced."""
     data: str | None = None
-    """Folder for input and output files, which all workers must see; by default inside that of the point."""
+    """Folder for input and output files, shared by all workers; by default in the point's folder."""
     keep_data: bool = False
     quick: bool = False
-    """Whether the scenarios have the fewer points of ``--quick``."""
+    """Whether to measure the fewer points of ``--quick``."""
     labs: int = 1
     """Scenarios that are measured at the same time, where their workload allows it."""
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A point that is to be measured."""
+    """A planned point."""
 
     study: str
     world: str
@@ -53,48 +53,48 @@ class Planned:
     repetition: int
     scenario: Scenario
     whole: Scenario
-    """The variant's scenario before the workload's own grid was taken apart."""
+    """The variant's scenario with the whole grid of the workload."""
 
     @cached_property
     def key(self) -> str:
-        """Of its folder, and of its line in the journal."""
+        """Name of its folder, and of its line in the journal."""
         words = [self.world, *map(str, self.at.values()), self.variant.name, str(self.repetition + 1)]
         return re.sub(r"[^\w.-]", "_", "-".join(filter(None, words)))
 
     @cached_property
     def fingerprint(self) -> str:
-        """Equal for equal scenarios in equal worlds."""
+        """A fingerprint: equal for equal scenarios in equal worlds."""
         made_for = self.whole.workload.made_for(self.whole)
         return hashlib.sha256(f"{tomli_w.dumps(plain(self.scenario))}{made_for}".encode()).hexdigest()[:16]
 
     @property
     def bare(self) -> Point:
-        """The point before anything was found."""
+        """The point without measurements."""
         labels: dict[str, Any] = {"study": self.study, "world": self.world, "at": dict(self.at)}
         return Point(**labels, variant=self.variant.name, repetition=self.repetition, scenario=self.fingerprint)
 
     def point(self, **found: Any) -> Any:
-        """The point with what was found."""
-        # What is not given is said all the same: JSON leaves out what a world does not have, and nothing else.
+        """The point with its measurements."""
+        # Set defaults explicitly: JSON only leaves out fields that a world does not have.
         given: dict[str, Any] = {"valid": True, "invalid_because": [], "ok": False, "checks": {}, "expectations": {}}
         given |= {"errors": {}, "notes": [], "interrupted": False, "seconds": None, "measures": {}, "jobs": []}
         return self.scenario.workload.point(**self.bare.model_dump(exclude_unset=True), **{**given, **found})
 
 
 Watch = Callable[[str, Mapping[str, Any]], None]
-"""Takes what a point is doing now, in words by job, and the cluster's status; called several times a second."""
+"""Receives the activity of each job in words, and the cluster's status; called several times a second."""
 Measuring = Callable[[Planned, Path, Watch], Any]
-"""Measures a point, which may leave files in its folder. Raises KeyboardInterrupt, or gives an interrupted point."""
+"""Measures a point, and may write files to its folder. Raises KeyboardInterrupt, or returns an interrupted point."""
 
 
 def variants_of(scenario: Scenario, at: Mapping[str, Any] | None = None) -> dict[str, Scenario]:
-    """What is compared, by name; the scenario itself where nothing is.
+    """Return the variants by name; the scenario itself if nothing is compared.
 
     Args:
-        at: values of what is varied.
+        at: values of the varied keys.
 
     Raises:
-        BadInput: a variant or a value does not fit; names it.
+        BadInput: a variant or a value does not fit; the text names it.
     """
     made = {}
     for variant in scenario.study.compare or (ONLY,):
@@ -108,7 +108,8 @@ def variants_of(scenario: Scenario, at: Mapping[str, Any] | None = None) -> dict
 
 
 def planned(name: str, scenario: Scenario, worlds: Sequence[str]) -> list[Planned]:
-    """All points, in order: variants take turns at each place, so that all have the same bad moments.
+    """Return all points, in order: runs alternate between variants at each place, so that disturbances affect all
+    alike.
 
     Raises:
         BadInput: a value or a variant does not fit the scenario, or the workload does not run in a world.
@@ -127,7 +128,7 @@ def planned(name: str, scenario: Scenario, worlds: Sequence[str]) -> list[Planne
             variant: [(at | place, with_values(whole, place)) for place in whole.workload.grid()]
             for variant, whole in variants.items()
         }
-        times = 1 if world == "model" else study.repeat  # equations say the same each time
+        times = 1 if world == "model" else study.repeat  # equations give the same result each time
         for repetition, (variant, whole) in itertools.product(range(times), variants.items()):
             for place, one in places[variant]:
                 found.append(Planned(name, world, place, names[variant], repetition, one, whole))
@@ -137,11 +138,11 @@ def planned(name: str, scenario: Scenario, worlds: Sequence[str]) -> list[Planne
 
 
 def until_valid(measure: Callable[[int], Found], say: Callable[[str], None]) -> Found:
-    """What is measured once it is valid, or the last attempt.
+    """Measure until a point is valid; return that point, or the last attempt.
 
     Args:
-        measure: takes the number of the attempt, from 0.
-        say: takes why it is measured again.
+        measure: measures the point; called with the number of the attempt, from 0.
+        say: called with the reason for another attempt.
     """
     for attempt in range(AGAIN + 1):
         point = measure(attempt)

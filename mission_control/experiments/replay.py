@@ -1,6 +1,6 @@
-"""Hundreds of jobs, each at its time, from a bounded number of threads that share one client.
+"""Hundreds of jobs, each started at its time, from a bounded number of threads that share one client.
 
-What says to which job a task belongs lies in a context variable (`dask.annotate`), and each thread has its own.
+The job of a task comes from a context variable (`dask.annotate`), of which each thread has its own.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from mission_control.workloads.replay import LATE_S, ReplayedJob
 from mission_control.worlds.site import Site
 
 SHOWN = 4
-"""Jobs that are named while they are under way."""
+"""Most running jobs that the progress names."""
 
 
 class Replay(Running):
-    """The jobs of a trace, while they are replayed."""
+    """The jobs of a trace during their replay."""
 
     def __init__(self, scenario: Scenario, site: Site, data: Path):
         super().__init__(scenario, site, data)
@@ -41,7 +41,7 @@ class Replay(Running):
         self.started: dict[str, float] = {}
         self.ended: dict[str, float] = {}
         self.failed: dict[str, float] = {}
-        """When, of those with an error."""
+        """Times of jobs that ended with an error."""
         self.held: dict[str, dict[str, bool]] = {}
         self._began = 0.0
         self._next = iter(enumerate(self.jobs))
@@ -52,7 +52,7 @@ class Replay(Running):
         workload: Any = self.scenario.workload
         self.site.begin()
         self._began = time.monotonic()
-        # As many again compare what has ended: a job that is due does not wait for that.
+        # An equal number of threads checks ended jobs, so that a due job does not wait for a check.
         return [self._several] * min(2 * workload.at_once, len(self.jobs))
 
     def release(self) -> None:
@@ -66,7 +66,7 @@ class Replay(Running):
         )
 
     def _several(self) -> None:
-        """Take the next job, wait for its time, run it; until there are no more."""
+        """Take the next job, wait for its time, and run it, until there are no more."""
         while True:
             with self._lock:
                 number, job = next(self._next, (0, None))
@@ -103,7 +103,7 @@ class Replay(Running):
         return {**self.summary(), "jobs": self.results(records, status)}
 
     def judge(self) -> None:
-        """Note the checks of all jobs together; a wrong one is named."""
+        """Record the checks of all jobs together; name failed ones."""
         self.checks["every job ended"] = len(self.ended) == len(self.jobs)
         for what in ("input", "shuffle", "output"):
             wrong = [name for name, held in self.held.items() if not held[what]]
@@ -111,7 +111,7 @@ class Replay(Running):
             self.checks[words] = not wrong and bool(self.held)
 
     def summary(self) -> dict[str, Any]:
-        """What a point has of a replay, beside its jobs."""
+        """The fields of a point that only a replay has, beside its jobs."""
         due = {job.name: job.submit_s for job in self.jobs}
         late = [max(0.0, began - due[name]) for name, began in self.started.items()]
         return {
@@ -124,7 +124,7 @@ class Replay(Running):
         }
 
     def results(self, records: list[dict[str, Any]], status: dict[str, Any]) -> list[JobResult]:
-        """Each job that began, with its transfers."""
+        """Return each job that began, with its transfers."""
         known = {one["job"]: one for one in status.get("jobs", ())}
         known |= {record["job"]: record for record in records if record["kind"] == "job-ended"}
         fair, recomputed = observed.fairness(records), [one["job"] for one in records if one["kind"] == "recomputed"]
@@ -157,7 +157,7 @@ class Replay(Running):
 
 
 def under_way(started: dict[str, float], ended: dict[str, float]) -> list[tuple[float, int]]:
-    """How many jobs had begun and not ended: seconds, and from then on how many."""
+    """Return the number of running jobs over time: seconds, and the number from then on."""
     changes = sorted([(at, 1) for at in started.values()] + [(at, -1) for at in ended.values()])
     found, count = [], 0
     for at, change in changes:

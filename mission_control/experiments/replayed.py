@@ -1,4 +1,4 @@
-"""What people see of a replay: lines, and sections of the report, with figures 7, 8 and 9 of paper 000 drawn again."""
+"""Output of a replay: lines, and sections of the report that reproduce figures 7, 8 and 9 of paper 000."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from mission_control.experiments.result import at_in_words
 from mission_control.traces.describe import QUANTILES
 
 SEQUENCE = 100
-"""Jobs of a sequence, as in figure 9."""
+"""Jobs in a sequence, as in figure 9."""
 SIZES = ("input", "shuffle", "output")
 
 
 def lines(point: Any) -> list[str]:
-    """A replay in words."""
+    """Describe a replay in lines of text."""
     done = sum(job.ended_s is not None for job in point.jobs)
     found = [
         f"replay: {done} of {point.distortion['jobs']} jobs ended in {point.seconds or 0:.1f} s, at most "
@@ -34,7 +34,7 @@ def in_seconds(quantiles: Mapping[str, float]) -> str:
 
 
 def distorted(found: Mapping[str, Any]) -> list[str]:
-    """What scaling did, in words."""
+    """Describe the effects of scaling."""
     size, shuffling = _native.format_bytes, found["shuffling"]
     words = [
         f"bytes: times {found['factor']:.3g}; of {shuffling} jobs with a shuffle it is empty in "
@@ -49,13 +49,13 @@ def distorted(found: Mapping[str, Any]) -> list[str]:
 
 
 def label_of(point: Any) -> str:
-    """Of a curve."""
+    """Name of a curve."""
     again = f"repetition {point.repetition + 1}" if point.repetition else ""
     return ", ".join(filter(None, [point.variant, at_in_words(point.at), again])) or point.world
 
 
 def pieces(points: Sequence[Any]) -> list[Piece]:
-    """The sections of replays, one or several side by side."""
+    """Make the sections of one or several replays."""
     shown = {label_of(point): point for point in points if any(job.ended_s is not None for job in point.jobs)}
     if not shown:
         return []
@@ -79,7 +79,7 @@ def pieces(points: Sequence[Any]) -> list[Piece]:
     found += [text(words, head="Scaling:" if not at else "") for at, words in enumerate(distorted(first.distortion))]
     found += [
         text(
-            "Bytes of a job in the trace (dashed) and here (solid); jobs with none are not drawn (paper 000, figure 7)."
+            "Bytes of a job in the trace (dashed) and here (solid); jobs with none are not shown (paper 000, figure 7)."
         ),
         drawn(sizes_cdf(first)),
     ]
@@ -106,7 +106,8 @@ def times_cdf(points: Mapping[str, Any]) -> str:
 
 
 def sequences(points: Mapping[str, Any]) -> list[dict[str, list[tuple[int, float]]]]:
-    """Of each replay the first jobs, and the last where there are more: number in the order of submission, seconds."""
+    """Return the first jobs of each replay, and the last if there are more: number in the order of submission,
+    seconds."""
     every = {
         name: [(at, job.seconds) for at, job in enumerate(point.jobs, 1) if job.ended_s is not None]
         for name, point in points.items()
@@ -142,13 +143,13 @@ def under_way(points: Mapping[str, Any]) -> str:
 
 
 def sizes_cdf(point: Any) -> str:
-    figure, (axes,) = charts.figure(3.2, ylabel="part of the jobs", xlabel="bytes of a job")
+    figure, (axes,) = charts.figure(3.2, ylabel="fraction of the jobs", xlabel="bytes of a job")
     for index, name in enumerate(SIZES):
         for source, dash in (("trace_bytes", "--"), ("bytes", "-")):
             values = [getattr(job, source)[name] for job in point.jobs]
             above = [value for value in values if value]
             if above:
-                # Jobs with none lie left of the drawing: the curve begins at their part.
+                # Jobs without bytes lie left of the plot: the curve begins at their fraction.
                 places = [1 - (len(above) - at) / len(values) for at in range(1, len(above) + 1)]
                 label = name if dash == "-" else None
                 axes.step(sorted(above), places, dash, where="post", color=charts.colour(index), label=label)

@@ -1,4 +1,5 @@
-"""The type of results: `mission run --json` prints it, `result.json` has it, `mission schema result` describes it."""
+"""The type of results: `mission run --json` prints it, `result.json` contains it, `mission schema result` describes
+it."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, ValidationErr
 from mission_control.errors import BadInput
 
 RESULT, POINTS = "result.json", "points.jsonl"
-"""In a run's folder: all that its report is drawn from; and each point as it was measured, a line each."""
+"""Files in a run's folder: the result, from which its report is generated; and each measured point, one a line."""
 
 
 class Model(BaseModel):
@@ -29,17 +30,17 @@ class Transfer(Model):
     from_: str = Field(alias="from")
     to: str
     pattern: str
-    evidence: str = Field(description="by what the pattern is known")
+    evidence: str = Field(description="how the pattern was recognised")
     weight: float | None = Field(None, description="while most transfers of this run were active")
     flows: int | None = None
-    share: float | None = Field(None, description="of the bytes, while all transfers of this run moved some")
+    share: float | None = Field(None, description="fraction of the bytes while all transfers of this run were active")
     fairness: float | None = Field(None, description="Jain's index of its receivers' rates")
     flow_fairness: float | None = Field(
-        None, description="Jain's index of its flows' rates; a flow is what a fetch brings from one worker"
+        None, description="Jain's index of its flows' rates; a flow is a fetch from one worker"
     )
     bytes: int
-    local_bytes: int = Field(description="never left their worker")
-    peer_bytes: int = Field(description="served by other receivers of a broadcast")
+    local_bytes: int = Field(description="bytes that never left their worker")
+    peer_bytes: int = Field(description="bytes served by other receivers of a broadcast")
     seconds: float | None
     started: float | None
     flows_peak: int
@@ -61,7 +62,7 @@ class JobResult(Model):
     submitted_s: float | None = Field(None, description="replay: when it was due, since the replay began")
     started_s: float | None = Field(None, description="replay: when it was submitted; later than due: it was late")
     ended_s: float | None = None
-    bytes: dict[str, int] = Field(default={}, description="replay: input, shuffle, output")
+    bytes: dict[str, int] = Field(default={}, description="replay: bytes of input, shuffle, output")
     trace_bytes: dict[str, int] = Field(default={}, description="replay: the same in the trace, before scaling")
 
 
@@ -73,52 +74,54 @@ class Placed(Model):
 
     @property
     def place(self) -> tuple[str, str, str]:
-        """Equal for what differs by variant and repetition alone."""
+        """Equal for points that differ only in variant and repetition."""
         return self.study, self.world, json.dumps(self.at, sort_keys=True)
 
 
 class Point(Placed):
-    """What was measured of one variant at one place of the grid, once."""
+    """One measurement of one variant at one place of the grid."""
 
-    repetition: int = Field(0, description="from 0")
+    repetition: int = Field(0, description="number of the repetition, from 0")
     measures: dict[str, Quantity] = Field(default={})
     valid: bool = Field(True, description="the network, and not the machine, set the pace")
     invalid_because: list[str] = []
     ok: bool = Field(False, description="every check and expectation held, nothing failed, nothing was interrupted")
-    checks: dict[str, bool] = Field(default={}, description="whether the result of the work is right")
-    expectations: dict[str, bool] = Field(default={}, description="of the scenario's [expect]")
-    errors: dict[str, str] = Field(default={}, description="by job; run: the point could not be measured")
+    checks: dict[str, bool] = Field(default={}, description="whether the job's result is correct, by check")
+    expectations: dict[str, bool] = Field(
+        default={}, description="whether the scenario's [expect] was met, by expectation"
+    )
+    errors: dict[str, str] = Field(default={}, description="errors by job; run: the point could not be measured")
     notes: list[str] = Field(default=[], description="settings of the scenario that were not in force")
     interrupted: bool = False
     seconds: float | None = Field(None, description="from the start of the jobs to the end of the last")
-    took_s: float = Field(0.0, description="to measure it, all attempts and the making of its world included")
-    commit: str | None = Field(None, description="of this program when the point was measured")
+    took_s: float = Field(0.0, description="time to measure it, with all attempts and the setup of its world")
+    commit: str | None = Field(None, description="commit of this program when the point was measured")
     environment: dict[str, Any] = Field(default={}, description="where it was measured")
     scenario: str = Field("", description="fingerprint of the point's scenario")
-    folder: str | None = Field(None, description="of its own files, within the run's")
-    policy: str | None = Field(None, description="in force while it was measured")
+    folder: str | None = Field(None, description="folder of its files, relative to the run's")
+    policy: str | None = Field(None, description="policy in force while it was measured")
     jobs: list[JobResult] = []
-    ports: list[dict[str, Any]] = Field(default=[], description="lab: what each switch port counted")
-    samples: dict[str, Any] = Field(default={}, description="lab: processors, links and queues, every 125 ms")
+    ports: list[dict[str, Any]] = Field(default=[], description="lab: counters of each switch port")
+    samples: dict[str, Any] = Field(default={}, description="lab: CPUs, links and queues, every 125 ms")
     processor_seconds: float | None = None
-    delay: dict[str, Any] | None = Field(None, description="lab: what the delay lines of links did, and how late")
+    delay: dict[str, Any] | None = Field(None, description="lab: counters and lateness of the links' delay lines")
 
     @property
     def counts(self) -> bool:
-        """Whether it counts in medians: what was expected and did not come counts, what is wrong does not."""
+        """Whether it counts in medians: a point that missed an expectation counts, a wrong or invalid one does not."""
         return self.valid and not self.errors and not self.interrupted and all(self.checks.values())
 
     def interval_of(self, measure: str) -> tuple[float, float] | None:
-        """The interval of 95 % that it has of itself, without the spread between runs; ``None``: it has none."""
+        """The 95 % interval from this point alone, without the spread between runs; ``None``: it has none."""
         return None
 
     def label(self) -> str:
-        """Where it stands, in words."""
+        """Its name in words: world, place, variant, repetition."""
         again = f"repetition {self.repetition + 1}" if self.repetition else ""
         return ", ".join(filter(None, [self.study, self.world, at_in_words(self.at), self.variant, again]))
 
     def wrong(self) -> list[str]:
-        """Why it does not count, or is not as expected; empty where it is."""
+        """Why it does not count, or missed an expectation; empty: neither."""
         failed = [check for check, held in {**self.checks, **self.expectations}.items() if not held]
         why = [*self.errors.values(), *self.invalid_because, *failed]
         return why or ([] if self.ok and self.valid else ["interrupted" if self.interrupted else "not right"])
@@ -134,66 +137,73 @@ class Summary(Placed):
     high: float | None
     coverage: float | None = Field(description="probability that the interval has the true median")
     runs: int
-    of: str = Field("runs", description="runs: the interval has the spread between runs; blocks: of one run's blocks")
+    of: str = Field(
+        "runs", description="source of the interval. runs: the spread between runs; blocks: the blocks of one run"
+    )
 
 
 class Comparison(Summary):
-    """The same of the ratios of a variant to the first one, repetition by repetition."""
+    """The median of the ratios of a variant to the first one, repetition by repetition, and its interval."""
 
     to: str
-    expected: str = Field(description="in words; empty: nothing")
+    expected: str = Field(description="expected ratio in words; empty: none")
     held: bool | None
 
 
 class Overhead(Summary):
     """Equation 5 of paper 000: how much longer a job takes with a variant's minimum RTO than with one of 1 ms, as a
-    part of the latter, repetition by repetition."""
+    fraction of the latter, repetition by repetition."""
 
-    to: str = Field(description="the variant that differs in its minimum RTO of 1 ms alone")
+    to: str = Field(description="the variant with a minimum RTO of 1 ms that differs in nothing else")
     job_seconds: float = Field(description="median of the variant")
     job_seconds_1ms: float = Field(description="median of the other")
 
 
 class Onset(Placed):
-    """From how many senders on a curve has collapsed."""
+    """Number of senders from which a curve has collapsed."""
 
     asked_bytes: int
     senders: int | None = Field(
-        description="whose median block takes half an RTO longer than the ideal one; none: no number that was measured"
+        description="smallest number whose median block takes half an RTO longer than the ideal one; none: no "
+        "measured number"
     )
-    of_goodput: int | None = Field(None, description="whose goodput is at most half of the ideal one")
+    of_goodput: int | None = Field(None, description="smallest number whose goodput is at most half of the ideal")
 
 
 class Difference(Placed):
     """The model against another world, at one place."""
 
     measure: str
-    part: float = Field(description="of the other world's value: 0.1 is 10 % more than there")
+    part: float = Field(description="difference relative to the other world's value: 0.1 is 10 % more")
 
 
 class Result(Model):
-    """What a run has measured, and what that says."""
+    """The measurements of a run, and their summary."""
 
     version: int = 1
     ok: bool
     valid: bool
     interrupted: bool
     invalid_because: list[str]
-    world: str = Field(description="or several, with commas")
+    world: str = Field(description="one name, or several with commas")
     points: list[SerializeAsAny[Point]]
     summary: list[Summary]
     comparisons: list[Comparison]
     onset: list[Onset] = []
-    overheads: list[Overhead] = Field(default=[], description="of jobs, where variants differ in stack.rto_min alone")
-    differences: list[Difference] = Field(default=[], description="of the worlds, where two measured the same place")
-    checks: dict[str, bool] = Field(description="of all points; with the point's name where there are several")
+    overheads: list[Overhead] = Field(
+        default=[], description="incast overhead of jobs, if variants differ only in stack.rto_min"
+    )
+    differences: list[Difference] = Field(
+        default=[], description="differences between worlds that measured the same place"
+    )
+    checks: dict[str, bool] = Field(description="checks of all points, with the point's name if there are several")
     errors: dict[str, str]
     notes: list[str] = Field(description="settings of the scenario that were not in force")
-    studies: dict[str, dict[str, Any]] = Field(description="the scenarios' own texts, by name")
-    environment: dict[str, Any] = Field(description="of the last session that measured something")
+    studies: dict[str, dict[str, Any]] = Field(description="the scenarios' texts, by name")
+    environment: dict[str, Any] = Field(description="environment of the last session that measured something")
     results: str = Field(description="the folder")
     folder: str = Field(description="the same")
-    jobs: list[JobResult] = Field(description="of the only point; empty where there are several")
+    jobs: list[JobResult] = Field(description="jobs of the only point; empty if there are several")
     seconds: float | None = None
     policy: str | None = None
     ports: list[dict[str, Any]] = []
@@ -205,7 +215,7 @@ class Result(Model):
     distortion: dict[str, Any] = {}
 
     def dumped(self) -> dict[str, Any]:
-        """For JSON; what a world or a workload does not have is left out."""
+        """Convert to JSON, without fields that a world or a workload does not have."""
         return self.model_dump(by_alias=True, exclude_unset=True, mode="json")
 
 
@@ -214,10 +224,10 @@ def at_in_words(at: dict[str, Any]) -> str:
 
 
 def load(folder: Path) -> Result:
-    """The result that a run has left.
+    """Read the result of a run.
 
     Raises:
-        BadInput: there is none, or it is of another version.
+        BadInput: there is none, or it has another version.
     """
     from mission_control.workloads import WORKLOADS
 

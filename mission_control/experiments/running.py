@@ -1,4 +1,4 @@
-"""A point of jobs: they run in threads on a cluster of one of the worlds, while the cluster's records are collected."""
+"""A point of jobs: runs them in threads on a cluster of one of the worlds, and collects the cluster's records."""
 
 from __future__ import annotations
 
@@ -26,31 +26,31 @@ if TYPE_CHECKING:
 
 WATCH_EVERY_S = 0.25
 SETTLE_S = 0.6
-"""After the last byte, for the workers' last reports (they come every 250 ms)."""
+"""Seconds to wait after the last byte for the workers' last reports (sent every 250 ms)."""
 ENDS_S = 10.0
-"""In which jobs that were interrupted may end; what still computes then is left behind."""
+"""Seconds for interrupted jobs to end; those that still compute are abandoned."""
 CLOSE_S = 2
-"""In which a client closes; one that has lost its cluster may not be able to."""
+"""Seconds for a client to close; one that has lost its cluster may be unable to."""
 ALL_SEEN = 1 << 62
-"""More records than there are: asks for their number alone."""
+"""A number of records that no cluster has: a request with it only returns the number."""
 RECORDS = "records.jsonl"
 
 
 class Running(ABC):
-    """The jobs of a point while they run: what each way of running them has to give, and what all of them share.
+    """The jobs of a point while they run: the interface of each way to run them, and what all ways share.
 
     Args:
         data: folder for input and output of the jobs.
     """
 
     names: list[str]
-    """Of the jobs."""
+    """Names of the jobs."""
 
     def __init__(self, scenario: Scenario, site: Site, data: Path):
         self.scenario, self.site = scenario, site
         self.clients: list[Client] = []
         self.admitted: dict[str, str] = {}
-        """By each job's name the one under which the cluster admitted it."""
+        """For each job's name, the name under which the cluster admitted it."""
         self.checks: dict[str, bool] = {}
         self.errors: dict[str, str] = {}
         self.refusal: JobRejected | None = None
@@ -59,23 +59,23 @@ class Running(ABC):
 
     @abstractmethod
     def work(self) -> list[Callable[[], None]]:
-        """What runs the jobs, each in a thread."""
+        """Return the functions that run the jobs, each in a thread."""
 
     @abstractmethod
     def release(self) -> None:
-        """End what threads wait for, once they are to stop."""
+        """Cancel what threads wait for, so that they stop."""
 
     @abstractmethod
     def in_words(self) -> str:
-        """How far it is."""
+        """The progress in words."""
 
     @abstractmethod
     def found(self, records: list[dict[str, Any]], status: dict[str, Any]) -> dict[str, Any]:
-        """What the point has of its jobs."""
+        """Return the point's fields about its jobs."""
 
     def go(self, each: Callable[[], None]) -> None:
-        """Run all jobs to their ends; call ``each`` meanwhile."""
-        # Daemons: one that computes when an interrupt comes does not hold the process back.
+        """Run all jobs to completion; call ``each`` meanwhile."""
+        # Daemon threads: a computation that continues after an interrupt does not delay the process's exit.
         self._threads = [threading.Thread(target=one, daemon=True) for one in self.work()]
         for thread in self._threads:
             thread.start()
@@ -85,7 +85,7 @@ class Running(ABC):
             each()
 
     def cancel(self) -> None:
-        """End the jobs: what they wait for on the cluster is cancelled with their clients."""
+        """End the jobs: closing their clients cancels what they wait for on the cluster."""
         self._stop.set()
         self.release()
         self.close()
@@ -105,9 +105,9 @@ def opened(world: str, whole: Scenario, conditions: Conditions) -> Iterator[Meas
     with WORLDS[world](whole, conditions.scheduler, install_policy=conditions.install_policy) as site:
 
         def measure(one: Planned, folder: Path, watch: Watch) -> Point:
-            # By a name with the run's own, which no other run has.
+            # The folder's name contains the run's, which is unique.
             data = Path(conditions.data, "-".join(folder.absolute().parts[-4:])) if conditions.data else folder / "data"
-            shutil.rmtree(data, ignore_errors=True)  # of an attempt that was cut off
+            shutil.rmtree(data, ignore_errors=True)  # left by an interrupted attempt
             try:
                 return measured(one, site, folder, data.absolute(), watch)
             finally:
@@ -118,10 +118,10 @@ def opened(world: str, whole: Scenario, conditions: Conditions) -> Iterator[Meas
 
 
 def measured(one: Planned, site: Site, folder: Path, data: Path, watch: Watch) -> Point:
-    """Run the jobs of a point; leave their records.
+    """Run the jobs of a point, and write their records.
 
     Raises:
-        JobRejected: a job demands what cannot be had; no byte has moved.
+        JobRejected: a job's demand cannot be met; no byte has moved.
         BadInput: the workload's input is malformed.
     """
     interrupted, workload = False, one.scenario.workload
@@ -159,13 +159,13 @@ def measured(one: Planned, site: Site, folder: Path, data: Path, watch: Watch) -
 
 
 def expect(scenario: Scenario, point: Point) -> None:
-    """Hold the point against the scenario's expectations."""
+    """Check the point against the scenario's expectations."""
     expected = scenario.expect
     for condition in expected.condition:
-        # What the run is about must have happened in it, or it says nothing.
+        # Without its condition (drops, marks) the run does not test its subject.
         if point.ports and not sum(port[condition] for port in point.ports):
             point.valid = False
-            point.invalid_because.append(f"no {condition} at any port, and the run is about them")
+            point.invalid_because.append(f"no {condition} at any port, but the run tests them")
     if expected.refetches_max is not None:
         refetches = sum(transfer.refetches for job in point.jobs for transfer in job.transfers)
         point.expectations[f"refetches at most {expected.refetches_max}"] = refetches <= expected.refetches_max
@@ -175,26 +175,26 @@ def expect(scenario: Scenario, point: Point) -> None:
 
 
 class Watcher:
-    """Collects the Mission Controller's records of these jobs; what came before is passed over, and so are others'."""
+    """Collects the Mission Controller's records of these jobs; skips earlier records and those of other jobs."""
 
     def __init__(self, client: Client, running: Running):
         self.client, self.running = client, running
         self.records: list[dict[str, Any]] = []
         self.status: dict[str, Any] = {}
         self.missed = 0
-        """Records that came and went between two looks: the scheduler keeps a bounded number."""
+        """Records that the scheduler dropped between two requests: it keeps a bounded number."""
         self.seen, _ = client.sync(client.scheduler.mission_control_since, seen=ALL_SEEN)
 
     def look(self) -> dict[str, Any]:
-        """The cluster's status, of these jobs alone."""
+        """The cluster's status, reduced to these jobs."""
         try:
             status = self.client.sync(self.client.scheduler.mission_control_status)
             seen, new = self.client.sync(self.client.scheduler.mission_control_since, seen=self.seen)
         except (OSError, RuntimeError):
-            return self.status  # the scheduler is away or busy; the next look gets what it knows
+            return self.status  # the scheduler is unreachable or busy; the next request returns the same records
         self.missed += max(0, seen - self.seen - len(new))
         self.seen, names = seen, set(self.running.admitted.values())
-        # Until all are admitted a record may be of one whose name is not known yet.
+        # Until all jobs are admitted a record may belong to one whose name is not known yet.
         self.records += observed.of_jobs(new, names) if len(names) == len(self.running.names) else new
         self.status = {**status, "jobs": [job for job in status["jobs"] if job["job"] in names]}
         return self.status

@@ -1,5 +1,5 @@
-"""Incast: many senders answer one receiver at once. Predicts it, measures it, and says what cures it.
+"""Incast: many senders answer one receiver at once. Predicts it, measures it, and recommends mitigations.
 
-- :mod:`.quantities`: ranges and lists as people type them.
+- :mod:`.quantities`: ranges and lists on the command line.
 - :mod:`.reads`: synchronized reads over real sockets, between hosts or in a lab.
 """

@@ -1,4 +1,4 @@
-"""Advice on incast: from parameters, or from a run; with the lines to type."""
+"""Advice on incast, from parameters or from a run, with the commands to type."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from mission_control.incast.points import path_of
 from mission_control.scenario import validate
 
 RTO_FLOOR_S = 0.01
-"""What a kernel with 250 ticks a second makes of 5 ms and less (FACTS)."""
+"""Effective minimum RTO of a kernel with 250 ticks a second if 5 ms or less are configured (FACTS)."""
 FITTED_BITS_PER_SEC = 1_000_000_000
-"""Ten times the rate at which the model was fitted (docs/measurements.md); beyond it nothing was compared."""
+"""Ten times the rate at which the model was fitted (docs/measurements.md); no higher rate was compared."""
 WHAT = {
     "flows": "Fewer senders at once: {0:.0f}",
     "rto-min": "A shorter minimum RTO: {0:.0f} ms",
@@ -33,10 +33,10 @@ WHAT = {
 
 @dataclass(frozen=True)
 class Case:
-    """What the advice is about.
+    """The subject of the advice.
 
     Args:
-        bytes: of each sender for a block, or of all together if ``total``.
+        bytes: bytes of each sender for a block, or of all senders together if ``total``.
         path: as :func:`mission_control.incast.model.path` makes it.
     """
 
@@ -47,13 +47,13 @@ class Case:
 
 
 def advise(case: Case) -> dict[str, Any]:
-    """``bites``, ``onset`` (value, low, high), ``goodput_mbit`` and ``ideal_mbit`` as it is; ``remedies``, best first:
-    ``what``, ``expected_goodput_mbit``, ``interval`` (it is in it in nine cases of ten), where nothing can be promised
-    ``unknown`` in their place, ``lines`` to type and ``refused_here`` (those of them that this
-    machine's kernel does not take, and why); ``warnings``.
+    """Give ``bites`` (goodput collapses), ``onset`` (value, low, high), ``goodput_mbit`` and ``ideal_mbit`` without a
+    mitigation; ``remedies``, the mitigations, best first: ``what``, ``expected_goodput_mbit`` and ``interval`` (which
+    contains it in nine cases of ten), or ``unknown`` if there is no prediction, ``lines`` (commands to type) and
+    ``refused_here`` (those that this machine's kernel does not accept, and why); ``warnings``.
 
     Raises:
-        BadInput: a path or a number of senders that cannot be.
+        BadInput: the path or the number of senders is impossible.
     """
     form = json.dumps({"total" if case.total else "fragment": case.bytes})
     try:
@@ -75,7 +75,7 @@ def advise(case: Case) -> dict[str, Any]:
     if case.path["link_bits_per_sec"] > FITTED_BITS_PER_SEC:
         result["warnings"].append(
             "the model was fitted at 100 Mbit/s, where long blocks hide a timeout now and then; at this rate one costs "
-            "many blocks: hold it against `mission incast measure`"
+            "many blocks: compare with `mission incast measure`"
         )
     return result
 
@@ -101,10 +101,10 @@ def promise_of(own: dict[str, Any]) -> dict[str, Any]:
 
 
 def of_run(folder: Path) -> Case:
-    """The case of a run: its largest incast. Of a job's shuffle: a receiver with all the other hosts.
+    """Make the case of a run: its largest incast. For a job's shuffle: one receiver and all other hosts.
 
     Raises:
-        BadInput: it is no run, or nothing is known of its network.
+        BadInput: the folder is no run, or its network is not known.
     """
     result = load(folder)
     try:
@@ -114,11 +114,11 @@ def of_run(folder: Path) -> Case:
     points: list[Any] = result.points
     if reads := [point for point in points if hasattr(point, "fragment_bytes")]:
         worst = max(reads, key=lambda point: point.senders * point.fragment_bytes)
-        # What is promised was fitted to connections that stay.
+        # The predictions were fitted to persistent connections.
         path = {**path_of(variants_of(described)[worst.variant]), "fresh": False}
         return Case(worst.senders, worst.fragment_bytes, path)
     if result.world != "lab":
-        raise BadInput(f"{folder} ran in {result.world}: nothing is known of its links; use a run in the lab")
+        raise BadInput(f"{folder} ran in {result.world}: its links are not known; use a run in the lab")
     shuffles = [
         transfer
         for point in points
@@ -128,7 +128,7 @@ def of_run(folder: Path) -> Case:
     ]
     if not shuffles:
         raise BadInput(f"{folder} has no shuffle and no gather: there is no incast in it")
-    # The ports of hosts; the last host is the scheduler's.
+    # Only the ports of hosts with workers; the last host is the scheduler's.
     rates = [
         port["settings"]["bytes_per_second"] for port in points[0].ports if not re.fullmatch(r"s\d+", port["port"])
     ]

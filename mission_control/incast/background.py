@@ -15,14 +15,15 @@ from mission_control.incast.reads import ANSWER_BYTES, Reads, measure
 from mission_control.lab import namespaces
 
 BEGIN_S = 60.0
-"""In which something of each has arrived: in slow motion of ten a packet that is lost is sent again after 2, 4, 8 s."""
+"""Seconds within which bytes of each flow must arrive: at a dilation of ten, a lost packet is retransmitted after 2, 4,
+8 s."""
 LONGEST_S = 86_400.0
-"""They are ended by who has begun them."""
+"""Seconds that flows may take: long enough that only :class:`LongFlows` ends them."""
 LOOK_S = 0.05
 
 
 class LongFlows:
-    """One long flow from each of some senders: gibibytes, of which the next is asked for when the last is there.
+    """One long flow from each of some senders: gibibytes, each requested when the previous one has arrived.
 
     Args:
         namespace: of the receiver.
@@ -51,10 +52,10 @@ class LongFlows:
             self._ended = error
 
     def begin(self) -> None:
-        """Return once something of each has arrived.
+        """Wait until bytes of each flow have arrived.
 
         Raises:
-            EnvironmentFailed: of one nothing has.
+            EnvironmentFailed: no byte of one has arrived.
             KeyboardInterrupt: an interrupt came.
         """
         self._thread.start()
@@ -67,15 +68,15 @@ class LongFlows:
             time.sleep(LOOK_S)
 
     def _arrived(self) -> list[int]:
-        """Of each the bytes that have arrived."""
+        """Return the bytes of each flow that have arrived."""
         for number, sender in enumerate(self._senders):
-            # Of one that has nothing under way now nothing is said.
+            # The list omits a flow that has nothing under way now.
             seen = [look["acked_bytes"] for look in json.loads(sender.variables())]
             self._arrived_of[number] = max(self._arrived_of[number], *seen, 0)
         return self._arrived_of
 
     def look(self) -> None:
-        """Note what has arrived so far; called again and again while blocks that count are read."""
+        """Record what has arrived so far; called repeatedly while the measured blocks are read."""
         self._last = (time.monotonic(), sum(self._arrived()))
         self._first = self._first or self._last
 
@@ -85,8 +86,8 @@ class LongFlows:
             self._thread.join()
 
     def brought(self) -> tuple[float | None, str | None]:
-        """Return what they brought together between the first and the last look, in Mbit/s, and why they ended by
-        themselves; ``None``: they did not."""
+        """Return their total goodput between the first and the last record, in Mbit/s, and why they ended early;
+        ``None``: they did not."""
         early = None if self._thread.is_alive() else f"long flows ended too early: {self._ended}"
         if self._first is None or self._last is None or self._last[0] <= self._first[0]:
             return None, early

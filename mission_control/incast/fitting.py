@@ -1,4 +1,4 @@
-"""What a measured run says of the model: alpha, effective RTO and round trip, onset; where it is not to be trusted."""
+"""Fit the model to a measured run: alpha, effective RTO and round trip, onset; and where it is not to be trusted."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from mission_control.incast.points import alpha, collapsed, path_of
 from mission_control.scenario import validate
 
 FEW, MOST = 0.1, 0.9
-"""Parts of the blocks: where fewer stall one effect dominates, where more do another; between them chance decides."""
+"""Fractions of stalled blocks: below the first and above the second, one effect dominates; between them chance
+decides."""
 
 
 def fit(folder: Path) -> dict[str, Any]:
-    """``curves``: of each ``variant`` and ``asked_bytes`` the ``onset``, ``rto_s`` (median of what the senders' kernels
-    said), ``rtt_s`` (median of what blocks that did not stall take beyond their bytes), and ``points``: ``alpha``
-    (equation 4's, of this point), ``alpha95`` (its interval of 95 %, by the bootstrap over blocks), ``stalled`` (part
-    of the blocks), ``model_mbit``, ``residual`` (of the model's goodput, as a part of the measured one), ``regime``
+    """Give ``curves``: for each ``variant`` and ``asked_bytes`` the ``onset``, ``rto_s`` (median of the senders'
+    kernels), ``rtt_s`` (median time of unstalled blocks beyond that of their bytes), and ``points``: ``alpha``
+    (equation 4's, of this point), ``alpha95`` (its 95 % interval, by the bootstrap over blocks), ``stalled`` (fraction
+    of the blocks), ``model_mbit``, ``residual`` (of the model's goodput, as a fraction of the measured one), ``regime``
     (ideal, mixed, timeouts).
 
     Raises:
-        BadInput: it is no incast run, or nothing was measured in it.
+        BadInput: the folder is no incast run, or has no measured points.
     """
     result = load(folder)
     try:
@@ -52,7 +53,7 @@ def of_curve(points: list[Any], path: dict[str, Any]) -> dict[str, Any]:
     found, timeouts, trips = [], [], []
     for point in points:
         blocks, bits = point.blocks, point.senders * point.fragment_bytes * 8
-        # As the bytes of all take where nothing is lost; what is more is a wait.
+        # The time of all bytes without loss; more is waiting.
         wire_s = bits / point.ideal_mbit / 1e6 - path["rtt_s"]
         stalled = [seconds for seconds in blocks if seconds > wire_s + rto_s / 2]
         rest = [seconds for seconds in blocks if seconds <= wire_s + rto_s / 2]

@@ -1,4 +1,4 @@
-"""Synchronized reads in a lab: a star whose first host asks all the others."""
+"""Synchronized reads in a lab: a star whose first host receives from all the others."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class ReadsInLab:
         events: Sequence[Event] = (),
         long_flows: int = 0,
     ) -> dict[str, Any]:
-        """Reads from the first ``senders`` of them; as :func:`mission_control.incast.statistics.repeated`, and with
-        ``drops`` and ``marks`` of the receiver's port, ``queue_bytes_max`` and ``queue_bytes_p50`` of it, and the lab's
-        own ``valid`` and ``invalid_because``. ``events`` happen meanwhile, and nobody undoes them. Of traced senders
-        ``correlations`` (:mod:`.variables`). The last ``long_flows`` hosts send one long flow each meanwhile, which
-        bring ``background_mbit`` together.
+        """Read from the first ``senders`` hosts. The result is that of
+        :func:`mission_control.incast.statistics.repeated`, with ``drops``, ``marks``, ``queue_bytes_max`` and
+        ``queue_bytes_p50`` of the receiver's port, and the lab's ``valid`` and ``invalid_because``; for traced senders
+        ``correlations`` (:mod:`.variables`). ``events`` happen meanwhile and are not undone. The last ``long_flows``
+        hosts send one long flow each; ``background_mbit`` is their total goodput.
 
         Raises:
-            PrerequisiteMissing: what is asked of the senders' sockets cannot be had.
+            PrerequisiteMissing: the senders' sockets do not support a setting.
             EnvironmentFailed: a long flow does not begin.
         """
         receiver = self.lab.topology.hosts[0]
@@ -71,7 +71,7 @@ class ReadsInLab:
                     raise PrerequisiteMissing(str(error)) from None
                 if runs[-1]["ended"]:
                     break
-            # While the long flows go on: what their ends do to the port does not count.
+            # Stop while the long flows run: the effects of their ends on the port do not count.
             result = watching.stop_and_summarize()
             brought, early = background.brought() if background is not None else (None, None)
         port = next(entry for entry in result["ports"] if entry["port"] == receiver)
@@ -87,7 +87,7 @@ class ReadsInLab:
         return {**found, **kept, "valid": not because, "invalid_because": because}
 
     def long_flows(self, count: int, reads: Reads) -> LongFlows:
-        """One from each of the last hosts."""
+        """Make a long flow from each of the last hosts."""
         namespace = self.lab.namespace(self.lab.topology.hosts[0])
         last = self.senders[-count:], self._token, self.servers[-count:]
         return LongFlows(namespace, *last, reads.rto_min_us)
@@ -95,8 +95,8 @@ class ReadsInLab:
 
 @contextmanager
 def reads_in(lab: Lab) -> Iterator[ReadsInLab]:
-    """Serves on every host of a lab that is up but its first. Threads of this process do so: a process for each of 47
-    hosts would take longer to start than most measurements, and the kernel that is measured is the same."""
+    """Serve on every host of a running lab except its first. The servers are threads of this process: 47 processes
+    would take longer to start than most measurements, and the measured kernel is the same."""
     token = secrets.token_bytes(32)
     with ExitStack() as stack:
         addresses, servers = [], []

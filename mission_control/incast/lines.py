@@ -1,4 +1,4 @@
-"""What to type for a remedy, and whether this machine's kernel takes it."""
+"""Commands for a mitigation, and whether this machine's kernel accepts them."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ NETWORK = (
     "addr add 10.0.0.1/24 dev eth0",
     "link set eth0 up",
 )
-"""What the lines are about, in a namespace of its own."""
+"""Interfaces and routes that the lines refer to, in a temporary namespace."""
 
 
 def of(kind: str, value: float) -> list[str]:
-    """What to type, on every receiver or sender of the cluster, or into a file of the engine's settings."""
+    """Return commands for every receiver or sender of the cluster, and lines for files of an engine's settings."""
     if kind == "flows":
         flows = max(1, round(value))
         return [
@@ -54,8 +54,8 @@ def of(kind: str, value: float) -> list[str]:
 
 
 def refused(lines: Sequence[str]) -> dict[str, str]:
-    """Lines that this kernel does not take, with its reason. With root each is typed in a namespace made for it;
-    without, settings are only looked up. Lines for switches and engines are not looked at."""
+    """Return the lines that this kernel does not accept, with its reason. With root, each line is executed in a
+    temporary namespace; without, settings are only looked up. Lines for switches and engines are skipped."""
     own = {line: words for line in lines if (words := line.partition("#")[0].split())[:2] in KNOWN}
     if not own:
         return {}
@@ -77,20 +77,21 @@ KNOWN = (["sysctl", "-w"], ["ip", "route"])
 
 
 def looked_up(words: Sequence[str]) -> str:
-    """Why it cannot be; empty: nothing speaks against it."""
+    """Return why a setting is impossible; empty: it is possible, as far as is known."""
     if words[0] != "sysctl" or setting(words)[0].exists():
         return ""
     return "this kernel has no such setting"
 
 
 def typed(words: Sequence[str], namespace: str) -> str:
-    """What the system says against it in a namespace; empty: it was done."""
+    """Execute a line in a namespace; return the system's error, or an empty text."""
     if words[0] == "ip":
         done = subprocess.run(["ip", "-n", namespace, *words[1:]], capture_output=True, text=True)
         return done.stderr.strip()
     path, value = setting(words)
     if path.name == CONGESTION_CONTROL:
-        # Namespaces may only have what is allowed to everybody; where it is meant it need not be.
+        # A namespace only accepts algorithms that everybody may use; the host, for which the line is meant, accepts
+        # all.
         known = value in path.with_name("tcp_available_congestion_control").read_text().split()
         return "" if known else "this kernel has no such congestion control"
     try:
@@ -101,6 +102,6 @@ def typed(words: Sequence[str], namespace: str) -> str:
 
 
 def setting(words: Sequence[str]) -> tuple[Path, str]:
-    """File and value of ``sysctl -w NAME=VALUE``."""
+    """Return the file and the value of ``sysctl -w NAME=VALUE``."""
     name, _, value = " ".join(words[2:]).partition("=")
     return SYSCTLS / name.replace(".", "/"), value.strip("'")

@@ -11,7 +11,7 @@ from mission_control.errors import BadInput
 
 MODELS = "modern: fitted to kernels of today; paper: equations 1 to 4 of Chen et al. as printed"
 TERMS = ("headers", "queue-in-rto", "recovery", "overlap", "backoff", "tail")
-"""Of the modern model, beyond the papers' (`crates/core/src/incast/modern.rs`)."""
+"""Terms of the modern model that the papers' models lack (`crates/core/src/incast/modern.rs`)."""
 PAPER_003 = "paper-003"
 
 
@@ -25,14 +25,14 @@ def path(
     sack: bool = True,
     fresh: bool = False,
 ) -> dict[str, Any]:
-    """The path to one receiver, as the model is told.
+    """Make the path to one receiver, as the model takes it.
 
     Args:
         link: bits per second of the receiver's link.
         buffer: bytes of the port before the receiver, or ``paper-003``.
-        mss: bytes of a full segment's payload; ``initial_window``: bytes that a connection sends at first.
-        sack: selective acknowledgments, and with them tail loss probes; read by the modern model.
-        fresh: each block comes over connections that have just begun; read by the modern model.
+        mss: bytes of a full segment's payload; ``initial_window``: bytes of the initial window.
+        sack: selective acknowledgments, and with them tail loss probes; for the modern model.
+        fresh: each block uses new connections; for the modern model.
     """
     return {
         "link_bits_per_sec": link,
@@ -56,17 +56,17 @@ def predict(
     wait_s: float = 0.0,
     without: Iterable[str] = (),
 ) -> dict[str, Any]:
-    """``rows`` (fragment_bytes, senders, goodput_mbit, ideal_mbit, regime) for each fragment and number of senders, and
-    ``onset`` (bytes, value, low, high) for each fragment.
+    """Return ``rows`` (fragment_bytes, senders, goodput_mbit, ideal_mbit, regime) for each fragment and number of
+    senders, and ``onset`` (bytes, value, low, high) for each fragment.
 
     Args:
         fragments: bytes of each sender for a block; ``totals``: of all together.
-        alpha: part of an RTO in which the link is idle in a block after the onset (equation 4).
+        alpha: fraction of an RTO in which the link is idle in a block after the onset (equation 4).
         wait_s: before each packet of a sender.
         without: terms of the modern model that are left out (:data:`TERMS`).
 
     Raises:
-        BadInput: no such model, or a path that cannot be.
+        BadInput: there is no such model, or the path is impossible.
     """
     question = {
         "path": path,

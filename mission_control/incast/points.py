@@ -1,4 +1,4 @@
-"""What an incast scenario means: what is read at a place of its grid, which timeouts and which path that has."""
+"""The points of an incast scenario: what is read at a place of its grid, with which timeouts and over which path."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ if TYPE_CHECKING:
     from mission_control.scenario import Scenario
 
 BASE_RTT_S = 1e-4
-"""Of two hosts of a lab without queues: some 60 to 150 us (docs/measurements.md)."""
+"""Base round trip of two hosts of a lab: some 60 to 150 us (docs/measurements.md)."""
 MSS, HEADERS = 1448, 66
-"""Of a frame with an MTU of 1,500 bytes: payload, and Ethernet, IP, TCP with timestamps."""
+"""Payload of a frame with an MTU of 1,500 bytes, and its headers: Ethernet, IP, TCP with timestamps."""
 TRANSPORTS = ("auto", "tcp", "dctcp", "ictcp")
-"""Of synchronized reads; auto is tcp here."""
+"""Transports of synchronized reads; auto is tcp here."""
 EVENTS = ("rate", "buffer", "mark")
-"""That can be undone for the next point."""
+"""Events that can be undone for the next point."""
 LINK_RATE = 100_000_000
-"""Only one link is busy, so that it can have the lab's full rate, whatever the number of hosts."""
+"""Rate of link_rate auto: only one link is busy, so it can have the lab's full rate with any number of hosts."""
 RTO_MIN_US = 200_000
-"""The kernel's own; asked of each socket where it is to be longer by chance."""
+"""The kernel's default; set on each socket if the minimum RTO is to vary."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """So many senders with a fragment of so many bytes each."""
+    """A number of senders with a size of fragment."""
 
     senders: int
     fragment: int
     """Bytes of each sender for a block."""
     asked: int
-    """As the scenario has it: of each sender, or of all together."""
+    """Bytes as the scenario gives them: of each sender, or of all together."""
     blocks: int | None = None
-    """Where the scenario does not say how many."""
+    """Blocks to measure if the scenario does not set the number."""
 
 
 ONE_FLOW = Place(senders=1, fragment=4 << 20, asked=4 << 20, blocks=6)
-"""What one long flow gets: some two seconds at 100 Mbit/s."""
+"""The reads that measure one long flow: some two seconds at 100 Mbit/s."""
 
 
 def place_of(scenario: Scenario) -> Place:
-    """The place that a scenario describes: its largest number of senders, with its first fragment."""
+    """The place that a scenario describes: its largest number of senders with its first fragment."""
     workload: Any = scenario.workload
     senders = quantities.senders(workload.senders)[-1]
     asked = workload.total or workload.fragment[0]
@@ -54,13 +54,13 @@ def place_of(scenario: Scenario) -> Place:
 
 
 def link_rate(scenario: Scenario) -> int:
-    """Of a host's link, in bits per second, before dilation."""
+    """The rate of a host's link in bits per second, before dilation."""
     rate = scenario.topology.link_rate
     return LINK_RATE if rate == "auto" else rate
 
 
 def reads(scenario: Scenario, point: Place) -> Reads:
-    """What is measured at a point."""
+    """The reads to measure at a point."""
     workload: Any = scenario.workload
     control = scenario.control
     return Reads(
@@ -80,7 +80,7 @@ def reads(scenario: Scenario, point: Place) -> Reads:
 
 
 def rto_min_of_socket(scenario: Scenario) -> int | None:
-    """Microseconds that are asked of each socket, in the lab's slow motion; ``None``: nothing is."""
+    """The minimum RTO to set on each socket, in dilated microseconds; ``None``: none is set."""
     asked, slow = scenario.stack.rto_min_socket, scenario.topology.dilation
     if asked is not None:
         return asked * 1000 * slow
@@ -88,7 +88,7 @@ def rto_min_of_socket(scenario: Scenario) -> int | None:
 
 
 def rto_min_asked(scenario: Scenario) -> dict[str, int]:
-    """Minimum RTOs by who gives them, in microseconds."""
+    """Minimum RTOs by their origin, in microseconds."""
     stack = stack_of(scenario)
     asked = {
         "route": stack.rto_min_ms and stack.rto_min_ms * 1000,
@@ -100,8 +100,8 @@ def rto_min_asked(scenario: Scenario) -> dict[str, int]:
 
 
 def rto_min_us(scenario: Scenario) -> int:
-    """What is to be expected of them: a route's wins (the kernel's `tcp_rto_min`), and a socket that asks for more than
-    it had when it was made keeps that (docs/measurements.md)."""
+    """The effective minimum RTO: a route's overrides all others (the kernel's `tcp_rto_min`), and a socket cannot set a
+    longer one than it was created with (docs/measurements.md)."""
     asked = rto_min_asked(scenario)
     made_with = asked.get("sysctl", asked["kernel"])
     return asked.get("route", min(asked.get("socket", made_with), made_with))
@@ -145,31 +145,31 @@ def path_of(scenario: Scenario) -> dict[str, Any]:
 
 
 def ideal_mbit(path: dict[str, Any], senders: int, fragment: int) -> float:
-    """Goodput where nothing is lost: equation 1 with headers, and slow start where connections are fresh."""
+    """Goodput without loss: equation 1 with headers, and slow start if connections are fresh."""
     (row,) = model.predict(path, [senders], [fragment])["rows"]
     return float(row["ideal_mbit"])
 
 
 def halved(point: Any) -> bool:
-    """Whether goodput is at most half of the ideal one: one block in many that waits for a timeout is enough."""
+    """Whether goodput is at most half of the ideal; few blocks that wait for a timeout are enough for that."""
     return point.goodput_mbit is None or bool(point.goodput_mbit <= point.ideal_mbit / 2)
 
 
 def collapsed(point: Any) -> bool:
-    """Whether the median block takes longer than the ideal one by half an RTO; the model says so itself."""
+    """Whether the median block takes half an RTO longer than the ideal one; points of the model have their regime."""
     if point.regime:
         return bool(point.regime == "collapsed")
     if not point.blocks:
-        return True  # not one block ended within the time
+        return True  # no block ended within the time limit
     ideal_s = point.senders * point.fragment_bytes * 8 / point.ideal_mbit / 1e6
     return bool(median(point.blocks) > ideal_s + point.rto_s / 2)
 
 
 def alpha(point: Any, goodput_mbit: float) -> float:
-    """The part of an RTO in which the link is idle in a block, on average (paper 000, equation 4).
+    """The fraction of an RTO in which the link is idle in a block, on average (paper 000, equation 4).
 
     Args:
-        goodput_mbit: at which blocks are read.
+        goodput_mbit: measured goodput.
     """
     bits = point.senders * point.fragment_bytes * 8
     idle_s: float = (bits / goodput_mbit - bits / point.ideal_mbit) / 1e6

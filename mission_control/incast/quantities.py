@@ -1,4 +1,4 @@
-"""Ranges and lists as people type them: `1-48`, `1,2,8-16`, `16kB,32kB`."""
+"""Ranges and lists on the command line: `1-48`, `1,2,8-16`, `16kB,32kB`."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ SENDERS_MAX = 10_000
 
 
 def senders(text: str) -> list[int]:
-    """Numbers of senders, each once, from small to large.
+    """Parse numbers of senders; return each once, in ascending order.
 
     Raises:
-        BadInput: no such numbers.
+        BadInput: the text has no such numbers.
     """
     found: set[int] = set()
     for word in text.split(","):
@@ -30,10 +30,10 @@ def senders(text: str) -> list[int]:
 
 
 def sizes(text: str) -> list[int]:
-    """Bytes, in the order in which they are typed.
+    """Parse sizes; keep their order.
 
     Raises:
-        BadInput: a unit is missing, or it is no size.
+        BadInput: a unit is missing, or the text is no size.
     """
     found = [quantity(_native.parse_bytes, word) for word in text.split(",")]
     if 0 in found:
@@ -42,10 +42,10 @@ def sizes(text: str) -> list[int]:
 
 
 def quantity(parse: Callable[[str], Value], text: str) -> Value:
-    """What ``parse`` makes of it.
+    """Parse a text with ``parse``.
 
     Raises:
-        BadInput: it makes nothing of it.
+        BadInput: ``parse`` does not accept it.
     """
     try:
         return parse(text)
@@ -54,7 +54,7 @@ def quantity(parse: Callable[[str], Value], text: str) -> Value:
 
 
 def size(count: int) -> str:
-    """Bytes as they are typed: `64 kB`, `64 KiB`; a number that is round in neither way as others are shown."""
+    """Format bytes as people type them: `64 kB`, `64 KiB`; a number that is round in neither as any other."""
     for unit, step in (("MB", 10**6), ("kB", 10**3), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if count and count % step == 0:
             return f"{count // step} {unit}"

@@ -1,5 +1,5 @@
-"""Synchronized reads over real sockets: the receiver asks all senders for a fragment each, and for the next block when
-the last fragment is there (paper 000, figure 1)."""
+"""Synchronized reads over real sockets: the receiver requests a fragment from each sender, and the next block when the
+last fragment has arrived (paper 000, figure 1)."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from mission_control import _native
 from mission_control.errors import BadInput
 
 CONNECTIONS = 256
-"""That one sender serves at once."""
+"""Most connections that one sender serves at once."""
 ANSWER_BYTES = 1 << 30
-"""Most that is sent for one request."""
+"""Most bytes of one request."""
 
 
 @dataclass(frozen=True)
 class Reads:
-    """What is to be measured.
+    """The parameters of a measurement.
 
     Args:
         fragment: bytes of each sender for each block.
-        blocks: that count; ``warm_up`` before them do not.
-        concurrent: senders that are asked at once, the next one when one is done; or ``all``, or ``auto``: as many as
-            bring most (`crates/core/src/budget.rs`).
-        jitter_us: requests are put off by a random time of up to so many microseconds.
-        rto_spread: each socket's minimum RTO is shorter by a random part of it, up to this.
-        deadline_s: everything ends after so many seconds, with what was measured.
-        rto_min_us: minimum RTO of the senders' sockets, in microseconds; a route that locks it wins.
+        blocks: measured blocks; the ``warm_up`` blocks before them do not count.
+        concurrent: senders that send at the same time, or ``all``, or ``auto``: the number with the highest goodput
+            (`crates/core/src/budget.rs`).
+        jitter_us: upper bound of a random delay of each request, in microseconds.
+        rto_spread: upper bound of the random fraction by which each socket's minimum RTO is shortened.
+        deadline_s: time limit in seconds; the result then has what was measured.
+        rto_min_us: minimum RTO of the senders' sockets, in microseconds; a locked one of the route overrides it.
         pace: bits per second of each sender.
-        ictcp_link: bits per second of the receiver's link, where its windows follow what is left of it
+        ictcp_link: bits per second of the receiver's link, if its windows follow the link's free capacity
             (`crates/core/src/ictcp.rs`).
-        fresh: each block is asked for over new connections, so that each begins with the initial window; they are made
-            before its time begins.
-        traced: of how many senders, from the first, ``trace`` tells what arrived when.
+        fresh: each block uses new connections, which begin with the initial window; they are made before its time
+            begins.
+        traced: number of senders, from the first, whose arrivals ``trace`` records.
     """
 
     fragment: int
@@ -56,7 +56,7 @@ class Reads:
     traced: int = 0
 
     def as_json(self, senders: list[str]) -> str:
-        """As the receiver is told."""
+        """The parameters as the receiver takes them."""
         own = asdict(self)
         ask = {
             "congestion_control": own.pop("congestion_control"),
@@ -67,10 +67,10 @@ class Reads:
 
 
 def serve(address: str, port: int, token: bytes, pace: int | None = None) -> tuple[_native.IncastServer, int]:
-    """Serves synthetic bytes, in the network namespace of this thread; gives the server and its port.
+    """Serve synthetic bytes in the network namespace of this thread; return the server and its port.
 
     Raises:
-        OSError: the address cannot be had.
+        OSError: the address is not available.
     """
     with closing(socket.create_server((address, port), backlog=CONNECTIONS)) as listener:
         own = listener.getsockname()[1]
@@ -80,16 +80,16 @@ def serve(address: str, port: int, token: bytes, pace: int | None = None) -> tup
 def measure(
     senders: list[str], reads: Reads, token: bytes, watch: Callable[[int], bool] = lambda _: False
 ) -> dict[str, Any]:
-    """Reads blocks from all senders (addresses with ports); gives ``blocks`` (seconds of each), ``bytes``, ``seconds``,
-    ``flows`` (what each sender's kernel says), ``ended`` (why it ended early), ``trace`` (seconds, number of a sender,
-    its bytes so far).
+    """Read blocks from all senders (addresses with ports); return ``blocks`` (seconds of each), ``bytes``, ``seconds``,
+    ``flows`` (counters of each sender's kernel), ``ended`` (why it ended early), ``trace`` (seconds, number of a
+    sender, its bytes so far).
 
     Args:
-        watch: is told how many blocks were read, ten times a second; ends it by a true answer.
+        watch: called ten times a second with the number of blocks read; a true result ends the measurement.
 
     Raises:
-        ConnectionError: a sender cannot be reached, or does not want to; names it.
-        BadInput: a number that cannot be.
+        ConnectionError: a sender cannot be reached, or refuses; names it.
+        BadInput: a parameter is out of range.
     """
     try:
         found = _native.incast_measure(reads.as_json([resolved(sender) for sender in senders]), token, watch)
@@ -100,10 +100,10 @@ def measure(
 
 
 def resolved(sender: str) -> str:
-    """Address and port of HOST:PORT.
+    """Resolve HOST:PORT to an address and a port.
 
     Raises:
-        ConnectionError: nobody knows the host.
+        ConnectionError: the host is unknown.
     """
     host, _, port = sender.rpartition(":")
     try:

@@ -1,4 +1,4 @@
-"""What the report of synchronized reads has that others have not: traced senders."""
+"""Sections that only the report of synchronized reads has: traced senders."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mission_control.incast import synchrony
 from mission_control.incast.variables import STRONG
 
 TRACED_S = 3.0
-"""Of a trace that are drawn: some stalls, each still to be seen."""
+"""Seconds of a trace that are plotted: enough for some stalls, and few enough to see each."""
 
 
 def pieces(points: Sequence[Any]) -> list[Piece]:
@@ -25,16 +25,16 @@ def pieces(points: Sequence[Any]) -> list[Piece]:
 
 
 def stood_still(point: Any) -> str:
-    """Whether the first two traced senders stood still together (paper 003, slide 14)."""
+    """Describe whether the first two traced senders stalled together (paper 003, slide 14)."""
     found = synchrony.synchrony(point.trace, point.fragment_bytes, point.rto_s)
     return (
-        f"{point.label()}: the first two stood still {found['stalls']} times, {found['together']} of these together, "
-        f"and went on at once in {found['at_once']} of them."
+        f"{point.label()}: the first two stalled {found['stalls']} times, {found['together']} of these together, "
+        f"and resumed together in {found['at_once']} of them."
     )
 
 
 def trace(point: Any) -> str:
-    """What arrived when from each traced sender."""
+    """Plot the arrivals from each traced sender over time."""
     figure, (axes,) = charts.figure(2.6, ylabel="MB from it")
     for sender in sorted({int(row[1]) for row in point.trace}):
         rows = [row for row in point.trace if row[1] == sender and row[0] <= TRACED_S]
@@ -45,11 +45,11 @@ def trace(point: Any) -> str:
 
 
 def correlated(point: Any) -> list[Piece]:
-    """Which variables of TCP go together over time (paper 003, slide 17)."""
+    """Describe which TCP variables correlate over time (paper 003, slide 17)."""
     found = point.correlations
     words = (
         f"{point.label()}: of {found['pairs']} pairs of variables of TCP {len(found['strong'])} correlate strongly "
-        f"over time (rank correlation of at least {STRONG} either way; {found['looks']} looks)."
+        f"over time (rank correlation of at least {STRONG} either way; {found['looks']} samples)."
     )
     rows = [(one["of"], one["with"], one["rank"]) for one in found["strong"]]
     return [text(words), drawn(matrix(found)), table(("variable", "with", "rank correlation"), rows)]

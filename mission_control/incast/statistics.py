@@ -1,4 +1,4 @@
-"""What synchronized reads come to: goodput with its interval, times of blocks."""
+"""Statistics of synchronized reads: goodput with its interval, times of blocks."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from mission_control import interrupts
 from mission_control.incast.reads import Reads, measure
 
 DRAWS = 2000
-"""Of the bootstrap (Efron and Tibshirani 1993, 13.3: 1,000 or more for an interval)."""
+"""Samples of the bootstrap (Efron and Tibshirani 1993, 13.3: 1,000 or more for an interval)."""
 AT_ONCE = 1 << 22
-"""Numbers that are drawn at once: 32 MiB."""
+"""Random numbers that are generated at once: 32 MiB."""
 BUSY = 0.95
-"""Of a processor: saturated."""
+"""Busy fraction from which a CPU counts as saturated."""
 BUSY_MAX = 0.2
-"""Of the looks at the processors, that may find one saturated."""
+"""Largest fraction of samples in which a CPU may be saturated."""
 
 
 def repeated(
@@ -30,14 +30,14 @@ def repeated(
     repeat: int = 1,
     say: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Synchronized reads, ``repeat`` times over new connections.
+    """Measure synchronized reads ``repeat`` times, each over new connections.
 
-    Gives ``goodput_mbit`` (bytes of all blocks over their time), ``interval95``, ``block_ms`` (median, p95), ``blocks``
-    (seconds of each), ``flows`` (of each sender, summed; cwnd, srtt and the like from the last time), ``ended`` (why it
-    ended early), ``trace`` (of the last time), ``interrupted``, ``valid``, ``invalid_because``.
+    Returns ``goodput_mbit`` (bytes of all blocks divided by their time), ``interval95``, ``block_ms`` (median, p95),
+    ``blocks`` (seconds of each), ``flows`` (of each sender, summed; cwnd, srtt and the like from the last time),
+    ``ended`` (why it ended early), ``trace`` (of the last time), ``interrupted``, ``valid``, ``invalid_because``.
 
     Args:
-        say: is told how far it is.
+        say: called with the progress in words.
 
     Raises:
         ConnectionError: a sender cannot be reached at all.
@@ -59,13 +59,13 @@ def repeated(
 
     for _ in range(repeat):
         runs.append(measure(senders, reads, token, watch))
-        # An interrupt that came into the call to Python ends it too, with what was measured.
+        # An interrupt during the callback also ends the reads; their result is kept.
         stopped = stopped or runs[-1]["ended"] == "interrupted"
         if runs[-1]["ended"]:
             break
     say("")
     busy = sum(look >= BUSY for look in looks) / len(looks) if looks else 0.0
-    because = [f"a processor of this host was saturated for {busy:.0%} of the time"] if busy > BUSY_MAX else []
+    because = [f"a CPU of this host was saturated for {busy:.0%} of the time"] if busy > BUSY_MAX else []
     return {
         **summary(runs, reads.fragment * len(senders)),
         "interrupted": stopped,
@@ -75,11 +75,11 @@ def repeated(
 
 
 def summary(runs: Sequence[dict[str, Any]], block_bytes: int) -> dict[str, Any]:
-    """What several measurements of the same say together; see :func:`repeated`."""
+    """Summarize several measurements with the same parameters; see :func:`repeated`."""
     blocks = [run["blocks"] for run in runs if run["blocks"]]
     pooled = [seconds for block in blocks for seconds in block]
     low, high = interval(blocks, block_bytes)
-    # Where a measurement ended early, the block that it waited for counts, too, as far as it had come.
+    # If a measurement ended early, its unfinished block counts with the bytes that arrived.
     early = [run for run in runs if run["ended"] or not run["blocks"]]
     whole = [block for run in runs if run not in early for block in run["blocks"]]
     seconds = sum(whole) + sum(run["seconds"] for run in early)
@@ -99,8 +99,8 @@ def summary(runs: Sequence[dict[str, Any]], block_bytes: int) -> dict[str, Any]:
 
 
 def interval(blocks: Sequence[Sequence[float]], block_bytes: int) -> tuple[float, float]:
-    """95 % interval of goodput in Mbit/s by the bootstrap: measurements are drawn, and of each its blocks. Neighbours
-    among blocks are alike, and so are drawn in runs of their number's square root (Künsch 1989)."""
+    """95 % interval of goodput in Mbit/s by the bootstrap: it samples measurements, and blocks of each. Neighbouring
+    blocks are similar, so it samples runs of blocks; a run has the square root of their number (Künsch 1989)."""
     if not blocks:
         return 0.0, 0.0
     random = np.random.default_rng(1)
@@ -118,9 +118,9 @@ def interval(blocks: Sequence[Sequence[float]], block_bytes: int) -> tuple[float
 
 
 def rto_min(flows: Sequence[dict[str, Any]], asked: dict[str, int]) -> dict[str, Any]:
-    """Which minimum RTO counts: ``asked`` (microseconds, by who gives it, the strongest first), ``observed_us`` (the
-    least that a sender's RTO is above its round trip, RFC 6298, 2.3: without backing off), ``won``: who gave the value
-    that is nearest to that. ``None`` where no sender has said."""
+    """Find which minimum RTO applies: ``asked`` (microseconds by origin, the strongest first), ``observed_us`` (the
+    smallest difference between a sender's RTO and its round trip, RFC 6298, 2.3, without backoff), ``won``: the origin
+    of the value nearest to that. ``None`` if no sender reported an RTO."""
     seen = [flow["rto_us"] - flow["srtt_us"] for flow in flows if flow["asked"] and flow["rto_us"] > flow["srtt_us"]]
     observed = min(seen, default=None)
     won = observed and min(asked, key=lambda who: abs(math.log(asked[who] / observed)), default=None)
@@ -128,7 +128,7 @@ def rto_min(flows: Sequence[dict[str, Any]], asked: dict[str, int]) -> dict[str,
 
 
 def resampled(seconds: NDArray[np.float64], times: int, random: np.random.Generator) -> NDArray[np.float64]:
-    """Sums of as many seconds as there are, drawn in runs, so many times."""
+    """Sum samples of the seconds, ``times`` times; each sample has as many as there are, in runs."""
     length = max(1, int(len(seconds) ** 0.5))
     starts = random.integers(0, len(seconds), (times, -(-len(seconds) // length)))
     places = (starts[:, :, None] + np.arange(length)) % len(seconds)
@@ -140,7 +140,7 @@ COUNTS = ("bytes", "retransmits", "timeouts", "delivered", "marks", "loss_probes
 
 
 def flows(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of each sender what its kernel said, counts summed over the measurements."""
+    """The kernel's values of each sender, with counters summed over the measurements."""
     result: dict[str, dict[str, Any]] = {}
     for run in runs:
         for flow in run["flows"]:

@@ -14,15 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 LOOK_S = 0.005
-"""Half of a round trip at the papers' operating point in slow motion of ten."""
+"""Seconds between samples: half of a round trip at the papers' operating point with a dilation of ten."""
 LOOKS_MIN = 30
-"""Of a sender; of fewer a correlation says nothing."""
+"""Fewest samples of a sender for a meaningful correlation."""
 STRONG = 0.7
-"""A rank correlation of so much or more, either way: half of the variance of one is in the other's (0.7 squared)."""
+"""Smallest absolute rank correlation that counts as strong: each explains half of the other's variance (0.7
+squared)."""
 
 
 class Looks:
-    """Looks at senders' TCP again and again, while they have something under way."""
+    """Samples the senders' TCP variables while they have data under way."""
 
     def __init__(self, senders: Sequence[Any]):
         self.senders = senders
@@ -45,20 +46,20 @@ class Looks:
             for seen, sender in zip(self.seen, self.senders, strict=True):
                 # One connection of a sender has data under way: the one of this block.
                 for look in json.loads(sender.variables())[:1]:
-                    del look["acked_bytes"]  # it grows, whatever happens
+                    del look["acked_bytes"]  # a counter that only grows
                     seen.append(look)
 
 
 def correlations(seen: Sequence[Sequence[dict[str, int]]]) -> dict[str, Any] | None:
-    """Rank correlations (Spearman 1904) of each pair of variables, the mean over senders.
+    """Compute rank correlations (Spearman 1904) of each pair of variables, as means over senders.
 
     Args:
-        seen: of each sender the variables at each look.
+        seen: for each sender the samples of its variables.
 
     Returns:
-        ``variables``; ``rank``: a row and a column for each, none where one never changed; ``looks``; ``pairs``: of how
-        many something is known; ``strong``: those of at least :data:`STRONG`, the strongest first. ``None``: nobody
-        was seen often enough.
+        ``variables``; ``rank``: a row and a column for each, ``None`` where one never changed; ``looks``: samples;
+        ``pairs``: pairs with a correlation; ``strong``: those of at least :data:`STRONG`, the strongest first.
+        ``None``: no sender has enough samples.
     """
     known = [sender for sender in seen if len(sender) >= LOOKS_MIN]
     if not known:
@@ -81,13 +82,13 @@ def correlations(seen: Sequence[Sequence[dict[str, int]]]) -> dict[str, Any] | N
 
 
 def spearman(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Rank correlations of columns; not a number where one of the two never changes."""
+    """Compute rank correlations of columns; NaN where one of the two never changes."""
     ranks = np.column_stack([ranked(column) for column in rows.T])
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.asarray(np.corrcoef(ranks, rowvar=False))
 
 
 def ranked(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Ranks; equal values have the mean of theirs."""
+    """Compute ranks; equal values have the mean of their ranks."""
     _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
     return np.asarray((np.cumsum(counts) - (counts - 1) / 2)[place])

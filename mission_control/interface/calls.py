@@ -1,4 +1,4 @@
-"""References and calls as JSON: what a program sends is checked here before anything is done."""
+"""References and calls as JSON: input of programs is validated here before any action."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from mission_control.programs import In, Out, run
 from mission_control.streams import StreamReference
 
 TEXT_CHARS_MAX, OBJECT_BYTES_MAX = 1 << 10, 1 << 62
-"""Of each text of a reference, and of an object: what a worker says to the scheduler can say no more."""
+"""Most characters of a text of a reference, and most bytes of an object: limits of a worker's messages to the
+scheduler."""
 PARTS_MAX = 1 << 20
-"""Of an object that a program names: more than any job has, and few enough to be held."""
+"""Most parts of an object that a program names: more than any job has, and few enough for memory."""
 SECONDS_MAX = 1e9
-"""Of a phase: thirty years."""
+"""Longest phase in seconds: thirty years."""
 NAME_CHARS_MAX = 64
-"""Of a stage that people shall read."""
+"""Most characters of a stage's name."""
 
 
 class BadRequest(ValueError):
-    """A program asked for something that makes no sense; the text says what, and what to send."""
+    """A program's request is invalid; the text has the value, and what to send instead."""
 
 
 def described(reference: Reference) -> dict[str, Any]:
@@ -38,7 +39,7 @@ def reference_of(given: Any) -> Reference:
     """Return the reference that :func:`described` gave.
 
     Raises:
-        BadRequest: It is none.
+        BadRequest: The value is no reference.
     """
     if not isinstance(given, dict):
         raise BadRequest(f"{shown(given)} is no reference: send one as it was received")
@@ -61,10 +62,10 @@ def reference_of(given: Any) -> Reference:
 
 
 class Call:
-    """What is to run as another task, or in place of this one.
+    """A call to run as another task, or in place of this one.
 
     Args:
-        name: What people shall see: the stage of a task of it.
+        name: The stage of its tasks, as shown to users.
         function, args, kwargs: For :meth:`distributed.Client.submit`, or :func:`mission_control.delegate`.
     """
 
@@ -73,7 +74,7 @@ class Call:
 
     @property
     def references(self) -> list[Reference]:
-        """Objects that it names."""
+        """Objects that the call names."""
         inputs = (*self.args, *self.kwargs.get("inputs", ()), *self.kwargs.get("jars", ()))
         return [own for own in inputs if isinstance(own, Reference) and own.copies]
 
@@ -83,10 +84,10 @@ def call_of(given: Any, futures: dict[str, Any], jars: list[Reference]) -> Call:
 
     Args:
         futures: What it has spawned, by name.
-        jars: With which its own task runs, if that is of Java.
+        jars: The jars of its own task, if that is in Java.
 
     Raises:
-        BadRequest: It describes none.
+        BadRequest: The value describes no call.
     """
     if not isinstance(given, dict):
         raise BadRequest('a call is an object, as in {"program": ["sort", {"in": 0}], "inputs": [reference]}')
@@ -137,7 +138,7 @@ def last_of(name: str) -> str:
 
 
 def plain(text: str) -> str:
-    """Return a text that can be sent as UTF-8: JSON may have halves of characters."""
+    """Return a text that can be sent as UTF-8: JSON may have unpaired surrogates."""
     return text.encode(errors="backslashreplace").decode()
 
 

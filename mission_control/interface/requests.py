@@ -1,4 +1,4 @@
-"""What programs ask a worker over its local socket, and what it answers (docs/how-to/tasks.md)."""
+"""Requests of programs to a worker over its local socket, and their answers (docs/how-to/tasks.md)."""
 
 from __future__ import annotations
 
@@ -39,23 +39,23 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 JSON_BYTES_MAX = 8 << 20
-"""No other thread of the worker runs while Python reads it: some tenths of a second."""
+"""Largest JSON body: while Python parses it, for some tenths of a second, no other thread of the worker runs."""
 BODY_BYTES_MAX = 512 << 20
-"""Of all large bodies together that are held in memory until they are whole."""
+"""Memory for all large bodies together that are not complete yet."""
 PIECE_BYTES = 1 << 20
-"""Memory for a body is taken as it arrives; a body that is no larger waits for no other."""
+"""Memory for a body is reserved in steps of this size as it arrives; a smaller body never waits for another."""
 WRITE_BYTES_MAX = 256 << 20
-"""Of one write to a stream; it is held in memory until it is written."""
+"""Largest write to a stream; it is held in memory until it is written."""
 PROGRESS_S = 60.0
-"""Within a request, so long may a program send nothing, or wait for others' bodies."""
+"""Seconds in a request without data from the program, or of waiting for others' bodies."""
 LOOK_S = 0.05
-"""Pause of a body that waits for others."""
+"""Seconds between two attempts of a body that waits for memory."""
 NEXT_S = 20.0
-"""So long an executor that asks for its next task waits at most; then it asks again."""
+"""Longest wait in a request of an executor for its next task; then it requests again."""
 
 
 class Refused(Exception):
-    """A request is answered with this status, and nothing is done."""
+    """The request is answered with this status, and has no effect."""
 
     def __init__(self, status: int, why: str):
         super().__init__(why)
@@ -63,7 +63,7 @@ class Refused(Exception):
 
 
 def status_of(error: Exception) -> int:
-    """Return the HTTP status that says what went wrong."""
+    """Return the HTTP status for an error."""
     if isinstance(error, Refused):
         return error.status
     kinds: list[tuple[type[Exception] | tuple[type[Exception], ...], int]] = [
@@ -83,15 +83,15 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: Server
     begun = False
-    """The status of the answer has been sent."""
+    """Whether the status of the answer has been sent."""
     unread = 0
-    """Bytes of the request's body."""
+    """Bytes of the request's body that are still to be read."""
 
     def log_message(self, *args: Any) -> None:
         pass
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Answer what is no HTTP request."""
+        """Answer invalid HTTP."""
         self.close_connection = True
         self.request_version = self.protocol_version
         self._say({"error": message or "this is no HTTP request", "kind": "BadRequest"}, int(code))
@@ -143,7 +143,7 @@ class Handler(BaseHTTPRequestHandler):
             )
         return found
 
-    # --- what it reads ----------------------------------------------------------------------------------------------
+    # --- requests ---------------------------------------------------------------------------------------------------
 
     def _length(self) -> int:
         if "Transfer-Encoding" in self.headers:
@@ -165,7 +165,7 @@ class Handler(BaseHTTPRequestHandler):
 
     @contextmanager
     def _body(self, most: int) -> Iterator[bytearray]:
-        """Read a body of so many bytes at most."""
+        """Read a body of at most this number of bytes."""
         length, interface = self.unread, self.server.interface
         if length > most:
             raise Refused(413, f"a body of {length} bytes: at most {most} are taken here")
@@ -210,7 +210,7 @@ class Handler(BaseHTTPRequestHandler):
         except ValueError as error:
             raise BadRequest(f"a number is wanted in {shown(self.path)}: {error}") from None
 
-    # --- what it answers --------------------------------------------------------------------------------------------
+    # --- answers ----------------------------------------------------------------------------------------------------
 
     def _begin(self, status: int, kind: str, length: int | None, **more: str) -> None:
         self.begun = True
@@ -223,7 +223,7 @@ class Handler(BaseHTTPRequestHandler):
         for name, value in more.items():
             self.send_header(name.replace("_", "-"), value)
         if self.unread or self.close_connection:
-            # What follows would be taken for the next request.
+            # The rest of the body would be parsed as the next request.
             self.close_connection = True
             self.send_header("Connection", "close")
         self.end_headers()
@@ -238,15 +238,15 @@ class Handler(BaseHTTPRequestHandler):
         if status == 500:
             logger.exception("%s failed", shown(self.path))
         if self.begun:
-            # The end of what was begun is missing. A program may not look, and take it for whole.
+            # The answer is incomplete. The program may not notice, and use it as complete.
             self.close_connection = True
             if isinstance(holder, Session) and not isinstance(error, BrokenPipeError | ConnectionResetError | Stopped):
-                holder.fail(ProgramFailed(f"what its program was reading did not come to its end: {error}"))
+                holder.fail(ProgramFailed(f"its program did not receive all of an answer: {error}"))
             return
         with suppress(OSError):
             self._say({"error": str(error) or type(error).__name__, "kind": type(error).__name__}, status)
 
-    # --- what there is ----------------------------------------------------------------------------------------------
+    # --- operations -------------------------------------------------------------------------------------------------
 
     def task(self, session: Session) -> None:
         self._say(session.what)
@@ -260,7 +260,7 @@ class Handler(BaseHTTPRequestHandler):
             raise BadRequest(f"the parts have {sum(sizes)} bytes together, and the body has {length}")
         segment = None
         if length:
-            # Memory for all of it only once it comes.
+            # Allocate memory for all of it only once it arrives.
             first = self._read_some(min(length, PIECE_BYTES))
             segment = session.allocate(length)
             view = memoryview(segment)
@@ -281,9 +281,9 @@ class Handler(BaseHTTPRequestHandler):
             self._lease(session, parts[0], *place)
             return
         sizes = [len(own) for own in parts]
-        # A header has at most 64 KiB; who has so many parts knows their sizes by the reference.
+        # A header has at most 64 KiB; for that many parts, the program knows the sizes from the reference.
         more = {"Mission_Sizes": ",".join(map(str, sizes))} if len(sizes) <= 1000 else {}
-        # Who reads may take as long as it likes for what it got.
+        # The program may read the answer as slowly as it likes.
         self.connection.settimeout(None)
         with session.ended_with(self.connection):
             self._begin(200, "application/octet-stream", sum(sizes), **more)
@@ -291,7 +291,7 @@ class Handler(BaseHTTPRequestHandler):
                 self.connection.sendall(memoryview(own))
 
     def _lease(self, session: Session, part: _native.Part, descriptor: int, start: int) -> None:
-        """Say where a part lies, for the program to map it."""
+        """Return the location of a part, so that the program can map it."""
         lease = session.lease(part)
         said = {"path": f"/proc/{os.getpid()}/fd/{descriptor}", "start": start, "length": len(part), "lease": lease}
         body = json.dumps(said).encode()

@@ -1,4 +1,5 @@
-"""The local socket at which programs ask their worker: HTTP/1.1, a credential for each task (docs/how-to/tasks.md)."""
+"""The local socket for programs' requests to their worker: HTTP/1.1, one credential for each task
+(docs/how-to/tasks.md)."""
 
 from __future__ import annotations
 
@@ -28,13 +29,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CONNECTIONS_MAX, OF_ONE_MAX = 1024, 256
-"""A thread each: of all programs, and of one process."""
+"""Most connections, each with a thread: of all programs, and of one process."""
 NAME = "tasks"
-"""Of the socket, in its folder."""
+"""Name of the socket in its folder."""
 YOUNG_S = 60.0
-"""Between the making of a socket and its first connection are milliseconds; until then it refuses, too."""
+"""Age from which a folder without a listener may be removed: a new socket refuses connections for some milliseconds."""
 CREDENTIAL, SOCKET = "MISSION_CONTROL_CREDENTIAL", "MISSION_CONTROL_SOCKET"
-"""Names in the environment of a program."""
+"""Names of variables in the environment of a program."""
 
 
 class Executor(Protocol):
@@ -44,10 +45,10 @@ class Executor(Protocol):
     leases: Leases
 
     def next(self, seconds: float) -> dict[str, Any] | None:
-        """Return the next task, as JSON, or one that is cancelled; ``None``: there was none."""
+        """Return the next task, as JSON, or a cancelled one; ``None``: there was none."""
 
     def not_taken(self, task: dict[str, Any]) -> None:
-        """What :meth:`next` returned did not reach it."""
+        """Handle that the result of :meth:`next` did not reach the executor."""
 
 
 class Interface:
@@ -61,14 +62,14 @@ class Interface:
         self.path = str(self.folder / NAME)
         self.lock = threading.Lock()
         self.held_bytes = 0
-        """Of bodies that are not whole yet, or are being looked at."""
+        """Reserved memory of bodies that are incomplete, or are being parsed."""
         self.sessions: dict[str, Session] = {}
-        """By credential, as below."""
+        """Sessions by credential."""
         self.executors: dict[str, Executor] = {}
         self.jvm: Jvm | None = None
-        """The process of Java, once a task needed it."""
+        """The Java process, once a task needed it."""
         self.alone = threading.Lock()
-        """Held by a task that runs in a process of Java of its own."""
+        """Held by a task that runs in a separate Java process."""
         self.closed = False
         try:
             self.server = Server(self.path, self)
@@ -79,7 +80,7 @@ class Interface:
 
     @contextmanager
     def of(self, session: Session) -> Iterator[Session]:
-        """Serve a task, as long as the context lasts."""
+        """Serve a task for the duration of the context."""
         with self.lock:
             self.sessions[session.credential] = session
         try:
@@ -90,7 +91,7 @@ class Interface:
             session.close()
 
     def holds(self, nbytes: int) -> bool:
-        """Hold so many bytes more in memory, if there is room; or less."""
+        """Reserve a number of bytes, if there is room; a negative number releases them."""
         with self.lock:
             if nbytes > 0 and self.held_bytes + nbytes > BODY_BYTES_MAX:
                 return False
@@ -98,7 +99,7 @@ class Interface:
             return True
 
     def environment(self, session: Session) -> dict[str, str]:
-        """Return what a program finds its worker by."""
+        """Return the environment variables by which a program finds its worker."""
         return {SOCKET: self.path, CREDENTIAL: session.credential}
 
     def close(self) -> None:
@@ -114,12 +115,12 @@ class Interface:
 
 
 def prefix() -> str:
-    """Return what folders of sockets of this host begin with: others may see them, where it has no disk of its own."""
+    """Return the prefix of this host's socket folders: on a shared disk other hosts see them."""
     return f"mission-tasks-{Path('/proc/sys/kernel/random/boot_id').read_text()[:8]}-"
 
 
 def sweep(where: Path) -> None:
-    """Remove the folders of workers that were killed: nobody listens there any more."""
+    """Remove the folders of killed workers, on whose sockets nobody listens."""
     for folder in where.glob(f"{prefix()}*"):
         with suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
             if folder.stat().st_uid != os.geteuid() or time.time() - folder.stat().st_mtime < YOUNG_S:
@@ -133,7 +134,7 @@ _making = threading.Lock()
 
 
 def interface_of(plugin: MissionControlWorker) -> Interface:
-    """Return the socket of a worker, which the first program to need it opens."""
+    """Return the socket of a worker; the first program that needs it opens it."""
     with _making:
         if plugin.closing:
             raise _native.Cancelled("this worker is closing")
@@ -143,7 +144,7 @@ def interface_of(plugin: MissionControlWorker) -> Interface:
 
 
 def close_interface(plugin: MissionControlWorker) -> None:
-    """Close the socket of a worker, if it has one; it gets none any more."""
+    """Close the socket of a worker, if it has one, and prevent another one."""
     with _making:
         interface, plugin.interface = plugin.interface, None
     if interface is not None:
@@ -158,7 +159,7 @@ class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     def __init__(self, path: str, interface: Interface):
         self.interface = interface
         self.connections: dict[socket.socket, int] = {}
-        """With the process at the other end."""
+        """Open connections, with the process at the other end."""
         super().__init__(path, Handler)
         os.chmod(path, 0o600)
 

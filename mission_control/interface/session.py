@@ -1,4 +1,4 @@
-"""What one task lends to a program: its data plane and its client, for as long as the task runs."""
+"""A program's access to its task's data plane and client, while the task runs."""
 
 from __future__ import annotations
 
@@ -32,27 +32,27 @@ if TYPE_CHECKING:
 
 
 class Stopped(RuntimeError):
-    """The task of this credential is over, or runs again elsewhere: what its program does is of no use any more."""
+    """The task of this credential is over, or runs again elsewhere, so its program's requests are useless."""
 
 
 class Conflict(RuntimeError):
-    """The task has done already what can be done once."""
+    """The task has already done something that is only possible once."""
 
 
 TURN_AGAIN_S = 0.05
-"""Pause before a task that finds no room for one more writer of a stream looks again."""
+"""Pause before a task checks again whether there is room for one more writer of a stream."""
 POLLS_S = (0.0002, 0.005)
-"""Shortest and longest pause between two looks whether more of a stream is there."""
+"""Shortest and longest pause between two checks for more of a stream."""
 
 
 class Leases:
-    """Parts that a program maps. They stay as they are until it releases them, or is over."""
+    """Parts that a program maps. They do not change until it releases them, or ends."""
 
     def __init__(self) -> None:
         self.parts: dict[str, _native.Part] = {}
 
     def grant(self, part: _native.Part) -> str:
-        """Return the name of a lease on a part."""
+        """Add a lease on a part, and return its name."""
         name = secrets.token_hex(8)
         self.parts[name] = part
         return name
@@ -65,12 +65,12 @@ class Leases:
 class Session:
     """One run of a task, made in its thread.
 
-    All other methods but :meth:`serve` and :meth:`close` may be called in any thread, and raise :class:`Stopped` once
-    the task is over.
+    Methods except :meth:`serve` and :meth:`close` may be called in any thread, and raise :class:`Stopped` once the task
+    is over.
 
     Args:
         what: Describes the task to its program; JSON.
-        leases: Those of a process that runs many tasks. Such a process says what the result of each is.
+        leases: The leases of a process that runs many tasks. Such a process sends the result of each.
     """
 
     def __init__(
@@ -85,27 +85,28 @@ class Session:
         self.lock = threading.Lock()
         self.closed = False
         self.futures: dict[str, Any] = {}
-        """Tasks that it has spawned, by name: they live as long as somebody holds them."""
+        """Futures of spawned tasks, by name: the tasks live as long as their futures."""
         self.named: list[Reference] = []
-        """What the calls of those name: it lives at least until the task that it delegates to has their results."""
+        """Objects that the spawned calls name: they live at least until the task to which this one delegates has their
+        results."""
         self.stream: Stream | None = None
         self.has_read = False
-        """It has read of a stream, of which another run cannot read the same again."""
+        """Whether it has read of a stream, from which another run cannot read the same data."""
         self.delegation: Delegation | None = None
         self.outcome: Future[Any] = Future()
-        """What the program says is the result, or why there is none."""
+        """The result that the program sent, or its error."""
         self.problem: BaseException | None = None
         """Why the task cannot go on."""
         self.waiting: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
-        """What only the task's own thread can do."""
+        """Work that only the task's thread can do."""
         self.woken = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self.open: set[socket.socket] = set()
-        """Connections on which something is under way that takes long."""
+        """Connections with a long operation in progress."""
 
     # --- in the task's thread ---------------------------------------------------------------------------------------
 
     def serve(self, seconds: float, *descriptors: int) -> None:
-        """Do what only the task's thread can, until something has happened, or one of these can be read.
+        """Do the work of the task's thread until the session ends, or one of these files can be read.
 
         Raises:
             BaseException: Why the task cannot go on.
@@ -125,12 +126,12 @@ class Session:
         self.check_problem()
 
     def check_problem(self) -> None:
-        """Raise why the task cannot go on, if it cannot."""
+        """Raise the error with which the task ends, if there is one."""
         if self.problem is not None:
             raise self.problem
 
     def close(self) -> None:
-        """The task is over, or is going to begin again."""
+        """End the session: the task is over, or will restart."""
         with self.lock:
             self.closed = True
             self.futures.clear()
@@ -143,13 +144,13 @@ class Session:
             os.close(self.woken)
         if not self.takes_result:
             self.leases.parts.clear()
-        # Errors have frames, which have this; what it holds would wait for the garbage collector.
+        # Errors refer to frames, which refer to this object; its values would wait for the garbage collector.
         self.outcome, self.problem = Future(), None
 
     def handed_on(self) -> Delegation | None:
-        """Return what the task is to return, if its program has delegated."""
+        """Return the task's return value, if its program has delegated."""
         if self.delegation is not None:
-            # So that a function that calls this, and returns something else, does not lose it.
+            # Detects a function that calls this and returns something else.
             self.plugin.thread.delegated = name_of(self.delegation.function)
         return self.delegation
 
@@ -160,7 +161,7 @@ class Session:
             raise Stopped("the task of this credential is over, or cannot go on")
 
     def fail(self, problem: Exception) -> None:
-        """The task cannot go on, whatever its program makes of it."""
+        """End the task with an error, whatever its program does."""
         with self.lock:
             if self.problem is None:
                 self.problem = problem
@@ -173,7 +174,7 @@ class Session:
 
     @contextmanager
     def ended_with(self, connection: socket.socket) -> Iterator[None]:
-        """End this connection where the task ends meanwhile."""
+        """End this connection if the task ends meanwhile."""
         with self.lock:
             self.check_open()
             self.open.add(connection)
@@ -193,7 +194,7 @@ class Session:
         Args:
             segment: Of :meth:`allocate`; ``None``: all parts are empty.
         """
-        # What is put after the end of the task would be freed by nobody.
+        # Nobody would free objects that are put after the end of the task.
         with self.lock:
             self.check_open()
             if segment is None:
@@ -205,7 +206,7 @@ class Session:
         return list(self._or_again(fetch, reference, part))
 
     def lease(self, part: _native.Part) -> str:
-        """Let the program map a part; returns the name of the lease."""
+        """Let the program map a part; return the name of the lease."""
         with self.lock:
             self.check_open()
             return self.leases.grant(part)
@@ -214,11 +215,11 @@ class Session:
         self.check_open()
 
         def begin() -> Stream | None:
-            # What is put at the same time would be freed by nobody.
+            # Nobody would free objects that are put at the same time.
             with self.lock:
                 return begin_stream(parts, ahead, keep, wait=False)
 
-        # Dask's thread pool loses the thread that opens it; so only that can.
+        # Only the task's thread can open the stream, because that thread leaves Dask's thread pool.
         while (opened := self._in_its_thread(begin)) is None:
             self.check_open()
             time.sleep(TURN_AGAIN_S)
@@ -248,7 +249,7 @@ class Session:
 
         Args:
             send: Called with each buffer.
-            check: Called again and again: raises where nobody reads any more.
+            check: Called repeatedly; raises if nobody reads any more.
         """
         self.check_open()
 
@@ -257,13 +258,13 @@ class Session:
                 self.has_read = True
                 self.check_open()
                 send(buffer)
-                # An error of the next look has this frame.
+                # An error of the next read refers to this frame, so it must not hold the buffer.
                 del buffer
 
         self._or_again(read)
 
     def pauses(self, check: Callable[[], None]) -> Callable[[bool], None]:
-        """Return what waits a little for more of a stream, as long as the task goes on."""
+        """Return a function that waits a little for more of a stream, while the task runs."""
         shortest, longest = POLLS_S
         pause = shortest
 
@@ -278,7 +279,7 @@ class Session:
         return wait
 
     def spawn(self, call: Call) -> str:
-        """Have a call run as another task.
+        """Run a call as another task.
 
         Returns:
             Its name.
@@ -294,7 +295,7 @@ class Session:
         return future.key
 
     def delegate(self, call: Call) -> None:
-        """Have a call give this task's result, once the program is done."""
+        """Delegate this task's result to a call, once the program is done."""
         with self.lock:
             self.check_open()
             if self.delegation is not None:
@@ -304,7 +305,7 @@ class Session:
             self.delegation = delegation
 
     def end(self, result: Any = None, error: Exception | None = None) -> None:
-        """Take what the program says is the result, or its error."""
+        """Accept the program's result, or its error."""
         if not self.takes_result:
             raise Conflict("the result of a program are its outputs, and its exit status says whether it failed")
         with self.lock:
@@ -318,7 +319,7 @@ class Session:
         self.wake()
 
     def _or_again(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Call a function as the task would; where that has to run again, its program has to end."""
+        """Call a function as the task would; if the task has to run again, its program has to end."""
         try:
             return self.thread.call(function, *args)
         except Reschedule as error:

@@ -1,4 +1,4 @@
-"""Tasks in Java: classes of a jar, which run in one process beside their worker (CIEL's first-class Java executor:
+"""Tasks in Java: classes of a jar, which run in one Java process per worker (CIEL's first-class Java executor:
 paper 001, listing 4.1 and table 4.2)."""
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["java"]
 
 ATTEMPTS = 3
-"""As Dask's ``allowed-failures``: so many processes may end while one task runs in them. All but the first run it
-alone, so that a task that ends its process does not take others with it again and again."""
+"""As Dask's ``allowed-failures``: the number of processes that may end while one task runs in them. All but the first
+run it alone, so that a task that ends its process does not affect others repeatedly."""
 
 
 def java(
@@ -38,29 +38,29 @@ def java(
 ) -> Any:
     """Run a task in Java: ``client.submit(mission_control.java, "org.example.Sort", jars=[jar], inputs=[future])``.
 
-    One process of Java for each worker runs all of them, each in a thread. It starts with the first. The class
+    One Java process for each worker runs all tasks, each in a thread. It starts with the first task. The class
     implements ``org.missioncontrol.Task`` (docs/how-to/java.md).
 
     Args:
         name: Of the class.
-        jars: Objects that :func:`put` gave: archives with the class, and with what it needs beside the library.
+        jars: References from :func:`put`: archives with the class and its dependencies, except the library.
         inputs: Objects or streams, for the task to read.
-        arguments: Whatever JSON can say.
-        timeout: Seconds. The thread is interrupted then.
+        arguments: Any value that JSON can represent.
+        timeout: Seconds after which the thread is interrupted.
 
     Returns:
-        What the task returns: ``None``, a reference, a list of references, or what JSON says of it. If it has
-        delegated: what this task hands its result on to.
+        The task's result: ``None``, a reference, a list of references, or a value of JSON. If the task has delegated,
+        the delegation.
 
     Raises:
-        ProgramFailed: It raised an exception, or its time is over, or Java cannot be started, or ended several times
-            while it ran.
+        ProgramFailed: The task raised an exception or timed out, or Java cannot be started, or ended several times
+            during the task.
         TypeError: An argument is of the wrong kind.
         RuntimeError: This is no task, or the method of an actor, or the task has opened a stream.
-        mission_control.TransferError: A jar cannot be had.
+        mission_control.TransferError: A jar cannot be fetched.
         mission_control.Cancelled: Nobody wants the task any more.
     """
-    # In a worker only: who submits needs none of it.
+    # Imported only in workers: a client does not need it.
     from mission_control.interface.calls import described
     from mission_control.interface.server import interface_of
     from mission_control.interface.session import Session
@@ -83,7 +83,7 @@ def java(
                 if attempt == 0:
                     jvm = shared(worker, interface)
                 else:
-                    # One at a time: it may have been too little memory that ended the one they shared.
+                    # One at a time, because the shared process may have ended for lack of memory.
                     alone(worker, interface, stack)
                     jvm = Jvm(worker, interface)
                     stack.callback(jvm.end)
@@ -94,17 +94,17 @@ def java(
         except JvmDied as error:
             died = error
             if session.stream is not None:
-                # Its result is known: it cannot run again here.
+                # Its result is known, so it cannot run again here.
                 break
             if session.has_read:
-                # What was read of a stream is gone, so that has to be written again.
+                # Data that was read from a stream is gone, so the stream has to be written again.
                 plugin.run_again(worker.get_current_task(), error)
                 break
     raise ProgramFailed(f"{name}: {died}")
 
 
 def alone(worker: Worker, interface: Interface, stack: ExitStack) -> None:
-    """Wait until no other task runs in a process of Java of its own."""
+    """Wait until no other task runs in a separate Java process."""
     key = worker.get_current_task()
     while not interface.alone.acquire(timeout=LOOK_S):
         if is_cancelled(worker, key):
@@ -113,7 +113,7 @@ def alone(worker: Worker, interface: Interface, stack: ExitStack) -> None:
 
 
 def check(name: Any, jars: list[Any], inputs: Sequence[Any], arguments: Any, timeout: Any) -> None:
-    """See that the arguments of :func:`java` make sense."""
+    """Validate the arguments of :func:`java`."""
     if not isinstance(name, str) or not name:
         raise TypeError(f"java({name!r}, ..): give the name of a class, as in 'org.example.Sort'")
     for jar in jars:
@@ -133,11 +133,11 @@ def check(name: Any, jars: list[Any], inputs: Sequence[Any], arguments: Any, tim
 
 
 def file_of(worker: Worker, jar: Reference) -> Path:
-    """Return the path of a jar on this worker, where the first tasks that need it bring it."""
+    """Return the path of a jar on this worker; the first task that needs it fetches it."""
     folder = Path(worker.local_directory, "jars")
     path = folder / f"{jar.object}.jar"
     if not path.exists():
-        # Two may do so at once; with a lock all that need it would hold their threads.
+        # Two tasks may fetch it at once; with a lock, all tasks that need it would block their threads.
         folder.mkdir(exist_ok=True)
         content = fetch(jar)
         descriptor, name = tempfile.mkstemp(dir=folder)

@@ -1,4 +1,4 @@
-"""A process of Java that runs the tasks of a worker, each in a thread of it."""
+"""A Java process that runs the tasks of a worker, each in a thread."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ logger = logging.getLogger(__name__)
 
 LIBRARY = Path(__file__).parent / "mission-control.jar"
 MEMORY_FRACTION = 0.25
-"""Of the worker's memory, Java's heap may take this: what Java takes of a machine's by itself."""
+"""Java's heap as a fraction of the worker's memory: by default Java takes this fraction of a machine's."""
 
 
 class JvmDied(RuntimeError):
-    """The process ended while a task ran in it; the text says how, and what it said."""
+    """The process ended while a task ran in it; the text has its status and its output."""
 
 
 def command(limit_bytes: int) -> list[str]:
     """Return the command that starts Java.
 
     Raises:
-        ProgramFailed: There is none, or the library was not built.
+        ProgramFailed: There is no Java, or the library was not built.
     """
     home = os.environ.get("JAVA_HOME")
     program = dask.config.get("mission-control.java.command", os.path.join(home, "bin", "java") if home else "java")
@@ -66,16 +66,16 @@ def command(limit_bytes: int) -> list[str]:
     options = dask.config.get("mission-control.java.options", [])
     options = shlex.split(options) if isinstance(options, str) else list(options)
     heap = f"-Xmx{max(int(limit_bytes * MEMORY_FRACTION) >> 20, 64)}m"
-    # Of two options of Java the last one counts.
+    # If an option occurs twice, Java uses the last one.
     own = [heap, "-XX:+ExitOnOutOfMemoryError"]
     return [program, *own, *options, "-cp", str(LIBRARY), "org.missioncontrol.Host"]
 
 
 class Jvm:
-    """One process of Java.
+    """One Java process.
 
     Raises:
-        ProgramFailed: It cannot be started.
+        ProgramFailed: Java cannot be started.
     """
 
     def __init__(self, worker: Worker, interface: Interface):
@@ -91,7 +91,7 @@ class Jvm:
         with interface.lock:
             interface.executors[self.credential] = self
         try:
-            # It ends when the other end of its standard input is gone: with this worker, however that ends.
+            # The process ends when its standard input closes: with this worker, however that ends.
             self.process = subprocess.Popen(
                 words,
                 stdin=subprocess.PIPE,
@@ -106,7 +106,7 @@ class Jvm:
             raise ProgramFailed(f"{words[0]} cannot be started on this worker: {problem}") from None
         self.ended = os.pidfd_open(self.process.pid)
         assert self.process.stdin is not None
-        # Not by the environment, which what a task starts would have, too.
+        # Not in the environment, because programs that a task starts would inherit it.
         with suppress(BrokenPipeError):
             self.process.stdin.write(f"{self.credential}\n".encode())
             self.process.stdin.flush()
@@ -124,7 +124,7 @@ class Jvm:
         return self.process.poll() is not None
 
     def run(self, worker: Worker, session: Session, timeout: float | None) -> Any:
-        """Run a task to its end; returns its result.
+        """Run a task to its end; return its result.
 
         Raises:
             JvmDied: The process ended meanwhile.
@@ -157,7 +157,7 @@ class Jvm:
             self.free_if_over()
 
     def end(self) -> None:
-        """End it, and what its tasks have started in its group. The tasks that run in it say so."""
+        """Kill the process, and what its tasks have started in its group. Its running tasks report that."""
         with self.lock:
             if self.freed:
                 return
@@ -168,7 +168,7 @@ class Jvm:
         self.free_if_over()
 
     def free_if_over(self) -> None:
-        """Free what belongs to it, once it has ended and no task needs to say how."""
+        """Free its resources, once it has ended and no task needs to report its status."""
         with self.lock:
             if self.freed or self.running or not self.is_over:
                 return
@@ -194,7 +194,7 @@ _starting = threading.Lock()
 
 
 def shared(worker: Worker, interface: Interface) -> Jvm:
-    """Return the process of a worker that all its tasks share; starts one where there is none, or it has ended.
+    """Return the process that all tasks of a worker share; start one if there is none, or it has ended.
 
     Raises:
         mission_control.Cancelled: The worker closes.
@@ -203,7 +203,7 @@ def shared(worker: Worker, interface: Interface) -> Jvm:
         jvm = interface.jvm
         if jvm is None or jvm.is_over:
             if jvm is not None:
-                # Or the last of its tasks does: they have to say how it ended.
+                # Otherwise the last of its tasks frees it, because they have to report how it ended.
                 jvm.free_if_over()
             jvm = interface.jvm = Jvm(worker, interface)
         if interface.closed:

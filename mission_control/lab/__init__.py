@@ -1,4 +1,5 @@
-"""The lab: a data centre in one machine. Hosts and switches are network namespaces, links have rates, ports buffers.
+"""The lab: a data centre in one machine. Hosts and switches are network namespaces; links have rates, and ports have
+buffers.
 
 ``with Lab(star(hosts=16)) as lab: lab.host("h1").run(["ping", "-c1", "h7"])``. Needs root; see ``mission lab check``.
 """

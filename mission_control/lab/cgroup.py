@@ -1,4 +1,4 @@
-"""Control groups (version 2) in which programs are run, so that their sockets can be told from all others."""
+"""Control groups (version 2) for programs, so that their sockets can be distinguished from all others."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from mission_control.lab import namespaces
 
 PREFIX = "mission-control."
 STALE_S = 60
-"""Age from which an empty group of a process that is gone is stale."""
+"""Age from which an empty group of an ended process is stale."""
 
 
 def root() -> Path:
-    """Where the kernel's groups are.
+    """Return the folder of the kernel's groups.
 
     Raises:
         PrerequisiteMissing: no such file system is mounted.
@@ -31,7 +31,7 @@ def root() -> Path:
 
 @contextmanager
 def group(name: str) -> Iterator[Path]:
-    """A group of its own; what is left in it at the end is killed."""
+    """Make a group; kill what is left in it at the end."""
     folder = root() / f"{PREFIX}{name}"
     folder.mkdir()
     try:
@@ -41,18 +41,18 @@ def group(name: str) -> Iterator[Path]:
 
 
 def remove_stale(kind: str) -> None:
-    """Remove empty groups `kind.PID...` whose process crashed; leave those of a process that lives, or is of late."""
+    """Remove empty groups `kind.PID...` of crashed processes; leave those of running processes, and recent ones."""
     for folder in root().glob(f"{PREFIX}{kind}.*"):
         pid = folder.name.removeprefix(f"{PREFIX}{kind}.").partition(".")[0]
-        # The kernel refuses to remove a group with programs in it. A new group is empty for a moment, and its process
-        # may have another number here, as from a container.
+        # The kernel refuses to remove a group with programs in it. A new group is empty for a moment, and its process #
+        # may have another number here if it runs in a container.
         with suppress(OSError):
             if not Path("/proc", pid).exists() and time.time() - folder.stat().st_mtime > STALE_S:
                 folder.rmdir()
 
 
 def remove(folder: Path) -> None:
-    """Ends what runs in a group, and removes it."""
+    """Kill what runs in a group, and remove it."""
     with suppress(FileNotFoundError):
         (folder / "cgroup.kill").write_text("1")
         deadline = time.monotonic() + namespaces.END_S

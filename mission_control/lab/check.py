@@ -1,4 +1,4 @@
-"""`mission lab check`: what this machine offers to the lab, and what takes the place of what is not there."""
+"""`mission lab check`: the features of this machine that the lab uses, and the substitutes for missing ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mission_control.lab import namespaces
 
 TRIALS = "mc-check-"
 TRIAL = f"{TRIALS}{os.getpid()}"
-"""Namespace in which things are tried: one for each process, as two may look at the same time."""
+"""Namespace of the trials: one for each process, because two checks may run at the same time."""
 LINK = "trial0"
 
 
@@ -27,18 +27,18 @@ class Finding:
     what: str
     there: bool
     used: str
-    """What the lab uses."""
+    """The feature."""
     needed: bool = False
-    """Without it there is no lab."""
+    """The lab cannot work without it."""
     why: str = ""
-    """What it is for, or how to get it."""
+    """Its purpose, or how to get it."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def check() -> list[Finding]:
-    """All findings; those that need a trial are tried in a namespace of their own, which is removed."""
+    """Return all findings; trials run in a temporary namespace."""
     root = os.geteuid() == 0
     found = [Finding("root", root, "namespaces, links and eBPF need it", True, "" if root else "run it with sudo")]
     packages = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux", "unshare": "util-linux"}
@@ -47,8 +47,8 @@ def check() -> list[Finding]:
         there = shutil.which(program) is not None
         found.append(Finding(program, there, program, True, "" if there else f"apt install {package}"))
     built = hasattr(_native, "Switch")
-    mend = "" if built else "apt install clang libelf-dev pkg-config, then make setup"
-    found.append(Finding("built with eBPF", built, "switch ports", True, mend))
+    hint = "" if built else "apt install clang libelf-dev pkg-config, then make setup"
+    found.append(Finding("built with eBPF", built, "switch ports", True, hint))
     btf = Path("/sys/kernel/btf/vmlinux").exists()
     found.append(
         Finding("BTF", btf, "eBPF programs find the kernel's fields", True, "" if btf else "CONFIG_DEBUG_INFO_BTF")
@@ -67,7 +67,7 @@ def check() -> list[Finding]:
 
 
 def trials() -> list[Finding]:
-    with suppress(namespaces.Failed):  # Another process may be removing them.
+    with suppress(namespaces.Failed):  # Another process may remove them at the same time.
         namespaces.remove(left_behind())
     try:
         namespaces.batch("ip", [f"netns add {TRIAL}"])
@@ -83,7 +83,7 @@ def trials() -> list[Finding]:
         found.append(Finding("tbf", tbf, "rates of links", True, "" if tbf else "CONFIG_NET_SCH_TBF"))
         port = switch_port() if link else "no link to try it on"
         found.append(Finding("eBPF at a port", not port, "buffers, ECN marks, queue lengths", True, port))
-        # The standard parts that the port's own program makes up for.
+        # Standard qdiscs for which the port's program is the substitute.
         for name, shape, instead in (
             ("red", "limit 100000 avpkt 1000 bandwidth 100mbit ecn", "step marking by the port's own program"),
             ("netem", "delay 1ms", "delay lines of our own"),
@@ -97,7 +97,7 @@ def trials() -> list[Finding]:
 
 
 def left_behind() -> list[str]:
-    """Namespaces of processes that ended in the middle of their trials."""
+    """Return the namespaces of processes that ended during their trials."""
     return [name for name in namespaces.names(TRIALS) if not Path("/proc", name.removeprefix(TRIALS)).exists()]
 
 
@@ -107,7 +107,7 @@ def tried(program: str, line: str) -> bool:
 
 
 def switch_port() -> str:
-    """Why no program can be attached to a port; empty where one can."""
+    """Return why no program can be attached to a port; empty: one can."""
 
     def build() -> None:
         settings = {"bytes_per_second": 1, "limit_bytes": 1, "mtu_bytes": 1}

@@ -1,4 +1,4 @@
-"""DCTCP for all labs of this machine, where its kernel has none: registered with the first, gone with the last."""
+"""DCTCP for all labs of this machine if its kernel has none: registered with the first lab, removed with the last."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from mission_control import _native
 
 AVAILABLE = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
 FOLDER = Path("/run/mission-control/bpf")
-"""A file system of the kernel's in which what is registered stays when its process ends."""
+"""A file system of the kernel that keeps a registered algorithm after its process ends."""
 PIN = FOLDER / "dctcp"
 
 
 def provide() -> None:
-    """Registers it unless there is one."""
+    """Register DCTCP unless the kernel has one."""
     if "dctcp" in AVAILABLE.read_text().split():
         return
     FOLDER.mkdir(parents=True, exist_ok=True)
@@ -25,7 +25,7 @@ def provide() -> None:
 
 
 def withdraw() -> None:
-    """Takes ours away; connections that use it go on to their ends."""
+    """Remove our DCTCP; existing connections keep it."""
     if os.path.ismount(FOLDER):
         PIN.unlink(missing_ok=True)
         subprocess.run(["umount", str(FOLDER)], check=True)

@@ -1,14 +1,13 @@
-"""Delay lines: every host's link takes a fixed time each way, so that a lab has the round trip that is asked for.
+"""Delay lines: every host's link has a fixed delay each way, so that a lab has the configured round trip.
 
 A line lies in the middle of a link, between the host's interface and the switch's port. Both ends of all lines are in
-one namespace of their own, and a thread of the process that made the lab passes frames on
+one separate namespace, and a thread of the process that made the lab forwards frames
 (`crates/kernel/src/delay.rs`). Between two hosts a packet passes two links each way, so their base round trip is four
 times the delay of a link. Links between switches have none.
 
-All links are of one length, so a packet may wait for both of its links at once. It does so behind the queue of the last
-switch, where packets come no faster than one link carries them. If it waited on its sender's link first, then many
-senders that begin together would give the thread all of their windows at one moment
-(docs/measurements.md, 2026-11-27).
+All links have the same delay, so a packet waits for both of its links at once, behind the queue of the last switch.
+There packets arrive no faster than one link carries them. If packets waited on the sender's link first, many senders
+that begin together would send all of their windows to the thread at one moment (docs/measurements.md, 2026-11-27).
 """
 
 from __future__ import annotations
@@ -27,17 +26,17 @@ if TYPE_CHECKING:
     from mission_control.lab.topology import Link, Topology
 
 NODE = "delay-line"
-"""Of whose namespace the lines are; no host or switch can have this name."""
+"""Node name of the namespace of the lines; no host or switch can have this name."""
 LINKS = 2
-"""Of a packet's way from host to host, not counting those between switches: it waits for both in one line."""
+"""Links with a delay between two hosts: a packet waits for both in one line."""
 FRAMES_MIN = 4096
-"""That a line may hold at least."""
+"""Smallest capacity of a line, in frames."""
 SHORT_FRAME_BYTES = 66
-"""An acknowledgment: a link carries no more frames than it carries of these."""
+"""Size of the smallest frame, an acknowledgment: it bounds the number of frames that a link carries."""
 LATE_MEAN_MAX = 0.1
-"""Of a line's delay: frames may be late by this on average."""
+"""Largest mean lateness of frames, as a fraction of a line's delay."""
 LATE_P99_MAX = 0.5
-"""Of a line's delay: one frame in a hundred may be later."""
+"""Largest 99th percentile of the lateness of frames, as a fraction of a line's delay."""
 COUNTS = ("frames", "dropped", "refused", "late_ns")
 
 
@@ -47,7 +46,7 @@ def delayed(topology: Topology) -> list[Link]:
 
 
 def base_rtt_s(delay_us: int) -> float:
-    """Of two hosts without queues, in seconds."""
+    """Round trip of two hosts without queues, in seconds."""
     return 2 * line_us(delay_us) / 1e6
 
 
@@ -62,13 +61,13 @@ def ends(link: Link) -> tuple[str, str]:
 
 
 def frames_max(topology: Topology) -> int:
-    """That a line may hold: all that its link carries in twice the time that a frame waits."""
+    """Capacity of a line, in frames: all that its link carries in twice the time that a frame waits."""
     rate = max(link.bits_per_second for link in topology.links)
     return max(FRAMES_MIN, int(2 * line_us(topology.delay_us) / 1e6 * rate / 8 / SHORT_FRAME_BYTES))
 
 
 def begin(lab: Lab) -> _native.Delays:
-    """Starts the lines of a lab whose interfaces are there.
+    """Start the lines of a lab whose interfaces exist.
 
     Raises:
         OSError: the kernel refuses packet sockets, or the program that passes frames on.
@@ -81,22 +80,23 @@ def begin(lab: Lab) -> _native.Delays:
         return _native.Delays([(host, switch) for host, switch in pairs], delay_us, frames_max(lab.topology))
 
     namespace = lab.namespace(NODE)
-    # Before they are up: the kernel would greet routers, and a line would carry that.
+    # Disable IPv6 before they are up: otherwise the kernel sends router solicitations, which a line would carry.
     namespaces.inside(namespace, lambda: write_sysctls({"net/ipv6/conf/all/disable_ipv6": "1"}))
     namespaces.batch("ip", lines, namespace)
     return namespaces.inside(namespace, start)
 
 
 def counted(lines: _native.Delays | None) -> dict[str, Any] | None:
-    """What the lines have counted since they began; ``None`` where there are none, or they are closed."""
+    """The counters of the lines since their start; ``None`` if there are none, or they are closed."""
     found: dict[str, Any] | None = json.loads(lines.counted()) if lines else None
     return found
 
 
 def since(new: dict[str, Any], old: dict[str, Any], delay_us: int) -> dict[str, Any]:
-    """What the lines did between two looks: ``delay_us`` (of a link), ``frames``, ``dropped`` (a line was full),
-    ``refused`` (a link was cut), ``late_us`` (``mean``, ``p99``, ``max`` of the time from when a frame was due until it
-    was written; p99 and max are rounded up to 20 us, and above 10 ms are the most in the whole life of the lines)."""
+    """Compute what the lines did between two samples: ``delay_us`` (of a link), ``frames``, ``dropped`` (a line was
+    full), ``refused`` (a link was cut), ``late_us`` (``mean``, ``p99``, ``max`` of the time from when a frame was due
+    until it was written; p99 and max are rounded up to 20 us, and above 10 ms they are the maximum since the lines
+    began)."""
     count = {name: new[name] - old[name] for name in COUNTS}
     late = [after - before for after, before in zip(new["late"], old["late"], strict=True)]
     step_us = new["bucket_ns"] / 1e3
@@ -113,7 +113,7 @@ def since(new: dict[str, Any], old: dict[str, Any], delay_us: int) -> dict[str, 
 
 
 def invalid_reasons(result: dict[str, Any]) -> list[str]:
-    """Why what was measured is not what links of this length would have done; ``result`` as :func:`since` gives it."""
+    """Return why a measurement is not valid for links with this delay; ``result`` comes from :func:`since`."""
     delay_us, late, because = line_us(result["delay_us"]), result["late_us"], []
     if result["dropped"]:
         because.append(f"the delay line lost {result['dropped']} frames: the machine is too slow, use slower links")

@@ -1,4 +1,4 @@
-"""The lab that a scenario describes."""
+"""Make the lab that a scenario describes."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ ECN_BYTES = 30_000
 """Paper 001, 5.4: 20 packets."""
 MEGA = 1_000_000
 FORWARDED = 800 * MEGA
-"""Bits per second of small packets that one core forwards (FACTS: two do 1.6 Gbit/s)."""
+"""Bits per second of small packets that one core forwards (FACTS: two forward 1.6 Gbit/s)."""
 FORWARDED_BESIDE_WORKERS = 170 * MEGA
-"""And beside workers that send and sort them: two cores keep up with 16 hosts at 20 Mbit/s, and with 8 at 50 not always
+"""The same if workers send and sort the bytes: two cores suffice for 16 hosts at 20 Mbit/s, but not always for 8 at 50
 (docs/measurements.md)."""
 DELAY_MIN_US = 500
-"""With shorter ones the round trip is longer than asked for by more than a fifth: the machine itself adds some 0.2 ms
+"""With shorter delays the round trip is more than a fifth longer than configured: the machine itself adds some 0.2 ms
 (docs/measurements.md)."""
 RTO_MIN_MS = 200
-"""The kernel's own; written down where it has to be dilated."""
+"""The kernel's default, needed where it has to be dilated."""
 
 
 def lab_of(described: scenario.Scenario, *, name: str | None = None, spare: int = 0) -> Lab:
@@ -36,7 +36,7 @@ def lab_of(described: scenario.Scenario, *, name: str | None = None, spare: int 
 
     Raises:
         BadInput: links that make no network.
-        PrerequisiteMissing: what a lab cannot do without is not there.
+        PrerequisiteMissing: the machine lacks something that a lab needs.
     """
     marks = ECN_BYTES if described.control.transport == "dctcp" else 0
     return Lab(topology_of(described.topology, spare, marks), name, stack_of(described))
@@ -45,7 +45,7 @@ def lab_of(described: scenario.Scenario, *, name: str | None = None, spare: int 
 def topology_of(described: scenario.Topology, spare: int = 0, marks: int = 0) -> topology.Topology:
     """
     Args:
-        marks: from which queue on packets are marked where the scenario does not say.
+        marks: default ECN threshold if the scenario sets none.
 
     Raises:
         BadInput: links that make no network, or are too slow.
@@ -77,10 +77,10 @@ def topology_of(described: scenario.Topology, spare: int = 0, marks: int = 0) ->
 
 
 def checked(made: topology.Topology, described: scenario.Topology) -> topology.Topology:
-    """With the delay of its links.
+    """Add the delay of its links to a topology.
 
     Raises:
-        ValueError: a link that is too slow to be paced, or too short for a delay line.
+        ValueError: a link is too slow to be paced, or its delay too short for a delay line.
     """
     if any(link.bits_per_second < MEGA for link in made.links):
         raise ValueError("a link of less than 1 Mbit/s: use faster links, or less dilation")
@@ -91,18 +91,18 @@ def checked(made: topology.Topology, described: scenario.Topology) -> topology.T
 
 
 def delay_of(described: scenario.Topology) -> int:
-    """One way of each host's link, in microseconds, dilated; 0: none but that of the machine itself."""
+    """One-way delay of each host's link, in dilated microseconds; 0: only that of the machine itself."""
     return (described.link_delay or 0) * described.dilation
 
 
 def link_rate(hosts: int, beside_workers: bool) -> int:
-    """Bits per second of each host's link, so that this machine forwards what all of them send at once."""
+    """Choose the rate of each host's link, so that this machine can forward the traffic of all hosts."""
     forwarded = len(os.sched_getaffinity(0)) * (FORWARDED_BESIDE_WORKERS if beside_workers else FORWARDED)
     return max(MEGA, min(topology.RATE, forwarded // hosts // MEGA * MEGA))
 
 
 def stack_of(described: scenario.Scenario) -> Stack:
-    """The profile, with the scenario's own settings in place of its, dilated."""
+    """The settings of the profile, overridden by the scenario's, and dilated."""
     stack, slow = described.stack, described.topology.dilation
     own: dict[str, Any] = {
         "congestion_control": stack.congestion_control,
@@ -117,7 +117,7 @@ def stack_of(described: scenario.Scenario) -> Stack:
     }
     made = replace(PROFILES[stack.profile], **{key: value for key, value in own.items() if value is not None})
     if slow > 1:
-        # Where nothing says otherwise the route gets the kernel's own.
+        # If nothing else sets a minimum RTO, the route gets the kernel's default.
         route = made.rto_min_ms or (None if made.rto_min_sysctl_ms else RTO_MIN_MS)
         by_sysctl = made.rto_min_sysctl_ms
         made = replace(made, rto_min_ms=route and route * slow, rto_min_sysctl_ms=by_sysctl and by_sysctl * slow)

@@ -1,4 +1,4 @@
-"""A run in a lab is watched, while what its scenario says happens to its links."""
+"""Watches a run in a lab, and executes the events of its scenario."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 def dilated(topology: Topology) -> list[Event]:
-    """The events, with rates as the lab has them."""
+    """Return the events with dilated rates."""
     slow = topology.dilation
     return [event.model_copy(update={"rate": event.rate // slow}) if event.rate else event for event in topology.events]
 
 
 class Watching:
-    """Of each run in a lab: what is sampled, and what happens to its links meanwhile."""
+    """Samples a run in a lab, and executes its events meanwhile."""
 
     def __init__(self, built: Lab, events: Sequence[Event]):
         self.built, self.events = built, sorted(events, key=lambda event: event.after)
@@ -37,7 +37,7 @@ class Watching:
         self.watch = Watch(self.built)
         self.watch.start()
         self._over.clear()
-        # One after the other: each reads what a port is told, and tells it anew.
+        # One thread executes all events: each reads a port's settings and writes them again.
         self._thread = threading.Thread(target=self._happen, args=(time.monotonic(),), name="lab-events", daemon=True)
         self._thread.start()
 
@@ -53,7 +53,7 @@ class Watching:
     def change(self, event: Event) -> None:
         if event.do == "cut":
             self.built.cut(event.host, event.path)
-        elif event.do == "mend":
+        elif event.do == "restore":
             self.built.restore(event.host, event.path)
         elif event.do == "die":
             self.built.kill(event.host)
@@ -73,6 +73,6 @@ class Watching:
     def end(self) -> None:
         self._over.set()
         if self._thread is not None:
-            self._thread.join()  # what has begun is let finish
+            self._thread.join()  # an event that has begun completes
         self._thread = None
         self.watch.stop()

@@ -1,4 +1,4 @@
-"""A lab that is up: made from a topology, found again by its name, and removed exactly."""
+"""A running lab: made from a topology, found by its name, and removed completely."""
 
 from __future__ import annotations
 
@@ -24,39 +24,39 @@ from mission_control.lab.stack import Stack
 from mission_control.lab.topology import Link, Topology
 
 PREFIX = "mc."
-"""Of the names of all our namespaces."""
+"""Prefix of the names of all our namespaces."""
 PORTS_PER_BUFFER = 12
 """Ports of a switch that share a buffer, where it is shared (paper 003)."""
 ETHERNET_BYTES = 14
 BURST_FRAMES = 2
-"""Frames that a token bucket lets go at once: with fewer it cannot keep its rate (FACTS)."""
+"""Burst of a token bucket in frames: with fewer it cannot keep its rate (FACTS)."""
 QUEUE_BYTES = 16 << 20
-"""Of the token bucket: never full, the switch port's program decides before it what is dropped."""
+"""Queue of the token bucket: never full, because the switch port's program drops packets before it."""
 SYSCTLS = {
     "net/ipv6/conf/all/disable_ipv6": "1",
     "net/ipv4/tcp_no_metrics_save": "1",
 }
-"""Of every namespace. Each run begins like the others: nothing is remembered of earlier connections."""
+"""Settings of every namespace. All runs begin alike: the kernel saves no metrics of earlier connections."""
 FIREWALL = {"net/bridge/bridge-nf-call-iptables": "1"}
-"""Of a switch. A packet that passes the bridge's firewall, though it has no rules, is no longer one that its sender
-holds. Without, TCP of all hosts waits for queues of a switch as if they were its own (TCP small queues): 16 senders
-lose nothing, and there is no incast (docs/measurements.md)."""
+"""Settings of a switch. A packet that passes the bridge's firewall, even without rules, no longer counts as queued in
+its sender. Otherwise each host's TCP treats the switch's queue as the host's (TCP small queues): 16 senders lose
+nothing, and there is no incast (docs/measurements.md)."""
 SUBFLOWS_MAX = 8
-"""More the kernel does not allow."""
+"""The kernel's limit."""
 LINKS_S = 10
-"""For links to come up."""
+"""Seconds for links to come up."""
 
 
 class Lab:
-    """A data centre of network namespaces; a context manager that removes it at its end.
+    """A data centre of network namespaces; as a context manager it removes itself at the end.
 
     Args:
-        topology: what to build; see :mod:`mission_control.lab.topology`.
+        topology: the hosts, switches and links; see :mod:`mission_control.lab.topology`.
         name: by default the kind of topology, and a number where that name is taken.
-        stack: what the hosts' kernels do with TCP.
+        stack: TCP settings of the hosts' kernels.
 
     Raises:
-        PrerequisiteMissing: not root, or something that it needs is not there.
+        PrerequisiteMissing: the user is not root, or something that a lab needs is missing.
     """
 
     def __init__(self, topology: Topology, name: str | None = None, stack: Stack | None = None):
@@ -67,11 +67,11 @@ class Lab:
         self._delays: _native.Delays | None = None
         self.name = name or free_name(topology.kind)
         if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,30}", self.name):
-            raise BadInput(f"{self.name!r} names no lab: use lower-case letters, digits and -")
+            raise BadInput(f"{self.name!r} is no name of a lab: use lower-case letters, digits and -")
 
     @staticmethod
     def open(name: str | None = None) -> Lab:
-        """A lab that is up; by default the only one.
+        """Find a running lab; by default the only one.
 
         Raises:
             BadInput: there is none of this name, or there are several.
@@ -110,10 +110,10 @@ class Lab:
     # --- up and down ------------------------------------------------------------------------------------------------
 
     def up(self) -> None:
-        """Makes it, or leaves nothing.
+        """Make the lab, or leave nothing.
 
         Raises:
-            BadInput: one of this name is up.
+            BadInput: a lab of this name is up.
         """
         self.claim()
         try:
@@ -123,10 +123,10 @@ class Lab:
             raise
 
     def claim(self) -> None:
-        """Takes its name, before anything is made, so that what a crash leaves can be found.
+        """Reserve its name before anything is made, so that the remains of a crash can be found.
 
         Raises:
-            BadInput: one of this name is up.
+            BadInput: a lab of this name is up.
         """
         STATE.mkdir(parents=True, exist_ok=True)
         while True:
@@ -135,9 +135,9 @@ class Lab:
                 break
             except FileExistsError:
                 if self._named:
-                    mend = f"mission lab down {self.name}, or give another --name"
-                    raise BadInput(f"lab {self.name} is up: {mend}") from None
-                # Another has taken it since.
+                    hint = f"mission lab down {self.name}, or give another --name"
+                    raise BadInput(f"lab {self.name} is up: {hint}") from None
+                # Another process has reserved the name since.
                 self.name = free_name(self.topology.kind)
         result = {"name": self.name, "topology": self.topology.as_dict(), "pid": os.getpid()}
         try:
@@ -147,7 +147,7 @@ class Lab:
             raise
 
     def make(self) -> None:
-        """Makes what it consists of."""
+        """Make its namespaces and links."""
         self.hosts_file.write_text(self.hosts_text())
         with locked():
             congestion.provide()
@@ -166,11 +166,11 @@ class Lab:
         self.wait_for_links()
 
     def down(self) -> None:
-        """Removes it, exactly, whatever state it is in; ends what runs in it."""
+        """Remove it completely, whatever its state; kill what runs in it."""
         if self._delays is not None:
-            self._delays.close()  # its sockets would keep their namespace
+            self._delays.close()  # open sockets would keep their namespace
             self._delays = None
-        # More than once: what was killed in the middle of making it may have had one more under way.
+        # More than once: a process that was killed while it made the lab may still have been creating a namespace.
         while left := namespaces.names(f"{PREFIX}{self.name}."):
             namespaces.remove(left)
         for path in (self.hosts_file, self.state):
@@ -189,12 +189,12 @@ class Lab:
         return STATE / f"{self.name}.hosts"
 
     def hosts_text(self) -> str:
-        """What stands in ``/etc/hosts`` for those inside."""
+        """Return the content of ``/etc/hosts`` inside the lab."""
         own = [f"{self.topology.address(host)} {host}" for host in self.topology.hosts]
         return "\n".join(["127.0.0.1 localhost", *own]) + "\n"
 
     def link_lines(self, link: Link, delayed: bool) -> list[str]:
-        """What makes a link: a pair of interfaces, or two with a delay line between them."""
+        """Return the commands that make a link: a pair of interfaces, or two pairs with a delay line between them."""
         on_a, on_b = self.ends(link)
         middle = delay.ends(link) if delayed else ()
         names = (on_a, *middle, on_b)
@@ -206,7 +206,7 @@ class Lab:
         ]
 
     def ends(self, link: Link) -> tuple[str, str]:
-        """Names of the interfaces at both ends: of the path at a host, of the other node at a switch."""
+        """Return the names of the interfaces at both ends: at a host by the path, at a switch by the other node."""
 
         def end(node: str, other: str) -> str:
             if node in self.topology.hosts:
@@ -216,7 +216,7 @@ class Lab:
         return end(link.a, link.b), end(link.b, link.a)
 
     def links_of(self, node: str) -> list[tuple[str, Link]]:
-        """Links that end at a node, and the names of its interfaces there."""
+        """Return the links that end at a node, and the names of its interfaces there."""
         own = []
         for link in self.topology.links:
             for end, name in zip((link.a, link.b), self.ends(link), strict=True):
@@ -238,13 +238,13 @@ class Lab:
                 lines.append(
                     f"route change {network} dev {interface} proto kernel scope link src {address} {attributes}"
                 )
-            # The machine has one neighbour table for all namespaces: what is permanent is never thrown out of it.
+            # The machine has one neighbour table for all namespaces: permanent entries are never evicted.
             for other in self.topology.hosts:
                 if other != host:
                     address = self.topology.address(other, path)
                     lines.append(f"neigh add {address} lladdr {mac(address)} dev {interface} nud permanent")
         if self.topology.paths > 1:
-            # Every host names its further addresses to its peers, and opens a subflow to each that it is named.
+            # Every host announces its further addresses to its peers, and opens a subflow to each announced address.
             lines.append(f"mptcp limits set subflow {SUBFLOWS_MAX} add_addr_accepted {SUBFLOWS_MAX}")
             further = [link.path for _, link in self.links_of(host) if link.path]
             lines += [
@@ -259,7 +259,7 @@ class Lab:
                 for interface, _ in self.links_of(host):
                     _native.checksums_off(interface)
             if self.topology.bonded:
-                # What comes by the second is for the first's address.
+                # Frames that arrive at the second link carry the first's hardware address.
                 write_sysctls({f"net/ipv4/conf/{name}/rp_filter": "0" for name in ("all", "eth0", "eth1")})
                 _native.bond([(socket.if_nametoindex("eth0"), socket.if_nametoindex("eth1"))])
 
@@ -292,8 +292,8 @@ class Lab:
         namespaces.inside(self.namespace(switch), build)
 
     def forwarding(self, links: list[tuple[str, Link]]) -> list[str]:
-        """Where the bridge sends what is for a host with bonded links: by the first, which takes them in turn. Learnt
-        from what comes it would change with every packet."""
+        """Configure the bridge's forwarding for a host with bonded links: to the first link, which distributes packets
+        in turn. If the bridge learnt addresses, the entry would change with every packet."""
         lines = [f"link set dev {name} learning off flood off" for name, _ in links]
         for name, link in links:
             if link.path == 0:
@@ -301,11 +301,11 @@ class Lab:
         return lines
 
     def wait_for_links(self, only: Collection[tuple[str, str]] | None = None) -> None:
-        """Until every switch port forwards, and every interface sends: the kernel takes up to a second for that, and
-        loses what is sent before.
+        """Wait until every switch port forwards, and every interface sends: the kernel needs up to a second for that,
+        and drops packets before.
 
         Args:
-            only: of these nodes these interfaces.
+            only: these interfaces of these nodes.
         """
         deadline = time.monotonic() + LINKS_S
         between = (delay.NODE,) if delay.delayed(self.topology) else ()
@@ -328,7 +328,7 @@ class Lab:
         return BURST_FRAMES * (self.topology.mtu + ETHERNET_BYTES)
 
     def pacing(self, links: list[tuple[str, Link]]) -> list[str]:
-        """A token bucket on each interface: both directions of a link have its rate."""
+        """Put a token bucket on each interface: both directions of a link have its rate."""
         shape = f"burst {self.burst_bytes} limit {QUEUE_BYTES}"
         return [f"qdisc replace dev {name} root tbf rate {link.bits_per_second}bit {shape}" for name, link in links]
 
@@ -345,16 +345,16 @@ class Lab:
     # --- while it is up ---------------------------------------------------------------------------------------------
 
     def ports(self) -> list[dict[str, Any]]:
-        """What every switch port has counted; :func:`mission_control.lab.ports.counted`."""
+        """Return the counters of every switch port; :func:`mission_control.lab.ports.counted`."""
         return ports.counted(self)
 
     def trace(self, seconds: float) -> Iterator[tuple[float, str, str, int, int]]:
-        """How long queues are; :func:`mission_control.lab.ports.trace`."""
+        """Sample the lengths of queues; :func:`mission_control.lab.ports.trace`."""
         return ports.trace(self, seconds)
 
     def delays(self) -> dict[str, Any] | None:
-        """What its delay lines have counted (``mission_kernel::delay::Counted``); ``None`` where it has none, or where
-        another process has them."""
+        """Return the counters of its delay lines (``mission_kernel::delay::Counted``); ``None`` if it has none, or if
+        they belong to another process."""
         return delay.counted(self._delays)
 
     def link_of(self, host: str, path: int = 0) -> Link:
@@ -368,12 +368,12 @@ class Lab:
         return found[0]
 
     def cut(self, host: str, path: int = 0) -> None:
-        """Takes a host's link down, as if its cable were drawn."""
+        """Take a host's link down, as if its cable were unplugged."""
         self.require_own_links()
         self.turn(self.link_of(host, path), "down")
 
     def kill(self, host: str) -> None:
-        """A host dies: its links are cut, and its programs end without a word."""
+        """Let a host die: cut its links, and kill its programs without notice."""
         own = self.host(host).name
         for _, link in self.links_of(own):
             self.turn(link, "down")
@@ -383,15 +383,15 @@ class Lab:
                     os.kill(pid, signal.SIGKILL)
 
     def restore(self, host: str, path: int = 0) -> None:
-        """Brings a link up again that was cut."""
+        """Bring a link up again that was cut."""
         link = self.link_of(host, path)
         own, port = self.ends(link)
         self.turn(link, "up")
         self.wait_for_links({(link.a, own), (link.b, port)})
 
     def turn(self, link: Link, state: str) -> None:
-        """Turns the switch's end of a host's link ``up`` or ``down``; of a link with a delay line the middle too: all
-        that the host can see of it, and where frames that are under way are refused."""
+        """Turn the switch's end of a host's link ``up`` or ``down``. If the link has a delay line, turn the middle,
+        too: there the host detects the state, and frames under way are refused."""
         if self.topology.delay_us:
             middle = [f"link set {name} {state}" for name in delay.ends(link)]
             namespaces.batch("ip", middle, self.namespace(delay.NODE))
@@ -400,13 +400,14 @@ class Lab:
     def require_own_links(self) -> None:
         """
         Raises:
-            BadInput: links are bonded: cutting one would not be noticed, and half of the packets lost.
+            BadInput: links are bonded: the bond would not detect that one is cut, and half of the packets would be
+                lost.
         """
         if self.topology.bonded:
-            raise BadInput("bonded links are not cut: nothing here would take the other; use two-path")
+            raise BadInput("bonded links cannot be cut: the bond would not switch to the other link; use two-path")
 
     def slow(self, host: str, bits_per_second: int, path: int = 0) -> None:
-        """Gives a host's link another rate, in both directions."""
+        """Change the rate of a host's link, in both directions."""
         link = replace(self.link_of(host, path), bits_per_second=bits_per_second)
         interface, port = self.ends(link)
         namespaces.batch("tc", self.pacing([(interface, link)]), self.namespace(host))
@@ -415,24 +416,24 @@ class Lab:
         ports.change(self, link.b, lambda name, settings: {**settings, **rate} if name == port else settings)
 
     def mark(self, ecn_bytes: int) -> None:
-        """Changes the length of a queue from which on packets are marked, at every port of every switch; 0: none is."""
+        """Change the ECN threshold of every port of every switch; 0: no marks."""
         for switch in self.topology.switches:
             ports.change(self, switch, lambda _, settings: {**settings, "ecn_bytes": ecn_bytes})
 
     def resize(self, buffer_bytes: int) -> None:
-        """Changes what every port of every switch may hold."""
+        """Change the buffer of every port of every switch."""
         for switch in self.topology.switches:
             ports.change(self, switch, lambda _, settings: {**settings, "limit_bytes": buffer_bytes})
 
     def processes(self) -> dict[int, str]:
-        """Processes in the lab, and on which node."""
+        """Return the processes in the lab, and the node of each."""
         prefix = self.namespace("")
         running = namespaces.processes(namespaces.names(prefix))
         return {pid: name.removeprefix(prefix) for pid, name in running.items()}
 
 
 def down_all() -> list[str]:
-    """Removes all labs, and namespaces of ours that no lab knows."""
+    """Remove all labs, and our namespaces that belong to no lab."""
     gone = up()
     for name in gone:
         with suppress(FileNotFoundError):

@@ -1,4 +1,5 @@
-"""What a machine has one of, and its labs share: their names, what it allows to everybody, settings of namespaces."""
+"""Resources that all labs of a machine share: names, the congestion control that everybody may use, settings of
+namespaces."""
 
 from __future__ import annotations
 
@@ -15,11 +16,11 @@ from mission_control.lab import congestion
 STATE = Path("/run/mission-control/labs")
 ALLOWED = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
 ALLOWED_BEFORE = STATE / "allowed"
-"""What stood there before a lab changed it for a moment."""
+"""The value before a lab changed it for a moment."""
 
 
 def up() -> list[str]:
-    """Names of the labs that are up, or that a crash left."""
+    """Return the names of the labs that are up, or that a crash left."""
     known = {path.stem for path in STATE.glob("*.json")}
     return sorted(known)
 
@@ -33,7 +34,7 @@ def free_name(kind: str) -> str:
 def require() -> None:
     """
     Raises:
-        PrerequisiteMissing: what a lab, and `mission exec`, cannot do without, and how to get it.
+        PrerequisiteMissing: something that a lab and `mission exec` need is missing; the text says how to get it.
     """
     if os.geteuid() != 0:
         raise PrerequisiteMissing("this needs root: run it with sudo")
@@ -43,7 +44,7 @@ def require() -> None:
 
 @contextmanager
 def locked() -> Iterator[None]:
-    """One at a time changes what the whole machine has one of."""
+    """Lock the machine-wide resources: one process at a time changes them."""
     STATE.mkdir(parents=True, exist_ok=True)
     with open(STATE / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -52,14 +53,14 @@ def locked() -> Iterator[None]:
 
 @contextmanager
 def allowed(congestion_control: str) -> Iterator[None]:
-    """Lets namespaces choose this default meanwhile: it has to be one that the machine allows to everybody."""
+    """Let namespaces choose this default meanwhile: the machine has to allow it to everybody."""
     if congestion_control not in congestion.AVAILABLE.read_text().split():
         raise BadInput(f"this kernel has no congestion control {congestion_control!r}: mission lab check")
     with locked():
         restore_allowed()
         before = ALLOWED.read_text().strip()
         if congestion_control not in before.split():
-            # Written down first: whoever comes after a crash puts it back.
+            # Save the old value first: after a crash the next process restores it.
             ALLOWED_BEFORE.write_text(before)
             write(ALLOWED, f"{before} {congestion_control}")
         try:
@@ -69,7 +70,7 @@ def allowed(congestion_control: str) -> Iterator[None]:
 
 
 def restore_allowed() -> None:
-    """Puts back what the machine allowed before a lab changed it; only where the lock is held."""
+    """Restore what the machine allowed before a lab changed it; the caller holds the lock."""
     with suppress(FileNotFoundError):
         there = congestion.AVAILABLE.read_text().split()
         write(ALLOWED, " ".join(name for name in ALLOWED_BEFORE.read_text().split() if name in there))
@@ -80,7 +81,7 @@ def write_sysctls(values: dict[str, str]) -> None:
     """In the namespace of the calling thread.
 
     Raises:
-        PrerequisiteMissing: this kernel does not take one.
+        PrerequisiteMissing: this kernel does not accept a setting.
     """
     for name, value in values.items():
         try:
@@ -91,6 +92,6 @@ def write_sysctls(values: dict[str, str]) -> None:
 
 
 def write(path: Path, value: str) -> None:
-    """Unbuffered, so that a refusal is an error."""
+    """Write without a buffer, so that the kernel's refusal raises an error."""
     with open(path, "wb", buffering=0) as file:
         file.write(value.encode())

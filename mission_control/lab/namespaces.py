@@ -1,4 +1,4 @@
-"""Network namespaces: making, entering and removing them, and what runs in them."""
+"""Network namespaces: create, enter and remove them, and find the processes in them."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ Result = TypeVar("Result")
 FOLDER = Path("/run/netns")
 CLONE_NEWNET = 0x40000000
 END_S = 5
-"""For killed processes to be gone."""
+"""Seconds for killed processes to end."""
 
 
 class Failed(RuntimeError):
-    """A command of the system failed; the text has the command and what it said."""
+    """A command of the system failed; the text has the command and its error."""
 
 
 def batch(program: str, lines: Iterable[str], namespace: str | None = None) -> None:
-    """Runs commands of ``ip`` or ``tc`` in one process, which ends with this one: what a killed process began would go
-    on while another removes it."""
+    """Run commands of ``ip`` or ``tc`` in one process, which ends with this one: otherwise, after this process is
+    killed, the commands would continue while another process removes the lab."""
     text = "\n".join(lines) + "\n"
     inside = ["-n", namespace] if namespace else []
     command = ["setpriv", "--pdeathsig", "KILL", program, *inside, "-batch", "-"]
@@ -39,7 +39,7 @@ def batch(program: str, lines: Iterable[str], namespace: str | None = None) -> N
 
 
 def inside(namespace: str, work: Callable[[], Result]) -> Result:
-    """Calls ``work`` in a thread that is in the namespace."""
+    """Call ``work`` in a thread that is in the namespace."""
     result: list[Result] = []
     error: list[BaseException] = []
 
@@ -59,13 +59,13 @@ def inside(namespace: str, work: Callable[[], Result]) -> Result:
 
 
 def enter(namespace: str) -> None:
-    """Moves the calling thread into the namespace; threads that it starts are there too."""
+    """Move the calling thread into the namespace; threads that it starts are there, too."""
     with open(FOLDER / namespace) as own:
         enter_file(own)
 
 
 def enter_file(namespace: IO[str]) -> None:
-    """As :func:`enter`, for a namespace that is held open."""
+    """As :func:`enter`, for an open file of a namespace."""
     if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), CLONE_NEWNET):
         number = ctypes.get_errno()
         raise OSError(number, f"namespace {namespace.name}: {os.strerror(number)}")
@@ -73,7 +73,7 @@ def enter_file(namespace: IO[str]) -> None:
 
 @contextmanager
 def entered(namespace: str) -> Iterator[None]:
-    """The calling thread is in the namespace meanwhile, and so are the threads that it starts."""
+    """Run the block in the namespace: the calling thread, and the threads that it starts."""
     with open("/proc/thread-self/ns/net") as before:
         enter(namespace)
         try:
@@ -83,7 +83,7 @@ def entered(namespace: str) -> Iterator[None]:
 
 
 def interfaces_down(namespace: str) -> list[str]:
-    """Interfaces that do not carry traffic yet; loopback does not count."""
+    """Return interfaces that do not carry traffic yet, except loopback."""
     result = subprocess.run(
         ["ip", "-n", namespace, "-j", "-d", "link", "show"], capture_output=True, text=True, check=True
     )
@@ -100,13 +100,13 @@ def names(prefix: str) -> list[str]:
 
 
 def processes(namespaces: Iterable[str]) -> dict[int, str]:
-    """Processes that are in these namespaces, and in which."""
+    """Return the processes in these namespaces, with their namespace."""
     inodes = inodes_of(namespaces)
     return {pid: inodes[inode] for pid, inode in within(inodes).items()}
 
 
 def inodes_of(namespaces: Iterable[str]) -> dict[int, str]:
-    """By which the kernel tells them apart, with their names."""
+    """Return the kernel's identifiers of namespaces, with their names."""
     found = {}
     for name in namespaces:
         with suppress(OSError):
@@ -115,7 +115,7 @@ def inodes_of(namespaces: Iterable[str]) -> dict[int, str]:
 
 
 def within(inodes: Container[int]) -> dict[int, int]:
-    """Processes that are in one of these network namespaces, whether or not it has a name any more."""
+    """Return the processes in these network namespaces, including namespaces that have lost their name."""
     found = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
@@ -127,17 +127,17 @@ def within(inodes: Container[int]) -> dict[int, int]:
 
 
 def remove(namespaces: list[str]) -> None:
-    """Ends what runs in these namespaces, and removes them with all their interfaces."""
+    """Kill what runs in these namespaces, and remove them with all their interfaces."""
     inodes = inodes_of(namespaces)
     end(inodes)
     if namespaces:
         batch("ip", (f"netns del {name}" for name in namespaces))
-        # One that was just about to enter may have done so; no other can any more.
+        # A process may have entered just before; no other can any more.
         end(inodes)
 
 
 def end(inodes: Container[int]) -> None:
-    """Kills what runs in these network namespaces until nothing does."""
+    """Kill what runs in these network namespaces until nothing does."""
     deadline = time.monotonic() + END_S
     while running := within(inodes):
         for pid in running:

@@ -8,7 +8,7 @@ from mission_control import _native
 from mission_control.lab.topology import Link, Topology
 
 IN_A_LINE = 8
-"""Hosts side by side."""
+"""Hosts per line."""
 
 
 def rate(bits_per_second: int) -> str:
@@ -19,7 +19,7 @@ def rate(bits_per_second: int) -> str:
 
 
 def draw(topology: Topology) -> str:
-    """Switches with their hosts below, and the links between switches."""
+    """Draw the switches with their hosts below, and the links between switches."""
     lines = [f"{topology.kind}: {len(topology.hosts)} hosts, MTU {topology.mtu}, {describe(topology)}"]
     for switch in topology.switches:
         links = [link for link in topology.links if switch in (link.a, link.b)]
@@ -52,7 +52,7 @@ def other(link: Link, node: str) -> str:
 
 
 def table(ports: list[dict[str, Any]]) -> str:
-    """What the ports that carried something have counted."""
+    """Format the counters of the ports that carried something."""
     head = f"{'switch':<8}{'port':<8}{'rate':>12}{'bytes':>12}{'drops':>8}{'marks':>8}"
     head += "".join(f"{name:>12}" for name in ("queue p50", "p95", "max"))
     size = _native.format_bytes

@@ -1,4 +1,4 @@
-"""What the switch ports of a lab have counted, how long their queues are, and changes of them while they run."""
+"""Counters and queue lengths of a lab's switch ports, and changes of their settings while they run."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ if TYPE_CHECKING:
     from mission_control.lab.lab import Lab
 
 TRACE_FETCH_S = 0.02
-"""The kernel keeps some 30,000 samples of a switch: with 48 busy ports what comes in 60 ms."""
+"""Seconds between two reads: the kernel keeps some 30,000 samples of a switch, which 48 busy ports fill in 60 ms."""
 
 
 def counted(lab: Lab) -> list[dict[str, Any]]:
-    """What every switch port has counted: ``mission_kernel::switch::PortCounters``, and the names of both."""
+    """Return the counters of every switch port: ``mission_kernel::switch::PortCounters``, with the names of switch and
+    port."""
     rows: list[dict[str, Any]] = []
     for switch in lab.topology.switches:
 
@@ -36,19 +37,19 @@ def counted(lab: Lab) -> list[dict[str, Any]]:
 
 
 def opened(lab: Lab, switch: str) -> _native.Switch:
-    """The ports of a switch, for a thread that is in its namespace."""
+    """Open the ports of a switch, in a thread that is in its namespace."""
     return _native.Switch.open(socket.if_nametoindex(lab.links_of(switch)[0][0]))
 
 
 def trace(lab: Lab, seconds: float) -> Iterator[tuple[float, str, str, int, int]]:
-    """How long queues are, sampled as packets come to a port, at most once in 100 us: seconds since now, switch, port,
-    bytes of the virtual queue, bytes of the real backlog. One trace at a time: two share the samples."""
+    """Sample queue lengths as packets arrive at a port, at most once in 100 us: seconds since now, switch, port, bytes
+    of the virtual queue, bytes of the real backlog. Run one trace at a time, because two would share the samples."""
     traced = []
     for switch in lab.topology.switches:
 
         def begin(switch: str = switch) -> tuple[_native.Switch, dict[int, str]]:
             own = opened(lab, switch)
-            own.samples()  # what an earlier trace has left
+            own.samples()  # discard the samples of an earlier trace
             own.trace(True)
             return own, {socket.if_nametoindex(name): name for name, _ in lab.links_of(switch)}
 
@@ -69,7 +70,8 @@ def trace(lab: Lab, seconds: float) -> Iterator[tuple[float, str, str, int, int]
 
 
 def change(lab: Lab, switch: str, changed: Callable[[str, dict[str, int]], dict[str, int]]) -> None:
-    """Changes the ports of a switch while it runs, each as ``changed`` makes it of its name and settings."""
+    """Change the settings of a switch's ports while it runs; ``changed`` computes them from a port's name and
+    settings."""
 
     def work() -> None:
         own = opened(lab, switch)
@@ -81,8 +83,8 @@ def change(lab: Lab, switch: str, changed: Callable[[str, dict[str, int]], dict[
 
 
 def quantiles(port: dict[str, Any]) -> dict[str, int]:
-    """Of the time that something was queued: how much it was for half of it at most, and for 95 %."""
-    # The first bucket holds the idle time too, of which only what was not idle counts.
+    """Return the median and the 95th percentile of the queue length over the time in which something was queued."""
+    # The first bucket includes the idle time, which does not count.
     spent = [max(0, port["nanoseconds"][0] - (sum(port["nanoseconds"]) - port["busy_ns"])), *port["nanoseconds"][1:]]
     step, found = port["settings"]["limit_bytes"] / (len(spent) - 1), {}
     for name, part in (("queue_bytes_p50", 0.5), ("queue_bytes_p95", 0.95)):

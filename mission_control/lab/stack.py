@@ -1,4 +1,4 @@
-"""What the kernels of a lab's hosts do with TCP, as far as it is not their default."""
+"""TCP settings of the kernels of a lab's hosts that differ from the defaults."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Stack:
-    """Of every host; ``None`` leaves the kernel's own.
+    """TCP settings of every host; ``None``: the kernel's default.
 
     Args:
-        congestion_control: what sockets have that choose none.
-        rto_min_ms: shortest retransmission timeout. Given by the route, and so it wins against what a socket asks for.
-        rto_min_sysctl_ms: the same by ``tcp_rto_min_us``; a socket that asks for a shorter one has that.
-        initial_window: segments that a connection may send at first.
-        window: bytes that a receiver lets a sender have under way, by the buffer of its sockets: half is for data,
-            and a little more once the kernel has seen full segments. A route's window is forgotten with the first.
+        congestion_control: default of sockets.
+        rto_min_ms: minimum RTO, set on the route, which overrides a socket's.
+        rto_min_sysctl_ms: minimum RTO, set by ``tcp_rto_min_us``; a socket can set a shorter one.
+        initial_window: initial congestion window in segments.
+        window: largest receive window in bytes, set by the buffer of sockets: half of that is for data, and a little
+            more once the kernel has seen full segments. (A route's window only applies until then.)
         sack: selective acknowledgments (RFC 2018).
         tlp: tail loss probes (RFC 8985, section 7).
-        rack: losses are found by time (RFC 8985, section 6); off: ``tcp_recovery`` 0, which Linux since 6.17 ignores
+        rack: loss detection by time (RFC 8985, section 6); off: ``tcp_recovery`` 0, which Linux since 6.17 ignores
             where a connection has SACK (its commit 1c120191dcec removed what was there before). Without SACK three
             duplicate acknowledgments are needed, whatever this says.
         delayed_ack: off: every segment is acknowledged at once.
@@ -35,7 +35,7 @@ class Stack:
     delayed_ack: bool = True
 
     def sysctls(self) -> dict[str, str]:
-        """Of a host's network namespace."""
+        """Settings of a host's network namespace."""
         own = {"net/ipv4/tcp_congestion_control": self.congestion_control}
         if not self.sack:
             own["net/ipv4/tcp_sack"] = "0"
@@ -50,7 +50,7 @@ class Stack:
         return own
 
     def route(self) -> str:
-        """Attributes of a host's routes; empty where all is the kernel's own."""
+        """Attributes of a host's routes; empty: all are the kernel's defaults."""
         words = []
         if self.rto_min_ms is not None:
             words.append(f"rto_min {self.rto_min_ms}ms")
@@ -71,9 +71,10 @@ it a port of 64 KiB overflows at the numbers of senders that figure 4 shows, wit
 (docs/measurements.md). Acknowledgments come spread over the time that the link took for what they
 acknowledge, so a port holds half of each window, not all of it as equation 3 has it.
 
-What stays of today: proportional rate reduction, F-RTO as RFC 5682 has it, cubic's hybrid slow start (a setting of the
-whole machine), and since Linux 6.17 RACK where there is SACK: one or two duplicate acknowledgments can start a recovery
-a quarter of a round trip later, where the paper's kernel waited for its timeout. `newreno` has no RACK."""
+Features of today's kernels that remain: proportional rate reduction, F-RTO as RFC 5682 has it, cubic's hybrid slow
+start (a setting of the whole machine), and since Linux 6.17 RACK where there is SACK: one or two duplicate
+acknowledgments can start a recovery a quarter of a round trip later, where the paper's kernel waited for its timeout.
+`newreno` has no RACK."""
 
 PROFILES = {
     "modern": Stack(),

@@ -1,6 +1,6 @@
 """Topologies as data: hosts, switches, and the links between them.
 
-A new kind is a function here and one line in :data:`KINDS`.
+To add a kind, add a function here and one line in :data:`KINDS`.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 RATE = 100_000_000
-"""Bits per second of a link, unless told: one machine forwards some 1.6 Gbit/s of small packets in all (FACTS)."""
+"""Default rate of a link in bits per second: one machine forwards some 1.6 Gbit/s of small packets in all (FACTS)."""
 HOSTS_MAX = 250
-"""A link's addresses are 10.77.P.N: P of its path, N of its host."""
+"""A link's addresses are 10.77.P.N: P is the number of its path, N that of its host."""
 
 
 @dataclass(frozen=True)
 class Port:
-    """How every switch port behaves.
+    """The behaviour of every switch port.
 
     Args:
-        buffer_bytes: most that a port may hold.
-        ecn_bytes: a packet that finds more than this in the port's queue is marked; 0: none is.
-        shared_bytes: one buffer for each 12 ports of a switch, of which a port may hold at most ``alpha`` times what is
-            free, and never more than ``buffer_bytes``; 0: each port has its own.
-        alpha: of the dynamic threshold (Choudhury and Hahne 1998).
+        buffer_bytes: size of a port's queue.
+        ecn_bytes: queue length that triggers ECN marks; 0: no marks.
+        shared_bytes: one buffer for each 12 ports of a switch, of which a port may use at most ``alpha`` times the free
+            part, and never more than ``buffer_bytes``; 0: each port has its own.
+        alpha: factor of the dynamic threshold (Choudhury and Hahne 1998).
     """
 
     buffer_bytes: int = 64 << 10
@@ -40,13 +40,13 @@ PAPER_SWITCH = Port(buffer_bytes=786_432 // 6, shared_bytes=786_432, alpha=256.0
 
 @dataclass(frozen=True)
 class Link:
-    """Between two nodes; both directions have the rate."""
+    """A link between two nodes; both directions have the rate."""
 
     a: str
     b: str
     bits_per_second: int
     path: int = 0
-    """Of several parallel paths; a host has an interface and an address for each."""
+    """Number of the path, where there are several; a host has an interface and an address for each."""
 
 
 @dataclass(frozen=True)
@@ -60,11 +60,11 @@ class Topology:
     bonded: bool = False
     """The links of a host act as one, with one address: packets take them in turn."""
     delay_us: int = 0
-    """One way of each host's link, in microseconds; see :mod:`mission_control.lab.delay`."""
+    """One-way delay of each host's link, in microseconds; see :mod:`mission_control.lab.delay`."""
 
     @property
     def paths(self) -> int:
-        """Ways between two hosts, each with addresses of its own."""
+        """Number of paths between two hosts; each has its own addresses."""
         return 1 if self.bonded else max(link.path for link in self.links) + 1
 
     def address(self, host: str, path: int = 0) -> str:
@@ -98,7 +98,7 @@ def two_rack(
     """Half of the hosts on each of two switches, which meet at a third one: paper 001, 5.4 and figure 5.15.
 
     Args:
-        trunk_rate: of the links between switches; absent: as the hosts'.
+        trunk_rate: rate of the links between switches; absent: the hosts'.
     """
     names = _hosts(hosts)
     half = (hosts + 1) // 2
@@ -108,7 +108,7 @@ def two_rack(
 
 
 def two_path(hosts: int = 4, link_rate: int = RATE, port: Port | None = None, mtu: int = 1500) -> Topology:
-    """Every host has two interfaces, on two switches that know nothing of each other: what Multipath TCP is for."""
+    """Every host has two interfaces, on two switches that are not connected: for Multipath TCP."""
     names = _hosts(hosts)
     links = [Link(name, f"s{path + 1}", link_rate, path) for path in (0, 1) for name in names]
     return Topology("two-path", names, ("s1", "s2"), tuple(links), port or Port(), mtu)
@@ -130,15 +130,15 @@ KINDS: dict[str, Callable[..., Topology]] = {
 
 
 def custom(links: Sequence[Link], port: Port | None = None, mtu: int = 1500) -> Topology:
-    """Links of one's own: nodes called s and a number are switches, all others hosts.
+    """Custom links: nodes named s and a number are switches, all others are hosts.
 
     Raises:
-        ValueError: links that make no network; one line that names the mend.
+        ValueError: the links make no network; one line with a fix.
     """
     nodes = list(dict.fromkeys(node for link in links for node in (link.a, link.b)))
     switches = tuple(node for node in nodes if re.fullmatch(r"s\d+", node))
     hosts = tuple(node for node in nodes if node not in switches)
-    # At the host's end first, as everywhere here.
+    # The host's end comes first, as everywhere here.
     turned = tuple(replace(link, a=link.b, b=link.a) if link.a in switches else link for link in links)
     for link in turned:
         if link.a in hosts and link.b in hosts:
@@ -165,7 +165,7 @@ def custom(links: Sequence[Link], port: Port | None = None, mtu: int = 1500) -> 
 
 
 def _require_no_loop(trunks: Sequence[Link]) -> None:
-    """Bridges without a spanning tree protocol would send packets around a loop for ever."""
+    """Refuse loops: bridges without a spanning tree protocol would send packets around a loop for ever."""
     joined: dict[str, str] = {}
     for link in trunks:
         if _root(joined, link.a) == _root(joined, link.b):
@@ -174,7 +174,7 @@ def _require_no_loop(trunks: Sequence[Link]) -> None:
 
 
 def _require_whole(links: Sequence[Link], path: int) -> None:
-    """Every host that is on a path reaches every other by it."""
+    """Require that every host on a path reaches every other by it."""
     joined: dict[str, str] = {}
     for link in links:
         joined[_root(joined, link.a)] = _root(joined, link.b)
@@ -184,7 +184,7 @@ def _require_whole(links: Sequence[Link], path: int) -> None:
 
 
 def _root(joined: dict[str, str], node: str) -> str:
-    """Of the part of the network in which a node is."""
+    """Find the representative of the connected part of the network that contains a node."""
     while joined.setdefault(node, node) != node:
         node = joined[node]
     return node

@@ -1,4 +1,4 @@
-"""Watches a lab while something runs in it, and says whether what was seen can be believed."""
+"""Watches a lab during a run, and decides whether the measurement is valid."""
 
 from __future__ import annotations
 
@@ -17,58 +17,58 @@ from mission_control.lab.ports import quantiles
 
 EVERY_S = 0.125
 BUSY = 0.95
-"""Of a processor: saturated."""
+"""Busy fraction from which a CPU counts as saturated."""
 FULL = 0.8
-"""Of a link's rate, over an eighth of a second: the link sets the pace."""
+"""Used fraction of a link's rate, over an eighth of a second, from which the link sets the pace."""
 MOVING = 0.05
-"""Of a link's rate: less is control traffic."""
+"""Used fraction of a link's rate from which something moves; less is control traffic."""
 STARVED_MAX = 0.2
-"""Of the samples in which something moved, that may have been starved."""
+"""Largest fraction of starved samples, of those in which something moved."""
 LOST_MAX = 0.02
-"""Of what a port let through: well below the differences that runs are made for."""
+"""Largest fraction of a port's rate that the machine may take: well below the differences that runs measure."""
 STOLEN_MAX = 0.03
-"""Of the processors' time while something moved, that the hypervisor gave to others. 0.1 % in quiet; at 11 to 18 %, one
-sender at a time brings 65 to 85 % of its goodput."""
-STOLEN = "the hypervisor gave"
-"""So the reason for a run that is not valid begins."""
+"""Largest fraction of CPU time that may be stolen (steal time) while something moved. It is 0.1 % on a quiet machine;
+at 11 to 18 %, a single sender has 65 to 85 % of its goodput."""
+STOLEN = "the hypervisor stole"
+"""First words of the reason why a run with too much steal time is not valid."""
 LITTLE_S = 1.0
-"""What a port lets through in this time says nothing: one late timer is some per cent of it."""
+"""Seconds in which a port's throughput is not judged: one late timer is some per cent of that."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """An eighth of a second."""
+    """The state of the machine and the links during an eighth of a second."""
 
     seconds: float
     processors: tuple[float, ...]
-    """Busy part of each."""
+    """Busy fraction of each CPU."""
     links: tuple[float, ...]
-    """Used part of each switch port's rate."""
+    """Used fraction of each switch port's rate."""
     stolen: float = 0.0
-    """Part of all processors' time that the hypervisor gave to others while something waited for it here."""
+    """Steal time as a fraction of all CPUs' time: the hypervisor ran others while something waited here."""
     queues: tuple[int, ...] = ()
     """Bytes in each switch port's queue at its end."""
     receive: int = 0
-    """Bytes that the first host has received and its programs have not taken yet."""
+    """Bytes that the first host has received and its programs have not read yet."""
 
 
 class Processors:
-    """What became of the processors' time."""
+    """Measures how the CPUs' time was used."""
 
     def __init__(self) -> None:
         self.before = psutil.cpu_times(percpu=True)
 
     def since_last(self) -> tuple[tuple[float, ...], float]:
-        """Since the last call: part of each that was busy, and part of all that was stolen.
+        """Return, since the last call, the busy fraction of each CPU, and the stolen fraction of all.
 
-        Programs that were made nice do not count: they give way to whatever a lab needs.
+        Programs with a positive nice value do not count: they yield to the lab.
         """
         now = psutil.cpu_times(percpu=True)
         deltas = [[new - old for new, old in zip(*pair, strict=True)] for pair in zip(now, self.before, strict=True)]
         self.before, busy, stolen, all_of_it = now, [], 0.0, 0.0
         for delta in deltas:
             own = now[0]._make(delta)
-            # Time of guests is counted with that of users as well.
+            # The kernel counts the time of guests as that of users, too.
             total = sum(delta) - own.guest - own.guest_nice
             busy.append(max(0.0, 1 - (own.idle + own.iowait + own.nice) / total) if total > 0 else 0.0)
             stolen, all_of_it = stolen + own.steal, all_of_it + total
@@ -76,7 +76,7 @@ class Processors:
 
 
 class Watch:
-    """Samples processors and switch ports until it is stopped."""
+    """Samples CPUs and switch ports until it is stopped."""
 
     def __init__(self, lab: Lab):
         self.lab = lab
@@ -100,9 +100,9 @@ class Watch:
         self.last = self.lab.ports()
 
     def stop_and_summarize(self) -> dict[str, Any]:
-        """For the result of a run: ``ports`` (what each has counted since then), ``valid``, ``invalid_because``,
-        ``processor_seconds`` (of the whole machine), ``samples`` (one list for each quantity, every 125 ms), and where
-        links have a delay ``delay`` (:func:`mission_control.lab.delay.since`)."""
+        """Stop, and return the summary for a run's result: ``ports`` (counters since the start), ``valid``,
+        ``invalid_because``, ``processor_seconds`` (of the whole machine), ``samples`` (one list for each quantity,
+        every 125 ms), and, if links have a delay, ``delay`` (:func:`mission_control.lab.delay.since`)."""
         self.stop()
         ports = [since(new, old) for new, old in zip(self.last, self.first, strict=True)]
         because = invalid_reasons(self.samples, ports)
@@ -137,7 +137,7 @@ class Watch:
             try:
                 now, at = self.lab.ports(), time.monotonic()
             except FileNotFoundError:
-                return  # an interrupt has come, and the lab is gone
+                return  # after an interrupt the lab may be gone
             passed, last = at - last, at
             used = tuple(
                 (new["bytes"] - old["bytes"]) / passed / new["settings"]["bytes_per_second"]
@@ -152,25 +152,26 @@ class Watch:
 
 
 def queued(port: dict[str, Any], at_ns: int) -> int:
-    """Bytes in a port's queue at a moment of the monotonic clock, if nothing came since it was last looked at."""
+    """Compute the bytes in a port's queue at a time of the monotonic clock, if nothing arrived since its last
+    sample."""
     gone = max(0, at_ns - port["drained_ns"]) * port["settings"]["bytes_per_second"] // 10**9
     return max(0, port["queue_bytes"] - gone)
 
 
 def received() -> int:
-    """Bytes that wait in the receive queues of this network namespace's TCP sockets."""
+    """Return the bytes in the receive queues of this network namespace's TCP sockets."""
     established = "01"
     rows = [line.split() for line in Path("/proc/thread-self/net/tcp").read_text().splitlines()[1:]]
     return sum(int(row[4].partition(":")[2], 16) for row in rows if row[3] == established)
 
 
 def since(new: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
-    """What a port has counted between two looks."""
+    """Return the differences of a port's counters between two samples."""
     counted = {name: new[name] - old[name] for name in COUNTERS}
     spent = [n - o for n, o in zip(new["nanoseconds"], old["nanoseconds"], strict=True)]
     step = new["settings"]["limit_bytes"] / (len(spent) - 1)
     longest = max((bucket for bucket, passed in enumerate(spent) if passed), default=0)
-    # The kernel's own largest value is since the port was made.
+    # The kernel's maximum is since the port was made.
     most = min(new["queue_bytes_max"], int((longest + 1) * step))
     own = {**new, **counted, "nanoseconds": spent, "queue_bytes_max": most}
     return {**own, **quantiles(own)}
@@ -180,7 +181,7 @@ COUNTERS = ("packets", "bytes", "drops", "dropped_bytes", "marks", "oversized", 
 
 
 def invalid_reasons(samples: Sequence[Sample], ports: Sequence[dict[str, Any]]) -> list[str]:
-    """Why what was measured is not what such a network would have done; empty where nothing speaks against it."""
+    """Return why a measurement does not represent such a network; empty: it is valid."""
     because = []
     for port in ports:
         name = f"port {port['port']} of {port['switch']}"
@@ -194,8 +195,8 @@ def invalid_reasons(samples: Sequence[Sample], ports: Sequence[dict[str, Any]]) 
     starved = [entry for entry in moving if max(entry.processors) >= BUSY and max(entry.links) < FULL]
     if len(starved) > STARVED_MAX * len(moving):
         part = len(starved) / len(moving)
-        because.append(f"a processor was saturated while no link was, for {part:.0%} of the time: use slower links")
+        because.append(f"a CPU was saturated while no link was, for {part:.0%} of the time: use slower links")
     stolen = sum(entry.stolen for entry in moving) / len(moving) if moving else 0.0
     if stolen > STOLEN_MAX:
-        because.append(f"{STOLEN} {stolen:.0%} of the processors' time to others: measure again later")
+        because.append(f"{STOLEN} {stolen:.0%} of the CPU time: measure again later")
     return because

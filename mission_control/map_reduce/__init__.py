@@ -33,14 +33,15 @@ if TYPE_CHECKING:
 __all__ = ["Output", "items_of", "mapreduce"]
 
 SAMPLES_PER_INPUT = 1000
-"""As in the sort workload: with 16 inputs the largest part is within some 10 % of the mean."""
+"""Default sample of an input, as in the sort workload: with 16 inputs the largest part is within about 10 % of the
+mean."""
 
 Mapper = Callable[[Any], Iterable[Any]]
 Reducer = Callable[[Any, Iterable[Any]], Iterable[Any]]
 
 
 class Output(NamedTuple):
-    """What a reduce task returns."""
+    """The result of a reduce task."""
 
     value: Reference | str
     """An object, for :func:`items_of`; or the path of a file."""
@@ -48,17 +49,17 @@ class Output(NamedTuple):
     map_s: float
     """Seconds of all map tasks together; the same in each output."""
     shuffle_s: float
-    """Seconds until this task had what it reduces: fetched, and merged to files where it was too much."""
+    """Seconds until this task had its input: fetched, and merged to files if it was too large."""
     reduce_s: float
 
 
 class Mapped(NamedTuple):
-    """What a map task returns."""
+    """The result of a map task."""
 
     references: list[Reference]
-    """Each with a part for each reduce task."""
+    """Objects, each with a part for each reduce task."""
     schema: Any
-    """Of tables; ``None``: they are pairs, or there are none."""
+    """Schema of tables; ``None``: the items are pairs, or there are none."""
     seconds: float
 
 
@@ -75,34 +76,34 @@ def mapreduce(
     client: Client | None = None,
     name: str = "mapreduce",
 ) -> list[Future]:
-    """Map each input to pairs of keys and values, bring all values of a key together, and reduce them.
+    """Map each input to pairs of keys and values, group the values by key, and reduce each group.
 
-    In place of pairs `map` may give tables of Arrow (`pyarrow.Table`, `RecordBatch`), whose first column is the key.
-    Then `combine` makes a table of a table of the same columns, with fewer rows; `reduce` is called with tables in
-    order of their keys, each of which has all rows of its keys, and gives a table, bytes or a text, ``None``, or an
-    iterable of them; and a function as `partition` is called with the array of keys, and gives an array of numbers.
+    Instead of pairs `map` may return tables of Arrow (`pyarrow.Table`, `RecordBatch`), whose first column is the key.
+    Then `combine` makes a table with the same columns and fewer rows of a table. `reduce` is called with tables in
+    order of their keys, each of which has all rows of its keys, and returns a table, bytes or a text, ``None``, or an
+    iterable of them. A function as `partition` is called with the array of keys, and returns an array of numbers.
 
     ``mapreduce(paths, map=words, reduce=count, combine=operator.add)`` counts words, if ``words(path)`` yields
     ``(word, 1)`` and ``count(word, counts)`` yields ``(word, sum(counts))``.
 
     Args:
-        inputs: A map task for each: paths, futures, references, whatever `map` takes.
-        map: Called with an input; gives pairs. Keys can be hashed.
-        reduce: Called with a key and an iterator of its values, in no order; gives any number of items. The values are
-            not all in memory, so one key may have half of them. If not given, the pairs are the items, or the tables
-            (a key may go on in the next one then).
-        partition: Which reduce task gets a key: ``"hash"``; ``"range"``: in order, by a sample of the keys, for which
-            the call waits, and each reduce task gets its keys in order; or a function of the key and the number of
+        inputs: One map task for each: paths, futures, references, any value that `map` takes.
+        map: Called with an input; returns pairs. Keys must be hashable.
+        reduce: Called with a key and an iterator of its values, in no order; returns any number of items. The values
+            are not all in memory, so one key may have half of them. By default the pairs are the items, or the tables
+            (in which a key may continue in the next table).
+        partition: Chooses the reduce task of a key. ``"hash"``; ``"range"``: ranges of keys from a sample, for which
+            this call waits, and each reduce task gets its keys in order; or a function of the key and the number of
             reduce tasks.
-        combine: Makes one value of two of the same key, in the map tasks; without `reduce` in the reduce tasks, too, so
-            that each key is one item. In any order: it has to be associative and commutative. It changes neither, as
-            values may be one and the same object.
-        reducers: How many reduce tasks; as many as workers if not given.
-        sample: For ``"range"``: some keys of an input; the first 1,000 of `map` if not given, which does for inputs
-            that are mixed well.
-        outputs: A folder that all workers see: items are bytes or texts, and go to a file for each reduce task.
-        client: The cluster; the current one if not given.
-        name: Of the stages, as people see them.
+        combine: Combines two values of a key to one, in the map tasks; without `reduce` also in the reduce tasks, so
+            that each key is one item. The order is undefined, so it must be associative and commutative. It must not
+            modify its arguments, which may be the same object.
+        reducers: Number of reduce tasks; by default the number of workers.
+        sample: For ``"range"``: returns some keys of an input; by default the first 1,000 of `map`, which is enough for
+            well mixed inputs.
+        outputs: A folder shared by all workers: items are bytes or texts, written to one file for each reduce task.
+        client: The Dask client; by default the current one.
+        name: Name of the stages, as shown to users.
 
     Returns:
         A future of an :class:`Output` for each reduce task.
@@ -126,13 +127,13 @@ def mapreduce(
     if outputs is not None and any(Path(outputs).glob("part-*")):
         raise ValueError(f"outputs={os.fspath(outputs)!r} has files of another job: give a folder without them")
     run = uuid4().hex
-    # Dask knows stages by words of letters.
+    # Dask recognises stages by words of letters.
     name = re.sub("[^A-Za-z]", "_", name) or "mapreduce"
     by: Any = partition
     if partition == "range":
         keys = partial(sampled, map=map) if sample is None else partial(sampled_by, sample=sample)
         taken = [client.submit(keys, own, key=(f"{name}-sample-{run}", n)) for n, own in enumerate(inputs)]
-        # By value: a sample that is taken again may be another one, and keys would go elsewhere.
+        # Passed by value: another sample would differ, and send keys to other reduce tasks.
         by = Ranges.of((pickle.loads(own) for own in client.gather(taken)), count)
         del taken
     given = {"map": map, "partition": by, "combine": combine, "reducers": count}
@@ -152,7 +153,7 @@ def itself(key: Any) -> Any:
 
 
 def sampled(given: Any, map: Mapper) -> bytes:
-    """Return some keys of an input, pickled in one piece: Dask would send a list item by item."""
+    """Return some keys of an input, pickled as one value: Dask would send a list item by item."""
     return cloudpickle.dumps(sample_of(given, map))
 
 
@@ -166,15 +167,15 @@ def sample_of(given: Any, map: Mapper) -> list[Any]:
 
 
 def sampled_by(given: Any, sample: Callable[[Any], Iterable[Any]]) -> bytes:
-    """As :func:`sampled`, by the function of the user."""
+    """As :func:`sampled`, with the user's function."""
     return cloudpickle.dumps([key for key in sample(given) if key == key])
 
 
 def peeked(given: Any) -> tuple[Any, Iterable[Any]]:
-    """Return the first item that `map` gave, ``None`` if there is none, and all of them.
+    """Return the first item of `map`, ``None`` if there is none, and an iterator of all.
 
     Raises:
-        TypeError: It gave something else.
+        TypeError: `map` returned something else.
     """
     if is_batch(given):
         return given, [given]
@@ -190,7 +191,7 @@ def peeked(given: Any) -> tuple[Any, Iterable[Any]]:
 
 
 def is_batch(item: Any) -> bool:
-    """Whether it is a table of Arrow, which nobody may have who gives none."""
+    """Whether an item is a table of Arrow, without importing Arrow."""
     if "pyarrow" not in sys.modules:
         return False
     from mission_control.map_reduce import batches
@@ -220,7 +221,7 @@ def items_from(reduce: Reducer | None, combine: Any, key: Any, values: Iterable[
     """Reduce a key; without `reduce` its pairs are the items.
 
     Raises:
-        TypeError: It gave an item in place of items.
+        TypeError: `reduce` returned an item instead of items.
     """
     if reduce is None:
         return [(key, functools.reduce(combine, values))] if combine is not None else ((key, own) for own in values)
@@ -235,7 +236,7 @@ def reduce_one(mapped: list[Mapped], index: int, reduce: Any, combine: Any, path
     began = time.monotonic()
     references = list(itertools.chain.from_iterable(own.references for own in mapped))
     schemas = [own.schema for own in mapped if own.schema is not None]
-    # The types of columns that nothing is in say nothing.
+    # The types of empty columns are undefined, so they do not count.
     schemas = [own.schema for own in mapped if own.references and own.schema is not None] or schemas[:1]
     with ExitStack() as stack:
         if schemas:

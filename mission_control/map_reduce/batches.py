@@ -1,7 +1,7 @@
 """Arrow tables on their way from map to reduce tasks. The key is the first column.
 
-A map task splits rows by their keys (`crates/columns`), 64 MiB at a time, and puts the parts. A reduce task sorts what
-it gets. If that is more than its share of memory, it sorts some at a time, to files, and merges those by blocks.
+A map task splits rows by their keys (`crates/columns`), 64 MiB at a time, and puts the parts. A reduce task sorts its
+parts. If they are larger than its share of memory, it sorts groups of them to files, and merges the files by blocks.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from mission_control.map_reduce.pairs import pickled
 from mission_control.objects import Reference, allocate, data_plane, fetch, put
 
 TABLE_BYTES = 64 << 20
-"""A map task has no more rows than this in memory before it puts them, unless one table has."""
+"""Bytes of rows that a map task holds in memory before it puts them, unless one table is larger."""
 SAMPLED_TABLES = 8
-"""What a table has may be in order, so keys are taken from several."""
+"""Tables from which keys are sampled: the rows of one table may be in order, so several are needed."""
 BLOCK_BYTES = 1 << 20
-"""Of a file: a reduce task has one block of each in memory."""
+"""Bytes of a block of a file: a reduce task holds one block of each file in memory."""
 GROUP_BYTES_MAX = 1 << 30
-"""So that texts, whose offsets have 31 bits, fit into one array."""
+"""Most bytes of a group, so that texts, whose offsets have 31 bits, fit into one array."""
 
 Combiner = Callable[[pa.Table], pa.Table]
 Partitioner = Callable[[pa.Array, int], Any]
@@ -48,8 +48,8 @@ def table_of(item: Any) -> pa.Table:
     """Return a table without dictionaries.
 
     Raises:
-        TypeError: It is no table, or a column is nested.
-        ValueError: It has no column.
+        TypeError: The item is no table, or a column is nested.
+        ValueError: The table has no column.
     """
     if isinstance(item, pa.RecordBatch):
         item = pa.Table.from_batches([item])
@@ -58,7 +58,7 @@ def table_of(item: Any) -> pa.Table:
     if not item.num_columns:
         raise ValueError("map gave a table without columns: the first one is the key")
     if item.schema.field(0).type in (pa.float32(), pa.float64()):
-        # -0.0 is equal to 0.0, and what combines tables may not know.
+        # -0.0 is equal to 0.0, but a function that combines tables may not know.
         item = item.set_column(0, item.schema.field(0), pc.add(item.column(0), pa.scalar(0.0, item.schema.types[0])))
     for place, field in enumerate(item.schema):
         if pa.types.is_dictionary(field.type):
@@ -70,7 +70,7 @@ def table_of(item: Any) -> pa.Table:
 
 
 def plain(table: pa.Table) -> pa.Table:
-    """Return a table without what is said of its columns beside names and types: whether they may have gaps."""
+    """Return a table whose columns have only names and types, without nullability and metadata."""
     return pa.Table.from_arrays(table.columns, names=table.column_names)
 
 
@@ -82,14 +82,14 @@ class Batches:
         self.references: list[Reference] = []
         self.schema: pa.Schema | None = None
         self.empty: pa.Schema | None = None
-        """Of a table without rows."""
+        """Schema of a table without rows."""
 
     def add_all(self, tables: Iterable[Any]) -> None:
         held: list[pa.Table] = []
         size = 0
         for table in map(table_of, tables):
             if not len(table):
-                # Its columns may have no types.
+                # Its columns may have the type null.
                 self.empty = table.schema
                 continue
             self.schema = self.schema or table.schema
@@ -103,7 +103,7 @@ class Batches:
         self.schema = self.schema or self.empty
 
     def _shrunk(self, held: list[pa.Table]) -> list[pa.Table]:
-        """Put what is held; or keep it, where combining has made little of it."""
+        """Put the held rows, or keep them if combining has made them few."""
         if self.combine is not None:
             held = [combined_once(pa.concat_tables(held), self.combine)]
             if held[0].nbytes < TABLE_BYTES // 2:
@@ -123,10 +123,10 @@ class Batches:
 
 
 def check_schema(who: str, given: pa.Schema, schema: pa.Schema) -> None:
-    """Refuse other columns.
+    """Require the same columns.
 
     Raises:
-        ValueError: They are.
+        ValueError: The columns differ.
     """
     if not given.equals(schema):
         columns = [", ".join(f"{field.name}: {field.type}" for field in own) for own in (given, schema)]
@@ -143,7 +143,7 @@ def combined_once(table: pa.Table, combine: Combiner) -> pa.Table:
 
 
 def put_split(batch: pa.RecordBatch, by: Partitioner | str | Ranges, reducers: int) -> Reference:
-    """Put the rows of each reduce task as its part."""
+    """Put the rows for each reduce task as its part."""
     rows_to = np.ascontiguousarray(places(batch.column(0), by, reducers), np.int64)
     if len(rows_to) != len(batch) or rows_to.min() < 0 or rows_to.max() >= reducers:
         raise ValueError(
@@ -157,7 +157,7 @@ def put_split(batch: pa.RecordBatch, by: Partitioner | str | Ranges, reducers: i
     return put(segment, sizes=split.sizes)
 
 
-# --- which reduce task gets a key -----------------------------------------------------------------------------------
+# --- partition --------------------------------------------------------------------------------------------------------
 
 
 def places(keys: pa.Array, by: Partitioner | str | Ranges, reducers: int) -> Any:
@@ -165,7 +165,7 @@ def places(keys: pa.Array, by: Partitioner | str | Ranges, reducers: int) -> Any
 
     Raises:
         ValueError: A key is NaN.
-        TypeError: There is no hash of such keys.
+        TypeError: There is no hash for such keys.
     """
     if pa.types.is_floating(keys.type) and pc.any(pc.is_nan(keys)).as_py():
         raise ValueError("a key is nan, which is not equal to itself: leave such rows out, or name them")
@@ -178,13 +178,13 @@ def places(keys: pa.Array, by: Partitioner | str | Ranges, reducers: int) -> Any
 
 
 def is_bytes(type: pa.DataType) -> bool:
-    """Whether its values are texts or bytes, which are in the order of their bytes."""
+    """Whether values are texts or bytes, which are ordered by their bytes."""
     checks = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
     return any(check(type) for check in checks) or pa.types.is_fixed_size_binary(type)
 
 
 def numbers(keys: pa.Array) -> np.ndarray | None:
-    """Return keys as numbers in their order, a gap as 0; ``None``: they are none."""
+    """Convert keys to numbers in the same order, a gap to 0; ``None``: there are no such numbers."""
     if pa.types.is_boolean(keys.type):
         keys = keys.cast(pa.int8())
     if pa.types.is_temporal(keys.type) and keys.type.bit_width in (32, 64):
@@ -223,9 +223,9 @@ def hashes(keys: pa.Array) -> np.ndarray:
 
 
 def ranges(keys: pa.Array, splitters: Sequence[Any]) -> np.ndarray:
-    """Return the range of each key; a gap is in the last one."""
+    """Return the range of each key; gaps are in the last one."""
     if (values := numbers(keys)) is not None:
-        # Times of a zone are in another order as Python has them: that of the clocks there.
+        # Python compares times of a zone by their local clock, which is another order.
         found = np.searchsorted(np.sort(numbers_of(splitters, keys.type)), values, side="right")
     elif is_bytes(keys.type):
         found = np.empty(len(keys), np.int64)
@@ -242,7 +242,7 @@ def ranges(keys: pa.Array, splitters: Sequence[Any]) -> np.ndarray:
 
 
 def sample_of(table: pa.Table, count: int) -> list[Any]:
-    """Return so many keys, from all of a table."""
+    """Return a number of keys, from all of a table."""
     rows = np.linspace(0, len(table) - 1, min(count, len(table))).astype(np.int64)
     keys = table.column(0).take(pa.array(rows)).combine_chunks().drop_null()
     if pa.types.is_temporal(keys.type) and (values := numbers(keys)) is not None:
@@ -252,7 +252,7 @@ def sample_of(table: pa.Table, count: int) -> list[Any]:
 
 
 def sample_of_all(tables: Iterable[Any], count: int) -> list[Any]:
-    """Return so many keys of the first tables that have rows."""
+    """Return a number of keys of the first tables that have rows."""
     filled = (table for table in map(table_of, tables) if len(table))
     first = list(itertools.islice(filled, SAMPLED_TABLES))
     return sample_of(pa.concat_tables(own.select([0]) for own in first), count) if first else []
@@ -265,14 +265,14 @@ def sample_of_all(tables: Iterable[Any], count: int) -> list[Any]:
 def merged(
     references: Sequence[Reference], schemas: Sequence[pa.Schema], index: int, combine: Combiner | None
 ) -> Iterator[tuple[Iterator[pa.Table], float, int]]:
-    """Bring a reduce task's part of each object, and sort its rows by their keys.
+    """Fetch a reduce task's part of each object, and sort its rows by their keys.
 
     Yields:
-        Tables in order; how many seconds it took to bring them and to sort what was too much; and how many bytes the
-        task may have in memory. With `combine` each key is in one table; without, it may go on in the next one.
+        Tables in order; the seconds of fetching, and of sorting to files; and the bytes that the task may hold in
+        memory. With `combine` each key is in one table; without, it may continue in the next one.
 
     Raises:
-        ValueError: Map tasks gave other columns.
+        ValueError: Map tasks returned different columns.
     """
     schema = schemas[0]
     for other in schemas:
@@ -296,7 +296,7 @@ def merged(
                 runs.append(read_run(file))
             else:
                 runs.append(iter([table]))
-            # Before the next one is fetched.
+            # Freed before the next group is fetched.
             del table
         tables = runs[0] if len(runs) == 1 else merge(runs)
         if combine is not None and len(runs) > 1:
@@ -312,7 +312,8 @@ def joined(endpoint: _native.Endpoint, parts: Sequence[Any], schema: pa.Schema) 
 
 
 def joined_in_order(endpoint: _native.Endpoint, parts: Sequence[Any], schema: pa.Schema) -> pa.Table:
-    """Join and sort; rows of one column of fixed width without a copy between, and several times faster than Arrow."""
+    """Join and sort; rows of one column of fixed width without an intermediate copy, and several times faster than
+    Arrow."""
     type = schema.field(0).type
     if len(schema) == 1 and pa.types.is_fixed_size_binary(type) and type.byte_width:
         made = endpoint.sort_parts(parts, type.byte_width)
@@ -331,7 +332,8 @@ def in_order(table: pa.Table) -> pa.Table:
 
 
 def rows_in_order(column: pa.Array) -> pa.Array:
-    """Sort rows of one width: several times faster than Arrow, which sorts numbers of rows by looking at each."""
+    """Sort rows of one width: several times faster than Arrow, which sorts row numbers with a lookup for each
+    comparison."""
     width = column.type.byte_width
     out = allocate(len(column) * width, scratch=True)
     _, (_, _, values, _) = arrow_buffers(column, flat_kinds(column.type) or ())
@@ -354,18 +356,18 @@ def read_run(file: IO[bytes]) -> Iterator[pa.Table]:
 
 
 Key = tuple[bool, Any]
-"""Whether it is a gap, and the key: gaps are last."""
+"""The sort key of a row: whether its key is a gap, and the key; gaps are last."""
 
 
 def key_at(table: pa.Table, row: int) -> Key:
     scalar = table.column(0)[row]
-    # Times as numbers: Python's have no nanoseconds.
+    # Times are compared as numbers, because Python's have no nanoseconds.
     value = scalar.value if pa.types.is_temporal(scalar.type) else scalar.as_py()
     return value is None, value
 
 
 def rows_until(table: pa.Table, key: Key) -> int:
-    """Return how many rows of a table in order have this key, or one before it."""
+    """Return how many rows of an ordered table have this key, or an earlier one."""
     return bisect.bisect_right(range(len(table)), key, key=lambda row: key_at(table, row))
 
 
@@ -374,7 +376,8 @@ def rows_before(table: pa.Table, key: Key) -> int:
 
 
 def merge(runs: Sequence[Iterator[pa.Table]]) -> Iterator[pa.Table]:
-    """Merge runs by blocks: what is not behind the end of any block comes before all that is still to be read."""
+    """Merge runs by blocks: rows up to the smallest last key of the blocks precede all rows that are still to be
+    read."""
     heads = [(table, run) for run in runs if (table := next_of(run)) is not None]
     while heads:
         bound = min(key_at(table, len(table) - 1) for table, _ in heads)
@@ -394,13 +397,13 @@ def next_of(run: Iterator[pa.Table]) -> pa.Table | None:
 
 
 def combined(tables: Iterable[pa.Table], combine: Combiner, limit: int) -> Iterator[pa.Table]:
-    """Combine the rows of keys that go on in the next table."""
+    """Combine the rows of keys that continue in the next table."""
     for table in whole_keys(tables, limit, combine):
         yield in_order(combined_once(table, combine))
 
 
 def whole_keys(tables: Iterable[pa.Table], limit: int, combine: Combiner | None = None) -> Iterator[pa.Table]:
-    """Return tables in each of which keys have all their rows; the last key of one waits for the next.
+    """Yield tables with all rows of each of their keys; the last key of a table waits for the next table.
 
     Raises:
         ValueError: The rows of a key have more than `limit` bytes.
@@ -409,7 +412,7 @@ def whole_keys(tables: Iterable[pa.Table], limit: int, combine: Combiner | None 
     for table in tables:
         table = table if held is None else pa.concat_tables([held, table])
         if not len(table):
-            # What combining left.
+            # The rows that combining left.
             continue
         start = rows_before(table, key_at(table, len(table) - 1))
         if start:
@@ -426,7 +429,7 @@ def whole_keys(tables: Iterable[pa.Table], limit: int, combine: Combiner | None 
         yield held
 
 
-# --- what it leaves ---------------------------------------------------------------------------------------------------
+# --- output -----------------------------------------------------------------------------------------------------------
 
 Reducer = Callable[[pa.Table], Any]
 
@@ -451,7 +454,7 @@ def items_from(reduce: Reducer | None, tables: Iterable[pa.Table], schema: pa.Sc
 
 
 def put_tables(items: Iterable[Any]) -> tuple[Reference, int]:
-    """Put items as an object, each as a part; returns their number, too: of tables that of their rows."""
+    """Put items as an object, each as a part; also return their number, for tables that of their rows."""
     parts: list[Any] = []
     count = 0
     for item in items:
@@ -473,7 +476,7 @@ def read_table(part: Any) -> pa.Table:
 
 
 def write_tables(items: Iterable[Any], path: str, run: str) -> tuple[str, int]:
-    """Write tables to a file of Arrow, or bytes as they are; whole or not at all.
+    """Write tables to a file of Arrow, or plain bytes; whole or not at all.
 
     Raises:
         TypeError: An item is neither.

@@ -1,4 +1,4 @@
-"""What functions of a user gave, where items are wanted."""
+"""Validation of the results of users' functions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def are_items(given: Any) -> bool:
-    """Whether it is what items come from, one after another, and not one item, nor a table, whose names would come."""
+    """Whether a result is an iterable of items, and not a single item, nor a table, which would yield names."""
     single = isinstance(given, str | bytes | bytearray | memoryview | tuple | Mapping)
     table = any(hasattr(type(given), name) for name in ("__dataframe__", "__arrow_c_stream__", "__arrow_c_array__"))
     return isinstance(given, Iterable) and not single and not table

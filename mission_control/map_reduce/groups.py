@@ -1,4 +1,4 @@
-"""What a reduce task gets, in groups that fit into its share of its worker's memory."""
+"""The input of a reduce task, in groups that fit into its share of its worker's memory."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ if TYPE_CHECKING:
     from distributed import Worker
 
 MEMORY_FRACTION = 0.125
-"""Of the worker's memory the parts of all its reduce tasks may take this; what is more is merged to files first."""
+"""Fraction of a worker's memory for the parts of all its reduce tasks; more is merged to files first."""
 PARTS_MAX = 128
-"""Of a group."""
+"""Most objects of a group."""
 
 
 def share_of_memory(worker: Worker) -> int:
-    """Return the bytes that a reduce task may have in memory; of a worker without a limit, of its machine's."""
+    """Return the bytes that a reduce task may hold in memory; without a limit of the worker, from the machine's
+    memory."""
     from distributed.system import MEMORY_LIMIT
 
     limit = worker.memory_manager.memory_limit or MEMORY_LIMIT
@@ -25,7 +26,7 @@ def share_of_memory(worker: Worker) -> int:
 
 
 def in_groups(references: Sequence[Reference], index: int, limit: int) -> list[list[Reference]]:
-    """Cut objects into groups of few whose parts have so many bytes together, or are one; without empty parts."""
+    """Split objects into groups of a few whose parts have at most this size together, or of one; skip empty parts."""
     groups: list[list[Reference]] = []
     held = 0
     for reference in references:

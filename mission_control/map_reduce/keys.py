@@ -10,16 +10,17 @@ from numbers import Number
 from typing import Any
 
 TEXT, BYTES, NOTHING, SEVERAL = 0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344
-"""Kinds of keys: equal bytes of different kinds have different numbers. (The first digits of pi: any numbers do.)"""
+"""Seeds by kind of key, so that equal bytes of different kinds have different numbers. (Digits of pi, as arbitrary
+numbers.)"""
 
 
 def hash_of(key: Any) -> int:
-    """Return a number of 64 bits that is the same in all processes, and for keys that are equal.
+    """Return a number of 64 bits that is the same in all processes, and for equal keys.
 
-    Python's own differs from process to process for texts.
+    Python's hash of texts differs between processes.
 
     Raises:
-        TypeError: It has no such number.
+        TypeError: The key has no such number.
     """
     kind = type(key)
     if kind is str:
@@ -32,7 +33,7 @@ def hash_of(key: Any) -> int:
         return _of_number(key)
     if kind is tuple:
         return _mixed(zlib.crc32(b"".join(struct.pack("<Q", hash_of(own)) for own in key)), SEVERAL ^ len(key))
-    # Derived types are equal to what they derive from.
+    # Values of derived types are equal to those of their base type.
     if isinstance(key, str):
         return hash_of(str.__str__(key))
     if isinstance(key, bytes):
@@ -50,13 +51,13 @@ def hash_of(key: Any) -> int:
 
 
 def is_equal_to_itself(key: Any) -> bool:
-    """Whether a key is what it is, as NaN is not. A tuple that holds one is equal to itself, and not to its copy."""
+    """Whether a key is equal to its copies; NaN is not. A tuple with NaN is equal to itself, but not to its copy."""
     return all(map(is_equal_to_itself, key)) if isinstance(key, tuple) else bool(key == key)
 
 
 def _of_number(key: Any) -> int:
-    """Python's hash of numbers is the same everywhere, and equal ones of different types have the same."""
-    # -1 and -2 have one.
+    """Return a number from Python's hash, the same in all processes, and for equal numbers of different types."""
+    # -1 and -2 have the same hash.
     number = -1 if key == -1 else hash(key)
     return _mixed(number & 0xFFFFFFFF, number >> 32 & 0xFFFFFFFF)
 
@@ -74,14 +75,14 @@ def partition_by_hash(key: Any, reducers: int) -> int:
 
 
 class Ranges:
-    """Keys that cut all keys into ranges of nearly equal size (sample sort, Blelloch et al. 1991)."""
+    """Keys that split all keys into ranges of nearly equal size (sample sort, Blelloch et al. 1991)."""
 
     def __init__(self, splitters: list[Any]):
         self.splitters = splitters
 
     @classmethod
     def of(cls, samples: Iterable[list[Any]], reducers: int) -> Ranges:
-        """Return the ranges for so many reduce tasks."""
+        """Return the ranges for a number of reduce tasks."""
         keys = sorted(key for own in samples for key in own)
         return cls([keys[len(keys) * index // reducers] for index in range(1, reducers)] if keys else [])
 

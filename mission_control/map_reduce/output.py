@@ -1,4 +1,4 @@
-"""What reduce tasks leave: objects, or files."""
+"""The output of reduce tasks: objects, or files."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from mission_control.objects import Reference, fetch, put
 
 BUFFER_BYTES = 1 << 20
 MARK = ".job"
-"""In a folder of outputs: the file that says whose it is."""
+"""In a folder of outputs: the file that names its job."""
 MARK_LOOKS, MARK_LOOK_S = 100, 0.02
-"""So often and so long it is looked whether it is written."""
+"""Number of checks whether that file is written, and the pause between them."""
 
 ARROW_STREAM = 0xFF
 """First byte of a part that is a table (Arrow columnar format, "Encapsulated message format"); a pickle has another."""
 
 
 def put_items(items: Iterable[Any]) -> tuple[Reference, int]:
-    """Put items as an object; returns their number, too. A part has some of them, pickled."""
+    """Put items as an object; also return their number. A part has some of them, pickled."""
     items = iter(items)
     parts, count, taken = [], 0, 1
     while some := list(itertools.islice(items, taken)):
@@ -35,7 +35,7 @@ def put_items(items: Iterable[Any]) -> tuple[Reference, int]:
 
 
 def items_of(reference: Reference) -> Iterator[Any]:
-    """Return the items that a reduce task has put. In a task."""
+    """Return the items that a reduce task has put. Must be called in a task."""
     for number in range(len(reference)):
         part = fetch(reference, part=number)[0]
         if memoryview(part)[0] == ARROW_STREAM:
@@ -73,12 +73,12 @@ def whole_file(path: str, run: str) -> Iterator[IO[bytes]]:
     """
     folder, file_name = os.path.split(path)
     claim(folder, run)
-    # Another run of the task may be at it, too.
+    # Another run of the task may write it at the same time.
     name = os.path.join(folder, f".{file_name}-{uuid4().hex}")
     try:
         with open(name, "xb", buffering=BUFFER_BYTES) as file:
             yield file
-        # A task that nobody wants any more may come here late, and find the files of the next job.
+        # An abandoned task may get here late, and find the files of the next job.
         claim(folder, run)
         os.replace(name, path)
     except BaseException:
@@ -88,10 +88,10 @@ def whole_file(path: str, run: str) -> Iterator[IO[bytes]]:
 
 
 def claim(folder: str, run: str) -> None:
-    """Have a folder for this run of a job alone.
+    """Reserve a folder for this run of a job.
 
     Raises:
-        ValueError: It belongs to another.
+        ValueError: The folder belongs to another run.
     """
     os.makedirs(folder, exist_ok=True)
     mark = os.path.join(folder, MARK)
@@ -102,7 +102,7 @@ def claim(folder: str, run: str) -> None:
         with open(mark) as file:
             if whose := file.read():
                 break
-        # Whoever made it has not written yet.
+        # The process that made the file has not written it yet.
         time.sleep(MARK_LOOK_S)
     if whose != run:
         raise ValueError(

@@ -1,8 +1,8 @@
 """Pairs of keys and values on their way from map to reduce tasks.
 
-A map task puts an object for some 64 MiB of pairs. Its part for a reduce task is a *run*: pairs in the order of their
-keys' numbers (or of the keys themselves), in blocks, each pickled. A reduce task merges all runs; if they are more than
-its share of memory, it merges some of them first, to files.
+A map task puts an object for about 64 MiB of pairs. Its part for a reduce task is a *run*: pairs in the order of their
+keys' numbers (or of the keys themselves), in blocks, each pickled. A reduce task merges all runs; if they are larger
+than its share of memory, it first merges groups of them to files.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from mission_control.map_reduce.keys import is_equal_to_itself
 from mission_control.objects import Reference, allocate, data_plane, fetch, put
 
 BLOCK_PAIRS, BLOCK_BYTES = 4096, 1 << 20
-"""Of a block, at most about: a reduce task has one block of each run in memory as Python's objects."""
+"""Approximate limit of a block: a reduce task holds one block of each run in memory as Python objects."""
 TABLE_PAIRS, TABLE_BYTES = 1 << 20, 64 << 20
-"""A map task has no more pairs than this in memory as Python's objects, and about so many bytes of them."""
+"""Most pairs that a map task holds in memory as Python objects, and approximate limit of their bytes."""
 SUMS = 1 << 19
-"""Keys that are added up without Python, at most: with their sums they have about 64 MiB as Python's objects."""
+"""Most keys that are added up natively: with their sums they have about 64 MiB as Python objects."""
 WEIGHED = 512
-"""Of so many pairs one is weighed."""
+"""One of this number of pairs is measured."""
 LOOKS_LARGE_BYTES = 64 << 10
-"""What Dask says is larger than this is not pickled to be weighed."""
+"""A value that Dask estimates to be larger than this is not pickled to be measured."""
 HEAD = struct.Struct("<Q")
-"""Of a block: its bytes."""
+"""Header of a block: its bytes."""
 
 Item = tuple[Any, Any, Any]
-"""The number by which keys are in order, the key, and the value."""
+"""The number by which keys are ordered, the key, and the value."""
 
 
 class Table:
@@ -67,7 +67,7 @@ class Table:
             self._add_combined(pairs, self.combine)
 
     def _others(self, pairs: Iterator[tuple[Any, Any]], sums: _native.Sums) -> Iterator[tuple[Any, Any]]:
-        """Add up what can be without Python, and return the rest."""
+        """Add up natively what is possible, and return the rest."""
         ended = False
         while not ended:
             ended, full, others = sums.add(pairs, SUMS, TABLE_BYTES // 2, WEIGHED)
@@ -92,7 +92,7 @@ class Table:
         for some, _ in weighed(pairs):
             for key, value in some:
                 held[key] = combine(held[key], value) if key in held else value
-            # Combined values may grow.
+            # Combined values may grow, so they are measured again.
             weight, weights = weight + weight_of((some[0][0], held[some[0][0]])), weights + 1
             if len(held) >= TABLE_PAIRS or weight // weights * len(held) >= TABLE_BYTES:
                 self._flush(held.items())
@@ -118,13 +118,13 @@ class Table:
         for items in by_reducer:
             items.sort(key=itemgetter(0))
             runs.append(list(blocks_of(items)))
-            # Not all of it twice in memory.
+            # Freed one by one, so that not all is in memory twice.
             items.clear()
         self.references.append(put_runs(runs))
 
 
 def put_runs(runs: list[list[bytes]]) -> Reference:
-    """Put what each reduce task gets, as its part."""
+    """Put the part of each reduce task."""
     sizes = [sum(map(len, blocks)) for blocks in runs]
     segment = allocate(sum(sizes))
     view = memoryview(segment)
@@ -139,7 +139,7 @@ def put_runs(runs: list[list[bytes]]) -> Reference:
 
 
 def weighed(pairs: Iterable[tuple[Any, Any]]) -> Iterator[tuple[list[tuple[Any, Any]], int]]:
-    """Return some pairs after the others, and about how many bytes each has."""
+    """Yield batches of pairs, with the approximate bytes of a pair."""
     pairs = iter(pairs)
     count = 1
     while some := list(itertools.islice(pairs, count)):
@@ -149,16 +149,16 @@ def weighed(pairs: Iterable[tuple[Any, Any]]) -> Iterator[tuple[list[tuple[Any, 
 
 
 def weight_of(value: Any) -> int:
-    """Return about how many bytes a value has."""
+    """Estimate the bytes of a value."""
     from dask.sizeof import sizeof
 
     weight = max(int(sizeof(value)), 1)
-    # Of a user's own class that may be what its outermost object has.
+    # For a user's class that may only include its outermost object.
     return weight if weight > LOOKS_LARGE_BYTES else max(weight, len(pickled(value)))
 
 
 def pickled(value: Any) -> bytes:
-    """Pickle it; classes of notebooks and scripts, which workers cannot import, with their code."""
+    """Pickle a value; classes of notebooks and scripts, which workers cannot import, are pickled with their code."""
     try:
         return pickle.dumps(value, protocol=5)
     except Exception:
@@ -176,12 +176,12 @@ def blocks_of(items: Iterable[Item]) -> Iterator[bytes]:
 
 
 def of_a_block(some: list[Any]) -> int:
-    """Return how many a block shall have that follows this one."""
+    """Return how many pairs the next block should have."""
     return max(min(BLOCK_PAIRS, BLOCK_BYTES // weight_of(some[0])), 1)
 
 
 def run_of(part: memoryview) -> Iterator[Item]:
-    """Return the run that is a part."""
+    """Return the run in a part."""
     start = 0
     while start < len(part):
         (length,) = HEAD.unpack_from(part, start)
@@ -191,7 +191,7 @@ def run_of(part: memoryview) -> Iterator[Item]:
 
 
 def run_in(file: IO[bytes]) -> Iterator[Item]:
-    """Return the run that a file has."""
+    """Return the run in a file."""
     file.seek(0)
     while head := file.read(HEAD.size):
         (length,) = HEAD.unpack(head)
@@ -200,10 +200,10 @@ def run_in(file: IO[bytes]) -> Iterator[Item]:
 
 @contextmanager
 def merged(references: Sequence[Reference], index: int) -> Iterator[tuple[Groups, float]]:
-    """Bring a reduce task's part of each object, and merge them.
+    """Fetch a reduce task's part of each object, and merge the parts.
 
     Yields:
-        Each key with its values, and how many seconds it took to bring them and to merge what was too much.
+        Each key with its values, and the seconds of fetching, and of merging to files.
     """
     worker, _, _ = data_plane("mapreduce")
     began = time.monotonic()
@@ -222,7 +222,7 @@ def merged(references: Sequence[Reference], index: int) -> Iterator[tuple[Groups
 
 
 class Groups:
-    """Each key with an iterator of its values, of items that are in order of the numbers of their keys."""
+    """Keys, each with an iterator of its values, from items that are ordered by the numbers of their keys."""
 
     def __init__(self, items: Iterator[Item]):
         self.items = items
@@ -234,10 +234,10 @@ class Groups:
             others: dict[Any, list[Any]] = {}
             values = self._values(number, key, others)
             yield key, values
-            # What the reducer did not take.
+            # Skip values that the reducer did not read.
             for _ in values:
                 pass
-            # Keys that have the same number and are not equal are few.
+            # Few different keys have the same number.
             for other, its in others.items():
                 yield other, iter(its)
 

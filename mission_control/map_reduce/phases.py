@@ -1,4 +1,4 @@
-"""How long map, shuffle and reduce took of each task: in the records of a run, its result and its report."""
+"""Durations of each task's map, shuffle and reduce phases, for the records of a run, its result and its report."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ PHASES = ("map_s", "shuffle_s", "reduce_s")
 
 
 def note_phases(**seconds: float) -> None:
-    """Say of the task in this thread how many seconds its phases took: some of :data:`PHASES`."""
+    """Report the seconds of phases of the task in this thread: some of :data:`PHASES`."""
     worker, plugin, _ = data_plane("mapreduce")
     plugin.note_phases(worker.get_current_task(), seconds)

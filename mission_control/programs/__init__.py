@@ -1,4 +1,4 @@
-"""Programs as tasks: any binary, unchanged, reads objects as files and leaves files that become objects (CIEL's
+"""Programs as tasks: any unmodified binary reads objects as files, and writes files that become objects (CIEL's
 ``exec``: paper 001, table 4.2)."""
 
 from __future__ import annotations
@@ -27,42 +27,41 @@ def run(
     memory: int | None = None,
     env: Mapping[str, str] | None = None,
 ) -> Reference | Delegation | None:
-    """Run a program in this task, to its end.
+    """Run a program in this task to its end.
 
     ``client.submit(mission_control.run, ["sort", In(0)], inputs=[future])`` sorts the lines of an object.
 
-    The program runs in a folder of its own, which is removed afterwards. It and all that it has started are ended when
-    the task is cancelled, the time is over, or the worker dies. It has the rights of the worker: this is no sandbox.
-    Meanwhile it may put, fetch, spawn, and read and write streams itself (docs/how-to/tasks.md).
+    The program runs in a temporary folder. It and all processes that it has started are killed when the task is
+    cancelled, the time is over, or the worker dies. It has the rights of the worker: this is no sandbox. While it runs
+    it may put, fetch, spawn, and read and write streams itself (docs/how-to/tasks.md).
 
     Args:
-        command: The program, and its arguments: texts, and inputs and outputs, in whose places their paths are.
-        inputs: Objects that :func:`put` gave, or streams. As files they can be read, mapped and searched, and not be
-            changed; they are copied into memory once, and of a stream the program waits for the end. A pipe
-            (``In(0, pipe=True)``) has what is written to a stream as it comes. Only parts that the command names are
-            fetched.
-        outputs: How many. Each that is not an ``Out`` of the command is what the program writes to its standard output;
-            that is one at most.
-        stdin: An input that it reads from its standard input; ``None``: nothing.
+        command: The program and its arguments: texts, and inputs and outputs, which are replaced by their paths.
+        inputs: References from :func:`put`, or streams. As files they are read-only, and can be mapped and sought; they
+            are copied into memory once, a stream only when it has ended. A pipe (``In(0, pipe=True)``) delivers a
+            stream while it is written. Only parts that the command names are fetched.
+        outputs: Number of outputs. An output that is not an ``Out`` of the command is the program's standard output; at
+            most one.
+        stdin: An input for its standard input; ``None``: nothing.
         timeout: Seconds, from the start of the task: also while it waits for a stream that it gets as a file.
-        memory: Bytes that the program, and each that it starts, may map.
+        memory: Bytes that the program, and each process that it starts, may map.
         env: Added to the worker's environment.
 
     Returns:
-        A reference to an object of so many parts. If the program has delegated: what the task hands its result on to.
-        If it has opened a stream that is the result already, and its outputs are dropped.
+        A reference to an object with a part for each output. If the program has delegated, the delegation. If it has
+        opened a stream, that is the result already, and its outputs are dropped.
 
     Raises:
-        ProgramFailed: It could not be started, or its exit status is not 0, or the time is over, or an output is not
-            there.
-        ValueError: The command names an input or an output that is not there.
+        ProgramFailed: It could not be started, or its exit status is not 0, or the time is over, or an output is
+            missing.
+        ValueError: The command names an input or an output that does not exist.
         TypeError: An argument is of the wrong kind.
         RuntimeError: This is no task, or the method of an actor, or the task has opened a stream.
-        mission_control.TransferError: An input cannot be had.
+        mission_control.TransferError: An input cannot be fetched.
         mission_control.Cancelled: Nobody wants the task any more.
         OSError: No memory, or no room on the disk.
     """
-    # It takes references from programs, which this module runs.
+    # Imported here because of a cycle: that module imports this one.
     from mission_control.interface.calls import described
     from mission_control.interface.server import interface_of
     from mission_control.interface.session import Session
@@ -88,10 +87,10 @@ def run(
 def check(
     command: Any, inputs: Any, outputs: Any, stdin: Any, timeout: Any, memory: Any, env: Any = None
 ) -> int | None:
-    """See that a command makes sense.
+    """Validate a command.
 
     Returns:
-        The number of the output that the program writes to its standard output, if it does.
+        The number of the output that is the program's standard output, if there is one.
     """
     if isinstance(command, str | bytes):
         raise TypeError(f"run({command!r}): give the words of the command one by one, as in ['sort', '-n', In(0)]")

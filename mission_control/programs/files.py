@@ -1,4 +1,4 @@
-"""What a program reads and writes: objects as its files and pipes, and its outputs as an object."""
+"""Input and output of a program: objects as files and pipes, and outputs as an object."""
 
 from __future__ import annotations
 
@@ -21,51 +21,53 @@ from mission_control.streams import StreamReference, read_part, thread_released
 logger = logging.getLogger(__name__)
 
 PIPE_BYTES = 1 << 20
-"""Of each pipe; the kernel's default (64 KiB) wakes both sides more often. What a user may have without privileges."""
+"""Bytes of each pipe, the most for a user without privileges; the kernel's default (64 KiB) wakes both sides more
+often."""
 
 
 class In(NamedTuple):
     """In a command: the path of an input."""
 
     number: int
-    """Of the input, from 0."""
+    """Number of the input, from 0."""
     part: int | None = None
-    """Of the object, from 0; ``None``: all parts, one after another."""
+    """Part of the object, from 0; ``None``: all parts, concatenated."""
     pipe: bool = False
-    """A pipe, and not a file: it is read once, from the start, and takes no second copy in memory."""
+    """Whether it is a pipe instead of a file: it is read once, from the start, and needs no second copy in memory."""
 
 
 class Out(NamedTuple):
     """In a command: the path where the program leaves an output."""
 
     number: int = 0
-    """Of the output, from 0: the part of the object that :func:`run` returns."""
+    """Number of the output, from 0: the part of the object that :func:`run` returns."""
 
 
 class Pipe(NamedTuple):
     """An input that goes through a pipe."""
 
     file: FileIO
-    """To write to. It is open before somebody reads, so that who reads is not at the end before the first byte."""
+    """Descriptor for writing. It is open before a reader, so that the reader does not see the end before the first
+    byte."""
     path: Path | None
     """Its name, if it has one."""
     parts: list[memoryview | StreamPart]
 
 
 class StreamPart(NamedTuple):
-    """A part of a stream, which is read while the program runs."""
+    """A part of a stream that is read while the program runs."""
 
     reference: StreamReference
     part: int
 
 
 class Files:
-    """What a program reads and writes.
+    """The input and output files of a program.
 
     Args:
-        parent: The folder in which the program's own one is made.
-        stack: Closes and removes all of it.
-        wait: Called again and again while a stream is read to its end, with whether there was more: waits a little, or
+        parent: The folder in which the program's folder is made.
+        stack: Closes and removes all files.
+        wait: Called repeatedly while a stream is read to its end, with whether there was more: waits a little, or
             raises.
     """
 
@@ -76,20 +78,20 @@ class Files:
         self.work, self.temporary = folder / "work", folder / "tmp"
         self.work.mkdir()
         self.temporary.mkdir()
-        # Without names: a program that clears its folder does not lose them.
+        # Files without names, so that a program that clears its folder does not delete them.
         self.said = stack.enter_context(tempfile.TemporaryFile(dir=folder))  # noqa: SIM115
         self.stdout = stack.enter_context(tempfile.TemporaryFile(dir=folder))  # noqa: SIM115
         self.pipes: list[Pipe] = []
         self.made: dict[In, str] = {}
 
     def word(self, own: str | os.PathLike[str] | In | Out) -> str:
-        """Return a word of the command as the program gets it."""
+        """Convert a word of the command to the program's argument."""
         if isinstance(own, Out):
             return str(self.out(own.number))
         if not isinstance(own, In):
             return os.fspath(own)
         if own.pipe:
-            # Each is read once, so each mention has one of its own.
+            # A pipe is read once, so each occurrence has its own.
             return self._pipe(own)
         if own not in self.made:
             self.made[own] = self._file(own)
@@ -116,7 +118,7 @@ class Files:
         return [memoryview(part) for part in fetch(reference, part=own.part)]
 
     def _file(self, own: In) -> str:
-        """A file in memory, which nobody can change."""
+        """Make a read-only file in memory."""
         descriptor = os.memfd_create(f"in-{own.number}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self.stack.callback(os.close, descriptor)
         for part in self._content(own):
@@ -124,18 +126,18 @@ class Files:
                 for buffer in read_part(*part, self.wait) if isinstance(part, StreamPart) else [part]:
                     while buffer:
                         buffer = buffer[os.write(descriptor, buffer) :]
-                    # What is left of it keeps all that was read, and an error of the next look has this frame.
+                    # A remaining view keeps all data that was read, and an error of the next read refers to this frame.
                     del buffer
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
         path = self.folder / f"in-{own.number}{'' if own.part is None else f'-{own.part}'}"
-        # The worker's own descriptor, by a name that holds in every process.
+        # The path of the worker's descriptor, which is valid in every process.
         path.symlink_to(f"/proc/{os.getpid()}/fd/{descriptor}")
         return str(path)
 
     def _pipe(self, own: In) -> str:
         path = self.folder / f"pipe-{len(self.pipes)}"
         os.mkfifo(path)
-        # Only with a reader can it be opened to write.
+        # A pipe can only be opened for writing if it has a reader.
         reader = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             write = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -150,15 +152,15 @@ class Files:
         with suppress(OSError):
             fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         parts = self._content(own)
-        # The error of a program that fails has frames, and those would hold them.
+        # The error of a failed program refers to frames, and those would keep the buffers.
         self.stack.callback(parts.clear)
         self.pipes.append(Pipe(file, path, parts))
 
     def put(self, outputs: int, program: str, to_stdout: int | None) -> Reference:
-        """Put what a program has left as the parts of an object.
+        """Put the outputs of a program as the parts of an object.
 
         Raises:
-            ProgramFailed: An output is not there, or no file.
+            ProgramFailed: An output is missing, or no file.
         """
         with ExitStack() as stack:
             left: list[int] = []
@@ -167,7 +169,7 @@ class Files:
                     left.append(self.stdout.fileno())
                     continue
                 try:
-                    # Whatever it is, to open it waits for nobody.
+                    # Without blocking, even if the output is a pipe.
                     descriptor = os.open(self.out(number), os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
                 except OSError as problem:
                     raise ProgramFailed(f"{program} ended well, but left nothing at Out({number}): {problem}") from None
@@ -194,7 +196,7 @@ class Files:
 
 
 def removed(folder: Path) -> None:
-    """Remove a program's folder, also what it may not write to itself."""
+    """Remove a program's folder, including folders without write permission."""
 
     def again(function: Any, path: Any, _: Any) -> None:
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""A program that runs, with all that it starts, until its end or that of its task."""
+"""A running program with all processes that it starts, until its end or that of its task."""
 
 from __future__ import annotations
 
@@ -27,35 +27,36 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LOOK_S = 0.1
-"""How often it is looked whether the task is still wanted, while its program runs."""
+"""How often to check whether the task is still wanted while its program runs."""
 SAID_BYTES = 4096
-"""Of what a program that fails has said on its standard error, the end is part of the error."""
+"""Last bytes of a failed program's standard error that become part of the error."""
 ENDS_WITHIN_S = 10.0
-"""A process that was killed is gone by then, unless the kernel holds it: in a disk that does not answer, say."""
+"""Seconds in which a killed process ends, unless the kernel blocks it, for example in I/O to a disk that does not
+answer."""
 MARK = "MISSION_CONTROL_PROGRAM"
-"""In the environment of a program and of all that it starts: by it those are found that have left its group."""
+"""Variable in the environment of a program and of all its processes, to find those that have left its process group."""
 SUPERVISOR = 'trap "" HUP INT QUIT TERM USR1 USR2 ALRM; read _; kill -s KILL 0'
-"""Runs in the program's group, and ends it when nobody holds the other end of its standard input: the worker is
-gone."""
+"""Runs in the program's process group, and kills it when its standard input closes because the worker is gone."""
 
 
 class ProgramFailed(RuntimeError):
-    """A program could not be started, or ended with an error, or was ended; the text says which, and what it said."""
+    """A program could not be started, or ended with an error, or was killed; the text has the reason and its output."""
 
 
 class _Over(Exception):
-    """The program has ended: nobody reads its inputs any more."""
+    """The program has ended, so nobody reads its inputs any more."""
 
 
 class Until:
-    """How long a program may run, from now on: as long as somebody wants its task, and `timeout` seconds."""
+    """Limits of a program's run: the time until its task is not wanted any more, and at most `timeout` seconds from
+    now."""
 
     def __init__(self, worker: Worker, name: str, timeout: float | None):
         self.worker, self.key, self.name, self.timeout = worker, worker.get_current_task(), name, timeout
         self.deadline = time.monotonic() + timeout if timeout is not None else None
 
     def check(self, said: Callable[[], str] = str) -> None:
-        """Raise why the program is to end, if it is; `said`: what to add about it."""
+        """Raise the reason why the program must end, if there is one; `said` adds its output."""
         if self.deadline is not None and time.monotonic() > self.deadline:
             raise ProgramFailed(f"{self.name} was ended after {self.timeout:g} s{said()}")
         if is_cancelled(self.worker, self.key):
@@ -63,7 +64,7 @@ class Until:
 
 
 class Program:
-    """A program that runs, with all that it starts."""
+    """A running program with all processes that it starts."""
 
     def __init__(self, words: list[str], files: Files, env: Mapping[str, str], memory: int | None, until: Until):
         self.words, self.files, self.memory, self.until = words, files, memory, until
@@ -71,19 +72,19 @@ class Program:
         self.env = {**os.environ, "TMPDIR": str(files.temporary), **env, MARK: self.mark}
         self.over = threading.Event()
         self.problem: Exception | None = None
-        """Why an input did not come to its end."""
+        """Why an input was not delivered completely."""
 
     def run(self, session: Session, source: int, to_stdout: int | None) -> None:
-        """Run it to its end.
+        """Run the program to its end.
 
         Args:
-            session: Does what the program asks for.
+            session: Serves the program's requests.
             source: Descriptor of its standard input.
             to_stdout: The output that it writes to its standard output.
         """
         files = self.files
         with ExitStack() as stack:
-            # In this order: the program is ended before the end of an input that is not whole can be seen.
+            # In this order: the program is killed before it can read the end of an incomplete input.
             for pipe in files.pipes:
                 stack.enter_context(self._fed(pipe, session))
             process = self._start(source, files.stdout if to_stdout is not None else subprocess.DEVNULL)
@@ -117,7 +118,7 @@ class Program:
 
     @contextmanager
     def _supervised(self, process: subprocess.Popen[bytes]) -> Iterator[None]:
-        """Have the program end with this worker, however that ends."""
+        """Make the program end with this worker, however that ends."""
         heard, held = os.pipe2(os.O_CLOEXEC)
         try:
             given: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "env": self.env}
@@ -135,12 +136,12 @@ class Program:
             os.close(held)
 
     def _waited(self, process: subprocess.Popen[bytes], session: Session, ended: int) -> int | None:
-        """Return its exit status, if it ends within a while."""
+        """Return its exit status, if it ends within a short time."""
         session.serve(LOOK_S if process.returncode is None else 0, ended)
         return process.poll()
 
     def _is_written(self) -> bool:
-        """Whether something that the program started still writes a named output; a shell does not wait for all."""
+        """Whether a process that the program started still writes a named output; a shell does not wait for all."""
         outputs = set()
         for path in self.files.folder.glob("out-*"):
             with suppress(OSError):
@@ -166,7 +167,7 @@ class Program:
         try:
             self._write(pipe, session)
         except (BrokenPipeError, _Over):
-            pass  # it has read enough, or has ended
+            pass  # the program has read enough, or has ended
         except Exception as error:
             self.problem = error
             self.over.wait()
@@ -177,11 +178,11 @@ class Program:
         room = select.poll()
         room.register(pipe.file.fileno(), select.POLLOUT)
         while pipe.path is not None and any(event & select.POLLERR for _, event in room.poll(0)):
-            # Nobody has opened it to read.
+            # Nobody has opened the pipe for reading.
             if self.over.wait(0.01):
                 return
         if pipe.path is not None:
-            # Who opens it again gets an error, and does not wait for ever.
+            # Opening it again fails, and does not block for ever.
             pipe.path.unlink(missing_ok=True)
 
         def write(buffer: memoryview) -> None:
@@ -201,7 +202,7 @@ class Program:
             raise _Over
 
     def _end(self, process: subprocess.Popen[bytes]) -> None:
-        """End what is left of the program, and of all that it started."""
+        """Kill what is left of the program and of all processes that it started."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         deadline = time.monotonic() + ENDS_WITHIN_S
@@ -217,15 +218,15 @@ class Program:
             logger.warning("%s was ended, but processes %s that it started were not", self.words[0], left)
 
     def _said(self) -> str:
-        """Return the end of what the program has said, for an error."""
+        """Return the last output of the program, for an error."""
         return end_of(self.files.said)
 
 
 def end_of(said: IO[bytes]) -> str:
-    """Return the end of what a process has said, for an error."""
+    """Return the last output of a process, for an error."""
     start = max(os.fstat(said.fileno()).st_size - SAID_BYTES, 0)
     text = os.pread(said.fileno(), SAID_BYTES, start).decode(errors="replace").strip()
-    return f": {text}" if text else ", and said nothing"
+    return f": {text}" if text else ", without output"
 
 
 def name_of_signal(number: int) -> str:
@@ -236,7 +237,7 @@ def name_of_signal(number: int) -> str:
 
 
 def writes(pid: int, files: set[tuple[int, int]]) -> bool:
-    """Return whether a process has one of these files, by device and inode, open to write."""
+    """Return whether a process has one of these files, by device and inode, open for writing."""
     with suppress(OSError):
         for name in os.listdir(f"/proc/{pid}/fd"):
             with suppress(OSError):
@@ -261,7 +262,7 @@ def marked(mark: str) -> list[int]:
     wanted = f"{MARK}={mark}".encode()
     found = []
     for name in os.listdir("/proc"):
-        # Those of others cannot be read; those that have ended have none.
+        # Other users' processes cannot be read; ended ones have no environment.
         with suppress(OSError):
             if name.isdigit() and wanted in Path("/proc", name, "environ").read_bytes().split(b"\0"):
                 found.append(int(name))

@@ -1,4 +1,4 @@
-"""What people's tools ask the service."""
+"""The client of command-line tools for the service."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from mission_control.errors import BadInput, EnvironmentFailed
 from mission_control.service.membership import CA, SERVICE, TOKEN, TOKEN_FILE, check_address, read_token
 
 ANSWER_S = 10.0
-"""For an answer: a change waits for the store, which has 3 s."""
+"""Timeout of a request in seconds: a change waits for the store, whose timeout is 3 s."""
 LOOK_S = 3.0
-"""For a status, which waits for nothing."""
+"""Timeout of a status request, which waits for nothing, in seconds."""
 
 KEYS = {"address", "role", "epoch", "revision", "policy", "problems", "clusters", "jobs", "drained"}
-"""Of a status."""
+"""Keys of a status."""
 
 
 def refusal(status: int, answer: dict[str, Any]) -> str:
-    """Why there is no answer, for people."""
+    """Explain to users why there is no answer."""
     if status == 401:
-        return "the token is not one of this service"
-    return str(answer.get("error") or f"it is no service of Mission Control (status {status})")
+        return "the token does not belong to this service"
+    return str(answer.get("error") or f"this is no service of Mission Control (status {status})")
 
 
 def printable(value: Any) -> Any:
-    """Return an answer without what a terminal would take for commands: its names are those of others' programs."""
+    """Return an answer without control characters of terminals: names in it come from other users' programs."""
     match value:
         case str():
             return value if value.isprintable() else "".join(own if own.isprintable() else "?" for own in value)
@@ -45,16 +45,16 @@ class Asking:
     """The service, by one or more of its replicas.
 
     Args:
-        service: ``https://HOST:PORT``, several with commas; by default what ``MISSION_SERVICE`` says.
-        token_file: Of the operator's or the viewer's token; by default what the environment says.
+        service: ``https://HOST:PORT``, several with commas; by default the value of ``MISSION_SERVICE``.
+        token_file: File with the operator's or the viewer's token; by default from the environment.
 
     Raises:
         BadInput: There is no address, or no token.
     """
 
     def __init__(self, service: str | None = None, token_file: Path | None = None):
-        told = service or os.environ.get(SERVICE, "")
-        self.addresses = [word.strip().rstrip("/") for word in told.split(",") if word.strip()]
+        given = service or os.environ.get(SERVICE, "")
+        self.addresses = [word.strip().rstrip("/") for word in given.split(",") if word.strip()]
         if not self.addresses:
             raise BadInput(f"no service: give --service https://HOST:PORT, or set {SERVICE}")
         for address in self.addresses:
@@ -62,12 +62,12 @@ class Asking:
         path = token_file or os.environ.get(TOKEN_FILE)
         self.token = read_token(Path(path)) if path else os.environ.get(TOKEN, "").strip()
         self.leader: str | None = None
-        """Who led when it was asked last."""
+        """The replica that led at the last request."""
         if not self.token:
             raise BadInput(f"no token: give --token-file PATH (operator.token or viewer.token), or set {TOKEN_FILE}")
 
     def statuses(self) -> dict[str, dict[str, Any] | str]:
-        """Return the status of each replica, by its address; a text: why there is none.
+        """Return the status of each replica, by its address; a text instead: why there is none.
 
         A replica that is stopped or cut off costs no more than :data:`LOOK_S`.
         """
@@ -84,16 +84,16 @@ class Asking:
         return found
 
     def look(self, path: str, **query: Any) -> Any:
-        """Return what the replica that leads answers to ``GET path``.
+        """Return the leader's answer to ``GET path``.
 
         Raises:
-            BadInput: It refuses, and why.
-            EnvironmentFailed: Nobody leads, or answers.
+            BadInput: The service refuses; the text has its reason.
+            EnvironmentFailed: No replica leads or answers.
         """
         asked = f"{path}?{urlencode(query)}" if query else path
         why = "no replica answers"
         for addresses in ([self.leader] if self.leader else [], None):
-            # Who led when it was asked last may lead no more.
+            # The last leader may not lead any more.
             for address in self._leaders() if addresses is None else addresses:
                 try:
                     status, answer = self._ask(address, "GET", asked, None)
@@ -108,24 +108,25 @@ class Asking:
                     f"{address} does not lead, so it does not know; give --service all replicas, or the one that leads"
                 )
             self.leader = None
-        raise EnvironmentFailed(f"the service says nothing: {why}")
+        raise EnvironmentFailed(f"the service does not answer: {why}")
 
     def transfers(self, most: int, **query: Any) -> dict[str, Any]:
-        """Return active transfers: ``active``, ``found``, and of these the first ``rows``.
+        """Return active transfers: the numbers ``active`` and ``found``, and the first ``rows`` of the found ones.
 
         Args:
-            most: Rows.
+            most: Largest number of rows.
             query: ``q`` (words), ``cluster``, ``job``, ``sort``.
         """
         page: dict[str, Any] = self.look("/v1/transfers", most=most, **query)
         return page
 
     def change(self, asked: dict[str, Any]) -> None:
-        """Have something changed by the replica that leads.
+        """Send a change to the leader.
 
         Raises:
-            BadInput: The service refuses, and why.
-            EnvironmentFailed: Nobody leads, or answers, or nobody knows whether it is changed; the line says which.
+            BadInput: The service refuses; the text has its reason.
+            EnvironmentFailed: No replica leads or answers, or the outcome of the change is unknown; the text has the
+                reason.
         """
         why = "no replica answers"
         for address in self._leaders():
@@ -137,7 +138,8 @@ class Asking:
             if status == 200:
                 return
             if status in (503, 504):
-                # It does not lead, so another is asked; or nobody knows, and asking another would be a second change.
+                # If it does not lead, try another one. If the outcome is unknown, stop: another request could change it
+                # twice.
                 why = refusal(status, answer if isinstance(answer, dict) else {})
                 if status == 503:
                     continue
@@ -146,10 +148,10 @@ class Asking:
         raise EnvironmentFailed(f"not changed, as far as is known: {why}")
 
     def _leaders(self) -> list[str]:
-        """Addresses, the one that leads first, as far as somebody knows."""
+        """Return the addresses, the leader's first, if it is known."""
         for status in self.statuses().values():
             if isinstance(status, dict) and status["role"] == "leader":
-                # Nobody else is shown the token.
+                # The token is only sent to addresses that the user gave.
                 leader = status["address"]
                 self.leader = leader if leader in self.addresses else None
                 return sorted(self.addresses, key=lambda address: address != leader)
@@ -170,6 +172,6 @@ class Asking:
             answer = connection.getresponse()
             return answer.status, printable(json.loads(answer.read() or b"{}"))
         except ValueError as error:
-            raise http.client.HTTPException(f"it is no service of Mission Control: {error}") from None
+            raise http.client.HTTPException(f"this is no service of Mission Control: {error}") from None
         finally:
             connection.close()

@@ -1,7 +1,7 @@
 """A cluster's connection to its control service: carries lines between the two, and decides nothing.
 
-Core (`crates/core`, `service/follower.rs`) says when to connect, to whom, and what to say; it hears what came.
-Reading and writing wait, so they have threads of their own.
+Core (`crates/core`, `service/follower.rs`) decides when to connect, to which replica, and what to send; it gets the
+received lines. Reading and writing block, so they have separate threads.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ logger = logging.getLogger(__name__)
 
 SERVICE, TOKEN, TOKEN_FILE = "MISSION_SERVICE", "MISSION_SERVICE_TOKEN", "MISSION_SERVICE_TOKEN_FILE"
 CA, CLUSTER, INSECURE = "MISSION_SERVICE_CA", "MISSION_CLUSTER", "MISSION_SERVICE_INSECURE"
-"""What a scheduler's environment says of the service that it joins."""
+"""Variables in a scheduler's environment that describe the service to join."""
 TICK_S = 0.25
-"""How often core is told that time has passed: as often as it tries another replica."""
+"""Interval of ticks for core in seconds: as long as its pause before it tries another replica."""
 CONNECT_S = 2.0
-"""Core gives a connection up after this time, too."""
+"""Timeout of connecting in seconds; core uses the same."""
 BACKLOG_MAX = 10_000
-"""Lines that wait to be written; with more the service is not reading, and the connection is given up."""
+"""Most lines that wait to be written; with more the service does not read, and the connection is closed."""
 HEAD_MAX = 16 << 10
 
 
 def check_address(address: str, environment: Mapping[str, str]) -> None:
     """
     Raises:
-        BadInput: It is no address of a service, or a token would go there in clear text.
+        BadInput: The value is no address of a service, or would send a token in clear text.
     """
     try:
         parts = urlsplit(address)
@@ -57,7 +57,7 @@ def check_address(address: str, environment: Mapping[str, str]) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether nothing that is sent there leaves this host."""
+    """Whether connections to this address stay on this host."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -67,7 +67,7 @@ def is_loopback(host: str) -> bool:
 def read_token(path: Path) -> str:
     """
     Raises:
-        BadInput: It is no file with a token.
+        BadInput: The path is no file with a token.
     """
     try:
         token = path.read_text().strip()
@@ -82,7 +82,7 @@ def read_token(path: Path) -> str:
 
 @dataclass(frozen=True)
 class Service:
-    """Where the service is, and how a cluster shows that it may join."""
+    """The address of the service, and the cluster's credentials."""
 
     addresses: tuple[str, ...]
     token: str
@@ -91,14 +91,14 @@ class Service:
 
     @classmethod
     def of(cls, environment: Mapping[str, str], own_address: str) -> Service | None:
-        """Read it from the environment; ``None``: there is no service.
+        """Read the settings from the environment; ``None``: there is no service.
 
         Args:
-            environment: As of a process.
-            own_address: Of the scheduler; names the cluster where nothing else does.
+            environment: Environment variables of the process.
+            own_address: Address of the scheduler; the default name of the cluster.
 
         Raises:
-            BadInput: An address is none, or there is no token.
+            BadInput: An address is invalid, or there is no token.
         """
         addresses = tuple(word.strip().rstrip("/") for word in environment.get(SERVICE, "").split(",") if word.strip())
         if not addresses:
@@ -120,9 +120,9 @@ class Membership:
     """The connection of one cluster.
 
     Args:
-        service: Where it is.
+        service: Its address and credentials.
         hear: Takes events for core (`Event::Service`), as JSON; called in the scheduler's thread.
-        soon: Calls something in the scheduler's thread; may be called in any thread.
+        soon: Schedules a call in the scheduler's thread; may be called in any thread.
     """
 
     def __init__(self, service: Service, hear: Callable[[str], None], soon: Callable[[Callable[[], Any]], None]):
@@ -140,7 +140,7 @@ class Membership:
         }
 
     def do(self, command: dict[str, Any]) -> None:
-        """Carry out what core says; in the scheduler's thread."""
+        """Carry out a command of core; in the scheduler's thread."""
         match command["command"]:
             case "connect":
                 self._drop()
@@ -151,12 +151,12 @@ class Membership:
                 self.link.send(command["message"])
 
     def close(self) -> None:
-        """End the connection, and hear nothing more."""
+        """End the connection, and pass no more events."""
         self.closed.set()
         self._drop()
 
     def heard(self, link: Link, event: str) -> None:
-        """Pass an event of a link on, unless another has taken its place; in any thread."""
+        """Pass on an event of a link, unless another link has replaced it; in any thread."""
         self.soon(lambda: self.hear(event) if link is self.link and not self.closed.is_set() else None)
 
     def _drop(self) -> None:
@@ -180,13 +180,13 @@ class Link:
         threading.Thread(target=self._read, name="mission-service-read", daemon=True).start()
 
     def send(self, message: dict[str, Any]) -> None:
-        """Send a message, in order."""
+        """Queue a message to be sent in order."""
         if self.lines.qsize() >= BACKLOG_MAX:
             self.close()
         self.lines.put(json.dumps(message).encode() + b"\n")
 
     def close(self) -> None:
-        """End it; may be called in any thread."""
+        """End the link; may be called in any thread."""
         self.over = True
         self.lines.put(None)
         if (stream := self.stream) is not None:
@@ -227,7 +227,7 @@ class Link:
     def _begin(self, stream: socket.socket, lines: Any) -> None:
         """
         Raises:
-            ValueError: It is no service, or it does not know the token.
+            ValueError: The other end is no service, or does not accept the token.
         """
         token, host = self.membership.service.token, urlsplit(self.address).netloc
         stream.sendall(
@@ -244,7 +244,7 @@ class Link:
             with suppress(ValueError, KeyError, TypeError):
                 said = json.loads(said)["error"]
             raise ValueError(f"{status.partition(' ')[2]}: {said}")
-        # From here on core looks whether the other end is there.
+        # From now on core checks whether the other end is alive.
         stream.settimeout(None)
 
     def _write(self, stream: socket.socket) -> None:
@@ -254,6 +254,6 @@ class Link:
         self.close_once()
 
     def close_once(self) -> None:
-        """End it, unless it has ended."""
+        """Shut the socket down, unless it has ended."""
         if not self.over:
             self.close()

@@ -1,4 +1,4 @@
-"""A replica of the service as a person starts it: where it keeps what it must not lose, and the tokens for it."""
+"""Start a replica of the service from the command line: its store, and the tokens for it."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from mission_control.errors import BadInput
 from mission_control.service.membership import read_token
 
 PORT = 8790
-"""Near Dask's own, and nobody's (IANA has none for it)."""
+"""Default port: near Dask's, and not assigned by IANA."""
 TOKEN_MIN = 16
-"""Letters: fewer can be guessed."""
+"""Fewest letters of a token; shorter ones can be guessed."""
 TOKENS = ("operator", "viewer", "cluster")
-"""May change things; may look; lets a cluster join."""
+"""Roles of tokens: operators may change settings, viewers may read, clusters may join."""
 
 
 def default_folder() -> Path:
-    """Return where the state of a service lies if nothing is said (XDG base directories)."""
+    """Return the default folder of a service's state (XDG base directories)."""
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(state) / "mission-control" / "service"
 
 
 def tokens_in(folder: Path) -> dict[str, str]:
-    """Return the tokens in this folder, by what they allow; those that are missing are drawn, and written there.
+    """Return the tokens in this folder, by role; generate missing ones, and write them there.
 
     Raises:
         BadInput: The folder cannot be used, or a token is readable by others.
@@ -47,13 +47,13 @@ def _token(path: Path) -> str:
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
-        # One that is another user's is mounted, as Kubernetes does with secrets: its group is this process's.
+        # A file of another user is mounted, as Kubernetes does with secrets: its group is that of this process.
         own = path.stat()
         if own.st_mode & (0o077 if own.st_uid == os.geteuid() else 0o037):
             raise BadInput(f"{path} can be read by others: chmod 600 {path}") from None
         token = read_token(path)
         if len(token) < TOKEN_MIN:
-            raise BadInput(f"{path} has less than {TOKEN_MIN} letters: remove it, and a new one is drawn") from None
+            raise BadInput(f"{path} has fewer than {TOKEN_MIN} letters: remove it to generate a new one") from None
         return token
     with open(descriptor, "w") as file:
         token = secrets.token_urlsafe(32)
@@ -73,21 +73,21 @@ def start(
     store_ca: Path | None = None,
     store_certificate: tuple[Path, Path] | None = None,
 ) -> tuple[_native.Service, str]:
-    """Start a replica; return it, and where members find it.
+    """Start a replica; return it, and its address for members.
 
     Args:
-        name: Of the service.
-        listen: As in ``0.0.0.0:8790``.
-        address: Where members find it; by default this host's name, or the address at which it listens.
+        name: Name of the service.
+        listen: Address and port, as in ``0.0.0.0:8790``.
+        address: Its address for members; by default this host's name, or the address at which it listens.
         store: ``etcd://HOST:PORT,..``; by default a journal in the folder.
-        folder: Of the tokens, and of the journal.
-        policy: Where nobody has said one.
-        certificate: Chain and key.
-        store_ca: Vouches for etcd, which is spoken with by TLS then.
-        store_certificate: Chain and key that are shown to etcd.
+        folder: Folder of the tokens and of the journal.
+        policy: Policy until an operator sets one.
+        certificate: Files of certificate chain and key.
+        store_ca: File of the CA of etcd's certificate; enables TLS to etcd.
+        store_certificate: Files of chain and key for client authentication at etcd.
 
     Raises:
-        BadInput: One of them cannot be used.
+        BadInput: An argument is invalid.
     """
     host, port = parse_listen(listen)
     if not name.strip() or not name.isprintable():
@@ -133,7 +133,7 @@ def start(
 def read_pem(option: str, path: Path) -> str:
     """
     Raises:
-        BadInput: It is no text file; the line names the option and the file.
+        BadInput: The file is no text file; the text names the option and the file.
     """
     try:
         return path.read_text()
@@ -146,7 +146,7 @@ def read_pem(option: str, path: Path) -> str:
 def check_store(store: str) -> None:
     """
     Raises:
-        BadInput: It is neither members of etcd nor a folder.
+        BadInput: The store is neither members of etcd nor a folder.
     """
     if store.startswith("etcd://"):
         members = store.removeprefix("etcd://").split(",")
@@ -159,7 +159,7 @@ def check_store(store: str) -> None:
 def parse_listen(listen: str) -> tuple[str, int]:
     """
     Raises:
-        BadInput: It is no address and port.
+        BadInput: The value is no address with a port.
     """
     host, _, port = listen.rpartition(":")
     try:

@@ -1,4 +1,4 @@
-"""What a trace is like, in a few numbers."""
+"""Statistics of a trace."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ HOUR_S = 3600
 
 
 def quantiles(values: Sequence[float]) -> dict[str, Any]:
-    """By name, each a value that occurs (the smallest that so many are not above); empty where there are none."""
+    """Compute quantiles by name; each is a value that occurs. Empty if there are no values."""
     ordered = sorted(values)
     count = len(ordered)
     return {name: ordered[max(0, math.ceil(part * count) - 1)] for name, part in QUANTILES.items()} if count else {}
 
 
 def per_hour(jobs: Sequence[TraceJob]) -> list[int]:
-    """Jobs that were submitted in each hour since the first one."""
+    """Count the jobs that were submitted in each hour since the first one."""
     first = jobs[0].submit_s
     counts = [0] * (int((jobs[-1].submit_s - first) // HOUR_S) + 1)
     for job in jobs:
@@ -29,14 +29,14 @@ def per_hour(jobs: Sequence[TraceJob]) -> list[int]:
 
 
 def describe(jobs: Sequence[TraceJob]) -> dict[str, Any]:
-    """As `mission trace info --json` prints it.
+    """Describe a trace, as `mission trace info --json` prints it.
 
     Args:
         jobs: at least one, in the order of submission.
 
     Returns:
-        ``jobs``; ``hours`` from the first to the last; ``jobs_per_hour``: of each hour; ``map_only``: jobs that shuffle
-        nothing; and for ``input_bytes``, ``shuffle_bytes`` and ``output_bytes`` the quantiles and the ``total``.
+        ``jobs``; ``hours`` from the first to the last; ``jobs_per_hour``: for each hour; ``map_only``: jobs without a
+        shuffle; and for ``input_bytes``, ``shuffle_bytes`` and ``output_bytes`` the quantiles and the ``total``.
     """
     found: dict[str, Any] = {
         "jobs": len(jobs),

@@ -1,4 +1,4 @@
-"""A trace for a smaller cluster: a window of it, faster, with fewer bytes; and what is distorted by that."""
+"""Scale a trace to a smaller cluster: a window of it, faster, with fewer bytes; and measure the distortion."""
 
 from __future__ import annotations
 
@@ -11,30 +11,31 @@ from mission_control.traces.describe import HOUR_S, quantiles
 from mission_control.traces.swim import QUANTITIES, TraceJob
 
 SMALL = 1024
-"""Bytes: a shuffle of fewer is one packet, and says nothing of how hosts share a network."""
+"""Bytes from which a shuffle is not small: a smaller one is a single packet, and does not test the sharing of a
+network."""
 
 
 @dataclass(frozen=True)
 class ScaledJob:
-    """A job that is to be replayed."""
+    """A job to replay."""
 
     name: str
     submit_s: float
-    """Since the replay began."""
+    """Seconds since the replay began."""
     input_bytes: int
     shuffle_bytes: int
     output_bytes: int
     before: TraceJob
-    """As the trace has it."""
+    """The job as in the trace."""
 
     @property
     def bytes(self) -> dict[str, int]:
-        """As results have them."""
+        """The fields as in results."""
         return {"input": self.input_bytes, "shuffle": self.shuffle_bytes, "output": self.output_bytes}
 
 
 def window(jobs: Sequence[TraceJob], start_h: float, hours: float) -> list[TraceJob]:
-    """The jobs of some hours.
+    """Return the jobs of a window of hours.
 
     Raises:
         BadInput: there are none.
@@ -50,31 +51,31 @@ def window(jobs: Sequence[TraceJob], start_h: float, hours: float) -> list[Trace
 
 
 def scaled(jobs: Sequence[TraceJob], factor: float, speed: float, most: int, start_h: float = 0.0) -> list[ScaledJob]:
-    """The jobs as they are replayed.
+    """Return the scaled jobs to replay.
 
     Args:
-        factor: of bytes.
-        speed: seconds of the trace in one of the replay.
-        most: bytes; input, shuffle and output of a job are each cut to this.
+        factor: factor of all bytes.
+        speed: seconds of the trace in one second of the replay.
+        most: largest bytes; input, shuffle and output of a job are each cut to this.
         start_h: hour of the trace at which the replay begins.
     """
     found = []
     for number, job in enumerate(jobs, 1):
         sizes = {quantity: min(most, round(getattr(job, quantity) * factor)) for quantity in QUANTITIES}
         at = (job.submit_s - start_h * HOUR_S) / speed
-        # Names of a trace may come twice; a cluster's may not.
+        # Names in a trace may occur twice; names of a cluster's jobs may not.
         found.append(ScaledJob(f"{number:04}-{job.name}", at, **sizes, before=job))
     return found
 
 
 def distortion(jobs: Sequence[ScaledJob], factor: float, most: int) -> dict[str, Any]:
-    """What scaling does to a trace.
+    """Describe the effects of scaling on a trace.
 
     Returns:
         ``factor`` of the bytes; ``jobs``; ``shuffling``: jobs that shuffle something in the trace; of these,
-        ``shuffle_zero``: nothing is left, ``shuffle_small``: less than 1 KiB is left, and not 0; ``cut``: jobs that
-        would have had more than ``most`` bytes, and ``cut_bytes``: what was taken off them; quantiles ``before`` and
-        ``after`` of input, shuffle and output bytes.
+        ``shuffle_zero``: jobs with an empty shuffle, ``shuffle_small``: jobs with less than 1 KiB, but not 0; ``cut``:
+        jobs that would have had more than ``most`` bytes, and ``cut_bytes``: the removed bytes; quantiles ``before``
+        and ``after`` of input, shuffle and output bytes.
     """
     shuffling = [job for job in jobs if job.before.shuffle_bytes]
     over = [[max(0, round(getattr(job.before, quantity) * factor) - most) for quantity in QUANTITIES] for job in jobs]

@@ -1,8 +1,8 @@
 """Traces in the format of SWIM: a line for each job, fields separated by tabs.
 
-The fields (SWIM's wiki, "Workloads repository"): name, submit time in seconds, seconds since the job before, bytes of
+The fields (SWIM's wiki, "Workloads repository"): name, submit time in seconds, seconds since the previous job, bytes of
 map input, of the shuffle, and of reduce output; a seventh, the name of the input, is in some files and not read. Empty
-lines and lines that begin with `#` are passed over.
+lines and lines that begin with `#` are skipped.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ SAMPLES = Path(__file__).parent / "samples"
 """Traces that come with the package; each was synthesised from a shape."""
 FIELDS = ("name", "submit time in s", "gap in s", "map input bytes", "shuffle bytes", "reduce output bytes")
 BYTES_MAX = 1 << 60
-"""Of one job, each way: more is no size but a mistake."""
+"""Largest input, shuffle or output of a job; more is treated as a mistake."""
 SECONDS_MAX = 10 * 366 * 86400
-"""Of a trace: ten years."""
+"""Longest trace in seconds: ten years."""
 SHOWN_MAX = 40
-"""Characters of a wrong field that an error repeats."""
+"""Most characters of a wrong field in an error."""
 
 
 @dataclass(frozen=True)
 class TraceJob:
-    """A job as a trace has it."""
+    """A job of a trace."""
 
     name: str
     submit_s: float
-    """Since the beginning of the trace."""
+    """Seconds since the beginning of the trace."""
     input_bytes: int
-    """That its map tasks read."""
+    """Bytes that its map tasks read."""
     shuffle_bytes: int
-    """From map to reduce tasks; 0: it has no reduce tasks."""
+    """Bytes from map to reduce tasks; 0: the job has no reduce tasks."""
     output_bytes: int
-    """That it writes."""
+    """Bytes that the job writes."""
 
 
 QUANTITIES = ("input_bytes", "shuffle_bytes", "output_bytes")
-"""Of a job, in the order of the file."""
+"""Quantities of a job, in the order of the file."""
 
 
 def samples() -> list[str]:
@@ -50,10 +50,10 @@ def samples() -> list[str]:
 
 
 def find(name: str) -> Path:
-    """The file of a trace: one that comes with the package, by its name, or the path of another.
+    """Return the file of a trace: one of the package, by its name, or another one, by its path.
 
     Raises:
-        BadInput: there is none.
+        BadInput: there is no such trace.
     """
     if name in samples():
         return SAMPLES / f"{name}.tsv"
@@ -64,11 +64,11 @@ def find(name: str) -> Path:
 
 
 def read(path: Path) -> list[TraceJob]:
-    """The jobs of a file, in the order of submission.
+    """Read the jobs of a file, in the order of submission.
 
     Raises:
-        BadInput: it cannot be read, has no jobs, or a line is malformed; the text has the file, the number of the line
-            and what was expected.
+        BadInput: the file cannot be read, has no jobs, or a line is malformed; the text has the file, the number of the
+            line and the expected format.
     """
     try:
         with open(path, encoding="utf-8", newline=None) as file:
@@ -99,10 +99,10 @@ def _jobs(path: Path, lines: Iterable[str]) -> Iterator[TraceJob]:
 
 
 def parse(line: str) -> TraceJob:
-    """The job of a line.
+    """Parse the job of a line.
 
     Raises:
-        ValueError: it is malformed; the text has what was found and what was expected.
+        ValueError: the line is malformed; the text has the found and the expected format.
     """
     fields = line.rstrip("\r\n").split("\t")
     if len(fields) not in (len(FIELDS), len(FIELDS) + 1):

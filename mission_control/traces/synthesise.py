@@ -1,8 +1,8 @@
-"""New traces: sampled from windows of another one, as SWIM does, or drawn from a shape.
+"""Synthesise traces: sampled from windows of another one, as in SWIM, or generated from a shape.
 
-A **shape** has aggregates of a trace and none of its jobs: for jobs with and without a shuffle their part, the
-quantiles of their bytes and how these go together (correlations of normal scores, a Gaussian copula); quantiles of gaps
-and of jobs per hour. Shapes that come with the package are in `shapes/`.
+A **shape** has aggregates of a trace and none of its jobs: for jobs with and without a shuffle, their fraction, the
+quantiles of their bytes and the correlations of these (of normal scores, a Gaussian copula); quantiles of gaps and of
+jobs per hour. The package's shapes are in `shapes/`.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from mission_control.traces.swim import BYTES_MAX, QUANTITIES, TraceJob
 
 SHAPES = Path(__file__).parent / "shapes"
 AT = (0, 0.01, 0.05, *(round(0.1 * tenth, 1) for tenth in range(1, 10)), 0.95, 0.99, 0.999, 1)
-"""Quantiles that a shape has."""
+"""Quantiles in a shape."""
 JOBS_MAX = 1_000_000
-"""Of a synthesised trace."""
+"""Most jobs of a synthesised trace."""
 Shape = dict[str, Any]
 
 
 def from_windows(source: Sequence[TraceJob], hours: float, seed: int, window_h: float = 1.0) -> list[TraceJob]:
-    """Put windows of a trace, taken at random and with replacement, one after another (Chen et al., MASCOTS 2011).
+    """Concatenate windows of a trace, sampled with replacement (Chen et al., MASCOTS 2011).
 
     Args:
         source: at least one job, in the order of submission.
-        hours: of the new trace; the last window is cut.
-        window_h: hours of a window: jobs of a burst stay together, and so do large jobs and what was submitted beside
-            them.
+        hours: length of the new trace; the last window is cut.
+        window_h: hours of a window: jobs of a burst stay together, and so do jobs that were submitted at about the same
+            time.
 
     Raises:
-        BadInput: no window that was taken has a job, or they have too many.
+        BadInput: no sampled window has a job, or they have too many.
     """
     random = np.random.default_rng([seed, 1])
     first = source[0].submit_s
@@ -47,7 +47,7 @@ def from_windows(source: Sequence[TraceJob], hours: float, seed: int, window_h: 
     length, end, begin = min(window_h * HOUR_S, span), hours * HOUR_S, 0.0
     found: list[TraceJob] = []
     while begin < end:
-        # Up to the end of the source, whose last job is in a window as often as any other.
+        # A window at the end of the source includes its last job, so that this is sampled as often as any other.
         start = random.uniform(0, span - length)
         low, high = np.searchsorted(times, [start, start + min(length, end - begin)], side="left")
         high += int(high == len(times) - 1 and start + length >= span)
@@ -60,10 +60,10 @@ def from_windows(source: Sequence[TraceJob], hours: float, seed: int, window_h: 
 
 
 def named(jobs: list[TraceJob]) -> list[TraceJob]:
-    """With names of their own, since a job may be there twice.
+    """Rename the jobs, because a job may occur twice.
 
     Raises:
-        BadInput: there are none.
+        BadInput: there are no jobs.
     """
     if not jobs:
         raise BadInput("no job came into the new trace: give more --hours, or another --seed")
@@ -74,19 +74,19 @@ def named(jobs: list[TraceJob]) -> list[TraceJob]:
 def check_count(count: int) -> None:
     """
     Raises:
-        BadInput: more jobs than a synthesised trace may have.
+        BadInput: there are more jobs than a synthesised trace may have.
     """
     if count > JOBS_MAX:
         raise BadInput(f"the new trace would have more than {JOBS_MAX} jobs: give fewer --hours")
 
 
 def fit(jobs: Sequence[TraceJob], hosts: int, about: str) -> Shape:
-    """The shape of a trace.
+    """Compute the shape of a trace.
 
     Args:
-        jobs: some tens at least, in the order of submission.
-        hosts: of the cluster that they ran on.
-        about: where the trace is from, for people to read.
+        jobs: at least some tens of jobs, in the order of submission.
+        hosts: hosts of their cluster.
+        about: origin of the trace, for readers.
     """
     classes = []
     for shuffles in (False, True):
@@ -116,7 +116,7 @@ def fit(jobs: Sequence[TraceJob], hosts: int, about: str) -> Shape:
 
 
 def normal_scores(values: np.ndarray) -> np.ndarray:
-    """Of each value the normal quantile of its rank; equal ones get the mean of theirs."""
+    """Compute normal scores: for each value the normal quantile of its rank; equal values get their mean."""
     _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]
     normal = NormalDist()
@@ -124,7 +124,7 @@ def normal_scores(values: np.ndarray) -> np.ndarray:
 
 
 def rounded(values: Any) -> list[float]:
-    """To three digits."""
+    """Round to three digits."""
     return [float(f"{value:.3g}") for value in values]
 
 
@@ -134,10 +134,10 @@ def shapes() -> list[str]:
 
 
 def load_shape(name: str) -> Shape:
-    """A shape that comes with the package.
+    """Load a shape of the package.
 
     Raises:
-        BadInput: there is none of this name.
+        BadInput: there is no shape of this name.
     """
     if name not in shapes():
         raise BadInput(f"--shape {name}: unknown. Use {', '.join(shapes())}, or --from FILE.")
@@ -146,17 +146,17 @@ def load_shape(name: str) -> Shape:
 
 
 def from_shape(shape: Shape, hours: float, seed: int) -> list[TraceJob]:
-    """Draw a trace from a shape.
+    """Generate a trace from a shape.
 
     Raises:
-        BadInput: the time is so short that no job came into it, or there would be too many.
+        BadInput: the time is too short for a job, or there would be too many.
     """
     random = np.random.default_rng([seed, 2])
     found: list[TraceJob] = []
     for hour in range(int(np.ceil(hours))):
         count = round(float(drawn(shape["jobs_per_hour"], shape["at"], random.random(1))[0]))
         check_count(len(found) + count)
-        # One gap more, for the time after the last job; bursts stay, the sum is an hour.
+        # One more gap than jobs, for the time after the last job. Scaling all gaps to an hour keeps bursts.
         gaps = np.maximum(drawn(shape["gaps_s"], shape["at"], random.random(count + 1)), 0.001)
         times = hour * HOUR_S + np.cumsum(gaps)[:-1] / gaps.sum() * HOUR_S
         kinds = random.choice(len(shape["classes"]), count, p=parts(shape))
@@ -173,10 +173,10 @@ def parts(shape: Shape) -> np.ndarray:
 
 
 def of_class(one: Shape, at: Sequence[float], count: int, random: np.random.Generator) -> np.ndarray:
-    """Bytes of jobs of a class: rows of input, shuffle, output."""
+    """Generate the bytes of jobs of a class: rows of input, shuffle, output."""
     names = list(one["quantiles"])
     together = np.array(one["correlations"])
-    # Of rounded correlations an eigenvalue may be a little below 0.
+    # Rounding of correlations may make an eigenvalue slightly negative.
     values, vectors = np.linalg.eigh(together)
     root = vectors * np.sqrt(np.maximum(values, 0))
     scores = random.standard_normal((count, len(names))) @ root.T
@@ -188,12 +188,12 @@ def of_class(one: Shape, at: Sequence[float], count: int, random: np.random.Gene
 
 
 def drawn(quantiles: Sequence[float], at: Sequence[float], chances: np.ndarray) -> np.ndarray:
-    """The quantiles at these chances; between two that are known by the logarithm, since sizes span ten decades."""
+    """Interpolate quantiles at these probabilities, on a logarithmic scale, because sizes span ten decades."""
     return np.expm1(np.interp(chances, at, np.log1p(quantiles)))
 
 
 def for_hosts(jobs: Sequence[TraceJob], hosts: int, source_hosts: int) -> list[TraceJob]:
-    """The same jobs on another number of hosts: bytes in proportion, times as they are, as SWIM scales them."""
+    """Scale jobs to another number of hosts, as SWIM does: bytes in proportion, times unchanged."""
     return [
         replace(job, **{name: min(BYTES_MAX, round(getattr(job, name) * hosts / source_hosts)) for name in QUANTITIES})
         for job in jobs

@@ -1,5 +1,5 @@
-"""Workloads: what a scenario computes. A new one is one file here, with a class of settings, and one line in
-:data:`WORKLOADS`: from the class come its keys in a scenario, its flags, its measures and how a job of it is made."""
+"""Workloads: what a scenario computes. To add one, add a file here with a class of settings, and one line in
+:data:`WORKLOADS`. The class defines its keys in a scenario, its flags, its measures and its jobs."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Blocks of a distributed file system: `write` stores each on as many hosts as it has replicas, `read` reads each on
-another host than the one that has it. They are Hadoop's stand-alone jobs `hdfsWrite` and `hdfsRead` (paper 000, 3.1);
-the other two are the workloads `shuffle` and `sort`.
+"""Blocks of a distributed file system: `write` stores each replica of a block on another host; `read` reads each block
+on a host that does not have it. They are Hadoop's stand-alone jobs `hdfsWrite` and `hdfsRead` (paper 000, 3.1); the
+other two are the workloads `shuffle` and `sort`.
 
 A block lies in the store of its worker: in memory, and in the spool once that is full. So the network sets the pace,
-and not a disk that all hosts of this machine share.
+and not the disk that all hosts of this machine share.
 
 What the settings of table 2 of the paper are here (first value: default, second: tuned):
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 class BlockSettings(SizedSettings):
     """Base of jobs on blocks."""
 
-    # No shuffle moves here.
+    # These jobs have no shuffle.
     measures: ClassVar[Mapping[str, Measure]] = {"job_seconds": JOB_MEASURES["job_seconds"], **JOB_MEASURES}
 
     block: Annotated[Bytes, Field(ge=1)] = Field(
@@ -50,7 +50,7 @@ class BlockSettings(SizedSettings):
 
 
 class WriteSettings(BlockSettings):
-    """Blocks are written: each is stored on as many hosts as it has replicas, one host after another."""
+    """Write blocks: each is stored on as many hosts as it has replicas, one host after another."""
 
     kind: Literal["write"] = "write"
     replication: Count = Field(3, description="Hosts that store each block (dfs.replication)")
@@ -60,7 +60,7 @@ class WriteSettings(BlockSettings):
 
 
 class ReadSettings(BlockSettings):
-    """Blocks that are there before the clock starts are read, each by another host than has it."""
+    """Read blocks that are put before the clock starts, each by a host that does not have it."""
 
     kind: Literal["read"] = "read"
 
@@ -69,12 +69,12 @@ class ReadSettings(BlockSettings):
 
 
 class Blocks:
-    """What both jobs have: blocks, and the workers where they lie.
+    """Base of both jobs: blocks, and the workers where they lie.
 
     Args:
         workload: of the scenario.
         number: of the job, from 0; each has other bytes.
-        workers: of the cluster; each begins with as many blocks, give or take one.
+        workers: of the cluster; blocks are divided equally among them.
     """
 
     def __init__(self, workload: BlockSettings, number: int, workers: int):
@@ -94,18 +94,18 @@ class Blocks:
     def task(
         self, client: Client, stage: str, number: int, home: str, function: Callable[..., Any], *given: Any
     ) -> Any:
-        """A task that runs on one worker; the place is what the job is about."""
+        """Submit a task that must run on one worker, because its location matters."""
         key = (f"{stage}-{self.run_id}", number)
         return client.submit(function, *given, key=key, pure=False, workers=[home])
 
     def generate(self, client: Client, stage: str, number: int, home: str) -> Any:
-        """The task that makes a block on a worker."""
+        """Submit the task that makes a block on a worker."""
         size = self.last if number == self.count - 1 else self.block
         return self.task(client, stage, number, home, put_random, self.seed, "block", number, 1, size)
 
 
 class Write(Blocks):
-    """One job that writes.
+    """One job that writes blocks.
 
     Raises:
         BadInput: more replicas than workers.
@@ -119,7 +119,7 @@ class Write(Blocks):
             )
         self.replication = workload.replication
         self.replicas: list[list[str]] = []
-        """Of each block the workers that store it, in the order of storing."""
+        """For each block the workers that store it, in the order of storing."""
 
     def prepare(self, client: Client, say: Callable[[str], None]) -> None:
         """Choose places; the blocks themselves are made while the job runs, as by Hadoop's randomwriter."""
@@ -131,7 +131,8 @@ class Write(Blocks):
             self.replicas.append([homes[first], *(others[place] for place in chosen)])
 
     def run(self, client: Client, say: Callable[[str], None]) -> None:
-        """Each host passes a block on once it has stored all of it; the job ends when the last replica is stored."""
+        """Store all replicas: each host forwards a block once it has stored all of it; the job ends with the last
+        replica."""
         size = (self.count - 1) * self.block + self.last
         say(f"writes {_native.format_bytes(size)} in {self.count} blocks, {self.replication} times each")
         for number, homes in enumerate(self.replicas):
@@ -145,7 +146,7 @@ class Write(Blocks):
             future.result()
 
     def check(self, client: Client, say: Callable[[str], None]) -> dict[str, bool]:
-        """Read each replica where it is stored, and compare it with what the first writer made."""
+        """Read each replica where it is stored, and compare it with the original block."""
         say("reads all replicas")
         places = [home for homes in self.replicas for home in homes]
         found = [
@@ -154,7 +155,7 @@ class Write(Blocks):
         ]
         made, read = client.gather(self.made), client.gather(found)
         self.made = []
-        # The first of each block is the one that was made, and not stored.
+        # The first replica of each block was made in place, and not stored from another.
         expected = [made[number - number % self.replication].checksums for number in range(len(made))]
         return {
             "content of every replica": read == expected,
@@ -163,7 +164,7 @@ class Write(Blocks):
 
 
 class Read(Blocks):
-    """One job that reads."""
+    """One job that reads blocks."""
 
     def __init__(self, workload: ReadSettings, number: int, folder: Path, workers: int = 1):
         super().__init__(workload, number, workers)
@@ -179,7 +180,7 @@ class Read(Blocks):
         self.expected = [made.checksums for made in client.gather(self.made)]
 
     def run(self, client: Client, say: Callable[[str], None]) -> None:
-        """All hosts read as many blocks, those of each round from hosts at another distance."""
+        """Read all blocks: every host reads equally many; in each round from hosts at another distance."""
         say("reads")
         homes, reading = self.homes(client), []
         shift = 0
@@ -196,11 +197,11 @@ class Read(Blocks):
 
 
 def store(made: Made) -> Made:
-    """Store a replica of a block that another worker has; its checksum is that of the bytes that arrived."""
+    """Store a replica of another worker's block; return it with the checksum of the bytes that arrived."""
     part = mission_control.fetch(made.reference)[0]
     return Made(mission_control.put([part]), made.checksums)
 
 
 def stored(made: Made) -> list[int]:
-    """Checksum of a replica, computed from the bytes that lie on this worker."""
+    """Compute the checksum of a replica from this worker's bytes."""
     return fetch_part([made], 0)

@@ -76,7 +76,7 @@ class Frames:
 
 
 def wait_for(client: Client, collection: Any) -> None:
-    """Wait until all of a persisted collection is there; each job has a client of its own.
+    """Wait until a persisted collection is complete; each job has its own client.
 
     Raises:
         Exception: That of the first task that failed.
@@ -89,7 +89,7 @@ def wait_for(client: Client, collection: Any) -> None:
 
 
 def rows_of(seed: tuple[int, int], rows: int) -> pd.DataFrame:
-    """Some keys are of several rows."""
+    """Generate the rows of a partition; some keys have several rows."""
     import numpy as np
     import pandas as pd
 
@@ -98,7 +98,7 @@ def rows_of(seed: tuple[int, int], rows: int) -> pd.DataFrame:
 
 
 def checksum(part: pd.DataFrame) -> int:
-    """The same in any order of rows."""
+    """Compute a checksum that does not depend on the order of rows."""
     import pandas as pd
 
     return int(pd.util.hash_pandas_object(part, index=False).sum())

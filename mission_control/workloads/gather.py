@@ -1,8 +1,8 @@
-"""A gather: one task takes a fragment from every sender at once, and again once it has all of them.
+"""A gather: one task fetches a fragment from every sender at once, round after round.
 
-That is where incast collapses a job's goodput: a striped read (paper 003), the reduce task of each iteration of
-k-means, and any barrier at which many hosts answer one. The senders hold a part for each round, so that no round
-repeats bytes.
+In this pattern incast collapses a job's goodput: a striped read (paper 003), the reduce task of each iteration of
+k-means, and any barrier at which many hosts answer one. The senders hold a part for each round, so no round repeats
+bytes.
 """
 
 from __future__ import annotations
@@ -35,15 +35,17 @@ class GatherPoint(Point):
     """Rounds of a gather, of all jobs of the run."""
 
     senders: int = Field(0, description="of each job")
-    fragment_bytes: int = Field(0, description="of each sender for a round")
+    fragment_bytes: int = Field(0, description="bytes that each sender sends for a round")
     rounds: list[float] = Field(default=[], description="seconds of each measured round, job after job")
     ideal_mbit: float | None = Field(None, description="lab with a link rate: equation 1, with headers")
-    timeouts: int | None = Field(None, description="lab: of the senders' kernels, warm-up included")
-    retransmits: int | None = Field(None, description="lab: segments, of the senders' kernels, warm-up included")
+    timeouts: int | None = Field(None, description="lab: timeouts that the senders' kernels counted, warm-up included")
+    retransmits: int | None = Field(
+        None, description="lab: segments that the senders' kernels retransmitted, warm-up included"
+    )
 
 
 def goodput(point: Any) -> float | None:
-    """Of a job, in Mbit/s: bytes of a mean round over its time."""
+    """Goodput of a job in Mbit/s: bytes of a mean round divided by its time."""
     if not point.rounds:
         return None
     return float(point.senders * point.fragment_bytes * 8 / statistics.fmean(point.rounds) / 1e6)
@@ -55,12 +57,12 @@ def of_ideal(point: Any) -> float | None:
 
 
 class GatherSettings(JobSettings):
-    """One task takes a fragment from every sender at once, checks what came, and asks again once it has all."""
+    """One task fetches a fragment from every sender at once, checks them, and begins the next round."""
 
     measures: ClassVar[Mapping[str, Measure]] = {
         "gather_seconds": Measure("s", "measured rounds", lambda p: sum(p.rounds) or None),
         "goodput": Measure("Mbit/s", "goodput", goodput),
-        "of_ideal": Measure("", "goodput, part of the ideal", of_ideal),
+        "of_ideal": Measure("", "goodput, fraction of the ideal", of_ideal),
         "round_median": Measure(
             "ms", "median round", lambda p: statistics.median(p.rounds) * 1e3 if p.rounds else None
         ),
@@ -79,7 +81,7 @@ class GatherSettings(JobSettings):
     senders: AutoCount = Field("auto", description="Senders per job. auto: all workers but the one that receives")
     rounds: Count = Field(20, description="Rounds to measure")
     warm_up: int = Field(
-        2, ge=0, description="Rounds before them: connections are made, and `auto` tries numbers of flows"
+        2, ge=0, description="Warm-up rounds before them: connections are made, and `auto` tries numbers of flows"
     )
 
     def make(self, number: int, folder: Path, workers: int) -> Gather:
@@ -97,7 +99,7 @@ class GatherSettings(JobSettings):
         point.senders, point.fragment_bytes = running.made[0].senders, self.fragment
         point.rounds = [seconds for job in done for seconds in job.seconds]
         if point.world != "lab":
-            return  # hosts share one kernel's counters, and nobody knows the link
+            return  # hosts share one kernel's counters, and the link's rate is not known
         if scenario.topology.link_rate != "auto":
             point.ideal_mbit = ideal_mbit(path_of(scenario), point.senders, self.fragment)
         if done and len(running.made) == 1:  # kernels do not count the jobs of a host apart
@@ -109,18 +111,18 @@ class GatherSettings(JobSettings):
 
 
 class Counted(NamedTuple):
-    """What the kernel of a host has counted since it was started."""
+    """Counters of a host's kernel since its start."""
 
     timeouts: int = 0
     retransmits: int = 0
 
 
 class Gathered(NamedTuple):
-    """What the receiving task says of its rounds."""
+    """The receiving task's report of its rounds."""
 
     seconds: list[float]
     checksums: list[list[int]]
-    """Of each round, of the bytes that came from each sender."""
+    """For each round, a checksum of each sender's bytes."""
 
 
 class Gather:
@@ -144,9 +146,9 @@ class Gather:
         self.expected: list[list[int]] = []
         self.came: list[list[int]] = []
         self.seconds: list[float] = []
-        """Of each measured round."""
+        """Seconds of each measured round."""
         self.counted = Counted()
-        """On the senders' hosts while the job ran."""
+        """Counters of the senders' kernels while the job ran."""
 
     def homes(self, client: Client) -> tuple[str, list[str]]:
         """Addresses of the worker that receives, and of those that send; one worker does both."""
@@ -187,14 +189,14 @@ class Gather:
         return {"content of every fragment": self.came == self.expected}
 
     def kernels(self, client: Client) -> Counted:
-        """What the senders' kernels have counted so far, each kernel once."""
+        """The counters of the senders' kernels so far, each kernel once."""
         _, homes = self.homes(client)
         kernels = dict(client.run(counters, workers=homes).values())
         return Counted(*map(sum, zip(*kernels.values(), strict=True)))
 
 
 def gather(held: list[Made], rounds: int) -> Gathered:
-    """The receiving task. What came is looked at between rounds, while nothing moves."""
+    """Run the receiving task. It checks the fragments between rounds, while nothing moves."""
     references, seconds, checksums = [one.reference for one in held], [], []
     for number in range(rounds):
         began = time.monotonic()
@@ -205,14 +207,14 @@ def gather(held: list[Made], rounds: int) -> Gathered:
 
 
 def counters() -> tuple[int, Counted]:
-    """The network namespace of this worker, and what TCP has counted there."""
+    """The network namespace of this worker, and TCP's counters there."""
     tcp, more = tables(Path("/proc/thread-self/net/snmp")), tables(Path("/proc/thread-self/net/netstat"))
     counted = Counted(more["TcpExt"]["TCPTimeouts"], tcp["Tcp"]["RetransSegs"])
     return os.stat("/proc/thread-self/ns/net").st_ino, counted
 
 
 def tables(path: Path) -> dict[str, dict[str, int]]:
-    """A file of the kernel's in which each table has a line of names and a line of values."""
+    """Parse a file of the kernel in which each table has a line of names and a line of values."""
     lines = [line.split() for line in path.read_text().splitlines()]
     pairs = zip(lines[::2], lines[1::2], strict=True)
     return {names[0].rstrip(":"): dict(zip(names[1:], map(int, values[1:]), strict=True)) for names, values in pairs}

@@ -39,34 +39,40 @@ if TYPE_CHECKING:
 
 
 class IncastPoint(Point):
-    """Blocks of so many senders with fragments of so many bytes each."""
+    """Blocks of one number of senders with one size of fragment."""
 
     senders: int = 0
-    fragment_bytes: int = Field(0, description="of each sender for a block")
-    asked_bytes: int = Field(0, description="as the scenario has it: of each sender, or of all together")
-    goodput_mbit: float | None = Field(None, description="bytes of all blocks over their time, as measured")
-    ideal_mbit: float = Field(0.0, description="equation 1, with headers; with slow start where connections are fresh")
-    rto_s: float = Field(0.0, description="minimum RTO to be expected")
+    fragment_bytes: int = Field(0, description="bytes that each sender sends for a block")
+    asked_bytes: int = Field(0, description="the same as the scenario gives it: of each sender, or of all together")
+    goodput_mbit: float | None = Field(None, description="bytes of all blocks divided by their time, as measured")
+    ideal_mbit: float = Field(0.0, description="equation 1, with headers; includes slow start if connections are fresh")
+    rto_s: float = Field(0.0, description="expected minimum RTO")
     dilation: int = 1
-    interval95: tuple[float, float] | None = Field(None, description="of goodput, from this point's blocks alone")
-    blocks: list[float] = Field(default=[], description="seconds of each")
+    interval95: tuple[float, float] | None = Field(
+        None, description="95 % interval of goodput, from this point's blocks alone"
+    )
+    blocks: list[float] = Field(default=[], description="seconds of each block")
     block_ms: dict[str, float] = Field(default={}, description="median, p95")
-    flows: list[dict[str, Any]] = Field(default=[], description="of each sender what its kernel counted")
-    drops: int | None = Field(None, description="at the receiver's port")
+    flows: list[dict[str, Any]] = Field(default=[], description="counters of each sender's kernel")
+    drops: int | None = Field(None, description="packets dropped at the receiver's port")
     marks: int | None = None
     queue_bytes_p50: int | None = None
     queue_bytes_max: int | None = None
     limits: list[Any] = Field(default=[], description="flows_per_host auto: seconds, flows")
-    rto_min: dict[str, Any] | None = Field(None, description="asked by whom, observed_us, won")
+    rto_min: dict[str, Any] | None = Field(
+        None, description="minimum RTOs by who sets them (asked), observed_us, and which of them applies (won)"
+    )
     trace: list[Any] = Field(default=[], description="seconds, number of the sender, its bytes so far")
     correlations: dict[str, Any] | None = Field(
-        None, description="of variables of traced senders' TCP over time: variables, rank, looks, pairs, strong"
+        None,
+        description="correlations of the traced senders' TCP variables over time: variables, rank, looks, pairs, "
+        "strong",
     )
-    background_mbit: float | None = Field(None, description="what long flows brought meanwhile, together")
+    background_mbit: float | None = Field(None, description="goodput of all long flows together during the measurement")
     ended: str | None = Field(None, description="why it ended early")
-    one_flow_mbit: float | None = Field(None, description="what one long flow gets in the same lab")
+    one_flow_mbit: float | None = Field(None, description="goodput of one long flow in the same lab")
     regime: str = Field("", description="model: ideal, collapsed")
-    at_once: int | None = Field(None, description="model: senders that flows_per_host lets answer at once")
+    at_once: int | None = Field(None, description="model: concurrent senders that flows_per_host allows")
     paper_mbit: float | None = Field(None, description="model: equations 1 to 3 as printed, of so many senders")
 
     def interval_of(self, measure: str) -> tuple[float, float] | None:
@@ -77,7 +83,8 @@ class IncastPoint(Point):
 
 
 def total(name: str) -> Any:
-    """Of all senders; none where one was not heard at the end, so that nothing is known of it."""
+    """Sum a counter over all senders; ``None`` if the counters of one did not arrive, because then the sum is not
+    known."""
     return lambda p: sum(flow[name] for flow in p.flows) if p.flows and all(f["asked"] for f in p.flows) else None
 
 
@@ -89,7 +96,7 @@ class IncastSettings(Settings):
         "goodput": Measure("Mbit/s", "goodput", lambda p: p.goodput_mbit),
         "goodput_of_ideal": Measure(
             "",
-            "goodput, part of the ideal",
+            "goodput, fraction of the ideal",
             lambda p: None if p.goodput_mbit is None else p.goodput_mbit / p.ideal_mbit,
         ),
         "block_median": Measure("ms", "median block", lambda p: p.block_ms.get("median")),
@@ -101,7 +108,7 @@ class IncastSettings(Settings):
         "queue_max": Measure("B", "longest queue", lambda p: p.queue_bytes_max),
         "alpha": Measure(
             "",
-            "alpha, idle part of an RTO in a block",
+            "alpha, idle fraction of an RTO in a block",
             lambda p: alpha(p, p.goodput_mbit) if p.blocks and p.goodput_mbit else None,
             ratios=False,
         ),
@@ -118,7 +125,7 @@ class IncastSettings(Settings):
 
     kind: Literal["incast"] = "incast"
     senders: Annotated[str, BeforeValidator(lambda value: str(value) if type(value) is int else value)] = Field(
-        "1-47", description="How many are asked at once, e.g. 1-47 or 1,2,4,8-16"
+        "1-47", description="Numbers of concurrent senders, e.g. 1-47 or 1,2,4,8-16"
     )
     fragment: Annotated[tuple[Annotated[Bytes, Field(ge=1)], ...], BeforeValidator(several)] = Field(
         ("64 kB",), validate_default=True, min_length=1, description="Bytes of each sender for a block, e.g. 16kB,64kB"
@@ -127,16 +134,16 @@ class IncastSettings(Settings):
         None, description="Bytes of all senders together, in place of fragment"
     )
     sender_rate: Annotated[tuple[Rate, ...], BeforeValidator(several)] = Field(
-        (), description="Lab: rates of the senders' links, in turn; absent: as the receiver's"
+        (), description="Lab: rates of the senders' links, assigned in turn; absent: the receiver's"
     )
     blocks: Count = Field(100, description="Blocks to measure at each point")
-    warm_up: int = Field(10, ge=0, description="Blocks before them")
+    warm_up: int = Field(10, ge=0, description="Warm-up blocks before them")
     deadline: Annotated[Milliseconds, Field(ge=1)] = Field(
-        "60 s", validate_default=True, description="A point ends after this, with what was measured"
+        "60 s", validate_default=True, description="Time limit of a point; it keeps what was measured"
     )
     connections: Literal["persistent", "fresh"] = Field(
         "persistent",
-        description="fresh: each block is asked for over new connections, so that it begins with the initial window; "
+        description="fresh: new connections for each block, so that it begins with the initial window; "
         "they are made before its time begins",
     )
     jitter: Annotated[Milliseconds, Field(ge=0)] = Field(
@@ -146,17 +153,18 @@ class IncastSettings(Settings):
         0.0,
         ge=0,
         lt=1,
-        description="Each socket's minimum RTO is shorter by a random part of it, up to this; sockets cannot have a "
+        description="Shorten each socket's minimum RTO by a random fraction, up to this; sockets cannot have a "
         "longer one than the kernel's",
     )
     traced: int = Field(
         0,
         ge=0,
         le=8,
-        description="Senders of which the report shows what arrived when, and how variables of their TCP correlate",
+        description="Senders to trace: the report shows their arrivals over time and correlations of their TCP "
+        "variables",
     )
     background: int = Field(
-        0, ge=0, le=64, description="Lab: hosts beside the senders that send one long flow each through the same port"
+        0, ge=0, le=64, description="Lab: additional hosts, each of which sends one long flow through the same port"
     )
 
     def check(self, scenario: Scenario) -> None:
@@ -168,7 +176,7 @@ class IncastSettings(Settings):
         check(scenario)
 
     def grid(self) -> list[dict[str, Any]]:
-        """Fragment by fragment, from few senders to many."""
+        """The places of the grid: fragment by fragment, from few senders to many."""
         name, sizes = ("total", (self.total,)) if self.total else ("fragment", self.fragment)
         return [
             {"workload.senders": senders, f"workload.{name}": exact(size)}
@@ -177,7 +185,7 @@ class IncastSettings(Settings):
         ]
 
     def worlds_of(self, scenario: Scenario) -> tuple[str, ...]:
-        """The model costs nothing, and is always drawn."""
+        """Add the model, which takes no time, to the worlds that are plotted."""
         return ("model",) if scenario.world == "model" else ("model", "lab")
 
     def alone(self, scenario: Scenario) -> bool:
@@ -189,7 +197,7 @@ class IncastSettings(Settings):
         return whole
 
     def made_for(self, whole: Scenario) -> str:
-        """Hosts of the lab, which are there at every point."""
+        """The hosts of the lab, the same for all points."""
         return f"{max(quantities.senders(self.senders))} senders"
 
     def opened(self, world: str, whole: Scenario, conditions: Conditions) -> AbstractContextManager[Measuring]:
@@ -202,9 +210,9 @@ class IncastSettings(Settings):
         return pieces(points)
 
     def onsets(self, points: list[Any]) -> list[Onset]:
-        """Where each curve collapses: by its median block, and by its goodput, which the papers draw."""
+        """Where each curve collapses: by its median block, and by its goodput, which the papers plot."""
         curves: dict[tuple[str, str, str, int], list[Any]] = {}
-        for point in (one for one in points if one.asked_bytes):  # not those that could not be measured
+        for point in (one for one in points if one.asked_bytes):  # without points that could not be measured
             curve = curves.setdefault((point.study, point.world, point.variant, point.asked_bytes), [])
             if point.counts:
                 curve.append(point)
@@ -220,7 +228,7 @@ class IncastSettings(Settings):
 
 
 def exact(size: int) -> str:
-    """A size as it is typed, without loss."""
+    """Write a size as a scenario has it, exactly."""
     return quantities.size(size) if size % 1000 == 0 or size % 1024 == 0 else f"{size} B"
 
 
@@ -255,7 +263,7 @@ IN_MODEL = (
     ),
     *("workload.deadline", "workload.traced", "workload.seed"),
 )
-"""What the model reads."""
+"""The keys that the model reads."""
 
 
 @contextmanager
@@ -264,13 +272,13 @@ def in_model(whole: Scenario) -> Iterator[Measuring]:
     from mission_control.scenario import not_in_force
 
     path = path_of(whole)
-    # Figure 4 of paper 000 was measured with one segment at first.
+    # Figure 4 of paper 000 was measured with an initial window of one segment.
     paper = {**path, "initial_window": MSS}
 
     def measure(one: Planned, folder: Path, watch: Watch) -> IncastPoint:
         place = place_of(one.scenario)
         most = at_once(path, place, one.scenario.control.flows_per_host)
-        # With a limit the next sender is asked when one is done: the port and the link see so many, and no more.
+        # With a limit, a request goes to the next sender when one is done, so the port never has more flows than that.
         (row,) = model.predict(path, [most], [place.fragment])["rows"]
         (printed,) = model.predict(paper, [most], [place.fragment], equations="paper")["rows"]
         came = {"goodput_mbit": row["goodput_mbit"], "regime": row["regime"], "paper_mbit": printed["goodput_mbit"]}
@@ -280,7 +288,7 @@ def in_model(whole: Scenario) -> Iterator[Measuring]:
 
 
 def at_once(path: dict[str, Any], place: Place, limit: int | str) -> int:
-    """How many senders answer at the same time; ``auto``: as many as bring most, which is what the trials find."""
+    """How many senders answer at the same time; ``auto``: the number with the highest goodput, as trials find it."""
     if limit == "all":
         return place.senders
     if limit != "auto":
@@ -301,7 +309,7 @@ def in_lab(whole: Scenario) -> Iterator[Measuring]:
     topology = whole.topology.model_copy(update={"hosts": hosts, "link_rate": link_rate(whole)})
     size = whole.model_copy(update={"topology": topology})
     if whole.control.transport == "dctcp":
-        # Of both ends, and before they are connected: ECN is agreed on by the first packets.
+        # The first packets of a connection negotiate ECN, so both ends are set before they connect.
         size = size.model_copy(update={"stack": whole.stack.model_copy(update={"congestion_control": "dctcp"})})
     events, wanted = dilated(whole.topology), whole.expect.goodput_of_one_flow_min
     with lab_of(size) as lab, reads_in(lab) as own:
@@ -351,19 +359,19 @@ def long_flow(measure: Any) -> float:
     """Goodput of one long flow, in Mbit/s.
 
     Raises:
-        PrerequisiteMissing: it could not be measured, and nothing can be said of its part.
+        PrerequisiteMissing: it could not be measured, so no fraction of it is known.
     """
     from mission_control.experiments.points import until_valid
 
     result = until_valid(measure, lambda _: None)
     if result.ended or not result.valid or not result.goodput_mbit:
         why = result.ended or "; ".join(result.invalid_because)
-        raise PrerequisiteMissing(f"what one long flow gets could not be measured: {why}")
+        raise PrerequisiteMissing(f"the goodput of one long flow could not be measured: {why}")
     return float(result.goodput_mbit)
 
 
 def set_up(lab: Lab, scenario: Scenario) -> None:
-    """Give links and ports what the scenario says, whatever events have made of them."""
+    """Restore the scenario's settings of links and ports, which events may have changed."""
     workload: Any = scenario.workload
     rates, slow = workload.sender_rate, scenario.topology.dilation
     changed = {event.host for event in scenario.topology.events if event.do == "rate"}

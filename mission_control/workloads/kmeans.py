@@ -1,6 +1,6 @@
-"""k-means by Lloyd's iterations: a graph that grows until the centres stand still.
+"""k-means by Lloyd's iterations: a graph that grows until the centres converge.
 
-The client looks at each iteration and submits the next one; or the reduce task does so, and delegates its own result to
+The client checks each iteration and submits the next one. Or the reduce task does so, and delegates its own result to
 the next reduce task (paper 001, 5.2.2).
 
 The points lie where they were made, and are read there in every iteration. The centres are one object that every map
@@ -33,13 +33,14 @@ if TYPE_CHECKING:
     from mission_control.scenario import Scenario
 
 PARTITIONS = 8
-"""Map tasks, unless there are more workers."""
+"""Default number of map tasks, unless there are more workers."""
 TOLERANCE = 1e-4
-"""Of the mean variance of the points: a squared shift below it is none (scikit-learn's default)."""
+"""Tolerance, relative to the mean variance of the points: a smaller squared shift ends the iterations (scikit-learn's
+default)."""
 ITERATIONS_MAX = 300
 """scikit-learn's default."""
 ROWS = 8192
-"""Distances of so many points to all centres are computed at once: they fit into a core's cache."""
+"""Points whose distances to all centres are computed at once: they fit into a core's cache."""
 COMPARED_MAX = 500_000
 """With more points the comparison with scikit-learn would take longer than the work."""
 SAME = 1e-6
@@ -47,28 +48,28 @@ SAME = 1e-6
 
 
 PROGRESS = "mission-control-kmeans"
-"""Topic under which reduce tasks that submit the next iteration say how far they are."""
+"""Topic to which reduce tasks that submit the next iteration publish their progress."""
 
 
 class Move(NamedTuple):
-    """What became of the centres in an iteration."""
+    """How far the centres moved in an iteration."""
 
     shift: float
     """Sum of the squared distances by which the centres moved."""
     counted: int
     labels: tuple[int, ...]
-    """A checksum of the labels of each partition: where none changed, the centres will not either."""
+    """A checksum of the labels of each partition: if none changed, the centres will not change either."""
 
 
 class Step(NamedTuple):
-    """What a reduce task says of its iteration."""
+    """A reduce task's report of its iteration."""
 
     centres: mission_control.Reference
     move: Move
 
 
 class Plan(NamedTuple):
-    """What is the same in all iterations that tasks submit."""
+    """The constants of all iterations that tasks submit."""
 
     points: tuple[mission_control.Reference, ...]
     columns: int
@@ -76,11 +77,11 @@ class Plan(NamedTuple):
     at_home: bool
     """Map tasks run where their points were made."""
     run: str
-    """Tells what they say from what those of another job say."""
+    """Distinguishes the progress of this job from another job's."""
 
 
 class KMeansSettings(JobSettings):
-    """Centres of points are found, by Lloyd's iterations."""
+    """k-means: find the centres of points by Lloyd's iterations."""
 
     kind: Literal["kmeans"] = "kmeans"
     points: Count = Field(2_000_000, description="Points per job")
@@ -89,17 +90,18 @@ class KMeansSettings(JobSettings):
     partitions: AutoCount = Field("auto", description="Map tasks per job. auto: one per worker, at least 8")
     points_on: Literal["all", "one"] = Field(
         "all",
-        description="Workers that make the points. all: map tasks run where their points are; one: where Dask likes",
+        description="Workers that make the points. all: map tasks run where their points are; one: Dask places map "
+        "tasks",
     )
-    keep: bool = Field(False, description="Workers that have fetched points keep them for the next iterations")
+    keep: bool = Field(False, description="Workers keep the points that they fetch for later iterations")
     driver: Literal["client", "tasks"] = Field(
         "client",
-        description="Who submits the next iteration. client: the program outside, which waits for each; tasks: the "
+        description="Which process submits the next iteration. client: the client, after each result; tasks: the "
         "reduce task, which delegates to the next one",
     )
     engine: Literal["python", "java", "mapreduce"] = Field(
         "python",
-        description="What tasks are written in. java: classes in one Java process per worker, without a driver; "
+        description="Implementation of the tasks. java: classes in one Java process per worker, without a driver; "
         "mapreduce: functions for the library mapreduce, with the client as driver",
     )
 
@@ -226,7 +228,7 @@ class KMeans:
             "every point counted in every iteration": all(move.counted == self.points for move in self.moves),
         }
         if self.points <= COMPARED_MAX and (theirs := self.scikit_learn(client, say)) is not None:
-            # Where several centres lost all their points, which of them went to which far point is nobody's business.
+            # If several centres lose all their points, it does not matter which of them moves to which far point.
             nearest = ((self.result[:, None] - theirs[None]) ** 2).sum(axis=2).argmin(axis=1)
             same = len(set(nearest)) == self.k and np.abs(self.result - theirs[nearest]).max() <= SAME
             checks[f"centres equal scikit-learn's within {SAME:g}"] = bool(same)
@@ -234,7 +236,7 @@ class KMeans:
         return checks
 
     def scikit_learn(self, client: Client, say: Callable[[str], None]) -> np.ndarray | None:
-        """Its centres from the same start; ``None`` where it is not installed."""
+        """scikit-learn's centres from the same start; ``None`` if it is not installed."""
         try:
             from sklearn.cluster import KMeans as Reference
         except ImportError:
@@ -247,7 +249,7 @@ class KMeans:
 
 
 def standing(moves: list[Move], tolerance: float) -> bool:
-    """Whether nothing moves any more."""
+    """Whether the iterations have converged."""
     if len(moves) > 1 and moves[-1].labels == moves[-2].labels:
         return True
     return moves[-1].shift <= tolerance
@@ -258,12 +260,12 @@ def progress(moves: list[Move], tolerance: float) -> str:
 
 
 def placed(workers: Iterable[str] | None) -> dict[str, Any]:
-    """Where a map task runs: its points are the same in every iteration."""
+    """The worker on which a map task runs: its points are the same in every iteration."""
     return {} if workers is None else {"workers": list(workers), "allow_other_workers": True}
 
 
 def make_points(count: int, number: int, shape: tuple[int, int, int], keep: bool = False) -> mission_control.Reference:
-    """Points around k places, the same places in every partition; an object of one part."""
+    """Generate points around k places, the same places in every partition; put them as an object of one part."""
     seed, k, dimensions = shape
     places = np.random.default_rng(seed).uniform(-10, 10, (k, dimensions))
     random = np.random.default_rng([seed, number])
@@ -276,17 +278,17 @@ def put_rows(rows: np.ndarray, keep: bool = False) -> mission_control.Reference:
 
 
 def rows_of(reference: mission_control.Reference, columns: int) -> np.ndarray:
-    """A fetched object as rows of so many numbers, where it lies."""
+    """View a fetched object as rows of numbers, without a copy."""
     return np.frombuffer(memoryview(mission_control.fetch(reference)[0]), np.float64).reshape(-1, columns)
 
 
 def copy_of(reference: mission_control.Reference, columns: int, rows: int | None = None) -> np.ndarray:
-    """The first rows of an object, or all, for a result that Dask carries."""
+    """Copy the first rows of an object, or all, for a result that Dask carries."""
     return rows_of(reference, columns)[:rows].copy()
 
 
 def centres_of(step: Step | Outcome) -> mission_control.Reference:
-    """Only what the next iteration needs."""
+    """Keep only what the next iteration needs."""
     return step.centres
 
 
@@ -305,38 +307,38 @@ def moments_of(reference: mission_control.Reference, columns: int) -> tuple[np.n
 
 
 class Sums(NamedTuple):
-    """What a map task says of its points."""
+    """The result of a map task."""
 
     sums: mission_control.Reference
-    """Of each centre the sum of its points, and their number in a last column; in a second part points that are far
-    from their centres: squared distance, centre, coordinates."""
+    """An object of two parts: for each centre the sum of its points, and their number in the last column; and points
+    that are far from their centres: squared distance, centre, coordinates."""
     labels: int
 
 
 class Partial(NamedTuple):
-    """What is known of some points."""
+    """Partial sums of some points."""
 
     sums: np.ndarray
-    """Of each centre the sum of its points, and their number in a last column."""
+    """For each centre the sum of its points, and their number in the last column."""
     far: np.ndarray
     """Points that are far from their centres: squared distance, centre, coordinates."""
     labels: int
 
 
 def nearest(rows: np.ndarray, middle: np.ndarray) -> Partial:
-    """Nearest centre of each point, and what the reduce task must know of that."""
+    """Find the nearest centre of each point, and the sums that the reduce task needs."""
     columns = rows.shape[1]
     squares = (middle**2).sum(axis=1)
     labels = np.empty(len(rows), np.int32)
     for first in range(0, len(rows), ROWS):
         block = rows[first : first + ROWS]
-        # The squared distance without the point's own square, which is the same for all centres.
+        # The squared distance without the point's square, which is the same for all centres.
         labels[first : first + ROWS] = (squares - 2 * block @ middle.T).argmin(axis=1)
     sums = np.empty((len(middle), columns + 1))
     for column in range(columns):
         sums[:, column] = np.bincount(labels, rows[:, column], len(middle))
     sums[:, columns] = np.bincount(labels, minlength=len(middle))
-    # What has no points anywhere has none here.
+    # A centre that has no points anywhere has none in this block.
     empty = int((sums[:, columns] == 0).sum())
     far = np.empty((0, columns + 2))
     if empty:
@@ -347,8 +349,8 @@ def nearest(rows: np.ndarray, middle: np.ndarray) -> Partial:
 
 
 def moved_from(old: np.ndarray, parts: list[Partial]) -> tuple[np.ndarray, Move]:
-    """The new centres. One that lost all its points goes to the point that is farthest from its own centre, which loses
-    it (as scikit-learn does)."""
+    """Compute the new centres. A centre without points moves to the point that is farthest from its centre, which loses
+    that point (as in scikit-learn)."""
     columns = old.shape[1]
     total = np.sum([own.sums for own in parts], axis=0)
     far = np.concatenate([own.far for own in parts])
@@ -394,7 +396,7 @@ def update(parts: list[Sums], before: mission_control.Reference, columns: int) -
 def partial_sums(
     given: tuple[mission_control.Reference, mission_control.Reference], columns: int
 ) -> Iterator[tuple[int, tuple[np.ndarray, Partial]]]:
-    """The map function: one key, for one reduce task, which needs the centres, too."""
+    """The map function: one key, for one reduce task; the centres travel with it."""
     points, centres = given
     middle = rows_of(centres, columns)
     yield 0, (middle, nearest(rows_of(points, columns), middle))
@@ -403,7 +405,7 @@ def partial_sums(
 def moved(key: int, values: Iterable[tuple[np.ndarray, Partial]]) -> Iterator[tuple[np.ndarray, Move]]:
     """The reduce function."""
     (old, *_), parts = zip(*values, strict=True)
-    # In one order in all iterations, whatever that of the values is.
+    # Sums are formed in the same order in all iterations, whatever the order of the values.
     yield moved_from(old, sorted(parts, key=operator.attrgetter("labels")))
 
 
@@ -417,7 +419,7 @@ def step_of(output: Output) -> Step:
 
 
 class Outcome(NamedTuple):
-    """What the last reduce task says of them all."""
+    """The last reduce task's report of all iterations."""
 
     centres: mission_control.Reference
     moves: list[Move]
@@ -430,7 +432,7 @@ def begin(
 
 
 def iterate(plan: Plan, centres: mission_control.Reference, moves: list[Move]) -> mission_control.Delegation:
-    """Submit the map tasks of an iteration, and leave the rest to its reduce."""
+    """Submit the map tasks of an iteration, and delegate to its reduce task."""
     from distributed import get_client
 
     client, run = get_client(), uuid4().hex
@@ -445,7 +447,7 @@ def iterate(plan: Plan, centres: mission_control.Reference, moves: list[Move]) -
 def reduce(
     plan: Plan, centres: mission_control.Reference, parts: list[Sums], moves: list[Move]
 ) -> Outcome | mission_control.Delegation:
-    """The new centres; the task's result is that of the next iteration's reduce, if there is one."""
+    """Compute the new centres; delegate to the next iteration's reduce task, if there is one."""
     from distributed import get_worker
 
     step = update(parts, centres, plan.columns)

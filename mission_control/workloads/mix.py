@@ -1,8 +1,8 @@
 """Transfers and nothing else: shuffles; and a mix of patterns, whose first job has a broadcast beside its shuffle.
 
-They show how a policy shares the network between transfers. All objects are there before the clock starts; the tasks
-that are timed only fetch. In the mix a host receives twice as many bytes of the broadcast as of a shuffle, so that
-all end together where a broadcast counts twice (paper 001, table 4.3).
+They show how a policy shares the network between transfers. All objects are put before the clock starts; the timed
+tasks only fetch. In the mix a host receives twice as many bytes of the broadcast as of a shuffle, so all end together
+if a broadcast has twice the weight (paper 001, table 4.3).
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 
 class ShuffleSettings(SizedSettings):
-    """Bytes that are there before the clock starts move from all workers to all."""
+    """All-to-all transfers of bytes that are put before the clock starts."""
 
     kind: Literal["shuffle"] = "shuffle"
     block: Annotated[Bytes, Field(ge=1)] | None = Field(
-        None, description="Input of a map task, whose output is as much; absent: one map task per worker"
+        None, description="Input of a map task, whose output has the same size; absent: one map task per worker"
     )
 
     def make(self, number: int, folder: Path, workers: int) -> Shuffle:
@@ -115,10 +115,10 @@ class Shuffle:
 class Mix(Shuffle):
     """One job of the mix: the first has a broadcast, too."""
 
-    # So that some tasks wait for bytes while others look at what came.
+    # Several tasks per worker, so that some wait for bytes while others check theirs.
     tasks_per_worker = 4
-    # A task of a shuffle fetches many small parts, as those of real shuffles do; and a receiver asks for few pieces of
-    # one broadcast object at once, too few for a share of half of ten flows.
+    # A task of a shuffle fetches many small parts, as in real shuffles. The broadcast has several objects, because a
+    # receiver requests few pieces of one object at once: too few for a share of five of ten flows.
     objects_per_worker = 4
 
     def __init__(self, workload: SizedSettings, number: int, folder: Path, workers: int = 1):

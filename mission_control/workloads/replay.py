@@ -1,9 +1,8 @@
 """Replays a trace: its jobs, scaled, as real jobs, each at its time (paper 000, 3.2: SWIM).
 
-A job has map tasks that read its input, a shuffle, and reduce tasks that write its output. Input is made where it is
-read, as a file system with local replicas would have it. Shuffle and output are put, so that they lie in memory, or
-beyond it in the store's spool files. Every byte that arrives is compared with what its sender was to put, and so is all
-output.
+A job has map tasks that read its input, a shuffle, and reduce tasks that write its output. Tasks generate their input
+locally, as if a file system had local replicas. Shuffle and output are put: they lie in memory, or in the store's spool
+files once that is full. Every byte that arrives, and all output, is compared with the expected content.
 """
 
 from __future__ import annotations
@@ -34,16 +33,16 @@ if TYPE_CHECKING:
     from mission_control.worlds.site import Site
 
 PERIOD = 65521
-"""Bytes after which content repeats: a prime, so that a block that arrives in another's place is noticed."""
+"""Bytes after which content repeats: a prime, so a block that arrives in another's place is detected."""
 TASKS_MAX = 256
-"""Map tasks of a job, and reduce tasks: with more of both a shuffle would be of small change."""
+"""Most map tasks of a job, and most reduce tasks: with more of both, parts of a shuffle would be tiny."""
 JOB_MAX = 16 << 30
-"""Bytes of a job each way, so that no task holds more than 64 MiB of it at once."""
+"""Most bytes of input, shuffle and output of a job, so that no task holds more than 64 MiB at once."""
 READ = 1 << 20
-"""Bytes of input that a map task has in memory."""
+"""Bytes of input that a map task holds in memory at once."""
 SHUFFLE, OUTPUT, INPUT = range(3)
 LATE_S = 0.1
-"""A job that begins within this was on time."""
+"""Seconds: a job that begins within this time counts as on time."""
 
 
 class ReplayPoint(Point):
@@ -53,7 +52,7 @@ class ReplayPoint(Point):
     late_s: dict[str, float] = Field(default={}, description="quantiles of how long after its time a job began")
     late: int = Field(0, description="jobs that began more than 0.1 s after their time")
     under_way_max: int = Field(0, description="most jobs that had begun and not ended")
-    distortion: dict[str, Any] = Field(default={}, description="what scaling did to the trace")
+    distortion: dict[str, Any] = Field(default={}, description="how scaling changed the trace")
 
 
 def of(quantities: str, name: str) -> Any:
@@ -81,13 +80,13 @@ class ReplaySettings(ClusterSettings):
 
     kind: Literal["replay"] = "replay"
     trace: str = Field("sample", description="File in SWIM's format, or sample: a synthesised one of 2 hours")
-    trace_hosts: Count = Field(600, description="Hosts of the cluster that the trace is of; bytes shrink in proportion")
-    scale: float = Field(0.1, gt=0, le=1000, description="Bytes are multiplied by this, too")
+    trace_hosts: Count = Field(600, description="Hosts of the traced cluster; bytes are scaled in proportion to hosts")
+    scale: float = Field(0.1, gt=0, le=1000, description="Additional factor of all bytes")
     start: float = Field(0.0, ge=0, description="Hour of the trace at which to begin")
     hours: float = Field(1.0, gt=0, le=10000, description="Hours of the trace to replay")
     speed: float = Field(10.0, gt=0, le=1e6, description="Seconds of the trace in one second of the replay")
     at_once: Annotated[int, Field(ge=1, le=256)] = Field(
-        16, description="Most jobs under way; others wait, and are late"
+        16, description="Most concurrent jobs; others wait, and are late"
     )
     block: Annotated[Bytes, Field(ge=1, le=1 << 30)] = Field(
         "1 MiB", validate_default=True, description="Bytes of a task: larger jobs have more tasks, up to 256 of each"
@@ -105,7 +104,7 @@ class ReplaySettings(ClusterSettings):
             raise ValueError(str(error)) from None
 
     def factor(self, hosts: int) -> float:
-        """By which bytes are multiplied on so many hosts."""
+        """The factor of all bytes on this number of hosts."""
         return self.scale * hosts / self.trace_hosts
 
     def scaled(self, hosts: int) -> list[ScaledJob]:
@@ -155,7 +154,7 @@ class ReplayedJob:
     def __init__(self, job: ScaledJob, number: int, block: int, seed: int, homes: Sequence[str]):
         self.job, self.seed, self.homes = job, (seed, number), homes
         self.maps = tasks(max(job.input_bytes, job.shuffle_bytes or job.output_bytes), block)
-        # As in Hadoop: what shuffles nothing has no reduce tasks, and its map tasks write.
+        # As in Hadoop: a job without a shuffle has no reduce tasks, and its map tasks write its output.
         self.reduces = tasks(max(job.shuffle_bytes, job.output_bytes), block) if job.shuffle_bytes else 0
         self.found: list[Done] = []
         self.written: list[Future] = []
@@ -179,7 +178,7 @@ class ReplayedJob:
         ]
         self.written = maps
         if self.reduces:
-            # Hadoop places reduce tasks without a look at where their input lies.
+            # Hadoop places reduce tasks without regard to the location of their input.
             places = random.Random(repr(self.seed))
             self.written = [
                 client.submit(
@@ -198,7 +197,7 @@ class ReplayedJob:
         self.found = client.gather([*maps, *(self.written if self.reduces else ())])
 
     def check(self, client: Client) -> dict[str, bool]:
-        """Whether all bytes were read, arrived and were written, and are right; frees the output."""
+        """Check that all bytes were read, arrived, were written and are correct; free the output."""
         checks = []
         for number, (future, done) in enumerate(zip(self.written, self.found[-len(self.written) :], strict=True)):
             if done.output is not None:
@@ -216,16 +215,16 @@ class ReplayedJob:
 
 
 class Done(NamedTuple):
-    """What a task did."""
+    """The report of a task."""
 
     read: int
     """Bytes of input."""
     shuffle: mission_control.Reference | None = None
-    """What it put for reduce tasks, a part for each."""
+    """The object that it put for reduce tasks, a part for each."""
     arrived: int = 0
     """Bytes that it fetched."""
     wrong: int = 0
-    """Parts among them that were not as put."""
+    """Fetched parts that were wrong."""
     output: mission_control.Reference | None = None
 
 
@@ -234,12 +233,12 @@ def tasks(size: int, block: int) -> int:
 
 
 def split(size: int, parts: int) -> list[int]:
-    """A size in nearly equal parts."""
+    """Split a size into nearly equal parts."""
     return [size * (index + 1) // parts - size * index // parts for index in range(parts)]
 
 
 def block_of(key: tuple[int, ...], size: int) -> np.ndarray:
-    """The bytes that content of this key repeats."""
+    """The bytes that the content of this key repeats."""
     random_bytes = np.random.Generator(np.random.PCG64(list(key))).bytes(min(size, PERIOD))
     return np.frombuffer(random_bytes, np.uint8)
 
@@ -264,7 +263,7 @@ def is_right(view: Any, key: tuple[int, ...], size: int) -> bool:
 
 
 def put_made(sizes: Sequence[int], keys: Sequence[tuple[int, ...]]) -> mission_control.Reference | None:
-    """Put an object of parts with the content of these keys; none where there is nothing to put."""
+    """Put an object of parts with the content of these keys; ``None`` if all would be empty."""
     if not sum(sizes):
         return None
     segment = mission_control.allocate(sum(sizes))
@@ -278,7 +277,7 @@ def put_made(sizes: Sequence[int], keys: Sequence[tuple[int, ...]]) -> mission_c
 
 
 def map_part(seed: tuple[int, ...], input_bytes: int, shuffle: Sequence[int] | None, output_bytes: int) -> Done:
-    """Read some input; put what each reduce task gets, or the output where there are none.
+    """Read some input; put a part for each reduce task, or the output if there are none.
 
     Args:
         seed: of the scenario, number of the job, number of the task.
@@ -294,10 +293,10 @@ def map_part(seed: tuple[int, ...], input_bytes: int, shuffle: Sequence[int] | N
 
 
 def reduce_part(maps: Sequence[Done], seed: tuple[int, ...], index: int, output_bytes: int) -> Done:
-    """Fetch a part of what each map task put, compare it, and write output."""
+    """Fetch a part from each map task, check it, and write output."""
     put = [(number, done.shuffle) for number, done in enumerate(maps) if done.shuffle is not None]
     arrived = wrong = 0
-    # Where all parts are empty there is nothing to fetch.
+    # If all parts are empty there is nothing to fetch.
     if any(reference.sizes[index] for _, reference in put):
         fetched = mission_control.fetch([reference for _, reference in put], part=index)
         for (number, reference), part in zip(put, fetched, strict=True):
@@ -308,7 +307,7 @@ def reduce_part(maps: Sequence[Done], seed: tuple[int, ...], index: int, output_
 
 
 def output_is_right(done: Done, key: tuple[int, ...]) -> bool:
-    """Whether what a task put as its output is what it was to put."""
+    """Whether the output of a task has the expected content."""
     assert done.output is not None
     (part,) = mission_control.fetch([done.output], part=0)
     return is_right(part, key, done.output.sizes[0])

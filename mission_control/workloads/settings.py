@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 
 def quantity(parse: Callable[[str], float], unit: str, what: str, example: str) -> tuple[Any, Any]:
-    """Validator and serializer of a number that is written with its unit.
+    """Make the validator and serializer of a number that has its unit in files.
 
     Args:
-        parse: gives the number of units that a text says.
-        unit: in which files write it.
+        parse: converts a text to a number of units.
+        unit: the unit in files.
         what: kind of quantity, and ``example`` of one, for errors.
     """
 
@@ -50,7 +50,7 @@ Count = Annotated[int, Field(ge=1)]
 
 
 def several(value: Any) -> Any:
-    """A list, or as people type one: `16kB,64kB`."""
+    """Accept a list, or a text with commas: `16kB,64kB`."""
     return value.split(",") if isinstance(value, str) else value
 
 
@@ -66,11 +66,11 @@ class Measure:
 
     unit: str
     words: str
-    """As tables and axes name it."""
+    """Its name in tables and on axes."""
     of: Callable[[Any], float | None]
     """Its value at a point; ``None``: the point does not have it."""
     ratios: bool = True
-    """Whether variants are compared by their ratios, which say nothing of what may be 0 or less."""
+    """Whether variants are compared by ratios; they make no sense where values may be 0 or less."""
 
     @property
     def label(self) -> str:
@@ -78,7 +78,7 @@ class Measure:
 
 
 class Job(Protocol):
-    """One job of a workload. ``say`` takes a line on what is being done, for people to see."""
+    """One job of a workload. ``say`` takes a line of progress for the user."""
 
     def prepare(self, client: Client, say: Callable[[str], None]) -> None:
         """Make the input; not timed."""
@@ -87,28 +87,28 @@ class Job(Protocol):
         """Do the work; timed, inside the job's :func:`mission_control.job`."""
 
     def check(self, client: Client, say: Callable[[str], None]) -> dict[str, bool]:
-        """Whether the result is right: name of each check, and whether it holds; not timed."""
+        """Verify the result: the name of each check, and whether it passed; not timed."""
 
 
 class Settings(Part):
     """Base of a workload's settings. Each field is a key of `[workload]` and a flag of `mission run KIND`."""
 
     worlds: ClassVar[tuple[str, ...]]
-    """In which it can run."""
+    """Worlds in which it can run."""
     measures: ClassVar[Mapping[str, Measure]]
-    """The first one is compared unless the scenario says otherwise."""
+    """Measures by name; studies compare the first unless the scenario names others."""
     unread: ClassVar[tuple[str, ...]] = ()
-    """Keys of other tables that it does not read."""
+    """Keys of other tables that it ignores, so a scenario may not set them."""
     point: ClassVar[type[Point]] = Point
-    """What a point of it is."""
+    """The type of its points."""
     axis: ClassVar[str] = ""
-    """Key of the scenario over which its measures are drawn as curves."""
+    """Key of the scenario on the x-axis of its curves."""
     leaves_files: ClassVar[bool] = False
     """Whether a point leaves files of its own."""
     reads_data: ClassVar[bool] = False
-    """Whether its jobs have input and output files in a folder that all workers see."""
+    """Whether its jobs read and write files in a folder shared by all workers."""
     many_jobs: ClassVar[bool] = False
-    """Whether a point has so many jobs that reports have no line for each."""
+    """Whether a point has too many jobs for a line each in reports."""
     side_by_side: ClassVar[bool] = False
     """Whether scenarios of it may be measured at the same time on one machine."""
 
@@ -116,26 +116,26 @@ class Settings(Part):
     seed: int = Field(1, description="Input seed: the same seed makes the same input")
 
     def check(self, scenario: Scenario) -> None:
-        """Raise ValueError where other tables of the scenario do not fit this workload."""
+        """Raise ValueError if other tables of the scenario do not fit this workload."""
 
     def grid(self) -> list[dict[str, Any]]:
-        """Places that these settings ask for: values of keys of the scenario at each."""
+        """The points of the workload's grid: for each, keys of the scenario and their values."""
         return [{}]
 
     def worlds_of(self, scenario: Scenario) -> tuple[str, ...]:
-        """Where the scenario runs unless the command line says otherwise."""
+        """Worlds in which the scenario runs, unless the command line names one."""
         return (scenario.world,)
 
     def alone(self, scenario: Scenario) -> bool:
-        """Whether nothing else may be measured on this machine meanwhile."""
+        """Whether this machine may measure nothing else at the same time."""
         return not self.side_by_side
 
     def site(self, whole: Scenario) -> Any:
-        """What a world is made of: points of equal values are measured in the same one, one after the other."""
+        """The key of a world: points with equal keys are measured in the same world, one after the other."""
         raise NotImplementedError
 
     def made_for(self, whole: Scenario) -> str:
-        """What the world of all points has that the scenario of one does not say."""
+        """What the world needs for all points, beyond the scenario of a single one."""
         return ""
 
     def opened(self, world: str, whole: Scenario, conditions: Conditions) -> AbstractContextManager[Measuring]:
@@ -150,38 +150,38 @@ class Settings(Part):
         raise NotImplementedError
 
     def onsets(self, points: list[Any]) -> list[Onset]:
-        """Where curves of these points collapse."""
+        """The onsets of collapse of these points' curves."""
         return []
 
     @classmethod
     def pieces(cls, points: Sequence[Any]) -> list[dict[str, Any]]:
-        """What the report of these points has that other workloads' do not."""
+        """Sections of the report that only this workload has."""
         return []
 
     @classmethod
     def lines(cls, point: Any) -> list[str] | None:
-        """A single point in words, as `mission run` prints it; None: as of any workload."""
+        """Describe a single point, as `mission run` prints it; ``None``: use the general description."""
         return None
 
 
 def shuffle_seconds(job: JobResult) -> float | None:
-    """Of the longest shuffle of a job."""
+    """Return how long the longest shuffle of a job took."""
     seconds = (transfer.seconds for transfer in job.transfers if transfer.pattern == "shuffle")
     return max((one for one in seconds if one is not None), default=None)
 
 
 def shuffle_part(job: JobResult) -> float | None:
-    """The part of a job's time in which it shuffles (paper 001, figure 1.1)."""
+    """The fraction of a job's time in which it shuffles (paper 001, figure 1.1)."""
     seconds = shuffle_seconds(job)
     return None if seconds is None or not job.seconds else seconds / job.seconds
 
 
 PARTS_MIN = 5
-"""Jobs; fewer are no distribution."""
+"""Fewest jobs that are plotted as a distribution."""
 
 
 def shuffle_parts(points: Sequence[Point]) -> list[dict[str, Any]]:
-    """Figure 1.1 of paper 001: a curve for each variant, of its jobs at all places."""
+    """Plot figure 1.1 of paper 001: a curve for each variant, of its jobs at all points."""
     from mission_control.experiments import charts
     from mission_control.experiments.report import drawn, text
 
@@ -190,8 +190,8 @@ def shuffle_parts(points: Sequence[Point]) -> list[dict[str, Any]]:
         parts = [part for job in point.jobs if (part := shuffle_part(job)) is not None]
         found.setdefault(point.variant, []).extend(parts)
     found = {name: parts for name, parts in found.items() if len(parts) >= PARTS_MIN}
-    words = "The part of a job's time in which it shuffles, of all jobs whatever their size (paper 001, figure 1.1)."
-    return [text(words), drawn(charts.cdf(found, "jobs", "part of the job that is shuffle"))] if found else []
+    words = "The fraction of a job's time in which it shuffles, for jobs of all sizes (paper 001, figure 1.1)."
+    return [text(words), drawn(charts.cdf(found, "jobs", "fraction of the job that is shuffle"))] if found else []
 
 
 def mean(values: list[float | None]) -> float | None:
@@ -211,11 +211,13 @@ JOB_MEASURES = {
         lambda p: max((one for job in p.jobs if (one := shuffle_seconds(job)) is not None), default=None),
     ),
     "job_seconds": Measure("s", "job", lambda p: p.seconds),
-    "shuffle_part": Measure("", "part of the job that is shuffle", lambda p: mean([shuffle_part(j) for j in p.jobs])),
+    "shuffle_part": Measure(
+        "", "fraction of the job that is shuffle", lambda p: mean([shuffle_part(j) for j in p.jobs])
+    ),
     "mean_job_seconds": Measure("s", "mean job", lambda p: mean([job.seconds for job in p.jobs])),
     "fairness": Measure("", "Jain's index of receivers", lambda p: of_shuffles(p, "fairness")),
     "flow_fairness": Measure("", "Jain's index of flows", lambda p: of_shuffles(p, "flow_fairness")),
-    "share": Measure("", "first job's part of the bytes", lambda p: p.jobs[0].share if p.jobs else None),
+    "share": Measure("", "first job's fraction of the bytes", lambda p: p.jobs[0].share if p.jobs else None),
     "first_shuffle_seconds": Measure(
         "s", "first job's shuffle", lambda p: shuffle_seconds(p.jobs[0]) if p.jobs else None
     ),
@@ -234,9 +236,9 @@ class ClusterSettings(Settings):
     )
 
     def site(self, whole: Scenario) -> Any:
-        """All that a world is made of; jobs bring the rest with them."""
+        """The parts of the scenario that make a world; all else belongs to the jobs."""
         if whole.topology.events:
-            return object()  # equal to nothing: what has happened to a network is not undone
+            return object()  # equal to no other: the effects of events on a network are not undone
         control = whole.control
         marks = control.transport == "dctcp" and whole.topology.port.ecn_threshold is None
         return whole.topology, whole.stack, control.policy, control.flows_per_host, control.encrypt is True, marks
@@ -251,7 +253,7 @@ class ClusterSettings(Settings):
 
         Args:
             scenario: of the point.
-            data: folder for the jobs' input and output; all workers must see it.
+            data: folder for the jobs' input and output, shared by all workers.
 
         Raises:
             BadInput: the workload's input is malformed.
@@ -259,16 +261,16 @@ class ClusterSettings(Settings):
         raise NotImplementedError
 
     def found(self, point: Any, running: Any, scenario: Scenario) -> None:
-        """Add what only this workload measures to its point.
+        """Add the measurements that only this workload has to its point.
 
         Args:
-            point: of :attr:`point`'s type, with all that every point of jobs has.
-            running: what :meth:`running` gave; some jobs may have failed.
+            point: of :attr:`point`'s type, complete but for these measurements.
+            running: the result of :meth:`running`; some jobs may have failed.
         """
 
 
 class JobSettings(ClusterSettings):
-    """Base of workloads that are a few jobs, all at once."""
+    """Base of workloads that are a few concurrent jobs."""
 
     measures: ClassVar[Mapping[str, Measure]] = JOB_MEASURES
     leaves_files: ClassVar[bool] = True
@@ -285,8 +287,8 @@ class JobSettings(ClusterSettings):
 
         Args:
             number: of the job, from 0; each has another input.
-            folder: for its data; all workers must see it.
-            workers: of the cluster, each of which gets something to do.
+            folder: for its data, shared by all workers.
+            workers: of the cluster; each gets part of the work.
         """
         raise NotImplementedError
 
@@ -307,11 +309,11 @@ class JobSettings(ClusterSettings):
 
 
 class SizedSettings(JobSettings):
-    """Base of jobs whose input is so many bytes."""
+    """Base of jobs whose input has a size in bytes."""
 
     size: Bytes = Field("1 GiB", validate_default=True, ge=100, description="Input per job")
     sizes: Annotated[tuple[Annotated[Bytes, Field(ge=100)], ...], BeforeValidator(several)] = Field(
-        (), description="Input of each job, where jobs differ, in place of size"
+        (), description="Input of each job, if jobs differ; replaces size"
     )
 
     def of_job(self, number: int) -> JobSettings:

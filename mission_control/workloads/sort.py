@@ -1,4 +1,4 @@
-"""Sorts records of 100 bytes with a 10-byte key, as the public sort benchmark does: files in, files out.
+"""Sort records of 100 bytes with a 10-byte key, as in the public sort benchmark: files in, files out.
 
 Map tasks read a file, split it by sampled splitters and put the parts; reduce tasks fetch one part of each, sort and
 write. A record is a key of 10 printable characters, 32 digits of its number, filler, and an end of line.
@@ -31,9 +31,11 @@ if TYPE_CHECKING:
 RECORD = 100
 KEY = 10
 PARTITION_BYTES = 64 << 20
-"""A task holds its input and its output: small beside the memory of a worker, large beside a task's overhead."""
+"""Bytes of a task's input: small compared to a worker's memory (it also holds the output), large compared to a task's
+overhead."""
 SAMPLES_PER_FILE = 1000
-"""With 16 files the largest part is within some 10 % of the mean (sample sort, Blelloch et al. 1991)."""
+"""Keys sampled per file: with 16 files the largest part is within about 10 % of the mean (sample sort, Blelloch et al.
+1991)."""
 
 
 class SortSettings(SizedSettings):
@@ -42,13 +44,14 @@ class SortSettings(SizedSettings):
     kind: Literal["sort"] = "sort"
     engine: Literal["python", "java", "mapreduce"] = Field(
         "python",
-        description="What tasks are written in. java: classes in one Java process per worker; mapreduce: functions for "
-        "the library mapreduce",
+        description="Implementation of the tasks. java: classes in one Java process per worker; mapreduce: "
+        "functions for the library mapreduce",
     )
     partitions: AutoCount = Field("auto", description="Map tasks per job. auto: one per worker, and per 64 MiB")
     reducers: AutoCount = Field("auto", description="Reduce tasks per job. auto: as many as map tasks")
     placement: Literal["free", "even"] = Field(
-        "free", description="Where tasks run. free: where Dask likes; even: in turn, so that all hosts send as much"
+        "free",
+        description="Placement of tasks. free: by Dask; even: workers in turn, so that all hosts send the same amount",
     )
 
     def make(self, number: int, folder: Path, workers: int) -> Sort:
@@ -90,7 +93,7 @@ class Sort:
         self.made = client.gather(futures)
 
     def splitters(self, client: Client) -> bytes:
-        """Keys that cut the input into parts of nearly equal size."""
+        """Sample the keys that split the input into parts of nearly equal size."""
         samples = client.gather(
             client.map(sample_keys, self.inputs, range(self.partitions), key="sort-sample", pure=False)
         )
@@ -105,11 +108,11 @@ class Sort:
         say("samples its keys")
         splitters = self.splitters(client)
         say("maps, shuffles and reduces")
-        run = uuid4().hex  # keys of two jobs must not meet
+        run = uuid4().hex  # keys of two jobs must differ
         workers = sorted(client.scheduler_info(n_workers=-1)["workers"])
 
         def home(index: int) -> dict[str, Any]:
-            """Where a task runs, if that is fixed; elsewhere all the same if that worker is gone."""
+            """The worker on which a task runs, if that is fixed; another one if that worker is gone."""
             return {"workers": [workers[index % len(workers)]], "allow_other_workers": True} if self.even else {}
 
         map_one = self.map_in_java(splitters) if self.engine == "java" else partial(map_file, splitters=splitters)
@@ -133,11 +136,11 @@ class Sort:
             )
             for index, path in enumerate(self.outputs)
         ]
-        del parts  # what is reduced need not be kept
+        del parts  # parts that were reduced are not needed any more
         client.gather(done)
 
     def map_reduce(self, client: Client, say: Callable[[str], None]) -> None:
-        """The same work on the library."""
+        """The same job, implemented with the library mapreduce."""
         say("samples its keys, maps, shuffles and reduces")
         seeds = zip(self.inputs, range(self.partitions), strict=True)
         made = mission_control.mapreduce(
@@ -158,7 +161,7 @@ class Sort:
         return partial(map_file_in_java, keys=keys)
 
     def run_over_dask(self, client: Client) -> None:
-        """The same work with its shuffle over stock Dask: for `mission bench sort`."""
+        """The same job with its shuffle over stock Dask: for `mission bench sort`."""
         splitters = self.splitters(client)
         run = uuid4().hex
         parts = client.map(partial(map_file_to_arrays, splitters=splitters), self.inputs, key="stock-map", pure=False)
@@ -258,7 +261,7 @@ def reduce_part(references: list[mission_control.Reference], index: int, path: P
 
 
 def records_of(given: tuple[Path, int]) -> pa.Table:
-    """A whole file as a column of records: in the order of their bytes they are in that of their keys."""
+    """View a whole file as a column of records: sorting them by their bytes sorts them by their keys."""
     import pyarrow as pa
 
     whole = read_file(given[0])
@@ -275,7 +278,7 @@ def sampled_keys(given: tuple[Path, int]) -> list[bytes]:
 
 
 def as_bytes(table: pa.Table) -> Iterator[memoryview]:
-    """Sorted records, as they go to the file."""
+    """Convert sorted records to the bytes of the file."""
     for chunk in table.column(0).chunks:
         yield memoryview(chunk.buffers()[1])[chunk.offset * RECORD : (chunk.offset + len(chunk)) * RECORD]
 
@@ -291,7 +294,7 @@ def reduce_part_in_java(references: list[mission_control.Reference], index: int,
 
 
 def write_sorted(records: Sequence[Any], path: Path) -> int:
-    """Sorts records of several buffers into memory of the data plane, and writes them whole or not at all."""
+    """Sort the records of several buffers into memory of the data plane, and write them whole or not at all."""
     out = mission_control.allocate(sum(map(len, records)), scratch=True)
     _native.rows_sort(records, RECORD, KEY, out)
     part = path.with_name(path.name + ".part")
@@ -304,7 +307,7 @@ def write_sorted(records: Sequence[Any], path: Path) -> int:
 
 
 def map_file_to_arrays(path: Path, splitters: bytes) -> list[np.ndarray]:
-    """As :func:`map_file`, for Dask to move."""
+    """As :func:`map_file`, but the parts are a result that Dask moves."""
     whole = read_file(path)
     parts = mission_control.allocate(len(whole), scratch=True)
     sizes = _native.records_partition(whole, splitters, parts)
@@ -312,7 +315,7 @@ def map_file_to_arrays(path: Path, splitters: bytes) -> list[np.ndarray]:
 
 
 def reduce_arrays(pieces: list[np.ndarray], path: Path) -> int:
-    """As :func:`reduce_part`, of what Dask moved."""
+    """As :func:`reduce_part`, with parts that Dask moved."""
     return write_sorted(pieces, path)
 
 

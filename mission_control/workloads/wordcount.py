@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 PARTITION_BYTES = 64 << 20
 """As in the sort workload."""
 WORDS = 50_000
-"""Different ones; a novel has some 10,000, an encyclopedia some millions."""
+"""Distinct words; a novel has about 10,000, an encyclopedia some millions."""
 LINE = 12
-"""Words of a line."""
+"""Words per line."""
 BLOCK = 1 << 16
 
 
@@ -108,7 +108,7 @@ def all_items(output: Output) -> list[tuple[bytes, int]]:
 
 
 def vocabulary() -> list[bytes]:
-    """All words; frequent ones are short, as in any language."""
+    """Generate all words; frequent ones are short, as in natural languages."""
     letters = b"etaoinshrdlucmfwypvbgkjqxz"
     made = []
     for number in range(WORDS):
@@ -122,7 +122,7 @@ def vocabulary() -> list[bytes]:
 
 
 def make_text(path: Path, seed: tuple[int, int], size: int) -> np.ndarray:
-    """Write words whose frequencies are as their ranks (Zipf); return how often each was written."""
+    """Write words with frequencies by Zipf's law; return how often each was written."""
     random = np.random.default_rng(seed)
     chances = 1 / np.arange(1, WORDS + 1)
     cumulated = np.cumsum(chances / chances.sum())

@@ -1,4 +1,4 @@
-"""Worlds: where jobs run. A new one is one file here and one line in :data:`WORLDS` and in :data:`READS`."""
+"""Worlds: where jobs run. To add one, add a file here and one line in :data:`WORLDS` and in :data:`READS`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from mission_control.worlds.lab import in_lab
 from mission_control.worlds.local import local
 
 WORLDS: dict[str, Any] = {"local": local, "lab": in_lab, "cluster": cluster}
-"""By name: context managers that take the scenario, a scheduler's address, and whether a policy may be installed, and
-give a :class:`Site`."""
+"""Context managers by the name of their world. Each takes the scenario, a scheduler's address, and whether a policy may
+be installed, and gives a :class:`Site`."""
 
 READS: dict[str, tuple[str, ...]] = {
     "local": (
@@ -22,7 +22,7 @@ READS: dict[str, tuple[str, ...]] = {
         "control.",
     ),
     "lab": ("",),
-    # Policy and flows are held against what is in force there.
+    # Policy and flows are compared with the cluster's.
     "cluster": ("workload.", "control."),
 }
-"""Keys, or beginnings of keys, that each reads."""
+"""Keys, or prefixes of keys, that each world reads."""

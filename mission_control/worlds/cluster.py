@@ -19,11 +19,11 @@ CERTIFICATES = "set distributed.comm.tls (ca-file, client.cert, client.key) in D
 
 @contextmanager
 def cluster(scenario: Scenario, scheduler: str | None = None, *, install_policy: bool = False) -> Iterator[Site]:
-    """Connect to the scheduler. What is in force there stays, and what the scenario says otherwise is noted.
+    """Connect to the scheduler. The cluster keeps its settings; a note reports where the scenario differs.
 
     Args:
-        install_policy: the scenario's policy takes the place of the cluster's, for all its jobs and for good.
-            Where there was no Mission Control, it is installed, and stays.
+        install_policy: the scenario's policy replaces the cluster's, for all its jobs and permanently. If the cluster
+            has no Mission Control, it is installed, and stays.
 
     Raises:
         BadInput: no scheduler answers, or it has no workers, or no Mission Control and is to get none.
@@ -65,7 +65,7 @@ def cluster(scenario: Scenario, scheduler: str | None = None, *, install_policy:
 
 @contextmanager
 def observe(scheduler: str | None) -> Iterator[Cluster]:
-    """A cluster that has Mission Control already, to be looked at.
+    """Connect to a cluster that has Mission Control already, to observe it.
 
     Raises:
         BadInput: no scheduler is named, or none answers, or it has no Mission Control.
@@ -94,7 +94,7 @@ def connect(scheduler: str) -> Client:
 
 
 class Cluster:
-    """What can be asked of a Mission Controller."""
+    """Requests to a Mission Controller."""
 
     def __init__(self, client: Client):
         self._client = client
@@ -104,7 +104,7 @@ class Cluster:
         """Call a handler of the scheduler plug-in.
 
         Raises:
-            EnvironmentFailed: the scheduler is gone.
+            EnvironmentFailed: the scheduler closed or cannot be reached.
         """
         try:
             return self._client.sync(getattr(self._client.scheduler, f"mission_control_{what}"), **arguments)
@@ -119,7 +119,7 @@ class Cluster:
         return self._ask("status", most=most)
 
     def job(self, name: str) -> dict[str, Any]:
-        """One job of the status.
+        """Return one job of the status.
 
         Raises:
             BadInput: there is none of this name now.
@@ -130,7 +130,8 @@ class Cluster:
         return jobs[name]
 
     def job_or_ended(self, name: str) -> dict[str, Any]:
-        """As :meth:`job`; or what is kept of the last job of this name that is over, with ``ended``: when (since 1970).
+        """As :meth:`job`; or the record of the last job of this name that has ended, with ``ended``: seconds since
+        1970.
 
         Raises:
             BadInput: there is neither.
@@ -144,11 +145,11 @@ class Cluster:
             return ended
 
     def change(self, job: str, *, transport: str | None, priority: float | None) -> dict[str, Any]:
-        """Changes a job while it runs; gives its status.
+        """Change a job while it runs; return its status.
 
         Raises:
             BadInput: there is no such job, or a value is wrong.
-            JobRejected: what is demanded cannot be had; nothing changed.
+            JobRejected: the demand cannot be met; nothing changed.
         """
         self.job(job)
         reply = self._ask("change", job=job, transport=transport, priority=priority)

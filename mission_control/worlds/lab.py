@@ -1,4 +1,4 @@
-"""World `lab`: scheduler and workers of Dask are hosts of a data centre made for the run."""
+"""World `lab`: Dask's scheduler and workers run on hosts of a lab that is made for the run."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from mission_control.worlds.site import Site
 
 PORT = 8786
 START_S = 90
-"""For all workers to be there: 40 of them take 30 s on two processors (FACTS)."""
+"""Seconds for all workers to start: 40 of them take 30 s on two CPUs (FACTS)."""
 DASK_WAITS_S = 30
-"""For a connection to be made, and for bytes to be acknowledged: Dask's own defaults."""
+"""Dask's default timeouts for connecting and for acknowledgments, in seconds."""
 LIMIT_SHARE = 0.6
-"""Of the machine's memory that all workers together may take, unless told."""
+"""Default fraction of the machine's memory that all workers together may take."""
 
 
 QUIET = {
@@ -37,29 +37,28 @@ QUIET = {
     "DASK_DISTRIBUTED__ADMIN__TICK__INTERVAL": "1s",
     "DASK_DISTRIBUTED__ADMIN__SYSTEM_MONITOR__INTERVAL": "2s",
 }
-"""Settings of Dask's processes. One that does nothing looks at its own stacks every 10 ms and at its clock every 20 ms:
-48 of them would take more than a core from what forwards packets (docs/measurements.md)."""
+"""Settings of Dask's processes. By default an idle one profiles its stacks every 10 ms and reads its clock every 20 ms:
+48 of them would take more than a core from the forwarding of packets (docs/measurements.md)."""
 
 
 @contextmanager
 def in_lab(
     scenario: Scenario, scheduler: str | None = None, *, install_policy: bool = False, plain: bool = False
 ) -> Iterator[Site]:
-    """Builds the topology with one host more, for the scheduler and for this process; starts a worker on each of the
-    others.
+    """Build the topology with one more host, for the scheduler and this process; start a worker on each other host.
 
     Args:
         plain: Dask alone, without Mission Control.
 
     Raises:
-        PrerequisiteMissing: no root, or what the lab needs is not there.
-        EnvironmentFailed: its scheduler or its workers did not come up.
+        PrerequisiteMissing: the user is not root, or something that a lab needs is missing.
+        EnvironmentFailed: its scheduler or its workers did not start.
         BadInput: links that make no network.
     """
     control = scenario.control
     security = Security.temporary() if control.encrypt is True else None
     with ExitStack() as stack:
-        # Before the lab, which ends all processes that write there.
+        # Entered before the lab, so that it is removed after the lab has ended all processes that write there.
         folder = Path(
             stack.enter_context(tempfile.TemporaryDirectory(prefix="mission-lab-", ignore_cleanup_errors=True))
         )
@@ -70,7 +69,7 @@ def in_lab(
         given += [] if plain else ["--preload", "mission_control.dask"]
         address = f"{'tls' if security else 'tcp'}://{built.topology.address(first)}:{PORT}"
         words = ["--host", address.rpartition(":")[0], "--port", str(PORT)]
-        # What is installed later finds a cluster that has its number of flows already.
+        # A later install keeps the number of flows that the cluster has.
         own = [] if plain else ["--mission-flows-per-host", str(control.flows_per_host)]
         slow = scenario.topology.dilation
         started = [_start(built, first, folder, slow, "scheduler", *words, *given, *own)]
@@ -103,19 +102,19 @@ def in_lab(
 def check(built: lab.Lab, events: Sequence[Event], workers: Sequence[str]) -> None:
     """
     Raises:
-        BadInput: an event is about a host or a link that is not there, or would end the run itself.
+        BadInput: an event names a host or a link that does not exist, or would end the run itself.
     """
     for event in events:
         if event.host:
             built.link_of(event.host, event.path)
         if event.do == "die" and event.host not in workers:
             raise BadInput(f"{event.host} is the scheduler's host: let one of {workers[0]} to {workers[-1]} die")
-        if event.do in ("cut", "mend"):
+        if event.do in ("cut", "restore"):
             built.require_own_links()
 
 
 def certificates(security: Security, folder: Path) -> list[str]:
-    """The options of Dask's processes that give them the cluster's certificates, in files that only we can read."""
+    """Write the cluster's certificates to files that only this user can read; return Dask's options for them."""
     words = []
     for option, content in (("ca-file", "tls_ca_file"), ("cert", "tls_worker_cert"), ("key", "tls_worker_key")):
         path = folder / f"{option}.pem"
@@ -132,9 +131,10 @@ def memory_limit(topology: Topology, workers: int) -> int:
 
 
 def in_slow_motion(slow: int) -> dict[str, str]:
-    """What a process in a lab of this dilation needs to know: its waits for the network last that many times longer.
+    """Return the environment of a process in a lab with this dilation: timeouts for the network are longer by this
+    factor.
 
-    One minimum RTO of 200 ms is longer than Dask waits for a connection from a dilation of 150 on.
+    From a dilation of 150 on, one minimum RTO of 200 ms is longer than Dask's timeout for a connection.
     """
     if slow == 1:
         return {}
@@ -147,9 +147,9 @@ def in_slow_motion(slow: int) -> dict[str, str]:
 
 
 def _start(built: lab.Lab, host: str, folder: Path, slow: int, what: str, *words: str) -> subprocess.Popen[bytes]:
-    """A part of Dask on a host of a lab in slow motion; what it says goes to a file of its own."""
+    """Start a process of Dask on a host of a dilated lab; its output goes to a separate file."""
     module = f"distributed.cli.dask_{what}"
-    # What forwards packets must not wait for programs: a queue would stand still, and nobody could say why.
+    # Programs yield to the forwarding of packets: otherwise a queue would stall without a visible reason.
     command = [
         "chrt",
         "--idle",
@@ -162,7 +162,7 @@ def _start(built: lab.Lab, host: str, folder: Path, slow: int, what: str, *words
     ]
     if what == "worker":
         command += ["--local-directory", str(folder / host)]
-    # Its interfaces do not know what the switch lets through.
+    # Its interfaces do not know the rate of the switch port.
     rate = sum(link.bits_per_second for _, link in built.links_of(host))
     environment = {**QUIET, **in_slow_motion(slow), **os.environ, "OMP_NUM_THREADS": "1"}
     environment["MISSION_LINK_RATE"] = f"{rate} bit/s"
@@ -193,7 +193,7 @@ def _wait(client: Client, workers: int, started: list[subprocess.Popen[bytes]], 
 def _all_run(started: list[subprocess.Popen[bytes]], folder: Path) -> None:
     """
     Raises:
-        EnvironmentFailed: a part of Dask has ended; its last words.
+        EnvironmentFailed: a process of Dask has ended; the text has the end of its output.
     """
     for process in started:
         if process.poll() is not None:

@@ -18,16 +18,16 @@ from mission_control.worlds.site import Site
 
 @contextmanager
 def local(scenario: Scenario, scheduler: str | None = None, *, install_policy: bool = False) -> Iterator[Site]:
-    """Starts the cluster, with TLS certificates of its own where jobs demand encryption, and ends it.
+    """Start the cluster, with TLS certificates if jobs demand encryption, and end it.
 
     Raises:
-        BadInput: the rate of the link was not a rate.
+        BadInput: the rate of the link is malformed.
     """
     topology, control = scenario.topology, scenario.control
     try:
         _native.link_rate()
     except ValueError as error:
-        raise BadInput(str(error)) from None  # workers would say so at length
+        raise BadInput(str(error)) from None  # workers would print long tracebacks
     security = Security.temporary() if control.encrypt is True else None
     # Loopback has no rate of its own. What paces it is the process that sends.
     limit = None if topology.link_rate == "auto" else f"{topology.link_rate} bit/s"

@@ -1,4 +1,4 @@
-"""What a world gives to a run."""
+"""The interface of a world for a run."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ class Site:
     """A cluster that a scenario can run on."""
 
     connect: Callable[[], Client]
-    """A new client of it."""
+    """Makes a new client of it."""
     begin: Callable[[], None] = lambda: None
     """Called when the jobs begin."""
     stop_and_summarize: Callable[[], dict[str, Any]] = dict
-    """Called when they have ended: what the world adds to the result."""
+    """Called when they have ended; returns what the world adds to the result."""
     notes: list[str] = field(default_factory=list)
-    """Settings of the scenario that are not in force there, and what was changed for others."""
+    """Settings of the scenario that are not in force there, and changes that affect others."""
     policy: str | None = None
-    """In force there, where the world is not made from the scenario."""
+    """Settings in force there, if the world is not made from the scenario."""

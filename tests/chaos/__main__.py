@@ -11,9 +11,9 @@ from tests.chaos.rounds import run
 
 
 def run_at_once(clusters: int, rounds: int, first_seed: int) -> int:
-    """The same rounds on several clusters, each in a process of its own; gives the exit status.
+    """Run the rounds on several clusters, each in a separate process; return the exit status.
 
-    A round mostly waits for what was paused, frozen or held.
+    A round mostly waits for paused, frozen or held processes.
     """
     each = -(-rounds // clusters)
     starts = range(first_seed, first_seed + rounds, each)

@@ -1,4 +1,4 @@
-"""What is done to the cluster: a harm to all connections, and a blow in the middle of the jobs."""
+"""Faults of the cluster: a harm to all connections, and a blow in the middle of the jobs."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from tests.proxy import Limit, Proxy, flip
 HARMS = ("none", "reset", "stall", "slow", "flip", "trickle")
 BLOWS = ("none", "kill", "freeze", "spool", "pause", "flood", "disk", "hold", "helpers", "retire")
 PAUSE_S = 8
-"""Longer than a reader waits for one answer, and than an arbiter may be silent."""
+"""Seconds: longer than a reader waits for one answer, and than an arbiter may be silent."""
 FREEZE_S = 20
 FULL_S = 3
 LEFT_S = 60
-"""For a worker that retires to end: a program that it runs may take its own time to die."""
+"""Seconds for a retiring worker to end: a program that it runs may need time to die."""
 HELD_S = 5
 HOLDS_S = 120
-"""Longer than the longest patience of the data plane, twice over."""
+"""Seconds: twice the longest timeout of the data plane."""
 HELD_PARTS = 40
 STRANGERS = 300
 DESCRIPTORS = 1024
 
 
 class SmallStore(MissionControlWorker):
-    """So small that most objects are spooled."""
+    """Memory so small that most objects are spooled."""
 
     async def setup(self, worker: Worker) -> None:
         _native.STORE_MEMORY_FRACTION = 0.007
@@ -49,15 +49,15 @@ class SmallStore(MissionControlWorker):
 
 
 class Behind(WorkerPlugin):
-    """Puts a harmful proxy before a worker's data plane; it runs in the worker itself, so that it dies with it."""
+    """Puts a harmful proxy in front of a worker's data plane. It runs in the worker, so that it dies with it."""
 
     name = "chaos"
 
     async def setup(self, worker: Worker) -> None:
         self.kind, self.random = "none", random.Random(worker.address)
-        # What a task fetched and did not let go, with the seeds of the contents.
+        # Parts that a task fetched and still holds, with the seeds of their contents.
         self.held: list[tuple[int, Any]] = []
-        # On a worker that starts, Dask sets all plug-ins up at once.
+        # On a starting worker, Dask sets up all plug-ins concurrently.
         while (plugin := worker.plugins.get(MissionControlWorker.name)) is None or plugin.endpoint is None:
             await asyncio.sleep(0.02)
         self.proxy = Proxy(plugin.endpoint.address, harm=self.harm)
@@ -81,7 +81,7 @@ class Behind(WorkerPlugin):
 
 
 class Moved:
-    """An endpoint that tells another address."""
+    """An endpoint that announces another address."""
 
     def __init__(self, endpoint: Any, address: str):
         self._endpoint, self.address = endpoint, address
@@ -95,7 +95,7 @@ def begin(kind: str, seed: int, dask_worker: Any) -> None:
 
 
 def damage(seed: int, dask_worker: Any) -> int:
-    """Writes over some bytes of the worker's spool; gives how many places were hit."""
+    """Overwrite some bytes of the worker's spool; return how many places were hit."""
     chance, hit = random.Random(seed), 0
     for number in os.listdir("/proc/self/fd"):
         try:
@@ -110,11 +110,11 @@ def damage(seed: int, dask_worker: Any) -> int:
 
 
 def freeze(dask_scheduler: Any) -> None:
-    time.sleep(FREEZE_S)  # holds the scheduler's only thread
+    time.sleep(FREEZE_S)  # blocks the scheduler's only thread
 
 
 def flood(address: str) -> None:
-    """Strangers connect to a worker's data plane and say nothing, for ten seconds."""
+    """Strangers connect to a worker's data plane and send nothing for ten seconds."""
     host, port = address.rsplit(":", 1)
     with ExitStack() as strangers:
         for _ in range(STRANGERS):
@@ -124,7 +124,7 @@ def flood(address: str) -> None:
 
 
 def fill_disk(bytes_more: int, dask_worker: Any) -> None:
-    """No file of this worker may grow beyond so many bytes; -1 for no limit. The kernel says so as of a full disk."""
+    """Limit the size of this worker's files; -1: no limit. The kernel reports the error of a full disk."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_more, resource.RLIM_INFINITY))
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
@@ -132,7 +132,7 @@ def fill_disk(bytes_more: int, dask_worker: Any) -> None:
 
 
 def kill_helpers(dask_worker: Any) -> None:
-    """End the process of Java of this worker, with all tasks that run in it."""
+    """Kill the Java process of this worker, with all tasks that run in it."""
     for child in psutil.Process().children():
         with suppress(psutil.Error):
             if "org.missioncontrol.Host" in child.cmdline():
@@ -150,13 +150,13 @@ def hold(reference: mission_control.Reference, seed: int) -> None:
 
 
 def held_right(dask_worker: Any) -> tuple[bool, int]:
-    """Whether the parts are what they were, long after their objects were freed, and how many; lets them go."""
+    """Check that held parts are unchanged, long after their objects were freed; return the number, and release them."""
     held, dask_worker.plugins[Behind.name].held = dask_worker.plugins[Behind.name].held, []
     return all(bytes(part) == data(200_000, seed).tobytes() for seed, part in held), len(held)
 
 
 def hold_buffers(client: Client, name: str, seed: int) -> None:
-    """Readers keep what they fetched, while its owner frees it and others use the memory that is free."""
+    """Readers keep fetched parts, while the owner frees them and others use the freed memory."""
     with mission_control.job(name, client=client):
         references = client.map(put_to_hold, [seed, seed + HELD_PARTS], pure=False)
         workers = sorted(client.run(os.getpid, on_error="ignore"))
@@ -171,7 +171,7 @@ def hold_buffers(client: Client, name: str, seed: int) -> None:
         except TimeoutError:
             gone = set(workers) - set(client.run(os.getpid, on_error="ignore"))
             assert gone, f"readers wait for more than {HOLDS_S} s, though their workers are there"
-            return  # nobody else may do what was to be done there
+            return  # their tasks must run on these workers
         del references, holds
     time.sleep(HELD_S)
     found = client.run(held_right).values()
@@ -184,24 +184,24 @@ def address_of(dask_worker: Any) -> str:
 
 
 def retire(cluster: LocalCluster, client: Client, chance: random.Random) -> None:
-    """A worker hands over what it owns and leaves, as where a cluster gets smaller; another one comes in its place."""
+    """A worker hands over its objects and leaves, as in a scale-down; another worker replaces it."""
     workers = client.scheduler_info(n_workers=-1)["workers"]
     leaving = chance.choice(sorted(workers))
-    # Dask gives up where the others have no room, and the worker stays.
+    # Dask gives up if the other workers have no room, and the worker stays.
     if client.retire_workers([leaving]):
         nanny = cluster.workers[workers[leaving]["name"]]
         cluster.loop.add_callback(cluster.workers.pop, workers[leaving]["name"], None)
         cluster.scale(len(workers))
-        # The cluster knows it no longer, so nobody else waits for its process to end.
+        # The cluster does not know the worker any more, so nothing else waits for its process to end.
         until(lambda: nanny.status == Status.closed, f"worker {leaving} has left", seconds=LEFT_S)
 
 
 def strike(cluster: LocalCluster, client: Client, blow: str, chance: random.Random, over: threading.Event) -> None:
-    """Does something bad in the middle of the jobs."""
+    """Inject a fault in the middle of the jobs."""
     while not over.wait(chance.uniform(0.2, 1.5)):
         try:
             if blow == "kill":
-                # A nanny whose worker dies before it has heard of it gives up, and the cluster is smaller for ever.
+                # A nanny whose worker dies before they are connected gives up, and the cluster stays smaller.
                 processes = [nanny.process for nanny in cluster.workers.values()]
                 known = [own.pid for own in processes if own is not None and own.status == Status.running]
                 if known:
@@ -211,7 +211,7 @@ def strike(cluster: LocalCluster, client: Client, blow: str, chance: random.Rand
                 client.run_on_scheduler(freeze)
                 return
             if blow == "pause":
-                # It owns objects, reads others', and may give out the host's slots.
+                # It owns objects, reads others', and may grant the host's slots.
                 pid = chance.choice(sorted(client.run(os.getpid, on_error="ignore").values()))
                 os.kill(pid, signal.SIGSTOP)
                 time.sleep(PAUSE_S)
@@ -238,4 +238,4 @@ def strike(cluster: LocalCluster, client: Client, blow: str, chance: random.Rand
             if blow == "spool":
                 client.run(damage, chance.random(), on_error="ignore")
         except (OSError, psutil.Error):
-            pass  # its worker went meanwhile
+            pass  # its worker ended meanwhile

@@ -1,4 +1,4 @@
-"""The jobs: each has content to be compared with what is right."""
+"""The jobs: each compares its content with the expected one."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def digest_of(reference: mission_control.Reference, number: int) -> str:
 
 
 class Streams:
-    """Tasks that write, pass on and read, all at once."""
+    """Tasks that write, forward and read streams, all at once."""
 
     def __init__(self, workload: Settings, number: int, folder: Path):
         self.seeds = [workload.seed * 10 + number for number in range(3)]
@@ -80,7 +80,7 @@ class Streams:
 
 
 class Programs:
-    """Programs that sort, and others that ask their worker for objects and other tasks."""
+    """Programs that sort, and others that request objects and other tasks from their worker."""
 
     def __init__(self, workload: Settings, number: int, folder: Path):
         self.seeds = [workload.seed * 10 + number for number in range(4)]
@@ -128,7 +128,7 @@ def ask_for_a_merge() -> None:
 
 
 def buffers(seed: int) -> list[bytes]:
-    """Some are small, and some are chunks of their own."""
+    """Return buffers to write: some are small, and some are separate chunks."""
     chance = random.Random(seed)
     sizes = [chance.choice([0, 10, 1000, 100_000]) for _ in range(60)] + [1 << 20, 5 << 20, 7]
     return [data(size, seed + number).tobytes() for number, size in enumerate(sizes)]
@@ -139,7 +139,7 @@ def digest_all(read: list[bytes]) -> str:
 
 
 def write_stream(seed: int) -> None:
-    # Of every other one, those that read go on where they are when its worker is lost.
+    # Readers of every other stream continue where they are when its worker is lost.
     with mission_control.open_stream(2, deterministic=seed % 2 == 1) as out:
         for number, own in enumerate(buffers(seed)):
             out.write(number % 2, own)
@@ -158,7 +158,7 @@ def read_stream(reference: mission_control.StreamReference, part: int) -> str:
 
 
 class Frames:
-    """A merge of data frames by an unchanged program: its shuffles pass through the data plane."""
+    """A merge of data frames by an unchanged program, whose shuffles use the data plane."""
 
     def __init__(self, workload: Settings, number: int, folder: Path):
         self.seeds = [[workload.seed * 100 + 10 * side + part for part in range(6)] for side in range(2)]
@@ -183,9 +183,8 @@ class Frames:
 
 
 EXPRESSIONS = threading.Lock()
-"""Held while Dask makes the graph of a data frame, in the client and then in the scheduler. Here they share a process,
-and before Python 3.12 two threads at that can wait for each other's ``cached_property`` for ever (issue 43468 of
-Python)."""
+"""Lock while Dask makes the graph of a data frame, in the client and then in the scheduler. Here both share a process,
+and before Python 3.12 two such threads can deadlock in ``cached_property`` (issue 43468 of Python)."""
 
 
 def knows(key: Any, dask_scheduler: Any) -> bool:
@@ -193,7 +192,7 @@ def knows(key: Any, dask_scheduler: Any) -> bool:
 
 
 def frame_of(seed: int) -> pd.DataFrame:
-    """Some keys are of one row, and one of many."""
+    """Some keys have one row, and one has many."""
     chance = np.random.default_rng(seed)
     keys = chance.integers(0, 20_000, 5000)
     keys[chance.random(5000) < 0.01] = 7
@@ -203,7 +202,7 @@ def frame_of(seed: int) -> pd.DataFrame:
 
 
 class Mistakes:
-    """What users get wrong: each has the error that names it, whatever goes wrong besides."""
+    """Errors of users: each has an error that names it, whatever else fails."""
 
     def __init__(self, workload: Settings, number: int, folder: Path):
         self.seed = workload.seed
@@ -215,7 +214,7 @@ class Mistakes:
         written = client.submit(write_and_fail, pure=False)
         endless = {"inputs": [], "timeout": ENDLESS_S, "pure": False}
         self.found = {
-            # What they say comes first: others of the round may fail of the blow.
+            # Their errors are checked first, because others of the round may fail by the blow.
             "a delegate that refers to itself": ended(client.submit(wait_for_myself, pure=False), "wait for itself"),
             "a stream whose writer raises": ended(client.submit(read_stream, written, 0, pure=False), PLANNED),
             "a program that does not end": ended(
@@ -243,7 +242,7 @@ PLANNED = "as planned"
 
 
 def ended(future: Any, says: str) -> bool:
-    """Whether a task failed with this text; what it failed of besides is raised."""
+    """Check that a task failed with this text; raise any other error."""
     error = future.exception()
     if error is None or says not in str(error):
         raise error or AssertionError(f"a task that was to fail with {says!r} gave {future.result()!r}")

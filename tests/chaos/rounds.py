@@ -1,4 +1,4 @@
-"""A round of chaos: jobs, a harm and a blow, and what may come of it."""
+"""A round of chaos: jobs, a harm, a blow, and the allowed outcomes."""
 
 from __future__ import annotations
 
@@ -42,26 +42,26 @@ NAMED = (
 )
 """Errors that a job may end with: their texts name the cause."""
 MAY_FAIL: dict[str, set[str]] = {
-    # Dask gives a task up whose worker died too often, and cancels what cannot be computed again.
+    # Dask gives up a task whose worker died too often, and cancels results that cannot be recomputed.
     "kill": {"KilledWorker", "FutureCancelledError"},
-    # What is damaged on the only disk that has it is gone, and its reader says so.
+    # Data that is damaged on its only disk is lost, and its reader reports that.
     "spool": {"Damaged", "Lost", "P2PConsistencyError", "StreamFailed", "ProgramFailed"},
-    # An output file or a spooled object that finds no room; who reads meanwhile is not concerned.
+    # An output file or a spooled object has no room; readers are not affected.
     "disk": {"OSError", "P2POutOfDiskError", "StreamFailed", "ProgramFailed"},
 }
-"""Of each blow, how a job may end except right. Whatever is not here, no job may fail of."""
+"""For each blow, the errors with which a job may end. No other blow may fail a job."""
 ROUND_S = 240
-"""Longer than the longest patience of the data plane, several times over: a round that takes longer hangs."""
+"""Seconds: several times the longest timeout of the data plane; a round that takes longer hangs."""
 BACK_S = 120
-"""For a worker that was killed to be there again, on a machine on which three clusters import Dask."""
+"""Seconds for a killed worker to restart, on a machine on which three clusters import Dask."""
 OVER_S = 60
-"""Kept connections end after some idle time, too."""
+"""Seconds until all is released; kept connections end after some idle time."""
 OVER = ("objects", "copies", "live_bytes", "spooled_bytes", "kept_connections", "fetching_connections")
-"""Of all this nothing may be left."""
+"""Resources of which nothing may be left."""
 
 
 def job(cluster: LocalCluster, name: str, kind: str, seed: int, transport: str, folder: Path) -> str:
-    """Runs one job to its end; "right", or the name of its error."""
+    """Run one job to its end; return "right", or the name of its error."""
     driver: Any = ("client", "tasks")[seed % 2]
     engine: Any = ("python", "mapreduce", "java")[seed % 3]
     settings: dict[str, Settings] = {
@@ -85,7 +85,7 @@ def job(cluster: LocalCluster, name: str, kind: str, seed: int, transport: str, 
 
 
 def one(cluster: LocalCluster, client: Client, seed: int, folder: Path) -> tuple[str, list[str]]:
-    """One round; what was done, and how its jobs ended."""
+    """Run one round; return its faults, and how its jobs ended."""
     chance = random.Random(seed)
     harm, blow = chance.choice(HARMS), chance.choice(BLOWS)
     try:
@@ -114,7 +114,7 @@ def one(cluster: LocalCluster, client: Client, seed: int, folder: Path) -> tuple
 
 
 def say_of_nannies(cluster: LocalCluster) -> None:
-    """Print in what state each worker's nanny is, and have its process say where its threads are."""
+    """Print the state of each worker's nanny, and let its process print the stacks of its threads."""
     for name, nanny in cluster.workers.items():
         of_process = nanny.process.status if nanny.process is not None else "none"
         print(f"worker {name}: nanny {nanny.status}, process {nanny.pid} {of_process}", flush=True)
@@ -125,13 +125,13 @@ def say_of_nannies(cluster: LocalCluster) -> None:
 
 
 def run(rounds: int, first_seed: int = 0) -> Counter[str]:
-    """All rounds; how often jobs ended how."""
+    """Run all rounds; return how often jobs ended in which way."""
     ended: Counter[str] = Counter()
     folder = Path(tempfile.mkdtemp(prefix="mission-chaos-"))
-    # Dask gives a worker up that is not back in 15 s, and the cluster is smaller for ever.
+    # Dask gives up a worker that has not restarted in 15 s, and the cluster stays smaller.
     dask.config.set({"distributed.deploy.lost-worker-timeout": f"{BACK_S}s"})
     dask.config.set({"distributed.worker.preload": ["tests.chaos.stacks"]})
-    # Imports alone take some 250 MiB, and jobs up to 130 more: nannies are not to end workers for that.
+    # Imports alone take some 250 MiB, and jobs up to 130 more: nannies must not end workers for that.
     workers = {"n_workers": 3, "threads_per_worker": 2, "memory_limit": "600MiB"}
     try:
         cluster = LocalCluster(**workers, dashboard_address=":0", local_directory=str(folder / "dask"), silence_logs=50)
@@ -147,7 +147,7 @@ def run(rounds: int, first_seed: int = 0) -> Counter[str]:
             client.run(begin, "none", 0)
             deadline = time.monotonic() + OVER_S
             while found := what_is_left(client, *OVER):
-                # The traceback of a task that failed may hold its memory in a cycle of references.
+                # The traceback of a failed task may hold its memory in a cycle of references.
                 client.run(gc.collect)
                 assert time.monotonic() < deadline, f"{OVER_S} s after the last job there is still {found}"
                 time.sleep(0.2)

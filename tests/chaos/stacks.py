@@ -1,4 +1,4 @@
-"""Preloaded by workers of chaos: SIGUSR1 prints the stacks of all threads, also of one that has not come up."""
+"""Preloaded by workers of chaos: SIGUSR1 prints the stacks of all threads, even in a worker that has not started."""
 
 import faulthandler
 import signal

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from distributed.shuffle._worker_plugin import ShuffleWorkerPlugin
 
 OWN_MEMORY_BYTES = 64 << 10
-"""Smaller chunks lie in NumPy's memory: each segment is a mapping of its own, of which a process has 65,530."""
+"""Smaller chunks lie in NumPy's memory, because each segment needs a mapping, of which a process has only 65,530."""
 Index = tuple[int, ...]
-"""Of a chunk, by axis."""
+"""Index of a chunk, by axis."""
 PICKLED = b"pickled"
-"""The schema of pieces of arrays that are not plain memory, each with its place among the pieces of its output."""
+"""The schema of pickled pieces of arrays, each with its place among the pieces of its output."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class ArraySpec(ArrayRechunkSpec):
 
     job: str
     demands: str
-    """As JSON."""
+    """The job's demands, as JSON."""
 
     def create_run_on_worker(
         self, run_id: int, span_id: str | None, worker_for: dict[Index, str], plugin: ShuffleWorkerPlugin
@@ -44,7 +44,8 @@ class ArrayRun(Run):
     def __init__(self, spec: ArraySpec, run_id: int, worker_for: dict[Index, str], plugin: ShuffleWorkerPlugin):
         super().__init__(spec, spec.job, spec.demands, run_id, worker_for, plugin)
         self.axes = split_axes(spec.old, spec.new)
-        """Of each axis and each old chunk: the new chunks that take from it, their pieces' numbers, and slices."""
+        """For each axis and each old chunk: the new chunks that take from it, the numbers of their pieces, and
+        slices."""
         self.starts = [[np.cumsum([0, *axis]) for axis in chunks] for chunks in (spec.old, spec.new)]
         """Where old chunks begin on each axis, and new ones."""
         self.new = spec.new
@@ -75,7 +76,7 @@ class ArrayRun(Run):
                     memory[at : at + size] = frames[number]
                 else:
                     piece = pieces[number][2]
-                    # Straight to its place: one copy.
+                    # Copied directly to its place.
                     np.ndarray(piece.shape, piece.dtype, memory, at)[...] = piece
                 at += size
             memory.release()
@@ -85,7 +86,7 @@ class ArrayRun(Run):
         shape = tuple(int(chunks[i]) for chunks, i in zip(self.new, partition, strict=True))
         dtypes = {piece.schema for piece in pieces}
         if None in dtypes or len(dtypes) > 1:
-            # Chunks of an array may be of several kinds. As in Dask's own rechunk, NumPy decides what comes of that.
+            # Chunks of an array may have several types. As in Dask's rechunk, NumPy chooses the common type.
             made = convert_chunk([[self.decoded(piece, partition)] for piece in pieces])
             if made.shape != shape:
                 raise Incomplete(f"shuffle {self.id}: chunk {partition} has shape {made.shape} instead of {shape}")
@@ -110,7 +111,7 @@ class ArrayRun(Run):
         return place, np.frombuffer(piece.data, piece.schema).reshape(shape)
 
     def where(self, old: Index, new: Index) -> tuple[slice, ...]:
-        """Which items of a new chunk an old one has."""
+        """Return the items of a new chunk that an old one has."""
         places = []
         for olds, news, i, j in zip(*self.starts, old, new, strict=True):
             first, last = max(olds[i], news[j]), min(olds[i + 1], news[j + 1])
@@ -118,12 +119,12 @@ class ArrayRun(Run):
         return tuple(places)
 
     def read_schema(self, described: Any) -> np.dtype | None:
-        """The type of plain memory; ``None``: the pieces are pickled."""
+        """Return the type of plain memory; ``None``: the pieces are pickled."""
         return None if bytes(described) == PICKLED else pickle.loads(described)
 
 
 def result_array(endpoint: _native.Endpoint, shape: Index, dtype: np.dtype) -> np.ndarray:
-    """An array in memory of the data plane that is accounted for as a result."""
+    """Make an array in memory of the data plane, accounted as a result."""
     size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     if size < OWN_MEMORY_BYTES:
         return np.empty(shape, dtype)

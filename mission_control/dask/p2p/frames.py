@@ -23,12 +23,12 @@ class FrameSpec(DataFrameShuffleSpec):
 
     job: str
     demands: str
-    """As JSON."""
+    """The job's demands, as JSON."""
 
     def create_run_on_worker(
         self, run_id: int, span_id: str | None, worker_for: dict[int, str], plugin: ShuffleWorkerPlugin
     ) -> Any:
-        # From the first shuffle on: before, nobody may need pandas.
+        # Imported with the first shuffle: a worker without shuffles may not need pandas.
         hashing.install()
         return FrameRun(self, run_id, worker_for, plugin)
 
@@ -47,7 +47,7 @@ class FrameRun(Run):
                 f"partition {partition} has columns {list(data.columns)}, but the frame's meta has {list(self.names)}: "
                 "give from_delayed, from_map or map_partitions the right meta"
             )
-        # A frame that another worker sent may lie at any address.
+        # A frame from another worker may have any alignment.
         rows_to = np.require(data[self.column].to_numpy(), np.int64, ["C_CONTIGUOUS", "ALIGNED"])
         schema, buffers = frames.encode(data, self.meta.columns)
         try:
@@ -56,7 +56,7 @@ class FrameRun(Run):
             raise Incomplete(f"shuffle {self.id}, input partition {partition}: {error}") from None
         rows = np.array(split.rows, dtype=np.uint64)
         outputs = np.flatnonzero(rows)
-        # Parts without rows have no bytes.
+        # Parts without rows have no bytes, so they are not fetched.
         sizes = np.array(split.sizes, dtype=np.uint64)[outputs]
         rooms = self.rooms(outputs, sizes)
         split.write([room.segment for room in rooms])

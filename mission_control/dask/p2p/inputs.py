@@ -1,4 +1,4 @@
-"""What was put of a shuffle's input partitions, and which worker's outputs take what of it."""
+"""The objects of a shuffle's input partitions, and the parts that each worker's outputs take."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Put:
 
     object: str
     outputs: np.ndarray
-    """Of each part: the output that takes it, by its number (``Run.outputs``); ascending."""
+    """For each part, the number of the output that takes it (``Run.outputs``); ascending."""
     sizes: np.ndarray
     """Bytes of each part."""
     rows: np.ndarray
@@ -26,46 +26,46 @@ class Put:
 
 @dataclass(frozen=True)
 class Added:
-    """What was put of one input partition."""
+    """The objects of one input partition."""
 
     partition: Any
     stage: str
-    """Of the task that put it."""
+    """Stage of the task that put it."""
     address: str
-    """Of the data plane that has it."""
+    """Address of the data plane that has it."""
     puts: list[Put]
     schema: bytes
-    """Checksum of what the receiver must know of the data."""
+    """Checksum of the schema."""
     schema_at: tuple[str, int]
-    """The object that is that, and its bytes."""
+    """The object of the schema, and its bytes."""
     unwanted: int
-    """Rows of outputs that nobody wants."""
+    """Rows for outputs that nobody wants."""
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What the outputs of one worker take: a line for each part, by output and then by input partition."""
+    """The parts that the outputs of one worker take: a line for each part, by output and then by input partition."""
 
     stage: str
     puts: list[tuple[Any, str, str, int]]
     """Input partition, object, the data plane that has it, and the number of its schema."""
     schemas: list[tuple[str, str, int]]
-    """An object that is it, the object's data plane, and its bytes."""
+    """For each schema: its object, the object's data plane, and its bytes."""
     outputs: np.ndarray
     put: np.ndarray
-    """Of each line, the put; then the part of its object, its bytes and rows."""
+    """For each line: the number of its put, the part of the object, its bytes and rows."""
     part: np.ndarray
     sizes: np.ndarray
     rows: np.ndarray
 
     def lines(self, output: int) -> range:
-        """Which lines are an output's."""
+        """Return the lines of an output."""
         first, last = np.searchsorted(self.outputs, [output, output + 1])
         return range(int(first), int(last))
 
 
 def inputs_of(added: Sequence[Added], outputs_of: Mapping[str, Sequence[int]]) -> dict[str, Inputs]:
-    """Pick what each worker's outputs take. `added` are in the order of the input partitions."""
+    """Select the parts of each worker's outputs. `added` is in the order of the input partitions."""
     puts = [(own, put) for own in added for put in own.puts]
     lengths = [len(put.outputs) for _, put in puts]
     nothing = np.zeros(0, dtype=np.uint32)
@@ -76,7 +76,7 @@ def inputs_of(added: Sequence[Added], outputs_of: Mapping[str, Sequence[int]]) -
         "sizes": np.concatenate([nothing.astype(np.uint64), *(put.sizes for _, put in puts)]),
         "rows": np.concatenate([nothing.astype(np.uint64), *(put.rows for _, put in puts)]),
     }
-    # Stable: the parts of an output stay in the order of the inputs.
+    # A stable sort, so that the parts of an output stay in the order of the inputs.
     order = np.argsort(table["outputs"], kind="stable")
     table = {name: column[order] for name, column in table.items()}
     return {
@@ -86,7 +86,7 @@ def inputs_of(added: Sequence[Added], outputs_of: Mapping[str, Sequence[int]]) -
 
 
 def picked(puts: Sequence[tuple[Added, Put]], table: dict[str, np.ndarray], wanted: np.ndarray) -> Inputs:
-    """Return the lines that are wanted, with the puts that they name."""
+    """Return the wanted lines, with the puts that they name."""
     lines = {name: column[wanted] for name, column in table.items()}
     used, lines["put"] = np.unique(lines["put"], return_inverse=True)
     schemas: dict[bytes, tuple[int, tuple[str, str, int]]] = {}

@@ -34,28 +34,28 @@ if TYPE_CHECKING:
     from mission_control.dask.worker import MissionControlWorker
 
 COHORTS = 8
-"""Into so many cohorts outputs are divided: parts of each are freed once they are taken."""
+"""Number of cohorts of outputs: the parts of a cohort are freed once all its outputs are done."""
 OBJECT_BYTES = 4 << 20
-"""What an input partition has for one cohort is an object of its own if it has so many bytes. Each object is looked up,
-described and freed by itself: 1 MiB took 6 % more processor time (2026-11-25, 1 GiB of numeric columns)."""
+"""Smallest separate object of an input partition for one cohort. Each object costs a lookup, a description and a free:
+1 MiB took 6 % more CPU time (2026-11-25, 1 GiB of numeric columns)."""
 NEVER = range(-1, 0)
-"""Of a cohort that there is not: freed when the run ends."""
+"""Cohorts of an object that is only freed when the run ends."""
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 RESTART_WITHIN_S = 30.0
-"""Where an input is gone with its worker, the scheduler restarts the shuffle: at once where the worker's connection
-broke. After this time the task fails and names its cause."""
+"""If an input is lost with its worker, the scheduler restarts the shuffle, at once if the worker's connection broke.
+After this time without a restart the task fails with the cause."""
 SILENT_WITHIN_S = 300.0
-"""A worker that nobody reaches is fetched from again for so long: Dask takes it for lost then
+"""How long fetches from an unreachable worker are repeated: then Dask considers it lost
 (``distributed.scheduler.worker-ttl``)."""
 TELL_TIMES, TELL_PAUSE_S, TELL_PAUSE_MAX_S = 10, 0.1, 5.0
-"""How often the barrier turns to a worker that it does not reach, and its pauses."""
+"""How often the barrier tries to reach a worker, and its pauses."""
 
 
 class Incomplete(P2PConsistencyError):
-    """A shuffle would bring other data than went in, or its data cannot be had.
+    """A shuffle would produce other data than its input, or its data cannot be fetched.
 
-    Dask hands errors of this kind to the program as they are. A client that has no Mission Control can read them too:
-    there they are of Dask's class.
+    Dask passes errors of this class to the program unchanged. A client without Mission Control can read them, too:
+    there they have Dask's class.
     """
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -74,13 +74,13 @@ Spec = TypeVar("Spec")
 
 
 def with_job(carried: Callable[..., Spec], spec: ShuffleSpec, job: str, demands: str) -> Spec:
-    """Return Dask's description of a shuffle as one that the data plane carries for a job; `demands` are JSON."""
+    """Convert Dask's description of a shuffle to one that the data plane carries for a job; `demands` is JSON."""
     given = {field.name: getattr(spec, field.name) for field in fields(spec)}
     return carried(**given, job=job, demands=demands)
 
 
 class Moved(int):
-    """What adding a partition gives: the number of the run, as in Dask's own runs, and what was put."""
+    """The result of adding a partition: the number of the run, as in Dask's runs, and the put objects."""
 
     added: Added
 
@@ -108,7 +108,7 @@ class Piece(NamedTuple):
 
 
 class Run(ABC):
-    """Has the methods that Dask's plug-in of a worker calls of a run."""
+    """Base of runs, with the methods of a run that Dask's worker plug-in calls."""
 
     def __init__(
         self,
@@ -126,27 +126,27 @@ class Run(ABC):
         self.worker_for = worker_for
         self.worker = plugin.worker
         self.outputs = numbered(worker_for)
-        """The number of each output partition that is wanted. Those that workers join first have the lowest numbers."""
+        """The number of each wanted output partition. Those that workers join first have the lowest numbers."""
         self.outputs_of: defaultdict[str, list[int]] = defaultdict(list)
-        """Of each worker."""
+        """Numbers of the output partitions of each worker."""
         for partition, number in self.outputs.items():
             self.outputs_of[worker_for[partition]].append(number)
         count = min(COHORTS, max(map(len, self.outputs_of.values()), default=1))
         self.cohorts = [len(self.outputs) * (at + 1) // count for at in range(count)]
-        """Of each cohort of outputs: the first output behind it. Parts are freed once all of their cohort are taken."""
+        """For each cohort, the first output after it. Parts are freed once all of their cohort are taken."""
         self.taken: set[int] = set()
-        """Cohorts of which all outputs are done."""
+        """Cohorts whose outputs are all done."""
         self.objects: dict[str, range] = {}
-        """Put here, with the cohorts whose outputs take from each."""
+        """Objects that were put here, with the cohorts whose outputs take from each."""
         self.described: dict[bytes, tuple[str, int]] = {}
-        """Schemas that were put here: by checksum, the object and its bytes."""
+        """Schemas that were put here, by checksum: the object and its bytes."""
         self.joined: set[int] = set()
         """Outputs that were joined here."""
         self.schemas: dict[int, Any] = {}
         self.inputs: Inputs | None = None
         self.transferred = False
         self.fetching = 0
-        """Tasks that fetch."""
+        """Number of tasks that fetch."""
         self.closed = False
         self.closed_event = asyncio.Event()
         self.started_at = time.time()
@@ -160,14 +160,15 @@ class Run(ABC):
 
     def raise_if_closed(self) -> None:
         if self.closed:
-            # Not the exception: a task of the next run may hear of it, and is to run again rather than fail.
+            # Do not raise the exception: a task of the next run may receive it, and should run again instead of
+            # failing.
             raise ShuffleClosedError(f"{self} is closed: {self._exception or 'it is over'}")
 
     # --- what each kind of shuffle does -----------------------------------------------------------------------------
 
     @abstractmethod
     def put(self, data: Any, partition: Any) -> Added:
-        """Put an input partition: write it to memory of :meth:`rooms`, and :meth:`keep` that."""
+        """Put an input partition: write it to memory from :meth:`rooms`, and :meth:`keep` it."""
 
     @abstractmethod
     def join(self, partition: Any, pieces: list[Piece], endpoint: _native.Endpoint) -> tuple[Any, int]:
@@ -175,7 +176,7 @@ class Run(ABC):
 
     @abstractmethod
     def read_schema(self, described: Any) -> Any:
-        """Understand the last part of an object."""
+        """Parse the schema, the last part of an object."""
 
     # --- in a task's thread -----------------------------------------------------------------------------------------
 
@@ -201,37 +202,37 @@ class Run(ABC):
             raise
         finally:
             if self.closed:
-                # Whoever closed it may not have seen these objects.
+                # The thread that closed the run may not have seen these objects.
                 self.free(self.objects.copy())
         self.raise_if_closed()
         return Moved(self.run_id, added)
 
     def leave_to_dask(self, error: RuntimeError) -> None:
-        """Have the scheduler start the shuffle again: this worker came later, and has no data plane.
+        """Request a restart of the shuffle: this worker joined later, and has no data plane.
 
         Raises:
             ShuffleClosedError: The task runs again.
-            RuntimeError: The error, if it has one.
+            RuntimeError: The given error, if this worker has a data plane.
         """
         plugin = self.worker.plugins.get("mission-control")
         if plugin is not None and plugin.endpoint is not None:
             raise error
 
         async def restart() -> None:
-            # Else the scheduler would carry it as before.
+            # Otherwise the scheduler would choose the data plane again.
             await self.worker.scheduler.mission_control_without(worker=self.worker.address, why=str(error))
             await self.restart()
 
-        # Another task may have had it restarted.
+        # Another task may have requested the restart.
         with suppress(ValueError, KeyError):
             sync(self.worker.loop, restart)
         raise ShuffleClosedError(f"{self} starts again, carried by Dask: {self.worker.address} has no data plane")
 
     def rooms(self, outputs: np.ndarray, sizes: np.ndarray) -> list[Room]:
-        """Allocate memory for the parts of an input partition: apart, what is freed apart.
+        """Allocate memory for the parts of an input partition: separate memory for parts that are freed separately.
 
         Args:
-            outputs: Of each part, its output; ascending.
+            outputs: The output of each part; ascending.
             sizes: Bytes of each part.
         """
         _, endpoint = plane()
@@ -257,7 +258,7 @@ class Run(ABC):
         rows: np.ndarray,
         unwanted: int = 0,
     ) -> Added:
-        """Make objects of memory that was written. Others can map it once the caller has dropped its references."""
+        """Make objects of written memory. Others can map it once the caller has dropped its references."""
         _, endpoint = plane()
         puts = []
         for cohorts, parts, segment in rooms:
@@ -267,7 +268,7 @@ class Run(ABC):
             puts.append(Put(name, *own))
         checksum = hashlib.blake2b(schema, digest_size=16).digest()
         if (schema_at := self.described.get(checksum)) is None:
-            # An object that all inputs of this worker share, until the run ends.
+            # All inputs of this worker share this object until the run ends.
             name, _ = endpoint.put([schema], self.job, self.demands)
             self.objects[name] = NEVER
             schema_at = self.described[checksum] = (name, len(schema))
@@ -275,10 +276,10 @@ class Run(ABC):
         return Added(partition, stage, endpoint.address, puts, checksum, schema_at, unwanted)
 
     def get_output_partition(self, partition_id: Any, key: Any, **_: Any) -> Any:
-        """Fetch and join the parts of an output partition, and see that everything is there.
+        """Fetch and join the parts of an output partition, and check that it is complete.
 
         Raises:
-            Incomplete: It is not.
+            Incomplete: Parts are missing.
             distributed.Reschedule: The partition belongs to another worker; or an input is gone, or was freed since the
                 partition was joined before: the shuffle restarts.
         """
@@ -309,7 +310,7 @@ class Run(ABC):
                 f"shuffle {self.id}: output partition {partition_id} has {rows} rows, but {expected} went in"
             )
         self.joined.add(number)
-        # A task that merges joins an output of each of two shuffles.
+        # A task of a merge joins outputs of two shuffles.
         plugin.outputs.setdefault(key, {})[self.id] = {"run": self.run_id, "output": number, "rows": rows}
         return output
 
@@ -321,12 +322,11 @@ class Run(ABC):
         receiver: str,
         output: int | None = None,
     ) -> list[Any]:
-        """Bring parts: object, number, bytes and addresses of each; `output`: which one takes them.
+        """Fetch parts: object, number, bytes and addresses of each, for `output`.
 
         Raises:
-            ShuffleClosedError: The shuffle starts again.
-            distributed.Reschedule: Likewise.
-            Incomplete: It does not, and the parts cannot be had.
+            ShuffleClosedError, distributed.Reschedule: The shuffle restarts.
+            Incomplete: It does not restart, and the parts cannot be fetched.
         """
         deadline = time.monotonic() + SILENT_WITHIN_S
         while True:
@@ -335,14 +335,14 @@ class Run(ABC):
             except _native.TransferError as error:
                 self.raise_if_closed()
                 if isinstance(error, _native.Unreachable) and time.monotonic() < deadline:
-                    # It may only be paused.
+                    # The worker may only be paused.
                     continue
                 if output in self.joined:
-                    # Another task took them, or this one, whose result is needed again. (Others may have asked for it.)
+                    # Another task took them, or an earlier run of this one, whose result is needed again.
                     with suppress(ValueError, KeyError):
                         sync(self.worker.loop, self.restart)
                 self.wait_for_restart(error)
-                raise Incomplete(f"shuffle {self.id}: data of an input cannot be had: {error}") from error
+                raise Incomplete(f"shuffle {self.id}: data of an input cannot be fetched: {error}") from error
 
     def fetch_once(
         self, source: str, wanted: list[tuple[str, int, int, list[str]]], stage: str, receiver: str
@@ -351,7 +351,7 @@ class Run(ABC):
         asks = (receiver, len(self.outputs))
         self.fetching += 1
         try:
-            # Whoever closes it looks at the number of tasks afterwards.
+            # Closing the run checks the number of tasks afterwards.
             self.raise_if_closed()
             with plugin.turns.thread_released() if plugin.turns is not None else nullcontext():
                 fetched, _, _ = endpoint.fetch(self.job, source, stage, self.demands, wanted, False, False, *asks)
@@ -360,7 +360,7 @@ class Run(ABC):
         return fetched
 
     def schema(self, inputs: Inputs, number: int, stage: str, receiver: str) -> Any:
-        """Bring a schema, once to each worker; most inputs have the same one."""
+        """Fetch a schema, once for each worker; most inputs have the same one."""
         if number not in self.schemas:
             name, address, size = inputs.schemas[number]
             (described,) = self.fetch(f"{inputs.stage} schema", [(name, 0, size, [address])], stage, receiver)
@@ -368,7 +368,7 @@ class Run(ABC):
         return self.schemas[number]
 
     def wait_for_restart(self, error: Exception) -> None:
-        """The scheduler closes the run where a worker of it is gone."""
+        """Wait for the restart: the scheduler closes the run if one of its workers is gone."""
 
         async def closed() -> None:
             await asyncio.wait_for(self.closed_event.wait(), RESTART_WITHIN_S)
@@ -382,15 +382,16 @@ class Run(ABC):
     # --- in the event loop ------------------------------------------------------------------------------------------
 
     async def barrier(self, run_ids: Sequence[int]) -> int:
-        """All partitions were added: tells each worker what its outputs take, and then the scheduler.
+        """Run the barrier, when all partitions were added: send each worker the parts of its outputs, then notify the
+        scheduler.
 
         Raises:
-            distributed.Reschedule: The run is closed, and the shuffle begins again.
+            distributed.Reschedule: The run is closed, and the shuffle restarts.
         """
         try:
             return await self._barrier(run_ids)
         except ShuffleClosedError as error:
-            # Dask takes it for an error of the shuffle here.
+            # Dask would treat it as an error of the shuffle here.
             raise Reschedule() from error
 
     async def _barrier(self, run_ids: Sequence[int]) -> int:
@@ -402,15 +403,15 @@ class Run(ABC):
             rows = sum(int(put.rows.sum()) for own in added for put in own.puts)
             unwanted = sum(own.unwanted for own in added)
             cohorts = np.diff([0, *self.cohorts]).tolist()
-            # A worker that came later may run the barrier, and have no data plane.
+            # A worker that joined later may run the barrier, and have no data plane.
             if (plugin := self.worker.plugins.get("mission-control")) is not None:
                 self.say(plugin, "shuffle-in", rows=rows, unwanted=unwanted, cohorts=cohorts)
             try:
-                # Large, where there are many inputs and outputs.
+                # The messages are large if there are many inputs and outputs.
                 inputs = await asyncio.to_thread(inputs_of, added, self.outputs_of)
                 await asyncio.gather(*(self.tell(worker, own) for worker, own in inputs.items()))
             except OSError:
-                # A worker is gone: the scheduler closes this run and begins another.
+                # A worker is gone, so the scheduler closes this run and begins another.
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self.closed_event.wait(), RESTART_WITHIN_S)
                 self.raise_if_closed()
@@ -431,14 +432,14 @@ class Run(ABC):
         await retry(once, TELL_TIMES, TELL_PAUSE_S, TELL_PAUSE_MAX_S, operation=f"{self}: tell {worker}")
 
     async def restart(self) -> None:
-        """Have the scheduler begin another run."""
+        """Request another run from the scheduler."""
         await self.worker.scheduler.shuffle_barrier(id=self.id, run_id=self.run_id, consistent=False)
 
     async def take(self, cohort: int) -> None:
-        """All outputs of a cohort are done: free what only they take from. Who still reads it keeps it meanwhile."""
+        """Free the objects of a cohort whose outputs are all done. Current readers keep their memory."""
         self.taken.add(cohort)
         gone = [name for name, cohorts in self.objects.copy().items() if self.taken.issuperset(cohorts)]
-        # The kernel takes its time with large ones. A data plane that is closed has freed them.
+        # In a thread, because the kernel needs time to free large objects. A closed data plane has freed them.
         with suppress(RuntimeError):
             await asyncio.to_thread(self.free, gone)
 
@@ -449,7 +450,7 @@ class Run(ABC):
         self.transferred = True
 
     async def ensure_output_worker(self, partition: Any, key: Any) -> None:
-        """Have the scheduler run a task where its output partition belongs."""
+        """Request that the scheduler runs a task on the worker of its output partition."""
         worker = self.worker_for[partition]
         if worker == self.worker.address:
             return
@@ -464,7 +465,7 @@ class Run(ABC):
         raise RuntimeError(f"{self} was pushed data: its peers run another version of Mission Control")
 
     def heartbeat(self) -> dict[str, Any]:
-        """What Dask's dashboard shows of a run: here nothing is pushed."""
+        """Metrics of a run for Dask's dashboard, which counts pushed data; here nothing is pushed."""
         counts = ("memory", "total", "buckets", "written", "read", "avg_size", "avg_duration", "memory_limit")
         nothing = dict.fromkeys(counts, 0)
         return {"disk": nothing, "comm": nothing, "start": self.started_at}
@@ -479,11 +480,11 @@ class Run(ABC):
             return
         self.closed = True
         self.closed_event.set()
-        # The kernel takes its time with many objects.
+        # In a thread, because the kernel needs time to free many objects.
         await asyncio.to_thread(self.end)
 
     def end(self) -> None:
-        """Free what was put here, and end fetches: nobody will tell that their objects are lost."""
+        """Free what was put here, and end fetches, because no message will report the loss of their objects."""
         self.free(self.objects.copy())
         endpoint = self.endpoint()
         if self.fetching and self.inputs is not None and endpoint is not None:
@@ -491,7 +492,7 @@ class Run(ABC):
             endpoint.lost(names, f"shuffle {self.id} was closed")
 
     def free(self, names: Iterable[str]) -> None:
-        """Free objects that were put here. Several threads may."""
+        """Free objects that were put here. Several threads may call this."""
         endpoint = self.endpoint()
         for name in names:
             if self.objects.pop(name, None) is not None and endpoint is not None:
@@ -512,7 +513,8 @@ def plane() -> tuple[MissionControlWorker, _native.Endpoint]:
 
 
 async def take_inputs(shuffles: ShuffleWorkerPlugin | None, shuffle_id: Any, run_id: int, inputs: Inputs) -> bool:
-    """A worker's handler of what :meth:`Run.tell` sends, maybe more than once; false: the worker is leaving."""
+    """Handle the message of :meth:`Run.tell` on a worker; it may arrive more than once. Return false if the worker
+    leaves."""
     if shuffles is None:
         return False
     run: Any = await shuffles._get_shuffle_run(shuffle_id, run_id)

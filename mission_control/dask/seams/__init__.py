@@ -1,8 +1,8 @@
-"""Private parts of Dask that Mission Control replaces, because Dask asks nobody there.
+"""Private parts of Dask that Mission Control replaces, because Dask has no hooks there.
 
-Each is checked when its plug-in starts. One that is not as expected stays as it is, with a warning: Dask goes on
-without what it would have brought. :mod:`.delegates`, :mod:`.objects`, :mod:`.queue` and :mod:`.shuffles` are for the
-scheduler, :mod:`.early`, :mod:`.turns`, :mod:`.lanes` and :mod:`.messages` are for a worker.
+Each is checked when its plug-in starts. If a part of Dask is not as expected, it is not replaced, with a warning: Dask
+works without the improvement. :mod:`.delegates`, :mod:`.objects`, :mod:`.queue` and :mod:`.shuffles` are for the
+scheduler; :mod:`.early`, :mod:`.turns`, :mod:`.lanes` and :mod:`.messages` are for workers.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ logger = logging.getLogger(__name__)
 
 SWITCHES = {"true": True, "on": True, "yes": True, "1": True, "false": False, "off": False, "no": False, "0": False}
 PARTS = ("gather-by-job", "host-sessions", "lend-threads", "order-tasks", "p2p", "queue-by-job")
-"""Set ``mission-control.lend-threads`` and so on to false to have Dask's own way."""
+"""Set ``mission-control.lend-threads`` etc. to false to keep Dask's behaviour."""
 
 
 def wanted(part: str, default: bool = True) -> bool:
-    """Whether a part is turned on; what is neither on nor off counts as the default, with a warning."""
+    """Whether a part is enabled; any value but true and false counts as the default, with a warning."""
     assert part in PARTS
     value = dask.config.get(f"mission-control.{part}", default=default)
     if isinstance(value, bool):
@@ -33,6 +33,6 @@ def wanted(part: str, default: bool = True) -> bool:
 
 
 def replace(undo: ExitStack, owner: Any, name: str, value: Any) -> None:
-    """Replaces a method on one object, until `undo` closes: its class has the original."""
+    """Replace a method of one object until `undo` closes; its class keeps the original."""
     setattr(owner, name, value)
     undo.callback(vars(owner).pop, name, None)

@@ -1,6 +1,6 @@
-"""Other threads act for a task: what they put, fetch and submit counts as if the task's own thread did it.
+"""Other threads act for a task: what they put, fetch and submit counts as if the task's thread did it.
 
-Dask and Mission Control know by its thread which task calls them.
+Dask and Mission Control recognise a calling task by its thread.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ T = TypeVar("T")
 
 
 class TaskThread:
-    """The thread of the task that makes this."""
+    """The thread of the task that makes this object."""
 
     def __init__(self, worker: Worker, plugin: MissionControlWorker):
         self.worker, self.key = worker, worker.get_current_task()
-        # Dask finds the worker by the context; the rest is looked up by thread.
+        # Dask finds the worker by the context, and the rest by thread.
         self.context = copy_context()
         self.locals = [(local, vars(local)) for local in (thread_state, plugin.thread, plugin.early.own)]
-        """Each with its values in the task's thread, as they are there at any time."""
+        """Thread-local namespaces, with their current values in the task's thread."""
 
     def call(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Call a function as the task would, in the thread that calls this."""
+        """Call a function as the task would, in the current thread."""
         return self.context.copy().run(self._adopted, function, *args, **kwargs)
 
     def _adopted(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:

@@ -9,7 +9,7 @@ from distributed.collections import HeapSet
 
 
 class ByJob(HeapSet):
-    """As Dask's, but the smallest element is that of the job that is chosen."""
+    """As Dask's heap, but the smallest element is that of the chosen job."""
 
     __slots__ = ("choose", "front", "heaps", "job_of", "jobs_of")
 
@@ -18,7 +18,7 @@ class ByJob(HeapSet):
         self.job_of, self.choose = job_of, choose
         self.heaps: dict[str, HeapSet] = {}
         self.jobs_of: dict[Any, str] = {}
-        # What `peek` gave stays first until it is taken.
+        # The element that `peek` returned stays first until it is removed.
         self.front: str | None = None
 
     @classmethod
@@ -29,7 +29,7 @@ class ByJob(HeapSet):
         return own
 
     def plain(self) -> HeapSet:
-        """The same elements in Dask's own order."""
+        """Convert to Dask's heap with the same elements."""
         own = HeapSet(key=self.key)
         for value in self:
             own.add(value)

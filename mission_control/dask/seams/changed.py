@@ -1,7 +1,7 @@
-"""A worker is given a task again, with other inputs than those that it knows.
+"""A worker gets a task again, with other inputs than those that it knows.
 
-Dask's tasks keep their inputs for ever, so its worker only adds to them. A task that delegates has other inputs with
-each step; one that is still known here would wait for all that it ever had.
+Dask's tasks never change their inputs, so its worker only adds inputs. A task that delegates has other inputs with each
+step; without this a task that the worker still knows would wait for all its earlier inputs.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from distributed import Worker
 from distributed.worker_state_machine import FreeKeysEvent
 
 GIVEN = ("ready", "constrained", "waiting", "executing", "long-running")
-"""States of a task in which Dask's worker does not look at what it is given."""
+"""States of a task in which Dask's worker ignores a new assignment."""
 
 
 def watch(worker: Worker, undo: ExitStack) -> None:
-    """Look at each task that a worker is given, before Dask does."""
+    """Handle each task that a worker gets, before Dask does."""
     handler = worker.stream_handlers["compute-task"]
 
     def with_these_inputs(*, key: Any, nbytes: dict[Any, int], **given: Any) -> None:
@@ -32,7 +32,7 @@ def watch(worker: Worker, undo: ExitStack) -> None:
 
 
 def forget_inputs(worker: Worker, key: Any, inputs: Container[Any]) -> None:
-    """Have a task that runs no more depend on no others than these."""
+    """Make a task that does not run any more depend only on these."""
     task = worker.state.tasks[key]
     if task.state in GIVEN:
         return
@@ -42,7 +42,7 @@ def forget_inputs(worker: Worker, key: Any, inputs: Container[Any]) -> None:
         task.waiting_for_data.discard(own)
         own.dependents.discard(task)
         own.waiters.discard(task)
-        # What is here stays until the scheduler says so; nobody says so of what was on its way.
+        # The scheduler frees results that are here, but it does not know of those that were on their way.
         if not own.waiters and own.state in ("fetch", "flight", "missing"):
             unneeded.append(own.key)
     if unneeded:

@@ -1,10 +1,10 @@
-"""A task that has handed its result on runs its next step under its own key.
+"""A task that has delegated its result runs its next step under its own key.
 
-Dask's scheduler runs what a task's ``run_spec`` says, once its ``dependencies`` are there. Both are exchanged in the
-moment in which the scheduler has taken the task from its worker and has not yet seen what it waits for. When the chain
-is over the task is as its client submitted it, so that a lost result is computed from the first step on.
+Dask's scheduler runs a task's ``run_spec`` once its ``dependencies`` are available. Mission Control replaces both after
+the scheduler has revoked the task from its worker, and before it checks what the task waits for. At the end of the
+chain the task is restored as its client submitted it, so a lost result is recomputed from the first step.
 
-Meanwhile the task's first inputs have no dependent, and Dask would forget them. So a task that never runs, the
+Meanwhile the task's first inputs have no dependents, and Dask would forget them. So a task that never runs, the
 *keeper*, depends on them.
 """
 
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LOOK_S, LOOKS = 0.01, 1000
-"""A task's client submits through a connection of its own: ten seconds of a scheduler that listens may a future be
-unknown."""
+"""A task's client submits through a separate connection, so a future may be unknown at first: 1000 checks, each after
+10 ms in which the scheduler handles messages."""
 WAITING = ("waiting", "queued", "no-worker")
 CLOSED = "Mission Control is being uninstalled"
 KEEPERS = "mission-control-keepers"
-"""A client, as Dask's queues and variables are: it wants the keepers, so that a restart of the cluster forgets them."""
+"""A client, as for Dask's queues and variables: it wants the keepers, so that a restart of the cluster forgets them."""
 NAMES = (
     "dependencies",
     "dependents",
@@ -46,11 +46,11 @@ NAMES = (
     "waiters",
     "who_wants",
 )
-"""Of Dask's record of a task, what is read or changed here."""
+"""Fields of Dask's record of a task that this module reads or changes."""
 
 
 def unlike(scheduler: Scheduler) -> str | None:
-    """Return what is not as Mission Control knows it in this version of Dask."""
+    """Return which parts of this version of Dask are not as Mission Control expects."""
     slots = getattr(TaskState, "__slots__", ())
     missing = [name for name in NAMES if name not in slots]
     parameters = list(inspect.signature(scheduler.new_task).parameters) if hasattr(scheduler, "new_task") else []
@@ -67,23 +67,23 @@ class First(NamedTuple):
     inputs: tuple[Any, ...]
     """Keys."""
     kept: tuple[Any, ...]
-    """Keys that a client of ours wants: the keeper of the inputs, and inputs that nobody could compute again."""
+    """Keys that our client wants: the keeper of the inputs, and inputs that cannot be recomputed."""
 
 
 class Next(NamedTuple):
-    """What a task is to run next."""
+    """The next step of a task."""
 
     run: int
-    """The run of the task that said so."""
+    """The run of the task that delegated to it."""
     run_spec: Any
     inputs: tuple[Any, ...]
     """Keys."""
     again: bool = False
-    """It is the first step."""
+    """Whether it is the first step."""
 
 
 class Delegates:
-    """The tasks of one scheduler that have handed their results on."""
+    """The tasks of one scheduler that have delegated their results."""
 
     def __init__(self, plugin: MissionControlScheduler, scheduler: Scheduler):
         self.plugin, self.scheduler = plugin, scheduler
@@ -93,29 +93,29 @@ class Delegates:
         if self.problem is not None:
             logger.warning("Tasks cannot delegate: %s", self.problem)
         self.first: dict[Any, First] = {}
-        """By key, while a step is to run or runs."""
+        """By key, while a step is planned or runs."""
         self.next: dict[Any, Next] = {}
-        """By key, between what a worker says and the end of that run."""
+        """By key, between a worker's message and the end of that run."""
         self.awaited: dict[Any, list[Any]] = {}
         """By key: inputs that may not be forgotten until the task waits for them."""
         self.closed = False
 
-    # --- what workers say -------------------------------------------------------------------------------------------
+    # --- events from workers ----------------------------------------------------------------------------------------
 
     async def on_await(self, key: Any, run: int, inputs: Sequence[Any]) -> dict[str, Any]:
         """Keep the inputs of a step until the task waits for them.
 
-        Its worker asks before it says `delegate`, because whoever submitted them did so through another connection.
+        The worker requests this before it sends `delegate`, because the inputs were submitted through another
+        connection.
 
         Returns:
-            ``why`` the task cannot wait for them; or the ``exception`` and ``traceback`` of one that has failed; or
-            nothing.
+            ``why`` the task cannot wait for them; or the ``exception`` and ``traceback`` of a failed input; or nothing.
         """
         tasks = self.scheduler.tasks
         looks = 0
         while missing := [own for own in inputs if own not in tasks or _is_unspecified(tasks[own])]:
             looks += 1
-            # Not by the clock: a scheduler that was held up has not heard of them meanwhile.
+            # Counts checks instead of time: a scheduler that was blocked has not received messages meanwhile.
             if looks > LOOKS:
                 unknown = _some(missing)
                 return {
@@ -125,7 +125,7 @@ class Delegates:
         if self.closed:
             return {"why": CLOSED}
         if (task := self._running(key, run)) is None:
-            return {}  # `delegate` will find the same
+            return {}  # `delegate` will find the same: the scheduler does not wait for this run
         if (cycle := self._waits_for(task, [tasks[own] for own in inputs])) is not None:
             return {"why": f"it would wait for itself: {cycle.key} is among its inputs, and depends on {key}"}
         if (failed := _failed(tasks[own] for own in inputs)) is not None and failed.exception_blame is not None:
@@ -137,11 +137,11 @@ class Delegates:
         return {}
 
     def on_delegate(self, worker: str, key: Any, run: int, call: bytes, inputs: list[Any], objects: list[Any]) -> None:
-        """A task has handed its result on; its worker lets go of it with the next message."""
+        """A task has delegated its result; its worker releases it with the next message."""
         task, plugin = self._running(key, run), self.plugin
         number = plugin.numbers.get(key)
         if task is None or number is None:
-            # Another worker runs it, or nobody wants it: nothing may keep these objects.
+            # Another worker runs the task, or nobody wants it, so these objects must not be kept.
             plugin.carry_out(plugin.controller.delegates(plugin.now(), next(plugin.next_number), [], objects, False))
             return
         try:
@@ -153,26 +153,27 @@ class Delegates:
                 self.first[key] = self._first(task, number)
             step = Task(key, run_step, call, inputs, objects, *map(TaskRef, inputs))
             self.next[key] = Next(run, step, tuple(inputs))
-            # An object may have gone with its worker meanwhile.
+            # An object may have been lost with its worker meanwhile.
             self._begin_again(key, task)
         except Exception as error:
-            # Else it would run again as it has run.
+            # Otherwise the task would run the same step again.
             logger.exception("%s could not delegate", key)
             self.next[key] = Next(run, Task(key, _fail, f"{key} could not delegate: {error}"), ())
 
     def on_step_lost(self, worker: str, key: Any, run: int) -> None:
-        """A step that runs names an object that is lost; its worker lets go of the task with the next message."""
+        """A running step names a lost object; its worker releases the task with the next message."""
         if (task := self._running(key, run)) is not None:
             self._begin_again(key, task)
 
     def begin_again(self, key: Any) -> None:
-        """A step needs an object that is lost. Where a worker runs it already, that may have the object, or says so."""
+        """A step needs a lost object. If a worker runs the step already, that worker may have the object, or reports
+        its loss."""
         task = self.scheduler.tasks.get(key)
         if task is not None and task.state in WAITING and self._begin_again(key, task):
             self._transitions({key: "released"})
 
     def _begin_again(self, key: Any, task: TaskState) -> bool:
-        """Have a task begin with its first step once the scheduler has it back."""
+        """Restart a task from its first step once the scheduler has it back."""
         first, number = self.first.get(key), self.plugin.numbers.get(key)
         if first is None or first.task is not task or number is None:
             return False
@@ -183,11 +184,11 @@ class Delegates:
             self.next[key] = Next(task.run_id, first.run_spec, first.inputs, again=True)
         else:
             times = _native.BEGINS_AGAIN_MAX
-            why = f"{key} began again {times} times, and what it delegates to needs an object that is lost"
+            why = f"{key} restarted {times} times, and its next step still needs a lost object"
             self.next[key] = Next(task.run_id, Task(key, _lose, why), ())
         return True
 
-    # --- what the scheduler does ------------------------------------------------------------------------------------
+    # --- events of the scheduler ------------------------------------------------------------------------------------
 
     def transition(self, key: Any, start: str, finish: str) -> None:
         """Called after each transition of a task, before those that follow from it."""
@@ -196,22 +197,22 @@ class Delegates:
             if finish == "released" and task is not None and task.run_id == step.run:
                 self._exchange(task, step)
         if start == "processing" and key in self.awaited:
-            # Once it waits for them.
+            # Released once the task waits for them.
             self.plugin.soon(lambda: self._await_no_more(key))
         if key in self.first and finish in ("memory", "erred", "released", "forgotten"):
             self.plugin.soon(lambda: self._end(key))
 
     def _exchange(self, task: TaskState, step: Next) -> None:
-        """The task is in no worker's hands, and waits for nothing yet."""
+        """The task is on no worker, and waits for nothing yet."""
         known = self.scheduler.tasks
         inputs = {known[own] for own in step.inputs if own in known}
         if len(inputs) < len(set(step.inputs)):
-            # Cancelled by force meanwhile; so is the task.
+            # An input was cancelled by force meanwhile; so is the task.
             task.has_lost_dependencies = True
         run_spec = step.run_spec
         if (failed := _failed(inputs)) is not None:
-            # Since it was asked for. Dask lets no task wait for one that has failed.
-            why = f"{failed.key} failed, and its result was to be an argument"
+            # The input failed since the check. Dask lets no task wait for a failed one.
+            why = f"{failed.key} failed, so its result cannot be an argument"
             run_spec, inputs = Task(task.key, _fail, why), set()
         before = set(task.dependencies) - inputs
         _depend(task, inputs)
@@ -220,13 +221,13 @@ class Delegates:
         if step.again and number is not None:
             self.plugin.carry_out(self.plugin.controller.delegate_ends(self.plugin.now(), number, True))
         elif number is not None and self.plugin.controller.is_furthest(number):
-            # Each step may meet as many dying workers as a task may.
+            # Each step may lose as many workers as a task may.
             task.suspicious = 0
-        # Once the scheduler has seen what the task waits for.
+        # Released once the scheduler has checked what the task waits for.
         self.plugin.soon(lambda: self._let_go(before))
 
     def _end(self, key: Any) -> None:
-        """The last step is over, for whatever reason: the task is as its client submitted it."""
+        """The last step is over, for whatever reason: restore the task as its client submitted it."""
         first, task = self.first.get(key), self.scheduler.tasks.get(key)
         if first is None or (task is first.task and not _is_over(task)):
             return
@@ -236,7 +237,7 @@ class Delegates:
             before = set(task.dependencies)
             known = self.scheduler.tasks
             inputs = {known[own] for own in first.inputs if own in known}
-            # What it took then may be gone for good.
+            # The first step's inputs may be gone permanently.
             task.has_lost_dependencies |= len(inputs) < len(set(first.inputs))
             task.run_spec = first.run_spec
             _depend(task, inputs)
@@ -246,7 +247,7 @@ class Delegates:
             self.plugin.carry_out(self.plugin.controller.delegate_ends(self.plugin.now(), number, False))
 
     def close(self) -> None:
-        """Leave all tasks to Dask. A chain that has begun meanwhile stays as it is, and fails with its next step."""
+        """Leave all tasks to Dask. A chain that has begun meanwhile is not changed, and fails with its next step."""
         self.closed = True
         for key in list(self.first):
             self._end(key)
@@ -260,7 +261,7 @@ class Delegates:
     # --- the rest ---------------------------------------------------------------------------------------------------
 
     def _running(self, key: Any, run: int) -> TaskState | None:
-        """Return the task, if the scheduler waits for this run of it."""
+        """Return the task if the scheduler waits for this run of it."""
         task = self.scheduler.tasks.get(key)
         return task if task is not None and task.state == "processing" and task.run_id == run else None
 
@@ -289,7 +290,7 @@ class Delegates:
             self.scheduler.clients.pop(client, None)
 
     def _waits_for(self, task: TaskState, inputs: Iterable[TaskState]) -> TaskState | None:
-        """Return the input that waits for a task, however far behind, or is going to."""
+        """Return the input that waits for a task, directly or indirectly, or is going to."""
         tasks = self.scheduler.tasks
         seen: set[TaskState] = set()
         for start in inputs:
@@ -306,7 +307,7 @@ class Delegates:
         return None
 
     def _let_go(self, tasks: Iterable[TaskState]) -> None:
-        """Tasks have lost a dependent: as when a client has released them."""
+        """Handle tasks that have lost a dependent, as when a client has released them."""
         wanted: dict[Any, str] = {}
         for task in tasks:
             if task.who_wants or self.scheduler.tasks.get(task.key) is not task:
@@ -323,7 +324,7 @@ class Delegates:
 
 
 def _depend(task: TaskState, inputs: set[TaskState]) -> None:
-    """Have a task that waits for nothing depend on these tasks, and on no other."""
+    """Make a task that waits for nothing depend only on these tasks."""
     for own in set(task.dependencies) - inputs:
         task.dependencies.discard(own)
         own.dependents.discard(task)
@@ -334,9 +335,9 @@ def _depend(task: TaskState, inputs: set[TaskState]) -> None:
 
 
 def _is_over(task: TaskState) -> bool:
-    """Whether a task runs no more, and nobody waits for it to run again."""
+    """Whether a task does not run any more, and nobody waits for it to run again."""
     if task.state == "erred":
-        # An input that failed stays its input: it has the error, and may be tried again.
+        # A failed input stays an input: it has the error, and may be retried.
         return task.exception_blame is task
     return task.state == "memory" or (task.state == "released" and not task.who_wants and not task.waiters)
 
@@ -346,7 +347,7 @@ def _failed(inputs: Iterable[TaskState]) -> TaskState | None:
 
 
 def _fail(why: str) -> None:
-    """What a task does in place of a step that cannot run."""
+    """Raise the error of a step that cannot run; the task runs this instead."""
     raise RuntimeError(why)
 
 
@@ -355,12 +356,12 @@ def _lose(why: str) -> None:
 
 
 def _is_unspecified(task: TaskState) -> bool:
-    """Whether somebody wants a task that its client has not submitted yet."""
+    """Whether a task is wanted that its client has not submitted yet."""
     return task.run_spec is None and task.state == "released"
 
 
 def _nothing() -> None:
-    """What a keeper does, should Dask run it: the input of one that failed may be tried again."""
+    """Run a keeper: Dask does that only if a failed input of it is retried."""
 
 
 def _client_of(key: Any) -> str:

@@ -1,7 +1,8 @@
-"""A task's result is known before the task is over: tasks that depend on it start beside it.
+"""A task's result is known before the task is over, so tasks that depend on it start while it runs.
 
-Dask takes a task for done once the future of its thread pool has a result. So that future is given one while the task's
-function still runs. Its thread leaves the pool, as with Dask's ``secede``, and what the function returns is dropped.
+Dask considers a task done once the future of its thread pool has a result. So this module sets that result while the
+task's function still runs. Its thread leaves the pool, as with Dask's ``secede``, and the function's return value is
+dropped.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ from mission_control.objects import Task
 logger = logging.getLogger(__name__)
 
 WRITERS_PER_THREAD, WRITERS_MIN = 4, 8
-"""So many tasks of a worker may go on after their results are known, for each thread and at least: a pipeline of as
-many stages runs on a worker with one thread."""
+"""Most tasks of a worker that may continue after their results are known: per thread, and at least. So a pipeline with
+that many stages runs on a worker with one thread."""
 SAY_AFTER_S = 10.0
-"""A task that has waited so long for its turn to begin says so in the worker's log."""
+"""A task that has waited this long for its turn is reported in the worker's log."""
 
 
 class _Own(threading.local):
-    """What is known of the task of this thread."""
+    """State of the task in this thread."""
 
     future: list[Future[Any]] | None = None
     """Holds its future, once the pool has made it."""
@@ -43,11 +44,11 @@ class _Own(threading.local):
     """The task, once its result is known."""
     stream: str = ""
     over: Callable[[BaseException | None], None] | None = None
-    """Is called when its function has ended, with its error."""
+    """Called when its function has ended, with its error."""
 
 
 class Early:
-    """The results of one worker's tasks that are known early."""
+    """The early results of one worker's tasks."""
 
     def __init__(self, worker: Worker):
         self.worker = worker
@@ -56,7 +57,7 @@ class Early:
         self.most = max(WRITERS_PER_THREAD * worker.state.nthreads, WRITERS_MIN)
         self.writers = threading.BoundedSemaphore(self.most)
         self.keys: Counter[Any] = Counter()
-        """Tasks that go on after their results are known, by key: an earlier run may not have ended yet."""
+        """Tasks that continue after their results are known, by key: an earlier run may not have ended yet."""
         self.lock = threading.Lock()
         self.problem: str | None = "this version of Dask has no thread pool as Mission Control knows it"
         self.closed = False
@@ -86,10 +87,10 @@ class Early:
         self.problem = None
 
     def check(self, key: Any) -> None:
-        """See that the task in this thread may finish early.
+        """Check that the task in this thread may finish early.
 
         Raises:
-            RuntimeError: It may not; says why.
+            RuntimeError: It may not; the text has the reason.
         """
         if self.problem is not None:
             raise RuntimeError(f"this worker has no streams: {self.problem}")
@@ -109,11 +110,11 @@ class Early:
             raise RuntimeError("open_stream was called where an actor is made: its result is the actor")
 
     def has_turn(self) -> bool:
-        """Whether one more task may go on after its result is known; if so it counts as one that does."""
+        """Whether one more task may continue after its result is known; if so, count it."""
         return self.writers.acquire(blocking=False)
 
     def wait_for_turn(self, key: Any) -> None:
-        """Wait until not too many tasks go on after their results are known.
+        """Wait until one more task may continue after its result is known.
 
         Raises:
             mission_control.Cancelled: The worker closes.
@@ -129,7 +130,7 @@ class Early:
                     logger.info("%s waits until one of the %d that write streams here has ended", key, self.most)
 
     def finish(self, task: Task, result: Any, over: Callable[[BaseException | None], None]) -> None:
-        """Have Dask take the task in this thread for done, with this result; the thread leaves the pool.
+        """Make Dask consider the task in this thread done, with this result; the thread leaves the pool.
 
         Args:
             result: The reference of its stream.
@@ -144,7 +145,7 @@ class Early:
         own.task, own.stream, own.over = task, result.object, over
         with self.lock:
             self.keys[task.key] += 1
-        # Dask releases its inputs once its result is known.
+        # Dask releases the task's inputs once its result is known.
         plugin.writes(task.key, result.object, result.deterministic)
         plugin.objects.look(task.key, result)
         now = time.time() + self.worker.scheduler_delay
@@ -159,14 +160,14 @@ class Early:
             "thread": threading.get_ident(),
         }
         future.set_result(message)
-        # The pool gives it the function's result in the end.
+        # The pool sets the function's result on the future in the end.
         vars(future).update(set_result=_ignored, set_exception=_ignored)
         if thread_state.proceed:
-            # Else it has left the pool before.
+            # Otherwise the thread has left the pool before.
             secede()
 
     def ended(self, error: BaseException | None) -> None:
-        """The function of the task in this thread has ended. After the first call this does nothing."""
+        """Handle the end of the function of the task in this thread. Only the first call has an effect."""
         own = self.own
         task, over, own.over = own.task, own.over, None
         if task is None or over is None:
@@ -179,7 +180,7 @@ class Early:
                 self.keys -= Counter([task.key])
             plugin: Any = self.worker.plugins.get("mission-control")
             if plugin is not None:
-                # Something that it needs was lost, and is being computed again.
+                # An input was lost, and is being recomputed.
                 plugin.wrote(task.key, own.stream, isinstance(error, Reschedule))
         if error is not None and not isinstance(error, Reschedule):
             # Dask does not log it.
@@ -191,7 +192,7 @@ class Early:
         return self.own.task is not None
 
     def writes(self, key: Any) -> bool:
-        """Whether a task goes on after its result is known. May be called in any thread."""
+        """Whether a task continues after its result is known. May be called in any thread."""
         return bool(self.keys[key])
 
     def close(self) -> None:

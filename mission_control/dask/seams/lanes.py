@@ -1,8 +1,8 @@
 """Ask a peer for results of several jobs at once, in one message for each job (DESIGN 4.1).
 
-Dask asks each peer for one message at a time, with results of any jobs in it. Then a message has no job whose share it
-could get, and a job waits for those of others. Here each job has a lane to each peer. `crates/core` decides of which
-job the next message is (``lanes``). A result belongs to the job of a task that waits for it.
+Dask requests one message at a time from each peer, with results of any jobs in it. Such a message has no job whose
+share it could get, and jobs wait for each other. Here each job has a lane to each peer. `crates/core` chooses the job
+of the next message (``lanes``). A result belongs to the job of a task that waits for it.
 
 This replaces private parts of Dask's worker. If they are not as expected, messages stay as they are, with a warning.
 """
@@ -35,7 +35,7 @@ HELD = {"data_needed": defaultdict, "in_flight_workers": dict, "busy_workers": s
 
 
 Place = tuple[str, str, int]
-"""The address of a peer, a job, and the number of a message in their lane."""
+"""The address of a peer, a job, and the number of a message in this lane."""
 
 
 class Lane(str):
@@ -55,7 +55,7 @@ class Lane(str):
 class InFlight(dict[Any, Any]):
     """The keys of each message that is under way. Dask looks them up by :class:`Lane`.
 
-    An address alone means a message that Dask asked for by itself: before this was installed, or after.
+    An address alone means a message that Dask requested by itself, before this was installed or after.
     """
 
     def __init__(self, state: WorkerState, native: _native.Lanes):
@@ -64,7 +64,7 @@ class InFlight(dict[Any, Any]):
         self.closing = False
 
     def __contains__(self, peer: object) -> bool:
-        """Whether a message is under way; of an address alone: any message."""
+        """Whether a message is under way; for an address alone, any message from there."""
         return super().__contains__(place_of(peer)) if isinstance(peer, Lane) else any(own == peer for own, *_ in self)
 
     def __getitem__(self, peer: str) -> Any:
@@ -103,7 +103,7 @@ class Lanes:
         self.native.weigh(self.endpoint.weights())
 
     def start(self) -> bool:
-        """Take over what the worker asks its peers for. Return False, with a warning, if Dask is not as expected."""
+        """Take over the worker's requests to its peers. Return False, with a warning, if Dask is not as expected."""
         state = self.worker.state
         factory: Any = getattr(getattr(state, "data_needed", None), "default_factory", None)
         known = (
@@ -127,7 +127,7 @@ class Lanes:
         lanes, plain = self, type(state)
 
         class Laned(plain):  # type: ignore[valid-type,misc]
-            """Asks a peer for the results of each job by themselves."""
+            """Request the results of each job in separate messages."""
 
             __slots__ = ()
 
@@ -154,11 +154,11 @@ class Lanes:
         self.undo.callback(restore)
 
     def free(self, state: Any) -> Iterator[tuple[Lane, HeapSet]]:
-        """Give lanes in which a message may begin, and the tasks whose results wait there: the next one first.
+        """Yield lanes in which a message may begin, with the tasks whose results wait there: the next lane first.
 
         `crates/core` chooses the job. Within a job the order is Dask's: by the priority of the first task, near peers
-        before others, then by the number of tasks, then by chance. Whoever iterates removes tasks, and adds what is
-        asked for to `in_flight_workers`.
+        before others, then by the number of tasks, then random. The caller removes tasks, and adds the requested ones
+        to `in_flight_workers`.
         """
         here = get_address_host(state.address)
 
@@ -180,7 +180,7 @@ class Lanes:
             job = self.next(by_job)
             heap = by_job[job]
             _, _, count, _, lane, tasks = heapq.heappop(heap)
-            # A task whose result several peers have may have been asked for meanwhile.
+            # If several peers have a result, it may have been requested meanwhile.
             if tasks and -count != len(tasks):
                 heapq.heappush(heap, ranked(lane, tasks))
                 continue
@@ -190,11 +190,11 @@ class Lanes:
                 yield lane, tasks
 
     def next(self, by_job: dict[str, list[Any]]) -> str:
-        """Choose a job, given its lanes as a heap."""
+        """Choose a job, given the lanes of each as a heap."""
         if len(by_job) == 1:
             return next(iter(by_job))
         first = [(job, tasks.peek() if (tasks := heap[0][-1]) else None) for job, heap in by_job.items()]
-        # In the order of their first tasks: the first of equals is chosen.
+        # Jobs are in the order of their first tasks: the first of equals is chosen.
         first.sort(key=lambda own: () if own[1] is None else own[1].priority)
         return self.native.next([(job, priority_of(task)) for job, task in first]) or first[0][0]
 
@@ -203,15 +203,15 @@ class Lanes:
 
 
 def consumer_of(task: Any) -> str:
-    """The job of a result that is to be asked for: of a task that waits for it."""
+    """Return the job of a result to request: that of a task that waits for it."""
     return job_of(waiting(task))[0]
 
 
 def belongs_to_its_consumer(task: Any) -> None:
-    """Have a result that was not computed here belong to the job of a task that waits for it.
+    """Assign a result that was not computed here to the job of a task that waits for it.
 
-    Dask sends annotations only to the worker that computes a task. Without them a worker that passes the result on
-    would not know that its job demands encryption.
+    Dask sends annotations only to the worker that computes a task. Without them a worker that forwards the result would
+    not know that its job demands encryption.
     """
     consumer = waiting(task)
     annotations = consumer.annotations if consumer is not None else None
@@ -225,5 +225,5 @@ def priority_of(task: Any) -> float:
 
 
 def waiting(task: Any) -> Any:
-    """A task that waits for this one's result; none where it is to be copied only."""
+    """Return a task that waits for this one's result; ``None`` if the result is only copied."""
     return next(iter(task.waiters or task.dependents), None) if task is not None else None

@@ -1,4 +1,4 @@
-"""Data that a worker sends belongs to the job of its task."""
+"""Attribute data that a worker sends to the job of its task."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from mission_control.objects import Task
 logger = logging.getLogger(__name__)
 
 SENT = "get_data"
-"""The request by which one worker has another send results."""
+"""The request of one worker for results of another."""
 
 
 def name_transfers(worker: Worker) -> Callable[[], None]:
-    """Have each answer to a request for results belong to the job of the first.
+    """Attribute each answer to a request for results to the job of the first result.
 
     Returns:
-        What undoes it.
+        A function that undoes it.
     """
     handler = worker.handlers[SENT]
 
-    # Dask looks at the parameters of the original.
+    # Dask inspects the parameters of the original.
     @functools.wraps(handler)
     async def with_its_job(comm: Any, keys: Collection[Any], **named: Any) -> Any:
         whose = transfer_of(worker, keys)
-        # A worker says who it is; clients and schedulers do not.
+        # Workers name themselves in the request; clients and schedulers do not.
         if isinstance(comm, MissionComm) and named.get("who") is not None and (why := comm.refuses(whose)) is not None:
-            # Dask asks again, over a connection whose ends know the newest of each other. After an error in an answer
-            # whoever waits for the results would wait for ever (dask/distributed issue 6705).
+            # Dask requests again, over a connection with a new handshake. After an error in an answer, tasks that wait
+            # for the results would wait for ever (dask/distributed issue 6705).
             logger.warning("%s", why)
             comm.abort()
             raise CommClosedError(why)
@@ -53,7 +53,7 @@ def name_transfers(worker: Worker) -> Callable[[], None]:
 
 
 def transfer_of(worker: Worker, keys: Collection[Any]) -> Whose:
-    """Return whose these results are: the first one's; or one's that demands encryption, and all are encrypted."""
+    """Return the transfer of these results: the first one's; or one that demands encryption, so all are encrypted."""
     states = [state for key in keys if (state := worker.state.tasks.get(key)) is not None]
     tasks = [Task(state.key, state.annotations) for state in states] or [Task("message", None)]
     all_of = [Whose(task.job, key_split(task.key), "gather", task.demands) for task in tasks]
@@ -63,19 +63,19 @@ def transfer_of(worker: Worker, keys: Collection[Any]) -> Whose:
 
 
 class Inherited:
-    """Whose results are that came encrypted from other workers. For copies that Dask makes for itself there is no task
-    from which they could inherit what their job demands."""
+    """Transfers of results that arrived encrypted from other workers. A copy that Dask makes for itself has no task
+    from which it could inherit its job's demands."""
 
     def __init__(self, worker: Worker):
         self.tasks = worker.state.tasks
         self.whose: dict[Any, tuple[float, Whose]] = {}
-        """By key: since when it is known, and whose it is."""
+        """By key: since when the result is known, and its transfer."""
         self.forget_at = INHERITED_MIN
 
     def add(self, keys: Iterable[Any], whose: Whose) -> None:
         now = time.monotonic()
         if len(self.whose) >= self.forget_at:
-            # What has just come is no task yet: Dask gathers all copies of one request before it keeps any.
+            # A result that has just arrived is no task yet: Dask gathers all copies of one request before it keeps any.
             self.whose = {
                 key: (since, own)
                 for key, (since, own) in self.whose.items()
@@ -90,10 +90,10 @@ class Inherited:
 
 
 INHERITED_MIN = 1000
-"""Beyond so many, those are forgotten whose results the worker no longer has."""
+"""Beyond this number, entries are dropped whose results the worker no longer has."""
 UNKEPT_S = 600.0
-"""So long results may be on their way to where a worker keeps them."""
+"""Seconds in which a result may be received but not stored yet."""
 
 
 ENCRYPTIONS = ("none", "opportunistic", "authenticated")
-"""From the least to the most."""
+"""Levels of encryption, from the lowest to the highest."""

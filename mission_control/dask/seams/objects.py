@@ -1,4 +1,4 @@
-"""Dask's scheduler counts the objects that results name: when it places tasks, and when workers retire."""
+"""Let Dask's scheduler count the objects that results name, when it places tasks and when workers retire."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 INPUTS_MAX = 32
-"""A task that takes from more than this has as much to bring wherever it runs; to look would only cost."""
+"""A task with more inputs than this has to fetch about the same amount anywhere, so a lookup is not worth its cost."""
 
 
 def count_objects(plugin: MissionControlScheduler, scheduler: Scheduler, undo: ExitStack) -> None:
-    """Replaces the methods of one scheduler that place tasks and retire workers."""
+    """Replace the methods of one scheduler that place tasks and retire workers."""
     for name, parameters, make, without in (
         ("_track_retire_worker", ["ws", "policy"], hand_over, "objects of workers that retire are computed again"),
         ("get_comm_cost", ["ts", "ws"], count_far, "tasks are placed without regard to their objects"),
@@ -40,7 +40,7 @@ def count_objects(plugin: MissionControlScheduler, scheduler: Scheduler, undo: E
 
 
 class BothDone:
-    """As Dask's policy of a worker that retires, which is over when its results are elsewhere; and its objects, too."""
+    """Dask's policy of a retiring worker, which is over when its results are elsewhere; here also its objects."""
 
     def __init__(self, policy: Any, worker: Any, hands_over: Callable[[], bool]):
         self.policy = policy
@@ -57,7 +57,7 @@ class BothDone:
             return False
         if self.again or all(len(task.who_has or ()) > 1 for task in self.worker.has_what):
             return True
-        # Dask's policy is over with the first moment without unique results; tasks have ended there since.
+        # Dask's policy ends at the first moment without unique results, but tasks may have ended there since.
         self.again = True
         manager = self.policy.manager
         self.policy = type(self.policy)(self.worker.address)
@@ -71,14 +71,14 @@ class BothDone:
 
 
 def hand_over(plugin: MissionControlScheduler, scheduler: Scheduler, retire: Any) -> Any:
-    """A worker that retires waits until others have its objects."""
+    """Make a retiring worker wait until others have its objects."""
 
     async def with_objects(ws: Any, policy: Any, *args: Any, **kwargs: Any) -> Any:
         worker = ws.address
         plugin.event("leaving", worker=worker)
 
         def hands_over() -> bool:
-            # Where all workers go nobody needs their objects.
+            # If all workers retire, nobody needs their objects.
             return bool(scheduler.running) and plugin.controller.is_handing_over(worker)
 
         retired = False
@@ -94,7 +94,7 @@ def hand_over(plugin: MissionControlScheduler, scheduler: Scheduler, retire: Any
 
 
 def count_far(plugin: MissionControlScheduler, scheduler: Scheduler, cost: Any) -> Any:
-    """A task runs best where its objects are: its inputs hold only references."""
+    """Place a task where its objects are: its inputs hold only references."""
 
     def with_objects(ts: Any, ws: Any) -> float:
         seconds = cost(ts, ws)
@@ -108,7 +108,8 @@ def count_far(plugin: MissionControlScheduler, scheduler: Scheduler, cost: Any) 
 
 
 def count_held(plugin: MissionControlScheduler, scheduler: Scheduler, choose: Any) -> Any:
-    """Scale-down takes workers that hold little, and keeps memory for all that there is: objects count."""
+    """Choose the workers of a scale-down with objects counted: workers that hold little go, and the rest has memory for
+    all."""
 
     def with_objects(*args: Any, **kwargs: Any) -> Any:
         held = {ws: plugin.controller.object_bytes(address) for address, ws in scheduler.workers.items()}

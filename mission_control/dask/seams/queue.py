@@ -1,4 +1,4 @@
-"""Queue root tasks by job: in the scheduler's queue each job has places of its own on every worker.
+"""Queue root tasks by job: in the scheduler's queue each job has its own places on every worker.
 
 Core counts the free places (`control::jobs`). This replaces private parts of Dask's scheduler. If they are not as
 expected, Dask's own queue stays, with a warning.
@@ -21,13 +21,13 @@ logger = logging.getLogger(__name__)
 
 
 def places(scheduler: Scheduler, nthreads: int) -> int | None:
-    """Return how many tasks of each job a worker may have at once; ``None``: no bound."""
+    """Return how many concurrent tasks of each job a worker may have; ``None``: no bound."""
     saturation = getattr(scheduler, "WORKER_SATURATION", math.inf)
     return None if math.isinf(saturation) else max(math.ceil(saturation * nthreads), 1)
 
 
 def queue_by_job(plugin: Any, scheduler: Scheduler, undo: ExitStack) -> None:
-    """In the scheduler's queue each job has its own places on the workers, and no task of another one takes them."""
+    """Give each job in the scheduler's queue its own places on the workers, which no other job's tasks take."""
     if not wanted("queue-by-job"):
         return
     names = ("stimulus_queue_slots_maybe_opened", "decide_worker_rootish_queuing_enabled", "check_idle_saturated")

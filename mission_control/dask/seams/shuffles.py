@@ -1,4 +1,4 @@
-"""Dask's shuffles run on the data plane: the scheduler gives workers another kind of run."""
+"""Run Dask's shuffles on the data plane: the scheduler gives workers another kind of run."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ PARAMETERS: list[tuple[Any, list[str]]] = [
     (_rechunk.split_axes, ["old", "new"]),
     (_rechunk.convert_chunk, ["shards"]),
 ]
-"""What Dask calls of a run, and what a run of ours calls."""
+"""Methods of a run that Dask calls, and methods of Dask that our runs call."""
 WANTED = ("waiting", "queued", "no-worker", "processing")
-"""States of a task whose result somebody awaits."""
+"""States of a task whose result is awaited."""
 
 
 def unlike() -> str | None:
-    """Say what of Dask's shuffles is not as Mission Control knows it."""
+    """Return which parts of Dask's shuffles are not as Mission Control expects."""
     for spec, known in FIELDS.items():
         if [own.name for own in fields(spec)] != known:
             return f"fields of {spec.__name__}"
@@ -68,7 +68,7 @@ def unlike() -> str | None:
 
 
 def carry_shuffles(plugin: MissionControlScheduler, scheduler: Scheduler, undo: ExitStack) -> None:
-    """Has the scheduler ask who carries a shuffle that begins."""
+    """Let the scheduler choose who carries a shuffle that begins."""
     shuffles = scheduler.plugins.get("shuffle")
     other = unlike()
     retrieve = getattr(shuffles, "_retrieve_spec", None)
@@ -95,11 +95,11 @@ def ours_where_possible(
             said = {"task": number, "shuffle": str(shuffle_id), "outputs": outputs, "counted": counted}
             plugin.event("shuffle-begins", **said, engine=engine, why=why or "")
         except Exception:
-            # The shuffle runs as if nothing was installed.
+            # The shuffle runs as without Mission Control.
             logger.exception("Mission Control could not carry shuffle %s: Dask does", shuffle_id)
             made, why = spec, "of an error; the scheduler's log has it"
         if why is not None and (refused := plugin.controller.engine_refuses(number)) is not None:
-            # The tasks of the shuffle end with this error.
+            # The shuffle's tasks fail with this error.
             raise P2PConsistencyError(f"shuffle {shuffle_id}: {refused}. Mission Control cannot carry it because {why}")
         return made
 
@@ -109,7 +109,7 @@ def ours_where_possible(
 def chosen(
     plugin: MissionControlScheduler, scheduler: Scheduler, spec: ShuffleSpec, number: int
 ) -> tuple[ShuffleSpec, str | None]:
-    """Return a shuffle's description as its carrier needs it, and why that is Dask; ``None``: it is Mission Control."""
+    """Return a shuffle's description for its carrier, and why that is Dask; ``None``: it is Mission Control."""
     if (why := why_not(plugin, spec)) is not None:
         return spec, why
     demands, why = plugin.controller.shuffle_demands(number, list(scheduler.workers))
@@ -117,15 +117,15 @@ def chosen(
 
 
 def restart_without_run(scheduler: Scheduler, released: Any) -> None:
-    """Where a shuffle's barrier was released and is wanted again, have its inputs made again, unless it has a run.
+    """If a shuffle's barrier was released and is wanted again, recompute its inputs, unless the shuffle has a run.
 
-    Dask ends a shuffle's run when its barrier is released, whatever for. It has the inputs made again where a worker
-    has left, and where the inputs are of several runs. But it also releases a barrier that is under way for a late word
-    of an earlier attempt at it, as that it is to run again (``Scheduler._reschedule`` looks at no run). Then it
-    finds its inputs and no run: "No active shuffle". Chaos found it (2026-11-27).
+    Dask ends a shuffle's run when its barrier is released, for any reason. It recomputes the inputs if a worker has
+    left, and if the inputs belong to several runs. But it also releases a running barrier after a late message of an
+    earlier attempt, such as a reschedule (``Scheduler._reschedule`` does not check the run). Then the barrier finds its
+    inputs but no run: "No active shuffle". Chaos tests found it (2026-11-27).
 
     Args:
-        released: The key of the task that was released. Nothing happens where it is no barrier.
+        released: The key of the task that was released. Nothing happens if it is no barrier.
     """
     shuffle_id = id_from_key(released)
     if shuffle_id is None:
@@ -136,7 +136,7 @@ def restart_without_run(scheduler: Scheduler, released: Any) -> None:
         barrier = scheduler.tasks.get(released)
         if shuffles is None or barrier is None or barrier.state not in WANTED:
             return
-        # Inputs of a shuffle that Dask has begun again are in memory once it has a run, and not before.
+        # When Dask has restarted a shuffle, its inputs are only in memory once it has a run.
         inputs = [own.key for own in barrier.dependencies if own.state == "memory"]
         if inputs and shuffle_id not in shuffles.active_shuffles:
             logger.warning("Shuffle %s has no run any more, and begins again", shuffle_id)
@@ -150,22 +150,23 @@ def restart_without_run(scheduler: Scheduler, released: Any) -> None:
         except Exception:
             logger.exception("Shuffle %s could not begin again", shuffle_id)
 
-    # Dask is in the middle of its transitions.
+    # Later, because Dask is in the middle of its transitions.
     scheduler.loop.add_callback(guarded)
 
 
 def running(scheduler: Scheduler) -> list[str]:
-    """Return the shuffles that the data plane carries now."""
+    """Return the shuffles that the data plane currently carries."""
     shuffles: Any = scheduler.plugins.get("shuffle")
     active = shuffles.active_shuffles.values() if shuffles is not None else ()
-    # Ours are of classes that are made from Dask's.
+    # Our classes derive from Dask's.
     return [str(own.id) for own in active if type(own.run_spec.spec) not in FIELDS]
 
 
 def that_may_free(scheduler: Scheduler, shuffle: str, run: int) -> set[str]:
-    """Return the workers of a run, which may free parts of outputs that are done; none where they are needed again.
+    """Return the workers of a run, which may free parts of done outputs; none if the parts are needed again.
 
-    Dask fuses what makes an output into the task that uses it. So two results of one array take the same parts.
+    Dask fuses the task that makes an output into the task that uses it. So two results of one array take the same
+    parts.
     """
     shuffles: Any = scheduler.plugins.get("shuffle")
     own = shuffles.active_shuffles.get(shuffle) if shuffles is not None else None
@@ -176,7 +177,7 @@ def that_may_free(scheduler: Scheduler, shuffle: str, run: int) -> set[str]:
 
 
 def why_not(plugin: MissionControlScheduler, spec: ShuffleSpec) -> str | None:
-    """Say why Dask has to carry a shuffle like this; ``None``: it need not."""
+    """Return why Dask has to carry a shuffle like this; ``None``: it need not."""
     if not wanted("p2p"):
         return "mission-control.p2p is false"
     if plugin.drains:
@@ -210,7 +211,7 @@ def of_job(plugin: MissionControlScheduler, spec: Any, number: int, demands: str
 
 
 def listen(worker: Worker) -> None:
-    """Has a worker hear what its output partitions take."""
+    """Add the handler by which a worker receives the parts of its output partitions."""
 
     async def take_inputs(shuffle_id: Any, run_id: int, inputs: Any) -> bool:
         from mission_control.dask.p2p.run import take_inputs

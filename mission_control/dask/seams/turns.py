@@ -1,6 +1,6 @@
 """Run the tasks of a Dask worker by the weights of their jobs, and others while one waits (DESIGN 4.1).
 
-So tasks of all jobs fetch at the same time. Workers with one thread do not lend it by default. This replaces private
+So tasks of all jobs fetch at the same time. By default workers with one thread do not share it. This replaces private
 parts of Dask's worker. If they are not as expected, tasks run in Dask's own order, with a warning.
 """
 
@@ -26,7 +26,7 @@ from mission_control.jobs import ANNOTATION
 logger = logging.getLogger(__name__)
 
 UNNAMED = ("unnamed", 1.0)
-"""The job and the priority of a task of which nothing is known."""
+"""The job and the priority of an unknown task."""
 
 
 class Turns(turns.Turns):
@@ -34,7 +34,7 @@ class Turns(turns.Turns):
 
     def __init__(self, worker: Worker, endpoint: _native.Endpoint, limit_bytes: int):
         threads = worker.state.nthreads
-        # Who wants one thread may rely on it that no other task is under way.
+        # A user of one thread may rely on the absence of concurrent tasks.
         super().__init__(threads, wanted("lend-threads", default=threads > 1), self._have_more_begin)
         self.worker = worker
         self.endpoint = endpoint
@@ -54,7 +54,7 @@ class Turns(turns.Turns):
             self.worker.loop.add_callback(self._begin_more)
 
     def _begin_more(self) -> None:
-        """Make Dask look for a ready task. Runs in its event loop."""
+        """Make Dask start a ready task. Runs in its event loop."""
         self.asked = False
         if not self.threads.closed and self.worker.status == Status.running and self.worker.state.running:
             self.worker.handle_stimulus(UnpauseEvent(stimulus_id=f"mission-control-lent-{time.time()}"))
@@ -68,7 +68,7 @@ class Turns(turns.Turns):
         """Return how many more tasks than threads may have begun."""
         live = self.endpoint.live_bytes()
         if self.worker.memory_manager.memory_limit:
-            # What tasks hold beside objects counts alike.
+            # Memory of tasks beside objects counts in the same way.
             live = max(live, int(self.worker.monitor.get_process_memory() * _native.STORE_MEMORY_FRACTION))
         return self.threads.ahead(live, self.limit_bytes)
 
@@ -123,7 +123,7 @@ class Turns(turns.Turns):
         turns, plain = self, type(state)
 
         class Lending(plain):  # type: ignore[valid-type,misc]
-            """Gives tasks to as many threads as are not lent."""
+            """Start tasks on all threads that do not wait for the network."""
 
             __slots__ = ()
 
@@ -146,7 +146,8 @@ class Turns(turns.Turns):
 
 
 def job_of(task: Any) -> tuple[str, float]:
-    """The job of a worker's task, and its priority. Dask closes a worker if this raises, whatever the annotation is."""
+    """Return the job of a worker's task, and its priority. It must not raise for any annotation: Dask would close the
+    worker."""
     annotations = getattr(task, "annotations", None)
     spec = annotations.get(ANNOTATION) if isinstance(annotations, dict) else None
     if not isinstance(spec, dict):
