@@ -1,5 +1,5 @@
 # Every command of the project. `make demo` and `make test` need a fresh checkout and nothing else.
-.PHONY: demo site test test-oldest test-lab check fuzz chaos long setup java lock docs clean
+.PHONY: demo site wheel test-wheel test test-oldest test-lab check fuzz chaos long setup java lock docs clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -24,7 +24,7 @@ AT_ONCE := -n $(TESTS_AT_ONCE) --dist worksteal
 
 test: setup            ## the suite that needs no root; what takes a minute or more alone is in `make long`
 	$(CARGO_TEST)
-	$(BIN)/pytest -m "not lab and not long" $(AT_ONCE)
+	$(BIN)/pytest -m "not lab and not long and not wheel" $(AT_ONCE)
 
 # Where private parts of Dask are used. `make test` has the newest version that is supported, of requirements.lock.
 OLDEST := target/oldest
@@ -95,11 +95,34 @@ $(JAR): java/pom.xml $(shell find java/src -name '*.java')
 lock:                  ## choose the newest versions that fit pyproject.toml
 	$(BIN)/uv pip compile --quiet --no-header --no-emit-index-url --upgrade --all-extras --group dev pyproject.toml -o requirements.lock
 	$(BIN)/uv pip compile --quiet --no-header --no-emit-index-url --upgrade --group pyproject.toml:site -c requirements.lock -o tools/site.lock
+	$(BIN)/uv pip compile --quiet --no-header --no-emit-index-url --upgrade --group pyproject.toml:wheel -c requirements.lock -o tools/wheel.lock
 
 site: setup            ## the documentation as pages, in target/site; a warning is an error
 	$(BIN)/uv pip install --quiet -r tools/site.lock
 	$(BIN)/python -m sphinx -b html -W --keep-going -q docs target/site
 	@echo "open target/site/index.html"
+
+WHEELS := target/wheels
+# An environment of their own: maturin uses patchelf where it finds it, and changes what cargo has built with each run.
+WHEEL_TOOLS := $(CURDIR)/target/wheel-tools
+# Stripped before it is repaired: what patchelf has changed, strip breaks.
+wheel: setup           ## target/wheels: a wheel with the eBPF programs, an sdist, the licences; needs clang, libelf and Maven
+	@test -n "$(KERNEL)" || { echo "a wheel needs clang, libelf-dev, zlib1g-dev and pkg-config" >&2; exit 3; }
+	@test -n "$(JAVA)" || { echo "a wheel needs Maven and Java 17" >&2; exit 3; }
+	rm -rf $(WHEELS) target/unrepaired
+	test -x $(WHEEL_TOOLS)/bin/python || $(PYTHON) -m venv $(WHEEL_TOOLS)
+	$(BIN)/uv pip install --quiet --python $(WHEEL_TOOLS)/bin/python -r tools/wheel.lock
+	$(BIN)/python tools/licences.py > mission_control/LICENCES.txt
+	$(BIN)/maturin build --release --quiet $(FEATURES) --auditwheel skip --out target/unrepaired
+	cd target/unrepaired && $(WHEEL_TOOLS)/bin/wheel unpack --dest unpacked *.whl && rm *.whl && \
+		strip unpacked/*/mission_control/*.so && $(WHEEL_TOOLS)/bin/wheel pack unpacked/*
+	PATH=$(WHEEL_TOOLS)/bin:$$PATH $(WHEEL_TOOLS)/bin/auditwheel repair --wheel-dir $(WHEELS) target/unrepaired/*.whl
+	$(BIN)/maturin sdist --out $(WHEELS) 2> target/unrepaired/sdist.log || { cat target/unrepaired/sdist.log >&2; exit 1; }
+	cp mission_control/LICENCES.txt $(WHEELS)
+	$(WHEEL_TOOLS)/bin/auditwheel show $(WHEELS)/*.whl
+
+test-wheel: wheel      ## the wheel in environments without cargo, clang and this checkout; as root the lab, too
+	$(BIN)/python -m pytest -m wheel --must-run tests/test_wheel.py
 
 docs:                  ## draw the generated documents anew
 	$(BIN)/python -m mission_control.docs
