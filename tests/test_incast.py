@@ -253,7 +253,7 @@ def test_the_modern_model_tells_stacks_apart_and_its_terms():
         assert done.returncode == 0, done.stderr
         return {row["senders"]: row["goodput_mbit"] for row in json.loads(done.stdout)["rows"]}
 
-    # Measured: 95.6 and 64.8 (docs/measurements.md).
+    # Measured: 95.6 and 64.8 (docs/measurements/incast-model.md).
     modern, plain = rows(), rows("--no-sack")
     assert modern[8] == pytest.approx(95.6, rel=0.1) and modern[40] == pytest.approx(64.8, rel=0.15)
     assert plain[8] < 0.7 * modern[8]

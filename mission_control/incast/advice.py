@@ -21,7 +21,7 @@ from mission_control.scenario import validate
 RTO_FLOOR_S = 0.01
 """Effective minimum RTO of a kernel with 250 ticks a second if 5 ms or less are configured (FACTS)."""
 FITTED_BITS_PER_SEC = 1_000_000_000
-"""Ten times the rate at which the model was fitted (docs/measurements.md); no higher rate was compared."""
+"""Ten times the rate at which the model was fitted (docs/measurements/incast-model.md); no higher rate was compared."""
 WHAT = {
     "flows": "Fewer senders at once: {0:.0f}",
     "rto-min": "A shorter minimum RTO: {0:.0f} ms",

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from mission_control.scenario import Scenario
 
 BASE_RTT_S = 1e-4
-"""Base round trip of two hosts of a lab: some 60 to 150 us (docs/measurements.md)."""
+"""Base round trip of two hosts of a lab: some 60 to 150 us (docs/measurements/lab.md)."""
 MSS, HEADERS = 1448, 66
 """Payload of a frame with an MTU of 1,500 bytes, and its headers: Ethernet, IP, TCP with timestamps."""
 TRANSPORTS = ("auto", "tcp", "dctcp", "ictcp")
@@ -101,7 +101,7 @@ def rto_min_asked(scenario: Scenario) -> dict[str, int]:
 
 def rto_min_us(scenario: Scenario) -> int:
     """The effective minimum RTO: a route's overrides all others (the kernel's `tcp_rto_min`), and a socket cannot set a
-    longer one than it was created with (docs/measurements.md)."""
+    longer one than it was created with (docs/measurements/incast-cure.md)."""
     asked = rto_min_asked(scenario)
     made_with = asked.get("sysctl", asked["kernel"])
     return asked.get("route", min(asked.get("socket", made_with), made_with))

@@ -21,10 +21,10 @@ FORWARDED = 800 * MEGA
 """Bits per second of small packets that one core forwards (FACTS: two forward 1.6 Gbit/s)."""
 FORWARDED_BESIDE_WORKERS = 170 * MEGA
 """The same if workers send and sort the bytes: two cores suffice for 16 hosts at 20 Mbit/s, but not always for 8 at 50
-(docs/measurements.md)."""
+(docs/measurements/lab.md)."""
 DELAY_MIN_US = 500
 """With shorter delays the round trip is more than a fifth longer than configured: the machine itself adds some 0.2 ms
-(docs/measurements.md)."""
+(docs/measurements/lab.md)."""
 RTO_MIN_MS = 200
 """The kernel's default, needed where it has to be dilated."""
 

@@ -3,7 +3,7 @@
 //! An [`endpoint::Endpoint`] is one process's instance of it: a [`store`] of objects, a [`server`] that sends parts of
 //! them, a [`fetcher`] that fetches parts of others' (and keeps [`copies`] of broadcasts), and the [`arbiter`] through
 //! which all processes of a host share its slots. Bytes cross in the order: store -> server -> carrier -> fetcher ->
-//! [`segment`]. Threads block; there is no async runtime (ARCHITECTURE.md, "Threads").
+//! [`segment`]. Threads block; there is no async runtime (docs/explanation/design-data.md, "Threads").
 
 pub mod arbiter;
 pub mod auth;

@@ -32,7 +32,8 @@ const SOURCE: &str = "/source";
 const CHUNKS: &str = "/chunks";
 const PAD: &str = "Mission-Pad: ";
 /// A header before a body is padded to a multiple of this. Behind a header of odd length, every copy of the body into
-/// and out of the kernel's buffers straddles cache lines, which costs 7 to 15 % of the rate (docs/measurements.md).
+/// and out of the kernel's buffers straddles cache lines, which costs 7 to 15 % of the rate
+/// (docs/measurements/data-path.md).
 const BODY_ALIGN: usize = 64;
 
 /// What a client asks for.

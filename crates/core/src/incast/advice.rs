@@ -7,8 +7,8 @@ use std::collections::BTreeSet;
 
 /// Goodput below this fraction of the ideal is worth a mitigation.
 const BITES: f64 = 0.9;
-/// Lower bounds of measured goodput as a fraction of the prediction, in nine of ten cases (docs/measurements.md: the
-/// advice applied with seeds 20261121, 20261122, 77 and 81). If all fits into the port: 0.99 and more.
+/// Lower bounds of measured goodput as a fraction of the prediction, in nine of ten cases
+/// (docs/measurements/incast-advice.md: seeds 20261121, 20261122, 77 and 81). If all fits into the port: 0.99 and more.
 const LEAST_FITS: f64 = 0.93;
 /// With a short minimum RTO, with selective acknowledgments: 0.86 to 1.05; without: 0.76 to 1.04.
 const LEAST_RTO_SACK: f64 = 0.8;
@@ -206,7 +206,7 @@ mod tests {
 
     #[test]
     fn without_selective_acknowledgments_nothing_is_promised_of_dctcp() {
-        // Measured: 16.1 Mbit/s (docs/measurements.md, "what is promised").
+        // Measured: 16.1 Mbit/s (docs/measurements/incast-advice.md, seeds 77 and 81).
         let own = advise(&modern::tests::path(65_536, false), Form::Fragment(32_000), 16).unwrap();
         let dctcp = own.remedies.iter().find(|remedy| remedy.kind == Kind::Dctcp).unwrap();
         assert_eq!((dctcp.promise, dctcp.unknown), (None, DCTCP_PLAIN));
@@ -224,7 +224,7 @@ mod tests {
             let low = onset(&larger, form, &BTreeSet::new()).low;
             assert!(low.is_none_or(|low| low > senders), "{senders} of {kilobytes} kB: {} bytes, {low:?}", port.value);
         }
-        // Twice this port, for which 96 Mbit/s were predicted, gave 60.6 (docs/measurements.md, "larger ports").
+        // Twice this port, for which 96 Mbit/s were predicted, gave 60.6 (docs/measurements/incast-advice.md).
         let own = advise(&path(131_072), Form::Fragment(32_000), 47).unwrap();
         assert_eq!(own.remedies.iter().find(|remedy| remedy.kind == Kind::Buffer).unwrap().value, 524_288.0);
     }

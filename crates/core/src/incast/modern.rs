@@ -1,7 +1,7 @@
 //! Incast on kernels of today: equation 4 with its alpha explained.
 //!
 //! The papers fit alpha, the fraction of an RTO in which the link is idle, to each block size and range of senders.
-//! Measured block by block (docs/measurements.md, "incast, block by block"), it follows from four things:
+//! Measured block by block (docs/measurements/incast-model.md, "Incast, block by block"), it follows from four things:
 //!
 //! - **Not every block times out.** Losses are repaired without a timeout as long as a flow has some segments in the port.
 //!   That hangs on its fair share of the buffer, `w = buffer / (N segments)`: with selective acknowledgments timeouts
@@ -51,7 +51,7 @@ const TICK_S: f64 = 0.004;
 /// Of stacks with selective acknowledgments: timeouts of a flow in a block where its share of the buffer is nothing; the
 /// share, in segments, from which on there are none of 24 senders, and how much less it is for a fragment of one segment;
 /// the power. Of more senders a larger share is needed: 0.03 timeouts a flow where 47 of 64 kB have 3.7 segments each, and none
-/// where 12 have 3.6 (docs/measurements.md, "larger ports").
+/// where 12 have 3.6 (docs/measurements/incast-model.md, "Larger ports").
 const SACK_HAZARD: f64 = 0.8;
 const SACK_SHARE: f64 = 8.0;
 const SACK_SHORT: f64 = 69.0;
@@ -79,7 +79,7 @@ const PLAIN_LEAST: f64 = 0.11;
 const PLAIN_TAIL_S: f64 = 0.05;
 
 /// Of blocks over connections that have just begun, without selective acknowledgments, at the papers' operating point
-/// (docs/measurements.md, 2026-11-26 and 2026-11-27: 1 Gbit/s, a round trip of 1 ms, 64 KiB, 16 to 256 kB). What counts is
+/// (docs/measurements/incast-papers.md: 1 Gbit/s, a round trip of 1 ms, 64 KiB, 16 to 256 kB). What counts is
 /// half of the largest window of slow start of all senders, as a part of the port: from one on blocks stall, nearly all
 /// of them from three on; and how many flows of a block time out grows with its logarithm.
 const FRESH_STALLS: f64 = 1.6;
@@ -234,7 +234,7 @@ pub(super) mod tests {
         }
     }
 
-    /// As measured (docs/measurements.md): senders, kB, KiB of buffer, Mbit/s.
+    /// As measured (docs/measurements/incast-model.md): senders, kB, KiB of buffer, Mbit/s.
     const MEASURED: [(u32, u64, u64, f64); 20] = [
         (8, 64, 64, 95.3),
         (24, 64, 64, 46.0),
@@ -268,7 +268,8 @@ pub(super) mod tests {
         assert!(off.iter().sum::<f64>() / off.len() as f64 <= 0.08, "{off:?}");
     }
 
-    /// Over new connections at the papers' operating point, NewReno (docs/measurements.md, 2026-11-27): senders, kB, Mbit/s.
+    /// Over new connections at the papers' operating point, NewReno (docs/measurements/incast-papers.md): senders, kB,
+    /// Mbit/s.
     const FRESH: [(u32, u64, f64); 16] = [
         (4, 16, 154.0),
         (8, 16, 280.0),

@@ -73,7 +73,7 @@ pub const WRITE_MAX: usize = 100;
 /// Bytes of one write: etcd takes 1.5 MiB in a request (`--max-request-bytes`), which has them in base 64.
 pub const WRITE_BYTES: usize = 512 << 10;
 /// Shortest interval between comparisons of members' states with the books: this time, plus some for each member, since
-/// all are compared (10,000 take about 10 ms: docs/measurements.md, 2026-11-28).
+/// all are compared (10,000 take about 10 ms: docs/measurements/service.md).
 const RECONCILE_APART: Duration = Duration::from_millis(5);
 const RECONCILE_MEMBER: Duration = Duration::from_micros(10);
 
