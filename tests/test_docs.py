@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from mission_control.bench import report
+
 ROOT = Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 LINKED = [*PAGES, *(ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"))]
@@ -93,3 +95,9 @@ def test_every_page_is_in_the_sites_contents():
     index = ROOT / "docs" / "index.md"
     listed = set(re.findall(r"^([a-z-]+(?:/[a-z0-9-]+)*)$", index.read_text(), re.MULTILINE))
     assert listed == {str(page.relative_to(index.parent).with_suffix("")) for page in PAGES if page != index}
+
+
+def test_the_front_page_of_measurements_has_the_numbers_of_the_report():
+    page = (ROOT / "docs" / "measurements.md").read_text()
+    rows = re.findall(r"^\| \[(.+?\?)\]\(.+?\) \|.*\| `(.+?)` \|", page, re.MULTILINE)
+    assert rows == [(row.question, row.command) for row in report.ROWS]

@@ -17,6 +17,7 @@ from distributed import Client, LocalCluster
 import mission_control
 from mission_control.cli.run import worlds_asked
 from mission_control.experiments import compare, engine, observed, parallel
+from mission_control.experiments.jobs import Jobs
 from mission_control.experiments.points import AGAIN, Conditions, planned, until_valid
 from mission_control.experiments.result import Point, Summary, load, schema
 from mission_control.incast import statistics
@@ -90,6 +91,15 @@ def test_a_share_is_that_of_the_time_in_which_all_jobs_move_something():
     in_turn = [{**record, "worker": {"a": "w", "b": "x"}[record["job"]]} for record in records]
     assert parts_of_bytes(in_turn, [("a",), ("b",)]) == {}
     assert parts_of_bytes(in_turn, [("a",), ("b",)], {"w": "h", "x": "h"}) == {("a",): 0.75, ("b",): 0.25}
+
+
+def test_jobs_are_in_the_scenarios_order_whichever_was_admitted_first():
+    running = object.__new__(Jobs)
+    running.names, running.admitted = ["sort-1", "sort-2"], {"sort-2": "sort-2", "sort-1": "sort-1"}
+    running.seconds, running.errors, running.refusal = {"sort-1": 1.0, "sort-2": 2.0}, {}, None
+    running.started = running.ended = None
+    running._stop = threading.Event()
+    assert [job.name for job in running.found([], {})["jobs"]] == ["sort-1", "sort-2"]
 
 
 def test_variants_take_turns_and_every_value_is_run():

@@ -15,6 +15,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -70,7 +71,9 @@ def _send_mission(connection: Any, transport: str, congestion: str, flows: int) 
     demands = json.dumps({"encrypt": "none", "transport": transport})
     objects = {size: endpoint.put([bytes(size)], "bench", demands)[0] for size in OBJECTS}
     connection.send((endpoint.address, objects))
-    connection.recv()
+    # The other end says nothing more; it is gone when the benchmark has ended.
+    with suppress(EOFError):
+        connection.recv()
 
 
 def _mission_fetcher(

@@ -504,3 +504,31 @@ def advice(
 
     if (result := measured(as_json, lambda: bench(settings, seed, say))) is not None:
         print("\n".join(summary(result)))
+
+
+@app.command()
+def report(
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Measure this number alone, e.g. share; repeatable [all]")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """The front page of docs/measurements.md, measured again on this machine: eleven numbers with their commands.
+
+    All of it takes an hour and a half. What needs root, a checkout or another program says so where it is missing.
+    """
+    from mission_control.bench.report import ROWS, measure
+
+    names = [row.name for row in ROWS]
+    for name in only or ():
+        one_of("--only", [name], names, names)
+    if (result := measured(as_json, lambda: measure(only or names, say))) is None:
+        return
+    print("| question | value | lowest | highest | unit | command |")
+    print("|---|---|---|---|---|---|")
+    for row in result["rows"]:
+        if "why" in row:
+            cells = [f"not measured: {row['why']}", "", ""]
+        else:
+            cells = ["" if row[name] is None else f"{row[name]:.3g}" for name in ("value", "lowest", "highest")]
+        print("|", " | ".join([row["question"], *cells, row["unit"], f"`{row['command']}`"]), "|")

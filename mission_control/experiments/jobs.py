@@ -46,8 +46,10 @@ class Jobs(Running):
     def found(self, records: list[dict[str, Any]], status: dict[str, Any]) -> dict[str, Any]:
         if not self._stop.is_set() and not self.errors and self.refusal is None:
             self.errors |= {name: "its thread ended without a result" for name in set(self.names) - set(self.seconds)}
+        # In the scenario's order, whichever was admitted first: measures are of the first job.
+        admitted = {name: self.admitted[name] for name in self.names if name in self.admitted}
         return {
-            "jobs": observed.jobs_of(records, status, self.admitted, self.seconds),
+            "jobs": observed.jobs_of(records, status, admitted, self.seconds),
             "seconds": self.ended - self.started if self.ended and self.started else None,
         }
 
