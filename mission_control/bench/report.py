@@ -70,7 +70,7 @@ def lost_cpu(text: str) -> Found:
     own = next(
         row for row in rows if (row["program"], row["mode"], row["measured"]) == ("all", "Mission Control", "cpu")
     )
-    return tuple(100 * (own[name] - 1) for name in ("median", "low", "high"))  # type: ignore[return-value]
+    return tuple(100 * (own[name] - 1) for name in ("median", "low", "high"))
 
 
 def of_study(kind: str, measure: str, variant: str) -> Callable[[str], Found]:
