@@ -37,6 +37,11 @@ def add_to(application: Application, status: Callable[[int], dict[str, Any]]) ->
     return remove
 
 
+def content() -> str:
+    """Return the page with the common look in it."""
+    return PAGE.read_text().replace(LOOK_HERE, LOOK.read_text())
+
+
 class Page(RequestHandler):
     def get(self) -> None:
         self.set_header("Content-Type", "text/html; charset=utf-8")
@@ -45,7 +50,7 @@ class Page(RequestHandler):
             "Content-Security-Policy",
             "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'",
         )
-        self.write(PAGE.read_text().replace(LOOK_HERE, LOOK.read_text()))
+        self.write(content())
 
 
 class Status(RequestHandler):

@@ -52,11 +52,11 @@ def who_got_what(point: Point, series: charts.Series) -> list[Piece]:
         seconds = "" if transfer.seconds is None else f"{transfer.seconds:.2f} s"
         sizes = [_native.format_bytes(size) if size else "" for size in (transfer.local_bytes, transfer.peer_bytes)]
         moved = (seconds, _native.format_bytes(transfer.bytes), *sizes, transfer.flows_peak)
-        rows.append((*name, weight, share, *moved, "" if many or not several else stages, transfer.pattern))
+        rows.append((*name, weight, share, *moved, transfer.pattern))
     # On a phone the first columns are in sight.
     moved_head = ("fetched for", "bytes", "local bytes", "bytes from peers", "peak flows")
     first = "job" if several else "transfer"
-    head = (first, "transfer", "weight", "share", *moved_head, "transfer", "pattern")
+    head = (first, "transfer", "weight", "share", *moved_head, "pattern")
     words = "Share: fraction of the bytes while all of them fetched. The line in each bar is the weight."
     found = [table(head, rows, words if shared else "")] if rows else []
     if series.shared and series.moved and series.end >= CURVE_S:
