@@ -1,5 +1,5 @@
 # Every command of the project. `make demo` and `make test` need a fresh checkout and nothing else.
-.PHONY: demo site test test-oldest test-lab check fuzz chaos long setup java lock docs clean
+.PHONY: demo site test test-oldest test-lab check fuzz chaos long setup java lock docs pictures clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -100,6 +100,9 @@ site: setup            ## the documentation as pages, in target/site; a warning 
 	$(BIN)/uv pip install --quiet -r tools/site.lock
 	$(BIN)/python -m sphinx -b html -W --keep-going -q docs target/site
 	@echo "open target/site/index.html"
+
+pictures: setup        ## make the pictures of the documentation anew, two minutes; needs chromium
+	$(BIN)/python tools/pictures.py
 
 docs:                  ## draw the generated documents anew
 	$(BIN)/python -m mission_control.docs
