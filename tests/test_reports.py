@@ -56,15 +56,16 @@ def plan(at: float, job: str) -> dict[str, object]:
 @pytest.mark.parametrize("name", [r"$\nosuch$", "$5 or $6", r"\$", "plain", "$", "a < b & c"])
 def test_any_name_of_a_job_can_be_drawn(tmp_path, name):
     records = [progress(job, float(second), second) for second in range(3) for job in (name, "other")]
-    text = drawn(tmp_path, [*records, weights(1.0, name, "other")], [job_result(name, []), job_result("other", [])])
+    jobs = [job_result(job, [transfer(share=0.5)]) for job in (name, "other")]
+    text = drawn(tmp_path, [*records, weights(1.0, name, "other")], jobs)
     plots = [ElementTree.fromstring(plot) for plot in re.findall(r"<svg.*?</svg>", text, re.DOTALL)]
     labels = {one.text for plot in plots for one in plot.iter() if one.tag.endswith("text")}
-    assert {f"{name}: bytes", f"{name}: $a$ → $\\b$"} <= labels
+    assert {name, f"{name}: $a$ → $\\b$"} <= labels
 
 
 def test_shares_are_drawn_where_several_transfers_had_weights_at_once(tmp_path):
     records = [progress(job, float(second), second) for second in range(3) for job in ("one", "other")]
-    jobs = [job_result("one", []), job_result("other", [])]
+    jobs = [job_result(job, [transfer(share=0.5)]) for job in ("one", "other")]
     assert "Shares of the bytes over time" in drawn(tmp_path, [*records, weights(1.0, "one", "other")], jobs)
     apart = [weights(0.0, "one"), weights(1.0, "other")]
     assert "Shares of the bytes over time" not in drawn(tmp_path, [*records, *apart], jobs)
@@ -74,6 +75,14 @@ def test_plots_without_data_are_left_out(tmp_path):
     local = [progress("one", float(second), 9) | {"local_bytes": 9, "cpu": 1.0} for second in range(3)]
     assert "<svg" not in drawn(tmp_path, local, [job_result("one", [])])
     assert drawn(tmp_path, [progress("one", float(second), second) for second in range(3)], []).count("<svg") == 0
+
+
+def test_long_names_do_not_leave_a_plot_without_room(tmp_path, recwarn):
+    names = [f"a-rather-long-name-of-a-job-{number}" for number in range(9)]
+    records = [progress(job, float(second), second) for second in range(3) for job in names]
+    text = drawn(tmp_path, records, [job_result(name, []) for name in names])
+    # Matplotlib warns of axes that a legend has squeezed to nothing.
+    assert "<svg" in text and not [str(one.message) for one in recwarn if "layout" in str(one.message)]
 
 
 def test_a_decision_that_is_repeated_is_one_row(tmp_path):

@@ -13,6 +13,8 @@ from mission_control.experiments.result import Overhead, Point, Summary, at_in_w
 from mission_control.lab.watch import MOVING
 from mission_control.map_reduce.phases import PHASES
 
+LINE, MARK, LINE_INCHES = 84, 7, 0.17
+"""Characters in the width of a figure, those that the mark before a name and the gap take, and the height of a line."""
 NAMED_MAX = 16
 """Lines that a legend names; more would leave no room for the drawing."""
 DRAWN_MAX = 3000
@@ -140,17 +142,21 @@ def timeline(series: Series) -> str:
         shade = colour(jobs.index(job) if several else row)
         axes.barh(row, max(last - first, 0.02), left=first, height=0.6, color=shade)
     axes.set_yticks(range(len(names)), map(label_of, names))
+    axes.set_xlim(left=0)
     axes.invert_yaxis()
     return svg(drawn)
 
 
 def rates(series: Series) -> str:
     drawn, (axes,) = figure(ylabel="MiB/s")
-    for index, (name, bins) in enumerate(series.binned(series.narrow).items()):
+    binned = series.binned(series.narrow)
+    for index, (name, bins) in enumerate(binned.items()):
+        if not any(value for _, value in bins):
+            continue
         times, values = zip(*[(at, value / 2**20) for at, value in bins], strict=True)
         axes.step(times, values, where="mid", label=label_of(name), color=colour(index))
     from_zero(axes)
-    named(axes, series.curves)
+    named(axes, binned)
     return svg(drawn)
 
 
@@ -169,7 +175,7 @@ def shares(series: Series) -> str:
     for index, (name, bins) in enumerate(binned.items()):
         part = [value / whole if whole else 0.0 for (_, value), whole in zip(bins, total, strict=True)]
         above = [one + own for one, own in zip(below, part, strict=True)]
-        given: dict[str, Any] = {"step": "post", "color": colour(index), "label": label_of(f"{name}: bytes")}
+        given: dict[str, Any] = {"step": "post", "color": colour(index), "label": label_of(name)}
         # The end of the last bin is one more place.
         edges = [place * series.broad for place in range(len(bins) + 1)]
         axes.fill_between(edges, [*below, below[-1]], [*above, above[-1]], linewidth=0, **given)
@@ -245,9 +251,13 @@ def named(axes: Any, curves: Mapping[str, Any]) -> None:
 
 
 def legend(axes: Any) -> None:
-    """A legend above, in columns of equal length if that can be."""
-    count = len(axes.get_legend_handles_labels()[1])
-    axes.legend(ncols=2 if count in (2, 4) else 3, **ABOVE)
+    """A legend above, in as many columns as the names leave room for."""
+    labels = axes.get_legend_handles_labels()[1]
+    most = 2 if len(labels) in (2, 4) else 3
+    columns = max(1, min(most, LINE // (max(map(len, labels), default=0) + MARK)))
+    axes.legend(ncols=columns, **ABOVE)
+    # The drawing keeps its height.
+    axes.figure.set_figheight(axes.figure.get_figheight() + LINE_INCHES * -(-len(labels) // columns))
 
 
 def cdf(curves: Mapping[str, Sequence[float]], of: str, xlabel: str, log: bool = False) -> str:
@@ -282,7 +292,9 @@ def medians(found: Sequence[Summary], label: str) -> str:
     names = [", ".join(filter(None, [at_in_words(one.at), one.variant])) or one.world for one in found]
     axes.set_yticks(range(len(found)), map(label_of, names))
     axes.set_ylim(len(found) - 0.5, -0.5)
-    axes.set_xlim(left=0)
+    every = [end for one in found for end in (one.median, one.low, one.high) if end is not None]
+    if every and min(every) >= 0 < max(every):
+        axes.set_xlim(0, 1.05 * max(every))
     return svg(drawn)
 
 

@@ -47,7 +47,7 @@ def page(result: Result, records: list[dict[str, Any]]) -> str:
         sections.append({"title": "Incast overhead", "parts": overhead_parts(result.overheads)})
     for name, study in result.studies.items():
         if parts := section(name, study, result):
-            title = study["title"] or (name if len(result.studies) > 1 else "What was measured")
+            title = (study["title"] or name) if len(result.studies) > 1 else "What was measured"
             sections.append({"title": title, "parts": parts})
     if len(result.points) == 1 and result.points[0].jobs:
         (study,), (point,) = result.studies.values(), result.points
@@ -179,11 +179,16 @@ def section(name: str, study: dict[str, Any], result: Result) -> list[Piece]:
     points = [point for point in result.points if point.study == name]
     parts = [text(study[key], head=head) for key, head in HEADS.items() if study[key]]
     if len(result.points) > 1:
+        judged: list[Summary] = []
         for measure in study["measure"]:
             label = workload.measures[measure].label
             found = [one for one in result.summary if (one.study, one.measure) == (name, measure)]
             ratios = [one for one in result.comparisons if (one.study, one.measure) == (name, measure)]
             parts += comparison(label, found, ratios, points, workload.axis)
+            judged += [one for one in (*ratios, *found) if one.world != "model"]
+        # The same for most rows and measures, so it is said once.
+        notes = dict.fromkeys(note for one in judged if (note := interval_and_note(one)[1]))
+        parts += [text(f"{note[0].upper()}{note[1:]}.", "soft") for note in notes]
     parts += workload.pieces(points)
     parts += onset_parts([one for one in result.onset if one.study == name])
     off = sorted(abs(one.part) for one in result.differences if one.study == name)
@@ -195,10 +200,19 @@ def section(name: str, study: dict[str, Any], result: Result) -> list[Piece]:
     if len(result.points) > 1:
         parts.append(details(f"All {len(points)} points", all_points(points, workload.measures)))
     below = "" if len(result.studies) == 1 else f"{name}/"
-    runs = [(Path(one.folder).name, f"{below}{one.folder}/report.html") for one in points if one.folder]
+    runs = [
+        (Path(one.folder).name, f"{below}{one.folder}/report.html")
+        for one in points
+        if one.folder and not within(result, one)
+    ]
     if runs:
         parts.append(details(f"Reports of the {len(runs)} runs", links(runs)))
     return parts
+
+
+def within(result: Result, point: Point) -> bool:
+    """Return whether the result is that of the point alone, in the point's own folder."""
+    return Path(result.folder).parts[-2:] == Path(point.folder or "").parts[-2:]
 
 
 HEADS = {"paper": "The paper:", "hope": "We hope:", "because": "Because:"}
@@ -235,14 +249,9 @@ def comparison(
             words = "Dashed: the model. Dotted: the papers' equations." + (f" {words}" if several else "")
         parts += [drawn(charts.curves(found, points, axis, label), f"{label}. {words}"), details("Medians", medians)]
     else:
-        parts += [drawn(charts.medians(found, label), f"{label}: medians and intervals")] if len(found) > 1 else []
+        parts += [drawn(charts.medians(found, label), f"{label}: medians")] if len(found) > 1 else []
         parts.append(medians)
-    # The same for most rows, so it is said once.
-    notes = dict.fromkeys(note for one in [*ratios, *found] if (note := interval_and_note(one)[1]))
-    return [
-        *parts,
-        *(text(f"Interval: {note}.", "soft") for note in notes if any(one.world != "model" for one in found)),
-    ]
+    return parts
 
 
 def overhead_parts(found: Sequence[Overhead]) -> list[Piece]:

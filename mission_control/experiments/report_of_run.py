@@ -59,7 +59,7 @@ def who_got_what(point: Point, series: charts.Series) -> list[Piece]:
     head = (first, "transfer", "weight", "share", *moved_head, "pattern")
     words = "Share: fraction of the bytes while all of them fetched. The line in each bar is the weight."
     found = [table(head, rows, words if shared else "")] if rows else []
-    if series.shared and series.moved and series.end >= CURVE_S:
+    if shared and series.shared and series.moved and series.end >= CURVE_S:
         found.append(drawn(charts.shares(series), "Shares of the bytes over time, against weights"))
     return found
 
