@@ -31,7 +31,7 @@ from mission_control.cli.show import LiveTable
 from mission_control.experiments.engine import Observer
 
 PICTURES = Path(__file__).parent.parent / "docs" / "pictures"
-WIDTH, PHONE = 1000, 360
+WIDTH = 1000
 COLOURS = 256
 """Of a picture: enough for plots and smooth letters, and a third of the bytes."""
 MEMBERS, TRANSFERS = 10, 10_000
@@ -54,9 +54,9 @@ class Recorder(Observer):
             self.found.append(json.loads(json.dumps(status)))
 
 
-def save(shown: Page, name: str, folder: Path, width: int = WIDTH, height: int | None = None) -> None:
+def save(shown: Page, name: str, folder: Path, height: int | None = None) -> None:
     """Write a picture of the page, of its whole height if none is given."""
-    metrics = {"width": width, "deviceScaleFactor": 1, "mobile": width == PHONE}
+    metrics = {"width": WIDTH, "deviceScaleFactor": 1, "mobile": False}
     shown.call("Emulation.setScrollbarsHidden", hidden=True)
     shown.call("Emulation.setDeviceMetricsOverride", height=height or 100, **metrics)
     if height is None:
@@ -80,14 +80,13 @@ def shrink(path: Path) -> None:
 
 
 def report(folder: Path, results: Path) -> None:
-    """Take the first screen of a report, light, dark and on a phone."""
+    """Take the first screen of a report, light and dark."""
     with browser(WIDTH) as shown:
         shown.open(results.as_uri())
         shown.until("document.readyState === 'complete'")
         save(shown, "report-light", folder, height=1000)
         shown.dark(True)
         save(shown, "report-dark", folder, height=1000)
-        save(shown, "report-phone", folder, PHONE, 760)
 
 
 def top(folder: Path, found: list[Status]) -> None:

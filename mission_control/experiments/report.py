@@ -229,11 +229,11 @@ def comparison(
         rows: list[tuple[Any, ...]] = [
             (
                 *(one.world if several else "", at_in_words(one.at), f"{one.variant} to {one.to}"),
-                *(number(one.median), interval_and_note(one)[0], one.expected, came[one.held]),
+                *(number(one.median), came[one.held], one.expected, interval_and_note(one)[0]),
             )
             for one in ratios
         ]
-        head = ("world", "at", "ratio", "median", "95 % interval", "expected", "held")
+        head = ("world", "at", "ratio", "median", "held", "expected", "95 % interval")
         parts.append(table(head, rows, f"{label}: variants compared, repetition by repetition"))
     rows = [
         (
