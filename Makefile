@@ -1,5 +1,5 @@
 # Every command of the project. `make demo` and `make test` need a fresh checkout and nothing else.
-.PHONY: demo site wheel test-wheel test test-oldest test-lab check fuzz chaos long setup java lock docs clean
+.PHONY: demo site wheel test-wheel test test-oldest test-lab check fuzz chaos long setup java lock docs pictures clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -123,6 +123,9 @@ wheel: setup           ## target/wheels: a wheel with the eBPF programs, an sdis
 
 test-wheel: wheel      ## the wheel in environments without cargo, clang and this checkout; as root the lab, too
 	$(BIN)/python -m pytest -m wheel --must-run tests/test_wheel.py
+
+pictures: setup        ## make the pictures of the documentation anew, two minutes; needs chromium
+	$(BIN)/python tools/pictures.py
 
 docs:                  ## draw the generated documents anew
 	$(BIN)/python -m mission_control.docs

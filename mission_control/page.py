@@ -9,7 +9,9 @@ from typing import Any
 
 from tornado.web import Application, RequestHandler
 
-PAGE = Path(__file__).with_name("page.html")
+PAGE, LOOK = Path(__file__).with_name("page.html"), Path(__file__).with_name("look.css")
+LOOK_HERE = "/* look.css */"
+"""Where the page has the common look."""
 PATH = r"(?!.*/proxy/)(?:/.*)?/mission-control"
 """Below any prefix: Dask's scheduler does not keep the one that it was started with (`--dashboard-prefix`). What it
 passes on to another server (`/proxy/`) is not ours."""
@@ -35,6 +37,11 @@ def add_to(application: Application, status: Callable[[int], dict[str, Any]]) ->
     return remove
 
 
+def content() -> str:
+    """Return the page with the common look in it."""
+    return PAGE.read_text().replace(LOOK_HERE, LOOK.read_text())
+
+
 class Page(RequestHandler):
     def get(self) -> None:
         self.set_header("Content-Type", "text/html; charset=utf-8")
@@ -43,7 +50,7 @@ class Page(RequestHandler):
             "Content-Security-Policy",
             "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'",
         )
-        self.write(PAGE.read_text())
+        self.write(content())
 
 
 class Status(RequestHandler):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 BYTES_MAX = 64 << 20
@@ -37,10 +38,13 @@ class Log:
 
     def last(self, kind: str, **values: Any) -> dict[str, Any] | None:
         """Return the newest record of a kind with these values that is still kept."""
+        return next(self.newest(kind, **values), None)
+
+    def newest(self, kind: str, **values: Any) -> Iterator[dict[str, Any]]:
+        """Return the records of a kind with these values that are still kept, the newest first."""
         for text in reversed(self.kept):
             # Most records are of other kinds, which their text shows without parsing.
             if f'"{kind}"' in text:
                 record = json.loads(text)
                 if record["kind"] == kind and all(record.get(name) == value for name, value in values.items()):
-                    return record
-        return None
+                    yield record

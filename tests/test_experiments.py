@@ -264,7 +264,7 @@ def test_a_folder_is_one_run_and_an_expectation_that_is_missed_fails_it(tmp_path
     assert done.returncode == 1 and result["comparisons"][0]["held"] is False
     assert {point["study"] for point in result["points"]} == {"a", "b"}
     page = Path(result["results"], "report.html").read_text()
-    assert "First" in page and "Second" in page and "1 expectations missed" in page
+    assert "First" in page and "Second" in page and "1 expectation missed" in page
     # Variants of the command line replace those of the file, and their expectations.
     words = ["--compare", "tcp", "--results", str(tmp_path / "results"), "--json"]
     done = mission("run", str(tmp_path / "b.toml"), *words)

@@ -38,6 +38,8 @@ def test_the_page_is_below_the_prefix_of_dasks_dashboard(prefix, tmp_path):
         address = dashboard(client) + prefix.rstrip("/") + "/mission-control"
         assert json.loads(get(f"{address}/status.json"))["policy"] == "performance-centric"
         assert 'fetch("/' not in get(address) and "Mission Control" in get(f"{address}/")
+        # The common look is in the page: its policy lets it load nothing.
+        assert "prefers" in get(address) and "--ground: light-dark(" in get(address)
         browser = shutil.which("chromium") or shutil.which("google-chrome")
         if browser is None:
             return

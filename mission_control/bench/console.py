@@ -60,6 +60,20 @@ def enter(page: Page, address: str, token: str) -> None:
     page.until("document.querySelectorAll('#rows tr[data-row]').length > 10")
 
 
+def take_pictures(page: Page, folder: Path) -> list[Path]:
+    """Write what there is to see: transfers light and dark, and the jobs; return the files."""
+    made = [folder / f"console-{name}.png" for name in ("light", "dark", "jobs")]
+    for path, dark in zip(made, (False, True), strict=False):
+        page.dark(dark)
+        time.sleep(1.5)
+        page.picture(path)
+    page.dark(False)
+    page.press("2")
+    time.sleep(2.5)
+    page.picture(made[-1])
+    return made
+
+
 def measure(pictures: Path | None = None, say: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
     """Measure the service without and with somebody who looks, and the browser.
 
@@ -94,14 +108,7 @@ def measure(pictures: Path | None = None, say: Callable[[str], None] = lambda _:
             found["rows"] = page.run("document.querySelectorAll('#rows tr[data-row]').length")
             if pictures is not None:
                 pictures.mkdir(parents=True, exist_ok=True)
-                for name, dark in (("light", False), ("dark", True)):
-                    page.dark(dark)
-                    time.sleep(1.5)
-                    page.picture(pictures / f"console-{name}.png")
-                page.dark(False)
-                page.press("2")
-                time.sleep(2.5)
-                page.picture(pictures / "console-jobs.png")
+                take_pictures(page, pictures)
             if page.errors:
                 raise RuntimeError(f"scripts of the page raised: {page.errors[0]}")
     return {**found, "transfers": TRANSFERS, "environment": describe()}

@@ -13,7 +13,7 @@ from mission_control import _native
 from mission_control import demo as parts
 from mission_control.cli.run import make_folder
 from mission_control.cli.show import LiveTable
-from mission_control.experiments.report import agreement
+from mission_control.experiments.report_of_run import agreement
 from mission_control.experiments.result import Result
 
 

@@ -17,7 +17,8 @@ from mission_control import _native
 from mission_control.experiments.charts import curve_name
 from mission_control.experiments.compare import number, spread
 from mission_control.experiments.engine import Observer
-from mission_control.experiments.report import agreement, in_words
+from mission_control.experiments.report import in_words
+from mission_control.experiments.report_of_run import agreement
 from mission_control.experiments.result import Result
 from mission_control.incast import quantities
 from mission_control.lab import picture

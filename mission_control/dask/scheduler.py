@@ -277,8 +277,11 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
         """Return the records after the first ``seen`` ones."""
         return self.log.since(seen)
 
-    async def on_ended(self, job: str) -> dict[str, Any] | None:
-        """Return the record of the last ended job of this name."""
+    async def on_ended(self, job: str | None = None, most: int = 10) -> Any:
+        """Return the record of the last ended job of this name; ``None``: names of the ``most`` that ended last."""
+        if job is None:
+            names = dict.fromkeys(record["job"] for record in self.log.newest("job-ended"))
+            return list(itertools.islice(names, most))
         record = self.log.last("job-ended", job=job)
         return {**record, "ended": record["time"]} if record is not None else None
 

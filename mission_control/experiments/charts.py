@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,24 +13,30 @@ from mission_control.experiments.result import Overhead, Point, Summary, at_in_w
 from mission_control.lab.watch import MOVING
 from mission_control.map_reduce.phases import PHASES
 
+LINE, MARK, LINE_INCHES = 84, 7, 0.17
+"""Characters in the width of a figure, those that the mark before a name and the gap take, and the height of a line."""
 NAMED_MAX = 16
 """Lines that a legend names; more would leave no room for the drawing."""
 DRAWN_MAX = 3000
 """Tasks whose phases are drawn; more would take a browser seconds, and nobody would see them."""
-COLOURS = ("#2463b5", "#d2691e", "#2e8b57", "#8a4fbe", "#b8860b", "#a3201d", "#4c8c8c", "#6b7280")
+COLOURS = ("#2f74c8", "#c2571a", "#2e8b57", "#8a4fbe", "#9a7209", "#b5453f", "#3f8f8f", "#7a8290")
+"""Those of the console. Each has a contrast of 3 or more to both grounds, the light one and the dark one."""
+STYLE = {"svg.fonttype": "none", "font.size": 8.5, "legend.frameon": False, "legend.fontsize": 8.5}
 DASHES = {"model": "--", "lab": "-"}
 Record = dict[str, Any]
 
 
-def figure(height: float = 2.6, rows: int = 1, ylabel: str = "", xlabel: str = "seconds") -> tuple[Any, list[Any]]:
+def figure(height: float = 2.0, rows: int = 1, ylabel: str = "", xlabel: str = "seconds") -> tuple[Any, list[Any]]:
+    import matplotlib
     from matplotlib.figure import Figure
 
-    drawn = Figure(figsize=(9, height), layout="constrained")
-    every = list(drawn.subplots(rows, sharex=True, squeeze=False)[:, 0])
-    for axes in every:
-        axes.spines[["top", "right"]].set_visible(False)
-    every[-1].set_xlabel(xlabel)
-    every[0].set_ylabel(ylabel)
+    with matplotlib.rc_context(STYLE):
+        drawn = Figure(figsize=(5.6, height), layout="constrained")
+        every = list(drawn.subplots(rows, sharex=True, squeeze=False)[:, 0])
+        for axes in every:
+            axes.spines[["top", "right"]].set_visible(False)
+        every[-1].set_xlabel(xlabel)
+        every[0].set_ylabel(ylabel)
     return drawn, every
 
 
@@ -43,147 +50,214 @@ def colour(index: int) -> str:
 
 
 def svg(drawn: Any) -> str:
+    """Draw a figure with real text, in the colours of the page around it: black is its text, white its ground."""
+    import matplotlib
+
     text = io.StringIO()
-    drawn.savefig(text, format="svg")
-    return text.getvalue()[text.getvalue().index("<svg") :]
+    with matplotlib.rc_context(STYLE):
+        drawn.savefig(text, format="svg", transparent=True, metadata={"Date": None})
+    found = text.getvalue()[text.getvalue().index("<svg") :]
+    found = re.sub(r"<metadata>.*?</metadata>", "", found, flags=re.DOTALL)
+    # Names of groups repeat in each figure of a page, and nothing refers to them.
+    found = re.sub(r' id="[\w.]+_\d+"', "", found)
+    return found.replace("#000000", "currentColor").replace("#ffffff", "var(--ground)")
 
 
-ABOVE: dict[str, Any] = {"frameon": False, "loc": "lower center", "bbox_to_anchor": (0.5, 1)}
+ABOVE: dict[str, Any] = {
+    "frameon": False,
+    "fontsize": STYLE["legend.fontsize"],
+    "loc": "lower center",
+    "bbox_to_anchor": (0.5, 1),
+}
 """Where a legend does not hide what is drawn."""
 
 
 class Series:
-    """Progress over time: of each job the bytes served, of each worker the processor time."""
+    """Progress over time: of each job (of each transfer, if there is one job) the bytes from other workers, of each
+    worker the CPU time."""
 
     def __init__(self, records: list[Record]):
         progress = [record for record in records if record["kind"] == "progress"]
         self.start = min((record["time"] for record in progress), default=0.0)
         self.end = max((record["time"] for record in progress), default=0.0) - self.start
-        self.width = max(0.25, self.end / 80)
-        self.jobs: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        self.several_jobs = len({record["job"] for record in progress}) > 1
+        self.curves: dict[str, list[tuple[float, float]]] = {}
         self.stages: dict[tuple[str, str, str], list[float]] = {}
         self.cpu: dict[str, list[tuple[float, float]]] = defaultdict(list)
         self.weights: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        self.shared = False
+        """Whether several transfers had weights at once."""
         served: dict[tuple[str, ...], float] = {}
         totals: dict[str, float] = defaultdict(float)
         for record in progress:
-            now = record["time"] - self.start
+            now, name = record["time"] - self.start, self.name_of(record)
             key = (record["worker"], record["job"], record["from"], record["to"])
-            totals[record["job"]] += record["served_bytes"] - served.get(key, 0)
-            served[key] = record["served_bytes"]
-            self.jobs[record["job"]].append((now, totals[record["job"]]))
+            moved = record["served_bytes"] - record["local_bytes"]
+            totals[name] += moved - served.get(key, 0)
+            served[key] = moved
+            self.curves.setdefault(name, []).append((now, totals[name]))
             self.stages.setdefault(key[1:], [now, now])[1] = now
             self.cpu[record["worker"]].append((now, record["cpu"]))
         for record in records:
             if record["kind"] == "decision" and record["command"] == "weights":
-                for job in self.jobs:
-                    of_job = sum(own["weight"] for own in record["transfers"] if own["job"] == job)
-                    self.weights[job].append((record["time"] - self.start, of_job))
+                self.shared = self.shared or len(record["transfers"]) > 1
+                for name in self.curves:
+                    weight = sum(own["weight"] for own in record["transfers"] if self.name_of(own) == name)
+                    self.weights[name].append((record["time"] - self.start, weight))
+        self.curves = dict(sorted(self.curves.items())) if self.several_jobs else self.curves
+        self.moved = sum(totals.values())
 
-    def bins(self, points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-        """Increase per second of a growing total, in bins of ``width`` seconds."""
-        count = max(1, int(self.end / self.width) + 1)
+    def name_of(self, own: Record) -> str:
+        return str(own["job"]) if self.several_jobs else f"{own['from']} → {own['to']}"
+
+    def bins(self, points: list[tuple[float, float]], width: float) -> list[tuple[float, float]]:
+        """Increase per second of a growing total, in bins of ``width`` seconds, by their middles."""
+        count = max(1, int(self.end / width) + 1)
         bins, before = [0.0] * count, points[0][1] if points else 0.0
         for at, total in points:
-            bins[min(count - 1, int(at / self.width))] += total - before
+            bins[min(count - 1, int(at / width))] += total - before
             before = total
-        return [((index + 0.5) * self.width, value / self.width) for index, value in enumerate(bins)]
+        return [((index + 0.5) * width, value / width) for index, value in enumerate(bins)]
 
-    def binned(self) -> dict[str, list[tuple[float, float]]]:
-        return {job: self.bins([(0.0, 0.0), *points]) for job, points in self.jobs.items()}
+    def binned(self, width: float) -> dict[str, list[tuple[float, float]]]:
+        return {name: self.bins([(0.0, 0.0), *points], width) for name, points in self.curves.items()}
+
+    @property
+    def narrow(self) -> float:
+        """Width of a bin that shows a rate: workers report four times a second."""
+        return max(0.25, self.end / 80)
+
+    @property
+    def broad(self) -> float:
+        """Width of a bin that shows a fraction: in a narrow one it would jump with each chunk."""
+        return max(0.5, self.end / 16)
 
 
 def timeline(series: Series) -> str:
-    drawn, (axes,) = figure(0.9 + 0.4 * len(series.stages))
-    jobs = list(series.jobs)
-    names = [f"{job}: {source} → {to}" if len(jobs) > 1 else f"{source} → {to}" for job, source, to in series.stages]
+    drawn, (axes,) = figure(0.6 + 0.3 * len(series.stages))
+    jobs = sorted({job for job, _, _ in series.stages})
+    several = series.several_jobs
+    names = [f"{job}: {source} → {to}" if several else f"{source} → {to}" for job, source, to in series.stages]
     for row, ((job, _, _), (first, last)) in enumerate(series.stages.items()):
-        axes.barh(row, max(last - first, 0.02), left=first, height=0.6, color=colour(jobs.index(job)))
+        shade = colour(jobs.index(job) if several else row)
+        axes.barh(row, max(last - first, 0.02), left=first, height=0.6, color=shade)
     axes.set_yticks(range(len(names)), map(label_of, names))
+    axes.set_xlim(left=0)
     axes.invert_yaxis()
     return svg(drawn)
 
 
 def rates(series: Series) -> str:
     drawn, (axes,) = figure(ylabel="MiB/s")
-    for index, (job, bins) in enumerate(series.binned().items()):
+    binned = series.binned(series.narrow)
+    for index, (name, bins) in enumerate(binned.items()):
+        if not any(value for _, value in bins):
+            continue
         times, values = zip(*[(at, value / 2**20) for at, value in bins], strict=True)
-        axes.step(times, values, where="mid", label=label_of(job), color=colour(index))
-    axes.set_ylim(bottom=0)
-    axes.legend(frameon=False, fontsize="small", ncols=1 + len(series.jobs) // 6)
+        axes.step(times, values, where="mid", label=label_of(name), color=colour(index))
+    from_zero(axes)
+    named(axes, binned)
     return svg(drawn)
 
 
+def from_zero(axes: Any) -> None:
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
+
+
 def shares(series: Series) -> str:
-    """Of the bytes of each interval the part of each job; dashed what its weight says."""
-    # The legend has a line for each job.
-    drawn, (axes,) = figure(2.4 + 0.22 * len(series.jobs), ylabel="part of the bytes")
-    binned = series.binned()
-    for index, (job, bins) in enumerate(binned.items()):
-        total = [sum(entry[place][1] for entry in binned.values()) for place in range(len(bins))]
-        part = [value / whole if whole else float("nan") for (_, value), whole in zip(bins, total, strict=True)]
-        axes.plot([at for at, _ in bins], part, label=label_of(f"{job}: bytes"), color=colour(index), marker=".")
-        if weights := series.weights.get(job):
-            given: dict[str, Any] = {"where": "post", "linestyle": "--", "label": label_of(f"{job}: weight")}
-            axes.step(*zip(*weights, strict=True), **given, color=colour(index))
-    axes.set_ylim(0, 1.05)
-    axes.legend(ncols=2, **ABOVE)
+    """Of the bytes of each interval the fraction of each job, one upon the other; dashed where weights put the
+    borders."""
+    drawn, (axes,) = figure(2.0 + 0.1 * len(series.curves), ylabel="fraction of the bytes")
+    binned = series.binned(series.broad)
+    total = [sum(value for _, value in column) for column in zip(*binned.values(), strict=True)]
+    below, border = [0.0] * len(total), [0.0] * len(next(iter(series.weights.values()), ()))
+    for index, (name, bins) in enumerate(binned.items()):
+        part = [value / whole if whole else 0.0 for (_, value), whole in zip(bins, total, strict=True)]
+        above = [one + own for one, own in zip(below, part, strict=True)]
+        given: dict[str, Any] = {"step": "post", "color": colour(index), "label": label_of(name)}
+        # The end of the last bin is one more place.
+        edges = [place * series.broad for place in range(len(bins) + 1)]
+        axes.fill_between(edges, [*below, below[-1]], [*above, above[-1]], linewidth=0, **given)
+        below = above
+        weights = series.weights.get(name, [])
+        border = [one + weight for one, (_, weight) in zip(border, weights, strict=False)]
+        if index < len(binned) - 1 and weights:
+            times = [at for at, _ in weights]
+            # The last weights hold until the end.
+            axes.step([*times, series.end], [*border, border[-1]], "k--", where="post", linewidth=1.5)
+    if len(next(iter(series.weights.values()), ())):
+        axes.plot([], [], "k--", label="weights")
+    axes.set_xlim(0, max(series.end, series.broad))
+    axes.set_ylim(0, 1.02)
+    legend(axes)
     return svg(drawn)
 
 
 def processors(series: Series) -> str:
     drawn, (axes,) = figure(ylabel="cores")
-    for worker, points in series.cpu.items():
-        axes.plot(*zip(*series.bins(points), strict=True), label=label_of(worker))
-    axes.set_ylim(bottom=0)
-    if len(series.cpu) <= NAMED_MAX:
-        axes.legend(frameon=False, fontsize="small")
+    for index, (worker, points) in enumerate(series.cpu.items()):
+        given: dict[str, Any] = {"label": label_of(worker.rpartition("//")[2]), "color": colour(index)}
+        axes.plot(*zip(*series.bins(points, series.narrow), strict=True), **given)
+    from_zero(axes)
+    named(axes, series.cpu)
     return svg(drawn)
 
 
 def phases_of_tasks(records: list[Record]) -> str:
     """When each task was in which phase; the record comes when the task has ended."""
+    from matplotlib.patches import Patch
+
     records = records[:DRAWN_MAX]
     first = min(record["time"] - sum(record.get(phase, 0.0) for phase in PHASES) for record in records)
     workers = sorted({record["worker"] for record in records})
-    drawn, (axes,) = figure(0.9 + 0.4 * len(workers))
-    for shade, phase in zip(COLOURS, PHASES, strict=False):
-        axes.barh([], [], color=shade, label=phase.removesuffix("_s"))
+    drawn, (axes,) = figure(0.8 + 0.3 * len(workers))
     for record in records:
         end, row = record["time"] - first, workers.index(record["worker"])
         for shade, phase in reversed(list(zip(COLOURS, PHASES, strict=False))):
             seconds = record.get(phase, 0.0)
             axes.barh(row, seconds, left=end - seconds, height=0.6, color=shade, edgecolor="white", linewidth=0.3)
             end -= seconds
-    axes.set_yticks(range(len(workers)), map(label_of, workers))
+    axes.set_yticks(range(len(workers)), [label_of(worker.rpartition("//")[2]) for worker in workers])
     axes.invert_yaxis()
-    axes.legend(fontsize="small", ncols=len(PHASES), **ABOVE)
+    axes.set_xlim(left=0)
+    names = [Patch(color=shade, label=phase.removesuffix("_s")) for shade, phase in zip(COLOURS, PHASES, strict=False)]
+    axes.legend(handles=names, ncols=len(names), **ABOVE)
     return svg(drawn)
 
 
 def over_time(points: Mapping[str, Point]) -> str:
     """Processors, links, and queues of points in the lab, every 125 ms; by their names."""
     quantities: tuple[tuple[str, Callable[[Record], list[float]]], ...] = (
-        ("processors,\ncores busy", lambda entry: entry["processors"]),
+        ("CPUs,\ncores busy", lambda entry: entry["processors"]),
         ("links,\nmean of ports in use", lambda entry: [busy_mean(row) for row in entry["links"]]),
         ("longest port queue,\nKiB", lambda entry: [max(row, default=0) / 1024 for row in entry["queues"]]),
         ("receive queue\nof the first host,\nKiB", lambda entry: [value / 1024 for value in entry["receive"]]),
     )
-    drawn, every = figure(7, len(quantities))
+    drawn, every = figure(6, len(quantities))
     for axes, (label, values) in zip(every, quantities, strict=True):
-        axes.set_ylabel(label, fontsize="small")
+        axes.set_ylabel(label)
         for index, (name, point) in enumerate(points.items()):
             axes.plot(point.samples["seconds"], values(point.samples), label=label_of(name), color=colour(index))
         axes.set_ylim(bottom=0)
-    if any(points):
-        every[0].legend(frameon=False, fontsize="small")
+    named(every[0], points)
     return svg(drawn)
 
 
 def named(axes: Any, curves: Mapping[str, Any]) -> None:
     """A legend where there are several, and not too many."""
     if 1 < len(curves) <= NAMED_MAX:
-        axes.legend(ncols=min(4, len(curves)), **ABOVE)
+        legend(axes)
+
+
+def legend(axes: Any) -> None:
+    """A legend above, in as many columns as the names leave room for."""
+    labels = axes.get_legend_handles_labels()[1]
+    most = 2 if len(labels) in (2, 4) else 3
+    columns = max(1, min(most, LINE // (max(map(len, labels), default=0) + MARK)))
+    axes.legend(ncols=columns, **ABOVE)
+    # The drawing keeps its height.
+    axes.figure.set_figheight(axes.figure.get_figheight() + LINE_INCHES * -(-len(labels) // columns))
 
 
 def cdf(curves: Mapping[str, Sequence[float]], of: str, xlabel: str, log: bool = False) -> str:
@@ -192,7 +266,7 @@ def cdf(curves: Mapping[str, Sequence[float]], of: str, xlabel: str, log: bool =
     Args:
         of: what is counted, as in jobs.
     """
-    drawn, (axes,) = figure(3.2, ylabel=f"part of the {of}", xlabel=xlabel)
+    drawn, (axes,) = figure(2.6, ylabel=f"fraction of the {of}", xlabel=xlabel)
     for index, (name, values) in enumerate(curves.items()):
         parts = [(place + 1) / len(values) for place in range(len(values))]
         axes.step(sorted(values), parts, where="post", color=colour(index), label=label_of(name))
@@ -208,30 +282,25 @@ def busy_mean(parts: list[float]) -> float:
 
 
 def medians(found: Sequence[Summary], label: str) -> str:
-    """Medians and intervals: a group for each place, a point for each variant."""
-    drawn, (axes,) = figure(ylabel=label, xlabel="")
-    places = list(dict.fromkeys(at_in_words(entry.at) for entry in found))
+    """Medians and intervals: a row for each place and variant, a colour for each variant."""
+    drawn, (axes,) = figure(0.7 + 0.25 * len(found), xlabel=label)
     variants = list(dict.fromkeys(entry.variant for entry in found))
-    for index, variant in enumerate(variants):
-        shift = (index - (len(variants) - 1) / 2) * 0.12
-        rows = [
-            (places.index(at_in_words(one.at)) + shift, one.median, one.median - one.low, one.high - one.median)
-            for one in found
-            if one.variant == variant and one.median is not None and one.low is not None and one.high is not None
-        ]
-        where, middle, below, above = zip(*rows, strict=True) if rows else ((), (), (), ())
-        given: dict[str, Any] = {"fmt": "o", "capsize": 3, "color": colour(index), "label": label_of(variant) or None}
-        axes.errorbar(where, middle, [below, above], **given)
-    axes.set_xticks(range(len(places)), map(label_of, places))
-    axes.set_ylim(bottom=0)
-    if any(variants):
-        axes.legend(ncols=min(4, len(variants)), **ABOVE)
+    for row, one in enumerate(found):
+        if one.median is not None and one.low is not None and one.high is not None:
+            ends = [[one.median - one.low], [one.high - one.median]]
+            axes.errorbar([one.median], [row], xerr=ends, fmt="o", capsize=3, color=colour(variants.index(one.variant)))
+    names = [", ".join(filter(None, [at_in_words(one.at), one.variant])) or one.world for one in found]
+    axes.set_yticks(range(len(found)), map(label_of, names))
+    axes.set_ylim(len(found) - 0.5, -0.5)
+    every = [end for one in found for end in (one.median, one.low, one.high) if end is not None]
+    if every and min(every) >= 0 < max(every):
+        axes.set_xlim(0, 1.05 * max(every))
     return svg(drawn)
 
 
 def overheads(found: Sequence[Overhead]) -> str:
     """Figure 6 of paper 000: of each job and variant completion times above, the overhead and its interval below."""
-    drawn, (above, below) = figure(4.6, rows=2, ylabel="job, s", xlabel="")
+    drawn, (above, below) = figure(3.8, rows=2, ylabel="job, s", xlabel="")
     names = [" ".join(filter(None, [one.study, at_in_words(one.at)])) for one in found]
     places, variants = list(dict.fromkeys(names)), list(dict.fromkeys(one.variant for one in found))
     width = 0.8 / len(variants)
@@ -248,7 +317,7 @@ def overheads(found: Sequence[Overhead]) -> str:
     below.set_ylabel("incast overhead")
     below.axhline(0, color="black", linewidth=0.6)
     below.set_xticks(range(len(places)), map(label_of, places))
-    above.legend(ncols=4, fontsize="small", **ABOVE)
+    legend(above)
     return svg(drawn)
 
 
@@ -261,7 +330,7 @@ def curves(found: Sequence[Summary], points: Sequence[Any], axis: str, label: st
     points = [point for point in points if point.counts]
     slow = any(getattr(point, "dilation", 1) > 1 for point in points)
     undone = ", slow motion undone" if slow and found[0].unit in (*RATES, *TIMES) else ""
-    drawn, (axes,) = figure(4, ylabel=label + undone, xlabel=axis.rpartition(".")[2])
+    drawn, (axes,) = figure(3, ylabel=label + undone, xlabel=axis.rpartition(".")[2])
     lines: dict[tuple[str, str], list[Summary]] = {}
     for one in found:
         lines.setdefault((curve_name(one.variant, one.at, axis), one.world), []).append(one)
@@ -284,5 +353,5 @@ def curves(found: Sequence[Summary], points: Sequence[Any], axis: str, label: st
             low, high = zip(*ends, strict=True)
             axes.fill_between(places, low, high, color=shade, alpha=0.15, linewidth=0)
     axes.set_ylim(bottom=0)
-    axes.legend(fontsize=8)
+    legend(axes)
     return svg(drawn)

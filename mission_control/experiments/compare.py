@@ -141,13 +141,18 @@ def number(value: float | None) -> str:
 
 def spread(own: Summary) -> str:
     """Format an interval, with its coverage if that is less than 95 %."""
+    return ", ".join(filter(None, interval_and_note(own)))
+
+
+def interval_and_note(own: Summary) -> tuple[str, str]:
+    """Format an interval, and what restricts its meaning: empty if nothing does."""
     if own.median is None or own.low is None or own.high is None:
-        return "no run to judge by"
+        return "", "no run to judge by"
     ends = f"{number(own.low)} to {number(own.high)}"
     if own.of == "blocks":
-        return f"{ends}, of one run's blocks: the spread between runs is not known"
+        return ends, "of one run's blocks: the spread between runs is not known"
     if own.runs == 1:
-        return "one run: no interval"
+        return "", "one run: no interval"
     if (own.coverage or 0) < COVERED:
-        return f"{ends}, the range of {own.runs} runs: it has the median with {own.coverage:.0%} only, use 6 or more"
-    return ends
+        return ends, f"the range of {own.runs} runs: it has the median with {own.coverage:.0%} only, use 6 or more"
+    return ends, ""

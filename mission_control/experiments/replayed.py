@@ -8,7 +8,7 @@ from typing import Any
 from mission_control import _native
 from mission_control.experiments import charts
 from mission_control.experiments.compare import number
-from mission_control.experiments.report import Piece, details, drawn, table, text
+from mission_control.experiments.pieces import Piece, details, drawn, table, text
 from mission_control.experiments.result import at_in_words
 from mission_control.traces.describe import QUANTILES
 
@@ -119,7 +119,7 @@ def sequences(points: Mapping[str, Any]) -> list[dict[str, list[tuple[int, float
 
 
 def sequence(rows: Mapping[str, Sequence[tuple[int, float]]]) -> str:
-    figure, (axes,) = charts.figure(2.6, ylabel="job time, seconds", xlabel="job, in the order of submission")
+    figure, (axes,) = charts.figure(2.2, ylabel="job time, seconds", xlabel="job, in the order of submission")
     for index, (name, own) in enumerate(rows.items()):
         given: dict[str, Any] = {"color": charts.colour(index), "label": charts.label_of(name), "linewidth": 1}
         axes.plot([at for at, _ in own], [value for _, value in own], ".-", **given)
@@ -131,7 +131,7 @@ def sequence(rows: Mapping[str, Sequence[tuple[int, float]]]) -> str:
 def under_way(points: Mapping[str, Any]) -> str:
     from mission_control.experiments.replay import under_way as counted
 
-    figure, (axes,) = charts.figure(2.6, ylabel="jobs under way")
+    figure, (axes,) = charts.figure(2.2, ylabel="jobs under way")
     for index, (name, point) in enumerate(points.items()):
         began = {job.name: job.started_s for job in point.jobs}
         rows = counted(began, {job.name: job.ended_s for job in ended(point)})
@@ -143,7 +143,7 @@ def under_way(points: Mapping[str, Any]) -> str:
 
 
 def sizes_cdf(point: Any) -> str:
-    figure, (axes,) = charts.figure(3.2, ylabel="fraction of the jobs", xlabel="bytes of a job")
+    figure, (axes,) = charts.figure(2.6, ylabel="fraction of the jobs", xlabel="bytes of a job")
     for index, name in enumerate(SIZES):
         for source, dash in (("trace_bytes", "--"), ("bytes", "-")):
             values = [getattr(job, source)[name] for job in point.jobs]
@@ -155,5 +155,5 @@ def sizes_cdf(point: Any) -> str:
                 axes.step(sorted(above), places, dash, where="post", color=charts.colour(index), label=label)
     axes.set_xscale("log")
     axes.set_ylim(0, 1.02)
-    axes.legend(ncols=3, **charts.ABOVE)
+    charts.legend(axes)
     return charts.svg(figure)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mission_control.experiments import charts
-from mission_control.experiments.report import Piece, drawn, table, text
+from mission_control.experiments.pieces import Piece, drawn, table, text
 from mission_control.incast import synchrony
 from mission_control.incast.variables import STRONG
 
@@ -35,12 +35,12 @@ def stood_still(point: Any) -> str:
 
 def trace(point: Any) -> str:
     """Plot the arrivals from each traced sender over time."""
-    figure, (axes,) = charts.figure(2.6, ylabel="MB from it")
+    figure, (axes,) = charts.figure(2.2, ylabel="MB from it")
     for sender in sorted({int(row[1]) for row in point.trace}):
         rows = [row for row in point.trace if row[1] == sender and row[0] <= TRACED_S]
         given: dict[str, Any] = {"color": charts.colour(sender), "label": f"sender {sender + 1}"}
         axes.plot([row[0] for row in rows], [row[2] / 1e6 for row in rows], ".-", **given)
-    axes.legend(fontsize=8)
+    charts.legend(axes)
     return charts.svg(figure)
 
 
@@ -57,7 +57,7 @@ def correlated(point: Any) -> list[Piece]:
 
 def matrix(found: dict[str, Any]) -> str:
     names, shown = found["variables"], [[float("nan") if one is None else one for one in row] for row in found["rank"]]
-    figure, (axes,) = charts.figure(4.5, xlabel="")
+    figure, (axes,) = charts.figure(4.2, xlabel="")
     image = axes.imshow(shown, vmin=-1, vmax=1, cmap="RdBu")
     axes.set_xticks(range(len(names)), names, rotation=45, ha="right")
     axes.set_yticks(range(len(names)), names)

@@ -183,7 +183,7 @@ PARTS_MIN = 5
 def shuffle_parts(points: Sequence[Point]) -> list[dict[str, Any]]:
     """Plot figure 1.1 of paper 001: a curve for each variant, of its jobs at all points."""
     from mission_control.experiments import charts
-    from mission_control.experiments.report import drawn, text
+    from mission_control.experiments.pieces import drawn, text
 
     found: dict[str, list[float]] = {}
     for point in (one for one in points if one.counts):

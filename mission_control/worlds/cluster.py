@@ -75,7 +75,10 @@ def observe(scheduler: str | None) -> Iterator[Cluster]:
         raise BadInput("which cluster? give --scheduler tcp://HOST:8786, or set DASK_SCHEDULER_ADDRESS")
     with connect(scheduler) as client:
         if not mission_control.jobs.installed(client):
-            raise BadInput(f"{scheduler} has no Mission Control: start it with --preload mission_control.dask")
+            raise BadInput(
+                f"{scheduler} has no Mission Control: start it with --preload mission_control.dask, or "
+                "install it from a client: mission_control.install(client)"
+            )
         yield Cluster(client)
 
 
@@ -138,11 +141,16 @@ class Cluster:
         """
         try:
             return self.job(name)
-        except BadInput:
+        except BadInput as error:
             ended = self._ask("ended", job=name)
             if ended is None:
-                raise
+                lately = ", ".join(self.ended_lately()) or "none"
+                raise BadInput(f"{error}; ended and still on record: {lately}") from None
             return ended
+
+    def ended_lately(self) -> list[str]:
+        """Return the names of the jobs that ended last and are still on record, the newest first; at most ten."""
+        return self._ask("ended")
 
     def change(self, job: str, *, transport: str | None, priority: float | None) -> dict[str, Any]:
         """Change a job while it runs; return its status.
