@@ -1,7 +1,8 @@
-"""Share the threads of a worker: while a task waits for the network, another task uses its thread (DESIGN 4.1).
+"""Share the threads of a worker: while a task waits for the network, another task uses its thread.
 
 For any engine whose tasks run in threads. `crates/core` chooses the next task (`threads`), by the jobs' weights; this
 module is the part that runs in the tasks' threads.
+Design: docs/explanation/design-control.md, "Tasks get threads by weight".
 """
 
 from __future__ import annotations

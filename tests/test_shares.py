@@ -121,7 +121,10 @@ def test_with_two_slots_bytes_follow_the_weights(endpoint, weight):
 
 
 def test_transfers_of_one_job_have_shares_of_their_own(endpoint):
-    """A broadcast and a shuffle of one job beside a shuffle of another: 2 to 1 to 1 (DESIGN 4.1)."""
+    """A broadcast and a shuffle of one job beside a shuffle of another: 2 to 1 to 1.
+
+    Design: docs/explanation/design-control.md, "Policies weigh jobs or transfers".
+    """
     wanted = {"etl/model": 0.5, "etl/map": 0.25, "report/map": 0.25}
     receiver = Receiver(endpoint, 10, wanted)
     with receiver.backlogged():

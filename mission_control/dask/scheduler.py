@@ -602,7 +602,7 @@ def for_worker(spec: str) -> dict[str, Any]:
 
 @lru_cache(10_000)
 def kind_of(stage: str) -> str:
-    """Return the role of a stage's tasks in the graph (DESIGN 4.2)."""
+    """Return the role of a stage's tasks in the graph (docs/explanation/design-control.md)."""
     if stage.startswith("shuffle-barrier"):
         return "barrier"
     return "select" if stage == "getitem" or stage.startswith("split-") else "work"

@@ -1,4 +1,5 @@
-//! How many flows a receiver's link can carry in parallel: flows per host `auto` (DESIGN 4.1), found by trial.
+//! How many flows a receiver's link can carry in parallel: flows per host `auto`, found by trial.
+//! Design: docs/explanation/design-lab.md, "Flows per host `auto`".
 //!
 //! If the port before the receiver can hold the bytes of all senders, incast does not happen, on any TCP; with too few
 //! senders, the link is idle. The best number depends on rates, buffer and bytes per flow, which are unknown and may

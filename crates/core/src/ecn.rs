@@ -1,4 +1,5 @@
-//! Whether ECN marks arrive end to end: measured, never configured (DESIGN 4.3; paper 001, table 4.5 and 5.4).
+//! Whether ECN marks arrive end to end: measured, never configured (paper 001, table 4.5 and 5.4).
+//! Design: docs/explanation/design-lab.md, "ECN is measured".
 //!
 //! A mark is only seen where a queue is long. So two hosts send to each host in turn at the same time, by DCTCP: for a
 //! moment its port receives twice its rate. If packets were marked, its switch marks; if packets were lost and none was

@@ -1,4 +1,5 @@
-//! Patterns of transfers from the engine's task graph, stage by stage, before a byte moves (DESIGN 4.2).
+//! Patterns of transfers from the engine's task graph, stage by stage, before a byte moves.
+//! Design: docs/explanation/design-control.md, "Plans and patterns".
 //!
 //! Tasks are numbers; stages have a job and a name. Each task is added once, after its inputs; each edge costs constant
 //! work, so a graph that grows while it runs is never walked twice. The pattern of an edge can change again when a task

@@ -1,4 +1,5 @@
-//! Lanes between two workers: one for each job whose results pass (DESIGN 4.1, "Weights must become time").
+//! Lanes between two workers: one for each job whose results pass.
+//! Design: docs/explanation/design-dask.md, "A message of Dask's".
 //!
 //! An engine asks a peer for results in one message at a time, and bounds the bytes that a worker has requested. Then a
 //! job whose messages are many and large leaves no room to others, whatever their weights are. With a lane for each

@@ -1,4 +1,5 @@
-//! The pattern of a delegated transfer, from what is fetched (DESIGN 4.2).
+//! The pattern of a delegated transfer, from what is fetched.
+//! Design: docs/explanation/design-control.md, "Plans and patterns".
 
 use crate::types::Pattern;
 use serde::{Deserialize, Serialize};

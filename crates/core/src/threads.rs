@@ -1,4 +1,5 @@
-//! The threads of a worker: which job's task runs next (DESIGN 4.1, "Weights must become time").
+//! The threads of a worker: which job's task runs next.
+//! Design: docs/explanation/design-control.md, "Tasks get threads by weight".
 //!
 //! Only running tasks fetch data. With few threads the engine's order of tasks would decide who gets the network, whatever
 //! the weights are. So a task that waits for the network releases its thread to another task. The jobs share two things

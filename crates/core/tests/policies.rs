@@ -219,7 +219,7 @@ fn table_4_4_comes_out_exactly() {
     }
 }
 
-/// A broadcast and a shuffle of one job beside a shuffle of another (DESIGN 4.1).
+/// A broadcast and a shuffle of one job beside a shuffle of another (docs/explanation/design-control.md).
 #[test]
 fn a_job_of_two_transfers_gets_two_shares_of_a_transfer_policy_and_one_of_a_job_policy() {
     let jobs = [(1.0, None), (1.0, None)];

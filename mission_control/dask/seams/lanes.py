@@ -1,4 +1,4 @@
-"""Ask a peer for results of several jobs at once, in one message for each job (DESIGN 4.1).
+"""Ask a peer for results of several jobs at once, in one message for each job (docs/explanation/design-dask.md).
 
 Dask requests one message at a time from each peer, with results of any jobs in it. Such a message has no job whose
 share it could get, and jobs wait for each other. Here each job has a lane to each peer. `crates/core` chooses the job

@@ -1,7 +1,8 @@
-"""Run the tasks of a Dask worker by the weights of their jobs, and others while one waits (DESIGN 4.1).
+"""Run the tasks of a Dask worker by the weights of their jobs, and others while one waits.
 
 So tasks of all jobs fetch at the same time. By default workers with one thread do not share it. This replaces private
 parts of Dask's worker. If they are not as expected, tasks run in Dask's own order, with a warning.
+Design: docs/explanation/design-control.md, "Tasks get threads by weight".
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-//! Flight Controllers: the pure half of every transport, and the choice between them (DESIGN 4.3).
+//! Flight Controllers: the pure half of every transport, and the choice between them.
+//! Design: docs/explanation/design-control.md, "Plans and patterns".
 //!
 //! A Flight Controller decides whether it can carry what a job demands from one host to another: it returns a [`Leg`],
 //! or the reason why not. A plan lists the legs that are available between some hosts of the cluster; a receiver uses
@@ -133,7 +134,8 @@ fn fits(
 
 pub use dctcp::has_dctcp;
 
-/// In order of preference (DESIGN 4.3): same host, two paths, ECN; the rest only if demanded, or as the last resort.
+/// In order of preference (docs/explanation/transports.md): same host, two paths, ECN; the rest only if demanded, or
+/// as the last resort.
 pub const FLIGHT_CONTROLLERS: &[&dyn FlightController] =
     &[&shm::Shm, &mptcp::Mptcp, &dctcp::Dctcp, &tls::Tls, &ictcp::Ictcp, &tcp::Tcp];
 

@@ -1,11 +1,14 @@
-//! The sender's half: which range leaves a process next, when the uplink of its host is full (DESIGN 4.1, senders).
+//! The sender's half: which range leaves a process next, when the uplink of its host is full.
+//! Design: docs/explanation/design-data.md, "A sender delays ranges only while its link is full".
 //!
-//! Receivers grant slots by weight, so a link into a host is shared by weight. A link out of a host is not: if two receivers
-//! fetch from it for different jobs, each uses all its slots, and TCP shares the uplink by flows. So a sender starts as
-//! many ranges in parallel as a receiver does. Further ranges wait in the same fair queue, with the same weights.
+//! Receivers grant slots by weight, so a link into a host is shared by weight. A link out of a host is not: if two
+//! receivers fetch from it for different jobs, each uses all its slots, and TCP shares the uplink by flows. So a sender
+//! starts as many ranges in parallel as a receiver does. Further ranges wait in the same fair queue, with the same
+//! weights.
 //!
 //! Only a full uplink delays ranges. If it has room, the active ranges wait for their receivers, and a bound on their
-//! number would make fast receivers wait behind slow ones. So a host that does not know the rate of its link delays nothing.
+//! number would make fast receivers wait behind slow ones. So a host that does not know the rate of its link delays
+//! nothing.
 
 use super::fair::{FairQueue, Request, Shares};
 use super::{GroupId, MemberId, Ticket};
