@@ -44,7 +44,7 @@ def test_shells_complete_commands():
     environment = {**os.environ, "_MISSION_COMPLETE": "complete_bash", "COMP_WORDS": "mission ex", "COMP_CWORD": "1"}
     code = "import sys; sys.argv[0] = 'mission'; from mission_control.cli import main; main()"
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
-    assert done.stdout.split() == ["exec", "explain"], done.stderr
+    assert done.stdout.split() == ["explain", "exec"], done.stderr
     assert "--install-completion" in mission("--help").stdout
 
 
