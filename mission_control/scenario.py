@@ -23,6 +23,8 @@ from mission_control.workloads import WORKLOADS
 from mission_control.workloads.settings import Bytes, Microseconds, Milliseconds, Part, Rate
 from mission_control.workloads.sort import SortSettings
 
+HOSTS_MAX = 10_001
+"""Most hosts of a topology: a receiver and the most senders that `mission incast` knows."""
 BUILT_IN = Path(__file__).parent / "scenarios"
 
 Flows = Annotated[int, Field(ge=1)] | Literal["all", "auto"]
@@ -96,7 +98,7 @@ class Topology(Part):
     kind: Literal["star", "two-rack", "two-path", "bonded", "custom"] = Field(
         "star", description="lab: how hosts and switches are linked; custom: by `links`"
     )
-    hosts: int = Field(4, ge=1, description="worker processes; in the lab each on its own host")
+    hosts: int = Field(4, ge=1, le=HOSTS_MAX, description="worker processes; in the lab each on its own host")
     links: tuple[Link, ...] = Field(
         (), description="lab, custom: tables of a, b, rate, path; the last host is the scheduler's"
     )

@@ -4,6 +4,7 @@ stdout any more."""
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
@@ -21,6 +22,8 @@ from mission_control.jobs import JobRejected
 UsageError: Any = typer.BadParameter.__mro__[1]
 """Base of what a wrong command line raises; typer exports only its children."""
 NoArguments: Any = next(one for one in UsageError.__subclasses__() if one.__name__ == "NoArgsIsHelpError")
+MACHINE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM}
+"""Errors for which the machine lacks room or permission; they are no fault of Mission Control."""
 TRACEBACK = "MISSION_TRACEBACK"
 
 app = typer.Typer(
@@ -57,7 +60,8 @@ def main() -> NoReturn:
         print(error.ctx.get_help(), file=sys.stderr)
         end(2)
     except UsageError as error:
-        end(2, f"{error.format_message().rstrip('.')} (see {error.ctx.command_path} --help)")
+        help_at = f" (see {error.ctx.command_path} --help)" if error.ctx else ""
+        end(2, error.format_message().rstrip(".") + help_at)
     except BadInput as error:
         end(2, str(error))
     except typer.Exit as error:
@@ -72,6 +76,10 @@ def main() -> NoReturn:
         # Typer ends so where stdout is a pipe that nobody reads any more.
         closed = isinstance(error.__context__, BrokenPipeError)
         end(141 if closed else error.code if isinstance(error.code, int) else 1)
+    except OSError as error:
+        if error.errno not in MACHINE:
+            end(70, fault(error))
+        end(3, f"{error.filename or 'output'}: {error.strerror}. Make room or allow it, and try again.")
     except Exception as error:
         end(70, fault(error))
     end(status if isinstance(status, int) else 0)

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from mission_control import _native
-from mission_control.cli.options import Json, finite
+from mission_control.cli.options import Json, finite, make_folder
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -82,8 +82,8 @@ def transfer(
 def one_of(option: str, given: Iterable[Any], known: Iterable[Any], names: Iterable[str]) -> None:
     from mission_control.scenario import BadInput
 
-    if set(given) - set(known):
-        raise BadInput(f"{option}: use one of {', '.join(names)}")
+    if unknown := set(given) - set(known):
+        raise BadInput(f"{option} {min(unknown)}: unknown; use one of {', '.join(names)}")
 
 
 def print_transfer(result: dict[str, Any]) -> None:
@@ -111,6 +111,7 @@ def sort(
     """Compare sorts of files: Dask's sort_values, and ours without and with Mission Control."""
     from mission_control.bench.sort import measure
 
+    make_folder("--data", data)
     result = measured(as_json, lambda: measure(bytes_of(size, "--size"), workers, rounds, data, say=say))
     if result is None:
         return
@@ -302,6 +303,7 @@ def mapreduce(
     """Compare map_reduce with Dask's bag and with a sort by hand."""
     from mission_control.bench.mapreduce import measure
 
+    make_folder("--data", data)
     result = measured(as_json, lambda: measure(bytes_of(size, "--size"), workers, rounds, data, say))
     if result is None:
         return
@@ -474,6 +476,8 @@ def console(
     """
     from mission_control.bench.console import measure
 
+    if pictures is not None:
+        make_folder("--pictures", pictures)
     result = measured(as_json, lambda: measure(pictures, say=say))
     if result is not None:
         print(f"{result['transfers']} transfers that all move each second; parts of a core:")
@@ -524,7 +528,7 @@ def print_ratios(result: dict[str, Any]) -> None:
 @app.command()
 def incast(
     settings: Annotated[int, typer.Option(metavar="N", min=1, help="Random settings to measure")] = 10,
-    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the settings")] = 1,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of the settings")] = 1,
     as_json: Json = False,
 ) -> None:
     """Compare the predicted onset of incast with the lab (needs root)."""
@@ -540,7 +544,7 @@ def incast(
 @app.command()
 def advice(
     settings: Annotated[int, typer.Option(metavar="N", min=1, help="Random settings to measure, with incast")] = 5,
-    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the settings")] = 1,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of the settings")] = 1,
     as_json: Json = False,
 ) -> None:
     """Compare the goodput that mission incast advise expects with the lab (needs root)."""

@@ -11,8 +11,7 @@ import typer
 
 from mission_control import _native
 from mission_control import demo as parts
-from mission_control.cli.options import Json
-from mission_control.cli.run import make_folder
+from mission_control.cli.options import Json, make_folder
 from mission_control.cli.show import LiveTable
 from mission_control.experiments.report import agreement
 from mission_control.experiments.result import Result

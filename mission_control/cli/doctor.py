@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from mission_control import doctor as checks
-from mission_control.cli.options import Json
+from mission_control.cli.options import Json, not_empty
 from mission_control.worlds.cluster import connect
 
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
@@ -22,6 +22,7 @@ Cluster = Annotated[
     typer.Option(
         "--scheduler",
         metavar="URL",
+        callback=not_empty,
         help="Check this cluster, too, e.g. tcp://HOST:8786 [DASK_SCHEDULER_ADDRESS, if it is set]",
     ),
 ]

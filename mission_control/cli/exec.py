@@ -83,8 +83,8 @@ def exec(
         folder = stack.enter_context(cgroup.group(f"exec.{os.getpid()}.{secrets.token_hex(4)}"))
         setter = _native.Setter(str(folder), json.dumps(wanted))
         # The program is in the group before it is the program.
-        join = 'echo $$ > "$0/cgroup.procs" && exec "$@"'
-        status = subprocess.run(["sh", "-c", join, str(folder), *context.args], env=environment).returncode
+        join = 'echo $$ > "$1/cgroup.procs" && shift && exec "$@"'
+        status = subprocess.run(["sh", "-c", join, "mission", str(folder), *context.args], env=environment).returncode
         agreed = json.loads(setter.agreed())
         paths = Counter(map(int, subflows.read_text().split())) if subflows else Counter()
     if report is not None:

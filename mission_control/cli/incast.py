@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from mission_control import _native, interrupts
-from mission_control.cli.options import Json, JsonLines, finite
+from mission_control.cli.options import Json, JsonLines, finite, not_empty
 from mission_control.incast import advice, fitting, model, quantities, reads, statistics
 from mission_control.scenario import BadInput, PrerequisiteMissing
 
@@ -31,9 +31,13 @@ TokenFile = Annotated[
 
 
 Fragment = Annotated[
-    str | None, Option(metavar="SIZE", help="Bytes that each sender sends for a block, e.g. 64kB; or give --total")
+    str | None,
+    Option(metavar="SIZE", callback=not_empty, help="Bytes of each sender for a block, e.g. 64kB; or --total"),
 ]
-Total = Annotated[str | None, Option(metavar="SIZE", help="Bytes that all senders send together for a block, e.g. 1MB")]
+Total = Annotated[
+    str | None,
+    Option(metavar="SIZE", callback=not_empty, help="Bytes of all senders for a block, e.g. 1MB"),
+]
 Link = Annotated[str, Option(metavar="RATE", help="Rate of the receiver's link")]
 Rtt = Annotated[str, Option(metavar="TIME", help="Round-trip time without queues")]
 Buffer = Annotated[
@@ -50,10 +54,15 @@ def predict(
     ] = "1-48",
     fragment: Annotated[
         str | None,
-        Option(metavar="LIST", help="Bytes that each sender sends for a block, e.g. 16kB,64kB; or give --total"),
+        Option(
+            metavar="LIST",
+            callback=not_empty,
+            help="Bytes of each sender for a block, e.g. 16kB,64kB; or give --total",
+        ),
     ] = None,
     total: Annotated[
-        str | None, Option(metavar="LIST", help="Bytes that all senders send together for a block, e.g. 1MB,4MB")
+        str | None,
+        Option(metavar="LIST", callback=not_empty, help="Bytes of all senders for a block, e.g. 1MB,4MB"),
     ] = None,
     link: Link = "1Gbit/s",
     rtt: Rtt = "1ms",
@@ -80,6 +89,8 @@ def predict(
     as_json: Json = False,
 ) -> None:
     """Predict goodput for each number of senders, and where it collapses."""
+    if equations not in ("modern", "paper"):
+        raise BadInput(f"--model {equations}: unknown; use modern or paper")
     if (fragment is None) == (total is None):
         raise BadInput("what is sent? Use --fragment 64kB (of each sender) or --total 1MB (of all), not both")
     segment = quantities.quantity(_native.parse_bytes, mss)
@@ -303,7 +314,7 @@ def measure(
         str, Option("--from", metavar="LIST", help="Addresses of mission incast serve, e.g. h1:7001,h2:7001")
     ],
     fragment: Annotated[
-        str | None, Option(metavar="SIZE", help="Bytes that each sender sends for a block [64kB]")
+        str | None, Option(metavar="SIZE", callback=not_empty, help="Bytes of each sender for a block [64kB]")
     ] = None,
     total: Total = None,
     blocks: Annotated[int, Option(metavar="N", min=1, max=10**6, help="Blocks to measure")] = 100,
@@ -326,7 +337,7 @@ def measure(
     ] = None,
     jitter: Annotated[str, Option(metavar="TIME", help="Largest random delay of each request, e.g. 1ms")] = "0ms",
     deadline: Annotated[str, Option(metavar="TIME", help="End after this time with what was measured")] = "60s",
-    seed: Annotated[int, Option(metavar="N", min=0, help="Seed of --jitter")] = 1,
+    seed: Annotated[int, Option(metavar="N", min=0, max=2**32 - 1, help="Seed of --jitter")] = 1,
     token_file: TokenFile = None,
     as_json: Json = False,
 ) -> int:

@@ -9,7 +9,7 @@ import typer
 
 from mission_control import _native
 from mission_control.cli import service as of_service
-from mission_control.cli.options import Json
+from mission_control.cli.options import Json, not_empty
 from mission_control.cli.service import AllClusters, Token
 from mission_control.cli.show import print_jobs
 from mission_control.scenario import BadInput
@@ -19,7 +19,11 @@ from mission_control.worlds.cluster import observe
 app = typer.Typer(rich_markup_mode=None, help="List the jobs of a cluster, or change one while it runs.")
 Scheduler = Annotated[
     str | None,
-    typer.Option(metavar="URL", help="Scheduler of the cluster, e.g. tcp://HOST:8786 [DASK_SCHEDULER_ADDRESS]"),
+    typer.Option(
+        metavar="URL",
+        callback=not_empty,
+        help="Scheduler of the cluster, e.g. tcp://HOST:8786 [DASK_SCHEDULER_ADDRESS]",
+    ),
 ]
 
 

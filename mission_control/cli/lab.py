@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -11,11 +12,12 @@ from typing import Annotated, Any
 import typer
 
 from mission_control import _native
-from mission_control.cli.options import Json, JsonLines, finite
+from mission_control.cli.options import Json, JsonLines, finite, not_empty
 from mission_control.lab import picture
 from mission_control.lab.check import check as findings
 from mission_control.lab.described import lab_of
 from mission_control.lab.lab import Lab, down_all
+from mission_control.lab.machine import require
 from mission_control.lab.stack import PROFILES
 from mission_control.lab.topology import KINDS
 from mission_control.scenario import BadInput, PrerequisiteMissing, Scenario, load, with_changes
@@ -29,7 +31,9 @@ COMMAND_MAX = 120
 """Most characters of a command line that are shown."""
 RATE_MIN = 1_000_000
 """Lowest rate of a link in bits per second, as in scenarios."""
-Name = Annotated[str | None, typer.Option(metavar="NAME", help="Name of the lab [the only one that is up]")]
+Name = Annotated[
+    str | None, typer.Option(metavar="NAME", callback=not_empty, help="Name of the lab [the only one that is up]")
+]
 
 
 @app.command()
@@ -57,7 +61,9 @@ def up(
     profile: Annotated[
         str | None, typer.Option(metavar="NAME", help=f"TCP settings of the hosts: {', '.join(PROFILES)} [modern]")
     ] = None,
-    name: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the lab [its topology]")] = None,
+    name: Annotated[
+        str | None, typer.Option(metavar="NAME", callback=not_empty, help="Name of the lab [its topology]")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Build a lab; it stays until mission lab down removes it."""
@@ -103,6 +109,7 @@ def down(
     if everything:
         if name is not None:
             raise BadInput(f"down {name} --all: give a name or --all, not both")
+        require()
         gone = down_all()
     else:
         lab = Lab.open(name)
@@ -120,6 +127,8 @@ def exec(
     """Run a command on a host of the lab; the exit status is the command's."""
     if not context.args:
         raise BadInput("which command? Use mission lab exec h3 -- COMMAND")
+    if shutil.which(context.args[0]) is None:
+        raise BadInput(f"{context.args[0]}: there is no such program; give its path, or a name that is on PATH")
     raise typer.Exit(Lab.open(name).host(host).run(context.args).returncode)
 
 
@@ -202,6 +211,9 @@ def trace(
     A port has a line when a packet comes, at most once in 100 us.
     """
     lab = Lab.open(name)
+    known = [entry["port"] for entry in lab.ports()]
+    if port is not None and port not in known:
+        raise BadInput(f"--port {port}: lab {lab.name} has no such port; use one of {', '.join(known)}")
     columns = ("seconds", "switch", "port", "queue_bytes", "backlog_bytes")
     if not as_json:
         print(",".join(columns))

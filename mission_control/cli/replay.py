@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from mission_control import _native
-from mission_control.cli.options import Json, finite
+from mission_control.cli.options import Json, finite, not_empty
 from mission_control.cli.run import changes_of, conduct, in_words_of_options, refuse_unread_flags, worlds_asked
 from mission_control.errors import BadInput
 from mission_control.experiments.points import Conditions
@@ -34,10 +34,10 @@ def replay(
     hosts: Annotated[int | None, Option(metavar="N", help="Worker processes; lab: hosts [4]")] = None,
     trace_hosts: Annotated[str | None, Option(metavar="N", help=of("trace_hosts"))] = None,
     world: Annotated[
-        str | None, Option("--in", metavar="WORLD", help="Where it runs: local, lab (root) [local]")
+        str | None, Option("--in", metavar="WORLD", callback=not_empty, help="Where it runs: local, lab (root) [local]")
     ] = None,
     scheduler: Annotated[
-        str | None, Option(metavar="URL", help="Run on this cluster, e.g. tcp://HOST:8786 [off]")
+        str | None, Option(metavar="URL", callback=not_empty, help="Run on this cluster, e.g. tcp://HOST:8786 [off]")
     ] = None,
     start: Annotated[str | None, Option(metavar="H", help=of("start"))] = None,
     hours: Annotated[str | None, Option(metavar="H", help=of("hours"))] = None,

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import inspect
 import json
-import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -16,7 +14,7 @@ import typer
 from typer.core import TyperCommand
 
 from mission_control import _native
-from mission_control.cli.options import Json
+from mission_control.cli.options import Json, make_folder, not_empty
 from mission_control.cli.show import LiveTable, print_result
 from mission_control.experiments import engine, parallel
 from mission_control.experiments.points import Conditions
@@ -125,6 +123,7 @@ def run(
         str | None,
         typer.Argument(
             metavar="SCENARIO",
+            callback=not_empty,
             show_default=False,
             help=f"{', '.join(WORKLOADS)} (each has flags of its own, see mission run sort --help); a file ending in "
             ".toml; or a folder of such files",
@@ -136,12 +135,13 @@ def run(
         str | None,
         Option(
             "--in",
+            callback=not_empty,
             metavar="WORLD",
             help="Where it runs: local, lab (root); incast: model, lab or model,lab [from file, else local]",
         ),
     ] = None,
     scheduler: Annotated[
-        str | None, Option(metavar="URL", help="Run on this cluster, e.g. tcp://HOST:8786 [off]")
+        str | None, Option(metavar="URL", callback=not_empty, help="Run on this cluster, e.g. tcp://HOST:8786 [off]")
     ] = None,
     install_policy: Annotated[
         bool,
@@ -261,20 +261,6 @@ def run(
     if data is not None and not scheduler:
         make_folder("--data", data)
     return conduct(scenarios, conditions, results=results, resume=resume, as_json=as_json, notes=notes)
-
-
-def make_folder(option: str, path: Path) -> None:
-    """Make the folder of an option, and check that files can be written there.
-
-    Raises:
-        BadInput: It cannot be made or written.
-    """
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        if not os.access(path, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    except OSError as error:
-        raise BadInput(f"{option} {path}: cannot be written ({error.strerror}); choose another folder") from None
 
 
 def conduct(

@@ -18,6 +18,7 @@ from mission_control.traces.describe import QUANTILES, describe
 HOSTS = 600
 """Of the cluster that Facebook's traces of 2009 are of (SWIM's wiki)."""
 HOURS_MAX = 10_000
+HOSTS_MAX = 1_000_000
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -48,9 +49,17 @@ def in_words(found: dict[str, Any]) -> str:
         f"{'':8}" + "".join(f"{name:>12}" for name in (*QUANTILES, "total")),
     ]
     for quantity in swim.QUANTITIES:
-        cells = (_native.format_bytes(found[quantity][name]) for name in (*QUANTILES, "total"))
+        cells = (size_of(found[quantity][name]) for name in (*QUANTILES, "total"))
         lines.append(f"{quantity.removesuffix('_bytes'):8}" + "".join(f"{cell:>12}" for cell in cells))
     return "\n".join(lines)
+
+
+def size_of(count: int) -> str:
+    """Format bytes; all jobs of a trace may have more than fits 64 bits."""
+    try:
+        return _native.format_bytes(count)
+    except OverflowError:
+        return f"{count / (1 << 60):.1f} EiB"
 
 
 @app.command()
@@ -69,7 +78,10 @@ def synth(
     hosts: Annotated[
         int | None,
         Option(
-            metavar="N", min=1, help="Hosts of the target cluster; bytes change in proportion [hosts of the source]"
+            metavar="N",
+            min=1,
+            max=HOSTS_MAX,
+            help="Hosts of the target cluster; bytes change in proportion [hosts of the source]",
         ),
     ] = None,
     seed: Annotated[
@@ -79,7 +91,7 @@ def synth(
         float | None, Option(metavar="H", help="--from: length of a window in hours [1]", show_default=False)
     ] = None,
     source_hosts: Annotated[
-        int | None, Option(metavar="N", min=1, help=f"--from: hosts of the traced cluster [{HOSTS}]")
+        int | None, Option(metavar="N", min=1, max=HOSTS_MAX, help=f"--from: hosts of the traced cluster [{HOSTS}]")
     ] = None,
     force: Annotated[bool, Option("--force", help="Overwrite the file of --out [off]")] = False,
     as_json: Json = False,
@@ -107,6 +119,6 @@ def synth(
         of = source_hosts or HOSTS
     if hosts is not None and hosts != of:
         jobs = synthesise.for_hosts(jobs, hosts, of)
-    swim.write(out, jobs)
     found = describe(jobs)
+    swim.write(out, jobs)
     print(json.dumps({"file": str(out), **found}) if as_json else f"{out}: {in_words(found)}")

@@ -15,6 +15,8 @@ from mission_control.scenario import BadInput
 
 POLICIES = "Policy. " + ". ".join(f"{name}: {meaning}" for name, meaning in _native.policies())
 POLICIES += ". python:MODULE:FUNCTION: a function of your own"
+BAR_MAX = 40
+"""Most characters of a bar."""
 SETTINGS = "priority=X, pattern=shuffle|broadcast|gather, machines=N, bytes=SIZE or deadline=SECONDS"
 
 
@@ -62,7 +64,7 @@ def weights(
     width = max(len("job"), *map(len, names))
     print(f"{'job':<{width}}  weight  flows of {flows_per_host}")
     for name, weight, flows in rows:
-        print(f"{name:<{width}}  {weight:6.3f}  {flows:5}  {'#' * flows}")
+        print(f"{name:<{width}}  {weight:6.3f}  {flows:5}  {'#' * round(flows * min(1, BAR_MAX / flows_per_host))}")
 
 
 def counted(policy: str, transfers: list[dict[str, Any]]) -> list[dict[str, Any]]:
