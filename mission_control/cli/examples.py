@@ -12,7 +12,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "run": (
         "mission run sort --size 256MiB --transport tcp",
         "mission run sort --size 1GiB --compare tcp,auto --repeat 5",
-        "mission run scenarios/incast.toml --compare with-dctcp,without",
+        "mission run scenarios/incast-cure.toml --compare 'modern, all,modern, auto'",
         "mission run ./mine.toml --in lab --set stack.rto_min=10ms",
         "mission run --resume results/ID",
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -406,13 +406,14 @@ def with_study(name: str, scenario: Scenario, compare: str | None, repeat: int |
     changes: dict[str, Any] = {"repeat": repeat}
     if compare is None:
         return with_changes(scenario, {"study": changes}), ""
-    words = [word.strip() for word in compare.split(",") if word.strip()]
     own = {variant.name: variant for variant in scenario.study.compare}
+    chosen = variants_in(compare, own)
+    words = chosen or [word.strip() for word in compare.split(",") if word.strip()]
     judged = [variant for variant in own.values() if variant.ratio_min or variant.ratio_max]
     note = ""
     if not words or len(set(words)) < len(words):
         raise BadInput(f"--compare {compare!r}: name each variant once, as in tcp,auto")
-    if own.keys() >= set(words):
+    if chosen:
         # Expected ratios are relative to the scenario's first variant.
         keep = words[0] == next(iter(own))
         unset: set[str] = set() if keep else {"ratio_min", "ratio_max"}
@@ -422,14 +423,33 @@ def with_study(name: str, scenario: Scenario, compare: str | None, repeat: int |
             note += " and do not apply"
     else:
         known = ["auto", *_native.transports()]
-        for word in words:
-            if word not in known:
-                of = f"a variant of {name} ({', '.join(own)})" if own else f"a variant ({name} has none)"
+        for word in sorted(words, key=own.__contains__):
+            of = f"a variant of {name} ({'; '.join(own)})" if own else f"a variant ({name} has none)"
+            if word not in known and word not in own:
                 raise BadInput(f"--compare {word}: neither {of} nor a transport ({', '.join(known)})")
+            if word not in known:
+                raise BadInput(f"--compare {compare}: {word} is {of}; name variants alone, or transports alone")
         changes["compare"] = [{"name": word, "set": {"control.transport": word}} for word in words]
         if judged:
             note = f"--compare takes the place of the variants of {name}: what they expect does not apply"
     return with_changes(scenario, {"study": changes}), note
+
+
+def variants_in(text: str, names: Iterable[str]) -> list[str]:
+    """Split a list of names of variants, which may have commas in them; empty: the text is none.
+
+    Args:
+        names: All names; of two that fit the longer one is taken.
+    """
+    longest_first = sorted((name for name in names if name), key=len, reverse=True)
+    found, rest = [], text.strip()
+    while rest:
+        name = next((name for name in longest_first if rest == name or rest.startswith(f"{name},")), None)
+        if name is None:
+            return []
+        found.append(name)
+        rest = rest[len(name) :].lstrip(",").strip()
+    return found
 
 
 def report(
