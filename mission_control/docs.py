@@ -115,10 +115,13 @@ def command_line() -> str:
 
 def of_command(command: Any, name: str, depth: int) -> Iterator[str]:
     """Describe a command, its arguments and options, and its subcommands."""
-    yield from ["", f"{'#' * depth} mission {name}", "", " ".join((command.help or "").split())]
+    yield from ["", f"{'#' * depth} mission {name}", "", (command.help or "").strip()]
     rows = [row for row in map(parameter, command.params) if row is not None]
     if rows:
         yield from ["", "| option | default | meaning |", "|---|---|---|", *rows]
+    if command.epilog:
+        examples = [line.strip() for line in command.epilog.splitlines()[2:]]
+        yield from ["", "```text", *examples, "```"]
     for below, own in getattr(command, "commands", {}).items():
         yield from of_command(own, f"{name} {below}", min(depth + 1, 4))
 

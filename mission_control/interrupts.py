@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
 _told = threading.Event()
 _asked: Callable[[], bool] = _told.is_set
@@ -19,6 +21,7 @@ def watch() -> None:
     """
     signal.signal(signal.SIGINT, _raise)
     signal.signal(signal.SIGTERM, _raise)
+    sys.unraisablehook = _report
 
 
 def obey(asked: Callable[[], bool]) -> None:
@@ -43,3 +46,9 @@ def check() -> None:
 def _raise(number: int, frame: FrameType | None) -> None:
     _told.set()
     raise KeyboardInterrupt
+
+
+def _report(lost: Any) -> None:
+    """Report an exception that Python dropped, but an interrupt: it is recorded, and :func:`check` raises it again."""
+    if lost.exc_type is not KeyboardInterrupt:
+        sys.__unraisablehook__(lost)

@@ -23,6 +23,8 @@ from mission_control.workloads import WORKLOADS
 from mission_control.workloads.settings import Bytes, Microseconds, Milliseconds, Part, Rate
 from mission_control.workloads.sort import SortSettings
 
+HOSTS_MAX = 10_001
+"""Most hosts of a topology: a receiver and the most senders that `mission incast` knows."""
 BUILT_IN = Path(__file__).parent / "scenarios"
 
 Flows = Annotated[int, Field(ge=1)] | Literal["all", "auto"]
@@ -96,7 +98,7 @@ class Topology(Part):
     kind: Literal["star", "two-rack", "two-path", "bonded", "custom"] = Field(
         "star", description="lab: how hosts and switches are linked; custom: by `links`"
     )
-    hosts: int = Field(4, ge=1, description="worker processes; in the lab each on its own host")
+    hosts: int = Field(4, ge=1, le=HOSTS_MAX, description="worker processes; in the lab each on its own host")
     links: tuple[Link, ...] = Field(
         (), description="lab, custom: tables of a, b, rate, path; the last host is the scheduler's"
     )
@@ -360,7 +362,10 @@ def load(name: str) -> Scenario:
             planned(path.stem, one, one.workload.worlds_of(one))
         except BadInput as error:
             of_study = "quick" if of_quick else "vary" if "study.vary" in str(error) else "compare"
-            line = _line(text, ("study", of_study)) or _line(text, ("study",)) or _line(text, ("workload",))
+            named = (f"study.compare {variant.name!r}" in str(error) for variant in one.study.compare)
+            number = next((str(at) for at, found in enumerate(named) if found), "0")
+            place = ("study", "compare", number) if of_study == "compare" else ("study", of_study)
+            line = _line(text, place) or _line(text, ("study",)) or _line(text, ("workload",))
             why = f"study.quick: {error}" if of_quick else error
             raise BadInput(f"scenario {path}{f', line {line}' if line else ''}: {why}") from None
     return scenario
@@ -519,13 +524,26 @@ def plain_lists(value: Any) -> Any:
 
 
 def _line(text: str, where: tuple[str, ...]) -> int | None:
-    """The line of a key: the first in its table that begins with it."""
+    """Return the line of a key; of a key that is absent, the line of its table.
+
+    Args:
+        where: Tables and key; in lists of tables (``[[study.compare]]``) their numbers from 0, too.
+    """
     table: tuple[str, ...] = ()
+    headers: dict[tuple[str, ...], int] = {}
+    counts: dict[tuple[str, ...], int] = {}
     for number, line in enumerate(text.splitlines(), 1):
-        if header := re.match(r"\s*\[([\w.]+)\]", line):
-            table = tuple(header[1].split("."))
+        if header := re.match(r"\s*\[(\[?)([\w.]+)\]", line):
+            names = tuple(header[2].split("."))
+            if header[1]:
+                counts[names] = counts.get(names, -1) + 1
+            table = ()
+            for at, name in enumerate(names, 1):
+                table += (name, str(counts[names[:at]])) if names[:at] in counts else (name,)
             if table == where:
                 return number
-        elif (key := re.match(r"\s*([\w-]+)\s*=", line)) and (*table, key[1]) == where[: len(table) + 1]:
+            headers.setdefault(table, number)
+        elif (key := re.match(r"\s*[\"']?([\w.-]+)[\"']?\s*=", line)) and (*table, key[1]) == where[: len(table) + 1]:
             return number
-    return None
+    around = [number for table, number in headers.items() if table == where[: len(table)]]
+    return max(around, default=None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import re
 import signal
 import subprocess
@@ -11,8 +12,12 @@ import sys
 import time
 from pathlib import Path
 
+import dask
 import pytest
 
+from mission_control.cli.run import with_study
+from mission_control.scenario import BadInput, validate
+from mission_control.worlds.cluster import connect
 from tests.conftest import mission, until
 
 ROOT = Path(__file__).parent.parent
@@ -65,7 +70,7 @@ def test_policies_of_the_literature_order_transfers():
         ("run sort --encrypt --transport shm", "plain memory is not encrypted"),
         ("run sort --transport pigeon", "use auto"),
         ("run kmeans --points 10 --k 11", "use at most as many centres"),
-        ("run nothing", "use kmeans, mix, sort"),
+        ("run nothing", "use demo, kmeans, mix, sort"),
         ("run /no/such.toml", "cannot be read"),
         ("run sort --scheduler tcp://127.0.0.1:1", "no scheduler answers"),
         ("run sort --frob", "--frob"),
@@ -75,7 +80,7 @@ def test_policies_of_the_literature_order_transfers():
         ("weights a:priority=nan", "above 0"),
         ("weights a:machines=5000000000", "below 2^32"),
         ("weights --flows-per-host -3 a", "greater than or equal to 1"),
-        ("weights --policy python:nosuch:f a", "asked in a cluster"),
+        ("weights --policy python:nosuch:f a", "there is no policy"),
         ("weights a\x1b[31m", "can be printed"),
         ("run sort --partitions 0", "partitions"),
         ("run sort --size 1MiB --results /proc/x", "choose another folder"),
@@ -88,6 +93,25 @@ def test_policies_of_the_literature_order_transfers():
         ("weights a:bytes=many", "bytes of a"),
         ("weights a:deadline=soon", "a number of seconds"),
         ("report /no/such", "results/<id>"),
+        ("weights", "see "),
+        ("run sort --seed -1", "--seed -1"),
+        ("run sort --compare pigeon", "--compare pigeon: neither a variant (sort has none) nor a transport (auto, shm"),
+        ("run sort --compare tcp,tcp", "each variant once"),
+        ("run sort --scheduler nonsense", "--scheduler nonsense: this is no address; write tcp://HOST:PORT"),
+        ("replay sample --scale nan", "--scale nan: Input should be a finite number"),
+        ("replay sample --minutes inf", "inf is no finite number"),
+        ("trace info /tmp", "this is a folder"),
+        ("trace synth --out x.tsv --window 2", "--window is about --from"),
+        ("trace synth --out /dev/null", "the file exists"),
+        ("exec nosuchprogram", "nosuchprogram: there is no such program"),
+        ("bench sort --data /proc/x", "--data /proc/x: cannot be written"),
+        ("bench dask --case x", "--case x: unknown; use one of shuffle"),
+        ("incast predict --fragment 64kB --alpha nan", "nan is no finite number"),
+        ("incast predict --fragment 64kB --model x", "--model x: unknown"),
+        ("top --every nan --scheduler tcp://127.0.0.1:1", "--every"),
+        ("lab down star --all", "not both"),
+        ("serve --policy python:x:y", "--policy python:x:y: a policy in Python runs beside"),
+        ("serve --policy best", "deadline, sincronia\n"),
     ],
 )
 def test_bad_input_gets_one_line_that_names_the_fix_and_status_2(words, hint):
@@ -95,6 +119,93 @@ def test_bad_input_gets_one_line_that_names_the_fix_and_status_2(words, hint):
     assert done.returncode == 2, done.stderr
     assert hint in done.stderr, done.stderr
     assert done.stdout == "" and done.stderr.count("\n") == 1
+
+
+def test_an_empty_value_is_no_default():
+    for words in (["run", ""], ["doctor", "--scheduler", ""], ["incast", "predict", "--fragment", ""]):
+        done = mission(*words)
+        assert done.returncode == 2 and "it is empty" in done.stderr, done.stderr
+
+
+def test_a_run_that_cannot_begin_leaves_no_results(tmp_path):
+    done = mission("run", "sort", "--scheduler", "tcp://127.0.0.1:1", cwd=tmp_path)
+    assert done.returncode == 2 and not list(tmp_path.iterdir())
+    (tmp_path / "results").mkdir()
+    assert mission("run", "sort", "--scheduler", "nonsense", cwd=tmp_path).returncode == 2
+    assert (tmp_path / "results").is_dir()
+
+
+def test_variants_of_a_scenario_are_chosen_by_name():
+    variants = [{"name": "one, all"}, {"name": "two", "ratio_min": 0.5, "set": {"control.transport": "tcp"}}]
+    scenario = validate({"study": {"compare": [*variants, {"name": "three"}]}})
+
+    def compared(text: str) -> tuple[list[tuple[str, float | None]], str]:
+        chosen, note = with_study("mine", scenario, text, None)
+        return [(own.name, own.ratio_min) for own in chosen.study.compare], note
+
+    assert compared("one, all,two") == ([("one, all", None), ("two", 0.5)], "")
+    names, note = compared("two,one, all")
+    assert names == [("two", None), ("one, all", None)] and "relative to one, all and do not apply" in note
+    names, note = compared("tcp, auto")
+    assert names == [("tcp", None), ("auto", None)] and "takes the place of the variants of mine" in note
+    with pytest.raises(BadInput, match=r"--compare four: .*\(one, all; two; three\) nor a transport \(auto, shm"):
+        compared("two,four")
+    with pytest.raises(BadInput, match="two is a variant of mine .*; name variants alone, or transports alone"):
+        compared("tcp,two")
+
+
+def test_a_policy_in_python_weighs_jobs_and_transfers(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "def squares(jobs): return {job['job']: job['priority'] ** 2 for job in jobs}\n"
+        "def sizes(jobs):\n"
+        "    pairs = [(job['job'], one) for job in jobs for one in job['transfers']]\n"
+        "    return {(job, one['from'], one['to']): one['asked_bytes'] for job, one in pairs}\n"
+        "def half(jobs): return {'a': 1}\n"
+    )
+
+    def asked(function: str, *jobs: str) -> subprocess.CompletedProcess[str]:
+        code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from mission_control.cli import main; main()"
+        words = [sys.executable, "-c", code, "weights", "--json", "--policy", f"python:mine:{function}", *jobs]
+        return subprocess.run(words, capture_output=True, text=True)
+
+    flows = {name: own["flows"] for name, own in json.loads(asked("squares", "a:priority=2", "b").stdout).items()}
+    assert flows == {"a": 8, "b": 2}
+    sizes = json.loads(asked("sizes", "a/x:bytes=3MB", "a/y:bytes=1MB", "b:bytes=4MB").stdout)
+    assert {name: own["weight"] for name, own in sizes.items()} == {"a/x": 0.375, "a/y": 0.125, "b": 0.5}
+    done = asked("half", "a", "b")
+    assert done.returncode == 2 and "it named no count for 'b'" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_a_trace_is_not_overwritten_unless_forced(tmp_path):
+    words = ["trace", "synth", "--out", str(tmp_path / "new.tsv"), "--hours", "0.01"]
+    made = mission(*words, "--json")
+    assert json.loads(made.stdout)["file"] == str(tmp_path / "new.tsv"), made.stderr
+    before = (tmp_path / "new.tsv").read_text()
+    assert mission(*words, "--seed", "2").returncode == 2 and (tmp_path / "new.tsv").read_text() == before
+    assert mission(*words, "--seed", "2", "--force").returncode == 0 and (tmp_path / "new.tsv").read_text() != before
+
+
+def test_errors_of_certificates_and_tokens_name_the_file(tmp_path):
+    wrong = tmp_path / "wrong.pem"
+    wrong.write_text("no certificate\n")
+    (tmp_path / "token").write_text("a-token-of-the-service\n")
+    state, token = ["--state", str(tmp_path / "state")], ["--token-file", str(tmp_path / "token")]
+    done = mission("serve", *state, "--certificate", str(wrong), "--key", str(wrong))
+    assert done.returncode == 2 and f"--certificate {wrong}: this is no PEM file" in done.stderr
+    wrong.write_text("-----BEGIN CERTIFICATE-----\nx\n-----END CERTIFICATE-----\n")
+    done = mission("serve", *state, "--certificate", str(wrong), "--key", str(wrong))
+    assert done.returncode == 2 and f"(files: {wrong}, {wrong})" in done.stderr
+    asking = ["service", "status", "--service", "https://127.0.0.1:1", *token]
+    done = subprocess.run(
+        [sys.executable, "-m", "mission_control", *asking],
+        env={**os.environ, "MISSION_SERVICE_CA": str(tmp_path / "none.pem")},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2 and f"MISSION_SERVICE_CA={tmp_path / 'none.pem'} cannot be read" in done.stderr
+    missing = dask.config.set({"distributed.comm.tls.ca-file": str(tmp_path / "none.pem")})
+    with missing, pytest.raises(BadInput, match=r"ca-file = .*none\.pem cannot be read"):
+        connect("tls://127.0.0.1:1")
 
 
 def test_an_unknown_key_of_a_scenario_is_refused_with_its_line(tmp_path):

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import re
+import shlex
 import signal
 import subprocess
 import sys
+from contextlib import suppress
+from typing import Any
 
 import pytest
 from distributed import Client, LocalCluster
 from typer.core import TyperCommand
 
 import mission_control
-from mission_control.cli import lazy
+from mission_control.cli import examples, lazy
+from mission_control.workloads import WORKLOADS
 from tests.conftest import mission
 
 MISSION = [sys.executable, "-m", "mission_control"]
@@ -44,7 +50,7 @@ def test_shells_complete_commands():
     environment = {**os.environ, "_MISSION_COMPLETE": "complete_bash", "COMP_WORDS": "mission ex", "COMP_CWORD": "1"}
     code = "import sys; sys.argv[0] = 'mission'; from mission_control.cli import main; main()"
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
-    assert done.stdout.split() == ["exec", "explain"], done.stderr
+    assert done.stdout.split() == ["explain", "exec"], done.stderr
     assert "--install-completion" in mission("--help").stdout
 
 
@@ -91,3 +97,135 @@ def test_an_interrupted_benchmark_prints_json():
     output, errors = bench.communicate(timeout=60)
     assert bench.returncode == 130 and "Traceback" not in errors
     assert json.loads(output) == {"interrupted": True, "rows": [], "progress": ["round 1: 2 s"]}
+
+
+WITHOUT_JSON = {
+    "exec": "stdout belongs to the program; --report FILE writes JSON",
+    "lab exec": "stdout belongs to the program",
+    "schema": "it always prints JSON",
+}
+
+
+def commands() -> dict[str, Any]:
+    """Return every command that does something, by how it is typed after ``mission``."""
+    found = {}
+
+    def walk(command: Any, path: str) -> None:
+        below = getattr(command, "commands", {})
+        if not below or command.invoke_without_command:
+            found[path] = command
+        for name, own in below.items():
+            walk(own, f"{path} {name}")
+
+    for name in lazy.COMMANDS:
+        walk(lazy.load(name), name)
+    return found
+
+
+def test_every_command_has_json_or_a_reason_why_not():
+    without = {path for path, own in commands().items() if not any("--json" in param.opts for param in own.params)}
+    assert without == set(WITHOUT_JSON)
+
+
+def test_every_option_of_a_command_has_a_help_that_is_a_phrase():
+    for path, command in commands().items():
+        for param in command.params:
+            words = getattr(param, "help", None)
+            hidden = getattr(param, "hidden", False) or param.name.startswith("workload_")
+            assert hidden or words, (path, param.name)
+            plain = words is None or not words[0].islower() or words.split()[0].strip(",:;") in KNOWN_WORDS
+            assert plain, f"{path} {param.name}: {words}"
+
+
+KNOWN_WORDS = {*WORKLOADS, "star", "down", "mptcp", "result"}
+"""Values of options, which are written as they are typed."""
+
+
+@pytest.mark.parametrize("path", examples.EXAMPLES)
+def test_examples_are_parsed_and_end_the_help(path):
+    command = commands()[path]
+    for line in examples.EXAMPLES[path]:
+        words = shlex.split(line.partition(" > ")[0])
+        given = words[1 + len(path.split()) :]
+        assert words[: 1 + len(path.split())] == ["mission", *path.split()]
+        command.make_context(path, given).close()
+    shown = command.get_help(command.make_context(path, [], resilient_parsing=True))
+    assert shown.endswith("Examples:\n" + "\n".join(f"    {line}" for line in examples.EXAMPLES[path]))
+
+
+def test_every_command_has_examples():
+    assert set(examples.EXAMPLES) == set(commands())
+
+
+def test_no_command_prints_the_help_as_it_is_and_ends_with_2():
+    done = mission()
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr == mission("--help").stdout and done.stderr.count("\n") > len(lazy.COMMANDS)
+
+
+def test_an_unexpected_exception_is_one_line_that_says_how_to_report_it():
+    code = "import sys; from mission_control.bench import decisions; from mission_control.cli import main\n"
+    code += "def measure(): raise ZeroDivisionError('no rounds')\n"
+    code += "decisions.measure = measure; sys.argv[1:] = ['bench', 'decisions', '--json']; main()"
+    plain = {name: value for name, value in os.environ.items() if name != "MISSION_TRACEBACK"}
+    done = subprocess.run([sys.executable, "-c", code], env=plain, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (70, "", 1)
+    assert done.stderr.startswith("mission: internal error, ZeroDivisionError: no rounds.")
+    assert "MISSION_TRACEBACK=1" in done.stderr
+    traced = {**plain, "MISSION_TRACEBACK": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=traced, capture_output=True, text=True)
+    assert done.returncode == 70 and done.stderr.startswith("Traceback (most recent call last)")
+
+
+def test_a_pipe_that_nobody_reads_and_a_full_disk_are_no_internal_errors():
+    command = f"{sys.executable} -m mission_control"
+    words = [
+        "bash",
+        "-c",
+        f"{command} incast predict --fragment 64kB --senders 1-9000 | head -1; echo ${{PIPESTATUS[0]}}",
+    ]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "141" and done.stderr == ""
+    done = subprocess.run(["bash", "-c", f"{command} schema > /dev/full"], capture_output=True, text=True)
+    assert done.returncode == 3 and done.stderr.startswith("mission: output: No space left on device"), done.stderr
+    done = subprocess.run(["bash", "-c", f"{command} schema >&-"], capture_output=True, text=True)
+    assert "Traceback" not in done.stderr and "internal" not in done.stderr
+
+
+def on_a_terminal(words: list[str], **environment: str) -> tuple[int, str]:
+    """Run a command whose stdout and stderr are a terminal; return its status, and what the terminal got."""
+    ours, theirs = pty.openpty()
+    plain = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR", "TERM")}
+    command = subprocess.Popen([*MISSION, *words], stdout=theirs, stderr=theirs, env=plain | environment)
+    os.close(theirs)
+    got = b""
+    # The other end is closed: the terminal reads as an error.
+    with suppress(OSError):
+        while piece := os.read(ours, 65536):
+            got += piece
+    os.close(ours)
+    return command.wait(timeout=60), got.decode()
+
+
+COLOUR = re.compile(r"\x1b\[[0-9;]*3[0-7]")
+
+
+def test_colours_are_for_terminals_that_want_them():
+    status, shown = on_a_terminal(["doctor"], TERM="xterm-256color")
+    assert status == 0 and COLOUR.search(shown), shown
+    for environment in ({"TERM": "xterm-256color", "NO_COLOR": "1"}, {"TERM": "dumb"}):
+        status, shown = on_a_terminal(["doctor"], **environment)
+        assert status == 0 and not COLOUR.search(shown), shown
+    assert "\x1b" not in shown and "\x1b" not in mission("doctor").stdout
+
+
+def test_the_live_table_moves_on_a_terminal_only(tmp_path):
+    words = ["run", "sort", "--size", "8MiB", "--workers", "2", "--results", str(tmp_path)]
+    status, shown = on_a_terminal(words, TERM="xterm-256color")
+    assert status == 0 and "\x1b[?25l" in shown, shown
+    status, shown = on_a_terminal(words, TERM="dumb")
+    assert status == 0 and "\x1b" not in shown and "order, record count, checksum" in shown, shown
+    status, shown = on_a_terminal(words, TERM="xterm-256color", NO_COLOR="1")
+    assert status == 0 and not COLOUR.search(shown), shown
+    done = subprocess.run([*MISSION, *words], env={**os.environ, "FORCE_COLOR": "1"}, capture_output=True, text=True)
+    assert done.returncode == 0 and "\x1b" not in done.stdout + done.stderr

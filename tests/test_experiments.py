@@ -297,7 +297,7 @@ def test_a_quick_run_has_fewer_points_and_says_before_how_long_it_takes(tmp_path
     file.write_text(QUICK)
     done = mission("run", str(file), "--results", str(tmp_path / "results"), "--quick")
     assert done.returncode == 0, done.stderr
-    assert "2 points to measure (--quick: fewer than they have): about 3.0 h on two cores" in done.stderr + done.stdout
+    assert "2 points to measure (reduced by --quick): about 3.0 h on two cores" in done.stderr + done.stdout
     (folder,) = (tmp_path / "results").iterdir()
     result = json.loads((folder / "result.json").read_text())
     assert [(point["at"], point["repetition"]) for point in result["points"]] == [({"workload.partitions": 2}, 0)] * 2

@@ -262,7 +262,7 @@ def test_the_modern_model_tells_stacks_apart_and_its_terms():
     assert done.returncode == 2 and "overlap" in done.stderr
 
 
-def test_advice_says_whether_it_bites_and_what_to_type():
+def test_advice_says_whether_incast_happens_and_what_to_type():
     words = ["--senders", "40", "--fragment", "64kB", "--link", "1Gbit", "--buffer", "64KiB"]
     done = mission("incast", "advise", *words, "--json")
     assert done.returncode == 0, done.stderr
@@ -278,8 +278,13 @@ def test_advice_says_whether_it_bites_and_what_to_type():
     assert set(unknown) == {"dctcp", "window"} and "two segments of each sender" in unknown["window"]
     assert not json.loads(mission("incast", "advise", "--senders", "2", "--fragment", "16kB", "--json").stdout)["bites"]
     shown = mission("incast", "advise", *words).stdout
-    assert "nothing can be promised: two segments of each sender" in shown
-    assert "Incast bites" in shown and "ip route change" in shown and "spark.reducer" in shown
+    assert "no prediction: two segments of each sender" in shown
+    begins = "Incast happens: goodput collapses from {value} senders on (between {low} and {high})."
+    assert (
+        shown.startswith(begins.format(**result["onset"])) and "ip route change" in shown and "spark.reducer" in shown
+    )
+    few = mission("incast", "advise", "--senders", "2", "--fragment", "16kB").stdout
+    assert few.startswith("No incast: 2 senders of 16 kB each get about ")
     short = mission("incast", "advise", *words, "--rto", "1ms", "--json")
     assert "10 ms in effect" in json.loads(short.stdout)["warnings"][0]
 

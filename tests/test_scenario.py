@@ -27,6 +27,10 @@ def test_units_are_read_and_written_back():
     assert validate(plain(scenario)) == scenario
 
 
+SECOND = "[[study.compare]]\nname = 'a'\nset = {}\n\n[[study.compare]]\nname = 'b'\n"
+"""A scenario's lines up to those of its second variant."""
+
+
 @pytest.mark.parametrize(
     ("text", "line", "hint"),
     [
@@ -36,6 +40,16 @@ def test_units_are_read_and_written_back():
         ("[topology]\nhosts = 0\n", 2, "hosts"),
         ("[topologie]\nhosts = 1\n", 1, "no such key"),
         ("[control]\nflows_per_host = 10\npacing = 3\n", 3, "no such key"),
+        (f"{SECOND}set = {{ 'control.transport' = 'pigeon' }}\n", 5, "study.compare 'b': there is no transport"),
+        (f"{SECOND}colour = 'red'\n", 7, "no such key: study.compare.1.colour"),
+        (f"{SECOND}[study.compare.set]\n'stack.sack' = 3\n", 5, "study.compare 'b': stack.sack"),
+        (
+            "[[study.compare]]\nname = 'a'\n[[study.compare]]\nratio_min = 1\n",
+            3,
+            "study.compare.1.name: Field required",
+        ),
+        ("[topology.port]\nalpha = inf\n", 2, "finite"),
+        ("[topology]\nhosts = 100000\n", 2, "10001"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_its_line(file, text, line, hint):

@@ -11,17 +11,17 @@ from typing import Annotated, Any
 import typer
 
 from mission_control import _native
+from mission_control.cli.options import Json, finite, make_folder
 
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Measures Mission Control beside what others do, interleaved in one run.",
+    help="Compare Mission Control with the alternatives in one run. Samples of all variants alternate.",
 )
-Json = Annotated[bool, typer.Option("--json", help="for programs")]
 
 
 said: list[str] = []
-"""Progress lines of this process: an interrupted benchmark prints them with --json."""
+"""Progress lines of this process; an interrupted benchmark prints them with --json."""
 
 
 def say(text: str) -> None:
@@ -48,16 +48,20 @@ def measured(as_json: bool, measure: Callable[[], dict[str, Any]]) -> dict[str, 
 
 @app.command()
 def transfer(
-    rounds: Annotated[int, typer.Option(min=1, help="samples of each; medians are given")] = 5,
-    size: Annotated[list[str] | None, typer.Option(help="of the objects, as in 16MiB; may be repeated")] = None,
-    transport: Annotated[list[str] | None, typer.Option(help="to measure, as in tcp; may be repeated")] = None,
-    workers: Annotated[bool, typer.Option(help="also between workers of Dask clusters")] = True,
+    rounds: Annotated[int, typer.Option(metavar="N", min=1, help="Samples of each variant; prints medians")] = 5,
+    size: Annotated[
+        list[str] | None, typer.Option(metavar="SIZE", help="Size of the objects, e.g. 16MiB; repeatable [all]")
+    ] = None,
+    transport: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Transport to measure, e.g. tcp; repeatable [all]")
+    ] = None,
+    workers: Annotated[bool, typer.Option(help="Measure between workers of Dask clusters, too")] = True,
     as_json: Json = False,
 ) -> None:
-    """One object over loopback: iperf3, a C receiver, a rustls loop, Dask's comms, Mission Control's fetch.
+    """Compare transfers of one object over loopback.
 
-    All of it takes a quarter of an hour; --size, --transport and --no-workers choose a part. An interrupt prints what
-    was measured until then.
+    Variants: iperf3, a C receiver, a rustls loop, Dask's comms, Mission Control's fetch. A full run takes 15 minutes;
+    --size, --transport and --no-workers select a part. An interrupt prints what was measured until then.
     """
     from mission_control.bench.transfer import OBJECTS, TRANSPORTS, measure
 
@@ -78,8 +82,8 @@ def transfer(
 def one_of(option: str, given: Iterable[Any], known: Iterable[Any], names: Iterable[str]) -> None:
     from mission_control.scenario import BadInput
 
-    if set(given) - set(known):
-        raise BadInput(f"{option}: one of {', '.join(names)}")
+    if unknown := set(given) - set(known):
+        raise BadInput(f"{option} {min(unknown)}: unknown; use one of {', '.join(names)}")
 
 
 def print_transfer(result: dict[str, Any]) -> None:
@@ -98,15 +102,16 @@ def print_transfer(result: dict[str, Any]) -> None:
 
 @app.command()
 def sort(
-    size: Annotated[str, typer.Option(help="input, as in 1GiB")] = "1GiB",
-    workers: Annotated[int, typer.Option(min=1, help="worker processes")] = 4,
-    rounds: Annotated[int, typer.Option(min=1, help="samples of each; medians are given")] = 3,
-    data: Annotated[Path, typer.Option(help="folder for input and output")] = Path("results"),
+    size: Annotated[str, typer.Option(metavar="SIZE", help="Size of the input, e.g. 256MiB")] = "1GiB",
+    workers: Annotated[int, typer.Option(metavar="N", min=1, help="Worker processes")] = 4,
+    rounds: Annotated[int, typer.Option(metavar="N", min=1, help="Samples of each variant; prints medians")] = 3,
+    data: Annotated[Path, typer.Option(metavar="DIR", help="Folder for input and output")] = Path("results"),
     as_json: Json = False,
 ) -> None:
-    """Sorts the same files by Dask's sort_values, by our sort over stock Dask, and by our sort."""
+    """Compare sorts of files: Dask's sort_values, and ours without and with Mission Control."""
     from mission_control.bench.sort import measure
 
+    make_folder("--data", data)
     result = measured(as_json, lambda: measure(bytes_of(size, "--size"), workers, rounds, data, say=say))
     if result is None:
         return
@@ -123,15 +128,18 @@ def sort(
 
 @app.command()
 def dask(
-    size: Annotated[str, typer.Option(help="of the data, as in 1GiB")] = "1GiB",
-    rounds: Annotated[int, typer.Option(min=1, help="samples of each; medians are given")] = 5,
-    case: Annotated[list[str] | None, typer.Option(help="to measure, as in shuffle; may be repeated")] = None,
+    size: Annotated[str, typer.Option(metavar="SIZE", help="Size of the data, e.g. 256MiB")] = "1GiB",
+    rounds: Annotated[int, typer.Option(metavar="N", min=1, help="Samples of each variant; prints medians")] = 5,
+    case: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Case to measure, e.g. shuffle; repeatable [all]")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Shuffles, merges, groupbys, sorts and rechunks of unchanged Dask programs: by Dask, and by Mission Control.
+    """Compare unchanged Dask programs with and without Mission Control.
 
-    All of it takes an hour and a half; --case, --size and --rounds choose a part. Results of all modes are compared by
-    content. Without --case, what needs more data than --size is left out.
+    Cases: shuffles, merges, groupbys, sorts and rechunks. A full run takes 90 minutes; --case, --size and --rounds
+    select a part. The results of all modes are compared by content. Without --case, cases that need more data than
+    --size are left out.
     """
     from mission_control.bench.dask import CASES, fits, measure
 
@@ -158,16 +166,20 @@ def dask(
 
 @app.command()
 def queries(
-    scale: Annotated[float, typer.Option(min=0.001, help="1 is 6,000,000 line items, about 0.6 GiB")] = 0.5,
-    rounds: Annotated[int, typer.Option(min=1, help="samples of each; medians are given")] = 3,
-    memory: Annotated[str, typer.Option(help="of each of the four workers, as in 2GiB")] = "4GiB",
-    in_memory: Annotated[bool, typer.Option(help="workers hold the tables; or they make them for each query")] = True,
-    query: Annotated[list[str] | None, typer.Option(help="to measure, as in q3; may be repeated")] = None,
+    scale: Annotated[
+        float, typer.Option(metavar="X", min=0.001, callback=finite, help="Scale: 1 is 6,000,000 line items, 0.6 GiB")
+    ] = 0.5,
+    rounds: Annotated[int, typer.Option(metavar="N", min=1, help="Samples of each variant; prints medians")] = 3,
+    memory: Annotated[str, typer.Option(metavar="SIZE", help="Memory of each of the four workers, e.g. 2GiB")] = "4GiB",
+    in_memory: Annotated[bool, typer.Option(help="Workers hold the tables, or generate them for each query")] = True,
+    query: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Query to measure, e.g. q3; repeatable [all]")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Joins and aggregations of TPC-H and of the public database benchmark: by Dask, and by Mission Control.
+    """Compare database queries with and without Mission Control.
 
-    Each result is compared with that of pandas.
+    Joins and aggregations of TPC-H and of the public database benchmark. Each result is compared with that of pandas.
     """
     from mission_control.bench.queries import QUERIES, measure
 
@@ -187,10 +199,13 @@ def queries(
 
 @app.command()
 def overhead(
-    rounds: Annotated[int, typer.Option(min=1, help="pairs of samples")] = 30,
+    rounds: Annotated[int, typer.Option(metavar="N", min=1, help="Pairs of samples")] = 30,
     as_json: Json = False,
 ) -> None:
-    """Programs that shuffle nothing: Dask alone beside Dask with Mission Control. It takes ten minutes."""
+    """Measure the overhead for programs that shuffle nothing.
+
+    Pairs of Dask alone and Dask with Mission Control; a full run takes 10 minutes.
+    """
     from mission_control.bench.overhead import measure
 
     if (result := measured(as_json, lambda: measure(rounds, say))) is None:
@@ -206,10 +221,13 @@ def overhead(
 
 @app.command()
 def messages(
-    rounds: Annotated[int, typer.Option(min=1, help="samples of each; medians are given")] = 5,
+    rounds: Annotated[int, typer.Option(metavar="N", min=1, help="Samples of each variant; prints medians")] = 5,
     as_json: Json = False,
 ) -> None:
-    """Results that one Dask worker sends to another: tcp:// beside mission://, plain and encrypted."""
+    """Compare results between Dask workers over tcp:// and mission://.
+
+    Both are measured plain and encrypted.
+    """
     from mission_control.bench.messages import measure
 
     if (result := measured(as_json, lambda: measure(rounds, say))) is None:
@@ -227,11 +245,14 @@ def messages(
 
 @app.command()
 def streams(
-    size: Annotated[str, typer.Option(help="of what is carried, as in 1GiB")] = "1GiB",
-    rounds: Annotated[int, typer.Option(min=1, help="samples of each; medians are given")] = 5,
+    size: Annotated[str, typer.Option(metavar="SIZE", help="Bytes to carry, e.g. 256MiB")] = "1GiB",
+    rounds: Annotated[int, typer.Option(metavar="N", min=1, help="Samples of each variant; prints medians")] = 5,
     as_json: Json = False,
 ) -> None:
-    """Streams beside put and fetch: throughput, latency of small writes, two stages side by side."""
+    """Compare streams with put and fetch.
+
+    Throughput, latency of small writes, and two stages that run at the same time.
+    """
     from mission_control.bench.streams import measure
 
     if (result := measured(as_json, lambda: measure(bytes_of(size, "--size"), rounds, say))) is None:
@@ -250,11 +271,14 @@ def streams(
 
 @app.command()
 def delegates(
-    steps: Annotated[int, typer.Option(min=1, help="calls of each chain")] = 1000,
-    rounds: Annotated[int, typer.Option(min=1, help="samples of each; medians are given")] = 5,
+    steps: Annotated[int, typer.Option(metavar="N", min=1, help="Calls of each chain")] = 1000,
+    rounds: Annotated[int, typer.Option(metavar="N", min=1, help="Samples of each variant; prints medians")] = 5,
     as_json: Json = False,
 ) -> None:
-    """Chains of delegated calls beside chains of submitted tasks; k-means without and with a driver."""
+    """Compare chains of delegated calls with chains of submitted tasks.
+
+    Also k-means without and with a driver.
+    """
     from mission_control.bench.delegates import measure
 
     if (result := measured(as_json, lambda: measure(steps, rounds, say))) is None:
@@ -268,15 +292,18 @@ def delegates(
 
 @app.command()
 def mapreduce(
-    size: Annotated[str, typer.Option(help="of the text and of the records, as in 1GiB")] = "1GiB",
-    workers: Annotated[int, typer.Option(min=1, help="worker processes")] = 4,
-    rounds: Annotated[int, typer.Option(min=1, help="samples of each; medians are given")] = 5,
-    data: Annotated[Path, typer.Option(help="folder for input and output")] = Path("results"),
+    size: Annotated[
+        str, typer.Option(metavar="SIZE", help="Size of the text and of the records, e.g. 256MiB")
+    ] = "1GiB",
+    workers: Annotated[int, typer.Option(metavar="N", min=1, help="Worker processes")] = 4,
+    rounds: Annotated[int, typer.Option(metavar="N", min=1, help="Samples of each variant; prints medians")] = 5,
+    data: Annotated[Path, typer.Option(metavar="DIR", help="Folder for input and output")] = Path("results"),
     as_json: Json = False,
 ) -> None:
-    """Word count beside Dask's bag; a sort on the library beside the one by hand."""
+    """Compare map_reduce with Dask's bag and with a sort by hand."""
     from mission_control.bench.mapreduce import measure
 
+    make_folder("--data", data)
     result = measured(as_json, lambda: measure(bytes_of(size, "--size"), workers, rounds, data, say))
     if result is None:
         return
@@ -289,13 +316,16 @@ def mapreduce(
 
 @app.command()
 def broadcast(
-    receivers: Annotated[int, typer.Option(min=1, help="processes that receive")] = 32,
-    size: Annotated[str, typer.Option(help="of the object, as in 32MiB")] = "32MiB",
-    rate: Annotated[str, typer.Option(help="of every sender, as in 256Mbit/s")] = "256Mbit/s",
-    rounds: Annotated[int, typer.Option(min=1, help="samples of each; medians are given")] = 3,
+    receivers: Annotated[int, typer.Option(metavar="N", min=1, help="Receiving processes")] = 32,
+    size: Annotated[str, typer.Option(metavar="SIZE", help="Size of the object, e.g. 8MiB")] = "32MiB",
+    rate: Annotated[str, typer.Option(metavar="RATE", help="Rate of every sender, e.g. 100Mbit/s")] = "256Mbit/s",
+    rounds: Annotated[int, typer.Option(metavar="N", min=1, help="Samples of each variant; prints medians")] = 3,
     as_json: Json = False,
 ) -> None:
-    """One object to many receivers whose senders all have one rate: from the owner, and from one another."""
+    """Compare broadcasts from the owner alone and from receivers, too.
+
+    All senders have one rate.
+    """
     from mission_control.bench.broadcast import measure
 
     result = measured(
@@ -316,12 +346,12 @@ def broadcast(
 
 @app.command()
 def retirement(
-    size: Annotated[str, typer.Option(help="of all objects, as in 1GiB")] = "1GiB",
-    objects: Annotated[int, typer.Option(min=1, help="how many")] = 64,
-    rounds: Annotated[int, typer.Option(min=1, help="samples of each; medians are given")] = 3,
+    size: Annotated[str, typer.Option(metavar="SIZE", help="Size of all objects together, e.g. 256MiB")] = "1GiB",
+    objects: Annotated[int, typer.Option(metavar="N", min=1, help="Number of objects")] = 64,
+    rounds: Annotated[int, typer.Option(metavar="N", min=1, help="Samples of each variant; prints medians")] = 3,
     as_json: Json = False,
 ) -> None:
-    """Until another worker has the objects of one that retires, beside a fetch of them."""
+    """Compare the time to move a retiring worker's objects with a fetch of them."""
     from mission_control.bench.retirement import measure
 
     result = measured(as_json, lambda: measure(bytes_of(size, "--size"), objects, rounds, say=say))
@@ -339,14 +369,14 @@ def retirement(
 
 @app.command()
 def paths(
-    pairs: Annotated[int, typer.Option(min=2, help="of hosts with two paths")] = 4,
-    single: Annotated[int, typer.Option(min=0, help="hosts with one path")] = 1,
-    size: Annotated[str, typer.Option(help="that each reads, as in 16MiB")] = "16MiB",
-    rate: Annotated[str, typer.Option(help="of every link, as in 20Mbit/s")] = "20Mbit/s",
-    rounds: Annotated[int, typer.Option(min=1, help="samples of each; medians are given")] = 5,
+    pairs: Annotated[int, typer.Option(metavar="N", min=2, help="Pairs of hosts with two paths")] = 4,
+    single: Annotated[int, typer.Option(metavar="N", min=0, help="Hosts with one path")] = 1,
+    size: Annotated[str, typer.Option(metavar="SIZE", help="Bytes that each host reads, e.g. 8MiB")] = "16MiB",
+    rate: Annotated[str, typer.Option(metavar="RATE", help="Rate of every link, e.g. 50Mbit/s")] = "20Mbit/s",
+    rounds: Annotated[int, typer.Option(metavar="N", min=1, help="Samples of each variant; prints medians")] = 5,
     as_json: Json = False,
 ) -> None:
-    """Pairs of hosts with two paths, beside hosts with one (lab; root): over one path, and as is chosen."""
+    """Compare one path with the chosen transport between hosts with two paths (needs root)."""
     from mission_control.bench.paths import measure
 
     result = measured(
@@ -365,12 +395,14 @@ def paths(
 
 @app.command()
 def idle(
-    hosts: Annotated[int, typer.Option(min=2, help="in the lab")] = 4,
-    seconds: Annotated[float, typer.Option(min=1, help="that are counted, each time")] = 20,
-    rounds: Annotated[int, typer.Option(min=1, help="samples of each; medians are given")] = 3,
+    hosts: Annotated[int, typer.Option(metavar="N", min=2, help="Hosts of the lab")] = 4,
+    seconds: Annotated[
+        float, typer.Option(metavar="S", min=1, max=86_400, callback=finite, help="Seconds of each sample")
+    ] = 20,
+    rounds: Annotated[int, typer.Option(metavar="N", min=1, help="Samples of each variant; prints medians")] = 3,
     as_json: Json = False,
 ) -> None:
-    """What workers and scheduler say while nothing changes (lab; root): with Mission Control, and Dask alone."""
+    """Measure the messages of an idle cluster with and without Mission Control (needs root)."""
     from mission_control.bench.idle import measure
 
     result = measured(as_json, lambda: measure(hosts, seconds, rounds, say=say))
@@ -386,10 +418,13 @@ def idle(
 
 @app.command()
 def service(
-    rounds: Annotated[int, typer.Option(min=1, help="updates of each; medians are given")] = 20,
+    rounds: Annotated[int, typer.Option(metavar="N", min=1, help="Updates of each variant; prints medians")] = 20,
     as_json: Json = False,
 ) -> None:
-    """A control service: how soon 10, 100 and 1,000 members have an update, with each store that there is."""
+    """Measure how soon members of a control service have an update.
+
+    With 10, 100 and 1,000 members, and with each store that is installed.
+    """
     from mission_control.bench.service import measure, table
 
     result = measured(as_json, lambda: measure(rounds, say=say))
@@ -399,10 +434,10 @@ def service(
 
 @app.command()
 def served(
-    rounds: Annotated[int, typer.Option(min=5, help="pairs; medians are given")] = 30,
+    rounds: Annotated[int, typer.Option(metavar="N", min=5, help="Pairs of samples; prints medians")] = 30,
     as_json: Json = False,
 ) -> None:
-    """The same shuffle on a cluster that is a member of a control service, and on one that is not."""
+    """Compare a shuffle with and without a control service."""
     from mission_control.bench.served import measure
 
     result = measured(as_json, lambda: measure(rounds, say=say))
@@ -414,10 +449,13 @@ def served(
 
 @app.command()
 def sessions(
-    rounds: Annotated[int, typer.Option(min=5, help="shuffles with each; medians are given")] = 30,
+    rounds: Annotated[int, typer.Option(metavar="N", min=5, help="Shuffles of each variant; prints medians")] = 30,
     as_json: Json = False,
 ) -> None:
-    """One session for each host against one for each process: messages, bytes, and the scheduler's time for them."""
+    """Compare one session per host with one per process.
+
+    Messages, bytes, and the CPU time of the scheduler.
+    """
     from mission_control.bench.sessions import measure, table
 
     result = measured(as_json, lambda: measure(rounds, say=say))
@@ -427,12 +465,19 @@ def sessions(
 
 @app.command()
 def console(
-    pictures: Annotated[Path | None, typer.Option(metavar="DIR", help="write pictures of the page there")] = None,
+    pictures: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write pictures of the page to this folder [off]")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """The service's live page with 10,000 transfers that move: what it costs the service, and a browser (Chromium)."""
+    """Measure the CPU time of the live page with 10,000 active transfers.
+
+    That of the service, and that of a browser (Chromium).
+    """
     from mission_control.bench.console import measure
 
+    if pictures is not None:
+        make_folder("--pictures", pictures)
     result = measured(as_json, lambda: measure(pictures, say=say))
     if result is not None:
         print(f"{result['transfers']} transfers that all move each second; parts of a core:")
@@ -442,7 +487,10 @@ def console(
 
 @app.command()
 def decisions(as_json: Json = False) -> None:
-    """Measure a round of weights, a chunk from request to grant, and the classification of a graph."""
+    """Measure the time of decisions.
+
+    A round of weights, a chunk from request to grant, and the classification of a graph.
+    """
     from mission_control.bench.decisions import measure
 
     result = measured(as_json, measure)
@@ -479,11 +527,11 @@ def print_ratios(result: dict[str, Any]) -> None:
 
 @app.command()
 def incast(
-    settings: Annotated[int, typer.Option(min=1, help="that chance draws")] = 10,
-    seed: Annotated[int, typer.Option(help="of what is drawn")] = 1,
+    settings: Annotated[int, typer.Option(metavar="N", min=1, help="Random settings to measure")] = 10,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of the settings")] = 1,
     as_json: Json = False,
 ) -> None:
-    """The model's onset of incast against the lab's; needs root."""
+    """Compare the predicted onset of incast with the lab (needs root)."""
     from mission_control.bench.incast import bench, summary
 
     result = measured(as_json, lambda: bench(settings, seed, say))
@@ -495,11 +543,11 @@ def incast(
 
 @app.command()
 def advice(
-    settings: Annotated[int, typer.Option(min=1, help="that chance draws, of those in which incast bites")] = 5,
-    seed: Annotated[int, typer.Option(help="of what is drawn")] = 1,
+    settings: Annotated[int, typer.Option(metavar="N", min=1, help="Random settings to measure, with incast")] = 5,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of the settings")] = 1,
     as_json: Json = False,
 ) -> None:
-    """What `mission incast advise` promises of each remedy against what it does in the lab; needs root."""
+    """Compare the goodput that mission incast advise expects with the lab (needs root)."""
     from mission_control.bench.advice import bench, summary
 
     if (result := measured(as_json, lambda: bench(settings, seed, say))) is not None:

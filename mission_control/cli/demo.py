@@ -11,22 +11,22 @@ import typer
 
 from mission_control import _native
 from mission_control import demo as parts
-from mission_control.cli.run import make_folder
+from mission_control.cli.options import Json, make_folder
 from mission_control.cli.show import LiveTable
 from mission_control.experiments.report_of_run import agreement
 from mission_control.experiments.result import Result
 
 
 def demo(
-    results: Annotated[Path, typer.Option(metavar="DIR", help="Output folder [results]", show_default=False)] = Path(
-        "results"
-    ),
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON")] = False,
+    results: Annotated[
+        Path, typer.Option(metavar="DIR", help="Folder of the report [results]", show_default=False)
+    ] = Path("results"),
+    as_json: Json = False,
 ) -> int:
-    """Show in about a minute what Mission Control is for: needs no root, no cluster and no other program.
+    """Show in about a minute what Mission Control does.
 
-    First an unchanged Dask program, by Dask alone and with Mission Control. Then two encrypted jobs at once, of which
-    the first has priority 7 and the second 3.
+    It needs no root, no cluster and no other program. First it runs an unchanged Dask program, with Dask alone and
+    with Mission Control. Then it runs two encrypted jobs at once, with priorities 7 and 3.
     """
     make_folder("--results", results)
     say = say_nothing if as_json else print_step

@@ -13,20 +13,25 @@ from rich.console import Console
 from rich.text import Text
 
 from mission_control import doctor as checks
-from mission_control.cli.jobs import Json
+from mission_control.cli.options import Json, not_empty
 from mission_control.worlds.cluster import connect
 
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 Cluster = Annotated[
     str | None,
-    typer.Option("--scheduler", help="also check this cluster, e.g. tcp://HOST:8786 [DASK_SCHEDULER_ADDRESS]"),
+    typer.Option(
+        "--scheduler",
+        metavar="URL",
+        callback=not_empty,
+        help="Check this cluster, too, e.g. tcp://HOST:8786 [DASK_SCHEDULER_ADDRESS, if it is set]",
+    ),
 ]
 
 
 def doctor(scheduler: Cluster = None, as_json: Json = False) -> int:
-    """Check this machine, and a cluster if one is named; say what to do. Exit status 3 if something fails.
+    """Check this machine, and a cluster if one is named.
 
-    Example: mission doctor --scheduler tcp://HOST:8786
+    Each finding is ok, warn or fail. A finding that is not ok says what to do. The exit status is 3 if one fails.
     """
     found = {"this machine": checks.machine(os.environ)}
     if (address := scheduler or dask.config.get("scheduler-address", None)) is not None:

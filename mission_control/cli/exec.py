@@ -1,10 +1,11 @@
-"""`mission exec`: runs an unchanged program, and gives its TCP sockets another transport."""
+"""`mission exec`: run an unchanged program whose TCP sockets get another transport."""
 
 from __future__ import annotations
 
 import json
 import os
 import secrets
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -27,19 +28,33 @@ MPTCP_ENABLED = Path("/proc/sys/net/mptcp/enabled")
 
 def exec(
     context: typer.Context,
-    transport: Annotated[str | None, Option(help="mptcp, or a congestion control: dctcp, cubic, reno, ...")] = None,
-    rto_min: Annotated[str | None, Option(help="minimum retransmission timeout, as in 5ms")] = None,
-    window: Annotated[str | None, Option(help="most that a peer may send ahead, as in 64KiB")] = None,
-    pace: Annotated[str | None, Option(help="highest rate of each connection, as in 50mbit")] = None,
-    ecn: Annotated[bool, Option("--ecn", help="ask for ECN, whatever the congestion control")] = False,
-    report: Annotated[Path | None, Option(help="file for what connections were found to have, as JSON")] = None,
+    transport: Annotated[
+        str | None,
+        Option(metavar="NAME", help="mptcp, or a congestion control: dctcp, cubic, reno, ... [the machine's default]"),
+    ] = None,
+    rto_min: Annotated[
+        str | None, Option(metavar="TIME", help="Minimum retransmission timeout, e.g. 5ms [the kernel's: 200ms]")
+    ] = None,
+    window: Annotated[
+        str | None, Option(metavar="SIZE", help="Largest receive window, e.g. 64KiB [the kernel's]")
+    ] = None,
+    pace: Annotated[
+        str | None, Option(metavar="RATE", help="Highest rate of each connection, e.g. 50Mbit/s [no limit]")
+    ] = None,
+    ecn: Annotated[bool, Option("--ecn", help="Request ECN with every congestion control [off]")] = False,
+    report: Annotated[
+        Path | None, Option(metavar="FILE", help="Write what the connections had as JSON, e.g. had.json [off]")
+    ] = None,
 ) -> None:
-    """Runs a program whose TCP sockets get this before their first packet; says at its end what they really had.
+    """Run a program with another TCP transport (needs root).
 
-    Its status is the program's. Nothing is left behind. Needs root.
+    All TCP sockets of the program get the settings before their first packet. At its end, stderr tells what its
+    connections really had. Stdout and the exit status are the program's.
     """
     if not context.args:
-        raise BadInput("which program? mission exec --transport dctcp -- COMMAND")
+        raise BadInput("which program? Use mission exec --transport dctcp -- COMMAND")
+    if shutil.which(context.args[0]) is None:
+        raise BadInput(f"{context.args[0]}: there is no such program; give its path, or a name that is on PATH")
     try:
         wanted: dict[str, Any] = {
             "congestion_control": None if transport == "mptcp" else transport,
@@ -51,6 +66,8 @@ def exec(
     except ValueError as error:
         raise BadInput(str(error)) from None
     require()
+    if report is not None:
+        write_report(report, {})  # before the program runs: afterwards its result would be lost
     with ExitStack() as stack:
         available = AVAILABLE.read_text().split()
         environment = dict(os.environ)
@@ -60,18 +77,18 @@ def exec(
         elif transport == "dctcp" and transport not in available:
             stack.callback(_native.Dctcp().close)
         elif transport is not None and transport not in available:
-            raise BadInput(f"this kernel has no {transport}: use mptcp, dctcp, {', '.join(available)}")
+            raise BadInput(f"--transport {transport}: this kernel has none; use mptcp, dctcp, {', '.join(available)}")
         cgroup.remove_stale("exec")
         # A process id alone comes back after a crash.
         folder = stack.enter_context(cgroup.group(f"exec.{os.getpid()}.{secrets.token_hex(4)}"))
         setter = _native.Setter(str(folder), json.dumps(wanted))
         # The program is in the group before it is the program.
-        join = 'echo $$ > "$0/cgroup.procs" && exec "$@"'
-        status = subprocess.run(["sh", "-c", join, str(folder), *context.args], env=environment).returncode
+        join = 'echo $$ > "$1/cgroup.procs" && shift && exec "$@"'
+        status = subprocess.run(["sh", "-c", join, "mission", str(folder), *context.args], env=environment).returncode
         agreed = json.loads(setter.agreed())
         paths = Counter(map(int, subflows.read_text().split())) if subflows else Counter()
     if report is not None:
-        report.write_text(json.dumps({"wanted": wanted, "agreed": agreed, "subflows": paths}))
+        write_report(report, {"wanted": wanted, "agreed": agreed, "subflows": paths})
     for entry in agreed:
         print(f"mission: {describe(entry, wanted)}", file=sys.stderr)
     for count, connections in sorted(paths.items()):
@@ -80,6 +97,18 @@ def exec(
     if transport == "mptcp" and not paths:
         print("mission: no connection had mptcp: the program made none, or is linked statically", file=sys.stderr)
     raise typer.Exit(status if status >= 0 else 128 - status)
+
+
+def write_report(path: Path, facts: dict[str, Any]) -> None:
+    """Write the file of ``--report``.
+
+    Raises:
+        BadInput: It cannot be written.
+    """
+    try:
+        path.write_text(json.dumps(facts))
+    except OSError as error:
+        raise BadInput(f"--report {path} cannot be written ({error.strerror}); choose another file") from None
 
 
 def multipath(folder: Path, environment: dict[str, str]) -> Path:

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from mission_control.cli.jobs import Json, Scheduler, only_one
+from mission_control.cli.jobs import Scheduler, only_one
+from mission_control.cli.options import Json
 from mission_control.cli.service import AllClusters, Token, split
 from mission_control.cli.show import print_explanation, print_problems, print_rows
 from mission_control.errors import BadInput
@@ -19,13 +20,17 @@ MOST = 1000
 
 
 def explain(
-    job: Annotated[str, typer.Argument(help="name of the job; with --service CLUSTER/JOB")],
+    job: Annotated[str, typer.Argument(metavar="JOB", help="Name of the job, e.g. sort; with --service CLUSTER/JOB")],
     scheduler: Scheduler = None,
     service: AllClusters = None,
     token_file: Token = None,
     as_json: Json = False,
 ) -> None:
-    """Tells of each transfer of a job its pattern, weight, flows and transport, what was refused, and why."""
+    """Explain the share and the transport of each transfer of a job.
+
+    Print the pattern, weight, flows and transport of each transfer, the transports that were refused, and the reasons.
+    A job that has ended recently is explained, too.
+    """
     only_one(scheduler, service)
     if service is not None:
         explain_of_service(job, Asking(service, token_file), as_json)

@@ -12,43 +12,87 @@ from typing import Annotated, Any
 import typer
 
 from mission_control import _native, interrupts
-from mission_control.cli.jobs import Json
+from mission_control.cli.options import Json, JsonLines, finite, not_empty
 from mission_control.incast import advice, fitting, model, quantities, reads, statistics
 from mission_control.scenario import BadInput, PrerequisiteMissing
 
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Incast: many senders answer one receiver at once, a switch port overflows, and the link waits for timeouts.",
+    help="Predict, measure and mitigate incast. Many senders answer one receiver at once, a switch port overflows, and "
+    "the link waits for retransmission timeouts.",
 )
 Option = typer.Option
 SERVED_PORT = 7001
-TokenFile = Annotated[Path | None, Option(help="file with a secret that both ends know; needed beyond this host")]
+TokenFile = Annotated[
+    Path | None,
+    Option(metavar="FILE", help="File with a secret that both ends share; required beyond this host [none]"),
+]
+
+
+Fragment = Annotated[
+    str | None,
+    Option(metavar="SIZE", callback=not_empty, help="Bytes of each sender for a block, e.g. 64kB; or --total"),
+]
+Total = Annotated[
+    str | None,
+    Option(metavar="SIZE", callback=not_empty, help="Bytes of all senders for a block, e.g. 1MB"),
+]
+Link = Annotated[str, Option(metavar="RATE", help="Rate of the receiver's link")]
+Rtt = Annotated[str, Option(metavar="TIME", help="Round-trip time without queues")]
+Buffer = Annotated[
+    str, Option(metavar="SIZE", help="Queue of the switch port before the receiver; or paper-003, that paper's switch")
+]
+Rto = Annotated[str, Option(metavar="TIME", help="Minimum retransmission timeout of the senders")]
+Mss = Annotated[str, Option(metavar="SIZE", help="Payload of a full segment")]
 
 
 @app.command()
 def predict(
-    senders: Annotated[str, Option(help="how many, as in 1-48 or 1,2,4,8-16")] = "1-48",
-    fragment: Annotated[str | None, Option(help="bytes of each sender for a block, as in 16kB,64kB")] = None,
-    total: Annotated[str | None, Option(help="or of all together, as in 1MB")] = None,
-    link: Annotated[str, Option(help="rate of the receiver's link")] = "1Gbit",
-    rtt: Annotated[str, Option(help="round trip without queues")] = "1ms",
-    buffer: Annotated[
-        str, Option(help="of the port before the receiver; or paper-003, the switch of that paper")
-    ] = "64KiB",
-    rto: Annotated[str, Option(help="minimum retransmission timeout")] = "200ms",
-    mss: Annotated[str, Option(help="payload of a full segment")] = "1448B",
-    initial_window: Annotated[str | None, Option(help="paper: what a connection sends at first; ten segments")] = None,
-    sack: Annotated[bool, Option(help="modern: selective acknowledgments and tail loss probes")] = True,
-    equations: Annotated[str, Option("--model", help=model.MODELS)] = "modern",
-    without: Annotated[str, Option(help=f"modern: terms that are left out, of {', '.join(model.TERMS)}")] = "",
-    alpha: Annotated[float, Option(help="part of an RTO in which the link is idle in a block (equation 4)")] = 1.0,
-    wait: Annotated[str, Option(help="before each packet of a sender (paper 003's inter-packet wait)")] = "0ms",
+    senders: Annotated[
+        str, Option(metavar="LIST", help="Numbers of senders to predict, e.g. 1-48 or 1,2,4,8-16")
+    ] = "1-48",
+    fragment: Annotated[
+        str | None,
+        Option(
+            metavar="LIST",
+            callback=not_empty,
+            help="Bytes of each sender for a block, e.g. 16kB,64kB; or give --total",
+        ),
+    ] = None,
+    total: Annotated[
+        str | None,
+        Option(metavar="LIST", callback=not_empty, help="Bytes of all senders for a block, e.g. 1MB,4MB"),
+    ] = None,
+    link: Link = "1Gbit/s",
+    rtt: Rtt = "1ms",
+    buffer: Buffer = "64KiB",
+    rto: Rto = "200ms",
+    mss: Mss = "1448B",
+    initial_window: Annotated[
+        str | None, Option(metavar="SIZE", help="Model paper: initial window, e.g. 14480B [ten segments]")
+    ] = None,
+    sack: Annotated[bool, Option(help="Model modern: selective acknowledgments and tail loss probes")] = True,
+    equations: Annotated[str, Option("--model", metavar="NAME", help=f"Equations. {model.MODELS}")] = "modern",
+    without: Annotated[
+        str, Option(metavar="LIST", help=f"Model modern: terms to leave out, of {', '.join(model.TERMS)} [none]")
+    ] = "",
+    alpha: Annotated[
+        float,
+        Option(
+            metavar="X", callback=finite, help="Fraction of an RTO in which the link is idle in a block (equation 4)"
+        ),
+    ] = 1.0,
+    wait: Annotated[
+        str, Option(metavar="TIME", help="Wait before each packet of a sender (paper 003), e.g. 1ms")
+    ] = "0ms",
     as_json: Json = False,
 ) -> None:
-    """Goodput for each number of senders, and from how many on it collapses."""
+    """Predict goodput for each number of senders, and where it collapses."""
+    if equations not in ("modern", "paper"):
+        raise BadInput(f"--model {equations}: unknown; use modern or paper")
     if (fragment is None) == (total is None):
-        raise BadInput("what is sent? Use --fragment 64kB (of each sender) or --total 1MB (of all)")
+        raise BadInput("what is sent? Use --fragment 64kB (of each sender) or --total 1MB (of all), not both")
     segment = quantities.quantity(_native.parse_bytes, mss)
     window = 10 * segment if initial_window is None else quantities.quantity(_native.parse_bytes, initial_window)
     answer = model.predict(
@@ -81,14 +125,19 @@ def predict(
 
 
 def one_line(text: str) -> None:
-    """Show progress in place of what was shown before."""
+    """Overwrite the line of progress on the terminal."""
     # A line that is wider than the terminal would not be taken back.
     columns = os.get_terminal_size(sys.stderr.fileno()).columns
     print(f"\r{text[: columns - 1]}\x1b[K", end="", file=sys.stderr, flush=True)
 
 
+def redraws() -> bool:
+    """Return whether stderr is a terminal that can overwrite a line."""
+    return sys.stderr.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown", "")
+
+
 def quiet(_: str) -> None:
-    """Nobody looks."""
+    """Take the place of :func:`one_line` where no terminal shows it."""
 
 
 def print_prediction(answer: dict[str, Any], typed: list[str]) -> None:
@@ -112,19 +161,26 @@ def print_prediction(answer: dict[str, Any], typed: list[str]) -> None:
 
 @app.command()
 def advise(
-    senders: Annotated[int | None, Option(min=1, max=quantities.SENDERS_MAX, help="that answer at once")] = None,
-    fragment: Annotated[str | None, Option(help="bytes of each sender for a block")] = None,
-    total: Annotated[str | None, Option(help="or of all together")] = None,
-    link: Annotated[str, Option(help="rate of the receiver's link")] = "10Gbit",
-    rtt: Annotated[str, Option(help="round trip without queues")] = "100us",
-    buffer: Annotated[str, Option(help="of the port before the receiver; or paper-003")] = "512KiB",
-    rto: Annotated[str, Option(help="minimum retransmission timeout")] = "200ms",
-    mss: Annotated[str, Option(help="payload of a full segment")] = "1448B",
-    sack: Annotated[bool, Option(help="selective acknowledgments and tail loss probes")] = True,
-    from_run: Annotated[Path | None, Option(help="results/ID of a run: its hosts, links and shuffles")] = None,
+    senders: Annotated[
+        int | None, Option(metavar="N", min=1, max=quantities.SENDERS_MAX, help="Senders that answer at once, e.g. 40")
+    ] = None,
+    fragment: Fragment = None,
+    total: Total = None,
+    link: Link = "10Gbit/s",
+    rtt: Rtt = "100us",
+    buffer: Buffer = "512KiB",
+    rto: Rto = "200ms",
+    mss: Mss = "1448B",
+    sack: Annotated[bool, Option(help="Senders have selective acknowledgments and tail loss probes")] = True,
+    from_run: Annotated[
+        Path | None, Option(metavar="DIR", help="Take hosts, links and shuffles from a run, e.g. results/ID [off]")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Whether incast bites, from how many senders on, what each remedy gives, and the lines to type."""
+    """Predict whether incast happens, and what each mitigation gives.
+
+    Print from how many senders on goodput collapses, the expected goodput with each mitigation, and the lines to type.
+    """
     if from_run is not None:
         case = advice.of_run(from_run)
     elif senders is None or (fragment is None) == (total is None):
@@ -154,24 +210,33 @@ def advise(
 
 
 def print_advice(case: advice.Case, result: dict[str, Any]) -> None:
-    """First whether it bites; then each remedy with what it is worth; then what to type."""
-    goodput, ideal = result["goodput_mbit"], result["ideal_mbit"]
-    verdict = "Incast bites" if result["bites"] else "Incast does not bite"
+    """Print whether incast happens; then each mitigation with its expected goodput, and what to type."""
+    goodput, ideal, onset = result["goodput_mbit"], result["ideal_mbit"], result["onset"]
     size = quantities.size(case.bytes)
-    print(f"{verdict}: {case.senders} senders of {size} get some {goodput:.0f} of {ideal:.0f} Mbit/s.")
-    onset = result["onset"]
+    of = "in all" if case.total else "each"
+    got = f"{case.senders} senders of {size} {of} get about {goodput:.0f} of {ideal:.0f} Mbit/s"
+    begins = ""
     if onset["value"] is not None:
-        print(f"It begins at {onset['value']} senders (between {onset['low']} and {onset['high']}).")
+        begins = f"goodput collapses from {onset['value']} senders on (between {onset['low']} and {onset['high']})"
+    if result["bites"]:
+        print(f"Incast happens: {begins or got}.")
+        if begins:
+            print(f"{got[0].upper()}{got[1:]}.")
+    else:
+        print(f"No incast: {got}.")
+        if begins:
+            print(f"{begins[0].upper()}{begins[1:]}.")
     for warning in result["warnings"]:
         print(f"Note: {warning}")
     if not result["bites"]:
         return
     for remedy in result["remedies"]:
-        promised = f"nothing can be promised: {remedy['unknown']}" if "unknown" in remedy else ""
-        if not promised:
+        if "unknown" in remedy:
+            expected = f"no prediction: {remedy['unknown']}"
+        else:
             low, high = remedy["interval"]
-            promised = f"{remedy['expected_goodput_mbit']:.0f} Mbit/s ({low:.0f} to {high:.0f})"
-        print(f"\n{remedy['what']}: {promised}")
+            expected = f"expected {remedy['expected_goodput_mbit']:.0f} Mbit/s ({low:.0f} to {high:.0f})"
+        print(f"\n{remedy['what']}: {expected}")
         for line in remedy["lines"]:
             print(f"    {line}")
             if line in remedy["refused_here"]:
@@ -179,8 +244,14 @@ def print_advice(case: advice.Case, result: dict[str, Any]) -> None:
 
 
 @app.command()
-def fit(folder: Annotated[Path, typer.Argument(help="of an incast run: results/<id>")], as_json: Json = False) -> None:
-    """Of a run that was measured: alpha, RTO, round trip, onset; and where the model is not to be trusted."""
+def fit(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of an incast run, e.g. results/ID")],
+    as_json: Json = False,
+) -> None:
+    """Fit the model to a measured run.
+
+    Print alpha, RTO, round-trip time and onset, and where model and measurement differ.
+    """
     result = fitting.fit(folder)
     if as_json:
         print(json.dumps(result))
@@ -204,18 +275,30 @@ def fit(folder: Annotated[Path, typer.Argument(help="of an incast run: results/<
 
 @app.command()
 def serve(
-    bind: Annotated[str, Option(help="address to listen at; only this host reaches the default")] = "127.0.0.1",
-    port: Annotated[int, Option(min=0, max=65535, help="0: any that is free")] = SERVED_PORT,
-    rate: Annotated[str | None, Option(help="most that each connection gets, as in 1Gbit")] = None,
+    bind: Annotated[
+        str, Option(metavar="ADDRESS", help="Address to listen at; only this host reaches 127.0.0.1")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, Option(metavar="N", min=0, max=65535, help="Port to listen at; 0: any free port")
+    ] = SERVED_PORT,
+    rate: Annotated[
+        str | None, Option(metavar="RATE", help="Highest rate of each connection, e.g. 1Gbit/s [no limit]")
+    ] = None,
     token_file: TokenFile = None,
+    as_json: JsonLines = False,
 ) -> None:
-    """Serves bytes that mean nothing to `mission incast measure`, until interrupted."""
+    """Serve synthetic data to mission incast measure until interrupted.
+
+    With --json print one line with the address and the port.
+    """
     token = token_of(token_file, [bind])
     pace = None if rate is None else quantities.quantity(_native.parse_rate, rate)
     try:
         server, own = reads.serve(bind, port, token, pace)
     except OSError as error:
-        raise BadInput(f"{bind}:{port} cannot be listened at ({error}): choose --bind and --port") from None
+        raise BadInput(f"{bind}:{port}: cannot listen there ({error}); choose another --bind or --port") from None
+    if as_json:
+        print(json.dumps({"address": bind, "port": own}), flush=True)
     print(f"serves at {bind}:{own}; end with Ctrl-C", file=sys.stderr, flush=True)
     try:
         while True:
@@ -227,27 +310,38 @@ def serve(
 
 @app.command()
 def measure(
-    senders: Annotated[str, Option("--from", help="where `mission incast serve` runs, as in h1:7001,h2:7001")],
-    fragment: Annotated[str | None, Option(help="bytes of each sender for a block; 64kB")] = None,
-    total: Annotated[str | None, Option(help="or of all together, as in 1MB")] = None,
-    blocks: Annotated[int, Option(min=1, max=10**6, help="that count")] = 100,
-    warm_up: Annotated[int, Option(min=0, max=10**6, help="blocks before them")] = 10,
-    repeat: Annotated[int, Option(min=1, help="times, each over new connections")] = 1,
-    concurrent: Annotated[
-        str, Option(help="senders that are asked at once: a number, all, or auto: found by trial")
-    ] = "all",
-    congestion_control: Annotated[str | None, Option(help="of the senders' sockets")] = None,
-    rto_min: Annotated[str | None, Option(help="of the senders' sockets, as in 5ms")] = None,
-    ictcp: Annotated[
-        str | None, Option(help="rate of the receiver's link: its windows follow what is left of it (ICTCP)")
+    senders: Annotated[
+        str, Option("--from", metavar="LIST", help="Addresses of mission incast serve, e.g. h1:7001,h2:7001")
+    ],
+    fragment: Annotated[
+        str | None, Option(metavar="SIZE", callback=not_empty, help="Bytes of each sender for a block [64kB]")
     ] = None,
-    jitter: Annotated[str, Option(help="requests are put off by a random time of up to this")] = "0ms",
-    deadline: Annotated[str, Option(help="it ends after this, with what was measured")] = "60s",
-    seed: Annotated[int, Option(min=0, help="of what is random")] = 1,
+    total: Total = None,
+    blocks: Annotated[int, Option(metavar="N", min=1, max=10**6, help="Blocks to measure")] = 100,
+    warm_up: Annotated[
+        int, Option(metavar="N", min=0, max=10**6, help="Blocks to read first, which do not count")
+    ] = 10,
+    repeat: Annotated[int, Option(metavar="N", min=1, help="Repetitions, each over new connections")] = 1,
+    concurrent: Annotated[
+        str, Option(metavar="N", help="Senders to read from at once: N, all, or auto (found by trial)")
+    ] = "all",
+    congestion_control: Annotated[
+        str | None, Option(metavar="NAME", help="Congestion control of the senders, e.g. cubic [their default]")
+    ] = None,
+    rto_min: Annotated[
+        str | None, Option(metavar="TIME", help="Minimum RTO of the senders, e.g. 5ms [their default]")
+    ] = None,
+    ictcp: Annotated[
+        str | None,
+        Option(metavar="RATE", help="Control receive windows (ICTCP) for a link of this rate, e.g. 1Gbit/s [off]"),
+    ] = None,
+    jitter: Annotated[str, Option(metavar="TIME", help="Largest random delay of each request, e.g. 1ms")] = "0ms",
+    deadline: Annotated[str, Option(metavar="TIME", help="End after this time with what was measured")] = "60s",
+    seed: Annotated[int, Option(metavar="N", min=0, max=2**32 - 1, help="Seed of --jitter")] = 1,
     token_file: TokenFile = None,
     as_json: Json = False,
 ) -> int:
-    """Reads blocks from all senders at once, as a job does that waits for the last of them."""
+    """Read blocks from all senders at once; print goodput and timeouts."""
     addresses = [word.strip() for word in senders.split(",") if word.strip()]
     for address in addresses:
         host, _, port = address.rpartition(":")
@@ -274,7 +368,7 @@ def measure(
         ictcp_link=None if ictcp is None else quantities.quantity(_native.parse_rate, ictcp),
     )
     try:
-        result = statistics.repeated(addresses, asked, token, repeat, one_line if sys.stderr.isatty() else quiet)
+        result = statistics.repeated(addresses, asked, token, repeat, one_line if redraws() else quiet)
     except ConnectionError as error:
         raise PrerequisiteMissing(f"{error}: is `mission incast serve` running there?") from None
     if as_json:
@@ -287,9 +381,10 @@ def measure(
 
 
 def concurrent_of(text: str) -> int | Any:
-    """
+    """Parse ``--concurrent``.
+
     Raises:
-        BadInput: it is none.
+        BadInput: The text is not all, auto or a positive integer.
     """
     if text in ("all", "auto"):
         return text
@@ -299,7 +394,7 @@ def concurrent_of(text: str) -> int | Any:
 
 
 def print_measured(result: dict[str, Any], asked: reads.Reads) -> None:
-    """What a person wants to know first: the rate, how far it can be trusted, and what the senders' kernels did."""
+    """Print goodput with its interval, block times, and the counters of the senders' kernels."""
     low, high = result["interval95"]
     if result["goodput_mbit"] is None:
         print("nothing was measured")
@@ -307,14 +402,14 @@ def print_measured(result: dict[str, Any], asked: reads.Reads) -> None:
         print(f"goodput  {result['goodput_mbit']:.1f} Mbit/s ({low:.1f} to {high:.1f}), {len(result['blocks'])} blocks")
     if times := result.get("block_ms"):
         print(f"block    median {times['median']:.2f} ms, 95 % within {times['p95']:.2f} ms")
-    heads = f"{'sender':<22} {'bytes':>10} {'sent again':>10} {'timeouts':>8} {'marks':>6} {'cwnd':>5} {'srtt':>9}"
+    heads = f"{'sender':<22} {'bytes':>10} {'retransmits':>11} {'timeouts':>8} {'marks':>6} {'cwnd':>5} {'srtt':>9}"
     print(f"{heads}  congestion control")
     for flow in result["flows"]:
         size, rtt = _native.format_bytes(flow["bytes"]), f"{flow['srtt_us'] / 1e3:.2f} ms"
-        counts = f"{flow['retransmits']:10} {flow['timeouts']:8} {flow['marks']:6} {flow['cwnd']:5}"
+        counts = f"{flow['retransmits']:11} {flow['timeouts']:8} {flow['marks']:6} {flow['cwnd']:5}"
         print(f"{flow['sender']:<22} {size:>10} {counts} {rtt:>9}  {flow['congestion_control']}")
     if asked.rto_min_us and result["flows"] and result["flows"][0]["rto_min_us"] != asked.rto_min_us:
-        print(f"minimum RTO: {asked.rto_min_us} us asked, {result['flows'][0]['rto_min_us']} us given")
+        print(f"minimum RTO: {asked.rto_min_us} us requested, {result['flows'][0]['rto_min_us']} us in effect")
     for why in result["invalid_because"]:
         print(f"INVALID  {why}")
     if result["ended"]:
@@ -322,10 +417,10 @@ def print_measured(result: dict[str, Any], asked: reads.Reads) -> None:
 
 
 def token_of(file: Path | None, hosts: list[str]) -> bytes:
-    """The secret; none is needed within this host.
+    """Return the shared secret; within this host none is needed.
 
     Raises:
-        BadInput: it is needed, or cannot be read.
+        BadInput: It is needed, or cannot be read.
     """
     if file is not None:
         try:

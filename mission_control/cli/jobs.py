@@ -7,18 +7,24 @@ from typing import Annotated
 
 import typer
 
+from mission_control import _native
 from mission_control.cli import service as of_service
+from mission_control.cli.options import Json, not_empty
 from mission_control.cli.service import AllClusters, Token
 from mission_control.cli.show import print_jobs
 from mission_control.scenario import BadInput
 from mission_control.service.asking import Asking
 from mission_control.worlds.cluster import observe
 
-app = typer.Typer(rich_markup_mode=None, help="Lists the jobs of a cluster; 'set' changes one while it runs.")
+app = typer.Typer(rich_markup_mode=None, help="List the jobs of a cluster, or change one while it runs.")
 Scheduler = Annotated[
-    str | None, typer.Option(help="as in tcp://HOST:8786; by default what DASK_SCHEDULER_ADDRESS says")
+    str | None,
+    typer.Option(
+        metavar="URL",
+        callback=not_empty,
+        help="Scheduler of the cluster, e.g. tcp://HOST:8786 [DASK_SCHEDULER_ADDRESS]",
+    ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="for programs")]
 
 
 def only_one(scheduler: str | None, service: str | None) -> None:
@@ -27,7 +33,9 @@ def only_one(scheduler: str | None, service: str | None) -> None:
         BadInput: Both a cluster and a service are to be asked.
     """
     if scheduler is not None and service is not None:
-        raise BadInput("give --scheduler for one cluster, or --service for all clusters of a service")
+        raise BadInput(
+            "--scheduler and --service exclude each other: use --scheduler for one cluster, --service for all"
+        )
 
 
 @app.callback(invoke_without_command=True)
@@ -38,7 +46,10 @@ def jobs(
     token_file: Token = None,
     as_json: Json = False,
 ) -> None:
-    """Lists the jobs of a cluster with their transfers; with --service those of all its clusters."""
+    """List the jobs of a cluster, or change one while it runs.
+
+    Each job has a line, and each of its transfers. With --service the jobs of all clusters of the service are listed.
+    """
     only_one(scheduler, service)
     if context.invoked_subcommand is not None:
         context.obj = (scheduler, service, token_file)
@@ -57,17 +68,25 @@ def jobs(
 @app.command("set")
 def change(
     context: typer.Context,
-    job: Annotated[str, typer.Argument(help="name of the job; with --service CLUSTER/JOB")],
-    transport: Annotated[str | None, typer.Option(help="auto, tcp, tls, ...; in force from the next chunk")] = None,
-    priority: Annotated[float | None, typer.Option(help="a number above 0; read by the policy priority")] = None,
+    job: Annotated[str, typer.Argument(metavar="JOB", help="Name of the job, e.g. sort; with --service CLUSTER/JOB")],
+    transport: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help=f"Transport from the next chunk on: auto, {', '.join(_native.transports())} [unchanged]",
+        ),
+    ] = None,
+    priority: Annotated[
+        float | None, typer.Option(metavar="X", help="Priority, a number above 0, at most 1e9, e.g. 2.5 [unchanged]")
+    ] = None,
     scheduler: Scheduler = None,
     service: AllClusters = None,
     token_file: Token = None,
     as_json: Json = False,
 ) -> None:
-    """Changes a job while it runs: no byte is lost, and none comes twice."""
+    """Change a job while it runs; no data is lost or duplicated."""
     if transport is None and priority is None:
-        raise BadInput("nothing to set: give --transport or --priority")
+        raise BadInput("nothing to set: give --transport NAME or --priority X")
     before = context.obj or (None, None, None)
     scheduler, service, token_file = scheduler or before[0], service or before[1], token_file or before[2]
     only_one(scheduler, service)

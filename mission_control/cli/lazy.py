@@ -10,44 +10,42 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-COMMANDS = {
-    "demo": ("demo", "Show in about a minute what Mission Control is for. Needs no root and no cluster."),
-    "run": ("run", "Run a scenario, print what each transfer got and why, and write results/<id>/report.html."),
-    "exec": (
-        "exec",
-        "Runs a program whose TCP sockets get this before their first packet; says at its end what they really had.",
-    ),
-    "replay": (
-        "replay",
-        "Replay the jobs of a trace, scaled, each at its time; print job times and what scaling distorts.",
-    ),
-    "trace": ("trace", "Describe a trace of jobs, or synthesise one."),
-    "weights": ("weights", "What share of the network each job, or each of its transfers, would get."),
-    "report": ("run", "Draw the report of a run again, from what it has left."),
-    "schema": ("run", "Print the JSON Schema of a result."),
-    "top": (
-        "top",
-        "Shows the transfers of a cluster until it is interrupted: job, pattern, weight, flows, transport, rate.",
-    ),
-    "explain": (
-        "explain",
-        "Tells of each transfer of a job its pattern, weight, flows and transport, what was refused, and why.",
-    ),
-    "doctor": ("doctor", "Check this machine, and a cluster if one is named; say what to do."),
-    "jobs": ("jobs", "Lists the jobs of a cluster; 'set' changes one while it runs."),
-    "serve": ("serve", "Run a replica of the control service until it is interrupted."),
-    "service": ("service", "Ask the control service, and change what it has."),
-    "bench": ("bench", "Measures Mission Control beside what others do, interleaved in one run."),
-    "lab": (
-        "lab",
-        "A data centre in one machine: hosts and switches are network namespaces with a real kernel. Needs root.",
-    ),
-    "incast": (
-        "incast",
-        "Incast: many senders answer one receiver at once, a switch port overflows, and the link waits for timeouts.",
-    ),
+from mission_control.cli.examples import EXAMPLES
+
+GROUPS = {
+    "Start here": {
+        "demo": ("demo", "Show in about a minute what Mission Control does."),
+        "doctor": ("doctor", "Check this machine, and a cluster if one is named."),
+    },
+    "Scenarios, traces and reports": {
+        "run": ("run", "Run a scenario, explain each transfer, and write a report."),
+        "replay": ("replay", "Replay the jobs of a trace, scaled, each at its time."),
+        "trace": ("trace", "Describe a trace of jobs, or synthesise one."),
+        "report": ("run", "Write the report of a run again."),
+        "schema": ("run", "Print the JSON Schema of a result."),
+    },
+    "Jobs of a cluster": {
+        "top": ("top", "Show the transfers of a cluster, live."),
+        "jobs": ("jobs", "List the jobs of a cluster, or change one while it runs."),
+        "explain": ("explain", "Explain the share and the transport of each transfer of a job."),
+        "weights": ("weights", "Compute the share of the network that each job would get."),
+    },
+    "Several clusters": {
+        "serve": ("serve", "Run a replica of the control service until it is interrupted."),
+        "service": ("service", "Query the control service, and change its settings."),
+    },
+    "Networks": {
+        "lab": ("lab", "Build a data centre of network namespaces (needs root)."),
+        "incast": ("incast", "Predict, measure and mitigate incast."),
+        "exec": ("exec", "Run a program with another TCP transport (needs root)."),
+    },
+    "Benchmarks": {
+        "bench": ("bench", "Compare Mission Control with the alternatives in one run."),
+    },
 }
-"""By name: the module in this package, and the help of `mission --help`. A group is the module's `app`."""
+"""Sections of `mission --help`. By name: the module in this package, and the first sentence of the command's help. A
+group of commands is the module's `app`."""
+COMMANDS = {name: entry for group in GROUPS.values() for name, entry in group.items()}
 SETTINGS: dict[str, dict[str, Any]] = {"exec": {"allow_extra_args": True, "ignore_unknown_options": True}}
 
 
@@ -76,8 +74,14 @@ class LazyGroup(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
+        wide = max(map(len, COMMANDS))
         with self._listed():
-            super().format_commands(ctx, formatter)
+            for title, group in GROUPS.items():
+                with formatter.section(title):
+                    # Padded, so that all sections have the same columns.
+                    limit = formatter.width - 6 - wide
+                    rows = [(name, self.get_command(ctx, name).get_short_help_str(limit)) for name in group]
+                    formatter.write_dl([(f"{name:<{wide}}", text) for name, text in rows])
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:
         with self._listed():
@@ -102,4 +106,19 @@ def load(name: str) -> Any:
     else:
         own = getattr(module, "CLASSES", {}).get(name, TyperCommand)
         holder.command(name, cls=own, context_settings=SETTINGS.get(name))(getattr(module, name))
-    return typer.main.get_group(holder).commands[name]
+    command = typer.main.get_group(holder).commands[name]
+    add_examples(command, name)
+    return command
+
+
+def add_examples(command: Any, path: str) -> None:
+    """Let the help of a command and of its subcommands end with their examples.
+
+    Args:
+        path: How it is typed after ``mission``, such as ``lab up``.
+    """
+    if lines := EXAMPLES.get(path):
+        # \b keeps the lines as they are.
+        command.epilog = "\n  ".join(["\b\nExamples:", *lines])
+    for name, below in getattr(command, "commands", {}).items():
+        add_examples(below, f"{path} {name}")

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from mission_control import _native
+from mission_control.cli.options import Json, finite, not_empty
 from mission_control.cli.run import changes_of, conduct, in_words_of_options, refuse_unread_flags, worlds_asked
 from mission_control.errors import BadInput
 from mission_control.experiments.points import Conditions
@@ -27,52 +28,63 @@ def of(name: str) -> str:
 
 def replay(
     trace: Annotated[
-        str, typer.Argument(metavar="TRACE", help="File in SWIM's format; or sample, a synthesised one of 2 hours")
+        str, typer.Argument(metavar="TRACE", help="Trace in SWIM's format, or sample (synthesised, 2 hours)")
     ],
     scale: Annotated[str | None, Option(metavar="X", help=of("scale"), show_default=False)] = None,
     hosts: Annotated[int | None, Option(metavar="N", help="Worker processes; lab: hosts [4]")] = None,
     trace_hosts: Annotated[str | None, Option(metavar="N", help=of("trace_hosts"))] = None,
-    world: Annotated[str | None, Option("--in", metavar="WORLD", help="local, lab (root), cluster [local]")] = None,
-    scheduler: Annotated[str | None, Option(metavar="URL", help="Running cluster, e.g. tcp://HOST:8786")] = None,
+    world: Annotated[
+        str | None, Option("--in", metavar="WORLD", callback=not_empty, help="Where it runs: local, lab (root) [local]")
+    ] = None,
+    scheduler: Annotated[
+        str | None, Option(metavar="URL", callback=not_empty, help="Run on this cluster, e.g. tcp://HOST:8786 [off]")
+    ] = None,
     start: Annotated[str | None, Option(metavar="H", help=of("start"))] = None,
     hours: Annotated[str | None, Option(metavar="H", help=of("hours"))] = None,
-    minutes: Annotated[float | None, Option(metavar="M", help="In place of --hours")] = None,
+    minutes: Annotated[
+        float | None, Option(metavar="M", callback=finite, help="Minutes of the trace to replay, in place of --hours")
+    ] = None,
     speed: Annotated[str | None, Option(metavar="X", help=of("speed"))] = None,
     at_once: Annotated[str | None, Option(metavar="N", help=of("at_once"))] = None,
     block: Annotated[str | None, Option(metavar="SIZE", help=of("block"))] = None,
     job_limit: Annotated[str | None, Option(metavar="SIZE", help=of("job_limit"))] = None,
-    seed: Annotated[str | None, Option(metavar="N", help="Of the jobs' content and places [1]")] = None,
+    seed: Annotated[str | None, Option(metavar="N", help="Seed of the jobs' content and hosts [1]")] = None,
     policy: Annotated[
         str | None,
-        Option(metavar="NAME", help=f"{', '.join(POLICIES)} or python:MODULE:FUNCTION [performance-centric]"),
+        Option(metavar="NAME", help=f"Policy: {', '.join(POLICIES)} or python:MODULE:FUNCTION [performance-centric]"),
     ] = None,
     flows_per_host: Annotated[
-        str | None, Option(metavar="N", help="Concurrent chunks received: N, all, auto [10]")
+        str | None, Option(metavar="N", help="Chunks that a host receives at once: N, all, auto [10]")
     ] = None,
     transport: Annotated[
-        str | None, Option(metavar="NAME", help="Require shm, tcp, tls, mptcp, dctcp, ictcp [auto]")
+        str | None, Option(metavar="NAME", help="Require a transport: shm, tcp, tls, mptcp, dctcp, ictcp [auto]")
     ] = None,
-    link_rate: Annotated[str | None, Option(metavar="RATE", help="Lab: per host [auto: at most 100Mbit/s]")] = None,
-    memory_limit: Annotated[str | None, Option(metavar="SIZE", help="Per worker, e.g. 1GiB [auto]")] = None,
+    link_rate: Annotated[
+        str | None,
+        Option(metavar="RATE", help="Lab: rate of each host's link, e.g. 50Mbit/s [auto: at most 100Mbit/s]"),
+    ] = None,
+    memory_limit: Annotated[str | None, Option(metavar="SIZE", help="Memory of each worker, e.g. 1GiB [auto]")] = None,
     settings: Annotated[
         list[str] | None,
-        Option("--set", metavar="KEY=VALUE", help="Any key of a scenario, e.g. stack.rto_min=200ms; repeatable"),
+        Option("--set", metavar="KEY=VALUE", help="Set any key of a scenario, e.g. stack.rto_min=200ms; repeatable"),
     ] = None,
     compare: Annotated[
         str | None,
         Option(
-            metavar="LIST", help="Replay once with each policy, or number of flows per host, e.g. fair,fifo or 10,all"
+            metavar="LIST",
+            help="Replay once with each policy or number of flows per host, e.g. fair,fifo or 10,all [off]",
         ),
     ] = None,
-    repeat: Annotated[int | None, Option(metavar="N", min=1, help="Replays of each [1]")] = None,
-    results: Annotated[Path, Option(metavar="DIR", show_default=False, help="Output folder [results]")] = Path(
+    repeat: Annotated[int | None, Option(metavar="N", min=1, help="Replays of each variant [1]")] = None,
+    results: Annotated[Path, Option(metavar="DIR", show_default=False, help="Folder of the report [results]")] = Path(
         "results"
     ),
-    as_json: Annotated[bool, Option("--json", help="Print JSON")] = False,
+    as_json: Json = False,
 ) -> int:
-    """Replay the jobs of a trace, scaled, each at its time; print job times and what scaling distorts.
+    """Replay the jobs of a trace, scaled, each at its time.
 
-    Continue an interrupted replay with mission run --resume results/<id>. [x] is the default.
+    Print job times and what scaling distorts. Continue an interrupted replay with mission run --resume results/ID.
+    [x] is the default.
     """
     if minutes is not None:
         if hours is not None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -13,6 +14,7 @@ import typer
 from typer.core import TyperCommand
 
 from mission_control import _native
+from mission_control.cli.options import Json, make_folder, not_empty
 from mission_control.cli.show import LiveTable, print_result
 from mission_control.experiments import engine, parallel
 from mission_control.experiments.points import Conditions
@@ -121,18 +123,26 @@ def run(
         str | None,
         typer.Argument(
             metavar="SCENARIO",
+            callback=not_empty,
             show_default=False,
-            help=f"{', '.join(WORKLOADS)} (each has flags of its own: mission run sort --help), a file ending in "
-            ".toml, or a folder of them",
+            help=f"{', '.join(WORKLOADS)} (each has flags of its own, see mission run sort --help); a file ending in "
+            ".toml; or a folder of such files",
         ),
     ] = None,
     data: Annotated[Path | None, Option(metavar="DIR", help="Shared data folder [run folder]")] = None,
     keep_data: Annotated[bool, Option("--keep-data", help="Do not delete data [off]")] = False,
     world: Annotated[
         str | None,
-        Option("--in", metavar="WORLD", help="local, lab (root), cluster; incast: model, lab or both [from file]"),
+        Option(
+            "--in",
+            callback=not_empty,
+            metavar="WORLD",
+            help="Where it runs: local, lab (root); incast: model, lab or model,lab [from file, else local]",
+        ),
     ] = None,
-    scheduler: Annotated[str | None, Option(metavar="URL", help="Running cluster, e.g. tcp://HOST:8786")] = None,
+    scheduler: Annotated[
+        str | None, Option(metavar="URL", callback=not_empty, help="Run on this cluster, e.g. tcp://HOST:8786 [off]")
+    ] = None,
     install_policy: Annotated[
         bool,
         Option(
@@ -142,55 +152,71 @@ def run(
     ] = False,
     workers: Annotated[int | None, Option(metavar="N", help="Worker processes [4]")] = None,
     hosts: Annotated[int | None, Option(metavar="N", help="Lab: alias of --workers [4]")] = None,
-    memory_limit: Annotated[str | None, Option(metavar="SIZE", help="Per worker, e.g. 1GiB [auto]")] = None,
+    memory_limit: Annotated[str | None, Option(metavar="SIZE", help="Memory of each worker, e.g. 1GiB [auto]")] = None,
     policy: Annotated[
         str | None,
         Option(
             metavar="NAME",
-            help=f"{', '.join(name for name, _ in _native.policies())} or python:MODULE:FUNCTION [performance-centric]",
+            help=f"Policy: {', '.join(name for name, _ in _native.policies())} or "
+            "python:MODULE:FUNCTION [performance-centric]",
         ),
     ] = None,
-    priorities: Annotated[str | None, Option(metavar="LIST", help="One number > 0 per job, e.g. 1,2")] = None,
+    priorities: Annotated[
+        str | None, Option(metavar="LIST", help="Priority of each job, numbers > 0, e.g. 1,2 [1 each]")
+    ] = None,
     transport: Annotated[
-        str | None, Option(metavar="NAME", help="Require shm, tcp, tls, mptcp, dctcp, ictcp [auto]")
+        str | None, Option(metavar="NAME", help="Require a transport: shm, tcp, tls, mptcp, dctcp, ictcp [auto]")
     ] = None,
     encrypt: Annotated[bool, Option("--encrypt", help="Require mutually authenticated TLS [off]")] = False,
     opportunistic: Annotated[bool, Option("--opportunistic", help="Encrypt without authentication [off]")] = False,
     flows_per_host: Annotated[
-        str | None, Option(metavar="N", help="Concurrent chunks received: N, all, auto [10]")
+        str | None, Option(metavar="N", help="Chunks that a host receives at once: N, all, auto [10]")
     ] = None,
-    topology: Annotated[str | None, Option(metavar="NAME", help="Lab: star, two-rack, two-path, bonded [star]")] = None,
-    link_rate: Annotated[str | None, Option(metavar="RATE", help="Lab: per host [auto: at most 100Mbit/s]")] = None,
-    buffer: Annotated[str | None, Option(metavar="SIZE", help="Lab: per switch port [64KiB]")] = None,
+    topology: Annotated[
+        str | None, Option(metavar="NAME", help="Lab: one of star, two-rack, two-path, bonded [star]")
+    ] = None,
+    link_rate: Annotated[
+        str | None,
+        Option(metavar="RATE", help="Lab: rate of each host's link, e.g. 50Mbit/s [auto: at most 100Mbit/s]"),
+    ] = None,
+    buffer: Annotated[
+        str | None, Option(metavar="SIZE", help="Lab: queue of each switch port, e.g. 128KiB [64KiB]")
+    ] = None,
     ecn_threshold: Annotated[
         str | None,
         Option(metavar="SIZE", help="Lab: queue length that triggers ECN marks, e.g. 30KiB [off; 30kB for dctcp]"),
     ] = None,
-    mtu: Annotated[int | None, Option(metavar="BYTES", help="Lab: 576 to 9000 [1500]")] = None,
+    mtu: Annotated[int | None, Option(metavar="BYTES", help="Lab: largest packet, 576 to 9000 [1500]")] = None,
     settings: Annotated[
         list[str] | None,
-        Option("--set", metavar="KEY=VALUE", help="Any key, e.g. stack.rto_min=200ms; repeatable"),
+        Option("--set", metavar="KEY=VALUE", help="Set any key of the scenario, e.g. stack.rto_min=200ms; repeatable"),
     ] = None,
-    compare: Annotated[str | None, Option(metavar="LIST", help="Compare transports, e.g. tcp,auto")] = None,
+    compare: Annotated[
+        str | None,
+        Option(
+            metavar="LIST", help="Compare variants of the scenario by name, or transports, e.g. tcp,auto [from file]"
+        ),
+    ] = None,
     repeat: Annotated[
         int | None, Option(metavar="N", min=1, help="Runs per variant; prints median, 95 % interval [1]")
     ] = None,
     quick: Annotated[
-        bool, Option("--quick", help="Fewer points, as scenarios say (study.quick), each variant once [off]")
+        bool, Option("--quick", help="Measure fewer points (study.quick), each variant once [off]")
     ] = False,
     resume: Annotated[
-        Path | None, Option(metavar="DIR", help="Continue an interrupted run; needs nothing else")
+        Path | None, Option(metavar="DIR", help="Continue an interrupted run, e.g. results/ID; takes no other option")
     ] = None,
-    labs: Annotated[int | None, Option(metavar="N", min=1, help="Incast scenarios run in parallel [2]")] = None,
-    results: Annotated[Path, Option(metavar="DIR", show_default=False, help="Output folder [results]")] = Path(
+    labs: Annotated[int | None, Option(metavar="N", min=1, help="Incast: labs that measure in parallel [2]")] = None,
+    results: Annotated[Path, Option(metavar="DIR", show_default=False, help="Folder of the report [results]")] = Path(
         "results"
     ),
-    as_json: Annotated[bool, Option("--json", help="Print JSON")] = False,
+    as_json: Json = False,
     **own: Any,
 ) -> int:
-    """Run a scenario, print what each transfer got and why, and write results/<id>/report.html.
+    """Run a scenario, explain each transfer, and write a report.
 
-    [x] is the default. Options override the file.
+    Print what each transfer got and why. The report is results/ID/report.html. [x] is the default. Options override
+    the file.
     """
     typed = {name: value for name, value in locals().items() if name in PLACES}
     given = {name: value for name, value in typed.items() if value is not None and value is not False}
@@ -224,11 +250,10 @@ def run(
                 changed = with_changes(with_settings(one.quick if quick else one, settings or ()), changes)
             except ScenarioError as error:
                 raise BadInput(in_words_of_options(error, given, own)) from None
-            scenarios[name] = with_study(changed, compare, repeat)
+            scenarios[name], note = with_study(name, changed, compare, repeat)
+            notes += [note] if note else []
             if quick and not one.study.quick and one.study.repeat == 1:
                 notes.append(f"{name} says nothing of --quick (study.quick): all of its points are measured")
-            if compare and any(variant.ratio_min or variant.ratio_max for variant in one.study.compare):
-                notes.append(f"--compare takes the place of the variants of {name}: what they expect does not apply")
         worlds = worlds_asked(scenarios, world, scheduler)
         refuse_unread_flags(scenarios, given, worlds)
         folder = None if data is None else str(data)
@@ -236,17 +261,6 @@ def run(
     if data is not None and not scheduler:
         make_folder("--data", data)
     return conduct(scenarios, conditions, results=results, resume=resume, as_json=as_json, notes=notes)
-
-
-def make_folder(option: str, path: Path) -> None:
-    """
-    Raises:
-        BadInput: it cannot be made.
-    """
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadInput(f"{option} {path}: cannot be written ({error.strerror}); choose another folder") from None
 
 
 def conduct(
@@ -259,11 +273,18 @@ def conduct(
     notes: Sequence[str] = (),
 ) -> int:
     """Measure all points of these scenarios, and print what was found; return the exit status."""
+    is_new = not results.exists()
     make_folder("--results", results)
-    with LiveTable(quiet=as_json) as shown:
-        for note in notes:
-            shown.say(f"note: {note}")
-        result = engine.conduct(scenarios, conditions, results=results, resume=resume, observer=shown)
+    try:
+        with LiveTable(quiet=as_json) as shown:
+            for note in notes:
+                shown.say(f"note: {note}")
+            result = engine.conduct(scenarios, conditions, results=results, resume=resume, observer=shown)
+    except BaseException:
+        if is_new:
+            with suppress(OSError):
+                results.rmdir()  # only if nothing is in it
+        raise
     if as_json:
         print(json.dumps(result.dumped()))
     else:
@@ -376,24 +397,77 @@ def in_words_of_options(error: ScenarioError, given: Mapping[str, Any], own: Map
     return str(error)
 
 
-def with_study(scenario: Scenario, compare: str | None, repeat: int | None) -> Scenario:
-    """With the variants and repetitions of the command line in place of its own."""
+def with_study(name: str, scenario: Scenario, compare: str | None, repeat: int | None) -> tuple[Scenario, str]:
+    """Return the scenario with the variants and repetitions of the command line, and a note on them (empty: none).
+
+    Raises:
+        BadInput: ``--compare`` names something that is neither a variant of the scenario nor a transport.
+    """
     changes: dict[str, Any] = {"repeat": repeat}
-    if compare is not None:
-        transports = [word.strip() for word in compare.split(",")]
-        changes["compare"] = [{"name": transport, "set": {"control.transport": transport}} for transport in transports]
-    return with_changes(scenario, {"study": changes})
+    if compare is None:
+        return with_changes(scenario, {"study": changes}), ""
+    own = {variant.name: variant for variant in scenario.study.compare}
+    chosen = variants_in(compare, own)
+    words = chosen or [word.strip() for word in compare.split(",") if word.strip()]
+    judged = [variant for variant in own.values() if variant.ratio_min or variant.ratio_max]
+    note = ""
+    if not words or len(set(words)) < len(words):
+        raise BadInput(f"--compare {compare!r}: name each variant once, as in tcp,auto")
+    if chosen:
+        # Expected ratios are relative to the scenario's first variant.
+        keep = words[0] == next(iter(own))
+        unset: set[str] = set() if keep else {"ratio_min", "ratio_max"}
+        changes["compare"] = [own[word].model_dump(exclude_none=True, exclude=unset) for word in words]
+        if judged and not keep:
+            note = f"--compare begins with {words[0]}: the ratios that {name} expects are relative to {next(iter(own))}"
+            note += " and do not apply"
+    else:
+        known = ["auto", *_native.transports()]
+        for word in sorted(words, key=own.__contains__):
+            of = f"a variant of {name} ({'; '.join(own)})" if own else f"a variant ({name} has none)"
+            if word not in known and word not in own:
+                raise BadInput(f"--compare {word}: neither {of} nor a transport ({', '.join(known)})")
+            if word not in known:
+                raise BadInput(f"--compare {compare}: {word} is {of}; name variants alone, or transports alone")
+        changes["compare"] = [{"name": word, "set": {"control.transport": word}} for word in words]
+        if judged:
+            note = f"--compare takes the place of the variants of {name}: what they expect does not apply"
+    return with_changes(scenario, {"study": changes}), note
 
 
-def report(folder: Annotated[Path, typer.Argument(help="of a run: results/<id>")]) -> None:
-    """Draw the report of a run again, from what it has left."""
+def variants_in(text: str, names: Iterable[str]) -> list[str]:
+    """Split a list of names of variants, which may have commas in them; empty: the text is none.
+
+    Args:
+        names: All names; of two that fit the longer one is taken.
+    """
+    longest_first = sorted((name for name in names if name), key=len, reverse=True)
+    found, rest = [], text.strip()
+    while rest:
+        name = next((name for name in longest_first if rest == name or rest.startswith(f"{name},")), None)
+        if name is None:
+            return []
+        found.append(name)
+        rest = rest[len(name) :].lstrip(",").strip()
+    return found
+
+
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the run, e.g. results/ID")],
+    as_json: Json = False,
+) -> None:
+    """Write the report of a run again.
+
+    The report is drawn from the files that the run has left. Print its path.
+    """
     from mission_control.experiments.report import write
 
-    print(write(folder))
+    path = write(folder)
+    print(json.dumps({"report": str(path)}) if as_json else path)
 
 
 def schema(
-    what: Annotated[str, typer.Argument(help="result: what `mission run --json` prints")] = "result",
+    what: Annotated[str, typer.Argument(metavar="[result]", help="result: what mission run --json prints")] = "result",
 ) -> None:
     """Print the JSON Schema of a result."""
     if what != "result":

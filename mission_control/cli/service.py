@@ -10,29 +10,44 @@ from typing import Annotated, Any
 import typer
 
 from mission_control import _native
+from mission_control.cli.options import Json
 from mission_control.errors import BadInput, EnvironmentFailed
 from mission_control.service.asking import Asking
 
-app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Ask the control service, and change what it has.")
+app = typer.Typer(
+    rich_markup_mode=None, no_args_is_help=True, help="Query the control service, and change its settings."
+)
 Where = Annotated[
     str | None,
-    typer.Option("--service", metavar="URL", help="https://HOST:PORT, several with commas [$MISSION_SERVICE]"),
+    typer.Option(
+        "--service",
+        metavar="URL",
+        help="Address of the service, e.g. https://HOST:8790; several with commas [MISSION_SERVICE]",
+    ),
 ]
 AllClusters = Annotated[
     str | None,
-    typer.Option("--service", metavar="URL", help="all clusters of this service, as in https://HOST:PORT"),
+    typer.Option("--service", metavar="URL", help="Show all clusters of this service, e.g. https://HOST:8790 [off]"),
 ]
 Token = Annotated[
-    Path | None, typer.Option("--token-file", metavar="FILE", help="operator.token changes, viewer.token looks")
+    Path | None,
+    typer.Option(
+        "--token-file",
+        metavar="FILE",
+        help="Token of the service: viewer.token to look, operator.token to change [MISSION_SERVICE_TOKEN_FILE]",
+    ),
 ]
+POLICIES = ", ".join(name for name, _ in _native.policies())
 HOST_MAX = 200
 """Letters of a host's name."""
-Json = Annotated[bool, typer.Option("--json", help="Print JSON")]
 
 
 @app.command()
 def status(service: Where = None, token_file: Token = None, as_json: Json = False) -> int:
-    """Print who leads, which clusters have joined, their jobs and shares, and what is wrong."""
+    """Print the leader, the clusters, their jobs and shares, and problems.
+
+    The exit status is 1 if no replica leads, and 3 if none answers.
+    """
     statuses = Asking(service, token_file).statuses()
     if as_json:
         print(json.dumps(statuses))
@@ -46,25 +61,36 @@ def status(service: Where = None, token_file: Token = None, as_json: Json = Fals
 
 @app.command()
 def policy(
-    name: Annotated[str, typer.Argument(help="as in mission weights --help")],
-    service: Where = None,
-    token_file: Token = None,
-) -> None:
-    """Change how the jobs of all clusters share hosts."""
-    Asking(service, token_file).change({"ask": "policy", "policy": name})
-    print(f"policy {name}")
-
-
-@app.command("set")
-def change(
-    job: Annotated[str, typer.Argument(metavar="CLUSTER/JOB", help="as in mission service status")],
-    priority: Annotated[float | None, typer.Option(help="a number above 0; read by the policy priority")] = None,
-    transport: Annotated[str | None, typer.Option(help="tcp, tls, ..; in force from the next chunk")] = None,
+    name: Annotated[str, typer.Argument(metavar="NAME", help=f"One of {POLICIES}")],
     service: Where = None,
     token_file: Token = None,
     as_json: Json = False,
 ) -> None:
-    """Change a job of some cluster while it runs."""
+    """Change the policy by which the jobs of all clusters share hosts."""
+    Asking(service, token_file).change({"ask": "policy", "policy": name})
+    print(json.dumps({"policy": name}) if as_json else f"policy {name}")
+
+
+@app.command("set")
+def change(
+    job: Annotated[
+        str, typer.Argument(metavar="CLUSTER/JOB", help="Cluster and job, as mission service status prints them")
+    ],
+    priority: Annotated[
+        float | None, typer.Option(metavar="X", help="Priority, a number above 0, at most 1e9, e.g. 2.5 [unchanged]")
+    ] = None,
+    transport: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help=f"Transport from the next chunk on: auto, {', '.join(_native.transports())} [unchanged]",
+        ),
+    ] = None,
+    service: Where = None,
+    token_file: Token = None,
+    as_json: Json = False,
+) -> None:
+    """Change the priority or the transport of a job while it runs."""
     cluster, name = split(job)
     changed: dict[str, Any] = {}
     if transport not in (None, "auto", *_native.transports()):
@@ -78,7 +104,7 @@ def change(
     if transport is not None:
         changed["transport"] = None if transport == "auto" else transport
     if not changed:
-        raise BadInput("nothing to set: give --priority or --transport")
+        raise BadInput("nothing to set: give --priority X or --transport NAME")
     Asking(service, token_file).change({"ask": "change", "cluster": cluster, "job": name, "change": changed})
     if as_json:
         print(json.dumps({"cluster": cluster, "job": name, "change": changed}))
@@ -89,23 +115,27 @@ def change(
 
 @app.command()
 def drain(
-    host: Annotated[str, typer.Argument(help="as in mission service status")],
-    undo: Annotated[bool, typer.Option("--undo", help="let clusters use it again")] = False,
+    host: Annotated[str, typer.Argument(metavar="HOST", help="Name of the host, as mission service status prints it")],
+    undo: Annotated[bool, typer.Option("--undo", help="Let clusters use the host again [off]")] = False,
     service: Where = None,
     token_file: Token = None,
+    as_json: Json = False,
 ) -> None:
-    """Have all clusters leave a host: their workers hand over what they hold, and end."""
+    """Have all clusters leave a host: its workers hand their data over, and end."""
     if not host or not host.isprintable() or len(host) > HOST_MAX:
         raise BadInput(f"{host[:40]!r} is no name of a host: see mission service status")
     Asking(service, token_file).change({"ask": "undrain" if undo else "drain", "host": host})
-    print(f"{host} may be used again" if undo else f"{host} is drained")
+    said = f"{host} may be used again" if undo else f"{host} is drained"
+    print(json.dumps({"host": host, "drained": not undo}) if as_json else said)
 
 
 @app.command()
 def history(
     service: Where = None,
     token_file: Token = None,
-    most: Annotated[int, typer.Option(min=1, max=1000, help="events, the last ones")] = 100,
+    most: Annotated[
+        int, typer.Option(metavar="N", min=1, max=1000, help="Largest number of events; the last ones are printed")
+    ] = 100,
     as_json: Json = False,
 ) -> None:
     """Print who led, which clusters and jobs came and went, and what operators changed."""

@@ -24,9 +24,9 @@ from mission_control.incast import quantities
 from mission_control.lab import picture
 
 LINE_EVERY_S = 5
+"""Seconds between lines of progress where there is no terminal."""
 CHAINS_SHOWN = 10
-"""Of a job: more would hide the rest."""
-"""Where there is no terminal, a line is enough, and seldom."""
+"""Most chains of a job that are printed."""
 
 
 class LiveTable(Observer):
@@ -40,7 +40,10 @@ class LiveTable(Observer):
         self.console = Console(stderr=True)
         self.live = Live(console=self.console, refresh_per_second=4, transient=True)
         self.quiet = quiet
-        self.drawn = self.console.is_terminal and not quiet
+        # Where the environment asks for colours (FORCE_COLOR) a file is still no place for a table that moves.
+        self.drawn = (
+            sys.stderr.isatty() and self.console.is_terminal and not self.console.is_dumb_terminal and not quiet
+        )
         self.before: dict[tuple[str, str, str], tuple[float, int]] = {}
         self.rates: dict[tuple[str, str, str], float] = {}
         self.line = self.doing = ""

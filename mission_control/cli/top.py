@@ -8,31 +8,42 @@ from typing import Annotated, Any
 
 import typer
 
-from mission_control.cli.jobs import Json, Scheduler, only_one
+from mission_control.cli.jobs import Scheduler, only_one
+from mission_control.cli.options import JsonLines, finite
 from mission_control.cli.service import AllClusters, Token
 from mission_control.cli.show import LiveTable
 from mission_control.errors import EnvironmentFailed
 from mission_control.service.asking import Asking
 from mission_control.worlds.cluster import observe
 
+EVERY_MAX_S = 86_400
 MOST = 1000
 """Transfers, where nothing limits them: what the service gives at once."""
 
 
 def top(
     scheduler: Scheduler = None,
-    every: Annotated[float, typer.Option(min=0.1, help="seconds between two looks")] = 1.0,
-    count: Annotated[int | None, typer.Option(min=1, help="end after so many looks")] = None,
+    every: Annotated[
+        float,
+        typer.Option(metavar="SECONDS", min=0.1, max=EVERY_MAX_S, callback=finite, help="Refresh interval, e.g. 0.5"),
+    ] = 1.0,
+    count: Annotated[int | None, typer.Option(metavar="N", min=1, help="End after N refreshes [never]")] = None,
     most: Annotated[
-        int | None, typer.Option(min=1, help="transfers, those that moved last; by default what fits the terminal")
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Largest number of transfers; those that moved last come first [what fits the terminal]",
+        ),
     ] = None,
     service: AllClusters = None,
     token_file: Token = None,
-    as_json: Json = False,
+    as_json: JsonLines = False,
 ) -> None:
-    """Shows the transfers of a cluster until it is interrupted: job, pattern, weight, flows, transport, rate.
+    """Show the transfers of a cluster, live.
 
-    With --service those of all its clusters, the fastest first.
+    Print job, pattern, weight, flows, transport and rate until interrupted. With --service show the transfers of all
+    clusters of the service, the fastest first. With --json print one line of JSON per refresh.
     """
     if service is not None:
         only_one(scheduler, service)

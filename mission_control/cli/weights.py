@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from typing import Annotated, Any
 
 import typer
 
-from mission_control import _native
+from mission_control import _native, policies
+from mission_control.cli.options import Json
 from mission_control.scenario import BadInput
 
-POLICIES = "; ".join(f"{name}: {meaning}" for name, meaning in _native.policies())
+POLICIES = "Policy. " + ". ".join(f"{name}: {meaning}" for name, meaning in _native.policies())
+POLICIES += ". python:MODULE:FUNCTION: a function of your own"
+BAR_MAX = 40
+"""Most characters of a bar."""
 SETTINGS = "priority=X, pattern=shuffle|broadcast|gather, machines=N, bytes=SIZE or deadline=SECONDS"
 
 
@@ -19,23 +24,25 @@ def weights(
     transfers: Annotated[
         list[str],
         typer.Argument(
-            metavar="NAME[/TRANSFER][:priority=X][:pattern=shuffle|broadcast|gather][:machines=N][:bytes=SIZE]...",
-            help="in order of arrival; a job with several transfers has a line for each, as in a/sort a/model",
+            metavar="JOB",
+            help=f"Jobs in order of arrival: NAME[/TRANSFER][:KEY=VALUE]..., e.g. a/model:pattern=broadcast b. Keys: "
+            f"{SETTINGS}. A job with several transfers is written once for each",
         ),
     ],
-    policy: Annotated[str, typer.Option(help=POLICIES)] = "performance-centric",
+    policy: Annotated[str, typer.Option(metavar="NAME", help=POLICIES)] = "performance-centric",
     flows_per_host: Annotated[
-        int, typer.Option(min=1, max=1_000_000, help="receiving slots of a host")
+        int, typer.Option(metavar="N", min=1, max=1_000_000, help="Chunks that a host receives at once, e.g. 10")
     ] = _native.FLOWS_PER_HOST,
-    as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
+    as_json: Json = False,
 ) -> None:
-    """What share of the network each job, or each of its transfers, would get."""
+    """Compute the share of the network that each job would get.
+
+    A job with several transfers gets a line for each of them. Nothing runs.
+    """
     names = [text.split(":")[0] for text in transfers]
     if twice := {name for name in names if names.count(name) > 1}:
         raise BadInput(f"{min(twice)} is named twice: give each a name of its own, as in {min(twice)}/other")
     parsed = [parse(text) for text in transfers]
-    if policy.startswith("python:"):
-        raise BadInput(f"--policy {policy}: a policy in Python is asked in a cluster: see `mission explain` there")
     priorities: dict[str, float] = {}
     for own in parsed:
         # One that says nothing has that of its job.
@@ -43,7 +50,11 @@ def weights(
             raise BadInput(f"job {own['job']} has two priorities: priorities are of jobs, so give it one")
     parsed = [{**own, "priority": priorities.get(own["job"], 1.0)} for own in parsed]
     try:
-        result = _native.weights(policy, json.dumps(parsed), flows_per_host)
+        if policy.startswith(policies.PREFIX):
+            asked, spec = counted(policy, parsed), "priority"
+        else:
+            asked, spec = parsed, policy
+        result = _native.weights(spec, json.dumps(asked), flows_per_host)
     except (ValueError, OverflowError) as error:
         raise BadInput(str(error)) from None
     rows = [(name, weight, flows) for name, (weight, flows) in zip(names, result, strict=True)]
@@ -53,11 +64,65 @@ def weights(
     width = max(len("job"), *map(len, names))
     print(f"{'job':<{width}}  weight  flows of {flows_per_host}")
     for name, weight, flows in rows:
-        print(f"{name:<{width}}  {weight:6.3f}  {flows:5}  {'#' * flows}")
+        print(f"{name:<{width}}  {weight:6.3f}  {flows:5}  {'#' * round(flows * min(1, BAR_MAX / flows_per_host))}")
+
+
+def counted(policy: str, transfers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Ask a policy in Python; return the transfers as core's policy `priority` gives them the weights of its answer.
+
+    Raises:
+        BadInput: The policy cannot be imported, or it raises, or its answer has no valid weights.
+        ValueError: There is no such policy.
+    """
+    try:
+        function = policies.load(policy.removeprefix(policies.PREFIX))
+    except ValueError:
+        raise
+    except Exception as error:  # importing runs a user's file
+        raise BadInput(f"--policy {policy}: cannot be imported ({type(error).__name__}: {error})") from None
+    jobs = list(dict.fromkeys(own["job"] for own in transfers))
+    views = [view(own, jobs.index(own["job"]), arrival) for arrival, own in enumerate(transfers)]
+    try:
+        counts: Any = function(policies.jobs_of(views))
+        of_jobs = "jobs" in policies.counts_of(counts)
+        asked = []
+        for number, own in enumerate(transfers):
+            count = float(dict(counts)[own["job"] if of_jobs else (own["job"], own["transfer"] or "", "")])
+            if not 0 < count < math.inf:
+                raise ValueError(f"it gave {count:g} to {own['job']}: give a number above 0")
+            asked.append({**own, "job": own["job"] if of_jobs else str(number), "priority": count})
+    except Exception as error:  # a user's function may raise anything
+        what = f"it named no count for {error}" if isinstance(error, KeyError) else f"{type(error).__name__}: {error}"
+        raise BadInput(f"--policy {policy}: {what}") from None
+    most = max(own["priority"] for own in asked)
+    return [{**own, "priority": max(own["priority"] / most, 1e-300)} for own in asked]
+
+
+def view(own: dict[str, Any], job: int, arrival: int) -> dict[str, Any]:
+    """Return a transfer as policies in Python see it in a cluster (:data:`mission_control.policies.Policy`)."""
+    of_job = {key: own[key] for key in ("job", "priority", "deadline_secs")}
+    return {
+        "job": {**of_job, "user": None, "class": None, "arrival": job, "age_secs": 0.0},
+        "transfer": {"job": own["job"], "from": own["transfer"] or "", "to": ""},
+        "arrival": arrival,
+        "pattern": own["pattern"],
+        "evidence": "as typed",
+        "machines": own["machines"],
+        "asked_bytes": own["bytes"],
+        "served_bytes": 0,
+        "to_receive": {"host": own["bytes"]},
+        "to_send": {},
+        "bytes_per_sec": 0.0,
+        "age_secs": 0.0,
+    }
 
 
 def parse(text: str) -> dict[str, Any]:
-    """A transfer as it was typed; its priority is ``None`` where nothing was said of it."""
+    """Parse a transfer; its priority is ``None`` if none was typed.
+
+    Raises:
+        BadInput: The text is no transfer.
+    """
     name, *settings = text.split(":")
     job, slash, transfer = name.partition("/")
     if not job or (slash and not transfer):

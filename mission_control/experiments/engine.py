@@ -115,7 +115,7 @@ def announced(scenarios: Mapping[str, Scenario], left: Mapping[str, Sequence[Pla
     scenarios = {name: one for name, one in scenarios.items() if left[name]}
     counted = f"{sum(map(len, left.values()))} points to measure"
     counted += f", of {len(scenarios)} scenarios" if len(scenarios) > 1 else ""
-    counted += " (--quick: fewer than they have)" if conditions.quick else ""
+    counted += " (reduced by --quick)" if conditions.quick else ""
     takes: dict[str, float] = {}
     for name, one in scenarios.items():
         points = sum(point.world != "model" for point in left[name])  # the model takes no time

@@ -23,9 +23,9 @@ class Host:
     def command(self, command: Sequence[str]) -> list[str]:
         """Return the command line that runs a command on this host; the process keeps its ID."""
         # Not `ip netns exec`, because that hides what is mounted under /sys.
-        with_names = 'mount --bind "$0" /etc/hosts && exec "$@"'
+        with_names = 'mount --bind "$1" /etc/hosts && shift && exec "$@"'
         inside = ["nsenter", f"--net={namespaces.FOLDER / self.namespace}", "unshare", "--mount"]
-        return [*inside, "sh", "-c", with_names, str(self.lab.hosts_file), *command]
+        return [*inside, "sh", "-c", with_names, "mission", str(self.lab.hosts_file), *command]
 
     def popen(self, command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
         """Start a command on this host; options are those of :class:`subprocess.Popen`."""

@@ -80,7 +80,11 @@ class Lab:
         known = up()
         if name is None:
             if len(known) != 1:
-                raise BadInput("no lab is up: mission lab up star" if not known else f"which lab? {', '.join(known)}")
+                raise BadInput(
+                    "no lab is up: mission lab up star"
+                    if not known
+                    else f"which lab? Name one of {', '.join(known)}, as in --name {known[0]}"
+                )
             (name,) = known
         if name not in known:
             raise BadInput(f"there is no lab {name!r}: {', '.join(known) or 'none is up'}")

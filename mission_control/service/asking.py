@@ -41,6 +41,20 @@ def printable(value: Any) -> Any:
     return value
 
 
+def trusted() -> ssl.SSLContext:
+    """Return a context that trusts the CA of ``MISSION_SERVICE_CA``, or those of the system.
+
+    Raises:
+        BadInput: The file of the CA cannot be read; the text names it.
+    """
+    file = os.environ.get(CA)
+    try:
+        return ssl.create_default_context(cafile=file)
+    except OSError as error:
+        why = error.strerror if error.errno and not isinstance(error, ssl.SSLError) else "no certificate in it"
+        raise BadInput(f"{CA}={file} cannot be read ({why}); name the file of a CA, PEM") from None
+
+
 class Asking:
     """The service, by one or more of its replicas.
 
@@ -162,8 +176,7 @@ class Asking:
         assert parts.hostname is not None
         connection: http.client.HTTPConnection
         if parts.scheme == "https":
-            context = ssl.create_default_context(cafile=os.environ.get(CA))
-            connection = http.client.HTTPSConnection(parts.hostname, parts.port, timeout=within_s, context=context)
+            connection = http.client.HTTPSConnection(parts.hostname, parts.port, timeout=within_s, context=trusted())
         else:
             connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=within_s)
         try:

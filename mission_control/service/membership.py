@@ -72,7 +72,7 @@ def read_token(path: Path) -> str:
     try:
         token = path.read_text().strip()
     except OSError as error:
-        raise BadInput(f"token of the service: {error}") from None
+        raise BadInput(f"token file {path} cannot be read ({error.strerror}); name another file") from None
     except UnicodeDecodeError:
         token = ""
     if not token or not token.isascii() or not token.isprintable() or " " in token:

@@ -40,7 +40,7 @@ def tokens_in(folder: Path) -> dict[str, str]:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         return {name: _token(folder / f"{name}.token") for name in TOKENS}
     except OSError as error:
-        raise BadInput(f"tokens of the service: {error}") from None
+        raise BadInput(f"--state {folder} cannot be used ({error.strerror}); choose another folder") from None
 
 
 def _token(path: Path) -> str:
@@ -107,7 +107,7 @@ def start(
     try:
         _native.weights(policy, "[]", 10)
     except ValueError as error:
-        raise BadInput(f"--policy: {error}") from None
+        raise BadInput(f"--policy: {str(error).removesuffix(', or python:NAME')}") from None
     if policy.startswith("python:"):
         raise BadInput(
             f"--policy {policy}: a policy in Python runs beside one cluster's scheduler, and not in the service"
@@ -117,17 +117,28 @@ def start(
     if (store_ca or store_certificate) and not str(store).startswith("etcd://"):
         raise BadInput("--store-ca and --store-certificate are for --store etcd://..")
     if certificate is not None:
-        settings["certificate"] = [read_pem("--certificate, --key", path) for path in certificate]
+        settings["certificate"] = read_pair("--certificate", "--key", certificate)
     if store_ca is not None:
         settings["store_ca"] = read_pem("--store-ca", store_ca)
     if store_certificate is not None:
-        settings["store_certificate"] = [read_pem("--store-certificate", path) for path in store_certificate]
+        settings["store_certificate"] = read_pair("--store-certificate", "--store-key", store_certificate)
     scheme = "https" if certificate is not None else "http"
     settings["address"] = address or f"{scheme}://{host if inside else socket.getfqdn()}:{port}"
     try:
         return _native.Service(json.dumps(settings)), settings["address"]
     except ValueError as error:
-        raise BadInput(str(error)) from None
+        files = [*(certificate or ()), *([store_ca] if store_ca else ()), *(store_certificate or ())]
+        named = f" (files: {', '.join(map(str, files))})" if "certificate" in str(error) and files else ""
+        raise BadInput(f"{error}{named}") from None
+
+
+def read_pair(of_chain: str, of_key: str, files: tuple[Path, Path]) -> list[str]:
+    """Read the files of a certificate chain and its key.
+
+    Raises:
+        BadInput: A file is no PEM file; the text names the option and the file.
+    """
+    return [read_pem(option, path) for option, path in zip((of_chain, of_key), files, strict=True)]
 
 
 def read_pem(option: str, path: Path) -> str:
@@ -136,11 +147,14 @@ def read_pem(option: str, path: Path) -> str:
         BadInput: The file is no text file; the text names the option and the file.
     """
     try:
-        return path.read_text()
+        text = path.read_text()
     except OSError as error:
-        raise BadInput(f"{option}: {error}") from None
+        raise BadInput(f"{option} {path} cannot be read ({error.strerror}); name another file") from None
     except UnicodeDecodeError:
-        raise BadInput(f"{option}: {path} is no PEM file") from None
+        text = ""
+    if "-----BEGIN " not in text:
+        raise BadInput(f"{option} {path}: this is no PEM file; name one that has '-----BEGIN'")
+    return text
 
 
 def check_store(store: str) -> None:

@@ -57,7 +57,7 @@ def several(value: Any) -> Any:
 class Part(BaseModel):
     """A table of a scenario."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Settings(Part):
     """Whether scenarios of it may be measured at the same time on one machine."""
 
     kind: Any = ""
-    seed: int = Field(1, description="Input seed: the same seed makes the same input")
+    seed: int = Field(1, ge=0, le=2**32 - 1, description="Input seed: the same seed makes the same input")
 
     def check(self, scenario: Scenario) -> None:
         """Raise ValueError if other tables of the scenario do not fit this workload."""
@@ -325,4 +325,4 @@ class SizedSettings(JobSettings):
             raise ValueError(f"{len(self.sizes)} sizes for {self.jobs} jobs: give one for each job")
 
 
-AutoCount = Count | Literal["auto"]
+AutoCount = Annotated[int, Field(ge=1, le=1_000_000)] | Literal["auto"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -83,6 +84,14 @@ def observe(scheduler: str | None) -> Iterator[Cluster]:
 
 
 def connect(scheduler: str) -> Client:
+    """Connect to a scheduler.
+
+    Raises:
+        BadInput: The address is none, or nobody answers, or a file of Dask's certificates cannot be read.
+    """
+    if not re.fullmatch(r"(\w+://)?[^/\s]+:\d{1,5}/?|inproc://.+", scheduler):
+        raise BadInput(f"--scheduler {scheduler}: this is no address; write tcp://HOST:PORT, e.g. tcp://localhost:8786")
+    refuse_unreadable_certificates()
     try:
         return Client(scheduler, timeout=CONNECT_S, set_as_default=False)
     except (TypeError, RuntimeError) as error:
@@ -94,6 +103,25 @@ def connect(scheduler: str) -> Client:
             f"no scheduler answers at {scheduler}: start one with 'dask scheduler'; or, if it needs certificates, "
             f"{CERTIFICATES} ({error})"
         ) from None
+
+
+def refuse_unreadable_certificates() -> None:
+    """
+    Raises:
+        BadInput: A file that Dask's configuration names cannot be read. Dask's own error does not name it.
+    """
+    for name in ("ca-file", "client.cert", "client.key"):
+        file = dask.config.get(f"distributed.comm.tls.{name}", None)
+        # Dask accepts the text of a PEM file in place of its name.
+        if file is None or "\n" in file:
+            continue
+        try:
+            with open(file, "rb"):
+                pass
+        except OSError as error:
+            raise BadInput(
+                f"distributed.comm.tls.{name} = {file} cannot be read ({error.strerror}): correct Dask's configuration"
+            ) from None
 
 
 class Cluster:
