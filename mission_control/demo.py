@@ -40,8 +40,10 @@ def unchanged_program(say: Callable[[str], None]) -> dict[str, Any]:
         say: Receives what is being done, a line each.
 
     Returns:
-        ``program`` (its line), ``bytes``, ``items`` (rows or items of the result), ``dask_s``, ``mission_control_s``,
-        ``ratio`` (the first divided by the second).
+        ``program`` (its line), ``bytes``, ``counted`` (``rows`` or ``items``), ``items`` (how many the result has),
+        ``checksum`` (over all of them, in any order; the same of both), ``carrier`` (of the shuffle with Mission
+        Control: ``mission``, or ``dask``), ``dask_s``, ``mission_control_s``, ``ratio`` (the first divided by the
+        second).
 
     Raises:
         RuntimeError: The results differ.
@@ -51,19 +53,25 @@ def unchanged_program(say: Callable[[str], None]) -> dict[str, Any]:
     case = next(case for case in bench.CASES if case.name == name)
     nbytes = min(SIZE, int(psutil.virtual_memory().total * MEMORY_FRACTION))
     seconds: dict[str, float] = {}
-    found = {}
+    found: dict[str, tuple[int, int]] = {}
+    carriers: set[str] = set()
     for mode in (bench.DISK, bench.OURS):
         say(f"runs {PROGRAMS[name]} on a cluster with {'Mission Control' if mode == bench.OURS else 'Dask alone'}")
         # A worker that misses a heartbeat while its cluster closes would print a traceback.
         with bench.cluster_with(mode, bench.memory_for(case, nbytes), logging.CRITICAL) as client:
             for size in (min(WARM_UP, nbytes), nbytes):
                 (seconds[mode], _), _, found[mode] = bench.run(client, case, bench.inputs_on(client, case, size))
+            if mode == bench.OURS:
+                carriers = bench.carried_by(client)
     if found[bench.DISK] != found[bench.OURS]:
         raise RuntimeError(f"{PROGRAMS[name]}: the results differ: {found}")
     return {
         "program": PROGRAMS[name],
         "bytes": nbytes,
+        "counted": "rows" if name == "shuffle" else "items",
         "items": found[bench.OURS][0],
+        "checksum": found[bench.OURS][1],
+        "carrier": "mission" if carriers == {"mission"} else "dask",
         "dask_s": seconds[bench.DISK],
         "mission_control_s": seconds[bench.OURS],
         "ratio": seconds[bench.DISK] / seconds[bench.OURS],

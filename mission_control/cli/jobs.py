@@ -59,10 +59,13 @@ def jobs(
         return
     with observe(scheduler) as cluster:
         status = cluster.status()
+        ended = cluster.ended_lately()
     if as_json:
-        print(json.dumps(status))
+        print(json.dumps({**status, "ended": ended}))
     else:
         print_jobs(status)
+        if ended:
+            print(f"ended, and still explained by 'mission explain JOB': {', '.join(ended)}")
 
 
 @app.command("set")

@@ -165,10 +165,12 @@ def print_explanation(job: dict[str, Any], policy: str) -> None:
     for transfer in job["transfers"]:
         facts = transfer["transport"]
         now = f"{transfer['flows_now']} flows now"
+        if not transfer["asked_bytes"]:
+            print(f"  {transfer['from']} -> {transfer['to']}: nothing moved")
+            print(f"    pattern: {transfer['pattern']} ({transfer['evidence']})")
+            continue
         print(f"  {transfer['from']} -> {transfer['to']}: {progress_of(transfer)}{share_of(transfer)}, {now}")
         print(f"    pattern: {transfer['pattern']} ({transfer['evidence']})")
-        if not transfer["asked_bytes"]:
-            continue
         print_facts(facts)
         print_peers(transfer)
     for shuffle in job.get("shuffles", ()):

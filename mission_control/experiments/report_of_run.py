@@ -88,6 +88,8 @@ def agreement(found: dict[str, Any]) -> str:
         words.append(f"{found['subflows']} subflow{'s' if found['subflows'] != 1 else ''}")
     if found["tls"]:
         words += [found["tls"], "certificates of the cluster" if found["authenticated"] else "no identities"]
+    elif found["memory"] is None:
+        words.append("not encrypted")
     return ", ".join(filter(None, words))
 
 
