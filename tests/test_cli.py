@@ -150,7 +150,7 @@ def test_variants_of_a_scenario_are_chosen_by_name():
     assert names == [("tcp", None), ("auto", None)] and "takes the place of the variants of mine" in note
     with pytest.raises(BadInput, match=r"--compare four: .*\(one, all; two; three\) nor a transport \(auto, shm"):
         compared("two,four")
-    with pytest.raises(BadInput, match="two is a variant of mine .*; name variants alone, or transports alone"):
+    with pytest.raises(BadInput, match=r"two is a variant of mine .*; name variants alone, or transports alone"):
         compared("tcp,two")
 
 
