@@ -28,7 +28,10 @@ def of(name: str) -> str:
 
 def replay(
     trace: Annotated[
-        str, typer.Argument(metavar="TRACE", help="Trace in SWIM's format, or sample (synthesised, 2 hours)")
+        str,
+        typer.Argument(
+            metavar="TRACE", callback=not_empty, help="Trace in SWIM's format, or sample (synthesised, 2 hours)"
+        ),
     ],
     scale: Annotated[str | None, Option(metavar="X", help=of("scale"), show_default=False)] = None,
     hosts: Annotated[int | None, Option(metavar="N", help="Worker processes; lab: hosts [4]")] = None,

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from mission_control import _native
-from mission_control.cli.options import Json
+from mission_control.cli.options import Json, not_empty
 from mission_control.errors import BadInput
 from mission_control.traces import swim, synthesise
 from mission_control.traces.describe import QUANTILES, describe
@@ -31,7 +31,10 @@ Option = typer.Option
 @app.command()
 def info(
     file: Annotated[
-        str, typer.Argument(metavar="FILE", help="Trace in SWIM's format, or sample (comes with the package)")
+        str,
+        typer.Argument(
+            metavar="FILE", callback=not_empty, help="Trace in SWIM's format, or sample (comes with the package)"
+        ),
     ],
     as_json: Json = False,
 ) -> None:

@@ -61,7 +61,7 @@ def find(name: str) -> Path:
     if path.is_dir() and name:
         raise BadInput(f"trace {name}: this is a folder; name a file in SWIM's format, or {', '.join(samples())}")
     if not path.is_file():
-        raise BadInput(f"trace {name!r}: there is no such file; name one in SWIM's format, or {', '.join(samples())}")
+        raise BadInput(f"trace {name}: there is no such file; name one in SWIM's format, or {', '.join(samples())}")
     return path
 
 
