@@ -175,7 +175,7 @@ def test_a_sender_that_hangs_ends_it_at_its_time():
     with senders(1) as addresses:
         slow = Reads(fragment=100_000, blocks=1000, warm_up=0, pace=1_000_000, deadline_s=1)
         result = measure(addresses, slow, TOKEN)
-    assert "after 1 s" in result["ended"] and addresses[0] in result["ended"] and result["bytes"] > 0
+    assert "deadline of 1 s" in result["ended"] and addresses[0] in result["ended"] and result["bytes"] > 0
 
 
 def test_who_does_not_know_the_token_gets_nothing():

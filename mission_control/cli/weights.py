@@ -17,7 +17,7 @@ POLICIES = "Policy. " + ". ".join(f"{name}: {meaning}" for name, meaning in _nat
 POLICIES += ". python:MODULE:FUNCTION: a function of your own"
 BAR_MAX = 40
 """Most characters of a bar."""
-SETTINGS = "priority=X, pattern=shuffle|broadcast|gather, machines=N, bytes=SIZE or deadline=SECONDS"
+SETTINGS = "priority=X, user=NAME (for a policy in Python), pattern=shuffle|broadcast|gather, machines=N, bytes=SIZE or deadline=SECONDS"
 
 
 def weights(
@@ -100,9 +100,9 @@ def counted(policy: str, transfers: list[dict[str, Any]]) -> list[dict[str, Any]
 
 def view(own: dict[str, Any], job: int, arrival: int) -> dict[str, Any]:
     """Return a transfer as policies in Python see it in a cluster (:data:`mission_control.policies.Policy`)."""
-    of_job = {key: own[key] for key in ("job", "priority", "deadline_secs")}
+    of_job = {key: own[key] for key in ("job", "priority", "deadline_secs", "user")}
     return {
-        "job": {**of_job, "user": None, "class": None, "arrival": job, "age_secs": 0.0},
+        "job": {**of_job, "class": None, "arrival": job, "age_secs": 0.0},
         "transfer": {"job": own["job"], "from": own["transfer"] or "", "to": ""},
         "arrival": arrival,
         "pattern": own["pattern"],
@@ -130,7 +130,7 @@ def parse(text: str) -> dict[str, Any]:
     if not name.isprintable() or name.isspace():
         raise BadInput(f"{name!r}: use a name that can be printed")
     own: dict[str, Any] = {"job": job, "transfer": transfer or None, "priority": None, "pattern": "shuffle"}
-    own |= {"machines": 0, "bytes": 0, "deadline_secs": None}
+    own |= {"machines": 0, "bytes": 0, "deadline_secs": None, "user": None}
     for setting in settings:
         match setting.partition("="):
             case "priority", "=", value:
@@ -139,6 +139,8 @@ def parse(text: str) -> dict[str, Any]:
                     _native.check_priority(job, own["priority"])
                 except ValueError:
                     raise BadInput(f"priority {value!r} of {name}: use a number above 0, at most 1e9") from None
+            case "user", "=", value if value:
+                own["user"] = value
             case "pattern", "=", "shuffle" | "broadcast" | "gather" as pattern:
                 own["pattern"] = pattern
             case "pattern", "=", value:

@@ -28,15 +28,16 @@ def of(kind: str, value: float) -> list[str]:
     if kind == "flows":
         flows = max(1, round(value))
         return [
-            "mission_control.install(client, flows_per_host='auto') # Dask with Mission Control finds the number itself",
+            "mission_control.install(client, flows_per_host='auto')  # Mission Control finds the number",
             f"spark.reducer.maxReqsInFlight {flows}                        # receivers: Spark, spark-defaults.conf",
             f"mapreduce.reduce.shuffle.parallelcopies={flows}               # receivers: Hadoop, mapred-site.xml",
             f"distributed.worker.connections.outgoing: {flows}             # receivers: Dask alone, its configuration",
         ]
     if kind == "rto-min":
         return [
-            f"ip route change 10.0.0.0/24 dev eth0 rto_min {value * 1e3:.0f}ms   # senders; 'ip route get RECEIVER' has the route",
-            f"sysctl -w net.ipv4.tcp_rto_min_us={value * 1e6:.0f}                # or all of a host, since Linux 6.11; then restart what listens",
+            # The network and the device are those that `ip route get RECEIVER` shows.
+            f"ip route change 10.0.0.0/24 dev eth0 rto_min {value * 1e3:.0f}ms   # senders, the route to the receivers",
+            f"sysctl -w net.ipv4.tcp_rto_min_us={value * 1e6:.0f}   # or all of a host (Linux 6.11); restart listeners",
         ]
     if kind == "dctcp":
         return [
