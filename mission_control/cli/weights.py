@@ -17,7 +17,10 @@ POLICIES = "Policy. " + ". ".join(f"{name}: {meaning}" for name, meaning in _nat
 POLICIES += ". python:MODULE:FUNCTION: a function of your own"
 BAR_MAX = 40
 """Most characters of a bar."""
-SETTINGS = "priority=X, user=NAME (for a policy in Python), pattern=shuffle|broadcast|gather, machines=N, bytes=SIZE or deadline=SECONDS"
+SETTINGS = (
+    "priority=X, user=NAME (for a policy in Python), pattern=shuffle|broadcast|gather, machines=N, bytes=SIZE or "
+    "deadline=SECONDS"
+)
 
 
 def weights(
