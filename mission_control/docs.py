@@ -1,19 +1,23 @@
 """Generates documents in docs/reference: scenario.md from the model, defaults.md from core's table, command-line.md
-from the commands.
+from the commands, python.md from docstrings.
 
 `python -m mission_control.docs` writes them; `--check` only reports which are out of date.
 """
 
 from __future__ import annotations
 
+import inspect
+import re
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+import mission_control
 from mission_control import _native
 from mission_control.scenario import Scenario
 from mission_control.workloads import WORKLOADS
@@ -143,9 +147,88 @@ def parameter(own: Any) -> str | None:
     return f"| `{names}` | {shown} | {text} |"
 
 
+PYTHON = {
+    "Jobs": ("install", "job", "uninstall"),
+    "Objects": ("put", "fetch", "keep", "allocate", "Reference", "Fetched"),
+    "Streams": ("open_stream", "stream", "Stream", "StreamReference"),
+    "Tasks that hand on their result": ("delegate", "Delegation"),
+    "Programs and Java": ("run", "In", "Out", "java"),
+    "MapReduce": ("mapreduce",),
+    "Errors": (
+        *("JobRejected", "TransferError", "Lost", "Unreachable", "Denied", "Damaged", "Cancelled", "StreamFailed"),
+        "ProgramFailed",
+    ),
+}
+"""Sections of python.md; a test holds them to ``mission_control.__all__``."""
+FIELDS = ("Args", "Returns", "Raises", "Yields")
+
+
+def python() -> str:
+    lines = [
+        "# Python",
+        "",
+        "<!-- Generated from docstrings by `make docs`; change them there. -->",
+        "",
+        "What a program imports from `mission_control`. Tasks in Java: [Java](../how-to/java.md).",
+    ]
+    for title, names in PYTHON.items():
+        lines += ["", f"## {title}"]
+        for name in names:
+            lines += of_object(name, getattr(mission_control, name), 3)
+    return "\n".join(lines) + "\n"
+
+
+def of_object(name: str, own: Any, depth: int) -> Iterator[str]:
+    """Describe a function, or a class and its public methods and properties, by signature and docstring."""
+    is_error = isinstance(own, type) and issubclass(own, BaseException)
+    yield from ["", f"{'#' * depth} {name}", ""]
+    if not is_error and callable(own):
+        with suppress(ValueError):  # of a class that has none of its own
+            yield from ["```python", f"{name}{signature(own)}", "```", ""]
+    yield from paragraphs(inspect.getdoc(own) or "")
+    if isinstance(own, type) and not is_error:
+        for member, value in vars(own).items():
+            if not member.startswith("_") and (callable(value) or isinstance(value, property)) and value.__doc__:
+                yield from of_object(f"{name}.{member}", value, depth + 1)
+
+
+def signature(own: Any) -> str:
+    """Return a signature without the quotes of annotations and the modules of their types."""
+    return re.sub(
+        r"(collections\.abc|typing|mission_control[\w.]*|numpy|distributed[\w.]*)\.",
+        "",
+        str(inspect.signature(own)).replace("'", ""),
+    )
+
+
+def paragraphs(text: str) -> Iterator[str]:
+    """Turn a docstring into Markdown: the arguments, errors and so on of Google's style become lists."""
+    text = re.sub(r":\w+:`~?([^`]+)`", r"`\1`", text).replace("``", "`")
+    inside = False
+    for line in text.splitlines():
+        if line.rstrip(":") in FIELDS and line.endswith(":"):
+            inside = True
+            yield f"**{line}**"
+            yield ""
+        elif inside and re.match(r" {4}[\w*]+.*?: ", line):
+            what, _, rest = line.strip().partition(": ")
+            yield f"- `{what}`: {rest}"
+        elif inside and line.startswith(" "):
+            yield "  " + line.strip()
+        else:
+            inside = inside and not line
+            yield line
+    yield ""
+
+
 def main() -> int:
     stale = []
-    generated = {"scenario.md": scenario(), "defaults.md": defaults(), "command-line.md": command_line()}
+    generated = {
+        "scenario.md": scenario(),
+        "defaults.md": defaults(),
+        "command-line.md": command_line(),
+        "python.md": python(),
+    }
     for name, text in generated.items():
         path = FOLDER / name
         if path.exists() and path.read_text() == text:

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+import mission_control
+from mission_control import docs
 from mission_control.bench import report
 
 ROOT = Path(__file__).parent.parent
@@ -101,3 +103,8 @@ def test_the_front_page_of_measurements_has_the_numbers_of_the_report():
     page = (ROOT / "docs" / "measurements.md").read_text()
     rows = re.findall(r"^\| \[(.+?\?)\]\(.+?\) \|.*\| `(.+?)` \|", page, re.MULTILINE)
     assert rows == [(row.question, row.command) for row in report.ROWS]
+
+
+def test_every_public_name_is_on_the_page_of_python():
+    listed = [name for names in docs.PYTHON.values() for name in names]
+    assert sorted(listed) == sorted(mission_control.__all__)
