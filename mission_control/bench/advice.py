@@ -1,4 +1,4 @@
-"""What `mission incast advise` promises of each remedy, against what the remedy does in the lab."""
+"""What `mission incast advise` predicts for each mitigation, against its effect in the lab."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MISSED = 0.1
 """Part of the cases in which an interval of nine in ten may be missed."""
 NARROW = 1.5
 DRAWS_MAX = 1000
-"""More than enough to find settings in which incast bites."""
+"""More than enough to find settings in which incast happens."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Setting:
 
 
 def drawn(count: int, seed: int) -> Iterator[tuple[Setting, dict[str, Any]]]:
-    """Settings in which incast bites, drawn evenly from these lists; with the advice."""
+    """Settings in which incast happens, drawn evenly from these lists; with the advice."""
     chance = random.Random(seed)
     for _ in range(DRAWS_MAX):
         setting = Setting(
@@ -112,7 +112,7 @@ def bench(count: int, seed: int, say: Callable[[str], None]) -> dict[str, Any]:
 
 
 def inside(interval: Sequence[float] | None, found: float | None) -> bool | None:
-    """``None``: nothing was promised, or nothing measured."""
+    """``None``: nothing was predicted, or nothing measured."""
     return None if interval is None or found is None else interval[0] <= found <= interval[1]
 
 
@@ -132,17 +132,17 @@ def judged(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """``inside`` (by kind: how many of how many), ``narrow`` (how many of how many intervals span a factor of at most
     :data:`NARROW`), ``score`` (mean interval score as a part of what was measured), ``off`` (median), ``unknown``."""
     remedies = [row for row in rows if row["value"] is not None and row["measured_mbit"] is not None]
-    promised = [row for row in remedies if row["interval"] is not None]
-    kinds = {kind: [row["inside"] for row in promised if row["kind"] == kind] for kind in advice.WHAT}
-    scores = [interval_score(row["interval"], row["measured_mbit"]) / row["measured_mbit"] for row in promised]
-    offs = [abs(row["expected_goodput_mbit"] / row["measured_mbit"] - 1) for row in promised]
-    narrow = sum(row["interval"][1] <= NARROW * row["interval"][0] for row in promised)
+    predicted = [row for row in remedies if row["interval"] is not None]
+    kinds = {kind: [row["inside"] for row in predicted if row["kind"] == kind] for kind in advice.WHAT}
+    scores = [interval_score(row["interval"], row["measured_mbit"]) / row["measured_mbit"] for row in predicted]
+    offs = [abs(row["expected_goodput_mbit"] / row["measured_mbit"] - 1) for row in predicted]
+    narrow = sum(row["interval"][1] <= NARROW * row["interval"][0] for row in predicted)
     return {
         "inside": {kind: [sum(own), len(own)] for kind, own in kinds.items()},
-        "narrow": [narrow, len(promised)],
+        "narrow": [narrow, len(predicted)],
         "score": fmean(scores) if scores else None,
         "off": median(offs) if offs else None,
-        "unknown": len(remedies) - len(promised),
+        "unknown": len(remedies) - len(predicted),
     }
 
 
@@ -156,16 +156,16 @@ def summary(result: dict[str, Any]) -> Sequence[str]:
             )
             lines.append(f"{row['setting']}: {row['profile']}, {place}")
         found = "not valid" if row["measured_mbit"] is None else f"{row['measured_mbit']:.1f}"
-        promised = "nothing is promised"
+        predicted = "no prediction"
         if row["interval"] is not None:
-            promised = "{:6.1f} ({:.1f} to {:.1f})".format(row["expected_goodput_mbit"], *row["interval"])
+            predicted = "{:6.1f} ({:.1f} to {:.1f})".format(row["expected_goodput_mbit"], *row["interval"])
         outside = "  outside" if row["value"] is not None and row["inside"] is False else ""
-        lines.append(f"  {row['kind']:<9} {promised:<24} {found:>9}{outside}")
+        lines.append(f"  {row['kind']:<9} {predicted:<24} {found:>9}{outside}")
     for kind, (held, count) in result["inside"].items():
         lines.append(f"{kind}: {held} of {count} inside its interval")
     narrow, count = result["narrow"]
     lines.append(
-        f"{narrow} of {count} intervals span a factor of at most {NARROW}; {result['unknown']} more: no promise"
+        f"{narrow} of {count} intervals span a factor of at most {NARROW}; {result['unknown']} more: no prediction"
     )
     if result["score"] is not None:
         lines.append(f"interval score, mean of parts of what was measured: {result['score']:.2f} (less is better)")

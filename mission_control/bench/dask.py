@@ -245,7 +245,7 @@ def row(case: Case, mode: str, samples: list[Sample], nbytes: int) -> dict[str, 
 
 
 Sample = tuple[tuple[float, float], tuple[float, float]]
-"""Wall and processor seconds of the first and the last of some runs, one right after the other."""
+"""Wall and CPU seconds of the first and the last of some runs, one right after the other."""
 
 
 def measure_case(
@@ -300,7 +300,7 @@ def inputs_on(client: Client, case: Case, nbytes: int) -> list[Any]:
 
 
 def run(client: Client, case: Case, inputs: list[Any]) -> tuple[tuple[float, float], int, tuple[int, int]]:
-    """Return wall and processor seconds, bytes that crossed the loopback interface meanwhile, and the fingerprint of
+    """Return wall and CPU seconds, bytes that crossed the loopback interface meanwhile, and the fingerprint of
     the result, which is forgotten."""
     known = len(client.cluster.scheduler.tasks)
     made: list[Any] = []

@@ -57,7 +57,7 @@ Mode = Callable[[Client, int], tuple[Callable[[], object], Callable[[], None]]]
 
 
 def sample(client: Client, mode: Mode, steps: int) -> Sample:
-    """Processor time is that of the workers, and of this process: client and scheduler."""
+    """CPU time is that of the workers, and of this process: client and scheduler."""
     run, check = mode(client, steps)
     before, began = cpu_of_workers(client) + sum(os.times()[:2]), time.perf_counter()
     run()

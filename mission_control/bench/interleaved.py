@@ -45,5 +45,5 @@ def compared(
 
 
 def cpu_of_workers(client: Client) -> float:
-    """Seconds of processor time that the workers have used."""
+    """Seconds of CPU time that the workers have used."""
     return sum(client.run(lambda: sum(os.times()[:2])).values())

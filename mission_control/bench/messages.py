@@ -83,7 +83,7 @@ def compared(
     sample: Callable[[Client], tuple[float, float]],
     say: Callable[[str], None],
 ) -> list[tuple[dict[str, Any], Samples]]:
-    """Wall and processor seconds of each, in turn; the first round warms up."""
+    """Wall and CPU seconds of each, in turn; the first round warms up."""
     samples: dict[str, Samples] = {mode: [] for mode in clients}
     for number in range(rounds + 1):
         say(f"{what}: {f'round {number} of {rounds}' if number else 'warm-up'}")

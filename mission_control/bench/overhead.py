@@ -1,6 +1,6 @@
 """`mission bench overhead`: programs that shuffle nothing, on Dask alone and on Dask with Mission Control.
 
-What counts is processor time: of the workers, and of this process, which has client and scheduler. Two things would
+What counts is CPU time: of the workers, and of this process, which has client and scheduler. Two things would
 drown a difference of some percent. A machine's speed changes within seconds: the clusters run side by side, and take
 turns of a fraction of a second. And processes that run the same code differ by some percent as long as they live (where
 their memory lies): each round has clusters of its own.
@@ -108,7 +108,7 @@ def measure(rounds: int, say: Callable[[str], None] = lambda _: None) -> dict[st
 
 
 def measured(number: int) -> dict[tuple[str, str], tuple[float, float]]:
-    """Wall and processor seconds of each program on a new cluster of each mode."""
+    """Wall and CPU seconds of each program on a new cluster of each mode."""
     sums = {(name, mode): (0.0, 0.0) for name in PROGRAMS for mode in CLUSTERS}
     with ExitStack() as stack:
         clients = {mode: stack.enter_context(cluster(mode, stack)) for mode in CLUSTERS}
@@ -141,7 +141,7 @@ def order(number: int, reverse: bool) -> list[str]:
 
 
 def timed(client: Client, program: Callable[[Client, int], bool], number: int) -> tuple[float, float]:
-    """Wall and processor seconds, until nothing of the program is left.
+    """Wall and CPU seconds, until nothing of the program is left.
 
     Raises:
         RuntimeError: The result is wrong, or something is left.

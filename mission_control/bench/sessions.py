@@ -94,7 +94,7 @@ def shuffles(rounds: int, say: Callable[[str], None]) -> tuple[list[dict[str, An
 
 
 def count(dask_scheduler: Any) -> None:
-    """On the scheduler: count what is said and told, and the time that its thread takes for it."""
+    """On the scheduler: count the reports and the shares that it sends, and the time that its thread takes."""
     plugin = dask_scheduler.plugins["mission-control"]
     plugin.counts = dict.fromkeys(("reports", "report_bytes", "shares", "shares_bytes", "scheduler_ms"), 0.0)
     said, tell = dask_scheduler.stream_handlers["mission-control-report"], plugin.tell
@@ -184,7 +184,7 @@ def table(result: dict[str, Any]) -> str:
     columns = {
         "reports": "reports",
         "report_bytes": "their bytes",
-        "shares": "shares told",
+        "shares": "shares sent",
         "shares_bytes": "their bytes",
         "scheduler_ms": "scheduler, ms",
         "seconds": "shuffle, s",

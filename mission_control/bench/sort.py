@@ -92,7 +92,7 @@ def run_ours(client: Client, work: Sort) -> None:
 
 
 def timed(client: Client, way: Callable[[], None]) -> tuple[float, float]:
-    """Seconds, and processor seconds of all workers."""
+    """Seconds, and CPU seconds of all workers."""
     import os
 
     def used() -> float:

@@ -55,7 +55,7 @@ def measure(size: int, rounds: int, say: Callable[[str], None] = lambda _: None)
                     "stages after one another": in_all(put_all, STAGE_HASHES),
                     "stages side by side": in_all(write_all, STAGE_HASHES),
                 }
-                # The second of each is what streams bring.
+                # The second of each is what streams gain.
                 for name, calls, many in (
                     ("read what is there", reads, count),
                     ("from the first write to the last byte", live, count),

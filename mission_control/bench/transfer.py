@@ -56,7 +56,7 @@ class Contender:
     fetch: Callable[[int, int], float]
     """Given bytes and number of fetches: seconds of all."""
     pids: Callable[[], list[int]]
-    """Processes whose processor time counts."""
+    """Processes whose CPU time counts."""
     batch_max: int = BATCH_MAX
     samples: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
 

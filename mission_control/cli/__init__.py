@@ -52,7 +52,7 @@ def options(
 
 def main() -> NoReturn:
     """Run the command line and end the process; whatever goes wrong is one line on stderr."""
-    # A run that is told to end ends as if interrupted: what it started is ended, and its report written.
+    # SIGTERM counts as an interrupt: a run ends what it started, and writes its report.
     interrupts.watch()
     try:
         status = app(standalone_mode=False)

@@ -48,7 +48,7 @@ def exec(
 ) -> None:
     """Run a program with another TCP transport (needs root).
 
-    All TCP sockets of the program get the settings before their first packet. At its end, stderr tells what its
+    All TCP sockets of the program get the settings before their first packet. At its end, stderr has what its
     connections really had. Stdout and the exit status are the program's.
     """
     if not context.args:
@@ -112,7 +112,7 @@ def write_report(path: Path, facts: dict[str, Any]) -> None:
 
 
 def multipath(folder: Path, environment: dict[str, str]) -> Path:
-    """Has programs with this environment ask for Multipath TCP; gives the file in which they tell the number of
+    """Has programs with this environment ask for Multipath TCP; gives the file in which they write the number of
     subflows of each connection that they close (0: it fell back to plain TCP)."""
     if not MPTCP_ENABLED.exists() or MPTCP_ENABLED.read_text().strip() != "1":
         raise PrerequisiteMissing(

@@ -329,7 +329,7 @@ def curves(found: Sequence[Summary], points: Sequence[Any], axis: str, label: st
     """A measure over the axis: a colour for each curve, a dash for each world, intervals shaded."""
     points = [point for point in points if point.counts]
     slow = any(getattr(point, "dilation", 1) > 1 for point in points)
-    undone = ", slow motion undone" if slow and found[0].unit in (*RATES, *TIMES) else ""
+    undone = ", dilation removed" if slow and found[0].unit in (*RATES, *TIMES) else ""
     drawn, (axes,) = figure(3, ylabel=label + undone, xlabel=axis.rpartition(".")[2])
     lines: dict[tuple[str, str], list[Summary]] = {}
     for one in found:
