@@ -124,7 +124,7 @@ wheel: setup           ## target/wheels: a wheel with the eBPF programs, an sdis
 test-wheel: wheel      ## the wheel in environments without cargo, clang and this checkout; as root the lab, too
 	$(BIN)/python -m pytest -m wheel --must-run tests/test_wheel.py
 
-pictures: setup        ## make the pictures of the documentation anew, two minutes; needs chromium
+pictures: site         ## make the pictures of the documentation anew, two minutes; needs chromium
 	$(BIN)/python tools/pictures.py
 
 docs:                  ## draw the generated documents anew

@@ -1,9 +1,9 @@
-"""Make the pictures of the documentation anew: the report, `mission top`, the live page, the console.
+"""Make the pictures of the documentation anew: the report, `mission top`, the live page, the console, the site.
 
     python tools/pictures.py [FOLDER]
 
 It runs the two jobs of `mission demo` and a service, two minutes in all, and needs Chromium. The default folder is
-docs/pictures. Exit status: 0: done; 3: there is no Chromium.
+docs/pictures. Exit status: 0: done; 3: there is no Chromium, or no site.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from mission_control.cli.show import LiveTable
 from mission_control.experiments.engine import Observer
 
 PICTURES = Path(__file__).parent.parent / "docs" / "pictures"
+SITE = PICTURES.parent.parent / "target" / "site" / "index.html"
 WIDTH = 1000
 COLOURS = 256
 """Of a picture: enough for plots and smooth letters, and a third of the bytes."""
@@ -145,6 +146,14 @@ def live_page(folder: Path, found: list[Status]) -> None:
             save(shown, name, folder)
 
 
+def site(folder: Path) -> None:
+    """Take the first page of the documentation."""
+    with browser(WIDTH) as shown:
+        shown.open(SITE.as_uri())
+        shown.until("document.readyState === 'complete'")
+        save(shown, "documentation", folder, height=900)
+
+
 def service(folder: Path) -> None:
     """Take the console of a service whose transfers all move."""
     with serving_processes(None, 1) as own, console.members(own, MEMBERS, TRANSFERS // MEMBERS), browser() as shown:
@@ -156,6 +165,9 @@ def service(folder: Path) -> None:
 
 def main() -> int:
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else PICTURES
+    if not SITE.exists():
+        print(f"{SITE} is missing: use make pictures", file=sys.stderr)
+        return 3
     if chromium() is None:
         print("there is no chromium on the path (Debian: chromium)", file=sys.stderr)
         return 3
@@ -168,6 +180,7 @@ def main() -> int:
     top(folder, half)
     live_page(folder, half)
     service(folder)
+    site(folder)
     return 0
 
 
