@@ -110,7 +110,10 @@ def kernel() -> Iterator[Finding]:
         yield Finding("dctcp", "warn", "processes without privileges may not use it", f"{do}; only where switches mark")
     rate = _native.link_rate()
     if rate is None:
-        do = "export MISSION_LINK_RATE=10Gbit/s for workers, or senders leave the last part of shares to TCP"
+        do = (
+            "export MISSION_LINK_RATE=10Gbit/s for workers; without it TCP divides a full uplink of a sender, by flows "
+            "and not by shares. On one host it does not matter"
+        )
         yield Finding("link rate", "warn", "the driver does not say", do)
     else:
         yield Finding("link rate", "ok", f"{rate / 1e6:g} Mbit/s")
@@ -134,7 +137,8 @@ def configuration() -> Iterator[Finding]:
         yield Finding("data port", "fail", str(error), "")
         return
     if ports == [0]:
-        yield Finding("data port", "ok", "any that is free; behind a firewall set DASK_MISSION_CONTROL__PORT=9900:9999")
+        do = "behind a firewall set DASK_MISSION_CONTROL__PORT=9900:9999"
+        yield Finding("data port", "ok", f"workers that this shell starts take any free port; {do}")
         return
     free = [port for port in ports[:PEERS] if is_free(port)]
     named = f"{ports[0]} to {ports[-1]}" if len(ports) > 1 else f"{ports[0]}"
@@ -289,7 +293,9 @@ def ports(client: Any, workers: Mapping[str, Any]) -> list[Finding]:
     answers = client.run(unreachable, tried, workers=list(addresses), on_error="return")
     failing = {worker: got for worker, got in answers.items() if not isinstance(got, dict) or got}
     if not failing:
-        return [Finding("data ports", "ok", f"each worker reaches those of {len(tried)} workers")]
+        listening = ", ".join(sorted({address.rpartition(":")[2] for address in tried.values()}))
+        found = f"each worker reaches those of {len(tried)} workers: {listening}"
+        return [Finding("data ports", "ok", found)]
     worker, got = next(iter(failing.items()))
     shown = "; ".join(f"{address}: {why}" for address, why in got.items()) if isinstance(got, dict) else one_line(got)
     do = "open them in the firewall; DASK_MISSION_CONTROL__PORT=9900:9999 gives workers a range"
