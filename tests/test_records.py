@@ -41,3 +41,11 @@ def test_the_last_record_of_a_kind_is_found_while_it_is_kept():
     for _ in range(100):
         log.add({"kind": "text", "text": "x" * 100})
     assert log.last("job-ended", job="job-0") is None
+
+
+def test_records_of_a_kind_are_found_the_newest_first():
+    log = Log()
+    for number in range(3):
+        log.add({"kind": "job-ended", "job": f"job-{number}"})
+        log.add({"kind": "text", "text": "job-ended"})
+    assert [own["job"] for own in log.newest("job-ended")] == ["job-2", "job-1", "job-0"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import os
 import signal
 import subprocess
@@ -253,6 +254,10 @@ def test_a_shuffle_is_explained_after_its_job_is_over(client):
     assert json.loads(mission("explain", "over", "--json", "--scheduler", client.scheduler.address).stdout)["ended"]
     never = mission("explain", "never", "--scheduler", client.scheduler.address)
     assert never.returncode == 2 and "there is no job 'never' now" in never.stderr
+    # Whoever does not know the name finds it.
+    assert re.search(r"ended and still on record: (.*, )?over\b", never.stderr)
+    jobs = mission("jobs", "--json", "--scheduler", client.scheduler.address)
+    assert "over" in json.loads(jobs.stdout)["ended"]
 
 
 def test_only_some_outputs_are_wanted(client):

@@ -120,6 +120,7 @@ def test_nothing_here_builds(installed):
 def test_the_demo_runs(installed):
     found = json.loads(installed.run("mission demo --json"))
     assert found["program"]["items"] == found["program"]["bytes"] // 32
+    assert found["program"]["carrier"] == "mission"
     assert found["jobs"]["ok"] and found["jobs"]["valid"]
     agreed = [
         one for job in found["jobs"]["jobs"] for own in job["transfers"] for one in own["transport"]["negotiated"]
