@@ -9,15 +9,21 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import dask.dataframe as dd
+import pandas as pd
 import pytest
+from distributed import Client, LocalCluster
 
 import mission_control
 from mission_control import docs
 from mission_control.bench import report
+from tests.test_cli_edges import commands as commands_of_mission
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
@@ -40,7 +46,7 @@ def cases() -> list[object]:
             by_marks.setdefault(frozenset(marks), []).extend(commands)
         for marks, commands in by_marks.items():
             name = "-".join([page.stem, *sorted(marks)])
-            use = [getattr(pytest.mark, mark) for mark in marks]
+            use = [getattr(pytest.mark, mark) for mark in marks - {"cluster"}]
             if {"lab", "long"} <= marks:
                 # `make test-lab` has no time for it; `make long` runs it for root.
                 use = [
@@ -48,14 +54,34 @@ def cases() -> list[object]:
                     pytest.mark.timeout(2 * COMMAND_S),
                     pytest.mark.skipif(os.geteuid() != 0, reason="a lab needs root"),
                 ]
-            made.append(pytest.param(commands, id=name, marks=use))
+            made.append(pytest.param(page, commands, "cluster" in marks, id=name, marks=use))
     return made
 
 
-@pytest.mark.parametrize("commands", cases())
-def test_the_commands_of_a_page_run(commands, tmp_path):
+def files(page: Path) -> dict[str, str]:
+    """Return the programs of a page that have a name."""
+    return dict(re.findall(r"^```python (\w+\.py)\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL))
+
+
+@pytest.fixture
+def cluster() -> Iterator[str]:
+    """Start a cluster with Mission Control, on which the job `report` has shuffled; return its address."""
+    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as own, Client(own) as client:
+        mission_control.install(client)
+        frame = dd.from_pandas(pd.DataFrame({"key": range(1000), "value": 1}), npartitions=4)
+        with mission_control.job("report", client=client):
+            assert len(frame.shuffle("key", shuffle_method="p2p").compute()) == 1000
+        yield own.scheduler_address
+
+
+@pytest.mark.parametrize(("page", "commands", "on_cluster"), cases())
+def test_the_commands_of_a_page_run(page, commands, on_cluster, tmp_path, request):
     (tmp_path / "scenarios").symlink_to(ROOT / "scenarios")
+    for name, text in files(page).items():
+        (tmp_path / name).write_text(text)
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    if on_cluster:
+        environment["DASK_SCHEDULER_ADDRESS"] = request.getfixturevalue("cluster")
     named = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True, "timeout": COMMAND_S}
     try:
         for command in commands:
@@ -67,10 +93,28 @@ def test_the_commands_of_a_page_run(commands, tmp_path):
             subprocess.run(f"mission lab down {lab}", shell=True, **named)
 
 
+def indented(page: Path) -> list[str]:
+    """Return the commands of `mission` in the indented blocks of a page, without comments and prompts."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL).replace("\\\n", " ")
+    lines = re.findall(r"^    (?:PYTHONPATH=\. )?(mission .+)$", text, re.MULTILINE)
+    # Three dots stand for options that the page has named before.
+    return [line for line in lines if ".." not in line and not re.match(r"mission \d", line)]
+
+
+@pytest.mark.parametrize("page", [page for page in LINKED if indented(page)], ids=lambda page: page.name)
+def test_commands_that_are_not_run_are_parsed(page, monkeypatch, tmp_path):
+    known = commands_of_mission()
+    monkeypatch.chdir(tmp_path)
+    for line in indented(page):
+        words = shlex.split(line.partition(" | ")[0], comments=True)[1:]
+        path = next(path for n in (2, 1) if (path := " ".join(words[:n])) in known)
+        known[path].make_context(path, words[len(path.split()) :]).close()
+
+
 @pytest.mark.parametrize(("page", "says"), (("tutorial/first-program.md", "8000"), ("how-to/policy.md", "6")))
 def test_the_program_of_a_page_runs(page, says, tmp_path):
     text = (ROOT / "docs" / page).read_text()
-    (tmp_path / "program.py").write_text(text.split("```python\n")[1].split("```")[0])
+    (tmp_path / "program.py").write_text(re.split(r"```python.*\n", text)[1].split("```")[0])
     done = subprocess.run([sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout.strip()) == (0, says), done.stderr
 
