@@ -39,7 +39,7 @@ def test_a_fetch_that_runs_ends_when_its_data_plane_closes(endpoint):
         reads.join(20)
         assert not reads.is_alive()
         over.set()
-    assert len(errors) == 1 and "closes" in errors[0]
+    assert len(errors) == 1 and "is closing" in errors[0]
     with pytest.raises(RuntimeError, match="closed"):
         reader.resources()
 

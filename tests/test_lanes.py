@@ -107,10 +107,10 @@ def test_a_job_at_eight_gets_most_of_a_slow_sender():
     with (
         # Two messages have more frames than a host has slots, so both jobs have waiting chunks.
         dask.config.set({"distributed.worker.transfer.message-bytes-limit": "16MiB"}),
+        dask.config.set({"mission-control.send-limit": "160Mbit/s"}),
         LocalCluster(n_workers=2, memory_limit="3GiB", **options) as cluster,
         Client(cluster) as client,
     ):
-        client.run(send_slowly)
         mission_control.install(client)
         one, two = client.scheduler_info()["workers"]
         gate = Event("gate", client=client)
@@ -141,13 +141,6 @@ def test_a_job_at_eight_gets_most_of_a_slow_sender():
 def noted_total(name: str, arrays: list[np.ndarray], opened: bool) -> int:
     vars(get_worker()).setdefault("ends", []).append(name)
     return total(arrays)
-
-
-def send_slowly() -> None:
-    from mission_control import _native
-
-    made = _native.Endpoint
-    _native.Endpoint = lambda *args, **named: made(*args, send_limit=20_000_000, **named)  # type: ignore[misc,assignment]
 
 
 def test_uninstall_gives_the_worker_back_as_it_was(client):

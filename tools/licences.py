@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,11 @@ ROOT = "mission-python"
 TEXTS = ("LICENSE*", "LICENCE*", "COPYING*", "COPYRIGHT*", "NOTICE*", "UNLICENSE*")
 COPIED = (
     # auditwheel copies this library into the wheel; the distribution keeps its licence here.
-    ("libelf", "LGPL-3.0-or-later OR GPL-2.0-or-later", "/usr/share/doc/libelf1/copyright"),
+    ("libelf", "LGPL-3.0-or-later OR GPL-2.0-or-later", "/usr/share/doc/libelf1*/copyright"),
     # Maven puts it into mission-control.jar; the text is that of Mission Control's own licence.
     ("gson", "Apache-2.0", "LICENSE"),
 )
-"""What no crate brings: name, licence, file with the text."""
+"""What no crate brings: name, licence, pattern of the file with the text."""
 
 
 def crates() -> list[dict[str, Any]]:
@@ -58,9 +59,10 @@ def main() -> int:
     for own in linked:
         for file, text in texts(Path(own["manifest_path"]).parent).items():
             bodies.setdefault(text, []).append(f"{own['name']} {own['version']}, {file}")
-    for name, _, file in COPIED:
-        if not Path(file).exists():
-            print(f"licences: {file} is missing, which has the licence of {name}", file=sys.stderr)
+    for name, _, pattern in COPIED:
+        file = next(iter(sorted(glob(pattern))), None)
+        if file is None:
+            print(f"licences: {pattern} is missing, which has the licence of {name}", file=sys.stderr)
             return 1
         bodies.setdefault(Path(file).read_text(errors="replace").strip(), []).append(name)
     for text, owners in bodies.items():

@@ -358,7 +358,12 @@ def cluster_with(mode: str, memory: int, silence_logs: int = logging.WARNING) ->
     """Start a cluster of one mode, whose workers have so many bytes of memory each."""
     from distributed import Client, LocalCluster
 
-    options = {"n_workers": WORKERS, "threads_per_worker": 1, "dashboard_address": ":0", "memory_limit": memory}
+    options = {
+        "n_workers": WORKERS,
+        "threads_per_worker": 1,
+        "dashboard_address": "127.0.0.1:0",
+        "memory_limit": memory,
+    }
     options |= {"silence_logs": silence_logs}
     quiet = {"dataframe.shuffle.method": "p2p", "distributed.worker.profile.enabled": False}
     # It warns of each shuffle's begin and end.

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -19,6 +20,8 @@ from typing import Any
 
 from mission_control.environment import describe
 
+ENDS_WITHIN_S = 60.0
+"""An interrupted command has this time to take down its lab, which takes some seconds for 48 hosts."""
 Found = tuple[float | None, float | None, float | None]
 """Value, lowest, highest; each may be absent."""
 
@@ -81,9 +84,11 @@ def of_study(kind: str, measure: str, variant: str) -> Callable[[str], Found]:
         found = [one for one in entries if (one["measure"], one["variant"]) == (measure, variant)]
         if not found:
             raise LookupError(f"the study has no {measure} of {variant}")
+        if any(one["median"] is None for one in found):
+            raise LookupError(f"no run of {variant} counts")
         if len(found) == 1:
             low, high = found[0]["low"], found[0]["high"]
-            return found[0]["median"], *((low, high) if low < high else (None, None))
+            return found[0]["median"], *((None, None) if None in (low, high) or low == high else (low, high))
         medians = [one["median"] for one in found]
         return None, min(medians), max(medians)
 
@@ -209,8 +214,9 @@ def measure(names: Sequence[str], say: Callable[[str], None] = lambda _: None) -
 
     Returns:
         ``rows``: name, question, unit, command, and value, lowest, highest (each may be ``None``), or ``why`` there are
-        none; ``environment``.
+        none; ``environment``; ``interrupted``: somebody stopped it, and this is what was measured until then.
     """
+    interrupted = False
     printed: dict[str, str | None] = {}
     rows: list[dict[str, Any]] = []
     for row in ROWS:
@@ -229,7 +235,10 @@ def measure(names: Sequence[str], say: Callable[[str], None] = lambda _: None) -
             rows.append({**entry, "value": value, "lowest": lowest, "highest": highest})
         except (LookupError, ValueError, StopIteration) as error:
             rows.append({**entry, "why": str(error) or type(error).__name__})
-    return {"rows": rows, "environment": describe()}
+        except KeyboardInterrupt:
+            interrupted = True
+            break
+    return {"rows": rows, "environment": describe(), "interrupted": interrupted}
 
 
 def output(command: str) -> str:
@@ -243,10 +252,20 @@ def output(command: str) -> str:
         words = [sys.executable, "-m", "mission_control", *words[1:], "--json"]
     else:
         words = [sys.executable, *words[1:]]
-    done = subprocess.run(words, stdout=subprocess.PIPE, text=True)
-    if done.returncode == 130:
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as running:
+        try:
+            printed, _ = running.communicate()
+        except KeyboardInterrupt:
+            # It takes down its labs and clusters; a terminal has interrupted it, too.
+            running.send_signal(signal.SIGINT)
+            try:
+                running.communicate(timeout=ENDS_WITHIN_S)
+            except subprocess.TimeoutExpired:
+                running.kill()
+            raise
+    if running.returncode == 130:
         raise KeyboardInterrupt
     # Status 1 is of an expectation that did not hold: the number is there, and counts.
-    if done.returncode not in (0, 1) or not done.stdout.strip():
-        raise LookupError(f"it ended with status {done.returncode}")
-    return done.stdout
+    if running.returncode not in (0, 1) or not printed.strip():
+        raise LookupError(f"it ended with status {running.returncode}")
+    return printed

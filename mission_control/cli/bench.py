@@ -570,8 +570,17 @@ def report(
     names = [row.name for row in ROWS]
     for name in only or ():
         one_of("--only", [name], names, names)
-    if (result := measured(as_json, lambda: measure(only or names, say))) is None:
-        return
+    result = measure(only or names, say)
+    if as_json:
+        print(json.dumps(result))
+    else:
+        print_report(result)
+    if result["interrupted"]:
+        raise KeyboardInterrupt
+
+
+def print_report(result: dict[str, Any]) -> None:
+    """Print the rows as the table of the front page."""
     print("| question | value | lowest | highest | unit | command |")
     print("|---|---|---|---|---|---|")
     for row in result["rows"]:

@@ -42,10 +42,10 @@ def demo(
         print(json.dumps({"program": program, "jobs": result.dumped()}))
     else:
         print_jobs(result)
+    held = result.ok and result.valid and not result.interrupted
+    if held and not as_json:
         print_end(program, result)
-    if result.interrupted:
-        return 130
-    return 0 if result.ok and result.valid else 1
+    return 0 if held else 130 if result.interrupted else 1
 
 
 def say_nothing(line: str) -> None:

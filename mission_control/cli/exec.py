@@ -67,7 +67,8 @@ def exec(
         raise BadInput(str(error)) from None
     require()
     if report is not None:
-        write_report(report, {})  # before the program runs: afterwards its result would be lost
+        # Before the program runs: afterwards its result would be lost. What the file has stays until then.
+        write_report(report, None)
     with ExitStack() as stack:
         available = AVAILABLE.read_text().split()
         environment = dict(os.environ)
@@ -99,14 +100,15 @@ def exec(
     raise typer.Exit(status if status >= 0 else 128 - status)
 
 
-def write_report(path: Path, facts: dict[str, Any]) -> None:
-    """Write the file of ``--report``.
+def write_report(path: Path, facts: dict[str, Any] | None) -> None:
+    """Write the file of ``--report``; ``None``: only check that it can be written.
 
     Raises:
         BadInput: It cannot be written.
     """
     try:
-        path.write_text(json.dumps(facts))
+        with path.open("a" if facts is None else "w") as file:
+            file.write("" if facts is None else json.dumps(facts))
     except OSError as error:
         raise BadInput(f"--report {path} cannot be written ({error.strerror}); choose another file") from None
 

@@ -280,8 +280,13 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
     async def on_ended(self, job: str | None = None, most: int = 10) -> Any:
         """Return the record of the last ended job of this name; ``None``: names of the ``most`` that ended last."""
         if job is None:
-            names = dict.fromkeys(record["job"] for record in self.log.newest("job-ended"))
-            return list(itertools.islice(names, most))
+            names: list[str] = []
+            for ended in self.log.newest("job-ended"):
+                if len(names) == most:
+                    break
+                if ended["job"] not in names:
+                    names.append(ended["job"])
+            return names
         record = self.log.last("job-ended", job=job)
         return {**record, "ended": record["time"]} if record is not None else None
 

@@ -447,9 +447,12 @@ def send_limit() -> int | None:
     if given is None:
         return None
     try:
-        return max(1, _native.parse_rate(str(given)) // 8)
+        limit = _native.parse_rate(str(given)) // 8
     except ValueError as error:
         raise ValueError(f"mission-control.send-limit: {error}") from None
+    if limit == 0:
+        raise ValueError(f"mission-control.send-limit is {given!r}: give a rate above 0, or leave it out for no limit")
+    return limit
 
 
 def ignored(**said: Any) -> None:

@@ -157,7 +157,7 @@ mod tests {
         );
         assert!(look("sort=colour").unwrap_err().contains("use rate, left"));
         assert!(look("offset=-1").unwrap_err().contains("a number"));
-        assert!(look("colour=red").unwrap_err().contains("there are q"));
+        assert!(look("colour=red").unwrap_err().contains("use q, cluster"));
         assert!(most("most=x", "most", 1).is_err());
         assert_eq!(most("", "most", 1), Ok(1));
         assert_eq!(jobs("jobs=3&q=A+b"), Ok((3, vec!["a".into(), "b".into()])));

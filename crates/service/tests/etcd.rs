@@ -312,7 +312,7 @@ fn with_tls_both_ends_show_who_they_are() {
         assert!(matches!(settings(ca, own).store().unwrap().load(), Err(Failure::Unknown(_))), "{ca:?} {own}");
     }
     assert!(settings(None, true).store().err().unwrap().contains("--store-ca"));
-    assert!(settings(Some("nonsense"), true).store().err().unwrap().contains("there is none"));
+    assert!(settings(Some("nonsense"), true).store().err().unwrap().contains("the file has no certificate"));
     member.kill().unwrap();
     member.wait().unwrap();
     let _ = std::fs::remove_dir_all(&folder);
