@@ -290,7 +290,8 @@ def print_jobs_of(result: Result) -> None:
     for job in result.jobs:
         took = f"{job.seconds:.2f} s" if job.seconds is not None else "not finished"
         again = f", {job.recomputed} recomputed" if job.recomputed else ""
-        print(f"{job.name}: {took}{share_of(vars(job))}{again}")
+        got = f", got {job.share:.0%} of the bytes" if job.share is not None and len(result.jobs) > 1 else ""
+        print(f"{job.name}: {took}{share_of(vars(job))}{got}{again}")
         for transfer in job.transfers:
             moved, stayed = _native.format_bytes(transfer.bytes), _native.format_bytes(transfer.local_bytes)
             stages = f"{transfer.from_} -> {transfer.to}"
