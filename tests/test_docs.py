@@ -40,7 +40,7 @@ def blocks(page: Path) -> list[tuple[set[str], list[str]]]:
 
 def cases() -> list[object]:
     made = []
-    for page in PAGES:
+    for page in LINKED:
         by_marks: dict[frozenset[str], list[str]] = {}
         for marks, commands in blocks(page):
             by_marks.setdefault(frozenset(marks), []).extend(commands)
