@@ -32,4 +32,4 @@ def test_each_mode_of_a_shuffle_is_a_row():
 
 def test_a_query_nobody_knows_is_refused_in_one_line():
     done = mission("bench", "queries", "--query", "q99")
-    assert done.returncode == 2 and done.stderr.startswith("mission: --query: one of q1,")
+    assert done.returncode == 2 and done.stderr.startswith("mission: --query q99: unknown; use one of q1,")

@@ -156,7 +156,7 @@ def test_questions_that_make_no_sense_are_answered_by_what_there_is():
         for query, said in [
             ("transfers?sort=colour", "use rate"),
             ("transfers?most=-1", "a number"),
-            ("transfers?colour=red", "there are q"),
+            ("transfers?colour=red", "use q, cluster"),
             ("history?most=x", "most=NUMBER"),
         ]:
             status, text = get(f"{address}/v1/{query}", token)

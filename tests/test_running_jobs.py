@@ -74,7 +74,7 @@ def test_what_cannot_be_set_is_refused_and_nothing_changes(client, scheduler):
     with mission_control.job("stays", priority=2):
         client.submit(produce, 0, pure=False).result()
         for words, code, said in [
-            (["stays"], 2, "give --transport or --priority"),
+            (["stays"], 2, "give --transport NAME or --priority X"),
             (["absent", "--priority", "1"], 2, "there is no job 'absent'"),
             (["stays", "--priority", "0"], 2, "use a number above 0"),
             (["stays", "--priority", "nan"], 2, "use a number above 0"),

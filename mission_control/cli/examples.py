@@ -106,5 +106,6 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "bench console": ("mission bench console --pictures /tmp/pictures",),
     "bench decisions": ("mission bench decisions --json",),
     "bench incast": ("mission bench incast --settings 5 --seed 2",),
+    "bench report": ("mission bench report --only share --only idle", "mission bench report --json"),
     "bench advice": ("mission bench advice --settings 3 --seed 2",),
 }
