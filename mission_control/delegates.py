@@ -79,7 +79,7 @@ class Step:
 
 
 class _Pickler(cloudpickle.Pickler):
-    """A pickler that records futures and references. A future is replaced by a placeholder for its result."""
+    """A pickler that records futures and references. A future is pickled as the key of its result."""
 
     def __init__(self, file: io.BytesIO):
         super().__init__(file, protocol=5)

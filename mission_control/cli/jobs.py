@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from mission_control import _native
 from mission_control.cli import service as of_service
-from mission_control.cli.options import Json, not_empty
+from mission_control.cli.options import Json, NewPriority, NewTransport, not_empty
 from mission_control.cli.service import AllClusters, Token
 from mission_control.cli.show import print_jobs
 from mission_control.scenario import BadInput
@@ -72,16 +71,8 @@ def jobs(
 def change(
     context: typer.Context,
     job: Annotated[str, typer.Argument(metavar="JOB", help="Name of the job, e.g. sort; with --service CLUSTER/JOB")],
-    transport: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help=f"Transport from the next chunk on: auto, {', '.join(_native.transports())} [unchanged]",
-        ),
-    ] = None,
-    priority: Annotated[
-        float | None, typer.Option(metavar="X", help="Priority, a number above 0, at most 1e9, e.g. 2.5 [unchanged]")
-    ] = None,
+    transport: NewTransport = None,
+    priority: NewPriority = None,
     scheduler: Scheduler = None,
     service: AllClusters = None,
     token_file: Token = None,

@@ -10,9 +10,19 @@ from typing import Annotated
 
 import typer
 
+from mission_control import _native
 from mission_control.errors import BadInput
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout; notes go to stderr")]
+NewPriority = Annotated[
+    float | None, typer.Option(metavar="X", help="Priority, a number above 0, at most 1e9, e.g. 2.5 [unchanged]")
+]
+NewTransport = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", help=f"Transport from the next chunk on: auto, {', '.join(_native.transports())} [unchanged]"
+    ),
+]
 JsonLines = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, one document per line")]
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from mission_control import _native
-from mission_control.cli.options import Json
+from mission_control.cli.options import Json, NewPriority, NewTransport
 from mission_control.errors import BadInput, EnvironmentFailed
 from mission_control.service.asking import Asking
 
@@ -76,16 +76,8 @@ def change(
     job: Annotated[
         str, typer.Argument(metavar="CLUSTER/JOB", help="Cluster and job, as mission service status prints them")
     ],
-    priority: Annotated[
-        float | None, typer.Option(metavar="X", help="Priority, a number above 0, at most 1e9, e.g. 2.5 [unchanged]")
-    ] = None,
-    transport: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help=f"Transport from the next chunk on: auto, {', '.join(_native.transports())} [unchanged]",
-        ),
-    ] = None,
+    priority: NewPriority = None,
+    transport: NewTransport = None,
     service: Where = None,
     token_file: Token = None,
     as_json: Json = False,
