@@ -3,6 +3,7 @@
 use super::{MESSAGE_BYTES, Peer, Role, SLOW_PEER, Said, Shared};
 use crate::local::{Incoming, Outgoing};
 use std::os::unix::net::UnixStream;
+use std::time::Instant;
 
 impl Shared {
     pub(super) fn follow(&self, stream: UnixStream, generation: u64) {
@@ -36,6 +37,7 @@ impl Shared {
         if state.epoch == epoch {
             state.epoch += 1;
             state.role = Role::Electing;
+            state.lost_at = Some(Instant::now());
             state.inbox.push_back(Said::Lost);
         }
         drop(state);

@@ -37,6 +37,20 @@ fn joined(arbiter: &Arbiter, remote: bool) {
     }
 }
 
+/// Waits until a process that has lost its arbiter has another, or is it.
+fn joined_again(arbiter: &Arbiter) {
+    let (end, mut lost) = (Instant::now() + Duration::from_secs(10), false);
+    loop {
+        match arbiter.next() {
+            Some(Said::Lost) => lost = true,
+            Some(Said::Joined { .. }) if lost => return,
+            Some(_) => {}
+            None => thread::sleep(Duration::from_millis(1)),
+        }
+        assert!(Instant::now() < end, "it has lost its arbiter: {lost}");
+    }
+}
+
 const SOON: Duration = Duration::from_secs(5);
 const NOT: Duration = Duration::from_millis(100);
 
@@ -66,9 +80,7 @@ fn a_lost_connection_returns_its_slots_and_a_lost_arbiter_is_replaced() {
     joined(&third, true);
     // The arbiter goes; the second reports to its successor that it still holds both slots.
     drop(first);
-    while !second.gives_out() && !third.gives_out() {
-        thread::sleep(Duration::from_millis(1));
-    }
+    joined_again(&second);
     for ticket in [11, 12] {
         second.send(ToArbiter::Held { ticket, group: 1, member: 1 });
     }
@@ -80,6 +92,19 @@ fn a_lost_connection_returns_its_slots_and_a_lost_arbiter_is_replaced() {
         want(&third, 3);
         assert!(granted(&third, 3, SOON));
     }
+}
+
+#[test]
+fn a_process_that_loses_its_arbiter_keeps_its_neighbours_during_the_election() {
+    let key = cluster();
+    let (first, second, third) = (arbiter(&key), arbiter(&key), arbiter(&key));
+    drop(first);
+    // Through every state of the election, and until the other has followed.
+    let end = Instant::now() + Duration::from_secs(10);
+    while !second.gives_out() && !third.gives_out() {
+        assert!(second.has_neighbours() && third.has_neighbours() && Instant::now() < end);
+    }
+    assert!(second.has_neighbours() && third.has_neighbours());
 }
 
 #[test]

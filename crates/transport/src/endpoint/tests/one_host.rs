@@ -140,7 +140,7 @@ fn an_object_of_more_parts_than_one_answer_carries_comes_in_several() {
         let expected = order.iter().map(|(_, part)| &contents[*part as usize]);
         assert!(fetched.parts.iter().zip(expected).all(|(part, own)| part.bytes() == own));
         let facts = reader.fetcher.transfers().remove(0).transport;
-        assert_eq!(facts.bytes, [(Transport::Shm, 15_000 * 20)].into());
+        assert_eq!(facts.bytes, [(Transport::Shm, 15_000 * 20)].into(), "{facts:?}");
     }
 }
 
