@@ -1,5 +1,6 @@
-"""Generates documents in docs/reference: scenario.md from the model, defaults.md from core's table, command-line.md
-from the commands, python.md from docstrings.
+"""Generates documents. In docs/reference: scenario.md from the model, defaults.md from core's table, command-line.md
+from the commands, python.md from docstrings. In docs/measurements: the table of a subject from the pages of its
+questions.
 
 `python -m mission_control.docs` writes them; `--check` only reports which are out of date.
 """
@@ -22,7 +23,9 @@ from mission_control import _native
 from mission_control.scenario import Scenario
 from mission_control.workloads import WORKLOADS
 
-FOLDER = Path(__file__).parent.parent / "docs" / "reference"
+DOCS = Path(__file__).parent.parent / "docs"
+QUESTIONS = re.compile(r"(<!-- questions: .*? -->\n).*(<!-- end -->\n)", re.DOTALL)
+"""Where the table of a subject of measurements lies on its page."""
 
 
 def scenario() -> str:
@@ -221,23 +224,40 @@ def paragraphs(text: str) -> Iterator[str]:
     yield ""
 
 
+def measurements(subject: Path) -> str:
+    """Return the page of a subject, with a table of its questions: answers and dates as their pages have them."""
+    text = subject.read_text()
+    rows = ["", "| question | answer | measured |", "|---|---|---|"]
+    for name in re.findall(rf"^{subject.stem}/[\w-]+$", text, re.MULTILINE):
+        title, answer, *rest = (subject.parent / f"{name}.md").read_text().split("\n\n")
+        question = title.removeprefix("# ").strip()
+        # To the end of the first sentence; its links are relative to its own page.
+        answer = re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", answer)
+        first = re.split(r"(?<=\.) (?=[A-Z\d`*(\[])", " ".join(answer.split()))[0].removesuffix(".")
+        day = re.search(r"\d{4}-\d\d-\d\d", "\n".join(rest))
+        rows.append(f"| [{question}]({name}.md) | {first} | {day[0] if day else ''} |")
+    table = "\n".join([*rows, "", ""])
+    return QUESTIONS.sub(lambda around: around[1] + table + around[2], text)
+
+
 def main() -> int:
     stale = []
+    reference = DOCS / "reference"
     generated = {
-        "scenario.md": scenario(),
-        "defaults.md": defaults(),
-        "command-line.md": command_line(),
-        "python.md": python(),
+        reference / "scenario.md": scenario(),
+        reference / "defaults.md": defaults(),
+        reference / "command-line.md": command_line(),
+        reference / "python.md": python(),
+        **{subject: measurements(subject) for subject in sorted((DOCS / "measurements").glob("*.md"))},
     }
-    for name, text in generated.items():
-        path = FOLDER / name
+    for path, text in generated.items():
         if path.exists() and path.read_text() == text:
             continue
-        stale.append(name)
+        stale.append(str(path.relative_to(DOCS.parent)))
         if "--check" not in sys.argv:
             path.write_text(text)
     if stale and "--check" in sys.argv:
-        print(f"docs/reference/{', docs/reference/'.join(stale)}: out of date; run 'make docs'", file=sys.stderr)
+        print(f"{', '.join(stale)}: out of date; run 'make docs'", file=sys.stderr)
         return 1
     return 0
 

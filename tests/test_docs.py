@@ -137,8 +137,12 @@ def test_links_lead_somewhere(page):
 
 def test_every_page_is_in_the_sites_contents():
     index = ROOT / "docs" / "index.md"
-    listed = set(re.findall(r"^([a-z-]+(?:/[a-z0-9-]+)*)$", index.read_text(), re.MULTILINE))
-    assert listed == {str(page.relative_to(index.parent).with_suffix("")) for page in PAGES if page != index}
+    listed = []
+    for page in PAGES:
+        for contents in re.findall(r"^```{toctree}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
+            names = re.findall(r"^[a-z0-9-]+(?:/[a-z0-9-]+)*$", contents, re.MULTILINE)
+            listed += [page.parent / f"{name}.md" for name in names]
+    assert sorted(listed) == [page for page in PAGES if page != index]
 
 
 def test_the_front_page_of_measurements_has_the_numbers_of_the_report():
@@ -150,3 +154,11 @@ def test_the_front_page_of_measurements_has_the_numbers_of_the_report():
 def test_every_public_name_is_on_the_page_of_python():
     listed = [name for names in docs.PYTHON.values() for name in names]
     assert sorted(listed) == sorted(mission_control.__all__)
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "measurements").glob("*/*.md")), ids=lambda page: page.stem)
+def test_a_measurement_is_a_question_and_begins_with_its_answer(page):
+    title, answer, *rest = page.read_text().split("\n\n")
+    assert title.startswith("# ") and title.endswith("?")
+    assert answer and not answer.startswith(("|", "Setup:", "#", "```"))
+    assert re.search(r"\b20\d\d-\d\d-\d\d\b", "".join(rest)), "when?"

@@ -48,8 +48,7 @@ const WAIT_SOON: Duration = Duration::from_secs(5);
 const WAIT_MIN: Duration = Duration::from_secs(60);
 const WAIT_MAX: Duration = Duration::from_secs(600);
 /// The initial limit: the only number for which every port is large enough. Four were tried: on a stack without SACK
-/// the first second was one timeout after another (docs/measurements/incast-cure.md, "What did not work in the search
-/// for a limit?").
+/// the first second was one timeout after another (docs/measurements/incast-cure/what-did-not-work.md).
 const START: u32 = 1;
 /// Most flows of a host, whatever their rate.
 pub const FLOWS_MAX: u32 = 256;

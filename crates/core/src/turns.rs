@@ -12,7 +12,7 @@ const PIECES_FROM: u32 = 4;
 /// Pieces of a fragment; and the smallest piece: half of the initial window (RFC 6928), so it arrives one round trip
 /// after its request. Pieces twice as large left a tenth of the link idle in the last round of a block: 16 senders with
 /// a tenth of its rate, 64 kB of each, filled 87 to 91 % of it; these fill 95 to 100 %
-/// (docs/measurements/incast-slow-senders.md, "Do smaller pieces help slow senders?").
+/// (docs/measurements/incast-slow-senders/smaller-pieces.md).
 const PIECES: u64 = 32;
 const PIECE_LEAST: u64 = 8_000;
 

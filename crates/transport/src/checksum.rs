@@ -2,7 +2,7 @@
 //!
 //! A receiver checks each block while it lies in the cache, on the thread that copies it out of the socket. There a CRC
 //! by carry-less multiplication took as long as the copy (10 GiB/s without AVX-512), and XXH3 takes a quarter of that
-//! (docs/measurements/data-path.md, "What was tried for the receiver?").
+//! (docs/measurements/data-path/what-was-tried-for-the-receiver.md).
 
 use mission_core::defaults::BLOCK_BYTES;
 

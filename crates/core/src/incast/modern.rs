@@ -1,7 +1,7 @@
 //! Incast on kernels of today: equation 4 with its alpha explained.
 //!
 //! The papers fit alpha, the fraction of an RTO in which the link is idle, to each block size and range of senders.
-//! Measured block by block (docs/measurements/incast-model.md, "Incast, block by block"), it follows from four things:
+//! Measured block by block (docs/measurements/incast-model/block-by-block.md), it follows from four things:
 //!
 //! - **Not every block times out.** Losses are repaired without a timeout as long as a flow has some segments in the port.
 //!   That hangs on its fair share of the buffer, `w = buffer / (N segments)`: with selective acknowledgments timeouts
@@ -51,7 +51,7 @@ const TICK_S: f64 = 0.004;
 /// Of stacks with selective acknowledgments: timeouts of a flow in a block where its share of the buffer is nothing; the
 /// share, in segments, from which on there are none of 24 senders, and how much less it is for a fragment of one segment;
 /// the power. Of more senders a larger share is needed: 0.03 timeouts a flow where 47 of 64 kB have 3.7 segments each, and none
-/// where 12 have 3.6 (docs/measurements/incast-model.md, "Larger ports").
+/// where 12 have 3.6 (docs/measurements/incast-model/larger-ports.md).
 const SACK_HAZARD: f64 = 0.8;
 const SACK_SHARE: f64 = 8.0;
 const SACK_SHORT: f64 = 69.0;
