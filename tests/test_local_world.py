@@ -1,9 +1,11 @@
-"""World `local`: what other hosts can reach."""
+"""World `local`: what other hosts can reach, and what its disk has room for."""
 
 from __future__ import annotations
 
 import psutil
+import pytest
 
+from mission_control.errors import BadInput
 from mission_control.scenario import validate
 from mission_control.worlds.local import local
 
@@ -17,3 +19,18 @@ def test_a_run_on_this_machine_listens_on_loopback_only():
     before = listening()
     with local(validate({"topology": {"hosts": 1, "memory_limit": "500 MiB"}})):
         assert listening() - before <= {"127.0.0.1"}
+
+
+@pytest.mark.parametrize("kind", ("sort", "wordcount"))
+def test_files_that_the_disk_has_no_room_for_are_refused_before_any_is_written(kind, tmp_path):
+    data = tmp_path / "run" / "data"
+
+    def workload(**settings):
+        return validate({"workload": {"kind": kind, **settings}}).workload
+
+    workload(size="1 MiB", jobs=3).check_room(data)
+    for settings in ({"size": "4096 TiB"}, {"jobs": 2, "sizes": ["1 MiB", "4096 TiB"]}):
+        with pytest.raises(BadInput, match=rf"{kind}: its files take .* --size"):
+            workload(**settings).check_room(data)
+    # What this host does not have is of the cluster's hosts.
+    workload(size="4096 TiB").check_room(data.parents[-1] / "not-of-this-host" / "data")

@@ -3,6 +3,7 @@ what is measured of jobs."""
 
 from __future__ import annotations
 
+import shutil
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 
 from mission_control import _native
+from mission_control.errors import BadInput
 from mission_control.experiments.result import JobResult, Onset, Point
 
 if TYPE_CHECKING:
@@ -256,7 +258,7 @@ class ClusterSettings(Settings):
             data: folder for the jobs' input and output, shared by all workers.
 
         Raises:
-            BadInput: the workload's input is malformed.
+            BadInput: the workload's input is malformed, or takes more than the disk has.
         """
         raise NotImplementedError
 
@@ -311,6 +313,9 @@ class JobSettings(ClusterSettings):
 class SizedSettings(JobSettings):
     """Base of jobs whose input has a size in bytes."""
 
+    files_per_byte: ClassVar[int] = 0
+    """Bytes of files that a job writes to the data folder, per byte of its size."""
+
     size: Bytes = Field("1 GiB", validate_default=True, ge=100, description="Input per job")
     sizes: Annotated[tuple[Annotated[Bytes, Field(ge=100)], ...], BeforeValidator(several)] = Field(
         (), description="Input of each job, if jobs differ; replaces size"
@@ -318,6 +323,28 @@ class SizedSettings(JobSettings):
 
     def of_job(self, number: int) -> JobSettings:
         return self.model_copy(update={"size": self.sizes[number]}) if self.sizes else self
+
+    def running(self, scenario: Scenario, site: Site, data: Path) -> Running:
+        self.check_room(data)
+        return super().running(scenario, site, data)
+
+    def check_room(self, data: Path) -> None:
+        """Compare the jobs' files with the free bytes of the disk.
+
+        Raises:
+            BadInput: they do not fit.
+        """
+        needed = self.files_per_byte * (sum(self.sizes) or self.size * self.jobs)
+        folder = next(own for own in data.parents if own.exists())
+        if folder == Path(folder.anchor):
+            return  # of a cluster's hosts, not of this one
+        free = shutil.disk_usage(folder).free
+        if needed > free:
+            words = _native.format_bytes
+            raise BadInput(
+                f"{self.kind}: its files take {words(needed)}, and {folder} has {words(free)} free: give a smaller "
+                "--size, or a folder of another disk with --data"
+            )
 
     def check(self, scenario: Scenario) -> None:
         super().check(scenario)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from uuid import uuid4
 
 import numpy as np
@@ -40,6 +40,9 @@ SAMPLES_PER_FILE = 1000
 
 class SortSettings(SizedSettings):
     """Records of 100 bytes with a 10-byte key are sorted, files to files."""
+
+    files_per_byte: ClassVar[int] = 2
+    """Input and output."""
 
     kind: Literal["sort"] = "sort"
     engine: Literal["python", "java", "mapreduce"] = Field(

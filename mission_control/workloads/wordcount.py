@@ -7,7 +7,7 @@ import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -31,6 +31,9 @@ BLOCK = 1 << 16
 
 class WordCountSettings(SizedSettings):
     """Words of texts are counted, by `mapreduce`."""
+
+    files_per_byte: ClassVar[int] = 1
+    """The text."""
 
     kind: Literal["wordcount"] = "wordcount"
     partitions: AutoCount = Field("auto", description="Map tasks per job. auto: one per worker, and per 64 MiB")
