@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Union
 
 from pydantic import BeforeValidator, Discriminator, Field, SerializeAsAny, Tag, ValidationError, model_validator
 
-from mission_control import _native
+from mission_control import _native, invalid
 from mission_control.errors import BadInput as BadInput
 from mission_control.errors import EnvironmentFailed as EnvironmentFailed
 from mission_control.errors import PrerequisiteMissing as PrerequisiteMissing
@@ -395,9 +395,9 @@ def validate(values: dict[str, Any]) -> Scenario:
         if where[:1] == ("workload",) and where[1:2] and where[1] in WORKLOADS:
             kind, where = where[1], ("workload", *where[2:])
         name = ".".join(
-            step for step in where if not any(letter in step for letter in "[(") and step not in ("int", "bool")
+            step for step in where if not any(letter in step for letter in "[(-") and step not in ("int", "bool")
         )
-        text = why = first["msg"].removeprefix("Value error, ")
+        text = why = invalid.reason(Scenario, error.errors())
         if first["type"] == "union_tag_invalid":
             where = ("workload", "kind")
             text = why = f"there is no workload {first['ctx']['tag']!r}: use {', '.join(WORKLOADS)}"

@@ -46,7 +46,7 @@ SECOND = "[[study.compare]]\nname = 'a'\nset = {}\n\n[[study.compare]]\nname = '
         (
             "[[study.compare]]\nname = 'a'\n[[study.compare]]\nratio_min = 1\n",
             3,
-            "study.compare.1.name: Field required",
+            "study.compare.1.name: it is missing",
         ),
         ("[topology.port]\nalpha = inf\n", 2, "finite"),
         ("[topology]\nhosts = 100000\n", 2, "10001"),

@@ -393,7 +393,7 @@ def in_words_of_options(error: ScenarioError, given: Mapping[str, Any], own: Map
     for name, place in places.items():
         if list(error.where[: len(place)]) == place:
             option, value = f"--{name.replace('_', '-')}", own.get(name, given.get(name))
-            return f"{option}: {error.why}" if repr(value) in error.why else f"{option} {value}: {error.why}"
+            return f"{option}: {error.why}" if str(value) in error.why else f"{option} {value}: {error.why}"
     return str(error)
 
 

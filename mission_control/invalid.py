@@ -1,0 +1,84 @@
+"""Plain words for what pydantic finds wrong with a value: what to write, and what was written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, get_args
+
+from pydantic import BaseModel, PlainSerializer
+
+WORDS = {
+    "bool_parsing": "true or false",
+    "bool_type": "true or false",
+    "dict_type": "a table",
+    "finite_number": "a finite number",
+    "float_parsing": "a number",
+    "float_type": "a number",
+    "greater_than": "more than {gt}",
+    "greater_than_equal": "at least {ge}",
+    "int_from_float": "a whole number",
+    "int_parsing": "a whole number",
+    "int_type": "a whole number",
+    "less_than": "less than {lt}",
+    "less_than_equal": "at most {le}",
+    "list_type": "a list",
+    "literal_error": "{expected}",
+    "model_type": "a table",
+    "string_type": "a text in quotes",
+    "tuple_type": "a list",
+}
+"""What to write, for each type of error (pydantic, "Validation errors"); ``{}`` names its context."""
+OWN = "value_error"
+"""The type of what our own validators raise; their texts are in our words."""
+
+
+def reason(model: type[BaseModel], errors: Sequence[Any]) -> str:
+    """Say why the first value of these errors does not fit.
+
+    Args:
+        model: of the values.
+        errors: ``ValidationError.errors()``. A value with several types has an error for each; all of them are named.
+    """
+    first = errors[0]
+    if first["type"] == "missing":
+        return "it is missing"
+    # Pydantic adds the name of the type that was tried to the place of a value.
+    of_value = [one for one in errors if one["input"] is first["input"] and one["loc"][:-1] == first["loc"][:-1]]
+    if any(one["type"] not in WORDS for one in of_value):
+        # What our validator says of a value is more than the names of the other types.
+        own = next((one for one in of_value if one["type"] == OWN), first)
+        return str(own["msg"]).removeprefix("Value error, ")
+    in_file = as_written(model, first["loc"])
+    limits = [{name: in_file(value) for name, value in one.get("ctx", {}).items()} for one in of_value]
+    texts = ", ".join(WORDS[one["type"]].format(**own) for one, own in zip(of_value, limits, strict=True))
+    alternatives = list(dict.fromkeys(re.split(r", | or ", texts.replace("'", ""))))
+    expected = " or ".join(filter(None, [", ".join(alternatives[:-1]), alternatives[-1]]))
+    value = first["input"]
+    # Flags come as texts: a number is shown as it was typed.
+    is_number = isinstance(value, str) and re.fullmatch(r"[-+\d.]+", value)
+    if isinstance(value, bool):
+        shown = str(value).lower()
+    else:
+        shown = value if is_number else str(in_file(value)) if isinstance(value, int) else repr(value)
+    return f"write {expected}, not {shown}"
+
+
+def as_written(model: type[BaseModel], place: Sequence[int | str]) -> Any:
+    """Return what writes a value of the key at a place as files do: `1 us` for 1, if the key has a unit."""
+    fields, found = [model.model_fields], None
+    for step in place:
+        if field := next((own[step] for own in fields if step in own), None):
+            found = [field.annotation, *field.metadata]
+            fields = [part.model_fields for part in inner(field.annotation) if is_model(part)]
+    parts = [part for own in found or [] for part in inner(own)]
+    return next((part.func for part in parts if isinstance(part, PlainSerializer)), lambda value: value)
+
+
+def inner(annotation: Any) -> list[Any]:
+    """Return a type, and all types and metadata in it."""
+    return [annotation, *(part for own in get_args(annotation) for part in inner(own))]
+
+
+def is_model(part: Any) -> bool:
+    return isinstance(part, type) and issubclass(part, BaseModel)
