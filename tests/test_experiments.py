@@ -91,6 +91,10 @@ def test_a_share_is_that_of_the_time_in_which_all_jobs_move_something():
     in_turn = [{**record, "worker": {"a": "w", "b": "x"}[record["job"]]} for record in records]
     assert parts_of_bytes(in_turn, [("a",), ("b",)]) == {}
     assert parts_of_bytes(in_turn, [("a",), ("b",)], {"w": "h", "x": "h"}) == {("a",): 0.75, ("b",): 0.25}
+    # One of them died, so its host is not known any more.
+    died = [{**record, "worker": f"tcp://10.0.0.1:{ord(record['job'])}"} for record in records]
+    alive = {f"tcp://10.0.0.1:{ord('a')}": "h"}
+    assert parts_of_bytes(died, [("a",), ("b",)], alive) == {("a",): 0.75, ("b",): 0.25}
 
 
 def test_jobs_are_in_the_scenarios_order_whichever_was_admitted_first():

@@ -561,5 +561,6 @@ def test_mission_control_can_be_removed_while_shuffles_run():
         assert sorted(again.compute()["key"]) == list(range(8000)), "Dask goes on alone"
         mission_control.uninstall(client)
         mission_control.install(client)
-        assert sorted(given(parts).shuffle("key", npartitions=3).compute()["key"]) == list(range(8000))
-        assert [own["engine"] for own in shuffles(client)] == ["mission"]
+        with mission_control.job("again", client=client):  # it must not end before it was checked
+            assert sorted(given(parts).shuffle("key", npartitions=3).compute()["key"]) == list(range(8000))
+            assert [own["engine"] for own in shuffles(client)] == ["mission"]

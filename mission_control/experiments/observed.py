@@ -142,20 +142,23 @@ def parts_of_bytes(
     Args:
         records: Those of kind ``progress`` are used.
         keys: Jobs or transfers.
-        hosts: The host of each worker; a worker that is absent is a host of its own.
+        hosts: The host of each worker; one that is absent, because it died, is of the host with its address.
 
     Returns:
         By key a fraction, 0 to 1; empty where the keys never had bytes under way at one host at the same time.
     """
+    hosts = hosts or {}
+    at_address = {address_of(worker): host for worker, host in hosts.items()}
     now: dict[Key, int] = {}
     points: dict[str, dict[Key, list[tuple[float, int]]]] = {}
     for record in records:
         if record["kind"] == "progress":
-            transfer, worker = (record["job"], record["from"], record["to"]), record["worker"]
+            worker: str = record["worker"]
+            transfer = (record["job"], record["from"], record["to"])
             key = next((key for key in keys if transfer[: len(key)] == key), None)
             if key is None:
                 continue
-            host = (hosts or {}).get(worker, worker)
+            host = hosts.get(worker, at_address.get(address_of(worker), worker))
             now[(host, *transfer, worker)] = record["served_bytes"] - record["local_bytes"]
             total = sum(value for own, value in now.items() if own[: len(key) + 1] == (host, *key))
             if total:
@@ -169,6 +172,11 @@ def parts_of_bytes(
                 moved[key] += until(path, last) - until(path, min(first, last))
     total = sum(moved.values())
     return {key: entry / total for key, entry in moved.items()} if total else {}
+
+
+def address_of(worker: str) -> str:
+    """Return a worker's address without its port."""
+    return worker.rpartition(":")[0] or worker
 
 
 def until(path: list[tuple[float, int]], end: float) -> int:
