@@ -237,7 +237,10 @@ def measurements(subject: Path) -> str:
         day = re.search(r"\d{4}-\d\d-\d\d", "\n".join(rest))
         rows.append(f"| [{question}]({name}.md) | {first} | {day[0] if day else ''} |")
     table = "\n".join([*rows, "", ""])
-    return QUESTIONS.sub(lambda around: around[1] + table + around[2], text)
+    drawn, count = QUESTIONS.subn(lambda around: around[1] + table + around[2], text)
+    if count != 1:
+        sys.exit(f"{subject}: it needs one place for its table, between <!-- questions: ... --> and <!-- end -->")
+    return drawn
 
 
 def main() -> int:

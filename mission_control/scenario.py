@@ -27,7 +27,7 @@ HOSTS_MAX = 10_001
 """Most hosts of a topology: a receiver and the most senders that `mission incast` knows."""
 BUILT_IN = Path(__file__).parent / "scenarios"
 
-Flows = Annotated[int, Field(ge=1)] | Literal["all", "auto"]
+Flows = Annotated[int, Field(ge=1, le=2**32 - 1)] | Literal["all", "auto"]
 
 
 class Port(Part):
@@ -390,13 +390,11 @@ def validate(values: dict[str, Any]) -> Scenario:
         scenario = Scenario.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
-        where = tuple(str(step) for step in first["loc"])
+        where = tuple(str(step) for step in invalid.place_of(first))
         kind = ""
         if where[:1] == ("workload",) and where[1:2] and where[1] in WORKLOADS:
             kind, where = where[1], ("workload", *where[2:])
-        name = ".".join(
-            step for step in where if not any(letter in step for letter in "[(-") and step not in ("int", "bool")
-        )
+        name = ".".join(where)
         text = why = invalid.reason(Scenario, error.errors())
         if first["type"] == "union_tag_invalid":
             where = ("workload", "kind")

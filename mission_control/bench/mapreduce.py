@@ -92,7 +92,9 @@ def sample(client: Client, run: Callable[[], Any], check: Callable[[Any], None])
 def word_counts(
     client: Client, nbytes: int, workers: int, folder: Path, say: Callable[[str], None]
 ) -> Mapping[str, Callable[[], Sample]]:
-    work = WordCount(WordCountSettings(size=f"{nbytes} B"), 0, folder / "text", workers)
+    settings = WordCountSettings(size=f"{nbytes} B")
+    settings.check_room(folder.absolute())
+    work = WordCount(settings, 0, folder / "text", workers)
     work.prepare(client, say)
     ways: dict[str, Counts] = {
         FREQUENCIES: frequencies,
@@ -184,7 +186,9 @@ def rows_in(output: mission_control.map_reduce.Output) -> list[tuple[bytes, int]
 def sorts(
     client: Client, nbytes: int, workers: int, folder: Path, say: Callable[[str], None]
 ) -> Mapping[str, Callable[[], Sample]]:
-    work = Sort(SortSettings(size=f"{nbytes} B"), 0, folder / "records", workers)
+    settings = SortSettings(size=f"{nbytes} B")
+    settings.check_room(folder.absolute())
+    work = Sort(settings, 0, folder / "records", workers)
     work.prepare(client, say)
 
     def check(_: None) -> None:

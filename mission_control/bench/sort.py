@@ -50,11 +50,13 @@ def measure(
         ) from None
     scenario = validate({"workload": {"size": f"{nbytes} B"}, "topology": {"hosts": workers}})
     samples: dict[str, list[tuple[float, float]]] = {DASK: [], STOCK: [], OURS: []}
+    settings = SortSettings(size=f"{nbytes} B")
+    settings.check_room(data.absolute())
     data.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="bench-sort-", dir=data)).absolute()
     try:
         with local(scenario) as site, site.connect() as client:
-            work = Sort(SortSettings(size=f"{nbytes} B"), 0, folder, workers)
+            work = Sort(settings, 0, folder, workers)
             work.prepare(client, say)
             partitions = best_partitions(client, work, say)
             ways: dict[str, Callable[[], None]] = {

@@ -81,6 +81,9 @@ def conduct(
         refuse_other_conditions(own, conditions)
         known(own, work[name])  # refuses a folder of another scenario, before anything is written
     refuse_not_in_force(scenarios, conditions)
+    for name, points in work.items():
+        for point in to_measure(folders[name], points):
+            point.scenario.workload.check_room(Path(conditions.data or folder).absolute())
     with held(folder):
         for name, own in folders.items():
             begin(own, name, scenarios[name], conditions)

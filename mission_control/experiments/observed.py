@@ -158,7 +158,7 @@ def parts_of_bytes(
             key = next((key for key in keys if transfer[: len(key)] == key), None)
             if key is None:
                 continue
-            host = hosts.get(worker, at_address.get(address_of(worker), worker))
+            host = hosts.get(worker, at_address.get(address_of(worker), address_of(worker)))
             now[(host, *transfer, worker)] = record["served_bytes"] - record["local_bytes"]
             total = sum(value for own, value in now.items() if own[: len(key) + 1] == (host, *key))
             if total:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from mission_control.scenario import Scenario
 
 LABS = min(2, len(os.sched_getaffinity(0)))
-"""Default number of parallel labs. One at 100 Mbit/s takes half a CPU (docs/measurements/lab.md)."""
+"""Default number of parallel labs. One at 100 Mbit/s takes half a CPU (docs/measurements/lab/parallel-labs.md)."""
 LOOK_EVERY_S = 0.2
 """Seconds between two checks whether all is over."""
 SPAWN = multiprocessing.get_context("spawn")

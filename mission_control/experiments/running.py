@@ -122,7 +122,7 @@ def measured(one: Planned, site: Site, folder: Path, data: Path, watch: Watch) -
 
     Raises:
         JobRejected: a job's demand cannot be met; no byte has moved.
-        BadInput: the workload's input is malformed, or takes more than the disk has.
+        BadInput: the workload's input is malformed.
     """
     interrupted, workload = False, one.scenario.workload
     running: Running = workload.running(one.scenario, site, data)

@@ -101,7 +101,7 @@ def rto_min_asked(scenario: Scenario) -> dict[str, int]:
 
 def rto_min_us(scenario: Scenario) -> int:
     """The effective minimum RTO: a route's overrides all others (the kernel's `tcp_rto_min`), and a socket cannot set a
-    longer one than it was created with (docs/measurements/incast-cure.md)."""
+    longer one than it was created with (docs/measurements/incast-cure/knobs-ignored-by-kernel.md)."""
     asked = rto_min_asked(scenario)
     made_with = asked.get("sysctl", asked["kernel"])
     return asked.get("route", min(asked.get("socket", made_with), made_with))

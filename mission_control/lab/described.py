@@ -24,7 +24,7 @@ FORWARDED_BESIDE_WORKERS = 170 * MEGA
 (docs/measurements/lab.md)."""
 DELAY_MIN_US = 500
 """With shorter delays the round trip is more than a fifth longer than configured: the machine itself adds some 0.2 ms
-(docs/measurements/lab.md)."""
+(docs/measurements/lab/round-trip-as-asked.md)."""
 RTO_MIN_MS = 200
 """The kernel's default, needed where it has to be dilated."""
 

@@ -40,7 +40,7 @@ SYSCTLS = {
 FIREWALL = {"net/bridge/bridge-nf-call-iptables": "1"}
 """Settings of a switch. A packet that passes the bridge's firewall, even without rules, no longer counts as queued in
 its sender. Otherwise each host's TCP treats the switch's queue as the host's (TCP small queues): 16 senders lose
-nothing, and there is no incast (docs/measurements/lab.md)."""
+nothing, and there is no incast (docs/measurements/lab/frames-past-firewall.md)."""
 SUBFLOWS_MAX = 8
 """The kernel's limit."""
 LINKS_S = 10

@@ -57,11 +57,15 @@ def find(name: str) -> Path:
     """
     if name in samples():
         return SAMPLES / f"{name}.tsv"
-    path = Path(name)
-    if path.is_dir() and name:
-        raise BadInput(f"trace {name}: this is a folder; name a file in SWIM's format, or {', '.join(samples())}")
-    if not path.is_file():
-        raise BadInput(f"trace {name}: there is no such file; name one in SWIM's format, or {', '.join(samples())}")
+    path, said = Path(name), name.encode(errors="replace").decode()
+    use = f"name a file in SWIM's format, or {', '.join(samples())}"
+    try:
+        if path.is_dir() and name:
+            raise BadInput(f"trace {said}: this is a folder; {use}")
+        if not path.is_file():
+            raise BadInput(f"trace {said}: there is no such file; {use}")
+    except OSError as error:
+        raise BadInput(f"trace {said[:60]}...: {error.strerror}; {use}") from None
     return path
 
 

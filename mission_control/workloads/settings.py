@@ -46,6 +46,8 @@ def quantity(parse: Callable[[str], float], unit: str, what: str, example: str) 
 Bytes = Annotated[int, *quantity(_native.parse_bytes, "B", "size", "64 MiB")]
 Rate = Annotated[int, *quantity(_native.parse_rate, "bit/s", "rate", "100 Mbit/s")]
 """Bits per second."""
+BYTES_MAX = 2**63 - 1
+"""Most bytes that a text of them is made for."""
 Microseconds = Annotated[int, *quantity(lambda text: _native.parse_duration(text) * 1e6, "us", "time", "250 us")]
 Milliseconds = Annotated[int, *quantity(lambda text: _native.parse_duration(text) * 1e3, "ms", "time", "200 ms")]
 Count = Annotated[int, Field(ge=1)]
@@ -119,6 +121,9 @@ class Settings(Part):
 
     def check(self, scenario: Scenario) -> None:
         """Raise ValueError if other tables of the scenario do not fit this workload."""
+
+    def check_room(self, data: Path) -> None:
+        """Raise BadInput if the disk of the folder for data has no room for the files of a point."""
 
     def grid(self) -> list[dict[str, Any]]:
         """The points of the workload's grid: for each, keys of the scenario and their values."""
@@ -258,7 +263,7 @@ class ClusterSettings(Settings):
             data: folder for the jobs' input and output, shared by all workers.
 
         Raises:
-            BadInput: the workload's input is malformed, or takes more than the disk has.
+            BadInput: the workload's input is malformed.
         """
         raise NotImplementedError
 
@@ -324,26 +329,18 @@ class SizedSettings(JobSettings):
     def of_job(self, number: int) -> JobSettings:
         return self.model_copy(update={"size": self.sizes[number]}) if self.sizes else self
 
-    def running(self, scenario: Scenario, site: Site, data: Path) -> Running:
-        self.check_room(data)
-        return super().running(scenario, site, data)
-
     def check_room(self, data: Path) -> None:
-        """Compare the jobs' files with the free bytes of the disk.
-
-        Raises:
-            BadInput: they do not fit.
-        """
         needed = self.files_per_byte * (sum(self.sizes) or self.size * self.jobs)
-        folder = next(own for own in data.parents if own.exists())
+        folder = next(own for own in (data, *data.parents) if own.exists())
         if folder == Path(folder.anchor):
             return  # of a cluster's hosts, not of this one
         free = shutil.disk_usage(folder).free
         if needed > free:
-            words = _native.format_bytes
+            flag = "--sizes" if self.sizes else "--size"
+            files, room = _native.format_bytes(min(needed, BYTES_MAX)), _native.format_bytes(free)
             raise BadInput(
-                f"{self.kind}: its files take {words(needed)}, and {folder} has {words(free)} free: give a smaller "
-                "--size, or a folder of another disk with --data"
+                f"{self.kind}: its files take {files}, and {folder} has {room} free: give a smaller {flag}, or a "
+                "folder of another disk with --data"
             )
 
     def check(self, scenario: Scenario) -> None:

@@ -38,7 +38,7 @@ QUIET = {
     "DASK_DISTRIBUTED__ADMIN__SYSTEM_MONITOR__INTERVAL": "2s",
 }
 """Settings of Dask's processes. By default an idle one profiles its stacks every 10 ms and reads its clock every 20 ms:
-48 of them would take more than a core from the forwarding of packets (docs/measurements/lab.md)."""
+48 of them would take more than a core from the forwarding of packets (docs/measurements/decisions/idle-workers.md)."""
 
 
 @contextmanager

@@ -206,7 +206,7 @@ mod tests {
 
     #[test]
     fn without_selective_acknowledgments_nothing_is_promised_of_dctcp() {
-        // Measured: 16.1 Mbit/s (docs/measurements/incast-advice.md, seeds 77 and 81).
+        // Measured: 16.1 Mbit/s (docs/measurements/incast-advice/seeds-77-and-81.md).
         let own = advise(&modern::tests::path(65_536, false), Form::Fragment(32_000), 16).unwrap();
         let dctcp = own.remedies.iter().find(|remedy| remedy.kind == Kind::Dctcp).unwrap();
         assert_eq!((dctcp.promise, dctcp.unknown), (None, DCTCP_PLAIN));
@@ -224,7 +224,7 @@ mod tests {
             let low = onset(&larger, form, &BTreeSet::new()).low;
             assert!(low.is_none_or(|low| low > senders), "{senders} of {kilobytes} kB: {} bytes, {low:?}", port.value);
         }
-        // Twice this port, for which 96 Mbit/s were predicted, gave 60.6 (docs/measurements/incast-advice.md).
+        // Twice this port, for which 96 Mbit/s were predicted, gave 60.6 (docs/measurements/incast-advice/seeds-77-and-81.md).
         let own = advise(&path(131_072), Form::Fragment(32_000), 47).unwrap();
         assert_eq!(own.remedies.iter().find(|remedy| remedy.kind == Kind::Buffer).unwrap().value, 524_288.0);
     }

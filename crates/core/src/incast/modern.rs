@@ -234,7 +234,7 @@ pub(super) mod tests {
         }
     }
 
-    /// As measured (docs/measurements/incast-model.md): senders, kB, KiB of buffer, Mbit/s.
+    /// As measured (docs/measurements/incast-model/block-by-block.md): senders, kB, KiB of buffer, Mbit/s.
     const MEASURED: [(u32, u64, u64, f64); 20] = [
         (8, 64, 64, 95.3),
         (24, 64, 64, 46.0),
@@ -268,8 +268,8 @@ pub(super) mod tests {
         assert!(off.iter().sum::<f64>() / off.len() as f64 <= 0.08, "{off:?}");
     }
 
-    /// Over new connections at the papers' operating point, NewReno (docs/measurements/incast-papers.md): senders, kB,
-    /// Mbit/s.
+    /// Over new connections at the papers' operating point, NewReno
+    /// (docs/measurements/incast-papers/figure-4-quick.md): senders, kB, Mbit/s.
     const FRESH: [(u32, u64, f64); 16] = [
         (4, 16, 154.0),
         (8, 16, 280.0),

@@ -142,7 +142,7 @@ impl Shared {
         if let Role::Leader(leader) = std::mem::replace(&mut state.role, Role::Electing) {
             leader.close();
         }
-        state.lost_at = Some(Instant::now());
+        state.parted_at = Some(Instant::now());
         state.inbox.push_back(Said::Lost);
         drop(state);
         self.follow(stream, other);

@@ -37,7 +37,7 @@ impl Shared {
         if state.epoch == epoch {
             state.epoch += 1;
             state.role = Role::Electing;
-            state.lost_at = Some(Instant::now());
+            state.parted_at = Some(Instant::now());
             state.inbox.push_back(Said::Lost);
         }
         drop(state);

@@ -95,6 +95,7 @@ impl Shared {
         for client in gone {
             // The thread that reads from it notices that, and reports that it has left.
             if let Some(peer) = leader.clients.remove(&client) {
+                state.parted_at = Some(Instant::now());
                 let _ = peer.stream.shutdown(Shutdown::Both);
             }
         }
@@ -213,6 +214,7 @@ impl Shared {
             && let Some(peer) = leader.clients.remove(&client)
         {
             let _ = peer.stream.shutdown(Shutdown::Both);
+            state.parted_at = Some(Instant::now());
         }
     }
 }

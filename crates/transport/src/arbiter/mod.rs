@@ -41,8 +41,8 @@ pub type Wake = Box<dyn Fn() + Send + Sync>;
 const ELECTION: Duration = Duration::from_secs(5);
 /// Wait before another attempt to bind or connect.
 const ELECTION_PAUSE: Duration = Duration::from_millis(5);
-/// A process whose arbiter is gone counts as one with neighbours for this long: the others find the next arbiter
-/// meanwhile, and what is put before that is for them, too.
+/// A process that lost a connection to another counts as one with neighbours for this long: the others find the next
+/// arbiter meanwhile, or come back, and what is put before that is for them, too.
 const NEIGHBOURS_AGAIN: Duration = ELECTION;
 /// A process that reads no message for this long is disconnected.
 const SLOW_PEER: Duration = Duration::from_millis(200);
@@ -88,8 +88,8 @@ struct State {
     inbox: VecDeque<Said>,
     /// Why slots are not shared with the host's other processes.
     alone: Option<String>,
-    /// When this process last lost its arbiter.
-    lost_at: Option<Instant>,
+    /// When the last connection to another process ended.
+    parted_at: Option<Instant>,
     closing: bool,
 }
 
@@ -120,7 +120,7 @@ impl Arbiter {
             shares: Shares::default(),
             inbox: VecDeque::new(),
             alone: None,
-            lost_at: None,
+            parted_at: None,
             closing: false,
         };
         let shared = Arc::new(Shared {
@@ -185,8 +185,8 @@ impl Arbiter {
         }
     }
 
-    /// Whether there are other processes of the cluster on this host. During an election, and until the others have had
-    /// the time to find its result, as before it.
+    /// Whether there are other processes of the cluster on this host; also during an election, and until the others have
+    /// had the time to find its result.
     pub fn has_neighbours(&self) -> bool {
         let state = self.shared.lock();
         let met = match &state.role {
@@ -194,7 +194,7 @@ impl Arbiter {
             Role::Follower(_) => true,
             Role::Electing => false,
         };
-        met || state.lost_at.is_some_and(|at| at.elapsed() < NEIGHBOURS_AGAIN)
+        met || state.parted_at.is_some_and(|at| at.elapsed() < NEIGHBOURS_AGAIN)
     }
 
     pub fn gives_out(&self) -> bool {

@@ -81,6 +81,7 @@ fn a_lost_connection_returns_its_slots_and_a_lost_arbiter_is_replaced() {
     // The arbiter goes; the second reports to its successor that it still holds both slots.
     drop(first);
     joined_again(&second);
+    joined_again(&third);
     for ticket in [11, 12] {
         second.send(ToArbiter::Held { ticket, group: 1, member: 1 });
     }
@@ -105,6 +106,22 @@ fn a_process_that_loses_its_arbiter_keeps_its_neighbours_during_the_election() {
         assert!(second.has_neighbours() && third.has_neighbours() && Instant::now() < end);
     }
     assert!(second.has_neighbours() && third.has_neighbours());
+}
+
+#[test]
+fn an_arbiter_that_loses_its_last_client_expects_it_back_for_a_while() {
+    let key = cluster();
+    let (first, second) = (arbiter(&key), arbiter(&key));
+    let alone = || matches!(&first.shared.lock().role, Role::Leader(leader) if leader.clients.is_empty());
+    let end = Instant::now() + Duration::from_secs(10);
+    while alone() {
+        assert!(Instant::now() < end, "the second joins");
+    }
+    drop(second);
+    while !alone() {
+        assert!(Instant::now() < end, "the second has left");
+    }
+    assert!(first.has_neighbours());
 }
 
 #[test]
