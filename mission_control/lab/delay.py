@@ -7,7 +7,8 @@ times the delay of a link. Links between switches have none.
 
 All links have the same delay, so a packet waits for both of its links at once, behind the queue of the last switch.
 There packets arrive no faster than one link carries them. If packets waited on the sender's link first, many senders
-that begin together would send all of their windows to the thread at one moment (docs/measurements/lab/gather-of-47-not-valid.md).
+that begin together would send all of their windows to the thread at one moment
+(docs/measurements/lab/gather-of-47-not-valid.md).
 """
 
 from __future__ import annotations

@@ -68,8 +68,8 @@ neither probes nor RACK.
 Initial window: table 1 of paper 000 begins at one segment of 1,448 bytes, its caption says two ("verified using
 sysctl"), and the source of Linux 2.6.28 (`tcp_init_cwnd`) has three for segments of this size. Three it is here: with
 it a port of 64 KiB overflows at the numbers of senders that figure 4 shows, with one only at more
-(docs/measurements/incast-papers/figure-4-onset.md). Acknowledgments come spread over the time that the link took for what they
-acknowledge, so a port holds half of each window, not all of it as equation 3 has it.
+(docs/measurements/incast-papers/figure-4-onset.md). Acknowledgments come spread over the time that the link took for
+what they acknowledge, so a port holds half of each window, not all of it as equation 3 has it.
 
 Features of today's kernels that remain: proportional rate reduction, F-RTO as RFC 5682 has it, cubic's hybrid slow
 start (a setting of the whole machine), and since Linux 6.17 RACK where there is SACK: one or two duplicate
