@@ -22,6 +22,7 @@ import dask
 
 from mission_control import _native
 from mission_control.errors import BadInput
+from mission_control.workers import workers_of
 
 State = Literal["ok", "warn", "fail"]
 DESCRIPTORS = 4096
@@ -241,7 +242,7 @@ def of_cluster(client: Any) -> list[Finding]:
     """
     from mission_control.jobs import installed
 
-    workers = list(client.scheduler_info(n_workers=-1)["workers"])
+    workers = list(workers_of(client))
     found = [Finding("scheduler", "ok", f"{client.scheduler.address}, {len(workers)} workers")]
     if not workers:
         found.append(

@@ -63,7 +63,7 @@ def reason(model: type[BaseModel], errors: Sequence[Any]) -> str:
         return str(own["msg"]).removeprefix("Value error, ")
     in_file = as_written(model, place)
     limits = [
-        {name: in_file(limit) if one["type"] in LIMITS else limit for name, limit in one.get("ctx", {}).items()}
+        {name: in_file(plain(limit)) if one["type"] in LIMITS else limit for name, limit in one.get("ctx", {}).items()}
         for one in of_value
     ]
     texts = ", ".join(WORDS[one["type"]].format(**own) for one, own in zip(of_value, limits, strict=True))
@@ -73,6 +73,11 @@ def reason(model: type[BaseModel], errors: Sequence[Any]) -> str:
     if isinstance(value, int) and not isinstance(value, bool) and first["type"] in LIMITS:
         value = in_file(value)
     return f"write {expected}, not {shown(value, first['type'] in NUMBERS)}"
+
+
+def plain(limit: float) -> float:
+    """Return a whole number as one."""
+    return int(limit) if float(limit).is_integer() else limit
 
 
 def place_of(error: Any) -> tuple[int | str, ...]:

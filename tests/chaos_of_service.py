@@ -43,6 +43,7 @@ from mission_control.lab.topology import star
 from mission_control.service import serving
 from mission_control.service.asking import Asking
 from mission_control.service.membership import CLUSTER, INSECURE, SERVICE, TOKEN_FILE
+from mission_control.workers import workers_of
 
 ETCDS = ("h1", "h2", "h3")
 REPLICAS = ("h4", "h5", "h6")
@@ -214,7 +215,7 @@ class Job(threading.Thread):
     def run(self) -> None:
         try:
             with namespaces.entered(self.world.lab.namespace(MANAGERS)):
-                workers = sorted(self.client.scheduler_info(n_workers=-1)["workers"])
+                workers = sorted(workers_of(self.client))
                 job = mission_control.job(self.job, priority=self.priority, transport="tcp", client=self.client)
                 with job:
                     while not self.over.is_set():

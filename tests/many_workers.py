@@ -19,6 +19,7 @@ from distributed import Client, LocalCluster, wait
 
 import mission_control
 from mission_control import _native
+from mission_control.workers import workers_of
 from tests.conftest import status, until
 
 NBYTES = 1 << 20
@@ -71,7 +72,7 @@ def main() -> int:
         mission_control.install(client)
         until(lambda: len(status(client)["workers"]) == count, "all have a data plane", WITHIN_S)
         print(f"all with a data plane after {time.monotonic() - began:.1f} s", flush=True)
-        workers = list(client.scheduler_info(n_workers=-1)["workers"])
+        workers = list(workers_of(client))
         assert len(workers) == count
         with mission_control.job("gather", transport="tcp", client=client):
             for repetition in range(ROUNDS):

@@ -11,6 +11,7 @@ import pytest
 from distributed import Client
 
 import mission_control
+from mission_control.workers import workers_of
 from tests.conftest import resources, until
 
 
@@ -94,7 +95,7 @@ def test_a_plain_client_in_a_thread_is_what_an_asynchronous_program_uses(cluster
 
 
 def test_a_method_does_not_fetch_as_the_job_of_another_actor(client):
-    worker = next(iter(client.scheduler_info()["workers"]))
+    worker = next(iter(workers_of(client)))
     with mission_control.job("actors one", transport="tcp"):
         one = client.submit(Keeper, actor=True, pure=False, workers=[worker]).result(timeout=60)
     with mission_control.job("actors two", transport="tcp"):

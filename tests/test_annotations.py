@@ -10,6 +10,7 @@ from distributed import get_worker, wait
 
 import mission_control
 from mission_control.jobs import ANNOTATION
+from mission_control.workers import workers_of
 from tests.conftest import held_by_scheduler, until
 
 
@@ -56,10 +57,10 @@ NONSENSE = ["etl", {"job": "etl", "priority": None}, {"job": 7}, {"job": "two\nl
 
 @pytest.mark.parametrize("nonsense", NONSENSE)
 def test_an_annotation_that_makes_no_sense_costs_no_worker(client, nonsense):
-    workers = set(client.scheduler_info(n_workers=-1)["workers"])
+    workers = set(workers_of(client))
     with dask.annotate(mission_control=nonsense):
         tasks = client.map(abs, range(-8, 0), pure=False)
     named = client.submit(job_here, pure=False)
     assert client.gather(tasks) == list(range(8, 0, -1))
     assert named.result(timeout=60) == client.id, "tasks of the same program have their job"
-    assert set(client.scheduler_info(n_workers=-1)["workers"]) == workers
+    assert set(workers_of(client)) == workers

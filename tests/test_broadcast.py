@@ -12,6 +12,7 @@ from distributed import Client, Event, LocalCluster, wait
 
 import mission_control
 from mission_control import _native
+from mission_control.workers import workers_of
 from tests.conftest import data, resources, status, until
 
 BYTES = 32 << 20
@@ -43,7 +44,7 @@ def moved(client) -> int:
 
 
 def test_an_object_that_all_workers_fetch_moves_once_to_each_and_stays_until_it_is_freed(client):
-    owner, *readers = list(client.scheduler_info()["workers"])
+    owner, *readers = list(workers_of(client))
     with mission_control.job("broadcast", transport="tcp"):
         reference = client.submit(produce, 1, workers=[owner], pure=False)
         wait(reference)
@@ -66,7 +67,7 @@ def test_an_object_that_all_workers_fetch_moves_once_to_each_and_stays_until_it_
 
 
 def test_receivers_serve_one_another(client):
-    owner, *readers = list(client.scheduler_info()["workers"])
+    owner, *readers = list(workers_of(client))
     with mission_control.job("served", transport="tcp"):
         reference = client.submit(produce, 2, workers=[owner], pure=False)
         wait(reference)
@@ -102,7 +103,7 @@ def test_a_broadcast_whose_owner_dies_goes_on_from_a_receiver():
         mission_control.job("outlives", transport="tcp", client=client),
     ):
         mission_control.install(client)
-        owner, *readers = list(client.scheduler_info()["workers"])
+        owner, *readers = list(workers_of(client))
         reference = client.submit(produce, 3, workers=[owner], pure=False)
         wait(reference)
         broadcast(client, readers, reference, 3)

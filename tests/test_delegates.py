@@ -16,6 +16,7 @@ from distributed.client import FutureCancelledError
 import mission_control
 from mission_control.cli.show import print_jobs
 from mission_control.dask.seams import delegates
+from mission_control.workers import workers_of
 from tests.chains import content_of, count_down, kept_by_scheduler, note, noted, nothing_left, square, wait_for
 from tests.conftest import data, installed, status, until
 
@@ -306,7 +307,7 @@ def test_a_step_that_fails_fails_the_task(client, tmp_path):
 def test_an_old_run_is_not_taken_for_a_new_one(client, tmp_path):
     """Dask lets a cancelled function continue, and takes it for that of the next task with the same key."""
     started, go = tmp_path / "started", tmp_path / "go"
-    worker = sorted(client.scheduler_info()["workers"])[0]
+    worker = sorted(workers_of(client))[0]
 
     def old() -> Any:
         note(started, "old")

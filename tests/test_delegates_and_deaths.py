@@ -15,6 +15,7 @@ import pytest
 from distributed import Client, KilledWorker, LocalCluster, get_client, wait
 
 import mission_control
+from mission_control.workers import workers_of
 from tests.chains import content_of, count_down, kept_by_scheduler, note, noted, nothing_left, square, wait_for
 from tests.conftest import data, installed, status, until
 
@@ -99,7 +100,7 @@ def test_a_task_begins_again_that_waits_while_its_object_is_lost(mortal, tmp_pat
     def begin(number: int) -> Any:
         note(path, f"put-{os.getpid()}")
         reference = mission_control.put([data(300_000, number)])
-        elsewhere = [own for own in get_client().scheduler_info()["workers"] if own != reference.worker]
+        elsewhere = [own for own in workers_of(get_client()) if own != reference.worker]
         parts = get_client().map(use, [reference] * 2, range(2), pure=False, workers=elsewhere)
         return mission_control.delegate(join, parts, reference)
 
@@ -186,7 +187,7 @@ def test_a_step_that_kills_its_worker_is_given_up(tmp_path):
 def test_what_a_step_took_is_not_awaited_by_the_first_step(mortal, tmp_path):
     """The worker still knows the task, because a dependent task runs there."""
     started, go = tmp_path / "started", tmp_path / "go"
-    other, worker, _ = sorted(mortal.scheduler_info()["workers"])
+    other, worker, _ = sorted(workers_of(mortal))
 
     def put_there() -> Any:
         return mission_control.put([data(300_000, 4)])

@@ -18,6 +18,7 @@ from distributed import Client, wait
 import mission_control
 from mission_control import ProgramFailed, fetch, java, open_stream, put
 from mission_control.jvm.process import LIBRARY
+from mission_control.workers import workers_of
 from tests.conftest import data, installed, mission, until, what_is_left
 
 SOURCE = Path(__file__).parent / "java" / "Tried.java"
@@ -73,7 +74,7 @@ def test_tasks_get_arguments_and_give_values(client, tried):
     assert tried("interrupted", 5).result(60) == 5
     assert tried("text").result(60) == 'a text: "ä" \u2603'
     # One process for all tasks of a worker.
-    first, *rest = client.scheduler_info()["workers"]
+    first, *rest = workers_of(client)
     processes = {tried("process", workers=[first]).result(60) for _ in range(4)}
     assert len(processes) == 1 and processes != {tried("process", workers=rest[:1]).result(60)}
 
@@ -100,7 +101,7 @@ def leases(dask_worker: Any) -> int:
 
 def test_what_is_mapped_stays_as_it_is_and_is_given_back(client, tried, tmp_path):
     """Objects of its own worker, of another one, and one too small to be mapped."""
-    first, second = sorted(client.scheduler_info()["workers"])[:2]
+    first, second = sorted(workers_of(client))[:2]
     sizes = [(8 << 20, first), (8 << 20, second), (3 << 20, second), (1000, second), (0, first)]
     made = [client.submit(put_data, size, n, workers=[at], pure=False) for n, (size, at) in enumerate(sizes)]
     sums = [zlib.crc32(data(size, n)) for n, (size, _) in enumerate(sizes)]
@@ -149,7 +150,7 @@ def write_slowly(count: int) -> None:
 
 def test_a_reader_of_a_stream_reads_it_again_when_its_process_ends(client, tried):
     """The data that it has read from the stream is gone."""
-    (worker, *_) = client.scheduler_info()["workers"]
+    (worker, *_) = workers_of(client)
     wait(tried("nothing", workers=[worker]))
     written = client.submit(write_slowly, 100, pure=False)
     read = tried("read", inputs=[written], workers=[worker])
@@ -176,7 +177,7 @@ def test_what_fails_says_why(client, tried):
 
 def test_a_process_that_ends_with_tasks_of_others_costs_them_nothing(client, tried):
     """Ten tasks run in the process, and one ends it repeatedly: that one fails, and the others run once more."""
-    (worker, *_) = client.scheduler_info()["workers"]
+    (worker, *_) = workers_of(client)
     wait(tried("nothing", workers=[worker]))
     slow = [tried("sleep", number, workers=[worker]) for number in range(10)]
     ends = tried("exit", workers=[worker])

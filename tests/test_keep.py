@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import mission_control
+from mission_control.workers import workers_of
 from tests.conftest import data, until, what_is_left
 
 NBYTES = 3_000_000
@@ -32,7 +33,7 @@ def copies(client: Any) -> int:
 
 @pytest.mark.parametrize("kept", ["put", "keep", "not"])
 def test_what_a_loop_needs_comes_once(client, kept):
-    first, second, _ = sorted(client.scheduler_info()["workers"])
+    first, second, _ = sorted(workers_of(client))
     with mission_control.job(f"loop-{kept}", client=client, transport="tcp"):
         there = client.submit(make, 5, kept == "put", workers=[first], pure=False)
         if kept == "keep":

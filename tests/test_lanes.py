@@ -15,6 +15,7 @@ from distributed.worker_state_machine import WorkerState
 
 import mission_control
 from mission_control.dask.seams.lanes import InFlight, Lane
+from mission_control.workers import workers_of
 from tests.conftest import until
 
 NUMBERS, COUNT = 1 << 17, 24
@@ -50,7 +51,7 @@ def messages(dask_worker: Any) -> list[tuple[str, str, list[Any]]]:
 
 def gather(client: Client, names: list[str]) -> None:
     """Let one task of each job gather from all workers at the same time; compare the results."""
-    workers = list(client.scheduler_info()["workers"])
+    workers = list(workers_of(client))
     results, arrays = {}, {}
     for number, name in enumerate(names):
         with mission_control.job(name, client=client, priority=number + 1):
@@ -112,7 +113,7 @@ def test_a_job_at_eight_gets_most_of_a_slow_sender():
         Client(cluster) as client,
     ):
         mission_control.install(client)
-        one, two = client.scheduler_info()["workers"]
+        one, two = workers_of(client)
         gate = Event("gate", client=client)
         arrays, results = {}, {}
         for name, priority in (("slow", 1.0), ("fast", 8.0)):
@@ -164,7 +165,7 @@ def test_a_peer_that_is_gone_ends_all_its_lanes():
     ):
         mission_control.install(client)
         names = ["a", "b", "c", "d"]
-        workers = list(client.scheduler_info()["workers"])
+        workers = list(workers_of(client))
         arrays, results = {}, {}
         for name in names:
             with mission_control.job(name, client=client):

@@ -21,6 +21,7 @@ import mission_control
 from mission_control import fetch, put
 from mission_control.dask.scheduler import MissionControlScheduler
 from mission_control.dask.worker import data_ports
+from mission_control.workers import workers_of
 from tests.conftest import data, resources, status, until, what_is_left
 
 SIZE = 1 << 20
@@ -143,7 +144,7 @@ def test_objects_of_workers_that_go_are_made_again(away):
         wait(references)
         if away == "scale":
             cluster.scale(1)
-            until(lambda: len(client.scheduler_info()["workers"]) == 1, "two workers are gone", seconds=60)
+            until(lambda: len(workers_of(client)) == 1, "two workers are gone", seconds=60)
         else:
             os.kill(next(iter(client.run(os.getpid).values())), signal.SIGKILL)
         results = client.map(digest, references, pure=False)

@@ -22,6 +22,7 @@ from distributed.core import Status
 import mission_control
 from mission_control.dask import comm
 from mission_control.dask.seams.messages import transfer_of
+from mission_control.workers import workers_of
 from tests.conftest import resources, status, until
 
 
@@ -47,7 +48,7 @@ def test_a_program_gathers_over_the_data_plane_under_its_job(encrypted):
     security = Security.temporary() if encrypted else None
     with cluster(security=security) as (own, client):
         assert own.scheduler_address.startswith("mission://")
-        one, two = client.scheduler_info()["workers"]
+        one, two = workers_of(client)
         with mission_control.job("report", client=client):
             arrays = client.map(make, range(8), workers=[one])
             wait(arrays)
@@ -87,7 +88,7 @@ def test_workers_that_share_a_process_use_their_own_data_planes_also_those_that_
         own.scale(4)
         client.wait_for_workers(4)
         until(lambda: len(status(client)["workers"]) == 4, "all have a data plane")
-        workers = list(client.scheduler_info()["workers"])
+        workers = list(workers_of(client))
         values = [client.submit(make, seed, workers=[worker], pure=False) for seed, worker in enumerate(workers)]
         # New connections of the scheduler.
         assert len(client.run(lambda: 1)) == 4
@@ -106,7 +107,7 @@ def test_workers_that_share_a_process_use_their_own_data_planes_also_those_that_
 
 def test_a_worker_that_dies_while_others_fetch_from_it_is_made_up_for():
     with cluster(n_workers=3, threads_per_worker=1) as (_, client):
-        one, two, three = client.scheduler_info()["workers"]
+        one, two, three = workers_of(client)
         arrays = client.map(make, range(24), workers=[one, three], allow_other_workers=True)
         wait(arrays)
         pid = client.run(os.getpid, workers=[one])[one]
@@ -117,7 +118,7 @@ def test_a_worker_that_dies_while_others_fetch_from_it_is_made_up_for():
 
 def test_a_worker_that_pauses_delays_and_loses_nothing():
     with cluster(threads_per_worker=1) as (_, client):
-        one, two = client.scheduler_info()["workers"]
+        one, two = workers_of(client)
         arrays = client.map(make, range(8), workers=[one])
         wait(arrays)
         pid = client.run(os.getpid, workers=[one])[one]
@@ -154,7 +155,7 @@ def test_a_scheduler_speaks_both_protocols_at_once():
 @pytest.mark.parametrize("first", ["plain", "secret"])
 def test_results_of_several_jobs_are_encrypted_where_one_demands_it(first):
     with cluster(threads_per_worker=1) as (_, client):
-        one, two = client.scheduler_info()["workers"]
+        one, two = workers_of(client)
         arrays = {}
         with mission_control.job("plain", client=client):
             arrays["plain"] = client.map(make, range(4), workers=[one])
@@ -169,7 +170,7 @@ def test_results_of_several_jobs_are_encrypted_where_one_demands_it(first):
 
 def test_a_result_that_is_passed_on_still_belongs_to_its_job():
     with cluster(n_workers=3, threads_per_worker=1) as (_, client):
-        one, two, _ = client.scheduler_info()["workers"]
+        one, two, _ = workers_of(client)
         with mission_control.job("secret", client=client, encrypt="opportunistic"):
             arrays = client.map(make, range(4), workers=[one], pure=False)
             expected = total([make(seed) for seed in range(4)])
@@ -191,7 +192,7 @@ def test_what_demands_encryption_never_leaves_in_the_clear_whatever_its_size(row
         return np.random.default_rng(seed).integers(0, 1 << 40, (rows, 100))
 
     with cluster(n_workers=3, threads_per_worker=1) as (_, client):
-        one, two, three = client.scheduler_info()["workers"]
+        one, two, three = workers_of(client)
         with mission_control.job("secret", client=client, encrypt="opportunistic"):
             made = client.submit(small, 7, workers=[one], pure=False)
             assert client.submit(sum_of, made, workers=[two], pure=False).result(timeout=60) == int(small(7).sum())
@@ -215,7 +216,7 @@ def test_a_worker_that_cannot_reach_the_data_plane_gets_nothing_secret_in_the_cl
         dask_worker.rpc.collect()
 
     with cluster(threads_per_worker=1) as (_, client):
-        one, two = client.scheduler_info()["workers"]
+        one, two = workers_of(client)
         client.run(reaches_nobody, workers=[two])
         with mission_control.job("plain", client=client):
             made = client.submit(make, 8, workers=[one], pure=False)
@@ -306,7 +307,7 @@ def test_commands_start_a_cluster_that_speaks_it(tmp_path):
             until(file.exists, "the scheduler is up")
         with Client(scheduler_file=str(file)) as client:
             client.wait_for_workers(2, timeout=60)
-            one, two = client.scheduler_info()["workers"]
+            one, two = workers_of(client)
             assert client.scheduler.address.startswith("mission://") and one.startswith("mission://")
             with mission_control.job("commands", client=client):
                 arrays = client.map(make, range(4), workers=[one])
@@ -318,7 +319,7 @@ def test_commands_start_a_cluster_that_speaks_it(tmp_path):
 @pytest.mark.parametrize("dtype", ["c8", ">f4", "U2"])
 def test_results_of_every_type_of_array_arrive(dtype):
     with cluster(threads_per_worker=1) as (_, client):
-        one, two = client.scheduler_info()["workers"]
+        one, two = workers_of(client)
         ones = client.submit(np.ones, 1 << 20, dtype, workers=[one], pure=False)
         counted = client.submit(lambda own: (str(own.dtype), int((own == own[0]).sum())), ones, workers=[two])
         assert counted.result(timeout=60) == (str(np.dtype(dtype)), 1 << 20)

@@ -13,6 +13,7 @@ import pytest
 from distributed import Event, wait
 
 import mission_control
+from mission_control.workers import workers_of
 from tests.conftest import status, until
 
 BYTES = 1 << 20
@@ -31,7 +32,7 @@ def fetch(reference: mission_control.Reference) -> None:
 def server(client) -> str:
     """Address of the scheduler's own web server, while a job named <observed> runs."""
     Event("looked", client=client).clear()
-    owner, reader = list(client.scheduler_info()["workers"])[:2]
+    owner, reader = list(workers_of(client))[:2]
     with mission_control.job("<observed>", transport="tcp"):
         reference = client.submit(put, pure=False, workers=[owner])
         wait(reference)

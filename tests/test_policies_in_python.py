@@ -10,6 +10,7 @@ import pytest
 from distributed import wait
 
 import mission_control
+from mission_control.workers import workers_of
 from tests.conftest import status, until
 
 PARTS, BYTES = 12, 1 << 20
@@ -63,7 +64,7 @@ def weights(client) -> dict[str, float]:
 
 
 def test_weights_come_from_the_function_and_stay_when_it_fails(client):
-    owner, *others = client.scheduler_info()["workers"]
+    owner, *others = workers_of(client)
     mission_control.install(client, policy=by_name)
     try:
         done = []

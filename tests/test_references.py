@@ -18,6 +18,7 @@ from distributed import Client, Event, LocalCluster, Security, Variable, get_cli
 import mission_control
 from mission_control import fetch, put
 from mission_control.objects import references_in
+from mission_control.workers import workers_of
 from tests.conftest import mission, resources, status, until
 
 COUNT = 8
@@ -139,7 +140,7 @@ class Unsendable:
 
 @pytest.mark.parametrize("produce", [in_an_object_array, in_a_series])
 def test_a_reference_is_found_in_what_cannot_be_sent(client, produce):
-    one = next(iter(client.scheduler_info()["workers"]))
+    one = next(iter(workers_of(client)))
     with mission_control.job("unsendable"):
         made = client.submit(lambda: Unsendable(produce(3)), pure=False, workers=[one])
         wait(made)
@@ -168,7 +169,7 @@ def asks_for_a_child(name: str, seed: int) -> mission_control.Reference:
 
 @pytest.mark.parametrize("together", [True, False])
 def test_a_child_that_several_tasks_asked_for_lives_until_the_last_of_them_is_done(client, together):
-    workers = sorted(client.scheduler_info()["workers"])
+    workers = sorted(workers_of(client))
     with mission_control.job("equal-calls"):
         first = client.submit(asks_for_a_child, "first", 40 + together, workers=workers[:1])
         assert Event("first-has-it", client=client).wait(60)
@@ -221,7 +222,7 @@ def seen(value: Any) -> bool:
 def test_results_are_not_looked_at_where_no_reference_lives(client):
     mark = Path("/tmp/mission-test-looked-at")
     mark.unlink(missing_ok=True)
-    one = next(iter(client.scheduler_info()["workers"]))
+    one = next(iter(workers_of(client)))
     with mission_control.job("without-references"):
         made = client.submit(expensive, pure=False, workers=[one])
         wait(made)
@@ -287,11 +288,11 @@ def test_a_process_that_a_task_forked_is_refused(client):
 
 @pytest.mark.parametrize("part", [np.int64(0), np.uint8(0), False])
 def test_numbers_of_parts_may_be_numpys(client, part):
-    workers = sorted(client.scheduler_info()["workers"])
+    workers = sorted(workers_of(client))
     made = client.submit(child, 5, pure=False)
     assert client.submit(lambda held: bytes(fetch(held, part=part)[0]), made, pure=False).result() == content(5)
     time.sleep(0.5)  # a report goes out
-    assert sorted(client.scheduler_info()["workers"]) == workers
+    assert sorted(workers_of(client)) == workers
     with pytest.raises(TypeError, match="is no number of a part"):
         client.submit(lambda held: fetch(held, part="0"), made, pure=False).result()
 

@@ -10,6 +10,7 @@ import pytest
 from distributed import Event, wait
 
 import mission_control
+from mission_control.workers import workers_of
 from tests.conftest import mission, status, until
 
 PARTS, BYTES = 24, 4 << 20
@@ -44,7 +45,7 @@ def carried(client, job: str) -> dict[str, int]:
 
 
 def test_another_transport_takes_over_in_the_middle_of_a_job(client, scheduler):
-    owner, reader = list(client.scheduler_info()["workers"])[:2]
+    owner, reader = list(workers_of(client))[:2]
     with mission_control.job("moved", transport="tcp"):
         references = client.map(produce, range(2), pure=False, workers=[owner])
         wait(references)

@@ -25,6 +25,7 @@ from mission_control.errors import BadInput
 from mission_control.service import serving
 from mission_control.service.asking import Asking
 from mission_control.service.membership import CLUSTER, SERVICE, TOKEN_FILE, Service
+from mission_control.workers import workers_of
 from tests.conftest import mission
 
 WAIT_S = 60
@@ -80,7 +81,7 @@ def status(client: Client) -> dict[str, Any]:
 
 def move(client: Client, priority: float, stop: threading.Event, name: str) -> list[int]:
     """A job that moves bytes from worker to worker, and checks each, until it is stopped."""
-    workers = sorted(client.scheduler_info(n_workers=-1)["workers"])
+    workers = sorted(workers_of(client))
     moved = []
     with mission_control.job(name, priority=priority, transport="tcp", client=client):
         while not stop.is_set():

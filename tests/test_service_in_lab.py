@@ -24,6 +24,7 @@ from mission_control.lab import Lab, namespaces
 from mission_control.lab.topology import star
 from mission_control.service import serving
 from mission_control.service.membership import CLUSTER, INSECURE, SERVICE, TOKEN_FILE
+from mission_control.workers import workers_of
 from tests.conftest import until
 
 pytestmark = pytest.mark.lab
@@ -98,7 +99,7 @@ def status(client: Client) -> dict[str, Any]:
 
 def shuffle(client: Client, priority: float, begin: threading.Barrier) -> list[tuple[float, int]]:
     """Return the arrivals at the receivers over time; each fetches its own parts from all others."""
-    workers = sorted(client.scheduler_info(n_workers=-1)["workers"])
+    workers = sorted(workers_of(client))
     with mission_control.job("same-name", priority=priority, transport="tcp", client=client):
         held = [client.submit(put, number, workers=[own], pure=False) for number, own in enumerate(workers)]
         client.gather(held)

@@ -20,6 +20,7 @@ from distributed.shuffle._shuffle import DataFrameShuffleRun
 
 import mission_control
 from mission_control.dask.p2p.frames import FrameRun
+from mission_control.workers import workers_of
 from tests.chaos.blows import fill_disk
 from tests.conftest import resources, until, what_is_left
 from tests.test_unchanged_programs import begun, shuffles
@@ -80,7 +81,7 @@ def test_a_worker_that_retires_costs_no_row(phase):
     with cluster() as (_, client), mission_control.job("retired", client=client):
         result = shuffled().persist()
         until(lambda: begun(client, phase), f"{phase} has begun")
-        client.retire_workers([next(iter(client.scheduler_info()["workers"]))])
+        client.retire_workers([next(iter(workers_of(client)))])
         right(result.compute())
 
 

@@ -15,6 +15,7 @@ import pytest
 from distributed import Client, LocalCluster, get_worker, secede, wait
 
 import mission_control
+from mission_control.workers import workers_of
 from tests.conftest import data, until, what_is_left
 from tests.proxy import Limit, Proxy
 
@@ -395,7 +396,7 @@ def job_after(seconds: float) -> None:
 
 def test_a_writer_keeps_its_job_and_its_worker(client):
     """Dask drops unneeded copies of its result, and considers its worker idle."""
-    first, second, third = sorted(client.scheduler_info()["workers"])
+    first, second, third = sorted(workers_of(client))
     with mission_control.job("mine", client=client):
         written = client.submit(job_after, 5, workers=[first], pure=False)
         wait(written)
@@ -438,7 +439,7 @@ def test_what_a_writer_needs_stays_though_its_result_is_known(client):
 
 def test_more_stages_than_threads_do_not_stand_still(client):
     """All tasks run on one worker with two threads."""
-    worker = sorted(client.scheduler_info()["workers"])[0]
+    worker = sorted(workers_of(client))[0]
     stages = [client.submit(write_lines, 500, 4, pure=False, workers=[worker])]
     for _ in range(12):
         stages.append(client.submit(passes_on, stages[-1], pure=False, workers=[worker]))
@@ -488,7 +489,7 @@ def test_what_a_task_may_not_do_with_a_stream_is_named(client):
 def test_a_worker_that_dies_is_made_up_for(dies):
     with LocalCluster(n_workers=3, threads_per_worker=2, dashboard_address=":0") as cluster, Client(cluster) as client:
         mission_control.install(client)
-        workers = sorted(client.scheduler_info()["workers"])
+        workers = sorted(workers_of(client))
         pids = client.run(os.getpid)
         options = {"pure": False, "allow_other_workers": True}
         if dies == "input":
@@ -535,7 +536,7 @@ def read_and_note(reference: Any, notes: str) -> list[bytes]:
 def test_a_task_reads_on_where_its_writer_writes_the_same_again(tmp_path, dies, alike):
     with LocalCluster(n_workers=4, threads_per_worker=2, dashboard_address=":0") as cluster, Client(cluster) as client:
         mission_control.install(client)
-        workers = sorted(client.scheduler_info()["workers"])
+        workers = sorted(workers_of(client))
         pids = client.run(os.getpid)
         options = {"pure": False, "allow_other_workers": True}
         writers, readers = tmp_path / "writers", tmp_path / "readers"

@@ -11,6 +11,7 @@ from distributed import Client
 
 import mission_control
 from mission_control.scenario import load, with_settings
+from mission_control.workers import workers_of
 from mission_control.worlds.lab import in_lab
 from tests.conftest import status
 from tests.lab import NEEDS_LAB
@@ -45,7 +46,7 @@ def test_two_receivers_of_two_jobs_get_what_their_jobs_weigh():
     settings = ["topology.hosts=3", "topology.link_rate=50Mbit/s", "control.policy=priority", "control.transport=tcp"]
     seen: list[dict[str, int]] = []
     with in_lab(with_settings(load("sort"), settings)) as site, site.connect() as light, site.connect() as heavy:
-        sender, *receivers = sorted(light.scheduler_info(n_workers=-1)["workers"])
+        sender, *receivers = sorted(workers_of(light))
         made, reads = [], []
         for name, client, priority in (("light", light, 1), ("heavy", heavy, 3)):
             with mission_control.job(name, client=client, priority=priority):

@@ -12,6 +12,7 @@ import mission_control
 from mission_control import _native, put
 from mission_control.dask.scheduler import MissionControlScheduler
 from mission_control.dask.worker import MissionControlWorker
+from mission_control.workers import workers_of
 from tests.conftest import resources, status, until
 
 
@@ -119,7 +120,7 @@ def test_a_worker_of_another_version_is_refused_and_works_for_dask(monkeypatch):
         monkeypatch.setattr(_native, "PROTOCOL", _native.PROTOCOL - 1)
         cluster.scale(2)
         client.wait_for_workers(2)
-        late = next(iter(set(client.scheduler_info()["workers"]) - set(status(client)["workers"])))
+        late = next(iter(set(workers_of(client)) - set(status(client)["workers"])))
         until(lambda: status(client)["without"], "the scheduler hears of it")
         (why,) = status(client)["without"].values()
         assert "this worker's is the older one: install the same version on both" in why and "\n" not in why

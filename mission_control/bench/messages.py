@@ -21,6 +21,7 @@ import mission_control
 from mission_control import _native
 from mission_control.bench.interleaved import cpu_of_workers
 from mission_control.environment import describe
+from mission_control.workers import workers_of
 
 SIZES = (64 << 10, 1 << 20, 64 << 20)
 SAMPLE_BYTES = 256 << 20
@@ -110,7 +111,7 @@ def compared(
 
 def gather(client: Client, size: int, count: int) -> tuple[float, float]:
     """From the submission of a task on one worker that needs objects of the other until its result is known."""
-    owner, reader = client.scheduler_info()["workers"]
+    owner, reader = workers_of(client)
     objects = client.map(make, range(count), size=size, workers=[owner], pure=False)
     client.sync(_wait, objects)
     cpu, began = cpu_of_workers(client), time.perf_counter()
@@ -135,8 +136,8 @@ def look(arrays: list[np.ndarray]) -> list[int]:
 
 def echo(client: Client) -> tuple[float, float]:
     """Small requests from one worker to the other, one after another; seconds of one."""
-    _, reader = client.scheduler_info()["workers"]
-    owner = next(iter(client.scheduler_info()["workers"]))
+    _, reader = workers_of(client)
+    owner = next(iter(workers_of(client)))
     cpu = cpu_of_workers(client)
     wall = client.run(ask, reader, ECHOES, workers=[owner])[owner]
     return wall / ECHOES, cpu_of_workers(client) - cpu

@@ -8,6 +8,7 @@ from typing import Any
 from distributed import Client
 
 import mission_control
+from mission_control.workers import workers_of
 
 
 def shuffle(client: Client, each: int, size: int) -> float:
@@ -20,7 +21,7 @@ def shuffle(client: Client, each: int, size: int) -> float:
     Returns:
         Seconds, from the first fetch until all results are known.
     """
-    workers = sorted(client.scheduler_info(n_workers=-1)["workers"])
+    workers = sorted(workers_of(client))
     parts = len(workers) * each
     with mission_control.job("shuffle", transport="tcp", client=client):
         held = [

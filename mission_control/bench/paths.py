@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mission_control.environment import describe
+from mission_control.workers import workers_of
 
 ONE, TWO = "one path (tcp)", "as Mission Control chooses"
 
@@ -47,7 +48,7 @@ def measure(
     samples: dict[str, list[float]] = {ONE: [], TWO: []}
     transports: dict[str, dict[str, int]] = {ONE: {}, TWO: {}}
     with in_lab(with_settings(load("sort"), settings)) as site, site.connect() as client:
-        known = client.scheduler_info(n_workers=-1)["workers"]
+        known = workers_of(client)
         address = {entry["id"]: worker for worker, entry in known.items()}
         for number in range(rounds):
             for what, transport in ((ONE, "tcp"), (TWO, "auto")):

@@ -11,6 +11,7 @@ from typing import Any
 from mission_control import fetch, job, put
 from mission_control.environment import describe
 from mission_control.objects import Reference
+from mission_control.workers import workers_of
 
 FETCH, RETIRE = "a task fetches all of it", "the worker retires, and the other one has it"
 PARTS = 4
@@ -56,7 +57,7 @@ def measure(
         ):
             mission_control.install(client)
             say(f"round {number + 1} of {rounds}: {objects} objects")
-            one, other = client.scheduler_info()["workers"]
+            one, other = workers_of(client)
             with job(f"retirement-{number}", transport="tcp", client=client):
                 made = client.map(partial(fill, size // objects), range(objects), workers=[one], pure=False)
                 wait(made)

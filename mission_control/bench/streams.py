@@ -19,6 +19,7 @@ from distributed.client import _wait
 import mission_control
 from mission_control.bench.interleaved import Sample, compared, cpu_of_workers
 from mission_control.environment import describe
+from mission_control.workers import workers_of
 
 BUFFER_BYTES = 4 << 20
 """One write, and one part of the object that is fetched."""
@@ -76,7 +77,7 @@ Call = Callable[[Client, str, str, int], float]
 
 
 def sample(client: Client, call: Call, count: int) -> Sample:
-    owner, reader = client.scheduler_info()["workers"]
+    owner, reader = workers_of(client)
     before = cpu_of_workers(client)
     wall = call(client, owner, reader, count)
     return Sample(wall, cpu_of_workers(client) - before)
@@ -121,7 +122,7 @@ def in_all(write: Callable[[int, int], Any], hashes: int) -> Call:
 
 def latency_of(client: Client) -> dict[str, float]:
     """Milliseconds from a small write to its reader."""
-    owner, reader = client.scheduler_info()["workers"]
+    owner, reader = workers_of(client)
     there = client.submit(write_stamps, workers=[owner], pure=False)
     took = np.array(client.submit(read_stamps, there, workers=[reader], pure=False).result()) / 1e6
     if len(took) != SMALL_WRITES:

@@ -21,6 +21,7 @@ import numpy as np
 from distributed import Client, LocalCluster, Security, wait
 
 import mission_control
+from mission_control.workers import workers_of
 
 JOB = "bench"
 
@@ -37,7 +38,7 @@ def main() -> None:
         silence_logs=logging.ERROR,
     )
     with cluster, Client(cluster) as client:
-        owner, reader = client.scheduler_info()["workers"]
+        owner, reader = workers_of(client)
         pids = client.run(pin, congestion)
         job: Any = nullcontext()
         if kind == "mission":

@@ -13,6 +13,7 @@ import mission_control
 from mission_control.experiments import observed
 from mission_control.experiments.running import Running
 from mission_control.scenario import Scenario
+from mission_control.workers import workers_of
 from mission_control.worlds.site import Site
 
 
@@ -25,7 +26,7 @@ class Jobs(Running):
         many = workload.jobs > 1
         self.names = [f"{workload.kind}-{number + 1}" if many else workload.kind for number in range(workload.jobs)]
         self.clients = [site.connect() for _ in self.names]
-        workers = len(self.clients[0].scheduler_info(n_workers=-1)["workers"])
+        workers = len(workers_of(self.clients[0]))
         self.made = [workload.of_job(at).make(at, data / name, workers) for at, name in enumerate(self.names)]
         """The workload's jobs; some may have failed."""
         self.steps: dict[str, str] = {}

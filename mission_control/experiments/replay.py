@@ -19,6 +19,7 @@ from mission_control.scenario import Scenario
 from mission_control.traces.describe import quantiles
 from mission_control.traces.scale import ScaledJob, distortion
 from mission_control.traces.swim import QUANTITIES
+from mission_control.workers import workers_of
 from mission_control.workloads.replay import LATE_S, ReplayedJob
 from mission_control.worlds.site import Site
 
@@ -34,7 +35,7 @@ class Replay(Running):
         workload: Any = scenario.workload
         self.client = site.connect()
         self.clients = [self.client]
-        self.homes = sorted(self.client.scheduler_info(n_workers=-1)["workers"])
+        self.homes = sorted(workers_of(self.client))
         self.jobs: list[ScaledJob] = workload.scaled(len(self.homes))
         self.distortion = distortion(self.jobs, workload.factor(len(self.homes)), workload.job_limit)
         self.names = [job.name for job in self.jobs]

@@ -26,6 +26,7 @@ from mission_control.map_reduce.output import items_of, put_items, write_items
 from mission_control.map_reduce.pairs import Table
 from mission_control.map_reduce.phases import note_phases
 from mission_control.objects import Reference
+from mission_control.workers import workers_of
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -119,7 +120,7 @@ def mapreduce(
     if isinstance(inputs, str | bytes | os.PathLike):
         raise TypeError(f"mapreduce({inputs!r}, ..): give a list of inputs, each for a map task")
     inputs = list(inputs)
-    count = reducers if reducers is not None else max(len(client.scheduler_info(n_workers=-1)["workers"]), 1)
+    count = reducers if reducers is not None else max(len(workers_of(client)), 1)
     if not inputs or count < 1:
         raise ValueError(f"mapreduce of {len(inputs)} inputs to {count} reducers: give at least one of each")
     if not callable(partition) and partition not in ("hash", "range"):

@@ -31,6 +31,7 @@ from pydantic import Field
 import mission_control
 from mission_control import _native
 from mission_control.errors import BadInput
+from mission_control.workers import workers_of
 from mission_control.workloads.mix import Made, fetch_part, put_random
 from mission_control.workloads.settings import JOB_MEASURES, Bytes, Count, Measure, SizedSettings
 
@@ -89,7 +90,7 @@ class Blocks:
 
     def homes(self, client: Client) -> list[str]:
         """Addresses of its workers."""
-        return sorted(client.scheduler_info(n_workers=-1)["workers"])[: self.workers]
+        return sorted(workers_of(client))[: self.workers]
 
     def task(
         self, client: Client, stage: str, number: int, home: str, function: Callable[..., Any], *given: Any

@@ -22,6 +22,7 @@ import mission_control
 from mission_control import _native
 from mission_control.experiments.result import Point
 from mission_control.incast.points import ideal_mbit, path_of
+from mission_control.workers import workers_of
 from mission_control.workloads.mix import Made, put_random
 from mission_control.workloads.settings import JOB_MEASURES, AutoCount, Bytes, Count, JobSettings, Measure
 
@@ -152,7 +153,7 @@ class Gather:
 
     def homes(self, client: Client) -> tuple[str, list[str]]:
         """Addresses of the worker that receives, and of those that send; one worker does both."""
-        known = client.scheduler_info(n_workers=-1)["workers"]
+        known = workers_of(client)
         # Shorter ones first, so that the first host of a lab receives: that is the one whose receive queue is sampled.
         first, *others = sorted(known, key=lambda address: (len(address), address))[: self.workers]
         return first, others or [first]

@@ -25,6 +25,7 @@ from pydantic import Field
 import mission_control
 from mission_control.map_reduce import Output, items_of
 from mission_control.map_reduce.phases import note_phases
+from mission_control.workers import workers_of
 from mission_control.workloads.settings import AutoCount, Count, JobSettings
 
 if TYPE_CHECKING:
@@ -140,7 +141,7 @@ class KMeans:
         sizes = np.diff(np.linspace(0, self.points, self.partitions + 1).astype(int)).tolist()
         shape = (self.seed, self.k, self.dimensions)
         make = partial(make_points, shape=shape, keep=self.keep)
-        first = None if self.at_home else sorted(client.scheduler_info(n_workers=-1)["workers"])[:1]
+        first = None if self.at_home else sorted(workers_of(client))[:1]
         self.data = client.map(make, sizes, range(len(sizes)), key="kmeans-make", pure=False, workers=first)
         moments = partial(moments_of, columns=self.dimensions)
         result = client.gather(client.map(moments, self.data, key="kmeans-moments", pure=False))

@@ -20,6 +20,7 @@ from pydantic import Field
 
 import mission_control
 from mission_control import _native
+from mission_control.workers import workers_of
 from mission_control.workloads.settings import Bytes, SizedSettings
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ class Shuffle:
 
     def homes(self, client: Client) -> list[str]:
         """Addresses of its workers."""
-        return sorted(client.scheduler_info(n_workers=-1)["workers"])[: self.workers]
+        return sorted(workers_of(client))[: self.workers]
 
     def check(self, client: Client, say: Callable[[str], None]) -> dict[str, bool]:
         return {"content": self.found == self.expected}

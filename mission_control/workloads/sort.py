@@ -22,6 +22,7 @@ from pydantic import Field
 import mission_control
 from mission_control import _native
 from mission_control.map_reduce.phases import note_phases
+from mission_control.workers import workers_of
 from mission_control.workloads.settings import AutoCount, SizedSettings
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ class Sort:
         splitters = self.splitters(client)
         say("maps, shuffles and reduces")
         run = uuid4().hex  # keys of two jobs must differ
-        workers = sorted(client.scheduler_info(n_workers=-1)["workers"])
+        workers = sorted(workers_of(client))
 
         def home(index: int) -> dict[str, Any]:
             """The worker on which a task runs, if that is fixed; another one if that worker is gone."""

@@ -12,6 +12,7 @@ from distributed import Client
 
 import mission_control
 from mission_control.scenario import BadInput, EnvironmentFailed, Scenario
+from mission_control.workers import workers_of
 from mission_control.worlds.site import Site
 
 CONNECT_S = 10
@@ -32,7 +33,7 @@ def cluster(scenario: Scenario, scheduler: str | None = None, *, install_policy:
     assert scheduler is not None
     control, notes = scenario.control, []
     with connect(scheduler) as client:
-        if not client.scheduler_info()["workers"]:
+        if not workers_of(client):
             raise BadInput(f"{scheduler} has no workers: start some with 'dask worker {scheduler}'")
         if mission_control.jobs.installed(client):
             before = Cluster(client).status(0)

@@ -20,6 +20,7 @@ from mission_control import lab
 from mission_control.lab import described, namespaces
 from mission_control.lab.events import Watching, dilated
 from mission_control.scenario import BadInput, EnvironmentFailed, Event, Scenario, Topology
+from mission_control.workers import workers_of
 from mission_control.worlds.site import Site
 
 PORT = 8786
@@ -183,7 +184,7 @@ def _connect(connect: Callable[..., Client], started: list[subprocess.Popen[byte
 
 def _wait(client: Client, workers: int, started: list[subprocess.Popen[bytes]], folder: Path) -> None:
     deadline = time.monotonic() + START_S
-    while (there := len(client.scheduler_info(n_workers=-1)["workers"])) < workers:
+    while (there := len(workers_of(client))) < workers:
         _all_run(started, folder)
         if time.monotonic() > deadline:
             raise EnvironmentFailed(f"only {there} of {workers} workers are up after {START_S} s: use fewer hosts")

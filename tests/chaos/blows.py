@@ -20,6 +20,7 @@ from distributed.diagnostics.plugin import WorkerPlugin
 import mission_control
 from mission_control import _native
 from mission_control.dask.worker import MissionControlWorker
+from mission_control.workers import workers_of
 from tests.conftest import data, until
 from tests.proxy import Limit, Proxy, flip
 
@@ -185,7 +186,7 @@ def address_of(dask_worker: Any) -> str:
 
 def retire(cluster: LocalCluster, client: Client, chance: random.Random) -> None:
     """A worker hands over its objects and leaves, as in a scale-down; another worker replaces it."""
-    workers = client.scheduler_info(n_workers=-1)["workers"]
+    workers = workers_of(client)
     leaving = chance.choice(sorted(workers))
     # Dask gives up if the other workers have no room, and the worker stays.
     if client.retire_workers([leaving]):
