@@ -57,13 +57,13 @@ def test_shells_complete_commands():
 @pytest.mark.parametrize(
     ("words", "start"),
     [
-        ("--size 1000", "--size 1000: "),
-        ("--workers 0", "--workers 0: "),
-        ("--hosts 0", "--hosts 0: "),
-        ("--topology ring", "--topology ring: "),
+        ("--size 1000", "--size: "),
+        ("--workers 0", "--workers: "),
+        ("--hosts 0", "--hosts: "),
+        ("--topology ring", "--topology: "),
         ("--memory-limit much", "--memory-limit"),
         ("--ecn-threshold 7", "--ecn-threshold"),
-        ("--flows-per-host 0", "--flows-per-host 0: "),
+        ("--flows-per-host 0", "--flows-per-host: "),
         ("--set workload.size=7", "workload.size: "),
     ],
 )
