@@ -63,7 +63,7 @@ def reason(model: type[BaseModel], errors: Sequence[Any]) -> str:
         return str(own["msg"]).removeprefix("Value error, ")
     in_file = as_written(model, place)
     limits = [
-        {name: in_file(plain(limit)) if one["type"] in LIMITS else limit for name, limit in one.get("ctx", {}).items()}
+        {name: in_file(whole(limit)) if one["type"] in LIMITS else limit for name, limit in one.get("ctx", {}).items()}
         for one in of_value
     ]
     texts = ", ".join(WORDS[one["type"]].format(**own) for one, own in zip(of_value, limits, strict=True))
@@ -75,7 +75,7 @@ def reason(model: type[BaseModel], errors: Sequence[Any]) -> str:
     return f"write {expected}, not {shown(value, first['type'] in NUMBERS)}"
 
 
-def plain(limit: float) -> float:
+def whole(limit: float) -> float:
     """Return a whole number as one."""
     return int(limit) if float(limit).is_integer() else limit
 

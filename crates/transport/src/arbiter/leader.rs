@@ -43,6 +43,18 @@ impl Leader {
     }
 }
 
+impl State {
+    /// Disconnects a client, if it is still one.
+    fn part(&mut self, client: ClientId) {
+        if let Role::Leader(leader) = &mut self.role
+            && let Some(peer) = leader.clients.remove(&client)
+        {
+            let _ = peer.stream.shutdown(Shutdown::Both);
+            self.parted_at = Some(Instant::now());
+        }
+    }
+}
+
 impl Shared {
     pub(super) fn lead(&self, listener: Option<UnixListener>, succeeds: bool, alone: Option<String>) {
         let mut state = self.lock();
@@ -94,10 +106,7 @@ impl Shared {
         leader.commands = commands;
         for client in gone {
             // The thread that reads from it notices that, and reports that it has left.
-            if let Some(peer) = leader.clients.remove(&client) {
-                state.parted_at = Some(Instant::now());
-                let _ = peer.stream.shutdown(Shutdown::Both);
-            }
+            state.part(client);
         }
     }
 
@@ -209,12 +218,8 @@ impl Shared {
         }
         hear(Event::Left { client });
         let mut state = self.lock();
-        if state.epoch == epoch
-            && let Role::Leader(leader) = &mut state.role
-            && let Some(peer) = leader.clients.remove(&client)
-        {
-            let _ = peer.stream.shutdown(Shutdown::Both);
-            state.parted_at = Some(Instant::now());
+        if state.epoch == epoch {
+            state.part(client);
         }
     }
 }
