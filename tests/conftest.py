@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import dask
@@ -17,13 +18,22 @@ from distributed import Client, LocalCluster
 
 import mission_control
 from mission_control import _native
+from tests import fork_server
 
 pytest_plugins = ["tests.repeats"]
 # Processes with the same token share the slots of their host, so each worker of pytest-xdist has another token.
 TOKEN = b"a token for tests" + os.environ.get("PYTEST_XDIST_WORKER", "").encode()
+SEED = "MISSION_TEST_SEED"
+"""Variable of the environment: the seed of a run, which `make test` prints."""
 # Before Python 3.11.9 a thread that reads the frames of all others, as Dask's profiler does a hundred times a second,
 # and one that starts a thread can deadlock (python/cpython issue 106883). The proxies of some tests start hundreds.
 dask.config.set({"distributed.worker.profile.enabled": False})
+
+
+@pytest.fixture(autouse=True)
+def random_numbers(request: pytest.FixtureRequest) -> None:
+    """What a test draws without a seed of its own follows from its name and the seed of the run."""
+    random.seed(f"{os.environ[SEED]} {request.node.nodeid}")
 
 
 @pytest.fixture(autouse=True)
@@ -32,6 +42,17 @@ def settings_stay() -> Iterator[None]:
     before = deepcopy(dask.config.get("mission-control", None))
     yield
     assert dask.config.get("mission-control", None) == before, "the test left settings of Mission Control changed"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    os.environ.setdefault(SEED, str(random.randrange(1 << 32)))
+    # The process that distributes tests to others runs none.
+    if hasattr(config, "workerinput") or not getattr(config.option, "numprocesses", None):
+        fork_server.use(hash_seed=os.environ[SEED])
+
+
+def pytest_report_header() -> str:
+    return f"seed of hashes and of random numbers: {SEED}={os.environ[SEED]} repeats them"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -128,16 +149,9 @@ def until(true: Callable[[], Any], what: str, seconds: float = 60) -> Any:
     return value
 
 
-def mission(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run the command `mission` as a user would."""
-    return subprocess.run(
-        [sys.executable, "-m", "mission_control", *words],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env={**os.environ, "COLUMNS": "200"},
-        **options,
-    )
+def mission(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run the command `mission` as a user would, in a process of its own."""
+    return fork_server.command(words, timeout=240, env={**os.environ, "COLUMNS": "200"}, cwd=cwd)
 
 
 def data(nbytes: int, seed: int = 0) -> np.ndarray:

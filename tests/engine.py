@@ -117,7 +117,7 @@ class Engine(MissionController):
         self.tasks: dict[int, Task] = {}
         self.numbers = itertools.count()
         self.turn = itertools.count()
-        token, context = os.urandom(32), multiprocessing.get_context("spawn")
+        token, context = os.urandom(32), multiprocessing.get_context("forkserver")
         for number in range(workers):
             here, there = context.Pipe()
             process = context.Process(target=Worker, args=(there, token, f"{spool}/{number}"), daemon=True)

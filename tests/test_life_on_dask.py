@@ -23,6 +23,7 @@ from mission_control.dask.scheduler import MissionControlScheduler
 from mission_control.dask.worker import data_ports
 from mission_control.workers import workers_of
 from tests.conftest import data, resources, status, until, what_is_left
+from tests.fork_server import new_interpreters
 
 SIZE = 1 << 20
 
@@ -113,7 +114,7 @@ def test_results_that_dask_spills_keep_their_references():
     def light(pair: tuple[mission_control.Reference, np.ndarray], seed: int) -> tuple[str, bool]:
         return digest(pair[0]), bool((pair[1] == seed % 256).all())
 
-    with cluster_of(2, "400MiB") as (_, client):
+    with new_interpreters(), cluster_of(2, "400MiB") as (_, client):
         pairs = client.map(heavy, range(20), pure=False)
         wait(pairs)
         spilled = client.run(lambda dask_worker: len(dask_worker.data.disk) if hasattr(dask_worker.data, "disk") else 0)

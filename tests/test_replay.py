@@ -96,7 +96,7 @@ def test_the_result_is_as_its_schema_says(replayed):
 def test_policies_are_compared_and_few_threads_make_jobs_late(tmp_path):
     values = {
         "topology": {"hosts": 2},
-        "workload": {"kind": "replay", "trace": str(trace(tmp_path, 6, 0.01)), "trace_hosts": 2, "scale": 0.1},
+        "workload": {"kind": "replay", "trace": str(trace(tmp_path, 16, 0.001)), "trace_hosts": 2, "scale": 0.1},
         "study": {"compare": [{"name": name, "set": {"control.policy": name}} for name in ("fair", "fifo")]},
     }
     values["workload"] |= {"at_once": 1, "block": "100 kB"}

@@ -27,6 +27,7 @@ from distributed.shuffle._exceptions import P2PConsistencyError
 
 import mission_control
 from tests.conftest import mission, resources, status, until, what_is_left
+from tests.fork_server import new_interpreters
 
 
 @pytest.fixture(autouse=True)
@@ -351,7 +352,7 @@ def begun(client: Client, prefix: str) -> bool:
 
 def test_data_larger_than_the_store_goes_to_the_disk(tmp_path):
     options = {"n_workers": 2, "threads_per_worker": 1, "memory_limit": "400MiB", "dashboard_address": ":0"}
-    with LocalCluster(**options) as cluster, Client(cluster) as client:
+    with new_interpreters(), LocalCluster(**options) as cluster, Client(cluster) as client:
         mission_control.install(client)
 
         def make(seed: int) -> pd.DataFrame:
