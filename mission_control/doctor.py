@@ -226,7 +226,7 @@ def optional() -> Iterator[Finding]:
         do = (
             "run it as root"
             if built
-            else "apt install clang libelf-dev pkg-config, then make setup; and run it as root"
+            else "apt install clang libelf-dev zlib1g-dev pkg-config, then make kernel; and run it as root"
         )
         yield Finding("lab", "warn", "not for this user, or not built; needed only for mission lab", do)
 

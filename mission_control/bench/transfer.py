@@ -325,7 +325,7 @@ def _compile(folder: Path) -> str:
 
 
 def _rustls_loop() -> str | None:
-    """Built by `make setup` in a checkout."""
+    """Return the program where a checkout has built it; no other target of the Makefile needs it."""
     program = Path(__file__).parent.parent.parent / "target/release/examples/rustls_loop"
     return str(program) if program.exists() else None
 

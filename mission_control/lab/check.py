@@ -47,7 +47,7 @@ def check() -> list[Finding]:
         there = shutil.which(program) is not None
         found.append(Finding(program, there, program, True, "" if there else f"apt install {package}"))
     built = hasattr(_native, "Switch")
-    hint = "" if built else "apt install clang libelf-dev pkg-config, then make setup"
+    hint = "" if built else "apt install clang libelf-dev zlib1g-dev pkg-config, then make kernel"
     found.append(Finding("built with eBPF", built, "switch ports", True, hint))
     btf = Path("/sys/kernel/btf/vmlinux").exists()
     found.append(
