@@ -62,6 +62,10 @@ def use(hash_seed: str) -> None:
     os.environ.update(before)
 
 
+def is_used() -> bool:
+    return ForkServerProcess._Popen is _Popen
+
+
 def new_interpreters() -> dask.config.set:
     """Return a context in which Dask starts workers as it does for users.
 
@@ -73,11 +77,14 @@ def new_interpreters() -> dask.config.set:
 def command(
     words: tuple[str, ...], timeout: float, env: dict[str, str], cwd: Path | str | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run `mission` with these words, as ``subprocess.run`` with captured text does.
+    """Run `mission` with these words, as ``subprocess.run`` with captured text does; by it where nobody called `use`.
 
     Raises:
         subprocess.TimeoutExpired: It took longer than ``timeout`` seconds, and was ended.
     """
+    if not is_used():
+        new = [sys.executable, "-m", "mission_control", *words]
+        return subprocess.run(new, capture_output=True, text=True, timeout=timeout, env=env, cwd=cwd)
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
         running = multiprocessing.get_context("forkserver").Process(
             target=_command, args=(words, env, str(cwd or Path.cwd()), _File(output.fileno()), _File(errors.fileno()))
