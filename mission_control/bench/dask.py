@@ -30,6 +30,7 @@ import mission_control
 from mission_control.bench.sort import timed
 from mission_control.environment import describe
 from mission_control.scenario import PrerequisiteMissing
+from mission_control.worlds.local import local_cluster
 
 if TYPE_CHECKING:
     import dask.array as da
@@ -354,9 +355,9 @@ def memory_for(case: Case, nbytes: int) -> int:
 
 
 @contextmanager
-def cluster_with(mode: str, memory: int, silence_logs: int = logging.WARNING) -> Iterator[Client]:
+def cluster_with(mode: str, memory: int, silence_logs: int = logging.ERROR) -> Iterator[Client]:
     """Start a cluster of one mode, whose workers have so many bytes of memory each."""
-    from distributed import Client, LocalCluster
+    from distributed import Client
 
     options = {
         "n_workers": WORKERS,
@@ -368,7 +369,7 @@ def cluster_with(mode: str, memory: int, silence_logs: int = logging.WARNING) ->
     quiet = {"dataframe.shuffle.method": "p2p", "distributed.worker.profile.enabled": False}
     # It warns of each shuffle's begin and end.
     logging.getLogger("distributed.shuffle._scheduler_plugin").setLevel(logging.ERROR)
-    with dask.config.set(quiet), closed(LocalCluster(**options)) as cluster, Client(cluster) as client:
+    with dask.config.set(quiet), closed(local_cluster(**options)) as cluster, Client(cluster) as client:
         if mode == OURS:
             mission_control.install(client)
         if mode == MEMORY:

@@ -9,12 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from distributed import Client, LocalCluster
+from distributed import Client
 
 import mission_control
 from mission_control.bench.interleaved import Sample, compared, cpu_of_workers
 from mission_control.environment import describe
 from mission_control.workloads.kmeans import KMeans, KMeansSettings
+from mission_control.worlds.local import local_cluster
 
 WORKERS = 4
 POINTS, CENTRES, DIMENSIONS = 400_000, 20, 8
@@ -38,7 +39,7 @@ def measure(steps: int, rounds: int, say: Callable[[str], None] = lambda _: None
     rows: list[dict[str, Any]] = []
     ratios: dict[str, float] = {}
     with (
-        LocalCluster(n_workers=WORKERS, threads_per_worker=1, dashboard_address=":0") as cluster,
+        local_cluster(n_workers=WORKERS, threads_per_worker=1, dashboard_address=":0") as cluster,
         Client(cluster, set_as_default=False) as client,
     ):
         mission_control.install(client)

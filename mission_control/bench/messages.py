@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from distributed import Client, LocalCluster, Security
+from distributed import Client, Security
 from distributed.client import _wait
 
 import mission_control
@@ -22,6 +22,7 @@ from mission_control import _native
 from mission_control.bench.interleaved import cpu_of_workers
 from mission_control.environment import describe
 from mission_control.workers import workers_of
+from mission_control.worlds.local import local_cluster
 
 SIZES = (64 << 10, 1 << 20, 64 << 20)
 SAMPLE_BYTES = 256 << 20
@@ -61,7 +62,7 @@ def measure(rounds: int, say: Callable[[str], None] = lambda _: None) -> dict[st
 
 
 def cluster(mode: str, encrypted: bool, stack: ExitStack) -> Client:
-    own = LocalCluster(
+    own = local_cluster(
         n_workers=2,
         threads_per_worker=1,
         protocol=mode,

@@ -17,11 +17,12 @@ from typing import Any
 import dask
 import dask.array as da
 import dask.bag as db
-from distributed import Client, LocalCluster
+from distributed import Client
 
 import mission_control
 from mission_control.environment import describe
 from mission_control.experiments.compare import interval
+from mission_control.worlds.local import local_cluster
 
 ALONE = "Dask alone"
 CLUSTERS = {ALONE: "tcp://", "Mission Control": "tcp://", "Mission Control, mission://": "mission://"}
@@ -123,7 +124,7 @@ def measured(number: int) -> dict[tuple[str, str], tuple[float, float]]:
 
 
 def cluster(mode: str, stack: ExitStack) -> Client:
-    own = LocalCluster(
+    own = local_cluster(
         n_workers=2, threads_per_worker=1, protocol=CLUSTERS[mode], memory_limit="2GiB", dashboard_address=":0"
     )
     client = Client(stack.enter_context(own), set_as_default=False)

@@ -12,6 +12,7 @@ from mission_control import fetch, job, put
 from mission_control.environment import describe
 from mission_control.objects import Reference
 from mission_control.workers import workers_of
+from mission_control.worlds.local import local_cluster
 
 FETCH, RETIRE = "a task fetches all of it", "the worker retires, and the other one has it"
 PARTS = 4
@@ -43,7 +44,7 @@ def measure(
     Returns:
         ``rows``: what, seconds (median), spread, recomputed (tasks that ran again); ``ratios``: of medians.
     """
-    from distributed import Client, LocalCluster, wait
+    from distributed import Client, wait
 
     import mission_control
 
@@ -52,7 +53,7 @@ def measure(
     for number in range(rounds):
         # A cluster of its own: Dask does not start a worker again that retired.
         with (
-            LocalCluster(n_workers=2, threads_per_worker=2, dashboard_address=None, memory_limit="8GiB") as cluster,
+            local_cluster(n_workers=2, threads_per_worker=2, dashboard_address=None, memory_limit="8GiB") as cluster,
             Client(cluster) as client,
         ):
             mission_control.install(client)

@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from distributed import Client, LocalCluster
+from distributed import Client
 
 import mission_control
 from mission_control.bench.parts import shuffle
@@ -19,6 +19,7 @@ from mission_control.bench.service import serving_processes
 from mission_control.environment import describe
 from mission_control.experiments.compare import interval
 from mission_control.service.membership import CLUSTER, SERVICE, TOKEN_FILE
+from mission_control.worlds.local import local_cluster
 
 WORKERS = 4
 PART = 4 << 20
@@ -47,7 +48,7 @@ def measure(rounds: int = 30, say: Callable[[str], None] = lambda _: None) -> di
                 os.environ.pop(name, None)
             if served:
                 os.environ |= {SERVICE: f"http://127.0.0.1:{own.ports[0]}", TOKEN_FILE: str(token), CLUSTER: "bench"}
-            cluster = LocalCluster(n_workers=WORKERS, threads_per_worker=1, dashboard_address=":0")
+            cluster = local_cluster(n_workers=WORKERS, threads_per_worker=1, dashboard_address=":0")
             client = Client(stack.enter_context(cluster), set_as_default=False)
             clients[served] = stack.enter_context(client)
             mission_control.install(client, policy="fair")

@@ -161,7 +161,9 @@ class Member(asyncio.Protocol):
             self.connected.close()
 
 
-def measure(rounds: int = 20, say: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
+def measure(
+    rounds: int = 20, members: tuple[int, ...] = MEMBERS, say: Callable[[str], None] = lambda _: None
+) -> dict[str, Any]:
     """Measure members of each number, with each store that there is.
 
     Returns:
@@ -173,22 +175,22 @@ def measure(rounds: int = 20, say: Callable[[str], None] = lambda _: None) -> di
     """
     rows, reports, changes = [], [], []
     for store, opened in stores().items():
-        for members in MEMBERS:
-            say(f"{store}, {members} members")
+        for count in members:
+            say(f"{store}, {count} members")
             with opened() as address, serving_processes(address, 1) as own:
-                rows.append({"store": store, **asyncio.run(updates(own, members, rounds))})
+                rows.append({"store": store, **asyncio.run(updates(own, count, rounds))})
         if store.startswith("etcd, three"):
-            for members in MEMBERS:
-                say(f"{store}, {members} members, the leader is killed")
+            for count in members:
+                say(f"{store}, {count} members, the leader is killed")
                 took = []
                 for _ in range(CHANGES):
                     with opened() as address, serving_processes(address, 2) as own:
-                        took.append(asyncio.run(leader_change(own, members)))
-                changes.append({"store": store, "members": members, "seconds": took})
-    for members in REPORTERS:
-        say(f"{TRANSFERS} active transfers of {members} members")
+                        took.append(asyncio.run(leader_change(own, count)))
+                changes.append({"store": store, "members": count, "seconds": took})
+    for count in REPORTERS:
+        say(f"{TRANSFERS} active transfers of {count} members")
         with serving_processes(None, 1) as own:
-            reports.append(asyncio.run(reporting(own, members, TRANSFERS // members)))
+            reports.append(asyncio.run(reporting(own, count, TRANSFERS // count)))
     return {"rows": rows, "reports": reports, "changes": changes, "environment": describe()}
 
 

@@ -14,13 +14,14 @@ from contextlib import ExitStack
 from typing import Any
 
 import dask
-from distributed import Client, LocalCluster
+from distributed import Client
 
 import mission_control
 from mission_control import _native
 from mission_control.bench.parts import shuffle
 from mission_control.environment import describe
 from mission_control.experiments.compare import interval
+from mission_control.worlds.local import local_cluster
 
 WORKERS = 12
 PART = 512 << 10
@@ -63,7 +64,7 @@ def shuffles(rounds: int, say: Callable[[str], None]) -> tuple[list[dict[str, An
         clients = {}
         for per, shared in SESSIONS.items():
             with dask.config.set({"mission-control.host-sessions": shared}):
-                cluster = LocalCluster(
+                cluster = local_cluster(
                     n_workers=WORKERS, threads_per_worker=1, memory_limit="1GiB", dashboard_address=":0"
                 )
                 client = Client(stack.enter_context(cluster), set_as_default=False)

@@ -13,13 +13,14 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from distributed import Client, LocalCluster
+from distributed import Client
 from distributed.client import _wait
 
 import mission_control
 from mission_control.bench.interleaved import Sample, compared, cpu_of_workers
 from mission_control.environment import describe
 from mission_control.workers import workers_of
+from mission_control.worlds.local import local_cluster
 
 BUFFER_BYTES = 4 << 20
 """One write, and one part of the object that is fetched."""
@@ -44,7 +45,7 @@ def measure(size: int, rounds: int, say: Callable[[str], None] = lambda _: None)
     latency: dict[str, dict[str, float]] = {}
     workers = {"n_workers": 2, "threads_per_worker": 1, "memory_limit": f"{8 * max(size, 1 << 30)}B"}
     with (
-        LocalCluster(**workers, dashboard_address=":0") as cluster,
+        local_cluster(**workers, dashboard_address=":0") as cluster,
         Client(cluster, set_as_default=False) as client,
     ):
         mission_control.install(client)

@@ -9,7 +9,6 @@ the first: from its submission until its result is known. KIND is `dask`, whose 
 from __future__ import annotations
 
 import json
-import logging
 import os
 import socket
 import sys
@@ -18,10 +17,11 @@ from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
-from distributed import Client, LocalCluster, Security, wait
+from distributed import Client, Security, wait
 
 import mission_control
 from mission_control.workers import workers_of
+from mission_control.worlds.local import local_cluster
 
 JOB = "bench"
 
@@ -30,12 +30,11 @@ def main() -> None:
     kind, transport, congestion = sys.argv[1:]
     produce, consume = {"dask": (make, look), "mission": (put, fetch)}[kind]
     security = Security.temporary() if transport == "tls" else None
-    cluster = LocalCluster(
+    cluster = local_cluster(
         n_workers=2,
         threads_per_worker=1,
         security=security,
         dashboard_address="127.0.0.1:0",
-        silence_logs=logging.ERROR,
     )
     with cluster, Client(cluster) as client:
         owner, reader = workers_of(client)

@@ -82,7 +82,8 @@ def main() -> NoReturn:
         end(3, f"{error.filename or 'output'}: {error.strerror}. Make room or allow it, and try again.")
     except Exception as error:
         end(70, fault(error))
-    end(status if isinstance(status, int) else 0)
+    # Typer turns an interrupt of a command into this status.
+    end(status if isinstance(status, int) else 0, "interrupted" if status == 130 and interrupts.happened() else "")
 
 
 def fault(error: Exception) -> str:

@@ -6,14 +6,26 @@ import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import dask
 from distributed import Client, LocalCluster, Security
 
 import mission_control
-from mission_control import _native
+from mission_control import _native, interrupts
 from mission_control.scenario import BadInput, Scenario
 from mission_control.worlds.site import Site
+
+
+def local_cluster(**options: Any) -> LocalCluster:
+    """Start a cluster of processes on this machine, which leave interrupts to this process.
+
+    Args:
+        options: Of ``distributed.LocalCluster``.
+    """
+    with interrupts.kept_from_workers():
+        # At WARNING the workers of a cluster that is closed while it works log each task that they did not end.
+        return LocalCluster(**{"silence_logs": logging.ERROR, **options})
 
 
 @contextmanager
@@ -33,13 +45,12 @@ def local(scenario: Scenario, scheduler: str | None = None, *, install_policy: b
     limit = None if topology.link_rate == "auto" else f"{topology.link_rate} bit/s"
     with warnings.catch_warnings(), dask.config.set({"mission-control.send-limit": limit}):
         warnings.simplefilter("ignore")  # a dashboard port in use is no concern of a run
-        cluster = LocalCluster(
+        cluster = local_cluster(
             n_workers=topology.hosts,
             threads_per_worker=topology.threads,
             memory_limit=topology.memory_limit,
             security=security,
             dashboard_address="127.0.0.1:0",
-            silence_logs=logging.ERROR,
         )
     with cluster:
         with Client(cluster) as client:
