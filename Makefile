@@ -48,13 +48,13 @@ test-lab: kernel tools ## the rest: namespaces, switch ports, congestion control
 	$(BIN)/mission lab check
 	$(BIN)/pytest -m lab --must-run
 
-format: tools          ## what needs no build: formatting, lints and types of Python
+format: .venv/.tools   ## what needs no build: formatting, lints and types of Python
 	$(CARGO) fmt --all --check
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-check: format          ## formatting, lints, types; the generated documents are up to date
+check: format setup    ## formatting, lints, types; the generated documents are up to date
 	$(CARGO) clippy $(CRATES) --all-targets --quiet -- -D warnings
 	$(BIN)/python -m mission_control.docs --check
 
@@ -79,23 +79,26 @@ fuzz: setup            ## fuzz what a stranger can send, for FUZZ_SECONDS; needs
 	target/release/heads -max_total_time=$(FUZZ_SECONDS) -max_len=2048 -print_final_stats=1 \
 		-artifact_prefix=target/fuzz/found/ target/fuzz/corpus fuzz/seeds
 
-setup: .venv/.packages ## .venv with the package, and what `make demo` imports
+setup: .venv/.built    ## .venv with the package, and what `make demo` imports
 	@$(BIN)/maturin develop --release --uv --quiet --skip-install $(FEATURES) > target/maturin.log 2>&1 \
 		|| { cat target/maturin.log >&2; exit 1; }
 
 .venv/.packages: requirements.lock pyproject.toml tools/prerequisites.sh
 	@PYTHON=$(PYTHON) sh tools/prerequisites.sh
-	$(STEP) "1 of 2" "installs Python packages in .venv (100 MB; 10 to 60 s)" sh -c ' \
+	$(STEP) "1 of 2" "installs Python packages in .venv (100 MB; 5 to 60 s)" sh -c ' \
 		{ test -x $(BIN)/python || $(PYTHON) -m venv .venv; } \
 		&& $(BIN)/python -m pip install --quiet --disable-pip-version-check uv \
 		&& $(BIN)/uv pip install --quiet -r pyproject.toml --extra bench maturin -c requirements.lock'
+	@touch $@
+
+.venv/.built: .venv/.packages
 	$(STEP) "2 of 2" "compiles Mission Control and the crates that it uses, once (1 to 3 minutes on two cores)" \
 		$(BIN)/maturin develop --release --uv $(FEATURES)
 	@touch $@
 
 tools: setup .venv/.tools   ## what tests and checks need beyond that
 .venv/.tools: .venv/.packages
-	$(STEP) "tools" "installs the Python packages of tests and checks (60 MB; 5 to 30 s)" \
+	$(STEP) "tools" "installs the Python packages of tests and checks (60 MB; 2 to 30 s)" \
 		$(BIN)/uv pip install --quiet -r requirements.lock
 	@touch $@
 

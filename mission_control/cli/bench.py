@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from mission_control import _native
+from mission_control.cli.bounded import bounded, gib
 from mission_control.cli.options import Json, finite, make_folder
 
 app = typer.Typer(
@@ -47,6 +48,13 @@ def measured(as_json: bool, measure: Callable[[], dict[str, Any]]) -> dict[str, 
 
 
 @app.command()
+@bounded(
+    lambda o: 20 + o["rounds"] * len(o["transport"] or range(4)) * (5 * len(o["size"] or range(5)) + 12 * o["workers"]),
+    rounds=2,
+    size=["64MiB"],
+    transport=["tcp", "tls"],
+    workers=False,
+)
 def transfer(
     rounds: Annotated[int, typer.Option(metavar="N", min=1, help="Samples of each variant; prints medians")] = 5,
     size: Annotated[
@@ -60,8 +68,8 @@ def transfer(
 ) -> None:
     """Compare transfers of one object over loopback.
 
-    Variants: iperf3, a C receiver, a rustls loop, Dask's comms, Mission Control's fetch. A full run takes 15 minutes;
-    --size, --transport and --no-workers select a part. An interrupt prints what was measured until then.
+    Variants: iperf3, a C receiver, a rustls loop, Dask's comms, Mission Control's fetch. --size, --transport and
+    --no-workers select a part. An interrupt prints what was measured until then.
     """
     from mission_control.bench.transfer import OBJECTS, TRANSPORTS, measure
 
@@ -101,6 +109,7 @@ def print_transfer(result: dict[str, Any]) -> None:
 
 
 @app.command()
+@bounded(lambda o: 20 + o["rounds"] * 220 * gib(o["size"]), size="256MiB", rounds=1)
 def sort(
     size: Annotated[str, typer.Option(metavar="SIZE", help="Size of the input, e.g. 256MiB")] = "1GiB",
     workers: Annotated[int, typer.Option(metavar="N", min=1, help="Worker processes")] = 4,
@@ -127,6 +136,12 @@ def sort(
 
 
 @app.command()
+@bounded(
+    lambda o: len(o["case"] or range(7)) * (25 + 110 * (o["rounds"] + 1) * gib(o["size"])),
+    size="256MiB",
+    rounds=1,
+    case=["shuffle", "merge"],
+)
 def dask(
     size: Annotated[str, typer.Option(metavar="SIZE", help="Size of the data, e.g. 256MiB")] = "1GiB",
     rounds: Annotated[int, typer.Option(metavar="N", min=1, help="Samples of each variant; prints medians")] = 5,
@@ -137,9 +152,8 @@ def dask(
 ) -> None:
     """Compare unchanged Dask programs with and without Mission Control.
 
-    Cases: shuffles, merges, groupbys, sorts and rechunks. A full run takes 90 minutes; --case, --size and --rounds
-    select a part. The results of all modes are compared by content. Without --case, cases that need more data than
-    --size are left out.
+    Cases: shuffles, merges, groupbys, sorts and rechunks; --case, --size and --rounds select a part. The results of all
+    modes are compared by content. Without --case, cases that need more data than --size are left out.
     """
     from mission_control.bench.dask import CASES, fits, measure
 
@@ -165,6 +179,11 @@ def dask(
 
 
 @app.command()
+@bounded(
+    lambda o: 30 + 25 * len(o["query"] or range(12)) * (o["rounds"] + 1) * (0.1 + o["scale"]),
+    scale=0.05,
+    rounds=1,
+)
 def queries(
     scale: Annotated[
         float, typer.Option(metavar="X", min=0.001, callback=finite, help="Scale: 1 is 6,000,000 line items, 0.6 GiB")
@@ -198,14 +217,12 @@ def queries(
 
 
 @app.command()
+@bounded(lambda o: 20 * o["rounds"], rounds=5)
 def overhead(
     rounds: Annotated[int, typer.Option(metavar="N", min=1, help="Pairs of samples")] = 30,
     as_json: Json = False,
 ) -> None:
-    """Measure the overhead for programs that shuffle nothing.
-
-    Pairs of Dask alone and Dask with Mission Control; a full run takes 10 minutes.
-    """
+    """Measure the overhead for programs that shuffle nothing: pairs of Dask alone and Dask with Mission Control."""
     from mission_control.bench.overhead import measure
 
     if (result := measured(as_json, lambda: measure(rounds, say))) is None:
@@ -220,6 +237,7 @@ def overhead(
 
 
 @app.command()
+@bounded(lambda o: 20 + 25 * (o["rounds"] + 1), rounds=1)
 def messages(
     rounds: Annotated[int, typer.Option(metavar="N", min=1, help="Samples of each variant; prints medians")] = 5,
     as_json: Json = False,
@@ -244,6 +262,7 @@ def messages(
 
 
 @app.command()
+@bounded(lambda o: 20 + (o["rounds"] + 1) * (20 + 60 * gib(o["size"])), size="128MiB", rounds=1)
 def streams(
     size: Annotated[str, typer.Option(metavar="SIZE", help="Bytes to carry, e.g. 256MiB")] = "1GiB",
     rounds: Annotated[int, typer.Option(metavar="N", min=1, help="Samples of each variant; prints medians")] = 5,
@@ -270,6 +289,7 @@ def streams(
 
 
 @app.command()
+@bounded(lambda o: 20 + (o["rounds"] + 1) * (10 + o["steps"] / 20), steps=100, rounds=2)
 def delegates(
     steps: Annotated[int, typer.Option(metavar="N", min=1, help="Calls of each chain")] = 1000,
     rounds: Annotated[int, typer.Option(metavar="N", min=1, help="Samples of each variant; prints medians")] = 5,
@@ -291,6 +311,7 @@ def delegates(
 
 
 @app.command()
+@bounded(lambda o: 20 + (o["rounds"] + 1) * (5 + 100 * gib(o["size"])), size="64MiB", rounds=1)
 def mapreduce(
     size: Annotated[
         str, typer.Option(metavar="SIZE", help="Size of the text and of the records, e.g. 256MiB")
@@ -315,6 +336,13 @@ def mapreduce(
 
 
 @app.command()
+@bounded(
+    lambda o: (
+        10 + o["receivers"] + o["rounds"] * 3 * o["receivers"] * gib(o["size"]) * 2**33 / rate_of(o["rate"], "--rate")
+    ),
+    receivers=8,
+    rounds=1,
+)
 def broadcast(
     receivers: Annotated[int, typer.Option(metavar="N", min=1, help="Receiving processes")] = 32,
     size: Annotated[str, typer.Option(metavar="SIZE", help="Size of the object, e.g. 8MiB")] = "32MiB",
@@ -345,6 +373,7 @@ def broadcast(
 
 
 @app.command()
+@bounded(lambda o: 15 + o["rounds"] * (5 + 20 * gib(o["size"])), size="256MiB", objects=16, rounds=1)
 def retirement(
     size: Annotated[str, typer.Option(metavar="SIZE", help="Size of all objects together, e.g. 256MiB")] = "1GiB",
     objects: Annotated[int, typer.Option(metavar="N", min=1, help="Number of objects")] = 64,
@@ -368,6 +397,11 @@ def retirement(
 
 
 @app.command()
+@bounded(
+    lambda o: 20 + 4 * o["pairs"] + o["rounds"] * 3 * gib(o["size"]) * 2**33 / rate_of(o["rate"], "--rate"),
+    pairs=2,
+    rounds=2,
+)
 def paths(
     pairs: Annotated[int, typer.Option(metavar="N", min=2, help="Pairs of hosts with two paths")] = 4,
     single: Annotated[int, typer.Option(metavar="N", min=0, help="Hosts with one path")] = 1,
@@ -394,6 +428,7 @@ def paths(
 
 
 @app.command()
+@bounded(lambda o: o["rounds"] * 2 * (10 + 3 * o["hosts"] + o["seconds"]), seconds=5.0, rounds=1)
 def idle(
     hosts: Annotated[int, typer.Option(metavar="N", min=2, help="Hosts of the lab")] = 4,
     seconds: Annotated[
@@ -417,22 +452,25 @@ def idle(
 
 
 @app.command()
+@bounded(lambda o: 60 + 100 * len(o["members"] or range(3)) + 5 * o["rounds"], members=[10], rounds=5)
 def service(
     rounds: Annotated[int, typer.Option(metavar="N", min=1, help="Updates of each variant; prints medians")] = 20,
+    members: Annotated[
+        list[int] | None,
+        typer.Option(metavar="N", min=1, max=1000, help="Members, e.g. 10; repeatable [10, 100, 1000]"),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure how soon members of a control service have an update.
+    """Measure how soon members of a control service have an update, with each store that is installed."""
+    from mission_control.bench.service import MEMBERS, measure, table
 
-    With 10, 100 and 1,000 members, and with each store that is installed.
-    """
-    from mission_control.bench.service import measure, table
-
-    result = measured(as_json, lambda: measure(rounds, say=say))
+    result = measured(as_json, lambda: measure(rounds, tuple(members or MEMBERS), say=say))
     if result is not None:
         print(table(result))
 
 
 @app.command()
+@bounded(lambda o: 15 + 2 * o["rounds"], rounds=10)
 def served(
     rounds: Annotated[int, typer.Option(metavar="N", min=5, help="Pairs of samples; prints medians")] = 30,
     as_json: Json = False,
@@ -448,6 +486,7 @@ def served(
 
 
 @app.command()
+@bounded(lambda o: 30 + 3 * o["rounds"], rounds=10)
 def sessions(
     rounds: Annotated[int, typer.Option(metavar="N", min=5, help="Shuffles of each variant; prints medians")] = 30,
     as_json: Json = False,
@@ -464,6 +503,7 @@ def sessions(
 
 
 @app.command()
+@bounded(lambda o: 70)
 def console(
     pictures: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write pictures of the page to this folder [off]")
@@ -486,6 +526,7 @@ def console(
 
 
 @app.command()
+@bounded(lambda o: 60)
 def decisions(as_json: Json = False) -> None:
     """Measure the time of decisions.
 
@@ -526,6 +567,7 @@ def print_ratios(result: dict[str, Any]) -> None:
 
 
 @app.command()
+@bounded(lambda o: 150 * o["settings"], settings=1)
 def incast(
     settings: Annotated[int, typer.Option(metavar="N", min=1, help="Random settings to measure")] = 10,
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of the settings")] = 1,
@@ -542,6 +584,7 @@ def incast(
 
 
 @app.command()
+@bounded(lambda o: 200 * o["settings"], settings=1)
 def advice(
     settings: Annotated[int, typer.Option(metavar="N", min=1, help="Random settings to measure, with incast")] = 5,
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of the settings")] = 1,
@@ -555,6 +598,7 @@ def advice(
 
 
 @app.command()
+@bounded(lambda o: 60 * report_minutes(o["only"]), only=["fetch", "share"])
 def report(
     only: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Measure this number alone, e.g. share; repeatable [all]")
@@ -563,7 +607,7 @@ def report(
 ) -> None:
     """The front page of docs/measurements.md, measured again on this machine: eleven numbers with their commands.
 
-    All of it takes an hour and a half. What needs root, a checkout or another program says so where it is missing.
+    What needs root, a checkout or another program says so where it is missing.
     """
     from mission_control.bench.report import ROWS, measure
 
@@ -577,6 +621,14 @@ def report(
         print_report(result)
     if result["interrupted"]:
         raise KeyboardInterrupt
+
+
+def report_minutes(only: list[str] | None) -> float:
+    """Return the minutes that the commands of these rows take."""
+    from mission_control.bench.report import ROWS
+
+    commands = {row.command: row.takes for row in ROWS if not only or row.name in only}
+    return sum(float(takes.removesuffix(" min")) for takes in commands.values())
 
 
 def print_report(result: dict[str, Any]) -> None:

@@ -39,7 +39,9 @@ def require() -> None:
     if os.geteuid() != 0:
         raise PrerequisiteMissing("this needs root: run it with sudo")
     if not hasattr(_native, "Switch"):
-        raise PrerequisiteMissing("built without eBPF: apt install clang libelf-dev zlib1g-dev pkg-config, then make kernel")
+        raise PrerequisiteMissing(
+            "built without eBPF: apt install clang libelf-dev zlib1g-dev pkg-config, then make kernel"
+        )
 
 
 @contextmanager
