@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from mission_control import _native
-from mission_control.cli.bounded import bounded, gib
+from mission_control.cli.bounded import announce, bounded, gib
 from mission_control.cli.options import Json, finite, make_folder
 
 app = typer.Typer(
@@ -35,6 +35,7 @@ def measured(as_json: bool, measure: Callable[[], dict[str, Any]]) -> dict[str, 
 
     After an interrupt, programs get the progress lines, and the exit status is 130.
     """
+    announce()
     try:
         result = measure()
     except KeyboardInterrupt:
@@ -78,6 +79,7 @@ def transfer(
     one_of("--size", sizes, known.values(), list(known))
     transports = tuple(transport or TRANSPORTS)
     one_of("--transport", transports, TRANSPORTS, TRANSPORTS)
+    announce()
     result = measure(rounds, sizes, transports, workers, say)
     if as_json:
         print(json.dumps(result))
@@ -180,7 +182,7 @@ def dask(
 
 @app.command()
 @bounded(
-    lambda o: 30 + 25 * len(o["query"] or range(12)) * (o["rounds"] + 1) * (0.1 + o["scale"]),
+    lambda o: 30 + 25 * len(o["query"] or range(8)) * (o["rounds"] + 1) * (0.1 + o["scale"]),
     scale=0.05,
     rounds=1,
 )
@@ -614,6 +616,7 @@ def report(
     names = [row.name for row in ROWS]
     for name in only or ():
         one_of("--only", [name], names, names)
+    announce()
     result = measure(only or names, say)
     if as_json:
         print(json.dumps(result))

@@ -16,6 +16,9 @@ from mission_control.errors import BadInput
 QUICK_MAX_S = 300.0
 """With --quick every benchmark is meant to end within this time, on two cores; a test holds the predictions to it."""
 
+of_this_command: list[float | None] = []
+"""Seconds that the command of this process takes, and those with --quick."""
+
 Seconds = Callable[[dict[str, Any]], float]
 """From a benchmark's options, by name, to the seconds that it takes on two cores."""
 
@@ -33,7 +36,7 @@ def bounded(seconds: Seconds, /, **smaller: Any) -> Callable[[Callable[..., Any]
         def run(context: typer.Context, quick: bool, **given: Any) -> Any:
             typed = {name for name in given if not is_default(context, name)}
             less = given | {name: value for name, value in smaller.items() if name not in typed}
-            announce(*(predicted(seconds, options) for options in ((less, less) if quick else (given, less))))
+            of_this_command[:] = [predicted(seconds, options) for options in (less if quick else given, less)]
             return command(**(less if quick else given))
 
         hints = get_type_hints(command, include_extras=True)
@@ -83,8 +86,12 @@ def predicted(seconds: Seconds, options: dict[str, Any]) -> float | None:
         return None
 
 
-def announce(seconds: float | None, quick: float | None) -> None:
-    """Print how long a benchmark takes, and how long with --quick if that is less."""
+def announce() -> None:
+    """Print how long the benchmark of this command takes, and how long with --quick if that is less.
+
+    For a benchmark that has checked its options and is about to begin.
+    """
+    seconds, quick = of_this_command
     if seconds is None:
         return
     less = f" (--quick: {duration(quick)})" if quick is not None and quick < seconds else ""

@@ -5,7 +5,7 @@
 //! break, processes that are stopped and go on, or that leave, and changes of priority and budget. A seed that fails is
 //! printed as a command that repeats it.
 //!
-//! `VIRTUAL_SEEDS=1000000` runs more than the usual three thousand, `VIRTUAL_SEED=7` one.
+//! `VIRTUAL_SEEDS=1000000` runs more than the usual ten thousand, `VIRTUAL_SEED=7` one.
 
 mod broadcast;
 mod checks;
@@ -13,7 +13,7 @@ mod world;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-const SEEDS: u64 = 3_000;
+const SEEDS: u64 = 10_000;
 
 // What core itself must not do: read how many seeds are wanted, and say what was done.
 #[allow(clippy::disallowed_methods)]
