@@ -355,7 +355,7 @@ def memory_for(case: Case, nbytes: int) -> int:
 
 
 @contextmanager
-def cluster_with(mode: str, memory: int, silence_logs: int = logging.ERROR) -> Iterator[Client]:
+def cluster_with(mode: str, memory: int, silence_logs: int = logging.CRITICAL) -> Iterator[Client]:
     """Start a cluster of one mode, whose workers have so many bytes of memory each."""
     from distributed import Client
 

@@ -24,8 +24,8 @@ def local_cluster(**options: Any) -> LocalCluster:
         options: Of ``distributed.LocalCluster``.
     """
     with interrupts.kept_from_workers():
-        # At WARNING the workers of a cluster that is closed while it works log each task that they did not end.
-        return LocalCluster(**{"silence_logs": logging.ERROR, **options})
+        # Below that, workers of a cluster that is closed while it works log what they did not end, with tracebacks.
+        return LocalCluster(**{"silence_logs": logging.CRITICAL, **options})
 
 
 @contextmanager
@@ -51,6 +51,7 @@ def local(scenario: Scenario, scheduler: str | None = None, *, install_policy: b
             memory_limit=topology.memory_limit,
             security=security,
             dashboard_address="127.0.0.1:0",
+            silence_logs=logging.ERROR,
         )
     with cluster:
         with Client(cluster) as client:
