@@ -69,7 +69,7 @@ def shown(smaller: dict[str, Any]) -> str:
         f"--{name} {', '.join(map(str, value))}" if isinstance(value, list) else option(name, value)
         for name, value in smaller.items()
     )
-    return f"Take at most five minutes on two cores: {', '.join(names)}"
+    return f"Take less time, by prediction at most five minutes: {', '.join(names)}"
 
 
 def option(name: str, value: Any) -> str:
