@@ -6,6 +6,7 @@ import hashlib
 import os
 import signal
 import time
+import uuid
 
 import numpy as np
 from distributed import Client, Event, LocalCluster, wait
@@ -22,14 +23,23 @@ def produce(seed: int) -> mission_control.Reference:
     return mission_control.put([data(BYTES, seed)])
 
 
-def consume(reference: mission_control.Reference, number: int) -> str:
+def consume(reference: mission_control.Reference, number: int, go: str) -> str:
+    assert Event(go).wait(30)
     return hashlib.sha256(mission_control.fetch(reference)[0]).hexdigest()
 
 
 def broadcast(client, workers, reference, seed: int) -> None:
-    """Two tasks on each worker fetch the whole object, and get it right."""
+    """Two tasks on each worker fetch the whole object, and get it right.
+
+    None fetches before the scheduler has all of them: what no other task wants is not kept, so a task that ended before
+    the next one came would rightly leave no copy.
+    """
+    go = uuid.uuid4().hex
     places = [worker for worker in workers for _ in range(2)]
-    tasks = [client.submit(consume, reference, n, pure=False, workers=[w]) for n, w in enumerate(places)]
+    tasks = [client.submit(consume, reference, n, go, pure=False, workers=[w]) for n, w in enumerate(places)]
+    known = {task.key for task in tasks}
+    until(lambda: known <= {key for keys in client.processing().values() for key in keys}, "all tasks are known")
+    Event(go, client=client).set()
     assert set(client.gather(tasks)) == {hashlib.sha256(data(BYTES, seed)).hexdigest()}
 
 
