@@ -63,8 +63,8 @@ chaos: tools           ## jobs under every fault, CHAOS_ROUNDS rounds; some of t
 	$(BIN)/python -m tests.chaos --rounds $(CHAOS_ROUNDS)
 
 SEEDS ?= 1000000
-long: tools $(JAVA)    ## what takes longer than CI has: a million seeds of the virtual cluster, more with the oldest Dask, 200 workers, 1,000 rounds of chaos, as root 200 of the service
-	VIRTUAL_SEEDS=$(SEEDS) $(CARGO) test --release -p mission-core --test virtual_cluster -- --nocapture
+long: tools $(JAVA)    ## what takes longer than CI has: a million seeds of the virtual cluster, ten thousand hosts in one, more with the oldest Dask, 200 workers, 1,000 rounds of chaos, as root 200 of the service
+	VIRTUAL_SEEDS=$(SEEDS) VIRTUAL_HOSTS=10000 $(CARGO) test --release -p mission-core --test virtual_cluster -- --nocapture
 	$(BIN)/pytest -m long $(AT_ONCE)
 	$(MAKE) test-oldest OLDEST_TESTS="$(OLDEST_TESTS) delegates delegates_and_deaths interface java"
 	$(BIN)/python -m tests.many_workers
