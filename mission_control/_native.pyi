@@ -12,6 +12,9 @@ REPORT_EVERY_MS: int
 STORE_MEMORY_FRACTION: float
 """Defaults that Python reads (docs/defaults.md)."""
 
+class PanicException(BaseException):
+    """A panic of Rust: a bug of Mission Control."""
+
 class TransferError(RuntimeError):
     """A fetch did not bring what it was asked for; the text names the cause."""
 
@@ -153,12 +156,12 @@ class Endpoint:
     def command(self, command: str) -> None:
         """One command for the data plane, outside the numbered messages."""
 
-    def joined(self, briefing: str) -> None:
-        """This process has joined, and was given its briefing (JSON)."""
+    def joined(self, briefing: str) -> bool:
+        """Take the briefing (JSON) of a process that has joined. Return whether two jobs or more were named."""
 
-    def hear(self, version: int, message: str) -> tuple[int | None, str | None, list[str]]:
+    def hear(self, version: int, message: str) -> tuple[int | None, str | None, list[str], bool | None]:
         """Does what a message says. Gives the version after which something is missing, the job on which to say the
-        last words, and the addresses to be probed."""
+        last words, the addresses to be probed, and whether two jobs or more were named, where that has changed."""
 
     @property
     def heard(self) -> int:
@@ -417,12 +420,19 @@ class Controller:
     def job_of(self, task: int) -> str | None:
         """The job of a task."""
 
-    @property
-    def jobs(self) -> int:
-        """How many jobs have tasks."""
+    def named_job_of(self, task: int) -> str | None:
+        """The job of a task, if somebody has named it."""
 
-    def open(self, job: str) -> list[str]:
-        """Where a job may have more tasks at once: a worker for each, in the order in which they are given one."""
+    @property
+    def named(self) -> int:
+        """Jobs that somebody has named, and that are not over."""
+
+    @property
+    def contended(self) -> bool:
+        """Whether two jobs or more were named, so that they share threads, queues and messages by weight."""
+
+    def next(self, waiting: Sequence[str | None]) -> int:
+        """Of jobs with queued tasks (``None``: all that nobody has named), the place of the one whose task is next."""
 
     def is_handing_over(self, worker: str) -> bool:
         """Whether a worker that leaves has still to wait until others have its objects."""

@@ -93,9 +93,15 @@ class TaskObjects:
 
     def look(self, task: Any, result: Any) -> None:
         """Find the references in a result. Runs in the task's thread, because a large result takes a while."""
-        found = carried_by(result) if self._may_carry(task) else set()
+        if not self._may_carry(task):
+            return
+        found = carried_by(result)
         with self._lock:
             self._carried[task] = found
+
+    def are_used(self) -> bool:
+        """Whether a task that ends may have put an object, or carry a reference."""
+        return bool(self._put or self._carried or Reference._live)
 
     def ended(
         self, task: Any, result: Callable[[], Any] | None
@@ -109,6 +115,8 @@ class TaskObjects:
         Returns:
             The objects that its result carries, as `Controller.carries` takes them; and the names of objects to free.
         """
+        if not self.are_used():
+            return [], []
         with self._lock:
             put, found = self._put.pop(task, []), self._carried.pop(task, None)
         if result is None:

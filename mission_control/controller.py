@@ -67,6 +67,13 @@ class MissionController(ABC):
         """
         return
 
+    def contend(self, contended: bool) -> None:
+        """Share the scheduler's queue by the weights of jobs from now on, or no more: two jobs or more were named.
+
+        By default nothing: an engine without such a queue needs none.
+        """
+        return
+
     def drain(self, workers: Sequence[str]) -> None:
         """Retire these workers once they have no task: an operator drains their hosts.
 
@@ -154,6 +161,8 @@ class MissionController(ABC):
                 self.drain(command["workers"])
             elif kind == "taken":
                 self.taken(**command)
+            elif kind == "contention":
+                self.contend(command["contended"])
             elif kind == "weigh":
                 if self.runner is not None:
                     self.runner.ask(command["transfers"])

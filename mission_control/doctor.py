@@ -258,6 +258,9 @@ def of_cluster(client: Any) -> list[Finding]:
     limited = {worker: own["problems"] for worker, own in status["workers"].items() if own["problems"]}
     for worker, problems in limited.items():
         found += [Finding(worker, "warn", problem) for problem in problems]
+    for own in status["off"]:
+        what = f"off, Dask goes on without it: {own['part']}: {own['why']}"
+        found.append(Finding(own["where"], "warn", what, "its log has more; report it, it is a bug or an unknown Dask"))
     planes = len(status["workers"])
     if workers:
         state: State = "ok" if planes == len(workers) else "fail"

@@ -178,14 +178,15 @@ def decode(endpoint: _native.Endpoint, pieces: Sequence[tuple[Schema, Any]], met
         pieces: The parts that have rows, in the order of the inputs, each with the schema of its input. Inputs with
             equal schemas share one schema object. Equality is not enough: types of unordered categories are equal in
             any order.
-        meta: An empty frame with the columns' names; its types apply if those of the inputs differ.
+        meta: A frame with the columns' names; its types apply if those of the inputs differ. Its rows do not count:
+            Dask makes frames of one row where it derives types (dask/dask issue 11572).
     """
     frames = []
     for _, alike in groupby(pieces, key=lambda piece: id(piece[0])):
         (schema, first), *others = alike
         frames.append(decode_alike(endpoint, schema, [first, *(part for _, part in others)], meta))
     if not frames:
-        return meta.copy()
+        return meta.iloc[:0].copy()
     if len(frames) > 1:
         for place in range(len(meta.columns)):
             unite_categories(frames, place)

@@ -166,9 +166,12 @@ def install(client: Client, *, policy: str | Policy | None = None, flows_per_hos
         client.register_plugin(MissionControlScheduler(**settings))
         client.register_plugin(MissionControlWorker())
         return
-    if without:
-        # A worker without the package, or one that ends meanwhile, stays without a data plane.
-        client.run(_add_to_worker, workers=without, on_error="ignore")
+    asked: set[str] = vars(client).setdefault("_mission_control_asked", set())
+    if new := [worker for worker in without if worker not in asked]:
+        # Once, and without waiting: a worker may be silent, or have no package. It stays without a data plane then, and
+        # tasks wait a moment for one that is being set up.
+        asked.update(new)
+        client.run(_add_to_worker, workers=new, on_error="ignore", wait=False)
     if policy:
         wanted = policy if isinstance(policy, str) else pickle.dumps(policy)
         reply = client.sync(client.scheduler.mission_control_policy, policy=wanted)

@@ -93,6 +93,9 @@ def families(statuses: list[tuple[str, dict[str, Any]]]) -> Iterator[Metric]:
     failing = GaugeMetricFamily(
         f"{PREFIX}_policy_failing", "1 while a policy in Python raises, stalls or errs.", labels=labels
     )
+    off = GaugeMetricFamily(
+        f"{PREFIX}_parts_off", "Parts of Mission Control that an error switched off, and lost callbacks.", labels=labels
+    )
     memory = GaugeMetricFamily(
         f"{PREFIX}_worker_memory_bytes",
         "live: objects and fetched parts; kept: free memory for reuse, returned after 10 s without use (of a slab "
@@ -119,6 +122,7 @@ def families(statuses: list[tuple[str, dict[str, Any]]]) -> Iterator[Metric]:
         objects.add_metric([address], status["objects"])
         limited.add_metric([address], len(status["without"]) + sum(bool(own["problems"]) for own in workers_of(status)))
         failing.add_metric([address], 1 if status["policy_error"] else 0)
+        off.add_metric([address], len(status["off"]))
         for worker, own in status["workers"].items():
             for kind, count in own["memory"].items():
                 memory.add_metric([address, worker, kind], count)
@@ -137,5 +141,5 @@ def families(statuses: list[tuple[str, dict[str, Any]]]) -> Iterator[Metric]:
                     carried.add_metric([*values, transport], count)
                 for reason in ("refetches", "resumed", "busy"):
                     again.add_metric([*values, reason], transfer[reason])
-    yield from (objects, limited, failing, memory, weight, flows, recomputed)
+    yield from (objects, limited, failing, off, memory, weight, flows, recomputed)
     yield from (asked, served, carried, again, now, own_weight, own_flows)

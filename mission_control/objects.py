@@ -335,9 +335,9 @@ class Task:
 def current_task(worker: Worker) -> Task:
     """Return the task that runs in this thread."""
     early = getattr(worker.plugins.get("mission-control"), "early", None)
-    if early is not None and early.own.task is not None:
+    if early is not None and (done := early.task()) is not None:
         # The worker may have forgotten the task, because its result is known already.
-        return early.own.task
+        return done
     key = worker.get_current_task()
     state = worker.state.tasks.get(key)
     if state is None and _in_actor():

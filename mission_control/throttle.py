@@ -45,6 +45,13 @@ class ThrottleController(ABC):
     def soon(self, call: Callable[[], Any]) -> None:
         """Call it in the worker's thread. May be called in any thread."""
 
+    def contend(self, contended: bool) -> None:
+        """Share the worker's threads by the weights of jobs from now on, or no more: two jobs or more were named.
+
+        By default nothing: an engine without threads of its own needs none.
+        """
+        return
+
     # --- the rest ---------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
@@ -67,8 +74,9 @@ class ThrottleController(ABC):
 
     def join(self, endpoint: _native.Endpoint, briefing: dict[str, Any]) -> None:
         """Use the data plane: the Mission Controller has let this worker join."""
-        endpoint.joined(json.dumps(briefing))
+        contended = endpoint.joined(json.dumps(briefing))
         self.endpoint = endpoint
+        self.contend(contended)
         # Messages that arrived before were dropped.
         self._ask_again(briefing["version"])
 
@@ -76,7 +84,9 @@ class ThrottleController(ABC):
         """Carry out a message of the Mission Controller."""
         if self.closing or self.endpoint is None:
             return
-        missing_after, last_of, probed = self.endpoint.hear(version, json.dumps(message))
+        missing_after, last_of, probed, contended = self.endpoint.hear(version, json.dumps(message))
+        if contended is not None:
+            self.contend(contended)
         self.missing_after = missing_after
         self._ask_if_missing()
         if last_of is not None:

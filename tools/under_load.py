@@ -1,7 +1,7 @@
 """Runs a command beside other work: a test that fails on a busy machine is a wrong test.
 
-    tools/under_load.py make test                    beside three loops that only count
-    tools/under_load.py --memory 2 make test         beside two that copy 64 MiB for ever, which no cache holds
+``tools/under_load.py make test``: beside three loops that only count.
+``tools/under_load.py --memory 2 make test``: beside two more that copy 64 MiB for ever, which no cache holds.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def explain(
     problems = {worker: facts["problems"] for worker, facts in status["workers"].items() if facts["problems"]}
     problems |= {worker: [why] for worker, why in status["without"].items()}
     if as_json:
-        print(json.dumps({**own, "policy": status["policy"], "problems": problems}))
+        print(json.dumps({**own, "policy": status["policy"], "problems": problems, "off": status["off"]}))
     else:
         print_explanation(own, status["policy"])
         print_problems(status)

@@ -146,6 +146,8 @@ def print_problems(status: dict[str, Any]) -> None:
     for worker, facts in status["workers"].items():
         for problem in facts["problems"]:
             print(f"{worker}: {problem}")
+    for own in status["off"]:
+        print(f"{own['where']}: off, Dask goes on without it: {own['part']}: {own['why']}")
 
 
 def print_explanation(job: dict[str, Any], policy: str) -> None:

@@ -11,13 +11,14 @@ import asyncio
 import itertools
 import json
 import logging
+import math
 import os
 import secrets
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from functools import lru_cache, partial
+from functools import lru_cache, partial, wraps
 from typing import Any
 
 import dask
@@ -30,8 +31,9 @@ from tornado.ioloop import PeriodicCallback
 from mission_control import _native, page
 from mission_control.controller import SAID, MissionController, one_line
 from mission_control.dask.comm import clear_addresses, is_encrypted, requires_encryption
-from mission_control.dask.seams import objects, queue, replace, shuffles, wanted
+from mission_control.dask.seams import objects, queue, shuffles, wanted
 from mission_control.dask.seams.delegates import Delegates
+from mission_control.dask.seams.seam import ERRORS, Part, Parts, Seam
 from mission_control.jobs import ANNOTATION, UNDEMANDING
 from mission_control.map_reduce.phases import PHASES
 from mission_control.metrics import Metrics
@@ -42,8 +44,27 @@ from mission_control.throttle import MEMORY
 
 logger = logging.getLogger(__name__)
 
+TO_MESSAGE = Seam("Scheduler", "_task_to_msg", "tells a worker the job of a task that somebody named", ("ts",))
+UPDATE = Seam("Scheduler.stream_handlers", "update-graph", "notes which task has submitted a graph")
+CARRYING = ("shuffles", "messages", "results", "jobs of tasks")
+"""Parts without which the demand of a job for encryption cannot be kept everywhere."""
+LOOKED_S = 60.0
+"""After somebody has asked for the status, tasks are registered for so long, so that the next answer has them."""
 DRAIN_LOOK_S = 0.2
 """How often to check whether shuffles have ended."""
+
+
+def never_raises(method: Callable[..., None]) -> Callable[..., None]:
+    """Wrap a callback of the plug-in: Dask goes on, and the first error is logged and shown."""
+
+    @wraps(method)
+    def call(self: MissionControlScheduler, *args: Any, **kwargs: Any) -> None:
+        try:
+            method(self, *args, **kwargs)
+        except ERRORS as error:
+            self.parts.fault(method.__name__, error)
+
+    return call
 
 
 class MissionControlScheduler(SchedulerPlugin, MissionController):
@@ -60,6 +81,10 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
     idempotent = True
     delegates: Delegates
     started = False
+    sends_jobs: Part | None = None
+    """The part that tells workers the jobs of tasks, once somebody has named one or put an object."""
+    counts_objects: Sequence[Part] = ()
+    """The parts that count objects, once a task has put one."""
 
     def __init__(
         self, policy: str | Policy = "performance-centric", flows_per_host: int | str = _native.FLOWS_PER_HOST
@@ -92,6 +117,7 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
         self.member_name = None if service is None else service.cluster
         self.begin(self.policy, self.flows_per_host, environment)
         self.event("sessions", apart=not wanted("host-sessions"))
+        self.undo = ExitStack()
         self.token = secrets.token_bytes(32)
         self.numbers: dict[Any, int] = {}
         self.keys: dict[int, Any] = {}
@@ -102,18 +128,44 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
         self.preferred: dict[Any, tuple[set[str], set[str] | None, bool]] = {}
         self.drains = False
         self.silent = False
-        # Steps that may fail come first: if the plug-in fails, the scheduler must not offer the handlers below.
-        self.metrics = Metrics(scheduler.address, scheduler.loop, self.status)
+        self.books = False
+        """Whether tasks are registered with core. Until something of Mission Control is used, nothing of ours runs for
+        each task."""
+        self.looked_at = -math.inf
+        """When somebody last asked for the status."""
+        self.queue: Part | None = None
+        self.contention = False
+        self.off_at: dict[str, dict[str, str]] = {}
+        """By worker: parts that are off there, or callbacks that have failed, and why."""
+        self.parts = Parts("this scheduler", self.soon, self._off)
+        try:
+            await self._start(scheduler, service)
+        except BaseException:
+            await self._undo()
+            raise
+
+    async def _start(self, scheduler: Scheduler, service: Service | None) -> None:
+        self.metrics = Metrics(scheduler.address, scheduler.loop, self.parts.callback(self.status))
         self.metrics.register()
+        self.undo.callback(self.metrics.unregister)
         self.delegates = Delegates(self, scheduler)
+        self.undo.callback(self.delegates.close)
         handlers = ("secret", "join", "without", "admit", "change", "status", "policy", "since", "ended")
         offered = {f"mission_control_{name}": getattr(self, f"on_{name}") for name in handlers}
         offered |= {"mission_control_uninstall": self.on_uninstall, "mission_control_await": self.delegates.on_await}
         # As for Dask's handlers: docs/explanation/security.md.
         for name in dask.config.get("distributed.scheduler.blocked-handlers", default=[]):
             offered.pop(name, None)
-        self.undo = ExitStack()
-        scheduler.handlers.update(offered)
+        if hasattr(scheduler, "http_application"):  # not without a dashboard
+            self.undo.callback(page.add_to(scheduler.http_application, self.looked))
+        self._inherit_jobs(scheduler)
+        shuffles.carry_shuffles(self, scheduler)
+        for worker in scheduler.workers:
+            self.known(worker)
+        tick = PeriodicCallback(self.parts.callback(self.tick), 1000)
+        scheduler.periodic_callbacks[self.name] = tick
+        self.undo.callback(lambda: scheduler.periodic_callbacks.pop(self.name).stop())
+        tick.start()
         streams: dict[str, Callable[..., Any]] = {name: partial(self.said, name) for name in SAID}
         more: dict[str, Callable[..., Any]] = {
             "task": self.on_task,
@@ -124,40 +176,39 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
             "phases": self.on_phases,
             "delegate": self.delegates.on_delegate,
             "step-lost": self.delegates.on_step_lost,
+            "off": self.on_off,
         }
+        if any(ANNOTATION in (own.annotations or {}) for own in scheduler.tasks.values()) or service is not None:
+            self.open_books()
+        # Last: whoever calls them finds everything in place.
         for name, handler in (streams | more).items():
             scheduler.stream_handlers[f"mission-control-{name}"] = guarded(handler)
-        if hasattr(scheduler, "http_application"):  # not without a dashboard
-            self.undo.callback(page.add_to(scheduler.http_application, self.status))
-        self._inherit_jobs(scheduler)
-        self._send_jobs(scheduler)
-        objects.count_objects(self, scheduler, self.undo)
-        queue.queue_by_job(self, scheduler, self.undo)
-        shuffles.carry_shuffles(self, scheduler, self.undo)
-        for worker in scheduler.workers:
-            self.known(worker)
-        self._number_all()
-        tick = PeriodicCallback(self.tick, 1000)
-        scheduler.periodic_callbacks[self.name] = tick
-        tick.start()
+        scheduler.handlers.update(offered)
         self.started = True
         if service is not None:
             self.follow(service)
 
     def tick(self) -> None:
         self.event("tick")
+        self._close_books()
 
     async def close(self) -> None:
         self.started = False
-        callback = self.scheduler.periodic_callbacks.pop(self.name, None)
-        if callback is not None:
-            callback.stop()
+        await self._undo()
+
+    async def _undo(self) -> None:
+        """Undo everything that :meth:`start` has done, and what came later."""
         self.follow_no_more()
-        self.metrics.unregister()
-        self.delegates.close()
         for key in list(self.preferred):
             self._prefer_no_more(key, self.scheduler.tasks.get(key))
+        self.queue = None
+        self.parts.undo()
         self.undo.close()
+        for name in [name for name in self.scheduler.handlers if name.startswith("mission_control_")]:
+            del self.scheduler.handlers[name]
+        # Dask drops a worker that sends an unknown operation, and a worker's last report may be on its way.
+        for name in [name for name in self.scheduler.stream_handlers if name.startswith("mission-control-")]:
+            self.scheduler.stream_handlers[name] = ignored
 
     async def on_uninstall(self, timeout: float) -> dict[str, Any]:
         """Uninstall once no shuffle runs on the data plane; or return why that is not possible, and stay."""
@@ -204,12 +255,65 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
 
     async def _end(self) -> None:
         await self.close()
-        for name in [name for name in self.scheduler.handlers if name.startswith("mission_control_")]:
-            del self.scheduler.handlers[name]
-        # Dask drops a worker that sends an unknown operation, and a worker's last report may be on its way.
-        for name in [name for name in self.scheduler.stream_handlers if name.startswith("mission-control-")]:
-            self.scheduler.stream_handlers[name] = ignored
         self.scheduler.remove_plugin(self.name)
+
+    # --- books ------------------------------------------------------------------------------------------------------
+
+    def open_books(self) -> None:
+        """Register all tasks, and those that come, with core: something of Mission Control is used."""
+        if not self.books:
+            self.books = True
+            self._number_all()
+
+    def _close_books(self) -> None:
+        """Forget all tasks once nothing of Mission Control is used any more."""
+        unused = (
+            self.books
+            and self.membership is None
+            and not self.controller.named
+            and not self.controller.held().get("objects", 0)
+            and not (self.delegates.first or self.delegates.awaited or self.preferred or self.submitted_by)
+            and not shuffles.running(self.scheduler)
+            and self.now() - self.looked_at > LOOKED_S
+        )
+        if not unused:
+            return
+        self.books = False
+        self._send_jobs_no_more()
+        for part in self.counts_objects:
+            part.undo()
+        self.counts_objects = ()
+        for number in list(self.keys):
+            self.carry_out(self.controller.forgotten(self.now(), number))
+        self.numbers.clear()
+        self.keys.clear()
+
+    def contend(self, contended: bool) -> None:
+        # Dask may be in the middle of its transitions.
+        self.contention = contended
+        self.soon(self._contend)
+
+    def _contend(self) -> None:
+        if self.contention and self.queue is None:
+            self.queue = queue.queue_by_job(self)
+        elif not self.contention and self.queue is not None:
+            self.queue.undo()
+            self.queue = None
+
+    def _off(self, name: str, why: str) -> None:
+        """A part of this scheduler is off."""
+        self.log.add({"kind": "off", "where": "the scheduler", "part": name, "why": why})
+
+    def on_off(self, worker: str, name: str, why: str) -> None:
+        """A part of a worker is off."""
+        self.off_at.setdefault(worker, {})[str(name)] = one_line(str(why))
+        self.log.add({"kind": "off", "where": worker, "part": str(name), "why": one_line(str(why))})
+
+    def off(self) -> list[dict[str, str]]:
+        """What Mission Control cannot do on this cluster, because of an error or an unknown version of Dask."""
+        own = {**self.parts.off, **self.parts.faults}
+        places = [("the scheduler", own), *self.off_at.items()]
+        return [{"where": where, "part": part, "why": why} for where, parts in places for part, why in parts.items()]
 
     # --- requests to the plug-in ------------------------------------------------------------------------------------
 
@@ -221,6 +325,7 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
             "token": self.token,
             "flows_per_host": self.flows_per_host,
             "no_delegates": no_delegates,
+            "steps": self.delegates.used,
             "cluster": self.member_name,
         }
 
@@ -243,12 +348,18 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
     async def on_admit(self, spec: dict[str, Any], client: str) -> dict[str, Any]:
         """Admit a job: return whether it may run, and under which name. It stays at least until its client leaves
         it."""
+        self.open_books()
+        demands = spec.get("demands")
+        encrypt = demands.get("encrypt", "none") if isinstance(demands, dict) else "none"
+        if encrypt != "none" and (off := next((own for own in self.off() if own["part"] in CARRYING), None)):
+            return {"job": spec.get("job"), "refused": f"{off['part']} of {off['where']} is off: {off['why']}"}
         admitted = self.admit(spec, client)
         if client not in self.scheduler.clients:
             self.event("client-gone", client=client)  # the client left during the request
         return admitted
 
     async def on_change(self, job: str, transport: str | None, priority: float | None) -> dict[str, Any]:
+        self.open_books()
         return self.change(job, transport, priority)
 
     async def on_policy(self, policy: str | bytes) -> dict[str, Any]:
@@ -256,10 +367,16 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
         return {"error": self.set_policy(policy if isinstance(policy, str) else pickle.loads(policy))}
 
     async def on_status(self, most: int | None = None) -> dict[str, Any]:
+        return self.looked(most)
+
+    def looked(self, most: int | None = None) -> dict[str, Any]:
+        """Return the status to somebody who looks, and wants to see programs that named no job, too."""
+        self.looked_at = self.now()
+        self.open_books()
         return self.status(most)
 
     def status(self, most: int | None = None) -> dict[str, Any]:
-        status = super().status(most) | {"flows_per_host": self.flows_per_host}
+        status = super().status(most) | {"flows_per_host": self.flows_per_host, "off": self.off()}
         for worker, own in status["workers"].items():
             known = self.scheduler.workers.get(worker)
             # Bytes that the worker's data plane uses, by kind, from its last heartbeat.
@@ -294,6 +411,7 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
 
     def on_task(self, worker: str, key: Any, carries: list[Any]) -> None:
         """A task's result carries references; this message arrives before the one that the task is done."""
+        self.use_objects()
         task = self.scheduler.tasks.get(key)
         alive = task is not None and task.state not in ("released", "forgotten", "erred")
         number = self.numbers.get(key)
@@ -314,6 +432,7 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
 
     def on_writes(self, worker: str, key: Any, stream: str, repeats: bool, needs: list[Any]) -> None:
         """A task begins a stream; this message arrives before the one that the task is done."""
+        self.use_objects()
         task, number = self.scheduler.tasks.get(key), self.numbers.get(key)
         runs_on = task.processing_on if task is not None else None
         # Ignored if another worker runs the task by now.
@@ -331,6 +450,7 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
 
     def on_waits(self, worker: str, key: Any, run: int, stream: str | None) -> None:
         """The thread of a task waits on this worker until a stream is written again; ``None``: it waits no more."""
+        self.use_objects()
         task, number = self.scheduler.tasks.get(key), self.numbers.get(key)
         runs_on = task.processing_on.address if task is not None and task.processing_on is not None else None
         if stream is None:
@@ -383,30 +503,54 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
 
     # --- events of the scheduler ------------------------------------------------------------------------------------
 
+    @never_raises
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
         self.known(worker)
 
     def known(self, worker: str) -> None:
         """Report to core that Dask knows a worker; it may have refused or removed one that has joined."""
-        if (own := self.scheduler.workers.get(worker)) is not None:
-            self.event("known", worker=worker, places=queue.places(self.scheduler, own.nthreads))
+        if worker in self.scheduler.workers:
+            self.event("known", worker=worker)
 
+    @never_raises
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
+        self.off_at.pop(worker, None)
         self.event("gone", worker=worker)
+
+    def use_objects(self) -> None:
+        """A task puts objects: from now on Dask counts them when it places tasks and retires workers."""
+        if self.sends_jobs is None:
+            self.open_books()
+            self._send_jobs()
+        if not self.counts_objects:
+            self.counts_objects = objects.count_objects(self, self.scheduler)
 
     def valid_workers_downscaling(self, scheduler: Scheduler, workers: list[Any]) -> list[Any]:
         """Dask considers a worker idle whose tasks write streams, because their results are known."""
-        writers = set(self.controller.writers())
+        try:
+            writers = set(self.controller.writers()) if self.books else ()
+        except ERRORS as error:
+            self.parts.fault("valid_workers_downscaling", error)
+            writers = ()
         return [own for own in workers if own.address not in writers]
 
+    @never_raises
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
         self.event("client-gone", client=client)
 
+    @never_raises
     def update_graph(
         self, scheduler: Scheduler, *, client: str, tasks: list[Any], annotations: dict, stimulus_id: str, **_: Any
     ) -> None:
         """Register new tasks with their origin and their inputs. Runs before the transitions, so that `_send_jobs`
         finds the job of each task when it goes to its worker."""
+        is_named = ANNOTATION in annotations or any(map(name_of_span, annotations.get("span", {}).values()))
+        if is_named:
+            self.open_books()
+            self._send_jobs()
+        if not self.books:
+            self.submitted_by.pop(stimulus_id, None)
+            return
         by = self.numbers.get(self.submitted_by.pop(stimulus_id, None))
         self._number(client, [own for key in tasks if (own := scheduler.tasks.get(key)) is not None], annotations, by)
         if by is not None:
@@ -420,9 +564,8 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
         specs, spans = annotations.get(ANNOTATION, {}), annotations.get("span", {})
 
         def origin(key: Any) -> tuple[str | None, str | None]:
-            spec, span = specs.get(key), (spans.get(key) or {}).get("name") or ()
-            named = span[0] if span and span[0] != "default" else None
-            return (as_json(spec) if spec is not None else None), named
+            spec = specs.get(key)
+            return (as_json(spec) if spec is not None else None), name_of_span(spans.get(key))
 
         numbers = self.numbers
         new = [task for task in tasks if task.key not in numbers]
@@ -448,14 +591,16 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
             specs = {own.key: own.annotations[ANNOTATION] for own in tasks if ANNOTATION in (own.annotations or {})}
             self._number(client, tasks, {ANNOTATION: specs})
 
+    @never_raises
     def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
         """An object lives as long as a result that carries it."""
+        if not self.books:
+            return
         if self.delegates.first or self.delegates.awaited:
             try:
                 self.delegates.transition(key, start, finish)
-            except Exception:
-                # Dask logs an error of a plug-in only at the level INFO.
-                logger.exception("The next step of %s was not recorded", key)
+            except ERRORS as error:
+                self.parts.fault("steps", error)
         if finish == "released":
             shuffles.restart_without_run(self.scheduler, key)
         # Dask calls this several times for each task; most transitions do not concern core.
@@ -518,14 +663,15 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
     def name_of_task(self, task: int) -> str:
         return str(self.keys.get(task))
 
-    def _send_jobs(self, scheduler: Scheduler) -> None:
+    def _send_jobs(self) -> None:
         """Add the job of each task to the message that takes the task to a worker.
 
         Users and their plug-ins read the annotations of the scheduler's tasks, so those stay as they were given.
         """
-        task_to_message = scheduler._task_to_msg
+        if self.sends_jobs is not None:
+            return
 
-        def with_job(task: Any) -> dict[str, Any]:
+        def with_job(task_to_message: Callable[[Any], dict[str, Any]], task: Any) -> dict[str, Any]:
             message = task_to_message(task)
             if ANNOTATION in message["annotations"]:
                 # The client's annotation may be invalid, so workers get the job as core parsed it.
@@ -542,18 +688,35 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
             if task.processing_on is not None:
                 # This also covers stealing, which is no transition.
                 self.carry_out(self.controller.begins(self.now(), number, task.processing_on.address))
-            if (spec := self.controller.spec_of(number)) is not None:
+            # A program that neither names a job nor puts objects has nothing of ours on its tasks.
+            if (self.counts_objects or self.controller.named_job_of(number)) and (
+                spec := self.controller.spec_of(number)
+            ) is not None:
                 message["annotations"] = {**message["annotations"], ANNOTATION: for_worker(spec)}
             return message
 
-        replace(self.undo, scheduler, "_task_to_msg", with_job)
+        part = self.parts.part("jobs of tasks", "tasks that somebody named run as unnamed ones")
+        part.replace(TO_MESSAGE, self.scheduler, with_job)
+        self.sends_jobs = part
+        for task in self.scheduler.tasks.values():
+            if task.processing_on is not None and (number := self.numbers.get(task.key)) is not None:
+                self.carry_out(self.controller.begins(self.now(), number, task.processing_on.address))
+
+    def _send_jobs_no_more(self) -> None:
+        """Nobody has named a job, and no object is there."""
+        if self.sends_jobs is not None:
+            self.sends_jobs.undo()
+            self.sends_jobs = None
 
     def _inherit_jobs(self, scheduler: Scheduler) -> None:
         """Dask passes the task that submits a graph to the stream handler, but not to plug-ins."""
-        update_graph = scheduler.stream_handlers["update-graph"]
 
         async def with_parent(
-            *args: Any, submitting_task: Any = None, stimulus_id: str | None = None, **kwargs: Any
+            update_graph: Callable[..., Any],
+            *args: Any,
+            submitting_task: Any = None,
+            stimulus_id: str | None = None,
+            **kwargs: Any,
         ) -> Any:
             stimulus_id = stimulus_id or f"update-graph-{secrets.token_hex(8)}"
             if submitting_task is not None:
@@ -563,8 +726,14 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
             finally:
                 self.submitted_by.pop(stimulus_id, None)
 
-        scheduler.stream_handlers["update-graph"] = with_parent
-        self.undo.callback(scheduler.stream_handlers.__setitem__, "update-graph", update_graph)
+        part = self.parts.part("jobs of children", "what tasks submit belongs to no job")
+        part.replace(UPDATE, scheduler.stream_handlers, with_parent)
+
+
+def name_of_span(span: Any) -> str | None:
+    """The name that an annotation of Dask's spans gives a part of a program; Dask gives every task a default one."""
+    name = span.get("name") if isinstance(span, dict) else None
+    return name[0] if name and name[0] != "default" else None
 
 
 def ignored(**said: Any) -> None:

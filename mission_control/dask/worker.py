@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
@@ -32,6 +32,7 @@ from mission_control.dask.comm import PLANES, is_encrypted, requires_encryption
 from mission_control.dask.seams import changed, messages, shuffles, wanted
 from mission_control.dask.seams.early import Early
 from mission_control.dask.seams.lanes import Lanes
+from mission_control.dask.seams.seam import ERRORS, Parts
 from mission_control.dask.seams.turns import Turns
 from mission_control.delegates import Described, objects_of
 from mission_control.objects import Reference
@@ -98,6 +99,10 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
     # Dask uses the plug-in before its setup.
     turns: Turns | None = None
     lanes: Lanes | None = None
+    contended = False
+    """Whether two jobs or more were named, so that they share threads and messages by weight."""
+    steps = False
+    """Whether tasks of this cluster have delegated."""
     interface: Interface | None = None
     """The socket for programs, once a program was started."""
 
@@ -126,19 +131,22 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
         """By the task that joined them, and by shuffle: the report of outputs to send once the task is done."""
         self.inherited = messages.Inherited(worker)
         self.early = Early(worker)
+        self.parts = Parts("this worker", self.soon, self.told_off)
+        """What is replaced in Dask's worker."""
         self.thread = threading.local()
         """State of the task in this thread: ``run``, the number of its run; ``delegated``, the last function to which
         it delegated."""
-        self.undo = ExitStack()
-        worker.stream_handlers["mission-control"] = self.on_message
-        worker.stream_handlers["mission-control-taken"] = self.on_taken
-        worker.stream_handlers["mission-control-continue"] = self.on_continue
+        for name, handler in self.handlers().items():
+            # Dask closes a worker whose handler raises.
+            worker.stream_handlers[name] = self.parts.callback(handler)
         shuffles.listen(worker)
         try:
             await self.start(worker)
         except Exception as error:
             # Errors here must not stop the worker: Dask works without Mission Control.
             self.problem = f"{type(error).__name__}: {error}"
+            self.parts.undo()
+            self.turns = self.lanes = None
             if self.endpoint is not None:
                 # It has joined already: objects that tasks put now would be considered lost.
                 endpoint, self.endpoint = self.endpoint, None
@@ -155,10 +163,10 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
             # The plug-in was removed meanwhile.
             await self.teardown(worker)
             return
-        results.watch(self.name)
+        results.watch(worker, self)
         # Dask's heartbeats carry it to the scheduler.
-        worker.metrics[self.name] = self.memory
-        report = PeriodicCallback(self.report, _native.REPORT_EVERY_MS)
+        worker.metrics[self.name] = self.parts.callback(self.memory)
+        report = PeriodicCallback(self.parts.callback(self.report), _native.REPORT_EVERY_MS)
         worker.periodic_callbacks[self.name] = report
         report.start()
 
@@ -168,6 +176,8 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
         if not isinstance(secret, dict):
             raise NoMissionController("its scheduler runs none: start it with --preload mission_control.dask")
         self.no_delegates = secret["no_delegates"]
+        if secret["steps"]:
+            self.on_steps()
         limit = worker.memory_manager.memory_limit or MEMORY_LIMIT
         settings = {
             "memory_limit": int(limit * _native.STORE_MEMORY_FRACTION),
@@ -189,18 +199,37 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
         if "rejected" in briefing:
             await asyncio.get_running_loop().run_in_executor(None, endpoint.close)
             raise RuntimeError(briefing["rejected"])
+        self.memory_limit = settings["memory_limit"]
         self.join(endpoint, briefing)
         PLANES.add(secret["token"], endpoint)
         # Connections that were made before do not know the data plane.
         worker.rpc.collect()
-        self.undo_names = messages.name_transfers(worker)
-        if worker.address.startswith("mission://") and wanted("gather-by-job"):
-            lanes = Lanes(worker, endpoint)
-            self.lanes = lanes if lanes.start() else None
-        self.early.start()
-        changed.watch(worker, self.undo)
-        turns = Turns(worker, endpoint, settings["memory_limit"])
+        if worker.address.startswith("mission://"):
+            messages.name_transfers(worker, self.parts)
+
+    def contend(self, contended: bool) -> None:
+        """Share threads and messages by the weights of jobs, or leave both to Dask: nobody has named two jobs."""
+        self.contended = contended
+        if self.endpoint is None or self.closing or contended == (self.turns is not None):
+            return
+        if not contended:
+            self.leave_to_dask()
+            return
+        turns = Turns(self.worker, self.endpoint, self.memory_limit, self.parts)
         self.turns = turns if turns.start() else None
+        if self.worker.address.startswith("mission://") and wanted("gather-by-job"):
+            lanes = Lanes(self.worker, self.endpoint, self.parts)
+            self.lanes = lanes if lanes.start() else None
+        for own in (self.turns, self.lanes):
+            if own is not None:
+                own.weigh()
+
+    def leave_to_dask(self) -> None:
+        """Put back Dask's own order of tasks and messages."""
+        turns, lanes, self.turns, self.lanes = self.turns, self.lanes, None, None
+        for own in (lanes, turns):
+            if own is not None:
+                own.close()
 
     async def secret(self, worker: Worker) -> Any:
         """Send a request to the scheduler; if it has not started yet, repeat it for ever, as Dask does."""
@@ -219,36 +248,49 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
         if callback is not None:
             callback.stop()
         self.closing = True
-        for name in ("mission-control", "mission-control-taken", "mission-control-continue"):
+        for name in self.handlers():
             worker.stream_handlers[name] = ignored
         if (hashing := sys.modules.get("mission_control.hashing")) is not None:
             hashing.uninstall()
-        self.undo.close()
-        # In reverse order, because each restores what it found.
-        for own in (self.turns, self.early, self.lanes):
-            if own is not None:
-                own.close()
+        self.leave_to_dask()
+        self.early.close()
+        self.parts.undo()
         if "mission_control.interface.server" in sys.modules:
             from mission_control.interface.server import close_interface
 
             await asyncio.get_running_loop().run_in_executor(None, close_interface, self)
         if self.endpoint is not None:
             PLANES.remove(self.endpoint)
-            self.undo_names()
             self.endpoint.leaves_session()
             self.report()
             # Waits for the data plane's threads, which may wait for the network.
             await asyncio.get_running_loop().run_in_executor(None, self.endpoint.close)
-        results.unwatch(self.name)
+        results.unwatch(worker)
 
     # --- messages ---------------------------------------------------------------------------------------------------
 
+    def handlers(self) -> dict[str, Callable[..., None]]:
+        """Handlers of the scheduler's messages to this plug-in."""
+        return {
+            "mission-control": self.on_message,
+            "mission-control-taken": self.on_taken,
+            "mission-control-continue": self.on_continue,
+            "mission-control-steps": self.on_steps,
+        }
+
     def on_message(self, version: int, **message: Any) -> None:
-        """Handle a message of the scheduler without raising: Dask closes a worker whose message handler raises."""
-        try:
-            self.hear(version, message)
-        except Exception:
-            logger.exception("Mission Control could not handle a message of the scheduler")
+        self.hear(version, message)
+
+    def on_steps(self) -> None:
+        """A task of this cluster has delegated, so that this worker may get one with other inputs."""
+        if not self.steps and not self.closing:
+            self.steps = True
+            changed.watch(self.worker, self.parts)
+
+    def told_off(self, name: str, why: str) -> None:
+        """Report a part that was switched off. In any thread."""
+        if self.endpoint is not None:
+            self.soon(lambda: self.say("off", name=name, why=why))
 
     def on_taken(self, shuffle: Any, run: int, cohort: int) -> None:
         """Handle the message that all outputs of a cohort of a shuffle are done."""
@@ -400,9 +442,17 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
             self.say("step-lost", key=key, run=run)
 
     def transition(self, key: Any, start: str, finish: str, **kwargs: Any) -> None:
-        """End a task: only objects that its result carries live on."""
+        """Called by Dask several times for each task."""
         if finish in RUNNING or (start not in RUNNING and finish != "memory"):
             return
+        if self.rescheduled or self.continued or self.outputs or self.objects.are_used():
+            try:
+                self.over(key, start, finish)
+            except ERRORS as error:
+                self.parts.fault("transition", error)
+
+    def over(self, key: Any, start: str, finish: str) -> None:
+        """End a task: only objects that its result carries live on."""
         if finish != "rescheduled" and not (finish == "memory" and self.early.writes(key)):
             # A task that has begun a stream may still find that an input's object is lost.
             self.rescheduled.pop(key, None)

@@ -122,7 +122,7 @@ impl World {
         let joins =
             Event::Join { worker: worker.clone(), host, address, environment, problems: vec![], protocol: PROTOCOL };
         self.event(joins);
-        self.event(Event::Known { worker, places: None });
+        self.event(Event::Known { worker });
     }
 
     fn event(&mut self, event: Event) {

@@ -6,7 +6,7 @@ use mission_core::units::Time;
 use mission_core::{control, graph};
 use pyo3::prelude::*;
 use std::collections::BTreeMap;
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
 
 /// The controller of a cluster. Frequent events have methods of their own, without JSON; they return commands, or
 /// `None` if there are none.
@@ -63,34 +63,46 @@ impl Controller {
         self.take(now, control::Event::Ends { task })
     }
 
-    fn job_of(&self, task: u64) -> Option<String> {
-        self.lock().job_of(task).map(ToString::to_string)
+    fn job_of(&self, task: u64) -> PyResult<Option<String>> {
+        self.look(|own| own.job_of(task).map(ToString::to_string))
     }
 
-    /// How many jobs have tasks.
+    /// The job of a task, if somebody has named it.
+    fn named_job_of(&self, task: u64) -> PyResult<Option<String>> {
+        self.look(|own| own.named_job_of(task).map(ToString::to_string))
+    }
+
+    /// Jobs that somebody has named, and that are not over.
     #[getter]
-    fn jobs(&self) -> usize {
-        self.lock().jobs()
+    fn named(&self) -> PyResult<usize> {
+        self.look(|own| own.named())
     }
 
-    /// Where a job may have more tasks at once: a worker for each.
-    fn open(&self, job: &str) -> Vec<String> {
-        self.lock().open(&job.into()).iter().map(ToString::to_string).collect()
+    /// Whether jobs share the engine's queue by weight, because two or more were named.
+    #[getter]
+    fn contended(&self) -> PyResult<bool> {
+        self.look(|own| own.is_contended())
+    }
+
+    /// Of jobs with queued tasks (`None`: all that nobody has named), the place of the one whose task goes to a worker next.
+    fn next(&self, waiting: Vec<Option<String>>) -> PyResult<usize> {
+        let waiting: Vec<_> = waiting.into_iter().map(|job| job.map(Into::into)).collect();
+        self.look(|own| own.next(&waiting))
     }
 
     /// Whether a leaving worker still has to wait until others have its objects.
-    fn is_handing_over(&self, worker: &str) -> bool {
-        self.lock().is_handing_over(&worker.into())
+    fn is_handing_over(&self, worker: &str) -> PyResult<bool> {
+        self.look(|own| own.is_handing_over(&worker.into()))
     }
 
     /// Bytes of whole objects that lie with a worker.
-    fn object_bytes(&self, worker: &str) -> u64 {
-        self.lock().object_bytes(&worker.into())
+    fn object_bytes(&self, worker: &str) -> PyResult<u64> {
+        self.look(|own| own.object_bytes(&worker.into()))
     }
 
     /// Bytes of objects that a task with these inputs would probably have to fetch to a worker.
-    fn far_bytes(&self, inputs: Vec<u64>, worker: &str) -> u64 {
-        self.lock().far_bytes(&inputs, &worker.into())
+    fn far_bytes(&self, inputs: Vec<u64>, worker: &str) -> PyResult<u64> {
+        self.look(|own| own.far_bytes(&inputs, &worker.into()))
     }
 
     /// Objects by name, owner, number of parts, bytes, and wanted replicas. Invalid ones are skipped, since any code
@@ -123,32 +135,33 @@ impl Controller {
     }
 
     /// The engine's run in which the thread of a task waits on this worker.
-    fn continues(&self, task: u64, worker: &str) -> Option<u64> {
-        self.lock().continues(task, &worker.into())
+    fn continues(&self, task: u64, worker: &str) -> PyResult<Option<u64>> {
+        self.look(|own| own.continues(task, &worker.into()))
     }
 
     /// Whether a task writes the same stream each time it runs.
-    fn repeats(&self, task: u64) -> bool {
-        self.lock().repeats(task)
+    fn repeats(&self, task: u64) -> PyResult<bool> {
+        self.look(|own| own.repeats(task))
     }
 
     /// For each lost stream of these writers, its replacement: the stream, and the address of its writer's data plane.
-    fn written_again(&self, writers: Vec<u64>) -> BTreeMap<String, (String, String)> {
+    fn written_again(&self, writers: Vec<u64>) -> PyResult<BTreeMap<String, (String, String)>> {
         let each = |own: control::Continued| {
             let place = (own.now.to_string(), own.address.to_string());
             own.before.into_iter().map(move |before| (before.to_string(), place.clone()))
         };
-        self.lock().written_again(&writers).into_iter().flat_map(each).collect()
+        self.look(|own| own.written_again(&writers).into_iter().flat_map(each).collect())
     }
 
     /// Workers on which a task writes a stream.
-    fn writers(&self) -> Vec<String> {
-        self.lock().writers().iter().map(ToString::to_string).collect()
+    fn writers(&self) -> PyResult<Vec<String>> {
+        self.look(|own| own.writers().iter().map(ToString::to_string).collect())
     }
 
     /// Whether a task's present result carries an object.
     fn is_carried(&self, task: u64, object: &str) -> PyResult<bool> {
-        Ok(self.lock().is_carried(task, object.parse().map_err(bad_input)?))
+        let object = object.parse().map_err(bad_input)?;
+        self.look(|own| own.is_carried(task, object))
     }
 
     /// `objects`: as in `carries`.
@@ -168,13 +181,13 @@ impl Controller {
     }
 
     /// Whether a task whose next step needs a lost object may start again; `None`: no object is lost.
-    fn lost_step(&self, task: u64) -> Option<bool> {
-        self.lock().lost_step(task).map(|lost| lost == control::LostStep::BeginAgain)
+    fn lost_step(&self, task: u64) -> PyResult<Option<bool>> {
+        self.look(|own| own.lost_step(task).map(|lost| lost == control::LostStep::BeginAgain))
     }
 
     /// Whether a task that delegates is at its furthest step so far.
-    fn is_furthest(&self, task: u64) -> bool {
-        self.lock().is_furthest(task)
+    fn is_furthest(&self, task: u64) -> PyResult<bool> {
+        self.look(|own| own.is_furthest(task))
     }
 
     fn result_gone(&self, now: f64, task: u64, wanted: bool) -> PyResult<Option<String>> {
@@ -189,48 +202,48 @@ impl Controller {
     /// has to carry it.
     fn shuffle_demands(&self, task: u64, workers: Vec<String>) -> PyResult<(Option<String>, Option<String>)> {
         let workers: Vec<_> = workers.into_iter().map(Into::into).collect();
-        match self.lock().shuffle_demands(task, &workers) {
+        match self.look(|own| own.shuffle_demands(task, &workers))? {
             Ok(demands) => Ok((Some(serde_json::to_string(&demands).map_err(bad_input)?), None)),
             Err(why) => Ok((None, Some(why))),
         }
     }
 
     /// Why Dask may not carry a shuffle of this task; `None`: it may.
-    fn engine_refuses(&self, task: u64) -> Option<String> {
-        self.lock().engine_refuses(task)
+    fn engine_refuses(&self, task: u64) -> PyResult<Option<String>> {
+        self.look(|own| own.engine_refuses(task))
     }
 
     /// Why Dask alone would not meet the demands of some job; `None`: it would.
-    fn engine_alone_refuses(&self) -> Option<String> {
-        self.lock().engine_alone_refuses()
+    fn engine_alone_refuses(&self) -> PyResult<Option<String>> {
+        self.look(|own| own.engine_alone_refuses())
     }
 
     /// The job of a task as it is specified now, as JSON.
     fn spec_of(&self, task: u64) -> PyResult<Option<String>> {
-        let controller = self.lock();
-        controller.spec_of_task(task).map(|spec| serde_json::to_string(spec).map_err(bad_input)).transpose()
+        let spec = self.look(|own| own.spec_of_task(task).map(serde_json::to_string))?;
+        spec.transpose().map_err(bad_input)
     }
 
     #[pyo3(signature = (most=None))]
     fn status(&self, most: Option<usize>) -> PyResult<String> {
-        serde_json::to_string(&guarded(|| self.lock().status(most))?).map_err(bad_input)
+        serde_json::to_string(&self.look(|own| own.status(most))?).map_err(bad_input)
     }
 
-    fn held(&self) -> BTreeMap<&'static str, usize> {
-        self.lock().held()
+    fn held(&self) -> PyResult<BTreeMap<&'static str, usize>> {
+        self.look(|own| own.held())
     }
 
     #[getter]
-    fn policy(&self) -> String {
-        self.lock().policy().to_owned()
+    fn policy(&self) -> PyResult<String> {
+        self.look(|own| own.policy().to_owned())
     }
 }
 
 impl Controller {
     fn take(&self, now: f64, event: control::Event) -> PyResult<Option<String>> {
-        let commands = guarded(|| {
+        let commands = self.look(|own| {
             let mut commands = Vec::new();
-            self.lock().handle(Time::from_secs_f64(now), event, &mut commands);
+            own.handle(Time::from_secs_f64(now), event, &mut commands);
             commands
         })?;
         if let Some(control::Command::Invalid { why }) =
@@ -244,8 +257,10 @@ impl Controller {
         serde_json::to_string(&commands).map(Some).map_err(bad_input)
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, control::Controller> {
-        self.0.lock().expect("no panic while held")
+    /// Asks the controller. A panic is an error for the caller of this method alone.
+    fn look<T>(&self, ask: impl FnOnce(&mut control::Controller) -> T) -> PyResult<T> {
+        // A panic under the lock is one failure: the next question is answered from what stands in the books.
+        guarded(|| ask(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner)))
     }
 }
 

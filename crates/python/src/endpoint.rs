@@ -295,25 +295,27 @@ impl Endpoint {
     }
 
     /// This process has joined, and was given its briefing (JSON).
-    fn joined(&self, py: Python<'_>, briefing: &str) -> PyResult<()> {
-        let Briefing { commands, locations, version } = serde_json::from_str(briefing).map_err(bad_input)?;
+    /// Takes the initial state (JSON). Returns whether jobs share threads and messages by weight.
+    fn joined(&self, py: Python<'_>, briefing: &str) -> PyResult<bool> {
+        let Briefing { commands, locations, contended, version } = serde_json::from_str(briefing).map_err(bad_input)?;
         let endpoint = self.get()?;
-        detached(py, || endpoint.joined(commands, locations, version))
+        detached(py, || endpoint.joined(commands, locations, version))?;
+        Ok(contended)
     }
 
     /// Executes a message (JSON). Returns the version after which messages are missing, the job to send the last report
-    /// on, and the addresses to probe.
+    /// on, the addresses to probe, and whether jobs share threads and messages by weight, where that has changed.
     fn hear(
         &self,
         py: Python<'_>,
         version: u64,
         message: &str,
-    ) -> PyResult<(Option<u64>, Option<String>, Vec<String>)> {
+    ) -> PyResult<(Option<u64>, Option<String>, Vec<String>, Option<bool>)> {
         let message = serde_json::from_str(message).map_err(bad_input)?;
         let endpoint = self.get()?;
         let left = detached(py, || endpoint.hear(version, message))?;
         let probed = left.probe_ecn.iter().map(ToString::to_string).collect();
-        Ok((left.missing_after, left.report.map(|job| job.to_string()), probed))
+        Ok((left.missing_after, left.report.map(|job| job.to_string()), probed, left.contended))
     }
 
     #[getter]
@@ -420,6 +422,7 @@ impl Endpoint {
 struct Briefing {
     commands: Vec<mission::Command>,
     locations: Vec<Location>,
+    contended: bool,
     version: u64,
 }
 

@@ -58,6 +58,8 @@ mod _native {
     use super::sums::Sums;
     #[pymodule_export]
     use super::threads::Threads;
+    #[pymodule_export]
+    use pyo3::panic::PanicException;
 
     #[pymodule_export]
     const FLOWS_PER_HOST: u32 = mission_core::defaults::FLOWS_PER_HOST;

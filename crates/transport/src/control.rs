@@ -43,6 +43,8 @@ pub struct Left {
     pub report: Option<JobId>,
     /// Probe these: [`Endpoint::probe_ecn`].
     pub probe_ecn: Vec<SocketAddr>,
+    /// Share threads and messages by the weights of jobs from now on, or no more.
+    pub contended: Option<bool>,
 }
 
 impl Control {
@@ -80,7 +82,7 @@ impl Endpoint {
 
     /// Executes a message, unless it was received before or a message before it is missing.
     pub fn hear(&self, version: u64, message: Message) -> Left {
-        let mut left = Left { missing_after: None, report: None, probe_ecn: Vec::new() };
+        let mut left = Left { missing_after: None, report: None, probe_ecn: Vec::new(), contended: None };
         {
             let mut state = self.control.lock();
             // Messages from before this process has joined will be sent again.
@@ -107,6 +109,7 @@ impl Endpoint {
             forget_job,
             probe_ecn,
             speaker,
+            contended,
         } = message;
         commands.into_iter().for_each(|command| self.command(command));
         self.fetcher.locations(addresses(locations));
@@ -131,6 +134,7 @@ impl Endpoint {
             self.session.appointed(speaker);
         }
         left.report = report;
+        left.contended = contended;
         left.probe_ecn = probe_ecn.iter().filter_map(|address| address.parse().ok()).collect();
         left
     }

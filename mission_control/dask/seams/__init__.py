@@ -1,15 +1,14 @@
 """Private parts of Dask that Mission Control replaces, because Dask has no hooks there.
 
-Each is checked when its plug-in starts. If a part of Dask is not as expected, it is not replaced, with a warning: Dask
-works without the improvement. :mod:`.delegates`, :mod:`.objects`, :mod:`.queue` and :mod:`.shuffles` are for the
-scheduler; :mod:`.early`, :mod:`.turns`, :mod:`.lanes` and :mod:`.messages` are for workers.
+Each is a :class:`.seam.Seam` of a part that is put in when it is used, and taken out as a whole. If Dask is not as
+expected, or ours fails, Dask's own method is back, with a warning: Dask works without the improvement.
+:mod:`.delegates`, :mod:`.objects`, :mod:`.queue` and :mod:`.shuffles` are for the scheduler; :mod:`.early`,
+:mod:`.turns`, :mod:`.lanes`, :mod:`.messages` and :mod:`.changed` are for workers.
 """
 
 from __future__ import annotations
 
 import logging
-from contextlib import ExitStack
-from typing import Any
 
 import dask
 
@@ -30,9 +29,3 @@ def wanted(part: str, default: bool = True) -> bool:
         return SWITCHES[word]
     logger.warning("mission-control.%s is %r in Dask's configuration: write true or false", part, value)
     return default
-
-
-def replace(undo: ExitStack, owner: Any, name: str, value: Any) -> None:
-    """Replace a method of one object until `undo` closes; its class keeps the original."""
-    setattr(owner, name, value)
-    undo.callback(vars(owner).pop, name, None)

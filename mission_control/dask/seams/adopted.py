@@ -27,6 +27,7 @@ class TaskThread:
         self.worker, self.key = worker, worker.get_current_task()
         # Dask finds the worker by the context, and the rest by thread.
         self.context = copy_context()
+        plugin.early.note()
         self.locals = [(local, vars(local)) for local in (thread_state, plugin.thread, plugin.early.own)]
         """Thread-local namespaces, with their current values in the task's thread."""
 

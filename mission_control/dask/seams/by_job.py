@@ -1,4 +1,8 @@
-"""A heap of Dask's tasks, one queue per job: a function chooses the job whose first task comes next."""
+"""A heap of Dask's tasks, one queue per job: a function chooses the job whose first task comes next.
+
+Dask's ``priority=`` comes first, within a job and between jobs: a job is only chosen if no other has a first task of a
+higher priority that its user gave it.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +19,22 @@ class ByJob(HeapSet):
 
     def __init__(self, *, key: Callable[[Any], Any], job_of: Callable[[Any], str], choose: Callable[[list[str]], str]):
         super().__init__(key=key)
+        # `choose` gets jobs of equal priority in Dask's own order.
         self.job_of, self.choose = job_of, choose
         self.heaps: dict[str, HeapSet] = {}
         self.jobs_of: dict[Any, str] = {}
         # The element that `peek` returned stays first until it is removed.
         self.front: str | None = None
+
+    def chosen(self) -> str:
+        """The job whose first task comes next."""
+        if len(self.heaps) == 1:
+            return next(iter(self.heaps))
+        first = {job: self.key(heap.peek()) for job, heap in self.heaps.items()}
+        # Dask's priorities are tuples that begin with the negative of what the user gave.
+        highest = min(priority[0] for priority in first.values())
+        jobs = sorted((job for job in first if first[job][0] == highest), key=first.__getitem__)
+        return jobs[0] if len(jobs) == 1 else self.choose(jobs)
 
     @classmethod
     def of(cls, plain: HeapSet, job_of: Callable[[Any], str], choose: Callable[[list[str]], str]) -> ByJob:
@@ -37,14 +52,6 @@ class ByJob(HeapSet):
 
     def __reduce__(self) -> tuple[Callable, tuple]:
         return self.plain().__reduce__()
-
-    def jobs(self) -> list[str]:
-        return list(self.heaps)
-
-    def first_of(self, job: str) -> Any:
-        """The smallest element of one job, if it has any."""
-        heap = self.heaps.get(job)
-        return heap.peek() if heap else None
 
     def add(self, value: Any) -> None:
         if value not in self._data:
@@ -67,7 +74,7 @@ class ByJob(HeapSet):
         if not self._data:
             raise KeyError("peek into empty set")
         if self.front is None:
-            self.front = next(iter(self.heaps)) if len(self.heaps) == 1 else self.choose(list(self.heaps))
+            self.front = self.chosen()
         return self.heaps[self.front].peek()
 
     def pop(self) -> Any:

@@ -7,28 +7,31 @@ step; without this a task that the worker still knows would wait for all its ear
 from __future__ import annotations
 
 import time
-from collections.abc import Container
-from contextlib import ExitStack
+from collections.abc import Callable, Container
 from typing import Any
 
 from distributed import Worker
 from distributed.worker_state_machine import FreeKeysEvent
 
+from mission_control.dask.seams.seam import Parts, Seam
+
 GIVEN = ("ready", "constrained", "waiting", "executing", "long-running")
 """States of a task in which Dask's worker ignores a new assignment."""
 
 
-def watch(worker: Worker, undo: ExitStack) -> None:
-    """Handle each task that a worker gets, before Dask does."""
-    handler = worker.stream_handlers["compute-task"]
+COMPUTE = Seam("Worker.stream_handlers", "compute-task", "makes a step of a task forget the inputs of earlier steps")
 
-    def with_these_inputs(*, key: Any, nbytes: dict[Any, int], **given: Any) -> None:
+
+def watch(worker: Worker, parts: Parts) -> None:
+    """Handle each task that a worker gets, before Dask does. Only where tasks delegate."""
+    part = parts.part("steps", "a task that delegates may wait for inputs of its earlier steps")
+
+    def with_these_inputs(handler: Callable[..., Any], *, key: Any, nbytes: dict[Any, int], **given: Any) -> None:
         if key in worker.state.tasks:
             forget_inputs(worker, key, nbytes)
         handler(key=key, nbytes=nbytes, **given)
 
-    worker.stream_handlers["compute-task"] = with_these_inputs
-    undo.callback(worker.stream_handlers.__setitem__, "compute-task", handler)
+    part.replace(COMPUTE, worker.stream_handlers, with_these_inputs)
 
 
 def forget_inputs(worker: Worker, key: Any, inputs: Container[Any]) -> None:

@@ -99,6 +99,8 @@ class Delegates:
         self.awaited: dict[Any, list[Any]] = {}
         """By key: inputs that may not be forgotten until the task waits for them."""
         self.closed = False
+        self.used = False
+        """Whether a task has delegated, so that workers get tasks with other inputs than before."""
 
     # --- events from workers ----------------------------------------------------------------------------------------
 
@@ -111,6 +113,7 @@ class Delegates:
         Returns:
             ``why`` the task cannot wait for them; or the ``exception`` and ``traceback`` of a failed input; or nothing.
         """
+        self.plugin.use_objects()
         tasks = self.scheduler.tasks
         looks = 0
         while missing := [own for own in inputs if own not in tasks or _is_unspecified(tasks[own])]:
@@ -139,6 +142,13 @@ class Delegates:
     def on_delegate(self, worker: str, key: Any, run: int, call: bytes, inputs: list[Any], objects: list[Any]) -> None:
         """A task has delegated its result; its worker releases it with the next message."""
         task, plugin = self._running(key, run), self.plugin
+        plugin.use_objects()
+        if not self.used:
+            self.used = True
+            # Ahead of the first step, in the same ordered streams.
+            for stream in self.scheduler.stream_comms.values():
+                if not stream.closed():
+                    stream.send({"op": "mission-control-steps"})
         number = plugin.numbers.get(key)
         if task is None or number is None:
             # Another worker runs the task, or nobody wants it, so these objects must not be kept.

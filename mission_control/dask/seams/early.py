@@ -8,22 +8,23 @@ dropped.
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import ExitStack, nullcontext
+from concurrent.futures.thread import _WorkItem
+from contextlib import nullcontext
 from typing import Any, cast
 
 from dask.sizeof import sizeof
 from distributed import Reschedule, Worker
 from distributed.core import Status
-from distributed.threadpoolexecutor import ThreadPoolExecutor, secede, thread_state
+from distributed.threadpoolexecutor import secede, thread_state
 from distributed.utils import thread_state as task_state
 
 from mission_control import _native
-from mission_control.dask.seams import replace
 from mission_control.objects import Task
 
 logger = logging.getLogger(__name__)
@@ -38,8 +39,8 @@ SAY_AFTER_S = 10.0
 class _Own(threading.local):
     """State of the task in this thread."""
 
-    future: list[Future[Any]] | None = None
-    """Holds its future, once the pool has made it."""
+    future: Future[Any] | None = None
+    """Its future, once it was looked for."""
     task: Task | None = None
     """The task, once its result is known."""
     stream: str = ""
@@ -52,39 +53,27 @@ class Early:
 
     def __init__(self, worker: Worker):
         self.worker = worker
-        self.undo = ExitStack()
         self.own = _Own()
         self.most = max(WRITERS_PER_THREAD * worker.state.nthreads, WRITERS_MIN)
         self.writers = threading.BoundedSemaphore(self.most)
         self.keys: Counter[Any] = Counter()
         """Tasks that continue after their results are known, by key: an earlier run may not have ended yet."""
         self.lock = threading.Lock()
-        self.problem: str | None = "this version of Dask has no thread pool as Mission Control knows it"
+        self.problem: str | None = None
+        """Why tasks cannot open streams here, if they cannot."""
         self.closed = False
 
-    def start(self) -> None:
-        executor = self.worker.executors.get("default")
-        if not isinstance(executor, ThreadPoolExecutor):
-            logger.warning("Tasks on this worker cannot open streams: %s", self.problem)
-            return
-        submit, own = executor.submit, self.own
+    def note(self) -> None:
+        """Find the future of the task in this thread, also for other threads that act for it."""
+        if (here := future_here()) is not None:
+            self.own.future = here
 
-        def run(future: list[Future[Any]], function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-            own.future, own.task, own.over = future, None, None
-            try:
-                return function(*args, **kwargs)
-            finally:
-                self.ended(None)
-                own.future = None
-
-        def submit_and_note(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-            noted: list[Future[Any]] = []
-            future: Future[Any] = submit(run, noted, function, args, kwargs)
-            noted.append(future)
-            return future
-
-        replace(self.undo, executor, "submit", submit_and_note)
-        self.problem = None
+    def task(self) -> Task | None:
+        """The task in this thread, if its result is known already."""
+        own = self.own
+        if own.task is not None and future_here() not in (None, own.future):
+            own.task = own.over = None  # of an earlier task in this thread
+        return own.task
 
     def check(self, key: Any) -> None:
         """Check that the task in this thread may finish early.
@@ -99,8 +88,11 @@ class Early:
         if self.is_done:
             raise RuntimeError(f"{key} has opened a stream before: give that more parts")
         state = self.worker.state.tasks.get(key)
-        if self.own.future is None or state is None:
-            raise RuntimeError(f"{key} began before Mission Control was installed here: run it again")
+        self.note()
+        if self.own.future is None:
+            raise RuntimeError("this worker has no streams: its thread pool is none that Mission Control knows")
+        if state is None:
+            raise RuntimeError(f"{key} is cancelled")
         if state.resource_restrictions:
             raise RuntimeError(
                 f"{key} demands resources, and Dask would give them to others while it writes a stream: submit it "
@@ -137,11 +129,8 @@ class Early:
             over: Called when its function has ended, with its error.
         """
         own, plugin = self.own, cast(Any, self.worker.plugins["mission-control"])
-        noted = own.future
-        assert noted is not None
-        while not noted:
-            time.sleep(0)  # the pool has just begun it
-        (future,) = noted
+        future = own.future
+        assert future is not None
         own.task, own.stream, own.over = task, result.object, over
         with self.lock:
             self.keys[task.key] += 1
@@ -189,7 +178,7 @@ class Early:
     @property
     def is_done(self) -> bool:
         """Whether the result of this thread's task is known already."""
-        return self.own.task is not None
+        return self.task() is not None
 
     def writes(self, key: Any) -> bool:
         """Whether a task continues after its result is known. May be called in any thread."""
@@ -198,7 +187,17 @@ class Early:
     def close(self) -> None:
         self.closed = True
         self.problem = "Mission Control is being uninstalled"
-        self.undo.close()
+
+
+def future_here() -> Future[Any] | None:
+    """The future of what a thread pool runs in this thread; ``None``: no pool runs it.
+
+    A pool keeps it in the frame that calls the task, so that nothing has to be noted of each task that begins.
+    """
+    frame = sys._getframe()
+    while frame is not None and frame.f_code is not _WorkItem.run.__code__:
+        frame = frame.f_back  # type: ignore[assignment]
+    return frame.f_locals["self"].future if frame is not None else None
 
 
 def _ignored(*_: Any) -> None:

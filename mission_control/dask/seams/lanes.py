@@ -10,10 +10,8 @@ This replaces private parts of Dask's worker. If they are not as expected, messa
 from __future__ import annotations
 
 import heapq
-import logging
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -24,10 +22,13 @@ from distributed.worker_state_machine import WorkerState
 
 from mission_control import _native
 from mission_control.dask.seams.by_job import ByJob
+from mission_control.dask.seams.seam import ERRORS, Part, Parts, Seam
 from mission_control.dask.seams.turns import UNNAMED, job_of
 from mission_control.jobs import ANNOTATION
 
-logger = logging.getLogger(__name__)
+SELECT = Seam(
+    "WorkerState", "_select_workers_for_gather", "asks a peer for results of each job in a message of its own"
+)
 
 USED = {"_ensure_communicating", "_select_workers_for_gather", "_select_keys_for_gather", "_gather_dep_done_common"}
 HELD = {"data_needed": defaultdict, "in_flight_workers": dict, "busy_workers": set}
@@ -58,9 +59,10 @@ class InFlight(dict[Any, Any]):
     An address alone means a message that Dask requested by itself, before this was installed or after.
     """
 
-    def __init__(self, state: WorkerState, native: _native.Lanes):
+    def __init__(self, state: WorkerState, native: _native.Lanes, part: Part):
         super().__init__()
         self.state, self.native = state, native
+        self.part = part
         self.closing = False
 
     def __contains__(self, peer: object) -> bool:
@@ -71,15 +73,21 @@ class InFlight(dict[Any, Any]):
         return super().__getitem__(place_of(peer))
 
     def __setitem__(self, peer: str, keys: Any) -> None:
-        tasks = [self.state.tasks[key] for key in keys]
-        for task in tasks:
-            belongs_to_its_consumer(task)
-        self.native.begins(*place_of(peer), sum(task.get_nbytes() for task in tasks))
         super().__setitem__(place_of(peer), keys)
+        try:
+            tasks = [self.state.tasks[key] for key in keys]
+            for task in tasks:
+                belongs_to_its_consumer(task)
+            self.native.begins(*place_of(peer), sum(task.get_nbytes() for task in tasks))
+        except ERRORS as error:
+            self.part.fail(error)
 
     def pop(self, peer: str) -> Any:  # type: ignore[override]
         keys = super().pop(place_of(peer))
-        self.native.ends(*place_of(peer))
+        try:
+            self.native.ends(*place_of(peer))
+        except ERRORS as error:
+            self.part.fail(error)
         if self.closing and not self:
             self.state.in_flight_workers = {}
         return keys
@@ -92,18 +100,21 @@ def place_of(peer: str) -> Place:
 class Lanes:
     """The lanes of one Dask worker."""
 
-    def __init__(self, worker: Worker, endpoint: _native.Endpoint):
+    def __init__(self, worker: Worker, endpoint: _native.Endpoint, parts: Parts):
         self.worker = worker
         self.endpoint = endpoint
         self.native = _native.Lanes()
-        self.undo = ExitStack()
+        self.part = parts.part("lanes", "messages between workers mix results of several jobs")
 
     def weigh(self) -> None:
         """Use the current weights of jobs."""
         self.native.weigh(self.endpoint.weights())
 
     def start(self) -> bool:
-        """Take over the worker's requests to its peers. Return False, with a warning, if Dask is not as expected."""
+        """Take over the worker's requests to its peers. Return False if Dask is not as expected, or an error was ours
+        before."""
+        if self.part.is_off:
+            return False
         state = self.worker.state
         factory: Any = getattr(getattr(state, "data_needed", None), "default_factory", None)
         known = (
@@ -115,10 +126,7 @@ class Lanes:
             and factory.keywords.keys() == {"key"}
         )
         if not known:
-            logger.warning(
-                "This version of Dask has no worker that asks for results as Mission Control knows it: its messages "
-                "mix those of several jobs"
-            )
+            self.part.unknown("requests of a worker for results")
             return False
         self._replace(state, factory.keywords["key"])
         return True
@@ -132,10 +140,18 @@ class Lanes:
             __slots__ = ()
 
             def _select_workers_for_gather(self) -> Iterator[tuple[str, HeapSet]]:
-                return lanes.free(self)
+                try:
+                    if not lanes.part.is_off:
+                        yield from lanes.free(self)
+                        return
+                except ERRORS as error:
+                    lanes.part.fail(error)
+                yield from super()._select_workers_for_gather()
 
-        factory, choose = state.data_needed.default_factory, lambda jobs: jobs[0]
-        in_flight = InFlight(state, self.native)
+        factory = state.data_needed.default_factory
+        choose = lambda jobs: jobs[0]  # noqa: E731
+        consumer_of = self.part.guard(lambda _, task: consumer(task), lambda task: UNNAMED[0])
+        in_flight = InFlight(state, self.native, self.part)
         for peer, keys in state.in_flight_workers.items():
             in_flight[peer] = keys
         needed: defaultdict[str, ByJob] = defaultdict(partial(ByJob, key=key, job_of=consumer_of, choose=choose))
@@ -151,7 +167,7 @@ class Lanes:
             if not in_flight:
                 state.in_flight_workers = {}
 
-        self.undo.callback(restore)
+        self.part.stack.callback(restore)
 
     def free(self, state: Any) -> Iterator[tuple[Lane, HeapSet]]:
         """Yield lanes in which a message may begin, with the tasks whose results wait there: the next lane first.
@@ -199,10 +215,10 @@ class Lanes:
         return self.native.next([(job, priority_of(task)) for job, task in first]) or first[0][0]
 
     def close(self) -> None:
-        self.undo.close()
+        self.part.undo()
 
 
-def consumer_of(task: Any) -> str:
+def consumer(task: Any) -> str:
     """Return the job of a result to request: that of a task that waits for it."""
     return job_of(waiting(task))[0]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable
@@ -13,25 +12,24 @@ from distributed import Worker
 from distributed.comm import CommClosedError
 
 from mission_control.dask.comm import MissionComm, Whose, belongs_to
+from mission_control.dask.seams.seam import Parts, Seam
 from mission_control.objects import Task
 
 logger = logging.getLogger(__name__)
 
-SENT = "get_data"
-"""The request of one worker for results of another."""
+SENT = Seam(
+    "Worker.handlers",
+    "get_data",
+    "names the job of results that another worker asks for, and refuses a connection without the encryption it demands",
+    ("comm", "keys"),
+    deliberate=(CommClosedError,),
+)
 
 
-def name_transfers(worker: Worker) -> Callable[[], None]:
-    """Attribute each answer to a request for results to the job of the first result.
+def name_transfers(worker: Worker, parts: Parts) -> None:
+    """Attribute each answer to a request for results to the job of the first result."""
 
-    Returns:
-        A function that undoes it.
-    """
-    handler = worker.handlers[SENT]
-
-    # Dask inspects the parameters of the original.
-    @functools.wraps(handler)
-    async def with_its_job(comm: Any, keys: Collection[Any], **named: Any) -> Any:
+    async def with_its_job(handler: Callable[..., Any], comm: Any, keys: Collection[Any], **named: Any) -> Any:
         whose = transfer_of(worker, keys)
         # Workers name themselves in the request; clients and schedulers do not.
         if isinstance(comm, MissionComm) and named.get("who") is not None and (why := comm.refuses(whose)) is not None:
@@ -43,13 +41,8 @@ def name_transfers(worker: Worker) -> Callable[[], None]:
         with belongs_to(whose):
             return await handler(comm, keys=keys, **named)
 
-    worker.handlers[SENT] = with_its_job
-
-    def undo() -> None:
-        if worker.handlers.get(SENT) is with_its_job:
-            worker.handlers[SENT] = handler
-
-    return undo
+    part = parts.part("messages", "messages between workers have no job, whose share and demands they would have")
+    part.replace(SENT, worker.handlers, with_its_job)
 
 
 def transfer_of(worker: Worker, keys: Collection[Any]) -> Whose:

@@ -6,7 +6,6 @@ import inspect
 import logging
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +18,10 @@ from distributed.shuffle._rechunk import ArrayRechunkRun, ArrayRechunkSpec
 from distributed.shuffle._shuffle import DataFrameShuffleRun, DataFrameShuffleSpec
 from distributed.shuffle._worker_plugin import ShuffleWorkerPlugin
 
-from mission_control.dask.seams import replace, wanted
-from mission_control.jobs import UNNAMED
+from mission_control.dask.comm import is_encrypted
+from mission_control.dask.seams import wanted
+from mission_control.dask.seams.seam import Seam
+from mission_control.jobs import ANNOTATION, UNNAMED
 
 if TYPE_CHECKING:
     from mission_control.dask.scheduler import MissionControlScheduler
@@ -67,37 +68,59 @@ def unlike() -> str | None:
     return None
 
 
-def carry_shuffles(plugin: MissionControlScheduler, scheduler: Scheduler, undo: ExitStack) -> None:
+RETRIEVE = Seam(
+    "ShuffleSchedulerPlugin",
+    "_retrieve_spec",
+    "chooses who carries a shuffle that begins",
+    ("shuffle_id",),
+    deliberate=(P2PConsistencyError,),
+)
+
+
+def carry_shuffles(plugin: MissionControlScheduler, scheduler: Scheduler) -> None:
     """Let the scheduler choose who carries a shuffle that begins."""
     shuffles = scheduler.plugins.get("shuffle")
-    other = unlike()
-    retrieve = getattr(shuffles, "_retrieve_spec", None)
-    if other is not None or retrieve is None or list(inspect.signature(retrieve).parameters) != ["shuffle_id"]:
-        unknown = other or "ShuffleSchedulerPlugin._retrieve_spec"
-        logger.warning("Dask's own shuffles stay its own: this version has other %s", unknown)
+    # Below the other, and without core: a demand holds also where the other part is off.
+    demands = plugin.parts.part("demands", "a shuffle that must be encrypted may run on Dask's own, plain connections")
+    demands.replace(RETRIEVE, shuffles, refuse_plain(plugin, scheduler))
+    part = plugin.parts.part("shuffles", "Dask carries its shuffles itself")
+    if (other := unlike()) is not None:
+        part.unknown(other)
         return
-    replace(undo, shuffles, "_retrieve_spec", ours_where_possible(plugin, scheduler, retrieve))
+    part.replace(RETRIEVE, shuffles, ours_where_possible(plugin, scheduler))
 
 
-def ours_where_possible(
-    plugin: MissionControlScheduler, scheduler: Scheduler, retrieve: Callable[[Any], ShuffleSpec]
-) -> Callable[[Any], ShuffleSpec]:
-    def with_ours(shuffle_id: Any) -> ShuffleSpec:
+def refuse_plain(plugin: MissionControlScheduler, scheduler: Scheduler) -> Callable[..., ShuffleSpec]:
+    """Refuse that Dask carries a shuffle whose job demands encryption, once nobody else can."""
+
+    def with_demands(retrieve: Callable[[Any], ShuffleSpec], shuffle_id: Any) -> ShuffleSpec:
+        if (why := plugin.parts.off.get("shuffles")) is not None:
+            barrier = scheduler.tasks.get(barrier_key(shuffle_id))
+            spec = (barrier.annotations or {}).get(ANNOTATION) if barrier is not None else None
+            demands = spec.get("demands") if isinstance(spec, dict) else None
+            encrypt = demands.get("encrypt", "none") if isinstance(demands, dict) else "none"
+            if encrypt != "none" and not is_encrypted(scheduler, "scheduler"):
+                raise P2PConsistencyError(
+                    f"shuffle {shuffle_id}: its job demands encryption, and Mission Control cannot carry it: {why}"
+                )
+        return retrieve(shuffle_id)
+
+    return with_demands
+
+
+def ours_where_possible(plugin: MissionControlScheduler, scheduler: Scheduler) -> Callable[..., ShuffleSpec]:
+    def with_ours(retrieve: Callable[[Any], ShuffleSpec], shuffle_id: Any) -> ShuffleSpec:
         spec = retrieve(shuffle_id)
+        plugin.open_books()
         number = plugin.numbers.get(barrier_key(shuffle_id))
         if number is None:
             return spec
-        try:
-            made, why = chosen(plugin, scheduler, spec, number)
-            outputs = sum(1 for _ in spec.output_partitions)
-            engine = "dask" if why else "mission"
-            counted = "items" if isinstance(spec, ArrayRechunkSpec) else "rows"
-            said = {"task": number, "shuffle": str(shuffle_id), "outputs": outputs, "counted": counted}
-            plugin.event("shuffle-begins", **said, engine=engine, why=why or "")
-        except Exception:
-            # The shuffle runs as without Mission Control.
-            logger.exception("Mission Control could not carry shuffle %s: Dask does", shuffle_id)
-            made, why = spec, "of an error; the scheduler's log has it"
+        made, why = chosen(plugin, scheduler, spec, number)
+        outputs = sum(1 for _ in spec.output_partitions)
+        engine = "dask" if why else "mission"
+        counted = "items" if isinstance(spec, ArrayRechunkSpec) else "rows"
+        said = {"task": number, "shuffle": str(shuffle_id), "outputs": outputs, "counted": counted}
+        plugin.event("shuffle-begins", **said, engine=engine, why=why or "")
         if why is not None and (refused := plugin.controller.engine_refuses(number)) is not None:
             # The shuffle's tasks fail with this error.
             raise P2PConsistencyError(f"shuffle {shuffle_id}: {refused}. Mission Control cannot carry it because {why}")

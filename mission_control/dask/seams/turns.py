@@ -7,10 +7,10 @@ Design: docs/explanation/design-control.md, "Tasks get threads by weight".
 
 from __future__ import annotations
 
-import logging
 import math
 import time
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from distributed import Worker
@@ -20,34 +20,37 @@ from distributed.threadpoolexecutor import ThreadPoolExecutor, thread_state
 from distributed.worker_state_machine import UnpauseEvent, WorkerState
 
 from mission_control import _native, turns
-from mission_control.dask.seams import replace, wanted
+from mission_control.dask.seams import wanted
 from mission_control.dask.seams.by_job import ByJob
+from mission_control.dask.seams.seam import ERRORS, Part, Parts, Seam
 from mission_control.jobs import ANNOTATION
 
-logger = logging.getLogger(__name__)
-
 UNNAMED = ("unnamed", 1.0)
-"""The job and the priority of an unknown task."""
+"""The job and the priority of a task that belongs to no named job."""
+
+ADJUST = Seam("ThreadPoolExecutor", "_adjust_thread_count", "notes that a task leaves its thread (secede)", ())
+SUBMIT = Seam("ThreadPoolExecutor", "submit", "lets a task that comes back wait for its turn (rejoin)")
+ENSURE = Seam("WorkerState", "_ensure_computing", "starts a task for each one that waits for the network")
 
 
 class Turns(turns.Turns):
     """The threads of one Dask worker."""
 
-    def __init__(self, worker: Worker, endpoint: _native.Endpoint, limit_bytes: int):
+    def __init__(self, worker: Worker, endpoint: _native.Endpoint, limit_bytes: int, parts: Parts):
         threads = worker.state.nthreads
         # A user of one thread may rely on the absence of concurrent tasks.
         super().__init__(threads, wanted("lend-threads", default=threads > 1), self._have_more_begin)
+        self.part = parts.part("threads", "weights decide who gets the network, and not whose task runs")
         self.worker = worker
         self.endpoint = endpoint
         self.limit_bytes = limit_bytes
         self.asked = False
-        self.undo = ExitStack()
 
     def turn_of(self, key: Any) -> AbstractContextManager[None]:
         """Return the turn of a task; an empty context outside the worker's own threads (actors, other executors)."""
-        if getattr(thread_state, "executor", None) is not self.worker.executors["default"]:
+        if self.part.is_off or getattr(thread_state, "executor", None) is not self.worker.executors["default"]:
             return nullcontext()
-        return self.turn(*job_of(self.worker.state.tasks.get(key)))
+        return _Guarded(self.turn(*job_of(self.worker.state.tasks.get(key))), self.part)
 
     def _have_more_begin(self) -> None:
         if not self.asked and (self.worker.state.ready or self.worker.state.constrained):
@@ -74,7 +77,9 @@ class Turns(turns.Turns):
         return self.threads.ahead(live, self.limit_bytes)
 
     def start(self) -> bool:
-        """Take over the worker's threads. Return False, with a warning, if Dask is not as expected."""
+        """Take over the worker's threads. Return False if Dask is not as expected, or an earlier error was ours."""
+        if self.part.is_off:
+            return False
         state, executor = self.worker.state, self.worker.executors.get("default")
         known = (
             isinstance(executor, ThreadPoolExecutor)
@@ -84,30 +89,28 @@ class Turns(turns.Turns):
             and {"_ensure_computing", "nthreads", "executing"} <= set(dir(WorkerState))
         )
         if not known:
-            logger.warning(
-                "This version of Dask has no workers as Mission Control knows them: weights decide who gets the "
-                "network, and not whose task runs"
-            )
+            self.part.unknown("threads of a worker")
             return False
         self._watch_pool(executor)
         if self.lends:
             self._lend_threads(state, executor)
         if wanted("order-tasks"):
-            choose = lambda jobs: self.threads.next(jobs) or jobs[0]  # noqa: E731
+            choose = self.part.guard(lambda _, jobs: self.threads.next(jobs) or jobs[0], lambda jobs: jobs[0])
             state.ready = ByJob.of(state.ready, lambda task: job_of(task)[0], choose)
-            self.undo.callback(lambda: setattr(state, "ready", state.ready.plain()))
-        return True
+            self.part.stack.callback(lambda: setattr(state, "ready", state.ready.plain()))
+        # First of all: whoever waits for a turn goes on.
+        self.part.stack.callback(super().close)
+        return not self.part.is_off
 
     def _watch_pool(self, executor: Any) -> None:
         """Tasks leave the pool (`secede`) and come back (`rejoin`), each in its own thread."""
-        adjust, submit = executor._adjust_thread_count, executor.submit
 
-        def adjust_and_leave() -> None:
+        def adjust_and_leave(adjust: Callable[[], None]) -> None:
             if not getattr(thread_state, "proceed", True) and not self.own.comes_back:
                 self.leave()
             adjust()
 
-        def submit_and_come_back(*args: Any, **kwargs: Any) -> Any:
+        def submit_and_come_back(submit: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             if getattr(thread_state, "proceed", True):
                 return submit(*args, **kwargs)
             self.come_back()
@@ -117,11 +120,21 @@ class Turns(turns.Turns):
             finally:
                 self.own.comes_back = False
 
-        replace(self.undo, executor, "_adjust_thread_count", adjust_and_leave)
-        replace(self.undo, executor, "submit", submit_and_come_back)
+        self.part.replace(ADJUST, executor, adjust_and_leave)
+        self.part.replace(SUBMIT, executor, submit_and_come_back)
 
     def _lend_threads(self, state: WorkerState, executor: Any) -> None:
         turns, plain = self, type(state)
+
+        def with_more_threads(ensure: Callable[[Any], Any], own: Any) -> Any:
+            threads, more = own.nthreads, turns.ahead()
+            own.nthreads = threads + more
+            try:
+                return ensure(own)
+            finally:
+                own.nthreads = threads
+
+        guarded = self.part.guard(with_more_threads, plain._ensure_computing, ENSURE.deliberate)
 
         class Lending(plain):  # type: ignore[valid-type,misc]
             """Start tasks on all threads that do not wait for the network."""
@@ -129,21 +142,37 @@ class Turns(turns.Turns):
             __slots__ = ()
 
             def _ensure_computing(self) -> Any:
-                threads = state.nthreads
-                state.nthreads = threads + turns.ahead()
-                try:
-                    return super()._ensure_computing()
-                finally:
-                    state.nthreads = threads
+                return guarded(self)
 
         state.__class__ = Lending
         executor._max_workers += self.threads.most
-        self.undo.callback(setattr, state, "__class__", plain)
-        self.undo.callback(setattr, executor, "_max_workers", executor._max_workers - self.threads.most)
+        self.part.stack.callback(setattr, state, "__class__", plain)
+        self.part.stack.callback(setattr, executor, "_max_workers", executor._max_workers - self.threads.most)
 
     def close(self) -> None:
         super().close()
-        self.undo.close()
+        self.part.undo()
+
+
+class _Guarded:
+    """A turn. Its errors switch the part off; the task runs in any case."""
+
+    __slots__ = ("part", "turn")
+
+    def __init__(self, turn: AbstractContextManager[None], part: Part):
+        self.turn, self.part = turn, part
+
+    def __enter__(self) -> None:
+        try:
+            self.turn.__enter__()
+        except ERRORS as error:
+            self.part.fail(error)
+
+    def __exit__(self, *raised: Any) -> None:
+        try:
+            self.turn.__exit__(*raised)
+        except ERRORS as error:
+            self.part.fail(error)
 
 
 def job_of(task: Any) -> tuple[str, float]:

@@ -22,6 +22,8 @@ pub enum Command {
         commands: Vec<mission::Command>,
         /// Locations of objects that lie elsewhere than their references say.
         locations: Vec<(ObjectId, Vec<Arc<str>>)>,
+        /// As in [`Message::contended`].
+        contended: bool,
         version: u64,
     },
     /// To a worker that cannot join, and why: it works without a data plane.
@@ -33,6 +35,9 @@ pub enum Command {
     /// To the engine: these results are invalid, with all their copies; what is still needed of them is computed again. A task
     /// that delegated, and waits, begins again with its first step.
     Recompute { tasks: BTreeSet<u64> },
+    /// To the engine: whether two jobs or more that somebody named are there, so that jobs share its queue by weight;
+    /// otherwise the engine's own order holds.
+    Contention { contended: bool },
     /// To the workers that take part: the parts of this cohort of a shuffle's run are no longer needed
     /// ([`Event::ShuffleIn`]). A worker that misses this frees them when the run ends.
     Taken { shuffle: ShuffleId, run: u64, cohort: u32 },

@@ -33,12 +33,9 @@ pub enum Event {
         worker: WorkerId,
         why: String,
     },
-    /// The engine knows this worker: it may have joined before. `places`: how many tasks of each job it may have, for
-    /// engines that let core count them ([`Controller::open`](super::Controller::open)).
+    /// The engine knows this worker: it may have joined before.
     Known {
         worker: WorkerId,
-        #[serde(default)]
-        places: Option<usize>,
     },
     /// A worker is going to leave: others have to take its objects first; see [`Controller::is_handing_over`].
     Leaving {

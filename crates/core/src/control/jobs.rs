@@ -1,5 +1,5 @@
-//! The jobs of a cluster: to which job a task belongs, the names of jobs, the places of each job on each worker, the end of
-//! jobs.
+//! The jobs of a cluster: to which job a task belongs, the names of jobs, which of them somebody has named, whose queued
+//! task goes next, the end of jobs.
 //!
 //! A job is over when its last task is done and no client submits for it. Then its workers send their last reports on it.
 
@@ -21,14 +21,11 @@ pub struct Jobs {
     /// Whose name it is.
     owners: BTreeMap<JobId, ClientId>,
     tasks: BTreeMap<u64, JobId>,
-    /// The worker of each assigned task; tasks per worker and job, and per worker in total.
-    places: BTreeMap<u64, WorkerId>,
-    processing: BTreeMap<(JobId, WorkerId), usize>,
-    processing_at: BTreeMap<WorkerId, usize>,
-    /// How many tasks of each job a worker may have.
-    places_at: BTreeMap<WorkerId, usize>,
-    /// For each job that was queried, the workers with free places.
-    open: BTreeMap<JobId, BTreeSet<WorkerId>>,
+    /// Jobs that somebody has named: a program, an annotation, a span, or an operator who changed it.
+    named: BTreeSet<JobId>,
+    /// Tasks that were given to a worker, and how many there are of each job.
+    assigned: BTreeSet<u64>,
+    assigned_of: BTreeMap<JobId, usize>,
 }
 
 struct Job {
@@ -111,77 +108,50 @@ impl Jobs {
     }
 
     /// A task was given to a worker, or to another one.
-    pub fn begins(&mut self, task: u64, worker: &WorkerId) {
-        self.ends(task);
-        if let Some(job) = self.tasks.get(&task) {
-            let job = job.clone();
-            *self.processing.entry((job.clone(), worker.clone())).or_default() += 1;
-            *self.processing_at.entry(worker.clone()).or_default() += 1;
-            self.places.insert(task, worker.clone());
-            self.look(&job, worker);
+    pub fn begins(&mut self, task: u64) {
+        if let Some(job) = self.tasks.get(&task)
+            && self.assigned.insert(task)
+        {
+            *self.assigned_of.entry(job.clone()).or_default() += 1;
         }
     }
 
     /// A task has no worker any more.
     pub fn ends(&mut self, task: u64) {
-        let (Some(worker), Some(job)) = (self.places.remove(&task), self.tasks.get(&task)) else { return };
-        let job = job.clone();
-        one_less(&mut self.processing, (job.clone(), worker.clone()));
-        one_less(&mut self.processing_at, worker.clone());
-        self.look(&job, &worker);
-    }
-
-    /// Sets how many tasks of each job a worker may have; 0: not considered by [`Jobs::open`].
-    pub fn has_places(&mut self, worker: WorkerId, places: usize) {
-        if places == 0 {
-            self.places_at.remove(&worker);
-        } else {
-            self.places_at.insert(worker.clone(), places);
+        if let Some(job) = self.tasks.get(&task)
+            && self.assigned.remove(&task)
+        {
+            one_less(&mut self.assigned_of, job.clone());
         }
-        let jobs: Vec<JobId> = self.open.keys().cloned().collect();
-        jobs.iter().for_each(|job| self.look(job, &worker));
     }
 
-    pub fn worker_gone(&mut self, worker: &WorkerId) {
-        self.has_places(worker.clone(), 0);
-    }
-
-    /// The free places of a job, in the order in which they are filled: a worker for each. The first is with the worker that has
-    /// the fewest tasks for its places, so that all workers begin early.
-    pub fn open(&mut self, job: &JobId) -> Vec<WorkerId> {
-        if !self.jobs.contains_key(job) {
-            return Vec::new();
+    /// Somebody has named this job: it takes part where jobs share by weight.
+    pub fn name_it(&mut self, job: &JobId) {
+        if self.jobs.contains_key(job) && !self.named.contains(job) {
+            self.named.insert(job.clone());
         }
-        if !self.open.contains_key(job) {
-            let all: Vec<WorkerId> = self.places_at.keys().cloned().collect();
-            self.open.insert(job.clone(), BTreeSet::new());
-            all.iter().for_each(|worker| self.look(job, worker));
-        }
-        let places = self.open[job].iter().flat_map(|worker| {
-            let (tasks, places) = (self.processing_at.get(worker).copied().unwrap_or(0), self.places_at[worker]);
-            let load = move |more: usize| (tasks + more) as f64 / places as f64;
-            (0..self.free(job, worker)).map(move |more| (load(more), worker))
-        });
-        let mut places: Vec<(f64, &WorkerId)> = places.collect();
-        places.sort_by(|one, other| one.0.total_cmp(&other.0));
-        places.into_iter().map(|(_, worker)| worker.clone()).collect()
     }
 
-    /// Places that a job has left with a worker.
-    fn free(&self, job: &JobId, worker: &WorkerId) -> usize {
-        let taken = self.processing.get(&(job.clone(), worker.clone())).copied().unwrap_or(0);
-        self.places_at.get(worker).copied().unwrap_or(0).saturating_sub(taken)
+    pub fn is_named(&self, job: &JobId) -> bool {
+        self.named.contains(job)
     }
 
-    /// A job's places with a worker have changed.
-    fn look(&mut self, job: &JobId, worker: &WorkerId) {
-        let free = self.free(job, worker);
-        let Some(open) = self.open.get_mut(job) else { return };
-        if free > 0 {
-            open.insert(worker.clone());
-        } else {
-            open.remove(worker);
-        }
+    /// Jobs that were named, and are not over.
+    pub fn named(&self) -> usize {
+        self.named.len()
+    }
+
+    /// Of these jobs, the one whose queued task goes to a worker next: the one with the fewest assigned tasks for its
+    /// priority, the first of equals. `None` stands for all jobs that nobody has named; together they count as one job
+    /// of priority 1.
+    pub fn next(&self, waiting: &[Option<JobId>]) -> usize {
+        let named = |job: &JobId| self.assigned_of.get(job).copied().unwrap_or(0);
+        let load = |job: &Option<JobId>| match job {
+            Some(job) => named(job) as f64 / self.jobs.get(job).map_or(1.0, |own| own.spec.priority),
+            None => self.assigned.len().saturating_sub(self.named.iter().map(named).sum()) as f64,
+        };
+        let loads: Vec<f64> = waiting.iter().map(load).collect();
+        (0..loads.len()).reduce(|best, at| if loads[at] < loads[best] { at } else { best }).unwrap_or(0)
     }
 
     /// A client is going to submit for a job that has arrived.
@@ -218,7 +188,7 @@ impl Jobs {
             return None;
         }
         self.jobs.remove(&job);
-        self.open.remove(&job);
+        self.named.remove(&job);
         Some(job)
     }
 
@@ -257,6 +227,7 @@ impl Controller {
         } else {
             spec.job = job.clone();
             self.arrive(now, spec, true, commands);
+            self.jobs.name_it(&job);
             self.jobs.expect(&job, client);
         }
         commands.push(Command::Admitted { job, refused });
@@ -285,17 +256,23 @@ impl Controller {
             known.priority = change.priority.or(known.priority);
             known.transport = change.transport.or(known.transport);
             self.arrive(now, changed, false, commands);
+            // An operator means this job among the others.
+            self.jobs.name_it(job);
         }
         commands.push(Command::Changed { error: None, refused });
     }
 
     pub(super) fn tasks(&mut self, now: Time, origin: Origin, tasks: Vec<NewTask>, commands: &mut Vec<Command>) {
+        let is_named = origin.spec.is_some() || origin.span.as_ref().is_some_and(|span| !span.is_empty());
         let spec = self.spec_of(origin);
         let job = spec.job.clone();
         if let Err(why) = spec.check() {
             return commands.push(Command::Invalid { why });
         }
         self.arrive(now, spec, false, commands);
+        if is_named {
+            self.jobs.name_it(&job);
+        }
         for NewTask { task, stage, kind, inputs } in inputs_first(tasks) {
             self.jobs.add(task, &job);
             let added = mission::Event::TaskAdded { task, job: job.clone(), stage, kind, inputs };
@@ -358,6 +335,17 @@ impl Controller {
         self.job_ended(now, job.clone(), commands);
         self.decide(now, mission::Event::JobEnded { job: job.clone() }, commands);
         self.tell_all(Message { forget_job: Some(job.clone()), ..Message::default() }, commands);
+    }
+
+    /// Tells the engine and its workers when the second named job arrives, and when it leaves: from then on jobs share
+    /// threads, queues and messages by weight, or the engine's own order holds.
+    pub(super) fn contend(&mut self, commands: &mut Vec<Command>) {
+        let contended = self.jobs.named() >= 2;
+        if contended != self.contended {
+            self.contended = contended;
+            commands.push(Command::Contention { contended });
+            self.tell_all(Message { contended: Some(contended), ..Message::default() }, commands);
+        }
     }
 
     /// Whether reports on a job may still arrive.
@@ -462,28 +450,36 @@ mod tests {
     }
 
     #[test]
-    fn each_job_has_places_of_its_own() {
-        let (mut jobs, one, two) = (Jobs::default(), WorkerId::from("w1"), WorkerId::from("w2"));
-        let (a, b) = (arrive(&mut jobs, "a"), arrive(&mut jobs, "b"));
-        (1..=3).for_each(|task| jobs.add(task, &a));
-        jobs.has_places(one.clone(), 2);
-        assert_eq!(jobs.open(&a), [one.clone(), one.clone()]);
-        jobs.begins(1, &one);
-        jobs.begins(2, &one);
-        assert_eq!((jobs.open(&a), jobs.open(&b)), (vec![], vec![one.clone(), one.clone()]));
-        jobs.has_places(two.clone(), 1);
-        assert_eq!(jobs.open(&a), vec![two.clone()]);
-        // The first worker has two tasks for its two places, the other none for its one.
-        assert_eq!(jobs.open(&b), [two.clone(), one.clone(), one.clone()]);
-        // Another worker has stolen it.
-        jobs.begins(2, &two);
-        assert_eq!(jobs.open(&a), vec![one.clone()]);
-        jobs.worker_gone(&one);
-        jobs.ends(1);
-        assert_eq!((jobs.open(&a), jobs.open(&b)), (vec![], vec![two.clone()]));
-        (1..=3).for_each(|task| _ = jobs.remove(task));
-        assert_eq!((jobs.open(&a), jobs.open.len()), (vec![], 1), "it is over");
-        assert!(jobs.processing.is_empty() && jobs.processing_at.is_empty());
+    fn the_job_with_the_fewest_assigned_tasks_for_its_priority_is_next() {
+        let mut jobs = Jobs::default();
+        for (name, priority) in [("a", 1.0), ("b", 3.0), ("nobody's", 1.0)] {
+            jobs.arrive(JobSpec { priority, ..JobSpec::named(name.into()) });
+        }
+        let (a, b) = (JobId::from("a"), JobId::from("b"));
+        let waiting = [Some(a.clone()), Some(b.clone()), None];
+        [&a, &b].into_iter().for_each(|job| jobs.name_it(job));
+        assert_eq!((jobs.named(), jobs.is_named(&a), jobs.is_named(&"nobody's".into())), (2, true, false));
+        (1..=20).for_each(|task| jobs.add(task, &a));
+        (21..=40).for_each(|task| jobs.add(task, &b));
+        (41..=60).for_each(|task| jobs.add(task, &"nobody's".into()));
+        let mut free = [1..=20, 21..=40, 41..=60];
+        let mut given = [0; 3];
+        for _ in 0..25 {
+            let next = jobs.next(&waiting);
+            jobs.begins(free[next].next().unwrap());
+            given[next] += 1;
+        }
+        assert_eq!(given, [5, 15, 5]);
+        // It was given to another worker: that is one task as before.
+        jobs.begins(1);
+        assert_eq!(jobs.next(&waiting), 0, "the first of equals");
+        jobs.begins(6);
+        assert_eq!(jobs.next(&waiting), 1);
+        [1, 2].into_iter().for_each(|task| jobs.ends(task));
+        assert_eq!(jobs.next(&waiting), 0);
+        (1..=60).for_each(|task| _ = jobs.remove(task));
+        assert_eq!((jobs.named(), jobs.len()), (0, 0), "they are over");
+        assert!(jobs.assigned.is_empty() && jobs.assigned_of.is_empty());
     }
 
     #[test]

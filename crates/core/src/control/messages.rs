@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 /// Version of the protocol between controller and workers: increased with every change that an older one would not
 /// understand, or would misunderstand.
-pub const PROTOCOL: u32 = 7;
+pub const PROTOCOL: u32 = 8;
 
 /// Everything that a worker shall do now; absent fields require nothing.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -48,4 +48,7 @@ pub struct Message {
     /// Address of the speaker's data plane: the worker's own, if it is the speaker or if there is none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub speaker: Option<Arc<str>>,
+    /// Whether two jobs or more that somebody named are there, so that jobs share threads and messages by weight.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub contended: Option<bool>,
 }

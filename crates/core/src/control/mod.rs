@@ -71,6 +71,8 @@ pub struct Controller {
     outbox: Outbox<WorkerId, Arc<Message>>,
     sessions: Sessions,
     jobs: Jobs,
+    /// Whether the engine was told that jobs share by weight.
+    contended: bool,
     /// Changes of running jobs; their tasks still arrive with the specification that they were submitted with.
     changed: BTreeMap<JobId, Change>,
     /// Jobs that are over.
@@ -107,6 +109,7 @@ impl Controller {
             outbox: Outbox::default(),
             sessions: Sessions::default(),
             jobs: Jobs::default(),
+            contended: false,
             changed: BTreeMap::new(),
             ending: BTreeMap::new(),
             recomputed: BTreeMap::new(),
@@ -143,16 +146,24 @@ impl Controller {
         self.jobs.of(task)
     }
 
-    /// How many jobs have tasks.
-    pub fn jobs(&self) -> usize {
-        self.jobs.len()
+    /// The job of a task, if somebody has named it.
+    pub fn named_job_of(&self, task: u64) -> Option<&JobId> {
+        self.jobs.of(task).filter(|job| self.jobs.is_named(job))
     }
 
-    /// Where a job may have more tasks at once: a worker for each, in the order in which they are given one. A job has places of
-    /// its own with each worker ([`Event::Known`]), and no task of another job takes them. From the second call on, the
-    /// cost depends on the result, not on the number of workers.
-    pub fn open(&mut self, job: &JobId) -> Vec<WorkerId> {
-        self.jobs.open(job)
+    /// Of jobs that have queued tasks (`None`: all those that nobody has named), the one whose task goes to a worker next.
+    pub fn next(&self, waiting: &[Option<JobId>]) -> usize {
+        self.jobs.next(waiting)
+    }
+
+    /// Jobs that somebody has named, and that are not over.
+    pub fn named(&self) -> usize {
+        self.jobs.named()
+    }
+
+    /// Whether two jobs or more are there that somebody named ([`Command::Contention`]).
+    pub fn is_contended(&self) -> bool {
+        self.contended
     }
 
     pub fn policy(&self) -> &str {
@@ -162,6 +173,11 @@ impl Controller {
     /// Handles an event at `now`; adds commands. An invalid event changes nothing; the answer is [`Command::Invalid`]
     /// then.
     pub fn handle(&mut self, now: Time, event: Event, commands: &mut Vec<Command>) {
+        self.happen(now, event, commands);
+        self.contend(commands);
+    }
+
+    fn happen(&mut self, now: Time, event: Event, commands: &mut Vec<Command>) {
         match event {
             Event::Join { worker, protocol, .. } if protocol != PROTOCOL => {
                 commands.push(Command::Rejected { worker, why: of_another_version(protocol) });
@@ -170,10 +186,7 @@ impl Controller {
                 self.join(now, worker, Joined { host, address, problems }, environment, commands);
             }
             Event::Without { worker, why } => self.without(now, worker, why, commands),
-            Event::Known { worker, places } => {
-                self.unknown.remove(&worker);
-                self.jobs.has_places(worker, places.unwrap_or(0));
-            }
+            Event::Known { worker } => drop(self.unknown.remove(&worker)),
             Event::Leaving { worker } => self.leaving(now, &worker, commands),
             Event::Stays { worker } => self.stays(&worker),
             Event::Gone { worker } => {
@@ -225,7 +238,7 @@ impl Controller {
             }
             Event::Begins { task, worker } => {
                 self.streams.begins(task);
-                self.jobs.begins(task, &worker);
+                self.jobs.begins(task);
                 self.holds.begin(task, &worker);
             }
             Event::Ends { task } => {

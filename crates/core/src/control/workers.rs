@@ -47,7 +47,8 @@ impl Controller {
             _ => None,
         });
         let locations = self.locations(self.objects.moved().collect());
-        commands.push(Command::Briefing { worker: worker.clone(), commands: briefing, locations, version });
+        let contended = self.contended;
+        commands.push(Command::Briefing { worker: worker.clone(), commands: briefing, locations, contended, version });
         self.session_joined(now, &worker, shares.unwrap_or(0), commands);
         self.drain_joined(&worker, commands);
         if self.shall_hand_over() {
@@ -66,7 +67,6 @@ impl Controller {
     pub(super) fn gone(&mut self, now: Time, worker: &WorkerId, commands: &mut Vec<Command>) {
         self.unknown.remove(worker);
         self.without.remove(worker);
-        self.jobs.worker_gone(worker);
         let Some(Joined { host, .. }) = self.workers.remove(worker) else { return };
         self.outbox.forget(worker);
         self.session_left(now, &host, worker, commands);

@@ -119,7 +119,7 @@ fn what_somebody_changed_of_a_job_holds_for_its_later_tasks() {
 fn jobs_that_demand_something_are_rejected_where_no_worker_has_a_data_plane() {
     let mut world = World::new(&[]);
     world.event(Event::Without { worker: "a".into(), why: "no memory".into() });
-    world.event(Event::Known { worker: "a".into(), places: None });
+    world.event(Event::Known { worker: "a".into() });
     let mut spec = JobSpec::named("etl".into());
     world.admit("anything", "client");
     spec.demands.transport = Some(Transport::Tcp);
@@ -130,7 +130,7 @@ fn jobs_that_demand_something_are_rejected_where_no_worker_has_a_data_plane() {
     );
     world.event(Event::Gone { worker: "a".into() });
     let said = world.event(Event::Admit { spec, client: "another".into() });
-    assert!(matches!(&said[..], [Command::Admitted { refused: None, job }] if &**job == "etl"), "{said:?}");
+    assert!(matches!(&said[..], [Command::Admitted { refused: None, job }, ..] if &**job == "etl"), "{said:?}");
 }
 
 #[test]
@@ -281,4 +281,56 @@ fn cohorts_that_make_no_sense_are_passed_over() {
             assert_eq!(commands, []);
         }
     }
+}
+
+#[test]
+fn jobs_share_by_weight_only_while_somebody_has_named_two_of_them() {
+    /// What the engine was told, and each of the workers.
+    fn told(world: &mut World, event: Event) -> (Vec<bool>, Vec<bool>) {
+        world.sent.clear();
+        let said = world.event(event);
+        let to_engine = said.iter().filter_map(|command| match command {
+            Command::Contention { contended } => Some(*contended),
+            _ => None,
+        });
+        let to_workers = world.sent.values().flatten().filter_map(|message| message.contended);
+        (to_engine.collect(), to_workers.collect())
+    }
+    let unnamed = |task: u64, client: &str, span: Option<&str>| {
+        let origin = Origin { client: client.into(), spec: None, by: None, span: span.map(Into::into) };
+        let new = NewTask { task, stage: "stage".into(), kind: crate::graph::Kind::Work, inputs: vec![] };
+        Event::Tasks { origin, tasks: vec![new] }
+    };
+    let joined = |world: &mut World, worker: &str| {
+        let (host, address) = (format!("host of {worker}").into(), format!("{worker}:1").into());
+        let said = world.event(Event::Join {
+            worker: worker.into(),
+            host,
+            address,
+            environment: crate::flight::Environment::default(),
+            problems: vec![],
+            protocol: PROTOCOL,
+        });
+        said.iter().find_map(|command| match command {
+            Command::Briefing { contended, .. } => Some(*contended),
+            _ => None,
+        })
+    };
+    let mut world = World::new(&["a"]);
+    let quiet = (vec![], vec![]);
+    for (task, client) in [(1, "one"), (2, "two"), (3, "three")] {
+        assert_eq!(told(&mut world, unnamed(task, client, None)), quiet, "nobody has named a job");
+    }
+    let admit = Event::Admit { spec: JobSpec::named("etl".into()), client: "one".into() };
+    assert_eq!(told(&mut world, admit), quiet, "there is one");
+    assert_eq!(told(&mut world, unnamed(4, "two", Some("nightly"))), (vec![true], vec![true]));
+    let names = [4, 1].map(|task| world.controller.named_job_of(task).map(|job| job.to_string()));
+    assert_eq!(names, [Some("nightly".into()), None]);
+    assert_eq!(joined(&mut world, "b"), Some(true), "a worker that joins now is told at once");
+    assert_eq!(told(&mut world, Event::Forgotten { task: 4 }), (vec![false], vec![false, false]));
+    assert_eq!(joined(&mut world, "c"), Some(false));
+    // An operator who gives a job another priority means it.
+    let change = Change { priority: Some(2.0), ..Change::default() };
+    assert_eq!(told(&mut world, Event::Change { job: "three".into(), change }).0, [true]);
+    assert_eq!(told(&mut world, Event::Leave { job: "etl".into(), client: "one".into() }).0, [false]);
 }

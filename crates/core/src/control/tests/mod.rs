@@ -62,7 +62,7 @@ impl World {
             problems: vec![],
             protocol: PROTOCOL,
         });
-        self.event(Event::Known { worker: worker.into(), places: None });
+        self.event(Event::Known { worker: worker.into() });
     }
 
     /// Gives the commands that are neither messages nor records.
@@ -89,7 +89,7 @@ impl World {
     fn admit(&mut self, job: &str, client: &str) -> JobId {
         let spec = JobSpec::named(job.into());
         let said = self.event(Event::Admit { spec, client: client.into() });
-        let [Command::Admitted { job, refused: None }] = &said[..] else { panic!("{said:?}") };
+        let [Command::Admitted { job, refused: None }, ..] = &said[..] else { panic!("{said:?}") };
         job.clone()
     }
 
