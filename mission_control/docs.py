@@ -1,6 +1,6 @@
 """Generates documents. In docs/reference: scenario.md from the model, defaults.md from core's table, command-line.md
-from the commands, python.md from docstrings. In docs/measurements: the table of a subject from the pages of its
-questions.
+from the commands, python.md from docstrings. In docs/explanation: the table of what is replaced in Dask. In
+docs/measurements: the table of a subject from the pages of its questions.
 
 `python -m mission_control.docs` writes them; `--check` only reports which are out of date.
 """
@@ -26,6 +26,9 @@ from mission_control.workloads import WORKLOADS
 DOCS = Path(__file__).parent.parent / "docs"
 QUESTIONS = re.compile(r"(<!-- questions: .*? -->\n).*(<!-- end -->\n)", re.DOTALL)
 """Where the table of a subject of measurements lies on its page."""
+DESIGN = DOCS / "explanation/design-dask.md"
+SEAMS = re.compile(r"(<!-- seams: .*? -->\n).*(<!-- end -->\n)", re.DOTALL)
+"""Where the table of what is replaced in Dask lies on its page."""
 
 
 def scenario() -> str:
@@ -224,6 +227,21 @@ def paragraphs(text: str) -> Iterator[str]:
     yield ""
 
 
+def seams() -> str:
+    """Return the page of the design with Dask, with a table of what is replaced there."""
+    import mission_control.dask.scheduler
+    import mission_control.dask.worker  # noqa: F401 - both know all seams
+    from mission_control.dask.seams.seam import Seam
+
+    rows = ["", "| in Dask | what ours does | in place |", "|---|---|---|"]
+    rows += [f"| `{seam}` | {seam.does} | {seam.when} |" for seam in sorted(Seam.all, key=str)]
+    table = "\n".join([*rows, "", ""])
+    drawn, count = SEAMS.subn(lambda around: around[1] + table + around[2], DESIGN.read_text())
+    if count != 1:
+        sys.exit(f"{DESIGN}: it needs one place for its table, between <!-- seams: ... --> and <!-- end -->")
+    return drawn
+
+
 def measurements(subject: Path) -> str:
     """Return the page of a subject, with a table of its questions: answers and dates as their pages have them."""
     text = subject.read_text()
@@ -251,6 +269,7 @@ def main() -> int:
         reference / "defaults.md": defaults(),
         reference / "command-line.md": command_line(),
         reference / "python.md": python(),
+        DESIGN: seams(),
         **{subject: measurements(subject) for subject in sorted((DOCS / "measurements").glob("*.md"))},
     }
     for path, text in generated.items():

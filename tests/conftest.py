@@ -150,6 +150,22 @@ def until(true: Callable[[], Any], what: str, seconds: float = 60) -> Any:
     return value
 
 
+@contextmanager
+def two_named_jobs(client: Client) -> Iterator[None]:
+    """Have two named jobs that do nothing, so that jobs share threads, queue and messages by weight; tasks that are
+    submitted meanwhile belong to neither."""
+    with Client(client.scheduler.address, set_as_default=False, security=client.security) as other:
+        for name in ("idle", "idle too"):
+            spec = mission_control.jobs.specification(name)
+            other.sync(other.scheduler.mission_control_admit, spec=spec, client=other.id)
+        until(lambda: all(client.run(_is_contended).values()), "jobs share by weight")
+        yield
+
+
+def _is_contended(dask_worker: Any) -> bool:
+    return dask_worker.plugins["mission-control"].contended
+
+
 def mission(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Run the command `mission` as a user would, in a process of its own."""
     return fork_server.command(words, timeout=240, env={**os.environ, "COLUMNS": "200"}, cwd=cwd)

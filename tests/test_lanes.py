@@ -16,7 +16,7 @@ from distributed.worker_state_machine import WorkerState
 import mission_control
 from mission_control.dask.seams.lanes import InFlight, Lane
 from mission_control.workers import workers_of
-from tests.conftest import until
+from tests.conftest import two_named_jobs, until
 
 NUMBERS, COUNT = 1 << 17, 24
 """One mebibyte each: larger than the smallest frames that use the data plane."""
@@ -69,8 +69,13 @@ def gather(client: Client, names: list[str]) -> None:
 
 
 def test_no_message_has_results_of_two_jobs_and_several_are_under_way(client):
-    most = client.run(watched)
-    gather(client, ["a", "b", "c"])
+    with two_named_jobs(client):
+        client.run(watched)
+        gather(client, ["a", "b", "c"])
+        for state in client.run(
+            lambda dask_worker: (type(dask_worker.state.in_flight_workers), len(dask_worker.state.in_flight_workers))
+        ).values():
+            assert state == (InFlight, 0)
     found = [own for all_ in client.run(messages).values() for own in all_]
     assert sum(len(keys) for _, _, keys in found) == 3 * COUNT
     for _, job, keys in found:
@@ -78,10 +83,6 @@ def test_no_message_has_results_of_two_jobs_and_several_are_under_way(client):
     assert {job for _, job, _ in found} == {"a", "b", "c"}
     most = max(client.run(lambda dask_worker: dask_worker.most_of_a_peer).values())
     assert 3 <= most <= 6, "each job has messages of the same peer under way"
-    for state in client.run(
-        lambda dask_worker: (type(dask_worker.state.in_flight_workers), len(dask_worker.state.in_flight_workers))
-    ).values():
-        assert state == (InFlight, 0)
 
 
 def watched(dask_worker: Any) -> None:

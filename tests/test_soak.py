@@ -14,6 +14,10 @@ from tests.conftest import held_by_scheduler, resources, status, until
 
 WARM = 100
 """Number of warm-up jobs: pools of threads and memory fill with the first jobs, and stay."""
+MORE = 8
+"""Descriptors and threads of a worker that may come on top: Dask opens another connection, or starts another thread of
+a pool, when two are needed at once, which on a busy machine happens later than the warm-up. What a job leaves behind
+would be hundreds."""
 RSS_SLACK = 24 << 20
 """Growth by caches of Python and Dask: even without jobs Dask's workers grow by some MiB in that time."""
 
@@ -74,13 +78,13 @@ def test_many_small_jobs_leave_nothing_behind(jobs):
             one(client, number)
         until(lambda: quiet(client), "all is over", seconds=60)
         # Helpers without work end by themselves.
-        more = until(lambda: fewer_or_equal(before, held(client)), "descriptors and threads come back", seconds=60)
+        more = until(lambda: hardly_more(before, held(client)), "descriptors and threads come back", seconds=60)
         assert all(grown <= RSS_SLACK for grown in more["grown"].values()), more
         assert not any(held_by_scheduler(client).values()), held_by_scheduler(client)
 
 
-def fewer_or_equal(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any] | None:
+def hardly_more(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any] | None:
     pairs = {name: (entry, after[name]) for name, entry in before.items()}
-    if any(now[0] > then[0] or now[1] > then[1] for then, now in pairs.values()):
+    if any(now[0] > then[0] + MORE or now[1] > then[1] + MORE for then, now in pairs.values()):
         return None
     return {"grown": {name: now[2] - then[2] for name, (then, now) in pairs.items()}}

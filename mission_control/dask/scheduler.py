@@ -44,7 +44,8 @@ from mission_control.throttle import MEMORY
 
 logger = logging.getLogger(__name__)
 
-TO_MESSAGE = Seam("Scheduler", "_task_to_msg", "tells a worker the job of a task that somebody named", ("ts",))
+USED = "from the first named job or object until nothing of ours is used"
+TO_MESSAGE = Seam("Scheduler", "_task_to_msg", "tells a worker the job of a named task", ("ts",), when=USED)
 UPDATE = Seam("Scheduler.stream_handlers", "update-graph", "notes which task has submitted a graph")
 CARRYING = ("shuffles", "messages", "results", "jobs of tasks")
 """Parts without which the demand of a job for encryption cannot be kept everywhere."""
@@ -747,7 +748,7 @@ def guarded(handler: Callable[..., None]) -> Callable[..., None]:
     def handle(**said: Any) -> None:
         try:
             handler(**said)
-        except Exception:
+        except ERRORS:
             logger.exception("%s sent an invalid message", said.get("worker") or said.get("client"))
 
     return handle

@@ -445,11 +445,11 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
         """Called by Dask several times for each task."""
         if finish in RUNNING or (start not in RUNNING and finish != "memory"):
             return
-        if self.rescheduled or self.continued or self.outputs or self.objects.are_used():
-            try:
+        try:
+            if self.rescheduled or self.continued or self.outputs or self.objects.are_used():
                 self.over(key, start, finish)
-            except ERRORS as error:
-                self.parts.fault("transition", error)
+        except ERRORS as error:
+            self.parts.fault("transition", error)
 
     def over(self, key: Any, start: str, finish: str) -> None:
         """End a task: only objects that its result carries live on."""

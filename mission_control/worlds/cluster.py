@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -75,6 +76,9 @@ def observe(scheduler: str | None) -> Iterator[Cluster]:
     scheduler = scheduler or dask.config.get("scheduler-address", None)
     if scheduler is None:
         raise BadInput("which cluster? give --scheduler tcp://HOST:8786, or set DASK_SCHEDULER_ADDRESS")
+    # A cluster that closes is said in one line; Dask's client logs tracebacks of its attempts to reconnect.
+    for name in ("distributed", "tornado", "asyncio"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     with connect(scheduler) as client:
         if not mission_control.jobs.installed(client):
             raise BadInput(

@@ -19,7 +19,12 @@ GIVEN = ("ready", "constrained", "waiting", "executing", "long-running")
 """States of a task in which Dask's worker ignores a new assignment."""
 
 
-COMPUTE = Seam("Worker.stream_handlers", "compute-task", "makes a step of a task forget the inputs of earlier steps")
+COMPUTE = Seam(
+    "Worker.stream_handlers",
+    "compute-task",
+    "makes a step of a task forget the inputs of earlier steps",
+    when="once a task has delegated",
+)
 
 
 def watch(worker: Worker, parts: Parts) -> None:

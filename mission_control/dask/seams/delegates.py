@@ -21,6 +21,7 @@ from dask._task_spec import Task, TaskRef
 from distributed.scheduler import Scheduler, TaskState
 
 from mission_control import _native
+from mission_control.dask.seams.seam import Seam
 from mission_control.delegates import run_step
 
 if TYPE_CHECKING:
@@ -28,6 +29,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+STEPS = [
+    Seam(
+        "TaskState",
+        name,
+        "is that of a task's next step",
+        when="between a task's delegation and the end of its last step",
+    )
+    for name in ("run_spec", "dependencies")
+]
 LOOK_S, LOOKS = 0.01, 1000
 """A task's client submits through a separate connection, so a future may be unknown at first: 1000 checks, each after
 10 ms in which the scheduler handles messages."""

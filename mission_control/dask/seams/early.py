@@ -14,14 +14,13 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
-from concurrent.futures.thread import _WorkItem
 from contextlib import nullcontext
 from typing import Any, cast
 
 from dask.sizeof import sizeof
 from distributed import Reschedule, Worker
 from distributed.core import Status
-from distributed.threadpoolexecutor import secede, thread_state
+from distributed.threadpoolexecutor import secede, thread, thread_state
 from distributed.utils import thread_state as task_state
 
 from mission_control import _native
@@ -195,7 +194,7 @@ def future_here() -> Future[Any] | None:
     A pool keeps it in the frame that calls the task, so that nothing has to be noted of each task that begins.
     """
     frame = sys._getframe()
-    while frame is not None and frame.f_code is not _WorkItem.run.__code__:
+    while frame is not None and frame.f_code is not thread._WorkItem.run.__code__:
         frame = frame.f_back  # type: ignore[assignment]
     return frame.f_locals["self"].future if frame is not None else None
 

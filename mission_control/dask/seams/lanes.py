@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -22,13 +22,16 @@ from distributed.worker_state_machine import WorkerState
 
 from mission_control import _native
 from mission_control.dask.seams.by_job import ByJob
-from mission_control.dask.seams.seam import ERRORS, Part, Parts, Seam
+from mission_control.dask.seams.seam import CONTENDED, ERRORS, Part, Parts, Seam
 from mission_control.dask.seams.turns import UNNAMED, job_of
 from mission_control.jobs import ANNOTATION
 
+LANES = f"{CONTENDED}, on workers that listen at mission://"
 SELECT = Seam(
-    "WorkerState", "_select_workers_for_gather", "asks a peer for results of each job in a message of its own"
+    "WorkerState", "_select_workers_for_gather", "asks a peer for each job's results in a message", when=LANES
 )
+NEEDED = Seam("WorkerState", "data_needed", "keeps the results to ask for by job", when=LANES)
+IN_FLIGHT = Seam("WorkerState", "in_flight_workers", "lets several messages of a peer be under way", when=LANES)
 
 USED = {"_ensure_communicating", "_select_workers_for_gather", "_select_keys_for_gather", "_gather_dep_done_common"}
 HELD = {"data_needed": defaultdict, "in_flight_workers": dict, "busy_workers": set}
@@ -73,7 +76,6 @@ class InFlight(dict[Any, Any]):
         return super().__getitem__(place_of(peer))
 
     def __setitem__(self, peer: str, keys: Any) -> None:
-        super().__setitem__(place_of(peer), keys)
         try:
             tasks = [self.state.tasks[key] for key in keys]
             for task in tasks:
@@ -81,6 +83,7 @@ class InFlight(dict[Any, Any]):
             self.native.begins(*place_of(peer), sum(task.get_nbytes() for task in tasks))
         except ERRORS as error:
             self.part.fail(error)
+        super().__setitem__(place_of(peer), keys)
 
     def pop(self, peer: str) -> Any:  # type: ignore[override]
         keys = super().pop(place_of(peer))
@@ -129,25 +132,21 @@ class Lanes:
             self.part.unknown("requests of a worker for results")
             return False
         self._replace(state, factory.keywords["key"])
-        return True
+        return not self.part.is_off
 
     def _replace(self, state: Any, key: Any) -> None:
-        lanes, plain = self, type(state)
 
-        class Laned(plain):  # type: ignore[valid-type,misc]
+        def select(original: Callable[[], Iterator[tuple[str, HeapSet]]]) -> Iterator[tuple[str, HeapSet]]:
             """Request the results of each job in separate messages."""
+            try:
+                yield from self.free(state)
+                return
+            except ERRORS as error:
+                self.part.fail(error)
+            yield from original()
 
-            __slots__ = ()
-
-            def _select_workers_for_gather(self) -> Iterator[tuple[str, HeapSet]]:
-                try:
-                    if not lanes.part.is_off:
-                        yield from lanes.free(self)
-                        return
-                except ERRORS as error:
-                    lanes.part.fail(error)
-                yield from super()._select_workers_for_gather()
-
+        if not self.part.replace(SELECT, state, select):
+            return
         factory = state.data_needed.default_factory
         choose = lambda jobs: jobs[0]  # noqa: E731
         consumer_of = self.part.guard(lambda _, task: consumer(task), lambda task: UNNAMED[0])
@@ -157,10 +156,9 @@ class Lanes:
         needed: defaultdict[str, ByJob] = defaultdict(partial(ByJob, key=key, job_of=consumer_of, choose=choose))
         for peer, tasks in state.data_needed.items():
             needed[peer] = ByJob.of(tasks, consumer_of, choose)
-        state.in_flight_workers, state.data_needed, state.__class__ = in_flight, needed, Laned
+        state.in_flight_workers, state.data_needed = in_flight, needed
 
         def restore() -> None:
-            state.__class__ = plain
             state.data_needed = defaultdict(factory, {peer: own.plain() for peer, own in state.data_needed.items()})
             # Several messages of one peer may be under way.
             in_flight.closing = True

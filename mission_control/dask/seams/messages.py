@@ -23,6 +23,7 @@ SENT = Seam(
     "names the job of results that another worker asks for, and refuses a connection without the encryption it demands",
     ("comm", "keys"),
     deliberate=(CommClosedError,),
+    when="on workers that listen at mission://",
 )
 
 

@@ -15,9 +15,12 @@ if TYPE_CHECKING:
 INPUTS_MAX = 32
 """A task with more inputs than this has to fetch about the same amount anywhere, so a lookup is not worth its cost."""
 
-RETIRE = Seam("Scheduler", "_track_retire_worker", "waits until others have the worker's objects", ("ws", "policy"))
-COST = Seam("Scheduler", "get_comm_cost", "adds the objects that a task's inputs name", ("ts", "ws"))
-CLOSE = Seam("Scheduler", "workers_to_close", "counts objects as memory of their worker", ())
+OBJECTS = "from the first object that a task puts until nothing of ours is used"
+RETIRE = Seam(
+    "Scheduler", "_track_retire_worker", "waits until others have the worker's objects", ("ws", "policy"), when=OBJECTS
+)
+COST = Seam("Scheduler", "get_comm_cost", "adds the objects that a task's inputs name", ("ts", "ws"), when=OBJECTS)
+CLOSE = Seam("Scheduler", "workers_to_close", "counts objects as memory of their worker", (), when=OBJECTS)
 
 
 def count_objects(plugin: MissionControlScheduler, scheduler: Scheduler) -> list[Part]:

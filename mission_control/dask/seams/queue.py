@@ -12,11 +12,12 @@ from distributed.collections import HeapSet
 
 from mission_control.dask.seams import wanted
 from mission_control.dask.seams.by_job import ByJob
-from mission_control.dask.seams.seam import Part
+from mission_control.dask.seams.seam import CONTENDED, Part, Seam
 
 if TYPE_CHECKING:
     from mission_control.dask.scheduler import MissionControlScheduler
 
+QUEUED = Seam("Scheduler", "queued", "gives free places to root tasks by the weight of their jobs", when=CONTENDED)
 UNNAMED = ""
 """Stands for all jobs that nobody has named."""
 

@@ -26,9 +26,13 @@ ERRORS = (Exception, _native.PanicException)
 """What a part may raise by mistake. A panic of Rust is no `Exception` in Python."""
 
 
+CONTENDED = "while two jobs or more are named"
+"""When what shares between jobs is in place."""
+
+
 @dataclass(frozen=True)
 class Seam:
-    """One method of Dask that a part replaces. `docs/explanation/design-dask.md` lists all of them."""
+    """One method or attribute of Dask that a part replaces. `docs/explanation/design-dask.md` lists all of them."""
 
     owner: str
     """The class of Dask that has it, or its module."""
@@ -39,6 +43,8 @@ class Seam:
     """First parameters of Dask's method; if they differ, this version of Dask is not known. ``None``: any."""
     deliberate: tuple[type[BaseException], ...] = ()
     """Errors that the replacement raises on purpose, as Dask's method may."""
+    when: str = "always"
+    """When the replacement is in place, for the list."""
 
     all: ClassVar[list[Seam]] = []
 
@@ -181,6 +187,8 @@ class Part:
     def replace(self, seam: Seam, owner: Any, ours: Callable[..., Any]) -> bool:
         """Replace a method of one object (its class keeps the original), or an entry of a dictionary of handlers.
 
+        An object without a dictionary of its own (`__slots__`) gets a class of its own, derived from Dask's.
+
         Args:
             ours: Takes the original first, then the arguments.
 
@@ -195,6 +203,9 @@ class Part:
             self.unknown(str(seam))
             return False
         replaced = self.guard(ours, original, seam.deliberate)
+        if not in_dict and not hasattr(owner, "__dict__"):
+            _override(self.stack, owner, seam.name, replaced)
+            return True
         had = in_dict or seam.name in vars(owner)
         if in_dict:
             owner[seam.name] = replaced
@@ -267,6 +278,24 @@ class Part:
             self.parts.installed.remove(self)
         self.undone = True
         self.stack.close()
+
+
+def _override(undo: ExitStack, owner: Any, name: str, method: Callable[..., Any]) -> None:
+    """Give one object another method, by a class that only this object has. Parts may come and go in any order."""
+    kind = type(owner)
+    if not hasattr(kind, "mission_control_plain"):
+        kind = type(kind.__name__, (kind,), {"__slots__": (), "mission_control_plain": kind})
+        owner.__class__ = kind
+    setattr(kind, name, staticmethod(method))
+
+    def restore() -> None:
+        # Another part may have replaced it since; that passes on to ours, which passes on to Dask's.
+        if getattr(vars(kind).get(name), "__func__", None) is method:
+            delattr(kind, name)
+        if not any(isinstance(own, staticmethod) for own in vars(kind).values()) and type(owner) is kind:
+            owner.__class__ = kind.mission_control_plain
+
+    undo.callback(restore)
 
 
 class _Original:

@@ -22,15 +22,20 @@ from distributed.worker_state_machine import UnpauseEvent, WorkerState
 from mission_control import _native, turns
 from mission_control.dask.seams import wanted
 from mission_control.dask.seams.by_job import ByJob
-from mission_control.dask.seams.seam import ERRORS, Part, Parts, Seam
+from mission_control.dask.seams.seam import CONTENDED, ERRORS, Part, Parts, Seam
 from mission_control.jobs import ANNOTATION
 
 UNNAMED = ("unnamed", 1.0)
 """The job and the priority of a task that belongs to no named job."""
 
-ADJUST = Seam("ThreadPoolExecutor", "_adjust_thread_count", "notes that a task leaves its thread (secede)", ())
-SUBMIT = Seam("ThreadPoolExecutor", "submit", "lets a task that comes back wait for its turn (rejoin)")
-ENSURE = Seam("WorkerState", "_ensure_computing", "starts a task for each one that waits for the network")
+ADJUST = Seam(
+    "ThreadPoolExecutor", "_adjust_thread_count", "notes that a task leaves its thread (secede)", (), when=CONTENDED
+)
+SUBMIT = Seam("ThreadPoolExecutor", "submit", "lets a task that comes back wait for its turn (rejoin)", when=CONTENDED)
+ENSURE = Seam(
+    "WorkerState", "_ensure_computing", "starts a task for each one that waits for the network", when=CONTENDED
+)
+READY = Seam("WorkerState", "ready", "orders ready tasks by the weight of their jobs", when=CONTENDED)
 
 
 class Turns(turns.Turns):
@@ -124,29 +129,19 @@ class Turns(turns.Turns):
         self.part.replace(SUBMIT, executor, submit_and_come_back)
 
     def _lend_threads(self, state: WorkerState, executor: Any) -> None:
-        turns, plain = self, type(state)
 
-        def with_more_threads(ensure: Callable[[Any], Any], own: Any) -> Any:
-            threads, more = own.nthreads, turns.ahead()
-            own.nthreads = threads + more
-            try:
-                return ensure(own)
-            finally:
-                own.nthreads = threads
-
-        guarded = self.part.guard(with_more_threads, plain._ensure_computing, ENSURE.deliberate)
-
-        class Lending(plain):  # type: ignore[valid-type,misc]
+        def with_more_threads(ensure: Callable[[], Any]) -> Any:
             """Start tasks on all threads that do not wait for the network."""
+            threads, more = state.nthreads, self.ahead()
+            state.nthreads = threads + more
+            try:
+                return ensure()
+            finally:
+                state.nthreads = threads
 
-            __slots__ = ()
-
-            def _ensure_computing(self) -> Any:
-                return guarded(self)
-
-        state.__class__ = Lending
+        if not self.part.replace(ENSURE, state, with_more_threads):
+            return
         executor._max_workers += self.threads.most
-        self.part.stack.callback(setattr, state, "__class__", plain)
         self.part.stack.callback(setattr, executor, "_max_workers", executor._max_workers - self.threads.most)
 
     def close(self) -> None:
