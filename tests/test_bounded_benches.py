@@ -59,11 +59,12 @@ def test_a_benchmark_whose_whole_group_is_interrupted_ends_in_one_line(number, l
 
 def test_what_is_typed_holds_with_quick(monkeypatch):
     given = {}
-    monkeypatch.setattr("mission_control.bench.overhead.measure", lambda rounds, say: given.update(rounds=rounds))
+    measure = lambda rounds, threads, say: given.update(rounds=rounds, threads=threads)  # noqa: E731
+    monkeypatch.setattr("mission_control.bench.overhead.measure", measure)
     command = commands()["bench overhead"]
-    for words, rounds in ((["--quick"], 5), (["--quick", "--rounds", "7"], 7), ([], 30)):
-        command.main([*words, "--json"], standalone_mode=False)
-        assert given == {"rounds": rounds}
+    for words, rounds in ((["--quick"], 2), (["--quick", "--rounds", "7"], 7), ([], 30)):
+        command.main([*words, "--threads", "4", "--json"], standalone_mode=False)
+        assert given == {"rounds": rounds, "threads": (4,)}
 
 
 def test_a_malformed_size_is_named_by_the_benchmark():

@@ -1,6 +1,7 @@
 """`mission bench overhead`: programs that shuffle nothing, on Dask alone and on Dask with Mission Control.
 
-What counts is CPU time: of the workers, and of this process, which has client and scheduler. Two things would
+What counts is CPU time: of the workers, and of this process, which has client and scheduler. Workers have Dask's usual
+several threads, or one. Most programs name no job; in one mode two jobs are named that do nothing. Two things would
 drown a difference of some percent. A machine's speed changes within seconds: the clusters run side by side, and take
 turns of a fraction of a second. And processes that run the same code differ by some percent as long as they live (where
 their memory lies): each round has clusters of its own.
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -25,8 +26,14 @@ from mission_control.experiments.compare import interval
 from mission_control.worlds.local import local_cluster
 
 ALONE = "Dask alone"
-CLUSTERS = {ALONE: "tcp://", "Mission Control": "tcp://", "Mission Control, mission://": "mission://"}
+NAMED = "Mission Control, two named jobs"
+CLUSTERS = {ALONE: "tcp://", "Mission Control": "tcp://", NAMED: "tcp://", "Mission Control, mission://": "mission://"}
+THREADS = (1, 4, 8)
+"""Of a worker: Dask's default is as many as a process may have CPUs."""
+MEASURED = ("wall", "worker cpu", "scheduler cpu")
 TASKS = 300
+CLIENTS = 6
+IDLE_S = 2.0
 SIDE, BLOCK = 2000, 500
 WORDS = 40_000
 TURNS = 2
@@ -56,21 +63,55 @@ def bag(client: Client, number: int) -> bool:
     return sum(counts.values()) == WORDS and len(counts) == 97
 
 
-PROGRAMS: dict[str, Callable[[Client, int], bool]] = {"tasks": tasks, "array": array, "bag": bag}
+def clients(client: Client, number: int) -> bool:
+    """Several programs at once, each with small tasks."""
+    with ExitStack() as stack:
+        address = client.scheduler.address
+        own = [stack.enter_context(Client(address, set_as_default=False)) for _ in range(CLIENTS)]
+        values = [one.map(int, range(number, number + TASKS // CLIENTS), pure=False) for one in own]
+        sums = [one.submit(sum, mine, pure=False) for one, mine in zip(own, values, strict=True)]
+        expected = sum(range(number, number + TASKS // CLIENTS))
+        return all(one.result() == expected for one in sums)
 
 
-def measure(rounds: int, say: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
+def idle(client: Client, number: int) -> bool:
+    """Nothing happens."""
+    time.sleep(IDLE_S)
+    return True
+
+
+PROGRAMS: dict[str, Callable[[Client, int], bool]] = {
+    "tasks": tasks,
+    "array": array,
+    "bag": bag,
+    "clients": clients,
+    "idle": idle,
+}
+BUSY = tuple(name for name in PROGRAMS if name != "idle")
+"""What ``all`` adds up."""
+
+
+Sample = tuple[float, float, float]
+"""As :data:`MEASURED`, in seconds."""
+
+
+def measure(
+    rounds: int, threads: Sequence[int] = THREADS, say: Callable[[str], None] = lambda _: None
+) -> dict[str, Any]:
     """Run all programs on each cluster, in turn.
 
+    Args:
+        threads: of a worker; each number is measured in each round.
+
     Returns:
-        ``rows``: program, mode, wall_s and cpu_s (medians). ``ratios``: program (``all``: their sum), mode, measured
-        (``cpu`` or ``wall``), and of the ratios to Dask alone, round by round: median, low and high (95 % interval of
-        the median), runs.
+        ``rows``: threads, program, mode, and medians of :data:`MEASURED` in seconds. ``ratios``: threads, program
+        (``all``: the sum of those that work), mode, measured, and of the ratios to Dask alone, round by round: median,
+        low and high (95 % interval of the median), runs.
 
     Raises:
         RuntimeError: A program's result is wrong.
     """
-    samples: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    samples: dict[tuple[int, str, str], list[Sample]] = {}
     quiet = {
         "distributed.worker.profile.enabled": False,
         "distributed.logging.distributed": "error",
@@ -79,57 +120,61 @@ def measure(rounds: int, say: Callable[[str], None] = lambda _: None) -> dict[st
     }
     with dask.config.set(quiet):
         for number in range(rounds):
-            say(f"round {number + 1} of {rounds}")
-            for key, own in measured(number).items():
-                samples.setdefault(key, []).append(own)
-    for mode in CLUSTERS:
-        together = zip(*(samples[name, mode] for name in PROGRAMS), strict=True)
-        samples["all", mode] = [(sum(wall for wall, _ in own), sum(cpu for _, cpu in own)) for own in together]
+            for count in threads:
+                say(f"round {number + 1} of {rounds}, {count} threads a worker")
+                for (name, mode), own in measured(number, count).items():
+                    samples.setdefault((count, name, mode), []).append(own)
+    for count in threads:
+        for mode in CLUSTERS:
+            together = zip(*(samples[count, name, mode] for name in BUSY), strict=True)
+            samples[count, "all", mode] = [tuple(map(sum, zip(*own, strict=True))) for own in together]  # type: ignore[misc]
     rows = [
-        {
-            "program": name,
-            "mode": mode,
-            "wall_s": statistics.median(wall for wall, _ in own),
-            "cpu_s": statistics.median(cpu for _, cpu in own),
-        }
-        for (name, mode), own in samples.items()
+        {"threads": count, "program": name, "mode": mode}
+        | {f"{what.replace(' ', '_')}_s": statistics.median(one[at] for one in own) for at, what in enumerate(MEASURED)}
+        for (count, name, mode), own in samples.items()
     ]
     ratios = [
         {
+            "threads": count,
             "program": name,
             "mode": mode,
             "measured": what,
-            **interval([one[at] / other[at] for one, other in zip(own, samples[name, ALONE], strict=True)]),
+            **interval([one[at] / other[at] for one, other in zip(own, samples[count, name, ALONE], strict=True)]),
         }
-        for (name, mode), own in samples.items()
+        for (count, name, mode), own in samples.items()
         if mode != ALONE
-        for at, what in enumerate(("wall", "cpu"))
+        for at, what in enumerate(MEASURED)
     ]
     return {"rows": rows, "ratios": ratios, "rounds": rounds, "environment": describe()}
 
 
-def measured(number: int) -> dict[tuple[str, str], tuple[float, float]]:
-    """Wall and CPU seconds of each program on a new cluster of each mode."""
-    sums = {(name, mode): (0.0, 0.0) for name in PROGRAMS for mode in CLUSTERS}
+def measured(number: int, threads: int) -> dict[tuple[str, str], Sample]:
+    """Seconds of each program on a new cluster of each mode."""
+    sums: dict[tuple[str, str], Sample] = {(name, mode): (0.0, 0.0, 0.0) for name in PROGRAMS for mode in CLUSTERS}
     with ExitStack() as stack:
-        clients = {mode: stack.enter_context(cluster(mode, stack)) for mode in CLUSTERS}
+        clients = {mode: stack.enter_context(cluster(mode, threads, stack)) for mode in CLUSTERS}
         for turn in range(TURNS + 1):
             for name, program in PROGRAMS.items():
                 for mode in order(number, turn % 2 == 1):
-                    wall, cpu = timed(clients[mode], program, number * TURNS + turn)
+                    own = timed(clients[mode], program, number * TURNS + turn)
                     if turn:
                         before = sums[name, mode]
-                        sums[name, mode] = (before[0] + wall, before[1] + cpu)
+                        sums[name, mode] = (before[0] + own[0], before[1] + own[1], before[2] + own[2])
     return sums
 
 
-def cluster(mode: str, stack: ExitStack) -> Client:
+def cluster(mode: str, threads: int, stack: ExitStack) -> Client:
     own = local_cluster(
-        n_workers=2, threads_per_worker=1, protocol=CLUSTERS[mode], memory_limit="2GiB", dashboard_address=":0"
+        n_workers=2, threads_per_worker=threads, protocol=CLUSTERS[mode], memory_limit="2GiB", dashboard_address=":0"
     )
     client = Client(stack.enter_context(own), set_as_default=False)
     if mode != ALONE:
         mission_control.install(client)
+    if mode == NAMED:
+        for name in ("one", "other"):
+            # Admitted, without an annotation: what is measured belongs to neither.
+            spec = mission_control.jobs.specification(name)
+            client.sync(client.scheduler.mission_control_admit, spec=spec, client=client.id)
     return client
 
 
@@ -141,17 +186,17 @@ def order(number: int, reverse: bool) -> list[str]:
     return own[::-1] if reverse else own
 
 
-def timed(client: Client, program: Callable[[Client, int], bool], number: int) -> tuple[float, float]:
-    """Wall and CPU seconds, until nothing of the program is left.
+def timed(client: Client, program: Callable[[Client, int], bool], number: int) -> Sample:
+    """What a program takes, until nothing of it is left.
 
     Raises:
         RuntimeError: The result is wrong, or something is left.
     """
 
-    def used() -> float:
-        return sum(client.run(time.process_time).values()) + time.process_time()
+    def used() -> tuple[float, float]:
+        return sum(client.run(time.process_time).values()), time.process_time()
 
-    cpu, began = used(), time.perf_counter()
+    (of_workers, of_scheduler), began = used(), time.perf_counter()
     if not program(client, number):
         raise RuntimeError("a program brought a wrong result")
     # Else the next one would pay for it.
@@ -159,5 +204,5 @@ def timed(client: Client, program: Callable[[Client, int], bool], number: int) -
         if time.perf_counter() > began + SETTLED_WITHIN_S:
             raise RuntimeError(f"tasks of a program are left after {SETTLED_WITHIN_S} s")
         time.sleep(0.001)
-    wall = time.perf_counter() - began
-    return wall, used() - cpu
+    wall, now = time.perf_counter() - began, used()
+    return wall, now[0] - of_workers, now[1] - of_scheduler

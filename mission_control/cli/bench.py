@@ -219,21 +219,24 @@ def queries(
 
 
 @app.command()
-@bounded(lambda o: 20 * o["rounds"], rounds=5)
+@bounded(lambda o: 45 * o["rounds"] * len(o["threads"] or range(3)), rounds=2)
 def overhead(
     rounds: Annotated[int, typer.Option(metavar="N", min=1, help="Pairs of samples")] = 30,
+    threads: Annotated[
+        list[int] | None, typer.Option(metavar="N", min=1, help="Threads of a worker; repeat it  [default: 1, 4, 8]")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Measure the overhead for programs that shuffle nothing: pairs of Dask alone and Dask with Mission Control."""
-    from mission_control.bench.overhead import measure
+    from mission_control.bench.overhead import THREADS, measure
 
-    if (result := measured(as_json, lambda: measure(rounds, say))) is None:
+    if (result := measured(as_json, lambda: measure(rounds, tuple(threads or THREADS), say))) is None:
         return
     print(f"{rounds} rounds; ratios to Dask alone, round by round")
-    print(f"{'program':<10}{'mode':<28}{'measured':<10}{'median':>8}  95 % interval")
+    print(f"{'threads':<9}{'program':<10}{'mode':<33}{'measured':<15}{'median':>8}  95 % interval")
     for row in result["ratios"]:
         print(
-            f"{row['program']:<10}{row['mode']:<28}{row['measured']:<10}{row['median']:>8.3f}"
+            f"{row['threads']:<9}{row['program']:<10}{row['mode']:<33}{row['measured']:<15}{row['median']:>8.3f}"
             f"  {row['low']:.3f} to {row['high']:.3f}"
         )
 
