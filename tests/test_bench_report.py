@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -23,10 +24,13 @@ def test_one_ratio_is_a_value_and_several_are_a_range():
         read(ratios(**{other: 9.0}))
 
 
-def test_lost_cpu_time_is_in_per_cent():
-    row = {"program": "all", "mode": "Mission Control", "measured": "cpu", "median": 1.05, "low": 1.02, "high": 1.09}
-    others = [{**row, "measured": "wall"}, {**row, "program": "a bag"}]
-    assert report.lost_cpu(json.dumps({"ratios": [*others, row]})) == pytest.approx((5, 2, 9))
+def test_lost_cpu_time_is_in_per_cent_at_the_worst_number_of_threads():
+    def row(threads: int, median: float, measured: str = "worker cpu", mode: str = "Mission Control") -> dict[str, Any]:
+        own = {"threads": threads, "program": "tasks", "mode": mode, "measured": measured}
+        return own | {"median": median, "low": median - 0.03, "high": median + 0.04}
+
+    rows = [row(1, 1.01), row(4, 1.05), row(8, 1.02), row(4, 1.4, "scheduler cpu"), row(4, 1.3, mode="another")]
+    assert report.lost_cpu(json.dumps({"ratios": rows})) == pytest.approx((5, 2, 9))
 
 
 def test_a_study_gives_an_interval_or_the_range_of_its_points_or_says_that_no_run_counts():
