@@ -49,6 +49,8 @@ TO_MESSAGE = Seam("Scheduler", "_task_to_msg", "tells a worker the job of a name
 UPDATE = Seam("Scheduler.stream_handlers", "update-graph", "notes which task has submitted a graph")
 CARRYING = ("shuffles", "messages", "results", "jobs of tasks")
 """Parts without which the demand of a job for encryption cannot be kept everywhere."""
+FORGOTTEN_AT_ONCE = 10_000
+"""Most tasks that are forgotten in one event of the scheduler: some 0.1 s. With more, their own ends are awaited."""
 LOOKED_S = 60.0
 """After somebody has asked for the status, tasks are registered for so long, so that the next answer has them."""
 DRAIN_LOOK_S = 0.2
@@ -270,9 +272,11 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
         """Forget all tasks once nothing of Mission Control is used any more."""
         unused = (
             self.books
+            and len(self.numbers) <= FORGOTTEN_AT_ONCE
             and self.membership is None
             and not self.controller.named
             and not self.controller.held().get("objects", 0)
+            and not self.controller.writers()
             and not (self.delegates.first or self.delegates.awaited or self.preferred or self.submitted_by)
             and not shuffles.running(self.scheduler)
             and self.now() - self.looked_at > LOOKED_S
