@@ -51,6 +51,8 @@ CARRYING = ("shuffles", "messages", "results", "jobs of tasks")
 """Parts without which the demand of a job for encryption cannot be kept everywhere."""
 FORGOTTEN_AT_ONCE = 10_000
 """Most tasks that are forgotten in one event of the scheduler: some 0.1 s. With more, their own ends are awaited."""
+JOINS_WITHIN_S = 10.0
+"""How long a shuffle waits for workers that are joining; usually it takes some 0.1 s."""
 LOOKED_S = 60.0
 """After somebody has asked for the status, tasks are registered for so long, so that the next answer has them."""
 DRAIN_LOOK_S = 0.2
@@ -138,6 +140,8 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
         """When somebody last asked for the status."""
         self.queue: Part | None = None
         self.contention = False
+        self.late: set[str] = set()
+        """Workers whose data planes nobody waits for any more."""
         self.off_at: dict[str, dict[str, str]] = {}
         """By worker: parts that are off there, or callbacks that have failed, and why."""
         self.parts = Parts("this scheduler", self.soon, self._off)
@@ -395,6 +399,24 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
         joined = super().status(0)["workers"]
         return [address for address in self.scheduler.workers if address not in joined]
 
+    async def all_joined(self) -> None:
+        """Wait a moment for workers that have got the plug-in from Dask, and are setting up their data planes."""
+        deadline = self.now() + JOINS_WITHIN_S
+        while joining := self._joining():
+            if self.now() > deadline:
+                # Once for each worker.
+                logger.warning("these workers have set up no data plane within %s s: %s", JOINS_WITHIN_S, joining)
+                self.late.update(joining)
+                return
+            await asyncio.sleep(DRAIN_LOOK_S / 4)
+
+    def _joining(self) -> set[str]:
+        # Preloaded workers join before Dask knows them; others get the plug-in when they register.
+        if self.name not in self.scheduler.worker_plugins:
+            return set()
+        status = super().status(0)
+        return set(self.scheduler.workers) - status["workers"].keys() - status["without"].keys() - self.late
+
     async def on_since(self, seen: int) -> tuple[int, list[dict[str, Any]]]:
         """Return the records after the first ``seen`` ones."""
         return self.log.since(seen)
@@ -520,6 +542,7 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
     @never_raises
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
         self.off_at.pop(worker, None)
+        self.late.discard(worker)
         self.event("gone", worker=worker)
 
     def use_objects(self) -> None:

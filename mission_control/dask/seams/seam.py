@@ -245,7 +245,7 @@ class Part:
             @functools.wraps(original)
             async def call_async(*args: Any, **kwargs: Any) -> Any:
                 if self.is_off:
-                    return await original(*args, **kwargs)
+                    return await _awaited(original(*args, **kwargs))
                 inner = _OriginalAsync(original)
                 try:
                     return await ours(inner, *args, **kwargs)
@@ -253,7 +253,7 @@ class Part:
                     raise
                 except ERRORS as error:
                     failed(error, inner)
-                return inner.value if inner.returned else await original(*args, **kwargs)
+                return inner.value if inner.returned else await _awaited(original(*args, **kwargs))
 
             return call_async
 
@@ -324,12 +324,17 @@ class _OriginalAsync(_Original):
 
     async def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
-            self.value = await self.method(*args, **kwargs)
+            self.value = await _awaited(self.method(*args, **kwargs))
         except BaseException as error:
             self.raised = error
             raise
         self.returned = True
         return self.value
+
+
+async def _awaited(value: Any) -> Any:
+    """What Dask's method returns: a coroutine may stand in for a plain method where Dask calls both."""
+    return await value if inspect.isawaitable(value) else value
 
 
 def reason(error: BaseException) -> str:

@@ -77,9 +77,25 @@ RETRIEVE = Seam(
 )
 
 
+CREATE = Seam(
+    "Scheduler.handlers",
+    "shuffle_get_or_create",
+    "waits a moment for workers that are joining, so that a shuffle right after a restart is carried",
+    ("shuffle_id", "key", "worker"),
+)
+
+
 def carry_shuffles(plugin: MissionControlScheduler, scheduler: Scheduler) -> None:
     """Let the scheduler choose who carries a shuffle that begins."""
     shuffles = scheduler.plugins.get("shuffle")
+
+    async def when_all_have_joined(create: Callable[..., Any], shuffle_id: Any, key: Any, worker: str) -> Any:
+        if shuffle_id not in shuffles.active_shuffles:
+            await plugin.all_joined()
+        return await create(shuffle_id=shuffle_id, key=key, worker=worker)
+
+    joining = plugin.parts.part("joining", "a shuffle that begins while a worker joins is carried by Dask")
+    joining.replace(CREATE, scheduler.handlers, when_all_have_joined)
     # Below the other, and without core: a demand holds also where the other part is off.
     demands = plugin.parts.part("demands", "a shuffle that must be encrypted may run on Dask's own, plain connections")
     demands.replace(RETRIEVE, shuffles, refuse_plain(plugin, scheduler))
