@@ -101,19 +101,16 @@ def test_no_more_senders_are_asked_at_once_than_allowed():
     assert min(one) > 2 * max(all_)
 
 
-def test_the_number_of_senders_is_found_where_they_are_slow():
+def test_the_number_of_senders_is_looked_for_by_trial():
+    """That the right one is found is a matter of times: `as_many_flows_as_fill_the_link_where_senders_are_slower`, in
+    virtual time (crates/core/src/budget/tests.rs)."""
     # Large fragments, because pacing does not delay what fits into one packet of loopback.
     reads = Reads(fragment=1_000_000, blocks=40, warm_up=0, pace=400_000_000, concurrent="auto")
-    seen = []
-    # The search compares times, so a machine that pauses during a trial misleads it.
-    for _ in range(3):
-        with senders(6) as addresses:
-            result = measure(addresses, reads, TOKEN)
-        assert result["ended"] is None
-        seen.append(result["limits"])
-        if seen[-1][-1][1] >= 4:
-            return
-    pytest.fail(f"no limit of four or more was found: {seen}")
+    with senders(6) as addresses:
+        result = measure(addresses, reads, TOKEN)
+    assert result["ended"] is None
+    tried = {limit for _, limit in result["limits"]}
+    assert len(tried) > 1 and tried <= set(range(1, 7)), result["limits"]
 
 
 def test_lines_that_this_kernel_does_not_take_are_told():
