@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from collections.abc import Iterator
@@ -171,7 +172,8 @@ def install(client: Client, *, policy: str | Policy | None = None, flows_per_hos
         # Once, and without waiting: a worker may be silent, or have no package. It stays without a data plane then, and
         # tasks wait a moment for one that is being set up.
         asked.update(new)
-        client.run(_add_to_worker, workers=new, on_error="ignore", wait=False)
+        add = client._run(_add_to_worker, workers=new, on_error="ignore")
+        asyncio.run_coroutine_threadsafe(add, client.loop.asyncio_loop)
     if policy:
         wanted = policy if isinstance(policy, str) else pickle.dumps(policy)
         reply = client.sync(client.scheduler.mission_control_policy, policy=wanted)

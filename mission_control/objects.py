@@ -323,7 +323,9 @@ class Task:
     def __init__(self, key: Any, annotations: dict[str, Any] | None, run: int | None = None):
         from dask.utils import key_split
 
-        spec = (annotations or {}).get(ANNOTATION) or {}
+        spec = (annotations or {}).get(ANNOTATION)
+        # A client may have written anything.
+        spec = spec if isinstance(spec, dict) else {}
         self.key = key
         self.stage = key_split(key)
         self.run = run if run is not None else random.getrandbits(63)

@@ -97,6 +97,8 @@ def break_scheduler(method: str, panic: bool, dask_scheduler: Any) -> None:
     plugin._inherit_jobs(dask_scheduler)
     shuffles.carry_shuffles(plugin, dask_scheduler)
     plugin.controller = Failing(plugin.controller, method, panic)
+    # It is only asked where a job has ever demanded encryption.
+    plugin.encrypts = method == "engine_refuses"
 
 
 def mend_scheduler(dask_scheduler: Any) -> bool:

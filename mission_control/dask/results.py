@@ -13,7 +13,7 @@ from typing import Any
 from distributed import worker as dask_worker
 
 from mission_control.dask.handing import ended_with, hand_on
-from mission_control.dask.seams.seam import Part, Parts, Seam
+from mission_control.dask.seams.seam import ERRORS, Part, Parts, Seam, reason
 from mission_control.delegates import Delegation, check_returned
 
 SEAMS = (
@@ -33,8 +33,14 @@ PLUGINS: dict[int, Any] = {}
 
 
 def _told(name: str, why: str) -> None:
-    for plugin in PLUGINS.values():
-        plugin.parts.switch_off(name, why, "results are not searched for references")
+    for plugin in list(PLUGINS.values()):
+        _switch_off(plugin, name, why)
+
+
+def _switch_off(plugin: Any, name: str, why: str) -> None:
+    plugin.parts.switch_off(name, why, "results are not searched for references")
+    # Nobody would see that a task has delegated, or end its stream.
+    plugin.no_delegates = plugin.early.problem = f"an error has switched Mission Control's part {name!r} off: {why}"
 
 
 # A module has one function for all workers of its process.
@@ -45,6 +51,8 @@ INSTALLED: list[Part] = []
 def watch(worker: Any, plugin: Any) -> None:
     """Let the plug-in of a worker examine each result in its task's thread. Once per process, for all its workers."""
     PLUGINS[id(worker)] = plugin
+    for name, why in PARTS.off.items():
+        _switch_off(plugin, name, why)
     if INSTALLED:
         return
     part = PARTS.part("results", "objects that results name may be freed late, and tasks cannot delegate")
@@ -79,7 +87,7 @@ def run_and_look(
     if plugin.early.is_done:
         plugin.early.ended(message.get("actual_exception"))
     elif message["op"] == "task-finished":
-        return look(plugin, key, run, message)
+        return looked(plugin, key, run, message)
     return message
 
 
@@ -90,7 +98,7 @@ async def run_and_note(run_task: Callable[..., Awaitable[Any]], task: Any, data:
     plugin = PLUGINS.get(id(worker))
     if plugin is not None and message["op"] == "task-finished":
         # Not here: a large result takes time, and this is the worker's event loop.
-        return await asyncio.to_thread(look, plugin, task.key, run, message)
+        return await asyncio.to_thread(looked, plugin, task.key, run, message)
     return message
 
 
@@ -99,6 +107,18 @@ def begun(worker: Any, key: Any, task: Any) -> int | None:
     lets it continue under another number; its result belongs to this one."""
     state = worker.state.tasks.get(key)
     return state.run_id if state is not None and state.run_spec is task else None
+
+
+def looked(plugin: Any, key: Any, run: int | None, message: Any) -> Any:
+    try:
+        return look(plugin, key, run, message)
+    except ERRORS as error:
+        if type(message["result"]) is not Delegation:
+            raise
+        # Nobody would run its next step.
+        for part in INSTALLED:
+            part.fail(error)
+        return ended_with(RuntimeError(f"{key} could not delegate: {reason(error)}"), message)
 
 
 def look(plugin: Any, key: Any, run: int | None, message: Any) -> Any:

@@ -16,7 +16,7 @@ import os
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack
 from functools import lru_cache, partial, wraps
 from typing import Any
@@ -47,8 +47,16 @@ logger = logging.getLogger(__name__)
 USED = "from the first named job or object until nothing of ours is used"
 TO_MESSAGE = Seam("Scheduler", "_task_to_msg", "tells a worker the job of a named task", ("ts",), when=USED)
 UPDATE = Seam("Scheduler.stream_handlers", "update-graph", "notes which task has submitted a graph")
-CARRYING = ("shuffles", "messages", "results", "jobs of tasks")
+CARRYING = (
+    *("shuffles", "demands", "messages", "results", "jobs of tasks", "jobs of children"),
+    *("update_graph", "transition"),
+)
 """Parts without which the demand of a job for encryption cannot be kept everywhere."""
+IN_USE = (
+    *("objects", "lost objects", "objects handed over", "objects in doubt", "writers of streams"),
+    *("tasks that delegated", "shuffles", "transfers"),
+)
+"""While core's books have one of these, tasks stay registered."""
 FORGOTTEN_AT_ONCE = 10_000
 """Most tasks that are forgotten in one event of the scheduler: some 0.1 s. With more, their own ends are awaited."""
 JOINS_WITHIN_S = 10.0
@@ -88,6 +96,8 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
     started = False
     sends_jobs: Part | None = None
     """The part that tells workers the jobs of tasks, once somebody has named one or put an object."""
+    encrypts = False
+    """Whether a job has ever demanded encryption here."""
     counts_objects: Sequence[Part] = ()
     """The parts that count objects, once a task has put one."""
 
@@ -140,6 +150,8 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
         """When somebody last asked for the status."""
         self.queue: Part | None = None
         self.contention = False
+        self.parents: dict[Any, Any] = {}
+        """Of each task that a task submitted: the key of that one."""
         self.late: set[str] = set()
         """Workers whose data planes nobody waits for any more."""
         self.off_at: dict[str, dict[str, str]] = {}
@@ -208,7 +220,7 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
         self.follow_no_more()
         for key in list(self.preferred):
             self._prefer_no_more(key, self.scheduler.tasks.get(key))
-        self.queue = None
+        self.queue, self.contention = None, False
         self.parts.undo()
         self.undo.close()
         for name in [name for name in self.scheduler.handlers if name.startswith("mission_control_")]:
@@ -266,36 +278,51 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
 
     # --- books ------------------------------------------------------------------------------------------------------
 
-    def open_books(self) -> None:
-        """Register all tasks, and those that come, with core: something of Mission Control is used."""
-        if not self.books:
-            self.books = True
-            self._number_all()
+    def open_books(self, beside: Collection[Any] = ()) -> None:
+        """Register all tasks, and those that come, with core: something of Mission Control is used.
+
+        Args:
+            beside: Keys of new tasks that are going to be registered by what their graph says.
+        """
+        if self.books:
+            return
+        self.books = True
+        self._number_all(beside)
+        self._send_jobs()
+        by_parent: defaultdict[int, list[int]] = defaultdict(list)
+        for child, parent in self.parents.items():
+            if child in self.numbers and parent in self.numbers:
+                by_parent[self.numbers[parent]].append(self.numbers[child])
+        for by, children in by_parent.items():
+            self.carry_out(self.controller.submitted(self.now(), by, children))
 
     def _close_books(self) -> None:
         """Forget all tasks once nothing of Mission Control is used any more."""
-        unused = (
-            self.books
-            and len(self.numbers) <= FORGOTTEN_AT_ONCE
-            and self.membership is None
-            and not self.controller.named
-            and not self.controller.held().get("objects", 0)
-            and not self.controller.writers()
-            and not (self.delegates.first or self.delegates.awaited or self.preferred or self.submitted_by)
-            and not shuffles.running(self.scheduler)
-            and self.now() - self.looked_at > LOOKED_S
+        if not self.books or len(self.numbers) > FORGOTTEN_AT_ONCE or self.now() - self.looked_at < LOOKED_S:
+            return
+        held, delegates = self.controller.held(), self.delegates
+        of_use = (
+            self.membership,
+            self.controller.named,
+            *(held[name] for name in IN_USE),
+            *(delegates.first, delegates.awaited, delegates.next, self.preferred, self.submitted_by, self.parents),
+            shuffles.running(self.scheduler),
         )
-        if not unused:
+        if any(of_use):
             return
         self.books = False
-        self._send_jobs_no_more()
+        known = list(self.keys)
+        self.numbers.clear()
+        self.keys.clear()
+        if self.sends_jobs is not None:
+            self.sends_jobs.undo()
+            self.sends_jobs = None
         for part in self.counts_objects:
             part.undo()
         self.counts_objects = ()
-        for number in list(self.keys):
+        for number in known:
+            self.carry_out(self.controller.ends(self.now(), number))
             self.carry_out(self.controller.forgotten(self.now(), number))
-        self.numbers.clear()
-        self.keys.clear()
 
     def contend(self, contended: bool) -> None:
         # Dask may be in the middle of its transitions.
@@ -303,6 +330,8 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
         self.soon(self._contend)
 
     def _contend(self) -> None:
+        if not self.started:
+            return
         if self.contention and self.queue is None:
             self.queue = queue.queue_by_job(self)
         elif not self.contention and self.queue is not None:
@@ -315,6 +344,8 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
 
     def on_off(self, worker: str, name: str, why: str) -> None:
         """A part of a worker is off."""
+        if worker not in self.scheduler.workers:
+            return
         self.off_at.setdefault(worker, {})[str(name)] = one_line(str(why))
         self.log.add({"kind": "off", "where": worker, "part": str(name), "why": one_line(str(why))})
 
@@ -334,7 +365,6 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
             "token": self.token,
             "flows_per_host": self.flows_per_host,
             "no_delegates": no_delegates,
-            "steps": self.delegates.used,
             "cluster": self.member_name,
         }
 
@@ -352,16 +382,16 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
         briefing = self.join(worker=worker, **introduction, protocol=protocol)
         if "rejected" not in briefing:
             self.known(worker)
-        return briefing
+        return {**briefing, "steps": self.delegates.used}
 
     async def on_admit(self, spec: dict[str, Any], client: str) -> dict[str, Any]:
         """Admit a job: return whether it may run, and under which name. It stays at least until its client leaves
         it."""
         self.open_books()
-        demands = spec.get("demands")
-        encrypt = demands.get("encrypt", "none") if isinstance(demands, dict) else "none"
-        if encrypt != "none" and (off := next((own for own in self.off() if own["part"] in CARRYING), None)):
-            return {"job": spec.get("job"), "refused": f"{off['part']} of {off['where']} is off: {off['why']}"}
+        if shuffles.encryption(spec) != "none":
+            self.encrypts = True
+            if (off := next((own for own in self.off() if own["part"] in CARRYING), None)) is not None:
+                return {"job": spec.get("job"), "refused": f"{off['part']} of {off['where']} is off: {off['why']}"}
         admitted = self.admit(spec, client)
         if client not in self.scheduler.clients:
             self.event("client-gone", client=client)  # the client left during the request
@@ -399,6 +429,10 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
         joined = super().status(0)["workers"]
         return [address for address in self.scheduler.workers if address not in joined]
 
+    def joined_workers(self) -> set[str]:
+        """Workers with a data plane."""
+        return set(super().status(0)["workers"])
+
     async def all_joined(self) -> None:
         """Wait a moment for workers that have got the plug-in from Dask, and are setting up their data planes."""
         deadline = self.now() + JOINS_WITHIN_S
@@ -414,8 +448,7 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
         # Preloaded workers join before Dask knows them; others get the plug-in when they register.
         if self.name not in self.scheduler.worker_plugins:
             return set()
-        status = super().status(0)
-        return set(self.scheduler.workers) - status["workers"].keys() - status["without"].keys() - self.late
+        return set(self.scheduler.workers) - self.joined_workers() - super().status(0)["without"].keys() - self.late
 
     async def on_since(self, seen: int) -> tuple[int, list[dict[str, Any]]]:
         """Return the records after the first ``seen`` ones."""
@@ -538,6 +571,9 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
         """Report to core that Dask knows a worker; it may have refused or removed one that has joined."""
         if worker in self.scheduler.workers:
             self.event("known", worker=worker)
+            if self.delegates.used:
+                # It may have joined before, and the stream to it has just begun.
+                self.delegates.tell_of_steps([worker])
 
     @never_raises
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
@@ -547,9 +583,7 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
 
     def use_objects(self) -> None:
         """A task puts objects: from now on Dask counts them when it places tasks and retires workers."""
-        if self.sends_jobs is None:
-            self.open_books()
-            self._send_jobs()
+        self.open_books()
         if not self.counts_objects:
             self.counts_objects = objects.count_objects(self, self.scheduler)
 
@@ -572,14 +606,19 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
     ) -> None:
         """Register new tasks with their origin and their inputs. Runs before the transitions, so that `_send_jobs`
         finds the job of each task when it goes to its worker."""
+        if ANNOTATION in annotations:
+            self.encrypts = self.encrypts or any(
+                shuffles.encryption(own) != "none" for own in annotations[ANNOTATION].values()
+            )
         is_named = ANNOTATION in annotations or any(map(name_of_span, annotations.get("span", {}).values()))
+        parent = self.submitted_by.pop(stimulus_id, None)
+        if parent is not None:
+            self.parents.update(dict.fromkeys(tasks, parent))
         if is_named:
-            self.open_books()
-            self._send_jobs()
+            self.open_books(set(tasks))
         if not self.books:
-            self.submitted_by.pop(stimulus_id, None)
             return
-        by = self.numbers.get(self.submitted_by.pop(stimulus_id, None))
+        by = self.numbers.get(parent)
         self._number(client, [own for key in tasks if (own := scheduler.tasks.get(key)) is not None], annotations, by)
         if by is not None:
             its = [self.numbers[key] for key in tasks if key in self.numbers]
@@ -609,22 +648,30 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
         for (spec, span), numbered_tasks in groups.items():
             self.submit(numbered_tasks, client, spec, by, span)
 
-    def _number_all(self) -> None:
+    def _number_all(self, beside: Collection[Any] = ()) -> None:
         """Register tasks that were submitted before: their objects must live, and they may delegate."""
         of_client: defaultdict[str, list[Any]] = defaultdict(list)
-        for task in self.scheduler.tasks.values():
+        for key, task in self.scheduler.tasks.items():
+            if key in beside:
+                continue
             client = next(iter(task.who_wants or ()), None)
             of_client[client.client_key if client is not None else "before"].append(task)
         for client, tasks in of_client.items():
-            specs = {own.key: own.annotations[ANNOTATION] for own in tasks if ANNOTATION in (own.annotations or {})}
-            self._number(client, tasks, {ANNOTATION: specs})
+            annotations: dict[str, dict[Any, Any]] = {ANNOTATION: {}, "span": {}}
+            for own in tasks:
+                for name, given in annotations.items():
+                    if name in (own.annotations or {}):
+                        given[own.key] = own.annotations[name]
+            self._number(client, tasks, annotations)
 
     @never_raises
     def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
         """An object lives as long as a result that carries it."""
+        if finish == "forgotten" and self.parents:
+            self.parents.pop(key, None)
         if not self.books:
             return
-        if self.delegates.first or self.delegates.awaited:
+        if self.delegates.first or self.delegates.awaited or self.delegates.next:
             try:
                 self.delegates.transition(key, start, finish)
             except ERRORS as error:
@@ -651,9 +698,10 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
         if start == "processing":
             self.carry_out(controller.ends(now, number))
         if finish == "forgotten":
-            self.carry_out(controller.forgotten(now, number))
+            # First: a number that core does not know any more must not stay.
             del self.numbers[key], self.keys[number]
             self._prefer_no_more(key, None)
+            self.carry_out(controller.forgotten(now, number))
 
     # --- commands ---------------------------------------------------------------------------------------------------
 
@@ -696,31 +744,33 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
 
         Users and their plug-ins read the annotations of the scheduler's tasks, so those stay as they were given.
         """
-        if self.sends_jobs is not None:
+        if self.sends_jobs is not None and not self.sends_jobs.is_off:
             return
 
         def with_job(task_to_message: Callable[[Any], dict[str, Any]], task: Any) -> dict[str, Any]:
+            # Until the job is known, its client's annotation stays: without it a task would lose its demands.
             message = task_to_message(task)
-            if ANNOTATION in message["annotations"]:
-                # The client's annotation may be invalid, so workers get the job as core parsed it.
-                message["annotations"] = {k: v for k, v in message["annotations"].items() if k != ANNOTATION}
             number = self.numbers.get(task.key)
             if number is None:
                 return message
             self._prefer_no_more(task.key, task)
+            annotations = {k: v for k, v in message["annotations"].items() if k != ANNOTATION}
             run = self.controller.continues(number, task.processing_on.address) if task.processing_on else None
             if run is not None and (streams := self._written_again(task)):
                 # The thread waits there, so Dask must use the worker's number of the run.
                 task.run_id = message["run_id"] = run
-                message["annotations"] = {**message["annotations"], CONTINUES: streams}
+                annotations[CONTINUES] = streams
             if task.processing_on is not None:
                 # This also covers stealing, which is no transition.
                 self.carry_out(self.controller.begins(self.now(), number, task.processing_on.address))
             # A program that neither names a job nor puts objects has nothing of ours on its tasks.
-            if (self.counts_objects or self.controller.named_job_of(number)) and (
-                spec := self.controller.spec_of(number)
-            ) is not None:
-                message["annotations"] = {**message["annotations"], ANNOTATION: for_worker(spec)}
+            if self.counts_objects or self.controller.named_job_of(number):
+                spec = self.controller.spec_of(number)
+                if spec is None:
+                    return message
+                # As core parsed it: the client's annotation may be invalid.
+                annotations[ANNOTATION] = for_worker(spec)
+            message["annotations"] = annotations
             return message
 
         part = self.parts.part("jobs of tasks", "tasks that somebody named run as unnamed ones")
@@ -729,12 +779,6 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
         for task in self.scheduler.tasks.values():
             if task.processing_on is not None and (number := self.numbers.get(task.key)) is not None:
                 self.carry_out(self.controller.begins(self.now(), number, task.processing_on.address))
-
-    def _send_jobs_no_more(self) -> None:
-        """Nobody has named a job, and no object is there."""
-        if self.sends_jobs is not None:
-            self.sends_jobs.undo()
-            self.sends_jobs = None
 
     def _inherit_jobs(self, scheduler: Scheduler) -> None:
         """Dask passes the task that submits a graph to the stream handler, but not to plug-ins."""

@@ -101,6 +101,8 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
     lanes: Lanes | None = None
     contended = False
     """Whether two jobs or more were named, so that they share threads and messages by weight."""
+    shares = False
+    """Whether what shares threads and messages was put in."""
     steps = False
     """Whether tasks of this cluster have delegated."""
     interface: Interface | None = None
@@ -145,8 +147,8 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
         except Exception as error:
             # Errors here must not stop the worker: Dask works without Mission Control.
             self.problem = f"{type(error).__name__}: {error}"
+            self.leave_to_dask()
             self.parts.undo()
-            self.turns = self.lanes = None
             if self.endpoint is not None:
                 # It has joined already: objects that tasks put now would be considered lost.
                 endpoint, self.endpoint = self.endpoint, None
@@ -176,8 +178,6 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
         if not isinstance(secret, dict):
             raise NoMissionController("its scheduler runs none: start it with --preload mission_control.dask")
         self.no_delegates = secret["no_delegates"]
-        if secret["steps"]:
-            self.on_steps()
         limit = worker.memory_manager.memory_limit or MEMORY_LIMIT
         settings = {
             "memory_limit": int(limit * _native.STORE_MEMORY_FRACTION),
@@ -201,6 +201,8 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
             raise RuntimeError(briefing["rejected"])
         self.memory_limit = settings["memory_limit"]
         self.join(endpoint, briefing)
+        if briefing.get("steps"):
+            self.on_steps()
         PLANES.add(secret["token"], endpoint)
         # Connections that were made before do not know the data plane.
         worker.rpc.collect()
@@ -210,11 +212,12 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
     def contend(self, contended: bool) -> None:
         """Share threads and messages by the weights of jobs, or leave both to Dask: nobody has named two jobs."""
         self.contended = contended
-        if self.endpoint is None or self.closing or contended == (self.turns is not None):
+        if self.endpoint is None or self.closing or contended == self.shares:
             return
         if not contended:
             self.leave_to_dask()
             return
+        self.shares = True
         turns = Turns(self.worker, self.endpoint, self.memory_limit, self.parts)
         self.turns = turns if turns.start() else None
         if self.worker.address.startswith("mission://") and wanted("gather-by-job"):
@@ -226,6 +229,7 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
 
     def leave_to_dask(self) -> None:
         """Put back Dask's own order of tasks and messages."""
+        self.shares = False
         turns, lanes, self.turns, self.lanes = self.turns, self.lanes, None, None
         for own in (lanes, turns):
             if own is not None:
@@ -255,6 +259,7 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
         self.leave_to_dask()
         self.early.close()
         self.parts.undo()
+        results.unwatch(worker)
         if "mission_control.interface.server" in sys.modules:
             from mission_control.interface.server import close_interface
 
@@ -262,10 +267,9 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
         if self.endpoint is not None:
             PLANES.remove(self.endpoint)
             self.endpoint.leaves_session()
-            self.report()
+            self.parts.callback(self.report)()
             # Waits for the data plane's threads, which may wait for the network.
             await asyncio.get_running_loop().run_in_executor(None, self.endpoint.close)
-        results.unwatch(worker)
 
     # --- messages ---------------------------------------------------------------------------------------------------
 

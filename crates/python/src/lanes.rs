@@ -5,15 +5,16 @@ use mission_core::lanes;
 use mission_core::types::JobId;
 use pyo3::prelude::*;
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 #[pyclass(frozen)]
 #[derive(Default)]
 pub struct Lanes(Mutex<lanes::Lanes>);
 
 impl Lanes {
+    /// A panic under the lock is one failure: the next question is answered from what stands there.
     fn lock(&self) -> MutexGuard<'_, lanes::Lanes> {
-        self.0.lock().expect("no panic while held")
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -53,16 +53,16 @@ impl Threads {
     }
 
     #[getter]
-    fn closed(&self) -> bool {
-        self.0.is_closed()
+    fn closed(&self) -> PyResult<bool> {
+        guarded(|| self.0.is_closed())
     }
 
     #[getter]
-    fn most(&self) -> usize {
-        self.0.most()
+    fn most(&self) -> PyResult<usize> {
+        guarded(|| self.0.most())
     }
 
-    fn __len__(&self) -> usize {
-        self.0.len()
+    fn __len__(&self) -> PyResult<usize> {
+        guarded(|| self.0.len())
     }
 }

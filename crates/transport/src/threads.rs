@@ -5,7 +5,7 @@ use mission_core::threads::{self, Command, Event, TaskId};
 use mission_core::types::JobId;
 use mission_core::units::Time;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Condvar, Mutex, MutexGuard};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 pub struct Threads {
@@ -100,7 +100,7 @@ impl Threads {
         while state.waiting.contains(&task) {
             // Turns of others wake this thread, too; they must not delay its own.
             let left = LATE_TURN.saturating_sub(since.elapsed());
-            state = self.turn.wait_timeout(state, left).expect("no panic while held").0;
+            state = self.turn.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
             if since.elapsed() >= LATE_TURN && state.waiting.contains(&task) {
                 // The running tasks may wait for this one: for a lock that it holds, for instance.
                 self.handle(&mut state, Event::Late { task });
@@ -125,7 +125,8 @@ impl Threads {
         Time(self.started.elapsed().as_nanos() as u64)
     }
 
+    /// A panic under the lock is one failure: the next question is answered from what stands there.
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().expect("no panic while held")
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -28,6 +28,7 @@ class TaskThread:
         # Dask finds the worker by the context, and the rest by thread.
         self.context = copy_context()
         plugin.early.note()
+        self.early = plugin.early.own
         self.locals = [(local, vars(local)) for local in (thread_state, plugin.thread, plugin.early.own)]
         """Thread-local namespaces, with their current values in the task's thread."""
 
@@ -44,6 +45,7 @@ class TaskThread:
         worker, ident = self.worker, threading.get_ident()
         for local, values in self.locals:
             vars(local).update(values)
+        self.early.is_adopted = True
         with worker.active_threads_lock:
             worker.active_threads[ident] = self.key
         try:

@@ -59,7 +59,10 @@ class ByJob(HeapSet):
             job = self.jobs_of[value] = self.job_of(value)
             if job not in self.heaps:
                 self.heaps[job] = HeapSet(key=self.key)
+            front = self.heaps[self.front].peek() if self.front is not None else None
             self.heaps[job].add(value)
+            if front is not None and self.key(value)[0] < self.key(front)[0]:
+                self.front = None  # its user gave it a higher priority
 
     def discard(self, value: Any) -> None:
         if value in self._data:

@@ -21,7 +21,7 @@ from dask._task_spec import Task, TaskRef
 from distributed.scheduler import Scheduler, TaskState
 
 from mission_control import _native
-from mission_control.dask.seams.seam import Seam
+from mission_control.dask.seams.seam import ERRORS, Seam
 from mission_control.delegates import run_step
 
 if TYPE_CHECKING:
@@ -137,6 +137,8 @@ class Delegates:
             await asyncio.sleep(LOOK_S)
         if self.closed:
             return {"why": CLOSED}
+        # The books may have been closed meanwhile.
+        self.plugin.use_objects()
         if (task := self._running(key, run)) is None:
             return {}  # `delegate` will find the same: the scheduler does not wait for this run
         if (cycle := self._waits_for(task, [tasks[own] for own in inputs])) is not None:
@@ -155,10 +157,7 @@ class Delegates:
         plugin.use_objects()
         if not self.used:
             self.used = True
-            # Ahead of the first step, in the same ordered streams.
-            for stream in self.scheduler.stream_comms.values():
-                if not stream.closed():
-                    stream.send({"op": "mission-control-steps"})
+            self.tell_of_steps(list(self.scheduler.workers))
         number = plugin.numbers.get(key)
         if task is None or number is None:
             # Another worker runs the task, or nobody wants it, so these objects must not be kept.
@@ -175,10 +174,19 @@ class Delegates:
             self.next[key] = Next(run, step, tuple(inputs))
             # An object may have been lost with its worker meanwhile.
             self._begin_again(key, task)
-        except Exception as error:
+        except ERRORS as error:
             # Otherwise the task would run the same step again.
             logger.exception("%s could not delegate", key)
             self.next[key] = Next(run, Task(key, _fail, f"{key} could not delegate: {error}"), ())
+
+    def tell_of_steps(self, workers: Sequence[str]) -> None:
+        """Tell these workers that tasks may come again with other inputs: ahead of the first step, in the same ordered
+        streams. A worker without the plug-in would close itself at an unknown message."""
+        joined = self.plugin.joined_workers()
+        for worker in workers:
+            stream = self.scheduler.stream_comms.get(worker)
+            if worker in joined and stream is not None and not stream.closed():
+                stream.send({"op": "mission-control-steps"})
 
     def on_step_lost(self, worker: str, key: Any, run: int) -> None:
         """A running step names a lost object; its worker releases the task with the next message."""

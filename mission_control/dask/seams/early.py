@@ -42,6 +42,8 @@ class _Own(threading.local):
     """Its future, once it was looked for."""
     task: Task | None = None
     """The task, once its result is known."""
+    is_adopted = False
+    """Whether the thread acts for the task of another thread."""
     stream: str = ""
     over: Callable[[BaseException | None], None] | None = None
     """Called when its function has ended, with its error."""
@@ -64,13 +66,13 @@ class Early:
 
     def note(self) -> None:
         """Find the future of the task in this thread, also for other threads that act for it."""
-        if (here := future_here()) is not None:
+        if not self.own.is_adopted and (here := future_here()) is not None:
             self.own.future = here
 
     def task(self) -> Task | None:
         """The task in this thread, if its result is known already."""
         own = self.own
-        if own.task is not None and future_here() not in (None, own.future):
+        if own.task is not None and not own.is_adopted and future_here() not in (None, own.future):
             own.task = own.over = None  # of an earlier task in this thread
         return own.task
 

@@ -111,7 +111,11 @@ class Lanes:
 
     def weigh(self) -> None:
         """Use the current weights of jobs."""
-        self.native.weigh(self.endpoint.weights())
+        try:
+            if not self.part.is_off:
+                self.native.weigh(self.endpoint.weights())
+        except ERRORS as error:
+            self.part.fail(error)
 
     def start(self) -> bool:
         """Take over the worker's requests to its peers. Return False if Dask is not as expected, or an error was ours
@@ -123,7 +127,8 @@ class Lanes:
         known = (
             isinstance(state, WorkerState)
             and set(dir(WorkerState)) >= USED
-            and all(type(getattr(state, name, None)) is kind for name, kind in HELD.items())
+            # Messages of an earlier contention may still be under way.
+            and all(type(getattr(state, name, None)) in (kind, InFlight) for name, kind in HELD.items())
             and isinstance(factory, partial)
             and type(factory()) is HeapSet
             and factory.keywords.keys() == {"key"}
@@ -152,7 +157,7 @@ class Lanes:
         consumer_of = self.part.guard(lambda _, task: consumer(task), lambda task: UNNAMED[0])
         in_flight = InFlight(state, self.native, self.part)
         for peer, keys in state.in_flight_workers.items():
-            in_flight[peer] = keys
+            in_flight[Lane.to(*peer) if isinstance(peer, tuple) else peer] = keys
         needed: defaultdict[str, ByJob] = defaultdict(partial(ByJob, key=key, job_of=consumer_of, choose=choose))
         for peer, tasks in state.data_needed.items():
             needed[peer] = ByJob.of(tasks, consumer_of, choose)

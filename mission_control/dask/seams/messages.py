@@ -12,7 +12,7 @@ from distributed import Worker
 from distributed.comm import CommClosedError
 
 from mission_control.dask.comm import MissionComm, Whose, belongs_to
-from mission_control.dask.seams.seam import Parts, Seam
+from mission_control.dask.seams.seam import ERRORS, Parts, Seam
 from mission_control.objects import Task
 
 logger = logging.getLogger(__name__)
@@ -30,8 +30,7 @@ SENT = Seam(
 def name_transfers(worker: Worker, parts: Parts) -> None:
     """Attribute each answer to a request for results to the job of the first result."""
 
-    async def with_its_job(handler: Callable[..., Any], comm: Any, keys: Collection[Any], **named: Any) -> Any:
-        whose = transfer_of(worker, keys)
+    async def answer(handler: Callable[..., Any], comm: Any, keys: Collection[Any], whose: Whose, **named: Any) -> Any:
         # Workers name themselves in the request; clients and schedulers do not.
         if isinstance(comm, MissionComm) and named.get("who") is not None and (why := comm.refuses(whose)) is not None:
             # Dask requests again, over a connection with a new handshake. After an error in an answer, tasks that wait
@@ -42,8 +41,36 @@ def name_transfers(worker: Worker, parts: Parts) -> None:
         with belongs_to(whose):
             return await handler(comm, keys=keys, **named)
 
+    async def with_demands(handler: Callable[..., Any], comm: Any, keys: Collection[Any], **named: Any) -> Any:
+        if "messages" not in parts.off:
+            return await handler(comm, keys=keys, **named)
+        return await answer(handler, comm, keys, demanded(worker, keys), **named)
+
+    async def with_its_job(handler: Callable[..., Any], comm: Any, keys: Collection[Any], **named: Any) -> Any:
+        try:
+            whose = transfer_of(worker, keys)
+        except ERRORS as error:
+            part.fail(error)
+            # Below it the demands are looked at.
+            return await handler(comm, keys=keys, **named)
+        return await answer(handler, comm, keys, whose, **named)
+
+    # Below the other: a demand holds also where that is off.
+    demands = parts.part("demands", "results that must be encrypted may leave over plain connections")
+    demands.replace(SENT, worker.handlers, with_demands)
     part = parts.part("messages", "messages between workers have no job, whose share and demands they would have")
     part.replace(SENT, worker.handlers, with_its_job)
+
+
+def demanded(worker: Worker, keys: Collection[Any]) -> Whose:
+    """Return a transfer with the highest demand that the annotations of these results have."""
+    tasks = [Task(state.key, state.annotations) for key in keys if (state := worker.state.tasks.get(key)) is not None]
+    strictest = max(tasks, key=encryption_of, default=Task("message", None))
+    return Whose(strictest.job, "message", "gather", strictest.demands)
+
+
+def encryption_of(task: Task) -> int:
+    return ENCRYPTIONS.index(task.demands.get("encrypt", "none"))
 
 
 def transfer_of(worker: Worker, keys: Collection[Any]) -> Whose:

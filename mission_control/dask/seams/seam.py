@@ -14,7 +14,7 @@ import functools
 import inspect
 import logging
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -274,10 +274,12 @@ class Part:
 
     def undo(self) -> None:
         """Put back what the part has replaced. Another part of this name may begin again, unless this one failed."""
-        if self in self.parts.installed:
+        with suppress(ValueError):
             self.parts.installed.remove(self)
         self.undone = True
-        self.stack.close()
+        # Several threads may come here: each takes what is left.
+        stack, self.stack = self.stack, ExitStack()
+        stack.close()
 
 
 def _override(undo: ExitStack, owner: Any, name: str, method: Callable[..., Any]) -> None:

@@ -20,7 +20,7 @@ from distributed.shuffle._worker_plugin import ShuffleWorkerPlugin
 
 from mission_control.dask.comm import is_encrypted
 from mission_control.dask.seams import wanted
-from mission_control.dask.seams.seam import Seam
+from mission_control.dask.seams.seam import ERRORS, Part, Seam, reason
 from mission_control.jobs import ANNOTATION, UNNAMED
 
 if TYPE_CHECKING:
@@ -96,50 +96,74 @@ def carry_shuffles(plugin: MissionControlScheduler, scheduler: Scheduler) -> Non
 
     joining = plugin.parts.part("joining", "a shuffle that begins while a worker joins is carried by Dask")
     joining.replace(CREATE, scheduler.handlers, when_all_have_joined)
-    # Below the other, and without core: a demand holds also where the other part is off.
+    # Below the other: a demand holds also where that is off.
     demands = plugin.parts.part("demands", "a shuffle that must be encrypted may run on Dask's own, plain connections")
     demands.replace(RETRIEVE, shuffles, refuse_plain(plugin, scheduler))
     part = plugin.parts.part("shuffles", "Dask carries its shuffles itself")
     if (other := unlike()) is not None:
         part.unknown(other)
         return
-    part.replace(RETRIEVE, shuffles, ours_where_possible(plugin, scheduler))
+    part.replace(RETRIEVE, shuffles, ours_where_possible(plugin, scheduler, part))
+
+
+def encryption(spec: Any) -> str:
+    """The level of encryption that the specification of a job demands; any code may have written it."""
+    demands = spec.get("demands") if isinstance(spec, dict) else None
+    return str(demands.get("encrypt", "none")) if isinstance(demands, dict) else "none"
+
+
+def refuse_unencrypted(plugin: MissionControlScheduler, scheduler: Scheduler, shuffle_id: Any, why: str) -> None:
+    """Check that Dask may carry a shuffle.
+
+    Raises:
+        P2PConsistencyError: Its job demands encryption, and Dask's connections have none; or, because of an error of
+            ours, nobody knows whether a task that submitted it demands that.
+    """
+    if not plugin.encrypts or is_encrypted(scheduler, "scheduler"):
+        return
+    key = barrier_key(shuffle_id)
+    barrier, number = scheduler.tasks.get(key), plugin.numbers.get(key)
+    try:
+        refused = plugin.controller.engine_refuses(number) if number is not None else None
+    except ERRORS:
+        number = refused = None
+    if refused is None and barrier is not None and encryption((barrier.annotations or {}).get(ANNOTATION)) != "none":
+        refused = "its job demands encryption"
+    elif number is None and key in plugin.parents:
+        # Only what tasks submit has demands that do not stand on it.
+        refused = "a task has submitted it, and whether that one's job demands encryption is not known"
+    if refused is not None:
+        raise P2PConsistencyError(f"shuffle {shuffle_id}: {refused}. Mission Control cannot carry it because {why}")
 
 
 def refuse_plain(plugin: MissionControlScheduler, scheduler: Scheduler) -> Callable[..., ShuffleSpec]:
-    """Refuse that Dask carries a shuffle whose job demands encryption, once nobody else can."""
-
     def with_demands(retrieve: Callable[[Any], ShuffleSpec], shuffle_id: Any) -> ShuffleSpec:
         if (why := plugin.parts.off.get("shuffles")) is not None:
-            barrier = scheduler.tasks.get(barrier_key(shuffle_id))
-            spec = (barrier.annotations or {}).get(ANNOTATION) if barrier is not None else None
-            demands = spec.get("demands") if isinstance(spec, dict) else None
-            encrypt = demands.get("encrypt", "none") if isinstance(demands, dict) else "none"
-            if encrypt != "none" and not is_encrypted(scheduler, "scheduler"):
-                raise P2PConsistencyError(
-                    f"shuffle {shuffle_id}: its job demands encryption, and Mission Control cannot carry it: {why}"
-                )
+            refuse_unencrypted(plugin, scheduler, shuffle_id, why)
         return retrieve(shuffle_id)
 
     return with_demands
 
 
-def ours_where_possible(plugin: MissionControlScheduler, scheduler: Scheduler) -> Callable[..., ShuffleSpec]:
+def ours_where_possible(
+    plugin: MissionControlScheduler, scheduler: Scheduler, part: Part
+) -> Callable[..., ShuffleSpec]:
     def with_ours(retrieve: Callable[[Any], ShuffleSpec], shuffle_id: Any) -> ShuffleSpec:
         spec = retrieve(shuffle_id)
-        plugin.open_books()
-        number = plugin.numbers.get(barrier_key(shuffle_id))
-        if number is None:
-            return spec
-        made, why = chosen(plugin, scheduler, spec, number)
-        outputs = sum(1 for _ in spec.output_partitions)
-        engine = "dask" if why else "mission"
-        counted = "items" if isinstance(spec, ArrayRechunkSpec) else "rows"
-        said = {"task": number, "shuffle": str(shuffle_id), "outputs": outputs, "counted": counted}
-        plugin.event("shuffle-begins", **said, engine=engine, why=why or "")
-        if why is not None and (refused := plugin.controller.engine_refuses(number)) is not None:
-            # The shuffle's tasks fail with this error.
-            raise P2PConsistencyError(f"shuffle {shuffle_id}: {refused}. Mission Control cannot carry it because {why}")
+        try:
+            plugin.open_books()
+            number = plugin.numbers[barrier_key(shuffle_id)]
+            made, why = chosen(plugin, scheduler, spec, number)
+            outputs = sum(1 for _ in spec.output_partitions)
+            engine = "dask" if why else "mission"
+            counted = "items" if isinstance(spec, ArrayRechunkSpec) else "rows"
+            said = {"task": number, "shuffle": str(shuffle_id), "outputs": outputs, "counted": counted}
+            plugin.event("shuffle-begins", **said, engine=engine, why=why or "")
+        except ERRORS as error:
+            part.fail(error)
+            made, why = spec, reason(error)
+        if why is not None:
+            refuse_unencrypted(plugin, scheduler, shuffle_id, why)
         return made
 
     return with_ours
@@ -186,7 +210,7 @@ def restart_without_run(scheduler: Scheduler, released: Any) -> None:
     def guarded() -> None:
         try:
             restart()
-        except Exception:
+        except ERRORS:
             logger.exception("Shuffle %s could not begin again", shuffle_id)
 
     # Later, because Dask is in the middle of its transitions.

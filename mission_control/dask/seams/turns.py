@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 from distributed import Worker
@@ -70,8 +70,21 @@ class Turns(turns.Turns):
 
     def weigh(self) -> None:
         """Use the current weights of jobs."""
-        if not self.threads.closed:
-            self.threads.weigh(self.endpoint.weights())
+        try:
+            if not self.part.is_off and not self.threads.closed:
+                self.threads.weigh(self.endpoint.weights())
+        except ERRORS as error:
+            self.part.fail(error)
+
+    @contextmanager
+    def thread_released(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            try:
+                if not self.part.is_off:
+                    stack.enter_context(_Guarded(super().thread_released(), self.part))
+            except ERRORS as error:
+                self.part.fail(error)
+            yield
 
     def ahead(self) -> int:
         """Return how many more tasks than threads may have begun."""
