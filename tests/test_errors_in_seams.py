@@ -241,7 +241,7 @@ def test_an_error_in_what_the_scheduler_asks_core_costs_no_program_anything(clus
             objects(client)
             settled(client, workers)
     assert not unmet, "these errors were never raised"
-    assert {"queue-by-job", "jobs of tasks", "shuffles", "placement", "update_graph", "transition"} <= parts, parts
+    assert {"queue-by-job", "shuffles", "placement", "update_graph", "transition"} <= parts, parts
 
 
 def test_an_error_while_a_worker_retires_costs_no_worker_and_no_object(clusters):
