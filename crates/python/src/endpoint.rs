@@ -305,12 +305,7 @@ impl Endpoint {
 
     /// Executes a message (JSON). Returns the version after which messages are missing, the job to send the last report
     /// on, the addresses to probe, and whether jobs share threads and messages by weight, where that has changed.
-    fn hear(
-        &self,
-        py: Python<'_>,
-        version: u64,
-        message: &str,
-    ) -> PyResult<(Option<u64>, Option<String>, Vec<String>, Option<bool>)> {
+    fn hear(&self, py: Python<'_>, version: u64, message: &str) -> PyResult<Heard> {
         let message = serde_json::from_str(message).map_err(bad_input)?;
         let endpoint = self.get()?;
         let left = detached(py, || endpoint.hear(version, message))?;
@@ -416,6 +411,10 @@ impl Endpoint {
         inner.ok_or_else(|| PyRuntimeError::new_err("this endpoint is closed"))
     }
 }
+
+/// What a message leaves to do: the version after which messages are missing, the job to send the last report on, the
+/// addresses to probe, whether jobs share by weight from now on.
+type Heard = (Option<u64>, Option<String>, Vec<String>, Option<bool>);
 
 /// As [`mission_core::control::Command::Briefing`].
 #[derive(Deserialize)]
