@@ -307,7 +307,7 @@ fn jobs_share_by_weight_only_while_somebody_has_named_two_of_them() {
             worker: worker.into(),
             host,
             address,
-            environment: crate::flight::Environment::default(),
+            environment: crate::flight::Environment { carriers: vec![Transport::Tcp], ..Default::default() },
             problems: vec![],
             protocol: PROTOCOL,
         });
