@@ -166,6 +166,15 @@ def test_a_span_names_a_job_from_its_first_graph_on(client):
     assert {plugin.controller.named_job_of(plugin.numbers[own.key]) for own in first} == {"nightly"}
 
 
+def test_a_shuffle_belongs_to_its_program_though_only_its_last_task_is_wanted(client):
+    """It is the first thing of Mission Control that the program uses."""
+    frame = pd.DataFrame({"key": np.arange(400) % 7, "value": np.arange(400)})
+    done = dd.from_pandas(frame, npartitions=4).shuffle("key", npartitions=3)["value"].sum().persist()
+    assert int(done.compute()) == sum(range(400))
+    (job,) = [job for job in status(client)["jobs"] if job["shuffles"]]
+    assert job["job"] == client.id and [own["engine"] for own in job["shuffles"]] == ["mission"]
+
+
 def job_here() -> Any:
     from distributed import get_worker
 

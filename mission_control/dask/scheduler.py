@@ -650,19 +650,28 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
 
     def _number_all(self, beside: Collection[Any] = ()) -> None:
         """Register tasks that were submitted before: their objects must live, and they may delegate."""
+        tasks = self.scheduler.tasks
+        # A client wants few of its tasks; the others are those that they depend on.
+        whose: dict[Any, str] = {}
+        for task in tasks.values():
+            pending = [task] if task.who_wants and task.key not in whose else []
+            client = next(iter(task.who_wants)).client_key if pending else ""
+            while pending:
+                own = pending.pop()
+                if own.key not in whose:
+                    whose[own.key] = client
+                    pending += own.dependencies
         of_client: defaultdict[str, list[Any]] = defaultdict(list)
-        for key, task in self.scheduler.tasks.items():
-            if key in beside:
-                continue
-            client = next(iter(task.who_wants or ()), None)
-            of_client[client.client_key if client is not None else "before"].append(task)
-        for client, tasks in of_client.items():
+        for key, task in tasks.items():
+            if key not in beside:
+                of_client[whose.get(key, "before")].append(task)
+        for client, its in of_client.items():
             annotations: dict[str, dict[Any, Any]] = {ANNOTATION: {}, "span": {}}
-            for own in tasks:
+            for own in its:
                 for name, given in annotations.items():
                     if name in (own.annotations or {}):
                         given[own.key] = own.annotations[name]
-            self._number(client, tasks, annotations)
+            self._number(client, its, annotations)
 
     @never_raises
     def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
