@@ -17,7 +17,9 @@ from distributed.shuffle._exceptions import P2PConsistencyError
 from distributed.worker_state_machine import WorkerState
 
 import mission_control
+from mission_control import frames
 from mission_control.dask.scheduler import MissionControlScheduler
+from mission_control.dask.seams.objects import BothDone
 from mission_control.workers import workers_of
 from tests.conftest import status, until
 
@@ -260,3 +262,26 @@ def test_a_shuffle_right_after_a_restart_is_carried(client):
         assert sorted(got["any"].map(repr)) == sorted(frame["any"].map(repr))
         assert [own["engine"] for job in status(client)["jobs"] for own in job["shuffles"]] == ["mission"]
         del done, got
+
+
+def test_an_output_without_parts_has_no_rows_though_the_example_frame_has_one():
+    """Dask's frames for types have a row where categories were made known (dask/dask issue 11572)."""
+    example = pd.DataFrame({"grade": pd.Categorical(["UNKNOWN"]), "n": [1]})
+    joined = frames.decode(None, [], example)  # type: ignore[arg-type]
+    assert len(joined) == 0 and (joined.dtypes == example.dtypes).all()
+
+
+def test_a_worker_that_never_held_an_object_retires_by_dasks_own_rule():
+    class Policy:
+        no_recipients = False
+
+        def done(self) -> bool:
+            return True
+
+    held, policy = [False], Policy()
+    both = BothDone(policy, None, lambda: held[0], lambda: True)
+    assert both.done()
+    held[0] = True
+    assert not both.done(), "others take its objects first"
+    held[0] = False
+    assert not both.done(), "and what held one once waits until they are elsewhere"
