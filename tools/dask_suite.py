@@ -25,12 +25,16 @@ FILES = [
     "distributed/shuffle/tests/test_shuffle.py",
     "distributed/shuffle/tests/test_rechunk.py",
     "distributed/shuffle/tests/test_merge.py",
+    "distributed/tests/test_active_memory_manager.py",
     "distributed/tests/test_actor.py",
     "distributed/tests/test_client.py",
     "distributed/tests/test_core.py",
     "distributed/tests/test_failed_workers.py",
     "distributed/tests/test_nanny.py",
+    "distributed/tests/test_priorities.py",
     "distributed/tests/test_scheduler.py",
+    "distributed/tests/test_spans.py",
+    "distributed/tests/test_steal.py",
     "distributed/tests/test_worker.py",
 ]
 PRELOAD = {
@@ -57,7 +61,6 @@ MEANT = {
     "test_replace_stale_shuffle": OTHER_RUN,
     "test_restarting_during_barrier_raises_killed_worker": OTHER_RUN,
     "test_restarting_during_transfer_raises_killed_worker": OTHER_RUN,
-    "test_worker_nthreads": "the pool has threads more, for tasks that begin while others wait for the network",
 }
 """Tests that differ with Mission Control, and why that is right. `tests/` has its own for these cases."""
 EXPECTS_TCP = "it expects `tcp://` in an address where the protocol is mission://"
