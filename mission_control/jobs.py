@@ -25,6 +25,25 @@ ANNOTATION = "mission_control"
 """Name of the annotation of a job's tasks."""
 
 
+def name_of_span(span: Any) -> str | None:
+    """The name that an annotation of Dask's spans gives a part of a program; Dask gives every task a default one."""
+    name = span.get("name") if isinstance(span, dict) else None
+    # Any code may have written it.
+    first = name[0] if isinstance(name, tuple | list) and name else None
+    return first if isinstance(first, str) and first != "default" else None
+
+
+def spec_in(annotations: Any) -> dict[str, Any]:
+    """The job of a worker's task, as the scheduler or a span says it; any code may have written the annotations."""
+    if not isinstance(annotations, dict):
+        return {}
+    spec = annotations.get(ANNOTATION)
+    if isinstance(spec, dict):
+        return spec
+    span = name_of_span(annotations.get("span"))
+    return {} if span is None else {"job": span}
+
+
 class JobRejected(RuntimeError):
     """The job's demands cannot be met; no byte has moved. The text names what is missing."""
 

@@ -16,7 +16,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, overload
 
 from mission_control import _native
-from mission_control.jobs import ANNOTATION, UNDEMANDING, UNNAMED
+from mission_control.jobs import UNDEMANDING, UNNAMED, spec_in
 
 if TYPE_CHECKING:
     import numpy as np
@@ -323,9 +323,7 @@ class Task:
     def __init__(self, key: Any, annotations: dict[str, Any] | None, run: int | None = None):
         from dask.utils import key_split
 
-        spec = (annotations or {}).get(ANNOTATION)
-        # A client may have written anything.
-        spec = spec if isinstance(spec, dict) else {}
+        spec = spec_in(annotations)
         self.key = key
         self.stage = key_split(key)
         self.run = run if run is not None else random.getrandbits(63)

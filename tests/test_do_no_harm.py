@@ -166,6 +166,10 @@ def test_a_span_names_a_job_from_its_first_graph_on(client):
     wait(first)
     plugin = plugin_of(client)
     assert {plugin.controller.named_job_of(plugin.numbers[own.key]) for own in first} == {"nightly"}
+    with span("nightly"):
+        # A span says its name itself: nothing of ours is on its tasks.
+        assert client.submit(job_here, pure=False).result(60) is None
+        assert client.submit(job_of_task, pure=False).result(60) == "nightly"
 
 
 def test_a_shuffle_belongs_to_its_program_though_only_its_last_task_is_wanted(client):
@@ -175,6 +179,14 @@ def test_a_shuffle_belongs_to_its_program_though_only_its_last_task_is_wanted(cl
     assert int(done.compute()) == sum(range(400))
     (job,) = [job for job in status(client)["jobs"] if job["shuffles"]]
     assert job["job"] == client.id and [own["engine"] for own in job["shuffles"]] == ["mission"]
+
+
+def job_of_task() -> str:
+    from distributed import get_worker
+
+    from mission_control.objects import current_task
+
+    return current_task(get_worker()).job
 
 
 def job_here() -> Any:

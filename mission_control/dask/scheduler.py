@@ -34,7 +34,7 @@ from mission_control.dask.comm import clear_addresses, is_encrypted, requires_en
 from mission_control.dask.seams import objects, queue, shuffles, wanted
 from mission_control.dask.seams.delegates import Delegates
 from mission_control.dask.seams.seam import ERRORS, Part, Parts, Seam
-from mission_control.jobs import ANNOTATION, UNDEMANDING
+from mission_control.jobs import ANNOTATION, UNDEMANDING, name_of_span
 from mission_control.map_reduce.phases import PHASES
 from mission_control.metrics import Metrics
 from mission_control.policies import Policy, name_of
@@ -777,8 +777,9 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
                 spec = self.controller.spec_of(number)
                 if spec is None:
                     return message
-                # As core parsed it: the client's annotation may be invalid.
-                annotations[ANNOTATION] = for_worker(spec)
+                # As core parsed it: the client's annotation may be invalid. A span says its name itself.
+                if (own := for_worker(spec)) != {"job": name_of_span(annotations.get("span"))}:
+                    annotations[ANNOTATION] = own
             message["annotations"] = annotations
             return message
 
@@ -809,12 +810,6 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
 
         part = self.parts.part("jobs of children", "what tasks submit belongs to no job")
         part.replace(UPDATE, scheduler.stream_handlers, with_parent)
-
-
-def name_of_span(span: Any) -> str | None:
-    """The name that an annotation of Dask's spans gives a part of a program; Dask gives every task a default one."""
-    name = span.get("name") if isinstance(span, dict) else None
-    return name[0] if name and name[0] != "default" else None
 
 
 def ignored(**said: Any) -> None:

@@ -23,7 +23,7 @@ from mission_control import _native, turns
 from mission_control.dask.seams import wanted
 from mission_control.dask.seams.by_job import ByJob
 from mission_control.dask.seams.seam import CONTENDED, ERRORS, Part, Parts, Seam
-from mission_control.jobs import ANNOTATION
+from mission_control.jobs import spec_in
 
 UNNAMED = ("unnamed", 1.0)
 """The job and the priority of a task that belongs to no named job."""
@@ -186,10 +186,7 @@ class _Guarded:
 def job_of(task: Any) -> tuple[str, float]:
     """Return the job of a worker's task, and its priority. It must not raise for any annotation: Dask would close the
     worker."""
-    annotations = getattr(task, "annotations", None)
-    spec = annotations.get(ANNOTATION) if isinstance(annotations, dict) else None
-    if not isinstance(spec, dict):
-        return UNNAMED
+    spec = spec_in(getattr(task, "annotations", None))
     job, priority = spec.get("job"), spec.get("priority", 1.0)
     if not isinstance(job, str) or not isinstance(priority, int | float) or not 0 < priority < math.inf:
         return UNNAMED
