@@ -427,10 +427,6 @@ class Controller:
     def named(self) -> int:
         """Jobs that somebody has named, and that are not over."""
 
-    @property
-    def contended(self) -> bool:
-        """Whether two jobs or more were named, so that they share threads, queues and messages by weight."""
-
     def next(self, waiting: Sequence[str | None]) -> int:
         """Of jobs with queued tasks (``None``: all that nobody has named), the place of the one whose task is next."""
 

@@ -32,7 +32,7 @@ PLUGINS: dict[int, Any] = {}
 """The plug-ins of the workers of this process, by the identity of the worker."""
 
 
-def _told(name: str, why: str) -> None:
+def _report_off(name: str, why: str) -> None:
     for plugin in list(PLUGINS.values()):
         _switch_off(plugin, name, why)
 
@@ -44,7 +44,7 @@ def _switch_off(plugin: Any, name: str, why: str) -> None:
 
 
 # A module has one function for all workers of its process.
-PARTS = Parts("this process", lambda call: call(), _told)
+PARTS = Parts("this process", lambda call: call(), _report_off)
 INSTALLED: list[Part] = []
 
 

@@ -133,7 +133,7 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
         """By the task that joined them, and by shuffle: the report of outputs to send once the task is done."""
         self.inherited = messages.Inherited(worker)
         self.early = Early(worker)
-        self.parts = Parts("this worker", self.soon, self.told_off)
+        self.parts = Parts("this worker", self.soon, self.report_off)
         """What is replaced in Dask's worker."""
         self.thread = threading.local()
         """State of the task in this thread: ``run``, the number of its run; ``delegated``, the last function to which
@@ -291,7 +291,7 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
             self.steps = True
             changed.watch(self.worker, self.parts)
 
-    def told_off(self, name: str, why: str) -> None:
+    def report_off(self, name: str, why: str) -> None:
         """Report a part that was switched off. In any thread."""
         if self.endpoint is not None:
             self.soon(lambda: self.say("off", name=name, why=why))

@@ -78,12 +78,6 @@ impl Controller {
         self.look(|own| own.named())
     }
 
-    /// Whether jobs share the engine's queue by weight, because two or more were named.
-    #[getter]
-    fn contended(&self) -> PyResult<bool> {
-        self.look(|own| own.is_contended())
-    }
-
     /// Of jobs with queued tasks (`None`: all that nobody has named), the place of the one whose task goes to a worker next.
     fn next(&self, waiting: Vec<Option<String>>) -> PyResult<usize> {
         let waiting: Vec<_> = waiting.into_iter().map(|job| job.map(Into::into)).collect();

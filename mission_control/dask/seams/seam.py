@@ -73,16 +73,16 @@ class Parts:
     Args:
         where: The process in words, for the log: ``this worker``.
         soon: Calls a function in Dask's event loop, after the current event. May be called in any thread.
-        told: Called with the name of a part that was switched off, and why; in any thread.
+        report: Called with the name of a part that was switched off, and why; in any thread.
     """
 
     def __init__(
         self,
         where: str,
         soon: Callable[[Callable[[], Any]], Any],
-        told: Callable[[str, str], Any] = lambda name, why: None,
+        report: Callable[[str, str], Any] = lambda name, why: None,
     ):
-        self.where, self.soon, self.told = where, soon, told
+        self.where, self.soon, self.report = where, soon, report
         self.off: dict[str, str] = {}
         """By the name of a part that was switched off: why."""
         self.faults: dict[str, str] = {}
@@ -106,13 +106,13 @@ class Parts:
         self.off[name] = why
         text = "Mission Control's part %r is off on %s, and Dask goes on without it: %s (%s)"
         logger.warning(text, name, self.where, why, without, exc_info=error)
-        self._tell(name, why)
+        self._report(name, why)
 
-    def _tell(self, name: str, why: str) -> None:
+    def _report(self, name: str, why: str) -> None:
         try:
-            self.told(name, why)
+            self.report(name, why)
         except ERRORS:
-            logger.debug("nobody could be told that %s is off", name, exc_info=True)
+            logger.debug("the report that %s is off was not sent", name, exc_info=True)
 
     def undo(self) -> None:
         """Put back everything, the last first."""
@@ -152,7 +152,7 @@ class Parts:
             self.faults[name] = reason(error)
             text = "An event of Mission Control's %s was lost on %s; the next ones are handled: %s"
             logger.warning(text, name, self.where, self.faults[name], exc_info=error)
-            self._tell(name, self.faults[name])
+            self._report(name, self.faults[name])
 
 
 class Part:

@@ -337,7 +337,7 @@ impl Controller {
         self.tell_all(Message { forget_job: Some(job.clone()), ..Message::default() }, commands);
     }
 
-    /// Tells the engine and its workers when the second named job arrives, and when it leaves: from then on jobs share
+    /// Notifies the engine and its workers when the second named job arrives, and when it leaves: from then on jobs share
     /// threads, queues and messages by weight, or the engine's own order holds.
     pub(super) fn contend(&mut self, commands: &mut Vec<Command>) {
         let contended = self.jobs.named() >= 2;

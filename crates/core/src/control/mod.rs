@@ -71,7 +71,7 @@ pub struct Controller {
     outbox: Outbox<WorkerId, Arc<Message>>,
     sessions: Sessions,
     jobs: Jobs,
-    /// Whether the engine was told that jobs share by weight.
+    /// Whether the engine was instructed to let jobs share by weight ([`Command::Contention`]).
     contended: bool,
     /// Changes of running jobs; their tasks still arrive with the specification that they were submitted with.
     changed: BTreeMap<JobId, Change>,
@@ -159,11 +159,6 @@ impl Controller {
     /// Jobs that somebody has named, and that are not over.
     pub fn named(&self) -> usize {
         self.jobs.named()
-    }
-
-    /// Whether two jobs or more are there that somebody named ([`Command::Contention`]).
-    pub fn is_contended(&self) -> bool {
-        self.contended
     }
 
     pub fn policy(&self) -> &str {

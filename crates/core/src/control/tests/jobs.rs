@@ -285,8 +285,8 @@ fn cohorts_that_make_no_sense_are_passed_over() {
 
 #[test]
 fn jobs_share_by_weight_only_while_somebody_has_named_two_of_them() {
-    /// What the engine was told, and each of the workers.
-    fn told(world: &mut World, event: Event) -> (Vec<bool>, Vec<bool>) {
+    /// The messages about contention that an event causes: to the engine, and to each worker.
+    fn contention_after(world: &mut World, event: Event) -> (Vec<bool>, Vec<bool>) {
         world.sent.clear();
         let said = world.event(event);
         let to_engine = said.iter().filter_map(|command| match command {
@@ -319,18 +319,18 @@ fn jobs_share_by_weight_only_while_somebody_has_named_two_of_them() {
     let mut world = World::new(&["a"]);
     let quiet = (vec![], vec![]);
     for (task, client) in [(1, "one"), (2, "two"), (3, "three")] {
-        assert_eq!(told(&mut world, unnamed(task, client, None)), quiet, "nobody has named a job");
+        assert_eq!(contention_after(&mut world, unnamed(task, client, None)), quiet, "nobody has named a job");
     }
     let admit = Event::Admit { spec: JobSpec::named("etl".into()), client: "one".into() };
-    assert_eq!(told(&mut world, admit), quiet, "there is one");
-    assert_eq!(told(&mut world, unnamed(4, "two", Some("nightly"))), (vec![true], vec![true]));
+    assert_eq!(contention_after(&mut world, admit), quiet, "there is one");
+    assert_eq!(contention_after(&mut world, unnamed(4, "two", Some("nightly"))), (vec![true], vec![true]));
     let names = [4, 1].map(|task| world.controller.named_job_of(task).map(|job| job.to_string()));
     assert_eq!(names, [Some("nightly".into()), None]);
-    assert_eq!(joined(&mut world, "b"), Some(true), "a worker that joins now is told at once");
-    assert_eq!(told(&mut world, Event::Forgotten { task: 4 }), (vec![false], vec![false, false]));
+    assert_eq!(joined(&mut world, "b"), Some(true), "a worker that joins now receives it at once");
+    assert_eq!(contention_after(&mut world, Event::Forgotten { task: 4 }), (vec![false], vec![false, false]));
     assert_eq!(joined(&mut world, "c"), Some(false));
     // An operator who gives a job another priority means it.
     let change = Change { priority: Some(2.0), ..Change::default() };
-    assert_eq!(told(&mut world, Event::Change { job: "three".into(), change }).0, [true]);
-    assert_eq!(told(&mut world, Event::Leave { job: "etl".into(), client: "one".into() }).0, [false]);
+    assert_eq!(contention_after(&mut world, Event::Change { job: "three".into(), change }).0, [true]);
+    assert_eq!(contention_after(&mut world, Event::Leave { job: "etl".into(), client: "one".into() }).0, [false]);
 }
