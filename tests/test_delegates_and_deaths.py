@@ -182,6 +182,8 @@ def test_a_step_that_kills_its_worker_is_given_up(tmp_path):
         with pytest.raises(KilledWorker):
             client.submit(begin, pure=False).result(120)
         assert len(noted(path)) <= 3
+        # Dask cannot close a nanny in the moment in which it starts another worker ("can only join a started process").
+        client.wait_for_workers(1, timeout=120)
 
 
 def test_what_a_step_took_is_not_awaited_by_the_first_step(mortal, tmp_path):
