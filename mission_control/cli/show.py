@@ -214,13 +214,14 @@ def rows_of(shuffle: dict[str, Any]) -> str:
     counted = shuffle["counted"]
     if shuffle["engine"] != "mission":
         return f"by Dask, because {shuffle['why']}; nobody counts its {counted}"
+    carrier = f"by Mission Control ({shuffle['why']})" if shuffle["why"] else "by Mission Control"
     if shuffle["rows_in"] is None:
-        return "by Mission Control; not all partitions are added yet"
+        return f"{carrier}; not all partitions are added yet"
     rows = f"{shuffle['rows_in']:,} {counted} in, {shuffle['rows_out']:,} out"
     done = f"{shuffle['outputs_done']} of {shuffle['outputs']} output partitions joined, each with all of its {counted}"
     again = f", run {shuffle['runs']} times" if shuffle["runs"] > 1 else ""
     unwanted = f", {shuffle['rows_unwanted']:,} not wanted" if shuffle["rows_unwanted"] else ""
-    return f"by Mission Control; {rows}{unwanted} ({done}){again}"
+    return f"{carrier}; {rows}{unwanted} ({done}){again}"
 
 
 def share_of(own: dict[str, Any]) -> str:

@@ -10,6 +10,7 @@ from distributed.shuffle._shuffle import DataFrameShuffleSpec
 
 from mission_control import _native, frames, hashing
 from mission_control.dask.p2p.inputs import Added
+from mission_control.dask.p2p.keys import Keys
 from mission_control.dask.p2p.run import Incomplete, Piece, Run
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ class FrameSpec(DataFrameShuffleSpec):
     job: str
     demands: str
     """The job's demands, as JSON."""
+    keys: Keys | None = None
+    """How the keys of a join are compared whose sides have unlike types; ``None``: Dask has placed the rows."""
 
     def create_run_on_worker(
         self, run_id: int, span_id: str | None, worker_for: dict[int, str], plugin: ShuffleWorkerPlugin
@@ -37,6 +40,7 @@ class FrameRun(Run):
     def __init__(self, spec: FrameSpec, run_id: int, worker_for: dict[int, str], plugin: ShuffleWorkerPlugin):
         super().__init__(spec, spec.job, spec.demands, run_id, worker_for, plugin)
         self.column = spec.column
+        self.keys = spec.keys
         self.names = set(spec.meta.columns)
         self.meta = spec.meta.drop(columns=spec.column) if spec.drop_column else spec.meta
         self.part_of = [self.outputs.get(partition, frames.UNWANTED) for partition in range(spec.npartitions)]
@@ -47,8 +51,9 @@ class FrameRun(Run):
                 f"partition {partition} has columns {list(data.columns)}, but the frame's meta has {list(self.names)}: "
                 "give from_delayed, from_map or map_partitions the right meta"
             )
+        places = data[self.column].to_numpy() if self.keys is None else self.keys.places(data, len(self.part_of))
         # A frame from another worker may have any alignment.
-        rows_to = np.require(data[self.column].to_numpy(), np.int64, ["C_CONTIGUOUS", "ALIGNED"])
+        rows_to = np.require(places, np.int64, ["C_CONTIGUOUS", "ALIGNED"])
         schema, buffers = frames.encode(data, self.meta.columns)
         try:
             split = _native.ColumnSplit(rows_to.data, self.part_of, len(self.outputs), buffers)

@@ -73,10 +73,10 @@ class Room(NamedTuple):
 Spec = TypeVar("Spec")
 
 
-def with_job(carried: Callable[..., Spec], spec: ShuffleSpec, job: str, demands: str) -> Spec:
+def with_job(carried: Callable[..., Spec], spec: ShuffleSpec, job: str, demands: str, **more: Any) -> Spec:
     """Convert Dask's description of a shuffle to one that the data plane carries for a job; `demands` is JSON."""
     given = {field.name: getattr(spec, field.name) for field in fields(spec)}
-    return carried(**given, job=job, demands=demands)
+    return carried(**given, job=job, demands=demands, **more)
 
 
 class Moved(int):

@@ -24,6 +24,7 @@ from mission_control.dask.seams.seam import ERRORS, Part, Seam, reason
 from mission_control.jobs import ANNOTATION, UNNAMED
 
 if TYPE_CHECKING:
+    from mission_control.dask.p2p.keys import Keys
     from mission_control.dask.scheduler import MissionControlScheduler
 
 logger = logging.getLogger(__name__)
@@ -140,6 +141,9 @@ def refuse_plain(plugin: MissionControlScheduler, scheduler: Scheduler) -> Calla
     def with_demands(retrieve: Callable[[Any], ShuffleSpec], shuffle_id: Any) -> ShuffleSpec:
         if (why := plugin.parts.off.get("shuffles")) is not None:
             refuse_unencrypted(plugin, scheduler, shuffle_id, why)
+            spec = retrieve(shuffle_id)
+            check_sides(scheduler, spec)
+            return spec
         return retrieve(shuffle_id)
 
     return with_demands
@@ -158,12 +162,14 @@ def ours_where_possible(
             engine = "dask" if why else "mission"
             counted = "items" if isinstance(spec, ArrayRechunkSpec) else "rows"
             said = {"task": number, "shuffle": str(shuffle_id), "outputs": outputs, "counted": counted}
-            plugin.event("shuffle-begins", **said, engine=engine, why=why or "")
+            keys = getattr(made, "keys", None)
+            plugin.event("shuffle-begins", **said, engine=engine, why=why or (str(keys) if keys is not None else ""))
         except ERRORS as error:
             part.fail(error)
             made, why = spec, reason(error)
         if why is not None:
             refuse_unencrypted(plugin, scheduler, shuffle_id, why)
+        check_sides(scheduler, made)
         return made
 
     return with_ours
@@ -176,7 +182,43 @@ def chosen(
     if (why := why_not(plugin, spec)) is not None:
         return spec, why
     demands, why = plugin.controller.shuffle_demands(number, list(scheduler.workers))
-    return (spec, why) if demands is None else (of_job(plugin, spec, number, demands), None)
+    return (spec, why) if demands is None else (of_job(plugin, scheduler, spec, number, demands), None)
+
+
+def keys_of_join(plugin: MissionControlScheduler, scheduler: Scheduler, spec: DataFrameShuffleSpec) -> Keys | None:
+    """Return how the keys are compared of a side of a join that the data plane carries; ``None``: as Dask does."""
+    from mission_control.dask.p2p.joins import other_side, unlike_keys
+
+    other = other_side(scheduler, spec.id)
+    if other is None:
+        return None
+    barrier: Any = scheduler.tasks[barrier_key(other)].run_spec
+    keys = unlike_keys(scheduler, spec, barrier.spec)
+    # Both sides are placed by one rule, so the data plane has to carry both.
+    return keys if keys is not None and why_not(plugin, barrier.spec) is None else None
+
+
+def check_sides(scheduler: Scheduler, made: ShuffleSpec) -> None:
+    """Check that the other side of a join, if it has begun, is placed by the same rule.
+
+    Raises:
+        P2PConsistencyError: It is not: a worker lost its data plane, or a part was switched off, between the two.
+    """
+    shuffles: Any = scheduler.plugins.get("shuffle")
+    active = [own.run_spec.spec for own in shuffles.active_shuffles.values()]
+    if all(getattr(own, "keys", None) is None for own in (made, *active)):
+        return
+    from mission_control.dask.p2p.joins import other_side
+
+    other = shuffles.active_shuffles.get(other_side(scheduler, made.id))
+    if other is None:
+        return
+    kinds = [keys.kinds if (keys := getattr(spec, "keys", None)) else None for spec in (made, other.run_spec.spec)]
+    if kinds[0] != kinds[1]:
+        raise P2PConsistencyError(
+            f"shuffle {made.id}: the two sides of its join would be placed by unlike rules, because who carries them "
+            "has changed between the two. Run it again, or give the keys of both sides one type"
+        )
 
 
 def restart_without_run(scheduler: Scheduler, released: Any) -> None:
@@ -256,7 +298,7 @@ def why_not(plugin: MissionControlScheduler, spec: ShuffleSpec) -> str | None:
     return None
 
 
-def of_job(plugin: MissionControlScheduler, spec: Any, number: int, demands: str) -> ShuffleSpec:
+def of_job(plugin: MissionControlScheduler, scheduler: Scheduler, spec: Any, number: int, demands: str) -> ShuffleSpec:
     """Return the description of a shuffle that the data plane carries; `demands` are JSON."""
     from mission_control.dask.scheduler import parsed
 
@@ -267,7 +309,7 @@ def of_job(plugin: MissionControlScheduler, spec: Any, number: int, demands: str
     if isinstance(spec, DataFrameShuffleSpec):
         from mission_control.dask.p2p.frames import FrameSpec
 
-        return with_job(FrameSpec, spec, name, demands)
+        return with_job(FrameSpec, spec, name, demands, keys=keys_of_join(plugin, scheduler, spec))
     from mission_control.dask.p2p.arrays import ArraySpec
 
     return with_job(ArraySpec, spec, name, demands)

@@ -41,7 +41,7 @@ pub struct ShuffleNow {
     pub runs: u32,
     pub counted: Counted,
     pub engine: Carrier,
-    /// Why the engine carries it itself.
+    /// Why the engine carries it itself; else what is special about how it is carried, if anything is.
     pub why: String,
     /// `None`: not all inputs are there yet.
     pub rows_in: Option<u64>,

@@ -1,0 +1,73 @@
+"""Find the joins of Dask's graph whose two sides have keys of unlike types ([`mission_control.dask.p2p.keys`]).
+
+In the scheduler. Dask moves each side of a join by a shuffle of its own. The tasks that join are after the barriers of
+both, and the tasks that move rows name the keys.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from distributed import Scheduler
+from distributed.shuffle._core import barrier_key, id_from_key
+from distributed.shuffle._shuffle import DataFrameShuffleSpec
+
+from mission_control.dask.p2p.keys import Keys, common_kinds
+
+TRANSFER = "assign_index_merge_transfer"
+"""Dask's function that places the rows of one side, and moves them."""
+PARAMETERS = ("df", "index", "name", "npartitions", "id", "input_partition", "index_merge")
+
+
+def other_side(scheduler: Scheduler, shuffle_id: Any) -> Any:
+    """Return the shuffle that moves the other side of a join; ``None``: it is no join."""
+    barrier = scheduler.tasks.get(barrier_key(shuffle_id))
+    for joins in barrier.dependents if barrier is not None else ():
+        for before in joins.dependencies:
+            other = id_from_key(before.key)
+            if other is not None and other != shuffle_id and moves(scheduler, other) is not None:
+                return other
+        break  # all that join have the same sides
+    return None
+
+
+def unlike_keys(scheduler: Scheduler, spec: DataFrameShuffleSpec, other: DataFrameShuffleSpec) -> Keys | None:
+    """Return how the keys of one side of a join are compared; ``None``: as Dask does, each by its own type."""
+    one, two = keys_of(scheduler, spec), keys_of(scheduler, other)
+    if one is None or two is None or len(one[1]) != len(two[1]):
+        return None
+    kinds = common_kinds(one[1], two[1])
+    return Keys(one[0], kinds) if kinds is not None else None
+
+
+def keys_of(scheduler: Scheduler, spec: DataFrameShuffleSpec) -> tuple[tuple[Any, ...] | None, list[Any]] | None:
+    """Return the labels (``None``: the index) and the types of the keys of one side; ``None``: they are not known."""
+    moved = moves(scheduler, spec.id)
+    if moved is None:
+        return None
+    index, is_index = moved
+    if is_index:
+        return None, [spec.meta.index.dtype]
+    labels = index if isinstance(index, list) else [index]
+    if not all(label in spec.meta.columns for label in labels):
+        return None
+    types = [spec.meta[label] for label in labels]
+    # A label that stands for several columns is no key.
+    return (tuple(labels), [own.dtype for own in types]) if all(own.ndim == 1 for own in types) else None
+
+
+def moves(scheduler: Scheduler, shuffle_id: Any) -> tuple[Any, bool] | None:
+    """Return the labels of the keys by which a side of a join is placed, and whether it is placed by its index.
+
+    ``None``: it is no side of a join, or the graph is not as expected.
+    """
+    barrier = scheduler.tasks.get(barrier_key(shuffle_id))
+    for task in barrier.dependencies if barrier is not None else ():
+        spec = task.run_spec
+        function = getattr(spec, "func", None)
+        code = getattr(function, "__code__", None)
+        if getattr(function, "__name__", "") != TRANSFER or code is None or code.co_varnames[:7] != PARAMETERS:
+            return None
+        arguments = spec.args
+        return (arguments[1], bool(arguments[6])) if len(arguments) == len(PARAMETERS) else None
+    return None
