@@ -567,6 +567,18 @@ def rows_sort(inputs: Sequence[Buffer], width: int, key: int, out: Segment) -> N
         ValueError: An input is no whole number of rows, or the output has not their size, or is used otherwise.
     """
 
+class Finder:
+    """Finds the references in a value, as the garbage collector walks it: none of the program's code runs.
+
+    Args:
+        kind_of: Returns what objects of a type hold: ``"plain"`` (nothing), ``"reference"`` (it is one), ``"walked"``
+            (what the garbage collector knows), ``"array"`` (of NumPy), ``"unknown"``. Called once for each type.
+    """
+
+    def __init__(self, kind_of: Callable[[type], str]) -> None: ...
+    def find(self, value: Any) -> list[Any] | None:
+        """Return the references that a value holds; ``None``: it has something of which nobody can tell."""
+
 class Sums:
     """Sums by key, of pairs whose keys are texts or bytes and whose values are whole numbers of 64 bits.
 

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 UNWANTED = 2**32 - 1
 """The part of an output partition that nobody wants (``Split::new``)."""
+OFFSETS_MAX = 2**31 - 1
+"""Bytes that Arrow's offsets of 32 bits can name."""
 
 
 class Encoding(NamedTuple):
@@ -181,10 +183,11 @@ def decode(endpoint: _native.Endpoint, pieces: Sequence[tuple[Schema, Any]], met
         meta: A frame with the columns' names; its types apply if those of the inputs differ. Its rows do not count:
             Dask makes frames of one row where it derives types (dask/dask issue 11572).
     """
-    frames = []
+    frames: list[pd.DataFrame] = []
     for _, alike in groupby(pieces, key=lambda piece: id(piece[0])):
         (schema, first), *others = alike
-        frames.append(decode_alike(endpoint, schema, [first, *(part for _, part in others)], meta))
+        parts = [first, *(part for _, part in others)]
+        frames.extend(decode_alike(endpoint, schema, some, meta) for some in that_fit(schema, parts))
     if not frames:
         return meta.iloc[:0].copy()
     if len(frames) > 1:
@@ -192,6 +195,20 @@ def decode(endpoint: _native.Endpoint, pieces: Sequence[tuple[Schema, Any]], met
             unite_categories(frames, place)
     frame = frames[0] if len(frames) == 1 else pd.concat(frames)
     return reconciled(frame, meta)
+
+
+def that_fit(schema: Schema, parts: list[Any]) -> list[list[Any]]:
+    """Divide parts so that offsets of 32 bits can name all bytes of a column that is made of some of them."""
+    narrow = any(kind == ("variable", 4) for own in (*schema.columns, schema.index) for kind in own.kinds)
+    groups: list[list[Any]] = [[]]
+    size = 0
+    for part in parts:
+        size += len(part)
+        if narrow and groups[-1] and size > OFFSETS_MAX:
+            groups.append([])
+            size = len(part)
+        groups[-1].append(part)
+    return groups
 
 
 def decode_alike(endpoint: _native.Endpoint, schema: Schema, parts: list[Any], meta: pd.DataFrame) -> pd.DataFrame:

@@ -222,4 +222,5 @@ def test_install_adds_what_is_missing_and_knows_what_is_there(blocked):
         mission_control.install(client)
         reference = client.submit(made, 3, pure=False)
         assert client.submit(digest, reference, pure=False).result(timeout=60) == expected(3)
-        assert len(status(client)["workers"]) == 2
+        # `install` does not wait for workers that are there already.
+        until(lambda: len(status(client)["workers"]) == 2, "both workers have joined")

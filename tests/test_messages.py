@@ -108,6 +108,35 @@ def test_messages_arrive_as_they_were_sent_in_both_directions(plane, address):
     asyncio.run(talk())
 
 
+class Counted:
+    """How often it was serialized."""
+
+    times = 0
+
+    def __reduce__(self) -> Any:
+        Counted.times += 1
+        return int, ("7",)
+
+
+@pytest.mark.parametrize("number", [3, comm.EAGER_BYTES // 100])
+def test_a_message_of_small_results_is_serialized_as_often_as_over_tcp(plane, number):
+    """Its frames are at hand, whatever carries them."""
+
+    async def times(address: str) -> int:
+        mine, other, listener = await pair(address)
+        Counted.times = 0
+        message = {"data": [to_serialize(Counted()), *(to_serialize(bytes([n % 256] * 400)) for n in range(number))]}
+        await mine.write(message)
+        received = await other.read()
+        assert list(received["data"]) == [7, *(bytes([n % 256] * 400) for n in range(number))]
+        listener.stop()
+        mine.abort()
+        other.abort()
+        return Counted.times
+
+    assert asyncio.run(times("mission://127.0.0.1")) == asyncio.run(times("tcp://127.0.0.1"))
+
+
 @pytest.mark.skipif(psutil.virtual_memory().total < 16 << 30, reason="it is three times in memory")
 def test_a_frame_above_two_gibibytes_arrives_whole(endpoint):
     own, numbers = endpoint(memory_limit=4 << 30), np.arange((2 << 30) // 8 + 1000)

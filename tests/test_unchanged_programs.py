@@ -506,8 +506,9 @@ def test_mission_control_can_be_removed_while_shuffles_run():
         def names(own: Any) -> set[str]:
             heard = {name for name, handler in own.stream_handlers.items() if handler.__name__ != "ignored"}
             found = {*own.plugins, *own.handlers, *heard, *own.periodic_callbacks}
-            # The handler for a shuffle's inputs: without a plug-in the worker refuses them.
-            return {str(name) for name in found if "mission" in str(name)} - {"mission_control_shuffle_inputs"}
+            # The handlers for a shuffle's inputs: without a plug-in the worker refuses them.
+            stay = {"mission_control_shuffle_inputs", "mission_control_shuffle_index"}
+            return {str(name) for name in found if "mission" in str(name)} - stay
 
         def of_worker(dask_worker: Any) -> set[str]:
             from distributed import worker

@@ -56,6 +56,8 @@ logger = logging.getLogger(__name__)
 
 EAGER_BYTES = 512 << 10
 """Messages with fewer bytes are sent eagerly."""
+WRITE_BYTES = 1 << 30
+"""Most bytes that are given to a socket in one call: OpenSSL counts them in an `int`."""
 FRAME_BYTES = 64 << 10
 """Smaller frames of a large message travel with it, because each fetched frame needs its own mapping."""
 FRAMES_MAX = 16 << 10
@@ -343,11 +345,11 @@ class MissionComm(TCP):
         frames = [ensure_memoryview(frame) for frame in frames]
         sizes = [frame.nbytes for frame in frames]
         if sum(sizes) < EAGER_BYTES and not secret:
-            return self.write_eagerly(frames, sum(sizes))
+            return self.write_frames(frames)
         least = 1 if secret else FRAME_BYTES
         large = [number for number, size in enumerate(sizes) if size >= least]
         if (not large or len(large) > FRAMES_MAX or len(self.kept) >= KEPT_MAX) and not secret:
-            return await super().write(msg, serializers, on_error)
+            return self.write_frames(frames)
         try:
             name = await self.keep(plane.endpoint, [frames[number] for number in large], whose)
         except (OSError, RuntimeError) as error:
@@ -357,7 +359,7 @@ class MissionComm(TCP):
                     f"in {self}: results of job {whose.job} must be encrypted, and the data plane has no room: {error}"
                 ) from error
             logger.info("A message goes through its connection: %s", error)
-            return await super().write(msg, serializers, on_error)
+            return self.write_frames(frames)
         self.written += 1
         self.kept[self.written] = (plane.endpoint, name)
         if self.stream is None:
@@ -378,13 +380,28 @@ class MissionComm(TCP):
         }
         return sum(sizes) + await super().write({FRAMES: said, MARK: self.remote_info[HANDSHAKE][MARK]})
 
-    def write_eagerly(self, frames: list[Any], nbytes: int) -> int:
-        """Send a small message as :class:`TCP` does, in one piece."""
+    def write_frames(self, frames: list[Any]) -> int:
+        """Send a message whose frames are there already, as :class:`TCP` does; small frames together."""
         prelude = pack_frames_prelude(frames)
-        if self.stream is None:
+        nbytes = len(prelude) + sum(frame.nbytes for frame in frames)
+        stream = self.stream
+        if stream is None:
             raise CommClosedError()
+        together: list[Any] = [struct.pack("Q", nbytes), prelude]
+        size = 0
         try:
-            self.stream.write(b"".join([struct.pack("Q", len(prelude) + nbytes), prelude, *frames]))
+            for frame in frames:
+                together.append(frame)
+                size += frame.nbytes
+                if size < FRAME_BYTES:
+                    continue
+                # A large frame is not copied, but small ones are one call.
+                large = together.pop() if frame.nbytes >= FRAME_BYTES else frame[:0]
+                stream.write(b"".join(together))
+                for at in range(0, large.nbytes, WRITE_BYTES):
+                    stream.write(large[at : at + WRITE_BYTES])
+                together, size = [], 0
+            stream.write(b"".join(together))
         except StreamClosedError as error:
             self.stream = None
             self._closed = True
@@ -393,7 +410,7 @@ class MissionComm(TCP):
             # How many bytes were sent is not known.
             self.abort()
             raise
-        return len(prelude) + nbytes
+        return nbytes
 
     async def keep(self, endpoint: _native.Endpoint, frames: list[Any], whose: Whose) -> str:
         """Copy frames to the data plane, because the caller may change or free the memory once the message is
@@ -502,7 +519,7 @@ class MissionComm(TCP):
         if number and self.stream is not None:
             frames = dumps({RECEIVED: number, MARK: self.remote_info[HANDSHAKE][MARK]})
             with suppress(CommClosedError):
-                self.write_eagerly(frames, sum(map(len, frames)))
+                self.write_frames([ensure_memoryview(frame) for frame in frames])
 
     def free_all(self) -> None:
         while self.kept:

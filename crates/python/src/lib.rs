@@ -13,6 +13,7 @@ mod kernel;
 mod lanes;
 mod memory;
 mod records;
+mod references;
 mod service;
 mod stream;
 mod sums;
@@ -50,6 +51,8 @@ mod _native {
     use super::memory::{Part, Segment};
     #[pymodule_export]
     use super::records::{records_check, records_partition};
+    #[pymodule_export]
+    use super::references::Finder;
     #[pymodule_export]
     use super::service::Service;
     #[pymodule_export]

@@ -1,12 +1,19 @@
-"""The objects of a shuffle's input partitions, and the parts that each worker's outputs take."""
+"""The objects of a shuffle's input partitions, and the parts that each worker's outputs take.
+
+A table of all parts has inputs times outputs lines, which is more than one process should hold. So each worker keeps
+the lines of the partitions that it put. When all are there it makes an *index* of them, an object with a part for each
+worker that joins outputs, and that worker fetches its part.
+"""
 
 from __future__ import annotations
 
+import pickle
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count as counting
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -42,15 +49,67 @@ class Added:
     """Rows for outputs that nobody wants."""
 
 
+class Place(NamedTuple):
+    """Where a worker fetches lines of its outputs: a part of the index of another worker."""
+
+    stage: str
+    """Stage of the tasks that put the input partitions."""
+    object: str
+    part: int
+    size: int
+    """In bytes."""
+    address: str
+    """Address of the data plane that has it."""
+
+
+class Index(NamedTuple):
+    """The index of one worker's input partitions."""
+
+    stage: str
+    object: str
+    address: str
+    """Address of the data plane that has it."""
+    sizes: list[int]
+    """Bytes of the part of each worker that joins outputs; 0: it takes nothing."""
+
+    def place(self, part: int) -> Place:
+        return Place(self.stage, self.object, part, self.sizes[part], self.address)
+
+
+class SchemaAt(NamedTuple):
+    """Where a schema is. Workers that made equal ones have an object each."""
+
+    checksum: bytes
+    object: str
+    address: str
+    """Address of the data plane that has it."""
+    size: int
+    """In bytes."""
+
+
+class Line(NamedTuple):
+    """A part that an output takes."""
+
+    partition: Any
+    """The input partition that it comes from."""
+    object: str
+    part: int
+    size: int
+    """In bytes."""
+    rows: int
+    address: str
+    """Address of the data plane that has it."""
+    schema: SchemaAt
+
+
 @dataclass(frozen=True)
 class Inputs:
-    """The parts that the outputs of one worker take: a line for each part, by output and then by input partition."""
+    """The parts that one worker's outputs take from another worker's input partitions: a line for each, by output."""
 
     stage: str
     puts: list[tuple[Any, str, str, int]]
     """Input partition, object, the data plane that has it, and the number of its schema."""
-    schemas: list[tuple[str, str, int]]
-    """For each schema: its object, the object's data plane, and its bytes."""
+    schemas: list[SchemaAt]
     outputs: np.ndarray
     put: np.ndarray
     """For each line: the number of its put, the part of the object, its bytes and rows."""
@@ -58,14 +117,24 @@ class Inputs:
     sizes: np.ndarray
     rows: np.ndarray
 
-    def lines(self, output: int) -> range:
+    def lines(self, output: int) -> list[Line]:
         """Return the lines of an output."""
         first, last = np.searchsorted(self.outputs, [output, output + 1])
-        return range(int(first), int(last))
+        columns = (own[first:last].tolist() for own in (self.put, self.part, self.sizes, self.rows))
+        made = []
+        for put, part, size, rows in zip(*columns, strict=True):
+            partition, name, address, schema = self.puts[put]
+            made.append(Line(partition, name, part, size, rows, address, self.schemas[schema]))
+        return made
 
 
-def inputs_of(added: Sequence[Added], outputs_of: Mapping[str, Sequence[int]]) -> dict[str, Inputs]:
-    """Select the parts of each worker's outputs. `added` is in the order of the input partitions."""
+def index_of(added: Sequence[Added], outputs_of: Sequence[Sequence[int]]) -> list[bytes]:
+    """Return for each worker the lines of its outputs, as :func:`read_index` reads them; nothing if it has none.
+
+    Args:
+        added: The input partitions of one worker.
+        outputs_of: The numbers of each worker's outputs.
+    """
     puts = [(own, put) for own in added for put in own.puts]
     lengths = [len(put.outputs) for _, put in puts]
     nothing = np.zeros(0, dtype=np.uint32)
@@ -76,27 +145,34 @@ def inputs_of(added: Sequence[Added], outputs_of: Mapping[str, Sequence[int]]) -
         "sizes": np.concatenate([nothing.astype(np.uint64), *(put.sizes for _, put in puts)]),
         "rows": np.concatenate([nothing.astype(np.uint64), *(put.rows for _, put in puts)]),
     }
-    # A stable sort, so that the parts of an output stay in the order of the inputs.
-    order = np.argsort(table["outputs"], kind="stable")
-    table = {name: column[order] for name, column in table.items()}
-    return {
-        worker: picked(puts, table, np.isin(table["outputs"], np.array(outputs, dtype=np.uint32)))
-        for worker, outputs in outputs_of.items()
-    }
+    worker_of = np.zeros(sum(map(len, outputs_of)), dtype=np.uint32)
+    for worker, outputs in enumerate(outputs_of):
+        worker_of[np.asarray(outputs, dtype=np.intp)] = worker
+    workers = worker_of[table["outputs"]]
+    order = np.lexsort((table["outputs"], workers))
+    edges = np.searchsorted(workers[order], np.arange(len(outputs_of) + 1))
+    parts = []
+    for first, last in pairwise(edges.tolist()):
+        lines = {name: column[order[first:last]] for name, column in table.items()}
+        parts.append(pickle.dumps(picked(puts, lines), protocol=5) if first < last else b"")
+    return parts
 
 
-def picked(puts: Sequence[tuple[Added, Put]], table: dict[str, np.ndarray], wanted: np.ndarray) -> Inputs:
-    """Return the wanted lines, with the puts that they name."""
-    lines = {name: column[wanted] for name, column in table.items()}
+def picked(puts: Sequence[tuple[Added, Put]], lines: dict[str, np.ndarray]) -> Inputs:
+    """Return lines with the puts that they name."""
     used, lines["put"] = np.unique(lines["put"], return_inverse=True)
-    schemas: dict[bytes, tuple[int, tuple[str, str, int]]] = {}
+    schemas: dict[bytes, tuple[int, SchemaAt]] = {}
     kept = []
     for added, put in (puts[number] for number in used):
         name, size = added.schema_at
-        number, _ = schemas.setdefault(added.schema, (len(schemas), (name, added.address, size)))
+        number, _ = schemas.setdefault(added.schema, (len(schemas), SchemaAt(added.schema, name, added.address, size)))
         kept.append((added.partition, put.object, added.address, number))
-    stage = puts[0][0].stage if puts else ""
-    return Inputs(stage, kept, [place for _, place in schemas.values()], **lines)
+    return Inputs(puts[0][0].stage, kept, [place for _, place in schemas.values()], **lines)
+
+
+def read_index(part: Any) -> Inputs:
+    """Return the lines of a part of an index."""
+    return pickle.loads(part)
 
 
 def numbered(worker_for: Mapping[Any, str]) -> dict[Any, int]:

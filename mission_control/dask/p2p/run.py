@@ -5,26 +5,39 @@ from __future__ import annotations
 import asyncio
 import errno
 import hashlib
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import fields
+from itertools import count as counting
 from itertools import pairwise
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 from dask.context import thread_state
 from dask.utils import key_split
 from distributed import Reschedule
-from distributed.protocol.serialize import ToPickle
 from distributed.shuffle._exceptions import P2PConsistencyError, P2POutOfDiskError, ShuffleClosedError
 from distributed.utils import sync
 from distributed.utils_comm import retry
 
 from mission_control import _native
-from mission_control.dask.p2p.inputs import Added, Inputs, Put, inputs_of, numbered
+from mission_control.dask.p2p.inputs import (
+    Added,
+    Index,
+    Inputs,
+    Line,
+    Place,
+    Put,
+    SchemaAt,
+    index_of,
+    numbered,
+    read_index,
+)
 from mission_control.objects import data_plane
 
 if TYPE_CHECKING:
@@ -80,20 +93,25 @@ def with_job(carried: Callable[..., Spec], spec: ShuffleSpec, job: str, demands:
 
 
 class Moved(int):
-    """The result of adding a partition: the number of the run, as in Dask's runs, and the put objects."""
+    """The result of adding a partition: the number of the run, as in Dask's runs, and who has what was put."""
 
-    added: Added
+    partition: Any
+    worker: str
+    """Address of the worker that added it."""
+    number: int
+    """Its number among the partitions that this worker has added."""
+    rows: int
+    unwanted: int
+    """Rows for outputs that nobody wants."""
 
-    def __new__(cls, run_id: int, added: Added) -> Moved:
+    def __new__(cls, run_id: int, partition: Any, worker: str, number: int, rows: int, unwanted: int) -> Moved:
         moved = super().__new__(cls, run_id)
-        moved.added = added
+        moved.partition, moved.worker, moved.number = partition, worker, number
+        moved.rows, moved.unwanted = rows, unwanted
         return moved
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Moved, (int(self), self.added)
-
-    def __sizeof__(self) -> int:
-        return 500 + sum(500 + put.outputs.nbytes + put.sizes.nbytes + put.rows.nbytes for put in self.added.puts)
+        return Moved, (int(self), self.partition, self.worker, self.number, self.rows, self.unwanted)
 
 
 class Piece(NamedTuple):
@@ -142,8 +160,19 @@ class Run(ABC):
         """Schemas that were put here, by checksum: the object and its bytes."""
         self.joined: set[int] = set()
         """Outputs that were joined here."""
-        self.schemas: dict[int, Any] = {}
-        self.inputs: Inputs | None = None
+        self.schemas: dict[bytes, Any] = {}
+        """By checksum."""
+        self.added: dict[int, Added] = {}
+        """The partitions that were added here, until their index is made."""
+        self.numbers = counting()
+        self.index: tuple[list[int], Index] | None = None
+        """The index of the partitions of these numbers."""
+        self.indexing = threading.Lock()
+        self.places: list[Place] | None = None
+        """Where the lines of the outputs of this worker are."""
+        self.inputs: list[Inputs] | None = None
+        """These lines, once a task has fetched them."""
+        self.reading = threading.Lock()
         self.transferred = False
         self.fetching = 0
         """Number of tasks that fetch."""
@@ -205,7 +234,40 @@ class Run(ABC):
                 # The thread that closed the run may not have seen these objects.
                 self.free(self.objects.copy())
         self.raise_if_closed()
-        return Moved(self.run_id, added)
+        number = next(self.numbers)
+        self.added[number] = added
+        rows = sum(int(put.rows.sum()) for put in added.puts)
+        return Moved(self.run_id, partition_id, self.worker.address, number, rows, added.unwanted)
+
+    def make_index(self, numbers: list[int]) -> Index | None:
+        """Put an object with a part for each worker that joins outputs: the lines that it takes from these partitions.
+
+        Returns:
+            ``None``: one of the partitions is not here.
+        """
+        with self.indexing:
+            self.raise_if_closed()
+            if self.index is None:
+                endpoint = self.endpoint()
+                if endpoint is None or not self.added.keys() >= set(numbers):
+                    return None
+                added = [self.added[number] for number in numbers]
+                parts = index_of(added, list(self.outputs_of.values()))
+                try:
+                    name, _ = endpoint.put(parts, self.job, self.demands)
+                except OSError as error:
+                    if error.errno in NO_ROOM:
+                        raise P2POutOfDiskError() from error
+                    raise
+                self.objects[name] = NEVER
+                if self.closed:
+                    self.free([name])
+                stage = added[0].stage if added else ""
+                self.index = numbers, Index(stage, name, endpoint.address, [len(part) for part in parts])
+                # What others fetch is accounted, and can be written to disk.
+                self.added.clear()
+            made_of, index = self.index
+            return index if made_of == numbers else None
 
     def leave_to_dask(self, error: RuntimeError) -> None:
         """Request a restart of the shuffle: this worker joined later, and has no data plane.
@@ -285,21 +347,17 @@ class Run(ABC):
         """
         self.raise_if_closed()
         sync(self.worker.loop, self.ensure_output_worker, partition_id, key)
-        inputs = self.inputs
-        if inputs is None or not self.transferred:
+        if self.places is None or not self.transferred:
             raise RuntimeError(f"output partition {partition_id} of {self} was asked for before the barrier")
         stage, receiver, number = key_split(key), str(key), self.outputs[partition_id]
-        lines = inputs.lines(number)
-        own = [inputs.puts[int(inputs.put[line])] for line in lines]
-        wanted = [
-            (name, int(inputs.part[line]), int(inputs.sizes[line]), [address])
-            for line, (_, name, address, _) in zip(lines, own, strict=True)
-        ]
-        schemas = {schema: self.schema(inputs, schema, stage, receiver) for schema in {put[3] for put in own}}
-        parts = self.fetch(inputs.stage, wanted, stage, receiver, output=number)
+        lines = self.lines(number, stage, receiver)
+        wanted = [(line.object, line.part, line.size, [line.address]) for line in lines]
+        schemas = {own.checksum: self.schema(own, stage, receiver) for own in {line.schema for line in lines}}
+        source = self.places[0].stage if self.places else ""
+        parts = self.fetch(source, wanted, stage, receiver, output=number)
         pieces = [
-            Piece(partition, schemas[schema], int(inputs.rows[line]), data)
-            for line, (partition, _, _, schema), data in zip(lines, own, parts, strict=True)
+            Piece(line.partition, schemas[line.schema.checksum], line.rows, data)
+            for line, data in zip(lines, parts, strict=True)
         ]
         del parts
         plugin, endpoint = plane()
@@ -359,13 +417,27 @@ class Run(ABC):
             self.fetching -= 1
         return fetched
 
-    def schema(self, inputs: Inputs, number: int, stage: str, receiver: str) -> Any:
+    def lines(self, output: int, stage: str, receiver: str) -> list[Line]:
+        """Return the lines of an output, in the order of the input partitions. The first task here fetches those of all
+        outputs of this worker."""
+        with self.reading:
+            if self.inputs is None:
+                # The task that had the lock before may have seen the end of this run.
+                self.raise_if_closed()
+                places = self.places or []
+                wanted = [(place.object, place.part, place.size, [place.address]) for place in places]
+                source = f"{places[0].stage} index" if places else ""
+                self.inputs = [read_index(part) for part in self.fetch(source, wanted, stage, receiver)]
+        return sorted((line for own in self.inputs for line in own.lines(output)), key=attrgetter("partition"))
+
+    def schema(self, schema: SchemaAt, stage: str, receiver: str) -> Any:
         """Fetch a schema, once for each worker; most inputs have the same one."""
-        if number not in self.schemas:
-            name, address, size = inputs.schemas[number]
-            (described,) = self.fetch(f"{inputs.stage} schema", [(name, 0, size, [address])], stage, receiver)
-            self.schemas.setdefault(number, self.read_schema(described))
-        return self.schemas[number]
+        if schema.checksum not in self.schemas:
+            source = f"{self.places[0].stage} schema" if self.places else ""
+            wanted = [(schema.object, 0, schema.size, [schema.address])]
+            (described,) = self.fetch(source, wanted, stage, receiver)
+            self.schemas.setdefault(schema.checksum, self.read_schema(described))
+        return self.schemas[schema.checksum]
 
     def wait_for_restart(self, error: Exception) -> None:
         """Wait for the restart: the scheduler closes the run if one of its workers is gone."""
@@ -382,8 +454,8 @@ class Run(ABC):
     # --- in the event loop ------------------------------------------------------------------------------------------
 
     async def barrier(self, run_ids: Sequence[int]) -> int:
-        """Run the barrier, when all partitions were added: send each worker the parts of its outputs, then notify the
-        scheduler.
+        """Run the barrier, when all partitions were added: tell each worker where the parts of its outputs are listed,
+        then notify the scheduler.
 
         Raises:
             distributed.Reschedule: The run is closed, and the shuffle restarts.
@@ -396,20 +468,28 @@ class Run(ABC):
 
     async def _barrier(self, run_ids: Sequence[int]) -> int:
         self.raise_if_closed()
-        consistent = all(isinstance(moved, Moved) and moved == self.run_id for moved in run_ids)
+        moved = [own for own in run_ids if isinstance(own, Moved) and own == self.run_id]
+        consistent = len(moved) == len(run_ids)
         if consistent:
-            given = (moved.added for moved in run_ids if isinstance(moved, Moved))
-            added = sorted(given, key=lambda own: own.partition)
-            rows = sum(int(put.rows.sum()) for own in added for put in own.puts)
-            unwanted = sum(own.unwanted for own in added)
             cohorts = np.diff([0, *self.cohorts]).tolist()
             # A worker that joined later may run the barrier, and have no data plane.
             if (plugin := self.worker.plugins.get("mission-control")) is not None:
+                rows, unwanted = sum(own.rows for own in moved), sum(own.unwanted for own in moved)
                 self.say(plugin, "shuffle-in", rows=rows, unwanted=unwanted, cohorts=cohorts)
+            added: defaultdict[str, list[Moved]] = defaultdict(list)
+            for own in moved:
+                added[own.worker].append(own)
             try:
-                # The messages are large if there are many inputs and outputs.
-                inputs = await asyncio.to_thread(inputs_of, added, self.outputs_of)
-                await asyncio.gather(*(self.tell(worker, own) for worker, own in inputs.items()))
+                made = await asyncio.gather(*(self.ask_for_index(worker, own) for worker, own in added.items()))
+                indexes = [index for index in made if index is not None]
+                consistent = len(indexes) == len(made)
+                if consistent:
+                    await asyncio.gather(
+                        *(
+                            self.tell(worker, [index.place(part) for index in indexes if index.sizes[part]])
+                            for part, worker in enumerate(self.outputs_of)
+                        )
+                    )
             except OSError:
                 # A worker is gone, so the scheduler closes this run and begins another.
                 with suppress(TimeoutError):
@@ -419,12 +499,24 @@ class Run(ABC):
         await self.worker.scheduler.shuffle_barrier(id=self.id, run_id=self.run_id, consistent=consistent)
         return self.run_id
 
-    async def tell(self, worker: str, inputs: Inputs) -> None:
+    async def ask_for_index(self, worker: str, added: list[Moved]) -> Index | None:
+        """Have a worker make the index of the partitions that it added."""
+        numbers = [own.number for own in sorted(added, key=attrgetter("partition"))]
+
+        async def once() -> Any:
+            self.raise_if_closed()
+            other = self.worker.rpc(worker)
+            return await other.mission_control_shuffle_index(shuffle_id=self.id, run_id=self.run_id, numbers=numbers)
+
+        answer = await retry(once, TELL_TIMES, TELL_PAUSE_S, TELL_PAUSE_MAX_S, operation=f"{self}: index of {worker}")
+        return Index(*answer) if answer is not None else None
+
+    async def tell(self, worker: str, places: list[Place]) -> None:
         async def once() -> None:
             self.raise_if_closed()
             other = self.worker.rpc(worker)
             took = await other.mission_control_shuffle_inputs(
-                shuffle_id=self.id, run_id=self.run_id, inputs=ToPickle(inputs)
+                shuffle_id=self.id, run_id=self.run_id, places=[tuple(place) for place in places]
             )
             if not took:
                 raise OSError(f"{worker} is leaving")
@@ -445,7 +537,7 @@ class Run(ABC):
 
     async def inputs_done(self) -> None:
         self.raise_if_closed()
-        if self.inputs is None and self.worker.address in self.outputs_of:
+        if self.places is None and self.worker.address in self.outputs_of:
             raise P2PConsistencyError(f"{self} did not receive its inputs")
         self.transferred = True
 
@@ -485,11 +577,15 @@ class Run(ABC):
 
     def end(self) -> None:
         """Free what was put here, and end fetches, because no message will report the loss of their objects."""
+        self.added.clear()
         self.free(self.objects.copy())
         endpoint = self.endpoint()
-        if self.fetching and self.inputs is not None and endpoint is not None:
-            names = [name for _, name, _, _ in self.inputs.puts] + [name for name, _, _ in self.inputs.schemas]
-            endpoint.lost(names, f"shuffle {self.id} was closed")
+        if self.fetching and endpoint is not None:
+            names = {place.object for place in self.places or ()}
+            for own in self.inputs or ():
+                names.update(name for _, name, _, _ in own.puts)
+                names.update(schema.object for schema in own.schemas)
+            endpoint.lost(list(names), f"shuffle {self.id} was closed")
 
     def free(self, names: Iterable[str]) -> None:
         """Free objects that were put here. Several threads may call this."""
@@ -512,12 +608,27 @@ def plane() -> tuple[MissionControlWorker, _native.Endpoint]:
     return plugin, endpoint
 
 
-async def take_inputs(shuffles: ShuffleWorkerPlugin | None, shuffle_id: Any, run_id: int, inputs: Inputs) -> bool:
+async def give_index(
+    shuffles: ShuffleWorkerPlugin | None, shuffle_id: Any, run_id: int, numbers: list[int]
+) -> Index | None:
+    """Handle :meth:`Run.ask_for_index` on a worker; it may arrive more than once.
+
+    Returns:
+        ``None``: the shuffle has to restart.
+    """
+    if shuffles is None:
+        return None
+    run: Any = await shuffles._get_shuffle_run(shuffle_id, run_id)
+    # In a thread, because it sorts a line for each part.
+    return await asyncio.to_thread(run.make_index, list(numbers))
+
+
+async def take_inputs(shuffles: ShuffleWorkerPlugin | None, shuffle_id: Any, run_id: int, places: Any) -> bool:
     """Handle the message of :meth:`Run.tell` on a worker; it may arrive more than once. Return false if the worker
     leaves."""
     if shuffles is None:
         return False
     run: Any = await shuffles._get_shuffle_run(shuffle_id, run_id)
-    if run.inputs is None:
-        run.inputs = inputs
+    if run.places is None:
+        run.places = [Place(*place) for place in places]
     return True

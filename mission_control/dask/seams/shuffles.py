@@ -316,11 +316,17 @@ def of_job(plugin: MissionControlScheduler, scheduler: Scheduler, spec: Any, num
 
 
 def listen(worker: Worker) -> None:
-    """Add the handler by which a worker receives the parts of its output partitions."""
+    """Add the handlers by which a worker gives and receives where the parts of output partitions are."""
 
-    async def take_inputs(shuffle_id: Any, run_id: int, inputs: Any) -> bool:
+    async def take_inputs(shuffle_id: Any, run_id: int, places: Any) -> bool:
         from mission_control.dask.p2p.run import take_inputs
 
-        return await take_inputs(worker.plugins.get("shuffle"), shuffle_id, run_id, inputs)
+        return await take_inputs(worker.plugins.get("shuffle"), shuffle_id, run_id, places)
+
+    async def give_index(shuffle_id: Any, run_id: int, numbers: Any) -> Any:
+        from mission_control.dask.p2p.run import give_index
+
+        return await give_index(worker.plugins.get("shuffle"), shuffle_id, run_id, numbers)
 
     worker.handlers["mission_control_shuffle_inputs"] = take_inputs
+    worker.handlers["mission_control_shuffle_index"] = give_index

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 /// Version of the protocol between controller and workers: increased with every change that an older one would not
 /// understand, or would misunderstand.
-pub const PROTOCOL: u32 = 8;
+pub const PROTOCOL: u32 = 9;
 
 /// Everything that a worker shall do now; absent fields require nothing.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
