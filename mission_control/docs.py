@@ -230,7 +230,8 @@ def paragraphs(text: str) -> Iterator[str]:
 def seams() -> str:
     """Return the page of the design with Dask, with a table of what is replaced there."""
     import mission_control.dask.scheduler
-    import mission_control.dask.worker  # noqa: F401 - both know all seams
+    import mission_control.dask.seams.follow
+    import mission_control.dask.worker  # noqa: F401 - these know all seams
     from mission_control.dask.seams.seam import Seam
 
     rows = ["", "| in Dask | what ours does | in place |", "|---|---|---|"]

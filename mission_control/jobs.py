@@ -111,7 +111,12 @@ def job(
     deadline: float | None = None,
     client: Client | None = None,
 ) -> Iterator[str]:
-    """Assign everything that is submitted inside to this job, including tasks that its tasks submit.
+    """Assign everything that is submitted inside to this job, including tasks that its tasks submit, and what threads
+    submit that are started inside.
+
+    Of other threads nobody can tell whether they belong to the job. While it demands encryption they are refused
+    (`JobRejected`); where it makes another demand, the log says that they are outside. Inside `job` of its own a thread
+    belongs to that one.
 
     Gives the name under which the job was admitted: another one if the cluster already has a job of this name.
 
@@ -135,6 +140,8 @@ def job(
     import dask
     from distributed import get_client
 
+    from mission_control.dask.seams.follow import into_threads
+
     spec = specification(
         name,
         priority=priority,
@@ -151,7 +158,7 @@ def job(
         raise JobRejected(f"job {name}: {admitted['refused']}")
     spec["job"] = admitted["job"]
     try:
-        with dask.annotate(**{ANNOTATION: spec}):
+        with into_threads(client, spec), dask.annotate(**{ANNOTATION: spec}):
             yield spec["job"]
     finally:
         if client.status == "running":
