@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import io
 import os
 import signal
 import subprocess
 import time
+import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -193,6 +195,55 @@ def test_a_task_that_is_cancelled_is_interrupted(client, tried, tmp_path):
     waits.cancel()
     until(path.exists, "its thread was interrupted")
     del waits
+
+
+def jar_files(dask_worker: Any) -> int:
+    return len(list(Path(dask_worker.local_directory, "jars").glob("*")))
+
+
+def with_entry(jar: bytes, name: str) -> bytes:
+    """The same classes in an archive of other content."""
+    archive = io.BytesIO(jar)
+    with zipfile.ZipFile(archive, "a") as file:
+        file.writestr(name, name)
+    return archive.getvalue()
+
+
+def test_jars_that_no_task_uses_are_dropped(client, tried, jar):
+    """20 archives, one after the other, and the first one again."""
+    (worker, *_) = workers_of(client)
+    given = {"what": "process", "count": 0}
+
+    def keep_few(dask_worker: Any, most: int) -> None:
+        from mission_control.jvm import jars
+
+        jars.IDLE_MAX = most
+
+    client.run(keep_few, most=4, workers=[worker])
+    try:
+        archives = [client.submit(put, [with_entry(jar, f"entry {number}")], pure=False) for number in range(20)]
+        processes = {
+            client.submit(java, "Tried", jars=[archive], arguments=given, pure=False, workers=[worker]).result(60)
+            for archive in [*archives, archives[0]]
+        }
+        assert len(processes) == 1
+        assert client.run(jar_files, workers=[worker])[worker] == 4
+        links = [path.readlink().name for path in Path(f"/proc/{processes.pop()}/fd").iterdir() if path.is_symlink()]
+        assert 1 <= len({name for name in links if ".jar" in name} - {LIBRARY.name}) <= 17
+    finally:
+        client.run(keep_few, most=64, workers=[worker])
+
+
+def test_equal_jars_are_one_file(client, tried, jar):
+    (worker, *_) = workers_of(client)
+    before = client.run(jar_files)[worker]
+    for _ in range(3):
+        archive = client.submit(put, [with_entry(jar, "the same")], pure=False)
+        given = {"what": "arguments", "count": 1}
+        done = client.submit(java, "Tried", jars=[archive], arguments=given, pure=False, workers=[worker])
+        assert done.result(60) == given
+        del archive, done
+    assert client.run(jar_files)[worker] == before + 1
 
 
 def test_a_process_ends_with_its_worker(jar):

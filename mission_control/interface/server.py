@@ -24,6 +24,7 @@ from mission_control.interface.session import Leases, Session
 
 if TYPE_CHECKING:
     from mission_control.dask.worker import MissionControlWorker
+    from mission_control.jvm.jars import Jars
     from mission_control.jvm.process import Jvm
 
 logger = logging.getLogger(__name__)
@@ -68,6 +69,8 @@ class Interface:
         self.executors: dict[str, Executor] = {}
         self.jvm: Jvm | None = None
         """The Java process, once a task needed it."""
+        self.jars: Jars | None = None
+        """The jars of its tasks, once one needed them."""
         self.alone = threading.Lock()
         """Held by a task that runs in a separate Java process."""
         self.closed = False

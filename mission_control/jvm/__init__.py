@@ -4,15 +4,14 @@ paper 001, listing 4.1 and table 4.2)."""
 from __future__ import annotations
 
 import json
-import os
-import tempfile
+import threading
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mission_control._native import Cancelled
-from mission_control.objects import Reference, check_has_result, data_plane, fetch
+from mission_control.objects import Reference, check_has_result, data_plane
 from mission_control.programs import ProgramFailed
 from mission_control.programs.process import LOOK_S, is_cancelled
 
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from distributed import Worker
 
     from mission_control.interface.server import Interface
+    from mission_control.jvm.jars import Jars
 
 __all__ = ["java"]
 
@@ -63,8 +63,6 @@ def java(
     # Imported only in workers: a client does not need it.
     from mission_control.interface.calls import described
     from mission_control.interface.server import interface_of
-    from mission_control.interface.session import Session
-    from mission_control.jvm.process import Jvm, JvmDied, shared
 
     worker, plugin, _ = data_plane("java")
     check_has_result("java", plugin)
@@ -75,7 +73,32 @@ def java(
     check(name, jars, inputs, arguments, timeout)
     interface = interface_of(plugin)
     given = {"class": name, "arguments": arguments, "inputs": [described(own) for own in inputs]}
-    given["jars"] = [str(file_of(worker, jar)) for jar in jars]
+    with jars_of(worker, interface).of(jars) as files:
+        given["jars"] = [str(path) for path in files]
+        return run(name, plugin, interface, given, jars, timeout)
+
+
+_first = threading.Lock()
+
+
+def jars_of(worker: Worker, interface: Interface) -> Jars:
+    """Return the files of jars of a worker."""
+    from mission_control.jvm.jars import Jars
+
+    with _first:
+        if interface.jars is None:
+            interface.jars = Jars(Path(worker.local_directory, "jars"))
+        return interface.jars
+
+
+def run(
+    name: str, plugin: Any, interface: Interface, given: dict[str, Any], jars: list[Reference], timeout: float | None
+) -> Any:
+    """Run a task in the shared process, and again alone if that ended during it."""
+    from mission_control.interface.session import Session
+    from mission_control.jvm.process import Jvm, JvmDied, shared
+
+    worker = plugin.worker
     died: JvmDied | None = None
     for attempt in range(ATTEMPTS):
         try:
@@ -130,23 +153,3 @@ def check(name: Any, jars: list[Any], inputs: Sequence[Any], arguments: Any, tim
         raise TypeError(
             f"java({name!r}, arguments=..): JSON cannot say it: {error}; put data, and give it as an input"
         ) from None
-
-
-def file_of(worker: Worker, jar: Reference) -> Path:
-    """Return the path of a jar on this worker; the first task that needs it fetches it."""
-    folder = Path(worker.local_directory, "jars")
-    path = folder / f"{jar.object}.jar"
-    if not path.exists():
-        # Two tasks may fetch it at once; with a lock, all tasks that need it would block their threads.
-        folder.mkdir(exist_ok=True)
-        content = fetch(jar)
-        descriptor, name = tempfile.mkstemp(dir=folder)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                for part in content:
-                    file.write(part)
-            os.replace(name, path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
-    return path

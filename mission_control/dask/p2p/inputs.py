@@ -12,7 +12,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count as counting
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -135,44 +134,63 @@ def index_of(added: Sequence[Added], outputs_of: Sequence[Sequence[int]]) -> lis
         added: The input partitions of one worker.
         outputs_of: The numbers of each worker's outputs.
     """
-    puts = [(own, put) for own in added for put in own.puts]
-    lengths = [len(put.outputs) for _, put in puts]
-    nothing = np.zeros(0, dtype=np.uint32)
-    table = {
-        "outputs": np.concatenate([nothing, *(put.outputs for _, put in puts)]),
-        "put": np.repeat(np.arange(len(puts), dtype=np.uint32), lengths),
-        "part": np.concatenate([nothing, *(np.arange(length, dtype=np.uint32) for length in lengths)]),
-        "sizes": np.concatenate([nothing.astype(np.uint64), *(put.sizes for _, put in puts)]),
-        "rows": np.concatenate([nothing.astype(np.uint64), *(put.rows for _, put in puts)]),
-    }
     worker_of = np.zeros(sum(map(len, outputs_of)), dtype=np.uint32)
     for worker, outputs in enumerate(outputs_of):
         worker_of[np.asarray(outputs, dtype=np.intp)] = worker
-    workers = worker_of[table["outputs"]]
-    order = np.lexsort((table["outputs"], workers))
-    edges = np.searchsorted(workers[order], np.arange(len(outputs_of) + 1))
-    parts = []
-    for first, last in pairwise(edges.tolist()):
-        lines = {name: column[order[first:last]] for name, column in table.items()}
-        parts.append(pickle.dumps(picked(puts, lines), protocol=5) if first < last else b"")
-    return parts
+    puts = [(own, put, worker_of[put.outputs]) for own in added for put in own.puts]
+    # One worker after the other, because all lines together may be large.
+    return [lines_of(worker, puts) for worker in range(len(outputs_of))]
 
 
-def picked(puts: Sequence[tuple[Added, Put]], lines: dict[str, np.ndarray]) -> Inputs:
-    """Return lines with the puts that they name."""
-    used, lines["put"] = np.unique(lines["put"], return_inverse=True)
+def lines_of(worker: int, puts: Sequence[tuple[Added, Put, np.ndarray]]) -> bytes:
+    """Return the lines of one worker's outputs. `puts` has for each put the workers of its parts."""
     schemas: dict[bytes, tuple[int, SchemaAt]] = {}
-    kept = []
-    for added, put in (puts[number] for number in used):
+    kept: list[tuple[Any, str, str, int]] = []
+    parts, chosen = [], []
+    for added, put, workers in puts:
+        (part,) = np.nonzero(workers == worker)
+        if not len(part):
+            continue
         name, size = added.schema_at
         number, _ = schemas.setdefault(added.schema, (len(schemas), SchemaAt(added.schema, name, added.address, size)))
         kept.append((added.partition, put.object, added.address, number))
-    return Inputs(puts[0][0].stage, kept, [place for _, place in schemas.values()], **lines)
+        parts.append(part.astype(np.uint32))
+        chosen.append(put)
+    if not chosen:
+        return b""
+    outputs = np.concatenate([put.outputs[part] for put, part in zip(chosen, parts, strict=True)])
+    order = np.argsort(outputs, kind="stable")
+    lines = {
+        "outputs": outputs[order],
+        "put": np.repeat(np.arange(len(chosen), dtype=np.uint32), [len(part) for part in parts])[order],
+        "sizes": np.concatenate([put.sizes[part] for put, part in zip(chosen, parts, strict=True)])[order],
+        "rows": np.concatenate([put.rows[part] for put, part in zip(chosen, parts, strict=True)])[order],
+        "part": np.concatenate(parts)[order],
+    }
+    stage = puts[0][0].stage
+    buffers: list[pickle.PickleBuffer] = []
+    inputs = Inputs(stage, kept, [schema for _, schema in schemas.values()], **lines)
+    head = pickle.dumps(inputs, protocol=5, buffer_callback=buffers.append)
+    arrays = [own.raw() for own in buffers]
+    sizes = np.array([len(head), *map(len, arrays)], dtype=np.uint64)
+    return b"".join([len(sizes).to_bytes(8, "little"), sizes.tobytes(), *map(padded, (head, *arrays))])
+
+
+def padded(data: Any) -> bytes:
+    """Return bytes up to a place where an array may begin."""
+    return bytes(data) + bytes(-len(data) % 8)
 
 
 def read_index(part: Any) -> Inputs:
-    """Return the lines of a part of an index."""
-    return pickle.loads(part)
+    """Return the lines of a part of an index; they use its memory."""
+    memory = memoryview(part).cast("B")
+    count = int.from_bytes(memory[:8], "little")
+    sizes = np.frombuffer(memory, np.uint64, count, 8).tolist()
+    at, pieces = 8 + 8 * count, []
+    for size in sizes:
+        pieces.append(memory[at : at + size])
+        at += size + -size % 8
+    return pickle.loads(pieces[0], buffers=pieces[1:])
 
 
 def numbered(worker_for: Mapping[Any, str]) -> dict[Any, int]:

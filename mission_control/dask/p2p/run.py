@@ -421,14 +421,15 @@ class Run(ABC):
         """Return the lines of an output, in the order of the input partitions. The first task here fetches those of all
         outputs of this worker."""
         with self.reading:
+            # The task that had the lock before may have seen the end of this run.
+            self.raise_if_closed()
             if self.inputs is None:
-                # The task that had the lock before may have seen the end of this run.
-                self.raise_if_closed()
                 places = self.places or []
                 wanted = [(place.object, place.part, place.size, [place.address]) for place in places]
                 source = f"{places[0].stage} index" if places else ""
                 self.inputs = [read_index(part) for part in self.fetch(source, wanted, stage, receiver)]
-        return sorted((line for own in self.inputs for line in own.lines(output)), key=attrgetter("partition"))
+            inputs = self.inputs
+        return sorted((line for own in inputs for line in own.lines(output)), key=attrgetter("partition"))
 
     def schema(self, schema: SchemaAt, stage: str, receiver: str) -> Any:
         """Fetch a schema, once for each worker; most inputs have the same one."""
@@ -586,6 +587,9 @@ class Run(ABC):
                 names.update(name for _, name, _, _ in own.puts)
                 names.update(schema.object for schema in own.schemas)
             endpoint.lost(list(names), f"shuffle {self.id} was closed")
+        # They lie in memory of the data plane. A task that fetches them has just seen the end of this run.
+        with self.reading:
+            self.inputs = None
 
     def free(self, names: Iterable[str]) -> None:
         """Free objects that were put here. Several threads may call this."""

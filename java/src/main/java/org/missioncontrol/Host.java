@@ -4,15 +4,9 @@ import com.google.gson.JsonObject;
 import java.io.IOException;
 import java.io.PrintWriter;
 import java.io.StringWriter;
-import java.io.UncheckedIOException;
-import java.net.MalformedURLException;
-import java.net.URL;
-import java.net.URLClassLoader;
-import java.nio.file.Path;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
-import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
 import java.util.concurrent.Future;
@@ -28,7 +22,7 @@ public final class Host {
     private final Worker asked;
 
     private final ExecutorService threads = Executors.newCachedThreadPool(Host::daemon);
-    private final Map<List<String>, ClassLoader> loaders = new ConcurrentHashMap<>();
+    private final Loaders loaders = new Loaders();
     /** By credential; guarded by itself. */
     private final Map<String, Future<?>> running = new HashMap<>();
 
@@ -90,9 +84,10 @@ public final class Host {
 
     private void run(String name, JsonObject task) {
         Context context = new Context(worker, mappings, task);
+        List<String> jars = List.of(Worker.GSON.fromJson(task.get("jars"), String[].class));
         try {
             try {
-                ClassLoader loader = loaderOf(List.of(Worker.GSON.fromJson(task.get("jars"), String[].class)));
+                ClassLoader loader = loaders.take(jars);
                 Thread.currentThread().setContextClassLoader(loader);
                 Class<?> found = Class.forName(task.get("class").getAsString(), true, loader);
                 Object made = found.getDeclaredConstructor().newInstance();
@@ -120,6 +115,7 @@ public final class Host {
         } finally {
             Thread.interrupted();
             Thread.currentThread().setContextClassLoader(Host.class.getClassLoader());
+            loaders.giveBack(jars);
             boolean idle;
             synchronized (running) {
                 running.remove(name);
@@ -128,21 +124,6 @@ public final class Host {
             if (idle) {
                 mappings.idle();
             }
-        }
-    }
-
-    private ClassLoader loaderOf(List<String> jars) {
-        return loaders.computeIfAbsent(jars, paths -> {
-            URL[] urls = paths.stream().map(Host::urlOf).toArray(URL[]::new);
-            return new URLClassLoader(urls, Host.class.getClassLoader());
-        });
-    }
-
-    private static URL urlOf(String path) {
-        try {
-            return Path.of(path).toUri().toURL();
-        } catch (MalformedURLException error) {
-            throw new UncheckedIOException(error);
         }
     }
 
