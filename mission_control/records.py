@@ -6,7 +6,11 @@ import json
 import time
 from collections import deque
 from collections.abc import Iterator
-from typing import Any
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 BYTES_MAX = 64 << 20
 """Bytes of records that are kept; beyond this the oldest are dropped. Three sorts of 64 MiB in a lab make 0.3 MB."""
@@ -30,11 +34,15 @@ class Log:
         while self.bytes > self.most_bytes:
             self.bytes -= len(self.kept.popleft())
 
-    def since(self, seen: int) -> tuple[int, list[dict[str, Any]]]:
-        """Return how many records there have been, and those after the first ``seen`` that are still kept."""
+    def texts_since(self, seen: int) -> tuple[int, list[str]]:
+        """Return how many records there have been, and those after the first ``seen`` that are still kept, as text."""
         first = self.next - len(self.kept)
-        new = list(self.kept)[max(0, seen - first) :]
-        return self.next, [json.loads(text) for text in new]
+        return self.next, list(islice(self.kept, max(0, seen - first), None))
+
+    def since(self, seen: int) -> tuple[int, list[dict[str, Any]]]:
+        """As :meth:`texts_since`, parsed."""
+        count, texts = self.texts_since(seen)
+        return count, [json.loads(text) for text in texts]
 
     def last(self, kind: str, **values: Any) -> dict[str, Any] | None:
         """Return the newest record of a kind with these values that is still kept."""
@@ -48,3 +56,12 @@ class Log:
                 record = json.loads(text)
                 if record["kind"] == kind and all(record.get(name) == value for name, value in values.items()):
                     yield record
+
+
+def records_since(client: Client, seen: int) -> tuple[int, list[dict[str, Any]]]:
+    """Ask a scheduler for its records: how many there have been, and those after the first ``seen`` that it still has.
+
+    They are parsed here: the scheduler has better things to do.
+    """
+    count, lines = client.sync(client.scheduler.mission_control_since, seen=seen)
+    return count, [json.loads(line) for line in lines.splitlines()]

@@ -13,6 +13,7 @@ from distributed import Client, Event, LocalCluster, wait
 
 import mission_control
 from mission_control import _native
+from mission_control.records import records_since
 from mission_control.workers import workers_of
 from tests.conftest import data, resources, status, until
 
@@ -126,7 +127,7 @@ def test_a_broadcast_whose_owner_dies_goes_on_from_a_receiver():
         os.kill(pid, signal.SIGKILL)
         until(lambda: owner not in status(client)["workers"], "it is gone")
         broadcast(client, readers, reference, 3)
-        _, records = client.sync(client.scheduler.mission_control_since, seen=0)
+        _, records = records_since(client, 0)
         assert not [record for record in records if record["kind"] == "recomputed"]
 
         def kept() -> bool:

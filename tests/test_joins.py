@@ -84,10 +84,11 @@ LOST = [
     ("times with a zone", "UTC us", "Berlin ns"),
     ("spans", "s", "us"),
     *(("numbers", own, "bool[pyarrow]") for own in ("int64", "bool", "Float64", "category of ints")),
+    ("numbers", "bool[pyarrow]", "bool[pyarrow]"),
     ("numbers", "bool", "decimals"),
     ("numbers", "category of ints", "decimals"),
 ]
-"""Pairs of which Dask 2026 loses rows."""
+"""Pairs of which Dask 2026 loses rows; of two Arrow truth values where some are missing."""
 HOWS = ("inner", "left", "outer")
 
 

@@ -16,6 +16,7 @@ from distributed import Client, LocalCluster, wait
 
 import mission_control
 from mission_control import fetch, put
+from mission_control.records import records_since
 from tests.conftest import status, until
 
 PARTS, BYTES, MAPS = 4, 200_000, 12
@@ -46,7 +47,7 @@ def expected(part: int) -> list[str]:
 
 
 def records(client: Client, kind: str) -> list[dict[str, Any]]:
-    return [own for own in client.sync(client.scheduler.mission_control_since, seen=0)[1] if own["kind"] == kind]
+    return [own for own in records_since(client, 0)[1] if own["kind"] == kind]
 
 
 def bytes_at(client: Client) -> dict[str, int]:

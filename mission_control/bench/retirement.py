@@ -11,6 +11,7 @@ from typing import Any
 from mission_control import fetch, job, put
 from mission_control.environment import describe
 from mission_control.objects import Reference
+from mission_control.records import records_since
 from mission_control.workers import workers_of
 from mission_control.worlds.local import local_cluster
 
@@ -72,7 +73,7 @@ def measure(
                 client.retire_workers([one])
                 samples[RETIRE].append(time.perf_counter() - began)
                 assert client.submit(count, made, pure=False).result() == got
-                _, records = client.sync(client.scheduler.mission_control_since, seen=0)
+                _, records = records_since(client, 0)
                 recomputed += sum(record["kind"] == "recomputed" for record in records)
                 del made
     rows: list[dict[str, Any]] = [

@@ -450,9 +450,10 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
             return set()
         return set(self.scheduler.workers) - self.joined_workers() - super().status(0)["without"].keys() - self.late
 
-    async def on_since(self, seen: int) -> tuple[int, list[dict[str, Any]]]:
-        """Return the records after the first ``seen`` ones."""
-        return self.log.since(seen)
+    async def on_since(self, seen: int) -> tuple[int, str]:
+        """Return how many records there have been, and those after the first ``seen`` ones: a line of JSON for each."""
+        count, texts = self.log.texts_since(seen)
+        return count, await asyncio.to_thread("\n".join, texts)
 
     async def on_ended(self, job: str | None = None, most: int = 10) -> Any:
         """Return the record of the last ended job of this name; ``None``: names of the ``most`` that ended last."""

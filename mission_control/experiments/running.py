@@ -17,6 +17,7 @@ from mission_control.experiments import observed
 from mission_control.experiments.points import Conditions, Measuring, Planned, Watch
 from mission_control.experiments.result import Point
 from mission_control.jobs import JobRejected
+from mission_control.records import records_since
 from mission_control.scenario import Scenario, not_in_force
 from mission_control.worlds import READS, WORLDS
 from mission_control.worlds.site import Site
@@ -183,13 +184,13 @@ class Watcher:
         self.status: dict[str, Any] = {}
         self.missed = 0
         """Records that the scheduler dropped between two requests: it keeps a bounded number."""
-        self.seen, _ = client.sync(client.scheduler.mission_control_since, seen=ALL_SEEN)
+        self.seen, _ = records_since(client, ALL_SEEN)
 
     def look(self) -> dict[str, Any]:
         """The cluster's status, reduced to these jobs."""
         try:
             status = self.client.sync(self.client.scheduler.mission_control_status)
-            seen, new = self.client.sync(self.client.scheduler.mission_control_since, seen=self.seen)
+            seen, new = records_since(self.client, self.seen)
         except (OSError, RuntimeError):
             return self.status  # the scheduler is unreachable or busy; the next request returns the same records
         self.missed += max(0, seen - self.seen - len(new))

@@ -18,8 +18,8 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-Kind = Literal["s", "ms", "us", "ns", "number", "dask"]
-"""The type in which a key is compared: a unit of time, a number, or as Dask does."""
+Kind = Literal["s", "ms", "us", "ns", "number", "truth", "dask"]
+"""The type in which a key is compared: a unit of time, a number, a truth value that may be missing, or as Dask does."""
 
 UNITS: dict[str, int] = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 """Units of time of pandas, and how many of each are a second."""
@@ -75,7 +75,8 @@ def common_kinds(left: list[Any], right: list[Any]) -> tuple[Kind, ...] | None:
 
 def _common(left: Any, right: Any) -> Kind:
     if left == right:
-        return "dask"
+        # The hash of Arrow's truth values depends on whether the partition has missing ones.
+        return "truth" if left == pd.ArrowDtype(pa.bool_()) else "dask"
     one, other = unit_of(left), unit_of(right)
     if one is not None and other is not None:
         alike = one == other and plain_time(left) and plain_time(right)
@@ -129,6 +130,9 @@ def compared(column: pd.Series, kind: Kind) -> Any:
         missing = np.nan if kind == "number" else NAT
         of_categories = compared(column.dtype.categories.to_series(), kind)
         return np.append(of_categories, missing)[column.cat.codes.to_numpy()]
+    if kind == "truth":
+        # Truth values have the hashes of these numbers.
+        return np.where(column.isna(), 2, column.fillna(False).to_numpy(np.int8))
     if kind != "number":
         return in_unit(column, kind)
     if column.dtype == object:

@@ -10,6 +10,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from contextlib import nullcontext, suppress
 from dataclasses import fields
 from itertools import count as counting
@@ -170,8 +171,8 @@ class Run(ABC):
         self.indexing = threading.Lock()
         self.places: list[Place] | None = None
         """Where the lines of the outputs of this worker are."""
-        self.inputs: list[Inputs] | None = None
-        """These lines, once a task has fetched them."""
+        self.inputs: Future[list[Inputs]] | None = None
+        """These lines, once a task fetches them."""
         self.reading = threading.Lock()
         self.transferred = False
         self.fetching = 0
@@ -419,17 +420,26 @@ class Run(ABC):
 
     def lines(self, output: int, stage: str, receiver: str) -> list[Line]:
         """Return the lines of an output, in the order of the input partitions. The first task here fetches those of all
-        outputs of this worker."""
+        outputs of this worker; others wait, and share its error."""
         with self.reading:
-            # The task that had the lock before may have seen the end of this run.
             self.raise_if_closed()
-            if self.inputs is None:
-                places = self.places or []
-                wanted = [(place.object, place.part, place.size, [place.address]) for place in places]
-                source = f"{places[0].stage} index" if places else ""
-                self.inputs = [read_index(part) for part in self.fetch(source, wanted, stage, receiver)]
-            inputs = self.inputs
-        return sorted((line for own in inputs for line in own.lines(output)), key=attrgetter("partition"))
+            is_first = self.inputs is None
+            inputs = self.inputs = self.inputs or Future()
+        if is_first:
+            try:
+                inputs.set_result(self.read_indexes(stage, receiver))
+            except BaseException as error:
+                with self.reading:
+                    self.inputs = None
+                inputs.set_exception(error)
+                raise
+        return sorted((line for own in inputs.result() for line in own.lines(output)), key=attrgetter("partition"))
+
+    def read_indexes(self, stage: str, receiver: str) -> list[Inputs]:
+        places = self.places or []
+        wanted = [(place.object, place.part, place.size, [place.address]) for place in places]
+        source = f"{places[0].stage} index" if places else ""
+        return [read_index(part) for part in self.fetch(source, wanted, stage, receiver)]
 
     def schema(self, schema: SchemaAt, stage: str, receiver: str) -> Any:
         """Fetch a schema, once for each worker; most inputs have the same one."""
@@ -581,15 +591,15 @@ class Run(ABC):
         self.added.clear()
         self.free(self.objects.copy())
         endpoint = self.endpoint()
+        with self.reading:
+            # They lie in memory of the data plane.
+            inputs, self.inputs = self.inputs, None
         if self.fetching and endpoint is not None:
             names = {place.object for place in self.places or ()}
-            for own in self.inputs or ():
+            for own in inputs.result() if inputs is not None and inputs.done() and not inputs.exception() else ():
                 names.update(name for _, name, _, _ in own.puts)
                 names.update(schema.object for schema in own.schemas)
             endpoint.lost(list(names), f"shuffle {self.id} was closed")
-        # They lie in memory of the data plane. A task that fetches them has just seen the end of this run.
-        with self.reading:
-            self.inputs = None
 
     def free(self, names: Iterable[str]) -> None:
         """Free objects that were put here. Several threads may call this."""
