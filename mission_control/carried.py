@@ -19,7 +19,6 @@ from enum import Enum
 from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
-import numpy as np
 
 from mission_control import _native
 from mission_control.objects import Reference, references_in
@@ -36,14 +35,20 @@ HAS_GC = 1 << 14
 
 def kind_of(own: type) -> str:
     """Return what objects of a type hold, see :class:`mission_control._native.Finder`."""
+    # Called for types of results, and not where the command line only prints its help.
+    import numpy as np
+
     if issubclass(own, Reference):
         return "reference"
-    library = own.__module__.partition(".")[0]
+    if not isinstance(module := own.__module__, str):
+        return "unknown"
+    library = module.partition(".")[0]
     walked = own.__flags__ & HAS_GC
     if library == "pyarrow" or own in HOLD_NOTHING or issubclass(own, (Enum, datetime.tzinfo)):
         return "plain"
     if issubclass(own, np.ndarray):
-        return "array"
+        # Masked arrays and records have code of Python that says what they are.
+        return "array" if own is np.ndarray else "unknown"
     if library == "pandas":
         return "walked" if walked else "plain"
     if library == "numpy":
@@ -105,10 +110,10 @@ def carried_by(value: Any) -> set[Reference]:
         return set()
     if isinstance(value, Reference):
         return {value}
-    if (held := FINDER.find(value)) is not None:
-        return set({own.object: own for own in held}.values())
     finder = _Finder()
     try:
+        if (held := FINDER.find(value)) is not None:
+            return set({own.object: own for own in held}.values())
         finder.dump(value)
     except Exception:
         # The value cannot be sent, so it stays here: it holds the references met so far, and those that the garbage
@@ -130,11 +135,14 @@ class TaskObjects:
         self._lock = threading.Lock()
         self._put: defaultdict[Any, list[str]] = defaultdict(list)
         self._carried: dict[Any, set[Reference]] = {}
+        self.on_put: Callable[[], None] = lambda: None
+        """Called when a task has put an object, in its thread."""
 
     def put(self, task: Any, name: str) -> None:
         """Record that a task has put an object."""
         with self._lock:
             self._put[task].append(name)
+        self.on_put()
 
     def hand_on(self, task: Any, names: Iterable[str]) -> None:
         """Record that a task's next step names these objects, so they outlive the task."""

@@ -6,7 +6,6 @@ demo takes one sample of each, so its ratio is an impression and not a measureme
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -58,7 +57,7 @@ def unchanged_program(say: Callable[[str], None]) -> dict[str, Any]:
     for mode in (bench.DISK, bench.OURS):
         say(f"runs {PROGRAMS[name]} on a cluster with {'Mission Control' if mode == bench.OURS else 'Dask alone'}")
         # A worker that misses a heartbeat while its cluster closes would print a traceback.
-        with bench.cluster_with(mode, bench.memory_for(case, nbytes), logging.CRITICAL) as client:
+        with bench.cluster_with(mode, bench.memory_for(case, nbytes)) as client:
             for size in (min(WARM_UP, nbytes), nbytes):
                 (seconds[mode], _), _, found[mode] = bench.run(client, case, bench.inputs_on(client, case, size))
             if mode == bench.OURS:

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, overload
 
@@ -37,6 +37,8 @@ class Reference:
     __slots__ = ("__weakref__", "_sizes", "address", "copies", "job", "kept", "object", "stage", "worker")
     _live: ClassVar[dict[int, str]] = {}
     """The job of each reference in this process, by identity: equal references are counted separately."""
+    on_made: ClassVar[dict[int, Callable[[], None]]] = {}
+    """Called when a reference was made in this process, by the identity of who listens."""
 
     def __init__(
         self,
@@ -59,6 +61,8 @@ class Reference:
         self.stage = stage
         self._sizes = sizes if isinstance(sizes, bytes) else array("Q", sizes).tobytes()
         Reference._live[id(self)] = job
+        for call in list(Reference.on_made.values()):
+            call()
 
     def __del__(self) -> None:
         Reference._live.pop(id(self), None)

@@ -83,9 +83,11 @@ WALKED = {
     "a frame": lambda own: pd.DataFrame({"a": array_of(own, 3), "b": 1}),
     "a series": lambda own: pd.Series(array_of(own, 3)),
     "an index": lambda own: pd.Index(array_of(own, 3)),
-    "an attribute of an array": lambda own: np.ma.masked_array(array_of(own, 3), mask=[1, 0, 0]),
 }
 PICKLED = {
+    "a masked array": lambda own: np.ma.masked_array(array_of(own, 3), mask=[1, 0, 0]),
+    "a list with a record array": lambda own: [np.rec.array([(1, 2.0)], dtype=[("a", int), ("O", float)]), own],
+    "a list with times": lambda own: [np.array(["2026-01-01"], dtype="M8[us]"), own],
     "a tuple with names": lambda own: Pair(1, own),
     "a default": lambda own: defaultdict(lambda: own),
     "a function": lambda own: lambda: own,
@@ -152,3 +154,37 @@ def test_values_that_change_meanwhile_are_searched_all_the_same():
     finally:
         stop.set()
         thread.join()
+
+
+def test_arrays_with_code_of_their_own_are_searched_by_many_threads():
+    """The first walk ran that code, with a lock held: the process stood still."""
+    own = made()
+    values = [np.ma.array([1.0, 2.0]), np.rec.array([(1,)], dtype=[("a", int)]), own]
+
+    def search() -> None:
+        for _ in range(300):
+            assert carried_by(values) == {own}
+
+    threads = [threading.Thread(target=search, daemon=True) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+def test_a_class_without_a_module_or_many_classes_harm_nobody():
+    own = made()
+    odd = type("Odd", (), {})
+    odd.__module__ = None  # type: ignore[assignment]
+    assert carried_by([odd(), own]) == {own}
+    many = [type(f"T{number}", (), {})() for number in range(5000)]
+    assert carried_by([Held(None), *many, own]) == {own}
+    fields = [type(f"D{number}", (dict,), {"__module__": __name__}) for number in range(600)]
+    for field in fields:
+        globals()[field.__name__] = field
+    try:
+        assert carried_by([*(field() for field in fields), own]) == {own}
+    finally:
+        for field in fields:
+            del globals()[field.__name__]

@@ -267,6 +267,9 @@ def test_an_error_on_a_worker_costs_no_program_anything(clusters):
             client.run(break_worker, *where, number % 2 == 1)
             plain(client)
             named(client)
+            if where[2] == "look":
+                # It is only called where something of ours is used.
+                objects(client)
             parts |= {own["part"] for own in off(client)}
             if not any(client.run(mend_worker).values()):
                 unmet.add(where)

@@ -89,25 +89,34 @@ def test_another_demand_is_said_aloud_once(client, pool, caplog):
     assert len(said) == 1 and "transport tcp" in said[0]
 
 
-def test_jobs_of_two_threads_leave_a_third_to_itself(client):
-    """Nobody can tell to which of the two it belongs."""
-    begun, done = threading.Barrier(3), threading.Event()
+def test_a_thread_of_somebody_else_stays_outside(client):
+    """As in a server: one request is inside a job that demands encryption, and another begins."""
+    begun, done = threading.Event(), threading.Event()
 
-    def inside(name: str) -> None:
-        with mission_control.job(name, client=client):
-            begun.wait(60)
+    def inside() -> Any:
+        with mission_control.job("theirs", client=client, encrypt="opportunistic") as name:
+            begun.set()
             done.wait(60)
+            return name, in_thread(lambda: client.submit(job_here, pure=False).result(60))
 
-    threads = [threading.Thread(target=inside, args=(name,)) for name in ("one", "two")]
-    for thread in threads:
-        thread.start()
-    begun.wait(60)
-    try:
-        assert in_thread(lambda: client.submit(job_here, pure=False).result(60)) is None
-    finally:
-        done.set()
-        for thread in threads:
-            thread.join()
+    with ThreadPoolExecutor(1) as requests:
+        request = requests.submit(inside)
+        begun.wait(60)
+        try:
+            assert in_thread(lambda: client.submit(job_here, pure=False).result(60)) is None
+        finally:
+            done.set()
+        name, found = request.result(60)
+        assert name == found
+    assert threading.Thread.start.__name__ == "start" and not hasattr(threading.Thread.start, "__wrapped__")
+
+
+def test_threads_of_threads_belong_to_the_job(client):
+    def submits_in_thread() -> Any:
+        return in_thread(lambda: client.submit(job_here, pure=False).result(60))
+
+    with mission_control.job("deep", client=client, encrypt="opportunistic") as name:
+        assert in_thread(submits_in_thread) == name
 
 
 def submits_inside(_: Any) -> tuple[str, str]:

@@ -166,21 +166,54 @@ def test_keys_of_the_index_and_of_several_columns(here):
     assert [rows(own) for own in results] == [same, same, rows(by_two_wanted)]
 
 
-def test_a_third_frame_joins_what_was_placed_by_the_common_type(here):
+@pytest.mark.parametrize("how", ["inner", "left", "right"])
+@pytest.mark.parametrize(
+    ("kind", "one", "other"),
+    [
+        ("times", "us", "s"),
+        ("times", "s", "us"),
+        ("times", "us", "ns"),
+        ("times", "Arrow us", "Arrow ns"),
+        ("numbers", "bool[pyarrow]", "int64"),
+        ("numbers", "int64", "bool[pyarrow]"),
+    ],
+)
+def test_a_third_frame_joins_what_was_placed_by_the_common_type(here, kind, one, other, how):
     """Dask does not move the first join's result again: it relies on where its rows are."""
-    left, right = sides("times", "us", "s", False)
-    third = pd.DataFrame({"key": KEYS["times"]["us"], "third": np.arange(ROWS)})
-    first = dd.from_pandas(left, npartitions=3, sort=False).merge(
-        dd.from_pandas(right, npartitions=4, sort=False), broadcast=False, on="key"
-    )
-    both = first.merge(dd.from_pandas(third, npartitions=4, sort=False), broadcast=False, on="key").compute()
-    assert sorted(both["third"]) == list(range(ROWS)) and (both["third"] == both["left"]).all()
+    left, right = sides(kind, one, other, False)
+    key = right["key"] if how == "right" else left["key"]
+    if left.merge(right, on="key", how=how)["key"].dtype == object:
+        pytest.skip("pandas joins the result with no other column of this type")
+    third = pd.DataFrame({"key": key.drop_duplicates(), "third": np.arange(key.nunique())})
+    parts = [dd.from_pandas(own, npartitions=4, sort=False) for own in (left, right, third)]
+    first = parts[0].merge(parts[1], broadcast=False, on="key", how=how)
+    both = first.merge(parts[2], broadcast=False, on="key", how="left").compute()
+    wanted = left.merge(right, on="key", how=how).merge(third, on="key", how="left")
+    columns = ["left", "right", "third"]
+    as_rows = [sorted(map(tuple, own[columns].fillna(-1).astype(int).to_numpy().tolist())) for own in (both, wanted)]
+    assert as_rows[0] == as_rows[1]
 
 
+def test_a_partition_that_is_not_as_its_meta_says(here):
+    """It is in a finer unit."""
+    times = hours.dt.as_unit("s")
+    frames = [
+        pd.DataFrame({"key": times[:20], "left": np.arange(20)}),
+        pd.DataFrame({"key": times[20:].dt.as_unit("ns"), "left": np.arange(20, ROWS)}),
+    ]
+    meta = frames[0].iloc[:0]
+    left = dd.from_map(lambda at: frames[at], range(2), meta=meta)
+    right = pd.DataFrame({"key": times.dt.as_unit("us"), "right": np.arange(ROWS)})
+    got = left.merge(dd.from_pandas(right, npartitions=3, sort=False), on="key", broadcast=False, shuffle_method="p2p")
+    assert sorted(got["right"].compute()) == list(range(ROWS))
+
+
+@pytest.mark.filterwarnings("ignore:Dask annotations")
 def test_explain_says_how_keys_are_compared(here):
-    joined(*sides("times", "s", "ms", False), on="key").compute()
-    shuffles_now = [own["why"] for job in status(here)["jobs"] for own in job["shuffles"]]
-    assert any("compares as ms" in why for why in shuffles_now)
+    with mission_control.job("explained", client=here) as name:
+        joined(*sides("times", "s", "ms", False), on="key").compute()
+        (own,) = [job for job in status(here)["jobs"] if job["job"] == name]
+    assert len(own["shuffles"]) == 2 and all("compares as s" in shuffle["why"] for shuffle in own["shuffles"])
 
 
 def test_sides_that_are_carried_by_two_engines_are_refused(here, monkeypatch):
@@ -202,6 +235,10 @@ def test_times_far_from_1970_stay_in_their_places():
     far = pd.Series(np.array(["3000-01-01", "NaT", "1969-12-31"], dtype="M8[s]"))
     placed = in_unit(far, "ns")
     assert placed[1] == NAT and placed[2] == -86_400 * 10**9 and placed[0] != NAT
+    assert list(in_unit(pd.Series([np.nan, np.nan]), "us")) == [NAT, NAT]
+    with pytest.raises(ValueError, match="key 'at' has"):
+        in_unit(pd.Series([{"no": "time"}], name="at"), "us")
+    assert list(in_unit(pd.Series(np.array([1_500, 2_000, "NaT"], dtype="M8[ms]")), "s")) == [NAT, 2, NAT]
     assert (in_unit(far.dt.as_unit("us"), "ns") == placed).all()
 
 

@@ -177,9 +177,9 @@ CASES = [
 
 
 def measure(
-    nbytes: int, rounds: int, names: tuple[str, ...], say: Callable[[str], None] = lambda _: None
+    nbytes: int, rounds: int, names: tuple[str, ...], threads: int = 1, say: Callable[[str], None] = lambda _: None
 ) -> dict[str, Any]:
-    """Measure the cases of these names.
+    """Measure the cases of these names, with workers of so many threads.
 
     Returns:
         ``rows``: case, what, mode, and of the last run of each round (medians): wall_s, cpu_s_per_gib (all workers),
@@ -202,7 +202,7 @@ def measure(
             raise PrerequisiteMissing(f"{case.name} needs --size {LARGER_BYTES_MIN / 2**30:.2f}GiB or more")
     rows, ratios, carried = [], {}, {}
     for case in cases:
-        samples, carried[case.name] = measure_case(case, nbytes, rounds, say)
+        samples, carried[case.name] = measure_case(case, nbytes, rounds, threads, say)
         of_case = [row(case, mode, taken, nbytes) for mode, taken in samples.items()]
         rows += of_case
         medians = {own["mode"]: own for own in of_case}
@@ -250,7 +250,7 @@ Sample = tuple[tuple[float, float], tuple[float, float]]
 
 
 def measure_case(
-    case: Case, nbytes: int, rounds: int, say: Callable[[str], None]
+    case: Case, nbytes: int, rounds: int, threads: int, say: Callable[[str], None]
 ) -> tuple[dict[str, list[Sample]], float]:
     """Measure each mode in each round; a first round is not counted: modules are imported in it.
 
@@ -262,7 +262,8 @@ def measure_case(
     samples: dict[str, list[Sample]] = {mode: [] for mode in case.modes}
     fingerprints: dict[str, tuple[int, int]] = {}
     with ExitStack() as stack:
-        clients = {mode: stack.enter_context(cluster_with(mode, memory_for(case, nbytes))) for mode in case.modes}
+        memory = memory_for(case, nbytes)
+        clients = {mode: stack.enter_context(cluster_with(mode, memory, threads)) for mode in case.modes}
         inputs = {mode: inputs_on(client, case, nbytes) for mode, client in clients.items()}
         # One that is larger than memory takes minutes, and finds nothing in memory that was there before.
         for number in range(0 if case.in_memory else 1, rounds + 1):
@@ -355,13 +356,13 @@ def memory_for(case: Case, nbytes: int) -> int:
 
 
 @contextmanager
-def cluster_with(mode: str, memory: int, silence_logs: int = logging.CRITICAL) -> Iterator[Client]:
-    """Start a cluster of one mode, whose workers have so many bytes of memory each."""
+def cluster_with(mode: str, memory: int, threads: int = 1, silence_logs: int = logging.CRITICAL) -> Iterator[Client]:
+    """Start a cluster of one mode, whose workers have so many bytes of memory each, and threads."""
     from distributed import Client
 
     options = {
         "n_workers": WORKERS,
-        "threads_per_worker": 1,
+        "threads_per_worker": threads,
         "dashboard_address": "127.0.0.1:0",
         "memory_limit": memory,
     }

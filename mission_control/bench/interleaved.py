@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from distributed import Client
@@ -42,6 +42,29 @@ def compared(
         }
         for mode, taken in samples.items()
     ]
+
+
+def for_threads(threads: Sequence[int], measure: Callable[[int], dict[str, Any]]) -> dict[str, Any]:
+    """Measure with workers of these numbers of threads, one after the other.
+
+    Args:
+        measure: Takes a number of threads; returns ``rows``, ``ratios`` by name, and more.
+
+    Returns:
+        The same, of all: rows have their ``threads``, and names of ratios begin with them. What is by name in another
+        entry is under that name of each. One number of threads leaves the names as they are.
+    """
+    found = {count: measure(count) for count in threads}
+    first = next(iter(found.values()))
+
+    def named(entry: str) -> dict[str, Any]:
+        if len(found) == 1:
+            return first[entry]
+        return {f"{count} threads, {name}": own for count, of in found.items() for name, own in of[entry].items()}
+
+    by_name = {entry: named(entry) for entry, own in first.items() if isinstance(own, dict) and entry != "environment"}
+    rows = [{"threads": count, **row} for count, own in found.items() for row in own["rows"]]
+    return {**first, **by_name, "rows": rows, "threads": list(found)}
 
 
 def cpu_of_workers(client: Client) -> float:

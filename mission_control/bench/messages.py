@@ -33,8 +33,8 @@ ECHOES = 300
 """Round trips of a small message in each sample."""
 
 
-def measure(rounds: int, say: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
-    """Measure both, in plain and encrypted, objects of each size and round trips.
+def measure(rounds: int, threads: int = 1, say: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
+    """Measure both, in plain and encrypted, objects of each size and round trips, with workers of so many threads.
 
     Returns:
         ``rows``: what, mode, wall_s, mib_per_s (none for round trips), cpu_s_per_gib (both workers), spread of wall_s;
@@ -44,7 +44,7 @@ def measure(rounds: int, say: Callable[[str], None] = lambda _: None) -> dict[st
     for encrypted in (False, True):
         modes = {"tls://" if encrypted else "tcp://": None, "mission://": None}
         with ExitStack() as stack:
-            clients = {mode: stack.enter_context(cluster(mode, encrypted, stack)) for mode in modes}
+            clients = {mode: stack.enter_context(cluster(mode, encrypted, threads, stack)) for mode in modes}
             for size in SIZES:
                 count = min(SAMPLE_OBJECTS, SAMPLE_BYTES // size)
                 what = f"{_native.format_bytes(size)} objects{', encrypted' if encrypted else ''}"
@@ -61,10 +61,10 @@ def measure(rounds: int, say: Callable[[str], None] = lambda _: None) -> dict[st
     return {"rows": rows, "ratios": ratios, "rounds": rounds, "environment": describe()}
 
 
-def cluster(mode: str, encrypted: bool, stack: ExitStack) -> Client:
+def cluster(mode: str, encrypted: bool, threads: int, stack: ExitStack) -> Client:
     own = local_cluster(
         n_workers=2,
-        threads_per_worker=1,
+        threads_per_worker=threads,
         protocol=mode,
         security=Security.temporary() if encrypted else None,
         memory_limit="4GiB",

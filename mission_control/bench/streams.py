@@ -32,8 +32,8 @@ STAGE_HASHES = 4
 TRANSPORTS = ("tcp", "auto")
 
 
-def measure(size: int, rounds: int, say: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
-    """Measure all three, in turn with put and fetch.
+def measure(size: int, rounds: int, threads: int = 1, say: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
+    """Measure all three, in turn with put and fetch, with workers of so many threads.
 
     Returns:
         ``rows``: what, mode, transport, wall_s, cpu_s (both workers), spread of wall_s; ``ratios``: of medians;
@@ -43,7 +43,7 @@ def measure(size: int, rounds: int, say: Callable[[str], None] = lambda _: None)
     rows: list[dict[str, Any]] = []
     ratios: dict[str, float] = {}
     latency: dict[str, dict[str, float]] = {}
-    workers = {"n_workers": 2, "threads_per_worker": 1, "memory_limit": f"{8 * max(size, 1 << 30)}B"}
+    workers = {"n_workers": 2, "threads_per_worker": threads, "memory_limit": f"{8 * max(size, 1 << 30)}B"}
     with (
         local_cluster(**workers, dashboard_address=":0") as cluster,
         Client(cluster, set_as_default=False) as client,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -137,9 +138,14 @@ def sort(
     print_ratios(result)
 
 
+def threads_of_a_worker(default: str) -> Any:
+    """The option --threads; `default` in words."""
+    return typer.Option("--threads", metavar="N", min=1, help=f"Threads of a worker; repeat it  [default: {default}]")
+
+
 @app.command()
 @bounded(
-    lambda o: len(o["case"] or range(7)) * (25 + 110 * (o["rounds"] + 1) * gib(o["size"])),
+    lambda o: len(o["threads"] or [1]) * len(o["case"] or range(7)) * (25 + 110 * (o["rounds"] + 1) * gib(o["size"])),
     size="256MiB",
     rounds=1,
     case=["shuffle", "merge"],
@@ -150,6 +156,7 @@ def dask(
     case: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Case to measure, e.g. shuffle; repeatable [all]")
     ] = None,
+    threads: Annotated[list[int] | None, threads_of_a_worker("1")] = None,
     as_json: Json = False,
 ) -> None:
     """Compare unchanged Dask programs with and without Mission Control.
@@ -158,26 +165,30 @@ def dask(
     modes are compared by content. Without --case, cases that need more data than --size are left out.
     """
     from mission_control.bench.dask import CASES, fits, measure
+    from mission_control.bench.interleaved import for_threads
 
     nbytes = bytes_of(size, "--size")
     known = [own.name for own in CASES]
     names = tuple(case or [own.name for own in CASES if fits(own, nbytes)])
     one_of("--case", names, known, known)
-    result = measured(as_json, lambda: measure(nbytes, rounds, names, say))
+    result = measured(
+        as_json, lambda: for_threads(threads or [1], lambda count: measure(nbytes, rounds, names, count, say))
+    )
     if result is None:
         return
-    print(f"{size}, 4 workers of one thread, {rounds} rounds; the last of three runs, and the first, with cold memory")
-    print(f"{'what':<34}{'mode':<18}{'seconds':>8}{'CPU-s/GiB':>11}{'first, s':>10}{'CPU-s/GiB':>11}  spread")
+    print(f"{size}, 4 workers, {rounds} rounds; the last of three runs, and the first, with cold memory")
+    measured_of = f"{'seconds':>8}{'CPU-s/GiB':>11}{'first, s':>10}{'CPU-s/GiB':>11}"
+    print(f"{'threads':<9}{'what':<34}{'mode':<18}{measured_of}  spread")
     for row in result["rows"]:
         low, high = row["spread"]
         print(
-            f"{row['what']:<34}{row['mode']:<18}{row['wall_s']:>8.2f}{row['cpu_s_per_gib']:>11.2f}"
+            f"{row['threads']:<9}{row['what']:<34}{row['mode']:<18}{row['wall_s']:>8.2f}{row['cpu_s_per_gib']:>11.2f}"
             f"{row['first_wall_s']:>10.2f}{row['first_cpu_s_per_gib']:>11.2f}  {low:.2f} to {high:.2f} s"
         )
     print_ratios(result)
     print("of all bytes between processes Mission Control carried:")
     for name, part in result["carried"].items():
-        print(f"  {name:<20}{part:>8.2%}")
+        print(f"  {name:<32}{part:>8.2%}")
 
 
 @app.command()
@@ -222,9 +233,7 @@ def queries(
 @bounded(lambda o: 45 * o["rounds"] * len(o["threads"] or range(3)), rounds=2)
 def overhead(
     rounds: Annotated[int, typer.Option(metavar="N", min=1, help="Pairs of samples")] = 30,
-    threads: Annotated[
-        list[int] | None, typer.Option(metavar="N", min=1, help="Threads of a worker; repeat it  [default: 1, 4, 8]")
-    ] = None,
+    threads: Annotated[list[int] | None, threads_of_a_worker("1, 4, 8")] = None,
     as_json: Json = False,
 ) -> None:
     """Measure the overhead for programs that shuffle nothing: pairs of Dask alone and Dask with Mission Control."""
@@ -242,50 +251,59 @@ def overhead(
 
 
 @app.command()
-@bounded(lambda o: 20 + 25 * (o["rounds"] + 1), rounds=1)
+@bounded(lambda o: len(o["threads"] or range(3)) * (20 + 25 * (o["rounds"] + 1)), rounds=1)
 def messages(
     rounds: Annotated[int, typer.Option(metavar="N", min=1, help="Samples of each variant; prints medians")] = 5,
+    threads: Annotated[list[int] | None, threads_of_a_worker("1, 4, 8")] = None,
     as_json: Json = False,
 ) -> None:
     """Compare results between Dask workers over tcp:// and mission://.
 
     Both are measured plain and encrypted.
     """
+    from mission_control.bench.interleaved import for_threads
     from mission_control.bench.messages import measure
+    from mission_control.bench.overhead import THREADS
 
-    if (result := measured(as_json, lambda: measure(rounds, say))) is None:
+    call = partial(measure, rounds, say=say)
+    if (result := measured(as_json, lambda: for_threads(threads or THREADS, call))) is None:
         return
-    print(f"{'what':<32}{'protocol':<12}{'ms':>10}{'MiB/s':>8}{'CPU-s/GiB':>11}  spread")
+    print(f"{'threads':<9}{'what':<32}{'protocol':<12}{'ms':>10}{'MiB/s':>8}{'CPU-s/GiB':>11}  spread")
     for row in result["rows"]:
         low, high = row["spread"]
         rate = f"{row['mib_per_s']:>8.0f}{row['cpu_s_per_gib']:>11.2f}" if row["mib_per_s"] else " " * 19
         print(
-            f"{row['what']:<32}{row['mode']:<12}{row['wall_s'] * 1e3:>10.2f}{rate}"
+            f"{row['threads']:<9}{row['what']:<32}{row['mode']:<12}{row['wall_s'] * 1e3:>10.2f}{rate}"
             f"  {low * 1e3:.2f} to {high * 1e3:.2f} ms"
         )
     print_ratios(result)
 
 
 @app.command()
-@bounded(lambda o: 20 + (o["rounds"] + 1) * (20 + 60 * gib(o["size"])), size="128MiB", rounds=1)
+@bounded(
+    lambda o: len(o["threads"] or [1]) * (20 + (o["rounds"] + 1) * (20 + 60 * gib(o["size"]))), size="128MiB", rounds=1
+)
 def streams(
     size: Annotated[str, typer.Option(metavar="SIZE", help="Bytes to carry, e.g. 256MiB")] = "1GiB",
     rounds: Annotated[int, typer.Option(metavar="N", min=1, help="Samples of each variant; prints medians")] = 5,
+    threads: Annotated[list[int] | None, threads_of_a_worker("1")] = None,
     as_json: Json = False,
 ) -> None:
     """Compare streams with put and fetch.
 
     Throughput, latency of small writes, and two stages that run at the same time.
     """
+    from mission_control.bench.interleaved import for_threads
     from mission_control.bench.streams import measure
 
-    if (result := measured(as_json, lambda: measure(bytes_of(size, "--size"), rounds, say))) is None:
+    call = partial(measure, bytes_of(size, "--size"), rounds, say=say)
+    if (result := measured(as_json, lambda: for_threads(threads or [1], call))) is None:
         return
-    print(f"{'what':<40}{'mode':<28}{'transport':<11}{'seconds':>9}{'CPU-s':>8}  spread")
+    print(f"{'threads':<9}{'what':<40}{'mode':<28}{'transport':<11}{'seconds':>9}{'CPU-s':>8}  spread")
     for row in result["rows"]:
         low, high = row["spread"]
         print(
-            f"{row['what']:<40}{row['mode']:<28}{row['transport']:<11}{row['wall_s']:>9.2f}{row['cpu_s']:>8.2f}"
+            f"{row['threads']:<9}{row['what']:<40}{row['mode']:<28}{row['transport']:<11}{row['wall_s']:>9.2f}{row['cpu_s']:>8.2f}"
             f"  {low:.2f} to {high:.2f} s"
         )
     for transport, own in result["latency_ms"].items():

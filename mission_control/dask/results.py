@@ -7,7 +7,9 @@ The search is skipped if the task put nothing and no reference that it could hav
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from typing import Any
 
 from distributed import worker as dask_worker
@@ -58,7 +60,7 @@ def watch(worker: Any, plugin: Any) -> None:
     part = PARTS.part("results", "objects that results name may be freed late, and tasks cannot delegate")
     INSTALLED.append(part)
     run, run_async = SEAMS
-    part.replace(run, dask_worker, run_and_look)
+    part.put_in(run, dask_worker, lambda run_task: run_and_look(part, run_task))
     part.replace(run_async, dask_worker, run_and_note)
 
 
@@ -69,24 +71,40 @@ def unwatch(worker: Any) -> None:
         INSTALLED.pop().undo()
 
 
-def run_and_look(
-    run_task: Callable[..., Any], task: Any, data: dict, execution_state: dict, key: Any, *rest: Any, **more: Any
-) -> Any:
-    worker = execution_state["worker"]
-    plugin = PLUGINS.get(id(worker))
-    if plugin is None:
-        return run_task(task, data, execution_state, key, *rest, **more)
-    run = begun(worker, key, task)
-    thread = plugin.thread
-    thread.run, thread.delegated = run, None
-    if (turns := plugin.turns) is None:
-        message = run_task(task, data, execution_state, key, *rest, **more)
-    else:
-        with turns.turn_of(key):
+def run_and_look(part: Part, run_task: Callable[..., Any]) -> Callable[..., Any]:
+    """Return Dask's function that runs a task, with what is ours around it. It is called for each task."""
+
+    @functools.wraps(run_task)
+    def run(task: Any, data: dict, execution_state: dict, key: Any, *rest: Any, **more: Any) -> Any:
+        worker = execution_state["worker"]
+        plugin = PLUGINS.get(id(worker))
+        if plugin is None or part.is_off:
+            return run_task(task, data, execution_state, key, *rest, **more)
+        number = turns = None
+        try:
+            number = begun(worker, key, task)
+            plugin.thread.run, plugin.thread.delegated = number, None
+            turns = plugin.turns
+        except ERRORS as error:
+            part.fail(error)
+        with nullcontext() if turns is None else turns.turn_of(key):
             message = run_task(task, data, execution_state, key, *rest, **more)
+        try:
+            return is_over(plugin, key, number, message)
+        except ERRORS as error:
+            part.fail(error)
+        return message
+
+    return run
+
+
+def is_over(plugin: Any, key: Any, run: int | None, message: Any) -> Any:
+    """Return Dask's message of a task that is over, or the one that replaces it."""
     if plugin.early.is_done:
         plugin.early.ended(message.get("actual_exception"))
-    elif message["op"] == "task-finished":
+    elif message["op"] == "task-finished" and (
+        type(message["result"]) is Delegation or plugin.thread.delegated is not None or plugin.objects.are_used()
+    ):
         return looked(plugin, key, run, message)
     return message
 

@@ -103,6 +103,8 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
     """Whether two jobs or more were named, so that they share threads and messages by weight."""
     shares = False
     """Whether what shares threads and messages was put in."""
+    transition: Any
+    """Dask calls it if it is there: while tasks use something of ours."""
     steps = False
     """Whether tasks of this cluster have delegated."""
     interface: Interface | None = None
@@ -122,6 +124,7 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
         self.worker = worker
         self.process = os.getpid()
         self.begin()
+        self.objects.on_put = self.watch_tasks
         self.rescheduled: dict[Any, tuple[int, int | None]] = {}
         """How often each task was rescheduled, and by which run last."""
         self.rescheduling = threading.Lock()
@@ -166,6 +169,9 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
             await self.teardown(worker)
             return
         results.watch(worker, self)
+        Reference.on_made[id(self)] = self.watch_tasks
+        if Reference._live:
+            self.watch_tasks()
         # Dask's heartbeats carry it to the scheduler.
         worker.metrics[self.name] = self.parts.callback(self.memory)
         report = PeriodicCallback(self.parts.callback(self.report), _native.REPORT_EVERY_MS)
@@ -260,6 +266,8 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
         self.early.close()
         self.parts.undo()
         results.unwatch(worker)
+        Reference.on_made.pop(id(self), None)
+        self.__dict__.pop("transition", None)
         if "mission_control.interface.server" in sys.modules:
             from mission_control.interface.server import close_interface
 
@@ -311,6 +319,7 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
             # Use the scheduler's number of the run, so that the worker's messages about the task belong to it.
             task.run_id = run
         self.continued[key, run] = streams
+        self.watch_tasks()
 
     def say(self, kind: str, **said: Any) -> None:
         # If the scheduler is unreachable the data plane continues, and later reports repeat the totals.
@@ -326,6 +335,7 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
 
     def report(self, last_of: str | None = None) -> None:
         PLANES.sweep()
+        self.watch_tasks_if_used()
         for own in (self.turns, self.lanes):
             if own is not None:
                 own.weigh()
@@ -413,6 +423,7 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
             if run is None or run != last:
                 times += 1
                 self.rescheduled[key] = times, run
+                self.watch_tasks()
         if times <= RESCHEDULES_MAX:
             time.sleep(RESCHEDULE_AFTER_S * 2 ** (times - 1))
             raise Reschedule() from why
@@ -445,12 +456,26 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
         if task is not None and task.run_id == run and any(own[0] in lost for own in objects_of(task.run_spec)):
             self.say("step-lost", key=key, run=run)
 
-    def transition(self, key: Any, start: str, finish: str, **kwargs: Any) -> None:
-        """Called by Dask several times for each task."""
+    def watch_tasks(self) -> None:
+        """Have Dask call :meth:`on_transition`, several times for each task. May be called in any thread."""
+        self.transition = self.on_transition
+
+    def watch_tasks_if_used(self) -> None:
+        """Have Dask call nothing while tasks use nothing of ours."""
+        if not self.are_tasks_used():
+            self.__dict__.pop("transition", None)
+        # Another thread may have begun to use something meanwhile.
+        if self.are_tasks_used():
+            self.watch_tasks()
+
+    def are_tasks_used(self) -> bool:
+        return bool(self.rescheduled or self.continued or self.outputs or self.objects.are_used())
+
+    def on_transition(self, key: Any, start: str, finish: str, **kwargs: Any) -> None:
         if finish in RUNNING or (start not in RUNNING and finish != "memory"):
             return
         try:
-            if self.rescheduled or self.continued or self.outputs or self.objects.are_used():
+            if self.are_tasks_used():
                 self.over(key, start, finish)
         except ERRORS as error:
             self.parts.fault("transition", error)

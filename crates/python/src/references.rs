@@ -5,6 +5,7 @@
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::ffi;
 use pyo3::prelude::*;
+use pyo3::sync::MutexExt;
 use pyo3::types::PyType;
 use std::collections::{HashMap, HashSet};
 use std::ffi::{c_int, c_void};
@@ -12,6 +13,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// How many types are kept, of programs that make ever new ones.
 const TYPES_MAX: usize = 4096;
+/// How many types one value may have that are not known yet: for each of them the walk begins again.
+const NEW_TYPES_MAX: usize = 256;
 
 /// What objects of a type hold.
 #[derive(Clone, Copy)]
@@ -58,33 +61,37 @@ impl Finder {
 
     /// Returns the references that a value holds; `None`: nobody can tell without pickling it.
     fn find<'py>(&self, value: &Bound<'py, PyAny>) -> PyResult<Option<Vec<Bound<'py, PyAny>>>> {
-        loop {
-            let walked = walk_all(value, &self.kinds())?;
-            let New(own) = match walked {
+        let py = value.py();
+        for _ in 0..NEW_TYPES_MAX {
+            let New(own) = match walk_all(value, &self.kinds(py)) {
                 Ok(found) => return Ok(found),
                 Err(new) => new,
             };
             // Another thread may run in there, and change the value: the walk begins again.
-            let named: String = self.kind_of.bind(value.py()).call1((&own,))?.extract()?;
-            let mut kinds = self.kinds();
-            if kinds.len() >= TYPES_MAX {
-                kinds.clear();
-            }
-            kinds.insert(own.as_ptr(), (own.clone().unbind(), kind(&own, &named)));
+            let named: String = self.kind_of.bind(py).call1((&own,))?.extract()?;
+            let known = (own.clone().unbind(), kind(&own, &named));
+            let mut kinds = self.kinds(py);
+            let forgotten = if kinds.len() >= TYPES_MAX { std::mem::take(&mut *kinds) } else { Kinds::new() };
+            kinds.insert(own.as_ptr(), known);
+            drop(kinds);
+            // Code of Python may run where a type ends.
+            drop(forgotten);
         }
+        Ok(None)
     }
 }
 
 impl Finder {
-    fn kinds(&self) -> MutexGuard<'_, Kinds> {
-        self.kinds.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Does not wait with Python's lock.
+    fn kinds(&self, py: Python<'_>) -> MutexGuard<'_, Kinds> {
+        self.kinds.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 type Found<'py> = Option<Vec<Bound<'py, PyAny>>>;
 
 /// Runs no code of Python, so nothing that it has met is freed meanwhile.
-fn walk_all<'py>(value: &Bound<'py, PyAny>, kinds: &Kinds) -> PyResult<Result<Found<'py>, New<'py>>> {
+fn walk_all<'py>(value: &Bound<'py, PyAny>, kinds: &Kinds) -> Result<Found<'py>, New<'py>> {
     let py = value.py();
     let (mut seen, mut found, mut pending) = (HashSet::new(), Vec::new(), vec![value.as_ptr()]);
     while let Some(object) = pending.pop() {
@@ -94,10 +101,10 @@ fn walk_all<'py>(value: &Bound<'py, PyAny>, kinds: &Kinds) -> PyResult<Result<Fo
         let of = if is_type { object } else { unsafe { ffi::Py_TYPE(object) }.cast() };
         let Some((_, kind)) = kinds.get(&of) else {
             // SAFETY: as above; an object keeps its type.
-            return Ok(Err(New(unsafe { PyType::from_borrowed_type_ptr(py, of.cast()) })));
+            return Err(New(unsafe { PyType::from_borrowed_type_ptr(py, of.cast()) }));
         };
         match kind {
-            Kind::Unknown => return Ok(Ok(None)),
+            Kind::Unknown => return Ok(None),
             // A class holds nothing itself: those that are pickled by value are unknown.
             Kind::Plain => continue,
             _ if is_type || !seen.insert(object) => continue,
@@ -110,13 +117,13 @@ fn walk_all<'py>(value: &Bound<'py, PyAny>, kinds: &Kinds) -> PyResult<Result<Fo
                 }
                 // SAFETY: as above.
                 let array = unsafe { Bound::from_borrowed_ptr(py, object) };
-                if array.getattr("dtype")?.getattr("hasobject")?.extract()? && !items(&array, &mut pending) {
-                    return Ok(Ok(None));
+                if !items(&array, &mut pending) {
+                    return Ok(None);
                 }
             }
         }
     }
-    Ok(Ok(Some(found)))
+    Ok(Some(found))
 }
 
 fn kind(own: &Bound<'_, PyType>, named: &str) -> Kind {
@@ -143,11 +150,15 @@ fn walk(object: *mut ffi::PyObject, traverse: Traverse, pending: &mut Vec<*mut f
     unsafe { traverse(object, visit, std::ptr::from_mut(pending).cast()) };
 }
 
-/// The items of an array of objects. Returns false if they cannot be read.
+/// The items of an array, if they are objects. Returns false if nobody can tell what they hold. NumPy's own code makes the
+/// buffer; those of subclasses are unknown if they have code of their own (`kind_of`).
 fn items(array: &Bound<'_, PyAny>, pending: &mut Vec<*mut ffi::PyObject>) -> bool {
+    // Times, say, have no format of a buffer.
     let Ok(buffer) = PyUntypedBuffer::get(array) else { return false };
-    if buffer.format().to_bytes() != b"O" {
-        return false;
+    match buffer.format().to_bytes() {
+        b"O" => {}
+        // Of records, the names of fields may have the letter, too.
+        format => return !format.contains(&b'O'),
     }
     let (strides, shape) = (buffer.strides(), buffer.shape());
     let mut index = vec![0usize; shape.len()];

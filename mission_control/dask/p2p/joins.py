@@ -16,6 +16,9 @@ from mission_control.dask.p2p.keys import Keys, common_kinds
 
 TRANSFER = "assign_index_merge_transfer"
 """Dask's function that places the rows of one side, and moves them."""
+JOIN = "merge_unpack"
+"""Dask's function that joins two outputs."""
+JOIN_PARAMETERS = ("shuffle_id_left", "shuffle_id_right", "output_partition", "barrier_left", "barrier_right", "how")
 PARAMETERS = ("df", "index", "name", "npartitions", "id", "input_partition", "index_merge")
 
 
@@ -34,10 +37,29 @@ def other_side(scheduler: Scheduler, shuffle_id: Any) -> Any:
 def unlike_keys(scheduler: Scheduler, spec: DataFrameShuffleSpec, other: DataFrameShuffleSpec) -> Keys | None:
     """Return how the keys of one side of a join are compared; ``None``: as Dask does, each by its own type."""
     one, two = keys_of(scheduler, spec), keys_of(scheduler, other)
-    if one is None or two is None or len(one[1]) != len(two[1]):
+    joined = joined_as(scheduler, spec.id)
+    if one is None or two is None or joined is None or len(one[1]) != len(two[1]):
         return None
-    kinds = common_kinds(one[1], two[1])
+    how, is_left = joined
+    left, right = (one[1], two[1]) if is_left else (two[1], one[1])
+    kinds = common_kinds(left, right, how)
     return Keys(one[0], kinds) if kinds is not None else None
+
+
+def joined_as(scheduler: Scheduler, shuffle_id: Any) -> tuple[str, bool] | None:
+    """Return the kind of a join, and whether the shuffle moves its left side.
+
+    ``None``: the graph is not as expected.
+    """
+    barrier = scheduler.tasks.get(barrier_key(shuffle_id))
+    for task in barrier.dependents if barrier is not None else ():
+        function = getattr(task.run_spec, "func", None)
+        code = getattr(function, "__code__", None)
+        if getattr(function, "__name__", "") != JOIN or code is None or code.co_varnames[:6] != JOIN_PARAMETERS:
+            return None
+        left, right, _, _, _, how = task.run_spec.args[:6]
+        return (str(how), left == shuffle_id) if shuffle_id in (left, right) else None
+    return None
 
 
 def keys_of(scheduler: Scheduler, spec: DataFrameShuffleSpec) -> tuple[tuple[Any, ...] | None, list[Any]] | None:

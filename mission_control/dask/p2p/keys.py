@@ -2,8 +2,9 @@
 
 Dask places a row by the hash of its key's bytes. Times in nanoseconds and in microseconds, an Arrow truth value and a
 number, or a decimal and a number are equal for pandas and have unlike hashes. Dask then loses the rows that it places
-in unlike outputs, without a word. So such keys are converted to a common type before they are hashed. Keys of like
-types stay where Dask places them: frames that it has partitioned before, and will not move again, are placed like that.
+in unlike outputs, without a word. So such keys are converted to a common type before they are hashed. That is
+the type that the result's key has, because Dask does not move a result again that is joined on the same key. Keys of
+like types stay where Dask places them.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ UNITS: dict[str, int] = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 """Units of time of pandas, and how many of each are a second."""
 NAT = np.iinfo(np.int64).min
 """How NumPy and pandas store a missing time."""
+MISSING_TRUTH = 2
 
 
 @dataclass(frozen=True)
@@ -59,36 +61,39 @@ class Keys:
         return np.array(partitioning_index(index, npartitions), dtype=np.int64)
 
 
-def common_kinds(left: list[Any], right: list[Any]) -> tuple[Kind, ...] | None:
+def common_kinds(left: list[Any], right: list[Any], how: str = "outer") -> tuple[Kind, ...] | None:
     """Return the types in which keys of two sides are compared.
 
     Args:
         left: The types of pandas of one side's keys.
         right: Those of the other side's.
+        how: The kind of the join.
 
     Returns:
         ``None``: all are as Dask compares them.
     """
-    kinds = tuple(_common(*pair) for pair in zip(left, right, strict=True))
+    pairs = zip(left, right, strict=True) if how != "right" else zip(right, left, strict=True)
+    kinds = tuple(_common(*pair, how) for pair in pairs)
     return None if set(kinds) == {"dask"} else kinds
 
 
-def _common(left: Any, right: Any) -> Kind:
-    if left == right:
+def _common(main: Any, other: Any, how: str) -> Kind:
+    """`main` is the side whose type the result's key has, unless it has rows of both."""
+    truth = pd.ArrowDtype(pa.bool_())
+    if main == other:
         # The hash of Arrow's truth values depends on whether the partition has missing ones.
-        return "truth" if left == pd.ArrowDtype(pa.bool_()) else "dask"
-    one, other = unit_of(left), unit_of(right)
-    if one is not None and other is not None:
-        alike = one == other and plain_time(left) and plain_time(right)
-        return "dask" if alike else _finer(one, other)
-    numbers = [is_number(values_type(own)) for own in (left, right)]
-    if not any(numbers) or (as_float(left) and as_float(right)):
+        return "truth" if main == truth else "dask"
+    units = [unit for unit in (unit_of(main), unit_of(other)) if unit is not None]
+    if len(units) == 2:
+        alike = units[0] == units[1] and plain_time(main) and plain_time(other)
+        unit: Any = max(units, key=UNITS.__getitem__) if how == "outer" else units[0]
+        return "dask" if alike else unit
+    numbers = [is_number(values_type(own)) for own in (main, other)]
+    if not any(numbers) or (as_float(main) and as_float(other)):
         return "dask"
-    return "number" if all(numbers) or object in (values_type(left), values_type(right)) else "dask"
-
-
-def _finer(one: str, other: str) -> Any:
-    return max(one, other, key=UNITS.__getitem__)
+    if not all(numbers) and object not in (values_type(main), values_type(other)):
+        return "dask"
+    return "truth" if main == truth and how != "outer" else "number"
 
 
 def values_type(dtype: Any) -> Any:
@@ -127,17 +132,21 @@ def compared(column: pd.Series, kind: Kind) -> Any:
     if kind == "dask":
         return column.astype(np.float64, errors="ignore") if as_float(column.dtype) else column
     if isinstance(column.dtype, pd.CategoricalDtype):
-        missing = np.nan if kind == "number" else NAT
+        missing = {"number": np.nan, "truth": MISSING_TRUTH}.get(kind, NAT)
         of_categories = compared(column.dtype.categories.to_series(), kind)
         return np.append(of_categories, missing)[column.cat.codes.to_numpy()]
-    if kind == "truth":
-        # Truth values have the hashes of these numbers.
-        return np.where(column.isna(), 2, column.fillna(False).to_numpy(np.int8))
-    if kind != "number":
+    if kind in UNITS:
         return in_unit(column, kind)
     if column.dtype == object:
-        return np.fromiter((_float(own) for own in column.to_numpy()), np.float64, len(column))
-    return column.to_numpy(np.float64, na_value=np.nan)
+        numbers = np.fromiter((_float(own) for own in column.to_numpy()), np.float64, len(column))
+    else:
+        numbers = column.to_numpy(np.float64, na_value=np.nan)
+    if kind == "number":
+        return numbers
+    # Truth values have the hashes of these numbers. Others equal none of them, and may lie anywhere.
+    truth = np.full(len(column), MISSING_TRUTH, dtype=np.int8)
+    truth[numbers == 0], truth[numbers == 1] = 0, 1
+    return truth
 
 
 def _float(value: Any) -> float:
@@ -149,8 +158,23 @@ def _float(value: Any) -> float:
 
 
 def in_unit(column: pd.Series, unit: str) -> np.ndarray:
-    """Return times as int64 in a unit, modulo 2**64: equal times stay equal, however far from 1970."""
-    own = str(unit_of(column.dtype))
+    """Return times as int64 in a unit, modulo 2**64: equal times stay equal, however far from 1970.
+
+    Times between two of a coarser unit equal none of it, and may lie anywhere.
+
+    Raises:
+        ValueError: The column has something else than times.
+    """
+    own = unit_of(column.dtype)
+    if own is None:
+        # The partition is not of the type that the frame's meta has.
+        try:
+            column = pd.Series(pd.to_datetime(column)) if not column.isna().all() else column.astype("M8[s]")
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"key {column.name!r} has {column.dtype} where the frame's meta has times: {error}"
+            ) from None
+        own = str(unit_of(column.dtype))
     times: Any = column.array
     if isinstance(column.dtype, pd.ArrowDtype):
         stored = pa.array(times)
@@ -160,5 +184,8 @@ def in_unit(column: pd.Series, unit: str) -> np.ndarray:
         values = np.asarray(times.view("int64"))
     if own == unit:
         return values
+    if UNITS[own] > UNITS[unit]:
+        parts = UNITS[own] // UNITS[unit]
+        return np.where((values == NAT) | (values % parts != 0), NAT, values // parts)
     with np.errstate(over="ignore"):
         return np.where(values == NAT, NAT, values * (UNITS[unit] // UNITS[own]))

@@ -10,7 +10,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import nullcontext, suppress
 from dataclasses import fields
 from itertools import count as counting
@@ -249,13 +249,16 @@ class Run(ABC):
         with self.indexing:
             self.raise_if_closed()
             if self.index is None:
-                endpoint = self.endpoint()
-                if endpoint is None or not self.added.keys() >= set(numbers):
+                endpoint, here = self.endpoint(), dict(self.added)
+                if endpoint is None or not here.keys() >= set(numbers):
                     return None
-                added = [self.added[number] for number in numbers]
+                added = [here[number] for number in numbers]
                 parts = index_of(added, list(self.outputs_of.values()))
                 try:
                     name, _ = endpoint.put(parts, self.job, self.demands)
+                except RuntimeError as error:
+                    self.raise_if_closed()
+                    raise OSError(f"the data plane of {self.worker.address} closes: {error}") from error
                 except OSError as error:
                     if error.errno in NO_ROOM:
                         raise P2POutOfDiskError() from error
@@ -371,6 +374,7 @@ class Run(ABC):
         self.joined.add(number)
         # A task of a merge joins outputs of two shuffles.
         plugin.outputs.setdefault(key, {})[self.id] = {"run": self.run_id, "output": number, "rows": rows}
+        plugin.watch_tasks()
         return output
 
     def fetch(
@@ -433,6 +437,11 @@ class Run(ABC):
                     self.inputs = None
                 inputs.set_exception(error)
                 raise
+        elif not inputs.done():
+            plugin, _ = plane()
+            # Whoever fetches them needs a turn to go on.
+            with plugin.turns.thread_released() if plugin.turns is not None else nullcontext():
+                wait([inputs])
         return sorted((line for own in inputs.result() for line in own.lines(output)), key=attrgetter("partition"))
 
     def read_indexes(self, stage: str, receiver: str) -> list[Inputs]:
@@ -501,12 +510,15 @@ class Run(ABC):
                             for part, worker in enumerate(self.outputs_of)
                         )
                     )
+            except P2POutOfDiskError:
+                raise
             except OSError:
                 # A worker is gone, so the scheduler closes this run and begins another.
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self.closed_event.wait(), RESTART_WITHIN_S)
                 self.raise_if_closed()
                 raise
+        self.raise_if_closed()
         await self.worker.scheduler.shuffle_barrier(id=self.id, run_id=self.run_id, consistent=consistent)
         return self.run_id
 
@@ -519,7 +531,17 @@ class Run(ABC):
             other = self.worker.rpc(worker)
             return await other.mission_control_shuffle_index(shuffle_id=self.id, run_id=self.run_id, numbers=numbers)
 
-        answer = await retry(once, TELL_TIMES, TELL_PAUSE_S, TELL_PAUSE_MAX_S, operation=f"{self}: index of {worker}")
+        async def once_with_room() -> Any:
+            try:
+                return await once()
+            except P2POutOfDiskError as error:
+                return error  # another try would find no more room
+
+        answer = await retry(
+            once_with_room, TELL_TIMES, TELL_PAUSE_S, TELL_PAUSE_MAX_S, operation=f"{self}: index of {worker}"
+        )
+        if isinstance(answer, P2POutOfDiskError):
+            raise answer
         return Index(*answer) if answer is not None else None
 
     async def tell(self, worker: str, places: list[Place]) -> None:
@@ -631,7 +653,7 @@ async def give_index(
         ``None``: the shuffle has to restart.
     """
     if shuffles is None:
-        return None
+        raise OSError("this worker is leaving")
     run: Any = await shuffles._get_shuffle_run(shuffle_id, run_id)
     # In a thread, because it sorts a line for each part.
     return await asyncio.to_thread(run.make_index, list(numbers))

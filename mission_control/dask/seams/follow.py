@@ -1,8 +1,9 @@
 """Let a job follow into the threads of its program.
 
-Dask's annotations are of one thread. While a job is active, what other threads submit is examined here, in the client:
-a thread that was started inside the job belongs to it. Of other threads nobody can tell. They are refused while the job
-demands encryption, since their data might be the job's and would be in the clear.
+Dask's annotations are of one thread. While a job is active, each thread that starts is noted with the job of the thread
+that starts it, and what threads submit is examined, in the client: a thread that was started inside the job belongs to
+it. Of threads that were there before the job nobody can tell. They are refused while the job demands encryption, since
+their data might be the job's and would be in the clear.
 """
 
 from __future__ import annotations
@@ -32,19 +33,38 @@ SUBMIT = Seam(
 )
 
 
+START = Seam(
+    "threading.Thread",
+    "start",
+    "notes the job inside of which a thread is started",
+    ("self",),
+    when="while a program is inside `job`",
+)
+
+STARTED: WeakKeyDictionary[threading.Thread, dict[str, Any]] = WeakKeyDictionary()
+"""The specification of the job inside of which a thread was started."""
+UNKNOWN: WeakSet[threading.Thread] = WeakSet()
+"""Threads that were there before a job: what they do may be a part of it. What they start is taken for their own, since
+a server that starts a thread for each request is there before any job of a request."""
+
+
 class Active:
     """A job that a thread of this process is inside of."""
 
     def __init__(self, spec: dict[str, Any]):
         self.spec = spec
-        self.thread = threading.current_thread()
-        self.before = WeakSet(threading.enumerate())
-        """Threads that were there before it began."""
         self.warned = False
 
     @property
     def demands(self) -> dict[str, Any]:
         return {name: level for name, level in self.spec["demands"].items() if level not in ("none", None)}
+
+
+def note_start(start: Callable[[threading.Thread], None], thread: threading.Thread) -> None:
+    spec = dask.get_annotations().get(ANNOTATION) or STARTED.get(threading.current_thread())
+    if spec is not None:
+        STARTED[thread] = spec
+    start(thread)
 
 
 class Followed:
@@ -62,6 +82,7 @@ class Followed:
             if self.part is None:
                 self.part = self.parts.part("following", "what threads submit belongs to no job")
                 self.part.replace(SUBMIT, client, self.submit)
+                self.part.replace(START, threading.Thread, note_start)
 
     def end(self, job: Active) -> None:
         with self.lock:
@@ -89,11 +110,10 @@ class Followed:
         """
         thread = threading.current_thread()
         with self.lock:
-            inside = [job for job in self.active if thread not in job.before]
-            if len({job.thread for job in inside}) == 1:
-                # Several are nested.
-                return inside[-1].spec
-            demanding = [job for job in self.active if job.demands]
+            spec = STARTED.get(thread)
+            if spec is not None and spec in [job.spec for job in self.active]:
+                return spec
+            demanding = [job for job in self.active if job.demands] if thread in UNKNOWN else []
         for job in demanding:
             name = job.spec["job"]
             if job.demands.get("encrypt") is not None:
@@ -121,6 +141,11 @@ _lock = threading.Lock()
 @contextmanager
 def into_threads(client: Client, spec: dict[str, Any]) -> Iterator[None]:
     """Let the job that this thread enters follow into threads that are started inside."""
+    this = threading.current_thread()
+    for thread in threading.enumerate():
+        # One that was started inside another job is known.
+        if thread is not this and thread not in STARTED:
+            UNKNOWN.add(thread)
     with _lock:
         followed = FOLLOWED.setdefault(client, Followed(client))
     job = Active(spec)
