@@ -194,6 +194,19 @@ def test_a_third_frame_joins_what_was_placed_by_the_common_type(here, kind, one,
     assert as_rows[0] == as_rows[1]
 
 
+def test_a_third_frame_joins_the_left_key_where_the_two_have_other_names(here):
+    left = pd.DataFrame({"key": hours.dt.as_unit("us"), "left": np.arange(ROWS)})
+    right = pd.DataFrame({"other": (hours + timedelta(hours=ROWS // 2)).dt.as_unit("ns"), "right": np.arange(ROWS)})
+    third = pd.DataFrame({"key": hours.dt.as_unit("us"), "third": np.arange(ROWS)})
+    parts = [dd.from_pandas(own, npartitions=4, sort=False) for own in (left, right, third)]
+    first = parts[0].merge(parts[1], broadcast=False, left_on="key", right_on="other", how="outer")
+    both = first.merge(parts[2], broadcast=False, on="key").compute()
+    wanted = left.merge(right, left_on="key", right_on="other", how="outer").merge(third, on="key")
+    columns = ["left", "right", "third"]
+    as_rows = [sorted(map(tuple, own[columns].fillna(-1).astype(int).to_numpy().tolist())) for own in (both, wanted)]
+    assert as_rows[0] == as_rows[1]
+
+
 def test_a_partition_that_is_not_as_its_meta_says(here):
     """It is in a finer unit."""
     times = hours.dt.as_unit("s")

@@ -41,6 +41,9 @@ def unlike_keys(scheduler: Scheduler, spec: DataFrameShuffleSpec, other: DataFra
     if one is None or two is None or joined is None or len(one[1]) != len(two[1]):
         return None
     how, is_left = joined
+    if how == "outer" and one[0] != two[0]:
+        # The result has both keys. A frame that is joined with it next most likely names the left one.
+        how = "left"
     left, right = (one[1], two[1]) if is_left else (two[1], one[1])
     kinds = common_kinds(left, right, how)
     return Keys(one[0], kinds) if kinds is not None else None

@@ -542,6 +542,8 @@ class Run(ABC):
         )
         if isinstance(answer, P2POutOfDiskError):
             raise answer
+        if isinstance(answer, dict):
+            raise ShuffleClosedError(answer["closed"])
         return Index(*answer) if answer is not None else None
 
     async def tell(self, worker: str, places: list[Place]) -> None:
@@ -646,17 +648,20 @@ def plane() -> tuple[MissionControlWorker, _native.Endpoint]:
 
 async def give_index(
     shuffles: ShuffleWorkerPlugin | None, shuffle_id: Any, run_id: int, numbers: list[int]
-) -> Index | None:
+) -> Index | dict[str, str] | None:
     """Handle :meth:`Run.ask_for_index` on a worker; it may arrive more than once.
 
     Returns:
-        ``None``: the shuffle has to restart.
+        ``None``: the shuffle has to restart. A dictionary: why the run here is ``closed``.
     """
     if shuffles is None:
         raise OSError("this worker is leaving")
     run: Any = await shuffles._get_shuffle_run(shuffle_id, run_id)
-    # In a thread, because it sorts a line for each part.
-    return await asyncio.to_thread(run.make_index, list(numbers))
+    try:
+        # In a thread, because it sorts a line for each part.
+        return await asyncio.to_thread(run.make_index, list(numbers))
+    except ShuffleClosedError as error:
+        return {"closed": str(error)}  # Dask's server would log it as an error
 
 
 async def take_inputs(shuffles: ShuffleWorkerPlugin | None, shuffle_id: Any, run_id: int, places: Any) -> bool:
