@@ -10,7 +10,7 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import get_worker, worker_client
+from distributed import Client, get_worker, worker_client
 from distributed.worker import thread_state
 
 import mission_control
@@ -135,6 +135,20 @@ def test_tasks_beside_a_task_inside_a_job_are_not_refused(client):
     beside = client.map(submits, range(6), pure=False, workers=[one])
     assert all(name == found for name, found in client.gather(inside))
     assert client.gather(beside) == [None] * 6
+
+
+def test_jobs_of_two_clients_in_any_order_leave_no_thread_replaced(client, cluster):
+    start = threading.Thread.start
+    with Client(cluster, set_as_default=False) as other:
+        for _ in range(3):
+            one = mission_control.job("one", client=client)
+            two = mission_control.job("two", client=other)
+            one.__enter__()
+            two.__enter__()
+            assert threading.Thread.start is not start
+            one.__exit__(None, None, None)
+            two.__exit__(None, None, None)
+            assert threading.Thread.start is start
 
 
 def test_what_this_process_keeps_ends_with_the_job(client):

@@ -22,10 +22,11 @@ from mission_control import _native
 from mission_control.dask.worker import MissionControlWorker
 from mission_control.workers import workers_of
 from tests.conftest import data, until
+from tests.failing import Failing, put_all_in
 from tests.proxy import Limit, Proxy, flip
 
 HARMS = ("none", "reset", "stall", "slow", "flip", "trickle")
-BLOWS = ("none", "kill", "freeze", "spool", "pause", "flood", "disk", "hold", "helpers", "retire")
+BLOWS = ("none", "kill", "freeze", "spool", "pause", "flood", "disk", "hold", "helpers", "retire", "seam")
 PAUSE_S = 8
 """Seconds: longer than a reader waits for one answer, and than an arbiter may be silent."""
 FREEZE_S = 20
@@ -92,7 +93,36 @@ class Moved:
 
 
 def begin(kind: str, seed: int, dask_worker: Any) -> None:
+    mend_worker(dask_worker)
     dask_worker.plugins[Behind.name].begin(kind, seed)
+
+
+ON_SCHEDULER = ("begins", "ends", "far_bytes", "named_job_of", "next", "object_bytes", "tasks")
+ON_WORKER = ("begins", "ends", "next", "ahead", "weigh")
+"""What our methods in Dask's ask core about, of the scheduler and of a worker's threads."""
+
+
+def break_scheduler(method: str, panic: bool, dask_scheduler: Any) -> None:
+    plugin = dask_scheduler.plugins[MissionControlWorker.name]
+    plugin.controller = Failing(plugin.controller, method, panic)
+
+
+def break_threads(method: str, panic: bool, dask_worker: Any) -> None:
+    # Jobs share threads only while several are there.
+    if (turns := dask_worker.plugins[MissionControlWorker.name].turns) is not None:
+        turns.threads = Failing(turns.threads, method, panic)
+
+
+def mend_scheduler(dask_scheduler: Any) -> None:
+    plugin = dask_scheduler.plugins[MissionControlWorker.name]
+    if isinstance(plugin.controller, Failing):
+        plugin.controller = plugin.controller._inner
+        put_all_in(dask_scheduler)
+
+
+def mend_worker(dask_worker: Any) -> None:
+    """What an error has switched off is put in with the next two jobs."""
+    dask_worker.plugins[MissionControlWorker.name].parts.off.clear()
 
 
 def damage(seed: int, dask_worker: Any) -> int:
@@ -217,6 +247,11 @@ def strike(cluster: LocalCluster, client: Client, blow: str, chance: random.Rand
                 os.kill(pid, signal.SIGSTOP)
                 time.sleep(PAUSE_S)
                 os.kill(pid, signal.SIGCONT)
+                return
+            if blow == "seam":
+                panic = chance.random() < 0.5
+                client.run_on_scheduler(break_scheduler, chance.choice(ON_SCHEDULER), panic)
+                client.run(break_threads, chance.choice(ON_WORKER), panic, on_error="ignore")
                 return
             if blow == "flood":
                 flood(chance.choice(sorted(client.run(address_of, on_error="ignore").values())))

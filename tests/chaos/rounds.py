@@ -27,7 +27,7 @@ from mission_control.workloads.kmeans import KMeansSettings
 from mission_control.workloads.settings import Settings
 from mission_control.workloads.sort import SortSettings
 from mission_control.workloads.wordcount import WordCountSettings
-from tests.chaos.blows import BLOWS, HARMS, Behind, SmallStore, begin, strike
+from tests.chaos.blows import BLOWS, HARMS, Behind, SmallStore, begin, mend_scheduler, strike
 from tests.chaos.jobs import KINDS, MIXES
 from tests.conftest import status, until, what_is_left
 
@@ -88,6 +88,7 @@ def one(cluster: LocalCluster, client: Client, seed: int, folder: Path) -> tuple
     """Run one round; return its faults, and how its jobs ended."""
     chance = random.Random(seed)
     harm, blow = chance.choice(HARMS), chance.choice(BLOWS)
+    client.run_on_scheduler(mend_scheduler)
     try:
         until(lambda: len(client.run(begin, harm, seed, on_error="ignore")) >= 3, "all workers are up", seconds=BACK_S)
     except AssertionError:
@@ -145,6 +146,7 @@ def run(rounds: int, first_seed: int = 0) -> Counter[str]:
                 ended.update(ends)
                 print(f"round {seed}: {what}: {', '.join(ends)} ({time.monotonic() - began:.1f} s)", flush=True)
             client.run(begin, "none", 0)
+            client.run_on_scheduler(mend_scheduler)
             deadline = time.monotonic() + OVER_S
             while found := what_is_left(client, *OVER):
                 # The traceback of a failed task may hold its memory in a cycle of references.

@@ -82,7 +82,6 @@ class Followed:
             if self.part is None:
                 self.part = self.parts.part("following", "what threads submit belongs to no job")
                 self.part.replace(SUBMIT, client, self.submit)
-                self.part.replace(START, threading.Thread, note_start)
 
     def end(self, job: Active) -> None:
         with self.lock:
@@ -134,6 +133,32 @@ class Followed:
         return None
 
 
+class Starts:
+    """Notes who starts threads while a job is active in this process, whatever its client: one part for all of them,
+    which come and go in any order."""
+
+    def __init__(self) -> None:
+        self.active = 0
+        self.lock = threading.Lock()
+        self.parts = Parts("this process", lambda call: call())
+        self.part: Part | None = None
+
+    def begin(self) -> None:
+        with self.lock:
+            self.active += 1
+            if self.part is None:
+                self.part = self.parts.part("following", "what threads submit belongs to no job")
+                self.part.replace(START, threading.Thread, note_start)
+
+    def end(self) -> None:
+        with self.lock:
+            self.active -= 1
+            if not self.active and self.part is not None:
+                self.part.undo()
+                self.part = None
+
+
+STARTS = Starts()
 FOLLOWED: WeakKeyDictionary[Client, Followed] = WeakKeyDictionary()
 _lock = threading.Lock()
 
@@ -149,8 +174,10 @@ def into_threads(client: Client, spec: dict[str, Any]) -> Iterator[None]:
     with _lock:
         followed = FOLLOWED.setdefault(client, Followed(client))
     job = Active(spec)
+    STARTS.begin()
     followed.begin(client, job)
     try:
         yield
     finally:
         followed.end(job)
+        STARTS.end()
