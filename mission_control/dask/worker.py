@@ -496,7 +496,9 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
             if start not in RUNNING:
                 return  # the result came from another worker
             actors, data = self.worker.state.actors, self.worker.data
-            result = lambda: actors[key] if key in actors else data[key]  # noqa: E731
+            # Dask could not store it if a disk is full: then the task has no result.
+            if key in actors or key in data:
+                result = lambda: actors[key] if key in actors else data[key]  # noqa: E731
         self.ended(key, result)
 
 
