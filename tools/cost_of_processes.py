@@ -65,10 +65,14 @@ class Cluster:
 
     def close(self) -> None:
         self.client.close()
+        # A worker whose scheduler is gone first may wait for it: workers end before it.
         for own in reversed(self.processes):
             own.terminate()
-        for own in self.processes:
-            own.wait(30)
+            try:
+                own.wait(START_S)
+            except subprocess.TimeoutExpired:
+                own.kill()
+                own.wait()
 
 
 def command(*words: str) -> subprocess.Popen[bytes]:
