@@ -177,6 +177,15 @@ class Endpoint:
     def report(self, cpu: float = 0.0, last_of: str | None = None) -> str | None:
         """What has changed since the last report, as JSON (`WorkerReport`); `None`: nothing."""
 
+    def news(self) -> int:
+        """Return a descriptor that is readable while there is something to report, looked at every `REPORT_EVERY_MS`.
+
+        It is an eventfd: whoever makes the report reads it first. It is valid until the endpoint is closed.
+
+        Raises:
+            OSError: The process is out of descriptors or threads.
+        """
+
     def transfers(self) -> str: ...
     def weights(self) -> dict[str, float]:
         """What each job's transfers weigh together, of the jobs that move bytes."""

@@ -95,7 +95,7 @@ class ThrottleController(ABC):
             threading.Thread(target=self._probe_ecn, args=(probed,), name="mission-probe", daemon=True).start()
 
     def report(self, last_of: str | None = None) -> None:
-        """Send what has changed. An adapter calls it every `REPORT_EVERY_MS`.
+        """Send what has changed. An adapter calls it whenever the descriptor of `Endpoint.news` is readable.
 
         Args:
             last_of: A job that has ended; this report is the last that names it.

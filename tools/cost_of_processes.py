@@ -76,7 +76,9 @@ class Cluster:
 
 
 def command(*words: str) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED": "False"}
+    # The tasks are functions of this module, which they find by its name.
+    own = {"DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED": "False", "PYTHONPATH": str(Path(__file__).parent)}
+    environment = {**os.environ, **own}
     return subprocess.Popen([sys.executable, "-m", "dask", *words], env=environment, stderr=subprocess.DEVNULL)
 
 

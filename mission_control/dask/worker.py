@@ -53,6 +53,9 @@ CONTINUES_LOOK_S = 0.02
 """How often it checks: short compared with the time to restart a task."""
 SECRET_AGAIN_S = 0.5
 """Pause before the request to a scheduler that does not answer is repeated."""
+REST_S = 2.0
+"""How often a worker with nothing to report frees what lingers: short compared with `LINGER_S`, and rare enough that an
+idle worker costs no more than Dask's, which wakes 50 times a second."""
 RESCHEDULES_MAX = 5
 """How often one task may find its object lost before that is an error."""
 RESCHEDULE_AFTER_S = 0.05
@@ -107,6 +110,8 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
     """Dask calls it if it is there: while tasks use something of ours."""
     steps = False
     """Whether tasks of this cluster have delegated."""
+    news: int | None = None
+    """The descriptor that is readable while there is something to report."""
     interface: Interface | None = None
     """The socket for programs, once a program was started."""
 
@@ -174,9 +179,19 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
             self.watch_tasks()
         # Dask's heartbeats carry it to the scheduler.
         worker.metrics[self.name] = self.parts.callback(self.memory)
-        report = PeriodicCallback(self.parts.callback(self.report), _native.REPORT_EVERY_MS)
-        worker.periodic_callbacks[self.name] = report
-        report.start()
+        report = self.parts.callback(self.report)
+        rest = PeriodicCallback(report, REST_S * 1000)
+        worker.periodic_callbacks[self.name] = rest
+        rest.start()
+        self.news = self.endpoint.news()
+
+        def tell() -> None:
+            # Read even when the report is off: the loop would come back at once.
+            with suppress(BlockingIOError):
+                os.eventfd_read(self.news)
+            report()
+
+        asyncio.get_running_loop().add_reader(self.news, tell)
 
     async def start(self, worker: Worker) -> None:
         """Set up the data plane, and join the cluster's."""
@@ -257,6 +272,8 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
         callback = worker.periodic_callbacks.pop(self.name, None)
         if callback is not None:
             callback.stop()
+        if self.news is not None:
+            asyncio.get_running_loop().remove_reader(self.news)
         self.closing = True
         for name in self.handlers():
             worker.stream_handlers[name] = ignored

@@ -12,6 +12,7 @@ use mission_core::types::{Demands, JobId, TransferId};
 use mission_transport::control::Location;
 use mission_transport::endpoint;
 use mission_transport::fetcher::stream::Reading;
+use mission_transport::news::News;
 use mission_transport::object::ObjectId;
 use mission_transport::parts::{FetchRequest, Wanted};
 use mission_transport::tls::Identity;
@@ -21,7 +22,8 @@ use pyo3::prelude::*;
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
-use std::sync::{Arc, RwLock};
+use std::os::fd::RawFd;
+use std::sync::{Arc, Mutex, RwLock};
 
 create_exception!(mission_control, TransferError, PyRuntimeError);
 create_exception!(mission_control, Lost, TransferError);
@@ -42,6 +44,8 @@ fn wanted((object, part, len, addresses): (String, u32, u64, Vec<String>)) -> Py
 pub struct Endpoint {
     /// `None` once it is closed.
     inner: RwLock<Option<Arc<endpoint::Endpoint>>>,
+    /// `None` until an event loop wants to know.
+    news: Mutex<Option<News>>,
 }
 
 #[pymethods]
@@ -87,7 +91,7 @@ impl Endpoint {
         };
         // It may wait for the host's arbiter.
         let inner = detached(py, || endpoint::Endpoint::new(settings))?.map_err(PyOSError::new_err_of)?;
-        Ok(Endpoint { inner: RwLock::new(Some(Arc::new(inner))) })
+        Ok(Endpoint { inner: RwLock::new(Some(Arc::new(inner))), news: Mutex::new(None) })
     }
 
     #[getter]
@@ -352,6 +356,16 @@ impl Endpoint {
         report.map(|report| serde_json::to_string(&report).map_err(bad_input)).transpose()
     }
 
+    /// A descriptor that becomes readable when there is something to report; it is valid until this is closed.
+    fn news(&self) -> PyResult<RawFd> {
+        let endpoint = self.get()?;
+        let mut news = self.news.lock().expect("no panic while held");
+        if news.is_none() {
+            *news = Some(News::of(&endpoint).map_err(PyOSError::new_err_of)?);
+        }
+        Ok(news.as_ref().expect("just made").descriptor())
+    }
+
     /// Has this process send its remaining reports itself, not by way of the host's speaker: it is about to end.
     fn leaves_session(&self) -> PyResult<()> {
         self.get()?.leaves_session();
@@ -382,7 +396,9 @@ impl Endpoint {
     /// Ends every fetch, whose caller gets `Cancelled`, and then everything else.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let inner = self.inner.write().expect("no panic while held").take();
+        let news = self.news.lock().expect("no panic while held").take();
         detached(py, || {
+            drop(news);
             // Fetches that run hold it too: they are abandoned first.
             if let Some(endpoint) = &inner {
                 endpoint.streams.close();

@@ -27,6 +27,8 @@ struct State {
     said: u64,
     /// And the version of the shares that it had.
     in_force: u64,
+    /// A message is missing: the caller is to request it again.
+    misses: bool,
     /// Fetches that began since.
     asked: Vec<Fetched>,
     described: Vec<Described>,
@@ -88,10 +90,11 @@ impl Endpoint {
             // Messages from before this process has joined will be sent again.
             let Some(inbox) = &mut state.inbox else { return left };
             match inbox.receive(version) {
-                Received::InOrder => {}
+                Received::InOrder => state.misses = false,
                 Received::Old => return left,
                 Received::Gap => {
                     left.missing_after = Some(inbox.last());
+                    state.misses = true;
                     return left;
                 }
             }
@@ -152,6 +155,19 @@ impl Endpoint {
     /// This process is about to end: it sends the rest of its reports itself.
     pub fn leaves_session(&self) {
         self.session.leave();
+    }
+
+    /// Whether there is something to report, or the host's session or the caller waits for the next
+    /// [`Endpoint::report`].
+    pub fn has_news(&self) -> bool {
+        if self.fetcher.has_news() || self.session.has_news() || self.store.copies.has_news() {
+            return true;
+        }
+        let shares = self.in_force.version();
+        let state = self.control.lock();
+        let State { inbox, said, in_force, misses, asked, described, took, untaken } = &*state;
+        let nothing = asked.is_empty() && described.is_empty() && took.is_empty() && untaken.is_empty();
+        *misses || !nothing || shares != *in_force || inbox.as_ref().map_or(0, Inbox::last) != *said
     }
 
     /// Builds the report to the Mission Controller: what has changed here since the last one, unless the host's speaker

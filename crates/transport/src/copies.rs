@@ -110,6 +110,10 @@ impl Copies {
         std::mem::take(&mut self.lock().news)
     }
 
+    pub fn has_news(&self) -> bool {
+        !self.lock().news.is_empty()
+    }
+
     pub fn free(&self, object: &ObjectId) {
         self.drop_where(|key, _| key.0 == *object);
     }

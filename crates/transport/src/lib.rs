@@ -22,6 +22,7 @@ mod in_force;
 pub mod incast;
 mod limit;
 mod local;
+pub mod news;
 pub mod object;
 pub mod parts;
 pub mod prefix;

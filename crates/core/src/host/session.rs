@@ -22,7 +22,7 @@ pub enum Event {
     Left,
     /// The speaker has passed on all reports up to this number.
     Passed { number: u64 },
-    /// Sent every `REPORT_EVERY`: the changes, if any.
+    /// Sent every `REPORT_EVERY` while there are changes or [`Session::has_news`]: the changes, if any.
     Report { report: Option<Box<WorkerReport>> },
 }
 
@@ -60,6 +60,11 @@ impl Session {
     /// taken the last ones with it.
     pub fn says_all(&mut self) -> bool {
         std::mem::take(&mut self.says_all)
+    }
+
+    /// Whether it needs the next [`Event::Report`], also of no changes: something waits to be confirmed or sent again.
+    pub fn has_news(&self) -> bool {
+        self.says_all || !self.kept.is_empty() || !self.unsure.is_empty()
     }
 
     pub fn handle(&mut self, now: Time, event: Event, commands: &mut Vec<Command>) {

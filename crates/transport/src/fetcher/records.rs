@@ -72,6 +72,11 @@ impl Fetcher {
         Some(records)
     }
 
+    /// Whether some transfer has changed since the last report.
+    pub fn has_news(&self) -> bool {
+        self.shared.lock().changed
+    }
+
     pub fn transfers(&self) -> Vec<TransferReport> {
         self.shared.lock().transfers.values().cloned().collect()
     }

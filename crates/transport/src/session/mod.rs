@@ -154,6 +154,13 @@ impl Session {
         self.shared.lock().speaks.as_ref().map(Speaker::take).unwrap_or_default()
     }
 
+    /// Whether the next report has something to do for the session.
+    pub fn has_news(&self) -> bool {
+        let state = self.shared.lock();
+        let shall_speak = state.speaker == Some(self.shared.own) && state.speaks.is_none();
+        shall_speak || state.machine.has_news() || state.speaks.as_ref().is_some_and(Speaker::has_news)
+    }
+
     /// Whether the next report is to have all totals.
     pub fn says_all(&self) -> bool {
         self.shared.lock().machine.says_all()

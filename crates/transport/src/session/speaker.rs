@@ -101,6 +101,11 @@ impl Speaker {
         let _ = self.shared.says.send((To::All, Says::This(Arc::new(FromSpeaker::Do(command.clone())))));
     }
 
+    /// Whether some reports are to be taken, or confirmed.
+    pub fn has_news(&self) -> bool {
+        self.shared.others().values().any(|other| !other.reports.is_empty() || other.taken > other.passed)
+    }
+
     /// The reports since the last call, by address. Those of the last call have been passed on.
     pub fn take(&self) -> Vec<(Arc<str>, WorkerReport)> {
         let mut reports = Vec::new();
