@@ -183,15 +183,16 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
         rest = PeriodicCallback(report, REST_S * 1000)
         worker.periodic_callbacks[self.name] = rest
         rest.start()
-        self.news = self.endpoint.news()
+        assert self.endpoint is not None
+        news = self.news = self.endpoint.news()
 
         def tell() -> None:
             # Read even when the report is off: the loop would come back at once.
             with suppress(BlockingIOError):
-                os.eventfd_read(self.news)
+                os.eventfd_read(news)
             report()
 
-        asyncio.get_running_loop().add_reader(self.news, tell)
+        asyncio.get_running_loop().add_reader(news, tell)
 
     async def start(self, worker: Worker) -> None:
         """Set up the data plane, and join the cluster's."""
