@@ -27,8 +27,8 @@ ANNOTATION = "mission_control"
 
 def name_of_span(span: Any) -> str | None:
     """The name that an annotation of Dask's spans gives a part of a program; Dask gives every task a default one."""
-    name = span.get("name") if isinstance(span, dict) else None
-    # Any code may have written it.
+    # Any code may have written it, and a class of its own may raise from any of its methods.
+    name = dict.get(span, "name") if isinstance(span, dict) else None
     first = name[0] if isinstance(name, tuple | list) and name else None
     return first if isinstance(first, str) and first != "default" else None
 

@@ -188,3 +188,35 @@ def test_a_class_without_a_module_or_many_classes_harm_nobody():
     finally:
         for field in fields:
             del globals()[field.__name__]
+
+
+def importable(classes: list[type]) -> None:
+    for own in classes:
+        own.__module__ = __name__
+        globals()[own.__name__] = own
+
+
+def test_new_types_are_learnt_in_as_many_walks_as_they_lie_deep():
+    own, walks = made(), []
+
+    def looked_at(kind: type) -> str:
+        walks.append(kind)
+        return carried.kind_of(kind)
+
+    beside = [type(f"Beside{number}", (Held,), {}) for number in range(300)]
+    chain = [type(f"Deep{number}", (Held,), {}) for number in range(40)]
+    importable(beside + chain)
+    try:
+        finder = carried._native.Finder(looked_at)
+        # All of one depth at once: each type is asked for once, and the walk begins again once for each depth.
+        assert finder.find([kind(own) for kind in beside]) == [own]
+        assert len(walks) == len(set(walks)) > 300
+        deep: Any = own
+        for kind in chain:
+            deep = kind(deep)
+        # Too deep to learn in one search: it is pickled, and what was learnt serves the next.
+        assert carried._native.Finder(carried.kind_of).find(deep) is None
+        assert carried_by(deep) == {own}
+    finally:
+        for kind in beside + chain:
+            del globals()[kind.__name__]

@@ -47,11 +47,13 @@ logger = logging.getLogger(__name__)
 USED = "from the first named job or object until nothing of ours is used"
 TO_MESSAGE = Seam("Scheduler", "_task_to_msg", "tells a worker the job of a named task", ("ts",), when=USED)
 UPDATE = Seam("Scheduler.stream_handlers", "update-graph", "notes which task has submitted a graph")
-CARRYING = (
-    *("shuffles", "demands", "messages", "results", "jobs of tasks", "jobs of children"),
-    *("update_graph", "transition"),
-)
-"""Parts without which the demand of a job for encryption cannot be kept everywhere."""
+CARRYING = ("shuffles", "demands", "messages", "results", "jobs of tasks", "jobs of children")
+"""Parts, here or on a worker, without which the demand of a job for encryption cannot be kept everywhere."""
+CARRYING_HERE = (*CARRYING, "update_graph", "transition", "registration")
+"""The same of the scheduler, with its callbacks; a worker has callbacks of the same names."""
+OFF_MAX = 64
+"""Most parts and callbacks of one worker that are shown as off: it has some 20."""
+HERE = "the scheduler"
 IN_USE = (
     *("objects", "lost objects", "objects handed over", "objects in doubt", "writers of streams"),
     *("tasks that delegated", "shuffles", "transfers"),
@@ -152,6 +154,8 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
         self.contention = False
         self.parents: dict[Any, Any] = {}
         """Of each task that a task submitted: the key of that one."""
+        self.settled: set[str] = set()
+        """Workers with a data plane, and those that have reported that they have none."""
         self.late: set[str] = set()
         """Workers whose data planes nobody waits for any more."""
         self.off_at: dict[str, dict[str, str]] = {}
@@ -340,19 +344,23 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
 
     def _off(self, name: str, why: str) -> None:
         """A part of this scheduler is off."""
-        self.log.add({"kind": "off", "where": "the scheduler", "part": name, "why": why})
+        if name == "jobs of tasks":
+            self._write_jobs(self.scheduler.tasks.values())
+        self.log.add({"kind": "off", "where": HERE, "part": name, "why": why})
 
     def on_off(self, worker: str, name: str, why: str) -> None:
         """A part of a worker is off."""
         if worker not in self.scheduler.workers:
             return
-        self.off_at.setdefault(worker, {})[str(name)] = one_line(str(why))
-        self.log.add({"kind": "off", "where": worker, "part": str(name), "why": one_line(str(why))})
+        name, why, known = one_line(str(name)), one_line(str(why)), self.off_at.setdefault(worker, {})
+        if name in known or len(known) < OFF_MAX:
+            known[name] = why
+            self.log.add({"kind": "off", "where": worker, "part": name, "why": why})
 
     def off(self) -> list[dict[str, str]]:
         """What Mission Control cannot do on this cluster, because of an error or an unknown version of Dask."""
         own = {**self.parts.off, **self.parts.faults}
-        places = [("the scheduler", own), *self.off_at.items()]
+        places = [(HERE, own), *self.off_at.items()]
         return [{"where": where, "part": part, "why": why} for where, parts in places for part, why in parts.items()]
 
     # --- requests to the plug-in ------------------------------------------------------------------------------------
@@ -372,6 +380,7 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
         """A worker has no data plane; it may have joined before its data plane failed."""
         logger.warning("worker %s has no data plane: %s", worker, one_line(why))
         self.event("without", worker=worker, why=why)
+        self.settled.add(worker)
         self.known(worker)
 
     async def on_join(
@@ -381,6 +390,7 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
         introduction = {"host": host, "environment": environment, "address": address, "problems": list(problems)}
         briefing = self.join(worker=worker, **introduction, protocol=protocol)
         if "rejected" not in briefing:
+            self.settled.add(worker)
             self.known(worker)
         return {**briefing, "steps": self.delegates.used}
 
@@ -390,7 +400,8 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
         self.open_books()
         if shuffles.encryption(spec) != "none":
             self.encrypts = True
-            if (off := next((own for own in self.off() if own["part"] in CARRYING), None)) is not None:
+            needed = (own for own in self.off() if own["part"] in (CARRYING_HERE if own["where"] == HERE else CARRYING))
+            if (off := next(needed, None)) is not None:
                 return {"job": spec.get("job"), "refused": f"{off['part']} of {off['where']} is off: {off['why']}"}
         admitted = self.admit(spec, client)
         if client not in self.scheduler.clients:
@@ -448,7 +459,7 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
         # Preloaded workers join before Dask knows them; others get the plug-in when they register.
         if self.name not in self.scheduler.worker_plugins:
             return set()
-        return set(self.scheduler.workers) - self.joined_workers() - super().status(0)["without"].keys() - self.late
+        return self.scheduler.workers.keys() - self.settled - self.late
 
     async def on_since(self, seen: int) -> tuple[int, str]:
         """Return how many records there have been, and those after the first ``seen`` ones: a line of JSON for each."""
@@ -580,6 +591,7 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
         self.off_at.pop(worker, None)
         self.late.discard(worker)
+        self.settled.discard(worker)
         self.event("gone", worker=worker)
 
     def use_objects(self) -> None:
@@ -619,21 +631,27 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
             self.open_books(set(tasks))
         if not self.books:
             return
-        by = self.numbers.get(parent)
-        self._number(client, [own for key in tasks if (own := scheduler.tasks.get(key)) is not None], annotations, by)
+        by = self.number_of(parent) if parent is not None else None
+        if parent in scheduler.tasks and by is None:
+            # Core does not know whose they are, and nobody may take them for tasks that demand nothing.
+            return
+        new = [own for key in tasks if (own := scheduler.tasks.get(key)) is not None]
+        self._number(client, new, annotations, by)
         if by is not None:
             its = [self.numbers[key] for key in tasks if key in self.numbers]
             self.carry_out(self.controller.submitted(self.now(), by, its))
+        if self.sends_jobs is not None and self.sends_jobs.is_off:
+            self._write_jobs(new)
         # The graph itself is processed with the next event.
         self.event("flush")
 
     def _number(self, client: str, tasks: Iterable[Any], annotations: dict, by: int | None = None) -> None:
-        """Register tasks that core does not know."""
+        """Register tasks that core does not know; those that it does not take get no number."""
         specs, spans = annotations.get(ANNOTATION, {}), annotations.get("span", {})
 
         def origin(key: Any) -> tuple[str | None, str | None]:
-            spec = specs.get(key)
-            return (as_json(spec) if spec is not None else None), name_of_span(spans.get(key))
+            spec, span = specs.get(key), name_of_span(spans.get(key))
+            return (as_json(spec) if spec is not None else None), (as_text(span) if span is not None else None)
 
         numbers = self.numbers
         new = [task for task in tasks if task.key not in numbers]
@@ -644,10 +662,44 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
         for task in new:
             key = task.key
             inputs = [numbers[own.key] for own in task.dependencies if own.key in numbers]
-            stage = key_split(key)
+            stage = as_text(key_split(key))
             groups[origin(key)].append((numbers[key], stage, kind_of(stage), inputs))
-        for (spec, span), numbered_tasks in groups.items():
-            self.submit(numbered_tasks, client, spec, by, span)
+        try:
+            for (spec, span), numbered_tasks in groups.items():
+                self.submit(numbered_tasks, client, spec, by, span)
+        except ERRORS:
+            # A number says that core knows what the task demands.
+            for task in new:
+                if not self._knows(numbers[task.key]):
+                    del self.keys[numbers.pop(task.key)]
+            raise
+
+    def _knows(self, number: int) -> bool:
+        try:
+            return self.controller.job_of(number) is not None
+        except ERRORS:
+            return False
+
+    def number_of(self, key: Any) -> int | None:
+        """Return a task's number while books are kept. Register it now if an error of ours has lost its registration;
+        ``None``: that fails again, so nobody knows its job."""
+        number = self.numbers.get(key)
+        task = self.scheduler.tasks.get(key)
+        if number is not None or task is None or not self.books:
+            return number
+        try:
+            parent = self.parents.get(key)
+            by = self.number_of(parent) if parent is not None else None
+            if by is None and parent in self.scheduler.tasks:
+                return None
+            own = task.annotations or {}
+            given = {name: {key: own[name]} for name in (ANNOTATION, "span") if name in own}
+            self._number(client_of(task), [task], given, by)
+            if by is not None:
+                self.carry_out(self.controller.submitted(self.now(), by, [self.numbers[key]]))
+        except ERRORS as error:
+            self.parts.fault("registration", error)
+        return self.numbers.get(key)
 
     def _number_all(self, beside: Collection[Any] = ()) -> None:
         """Register tasks that were submitted before: their objects must live, and they may delegate."""
@@ -672,7 +724,11 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
                 for name, given in annotations.items():
                     if name in (own.annotations or {}):
                         given[own.key] = own.annotations[name]
-            self._number(client, its, annotations)
+            try:
+                self._number(client, its, annotations)
+            except ERRORS as error:
+                # Those that use something of ours are registered when they do (`number_of`).
+                self.parts.fault("registration", error)
 
     @never_raises
     def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
@@ -761,7 +817,7 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
             # Until the job is known, its client's annotation stays: without it a task would lose its demands.
             message = task_to_message(task)
             number = self.numbers.get(task.key)
-            if number is None:
+            if number is None and (number := self.number_of(task.key)) is None:
                 return message
             self._prefer_no_more(task.key, task)
             annotations = {k: v for k, v in message["annotations"].items() if k != ANNOTATION}
@@ -787,9 +843,23 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
         part = self.parts.part("jobs of tasks", "tasks that somebody named run as unnamed ones")
         part.replace(TO_MESSAGE, self.scheduler, with_job)
         self.sends_jobs = part
+        if part.is_off:
+            self._write_jobs(self.scheduler.tasks.values())
         for task in self.scheduler.tasks.values():
             if task.processing_on is not None and (number := self.numbers.get(task.key)) is not None:
                 self.carry_out(self.controller.begins(self.now(), number, task.processing_on.address))
+
+    def _write_jobs(self, tasks: Iterable[Any]) -> None:
+        """Write the jobs of tasks into their annotations, which Dask itself sends to workers: `_send_jobs` is off."""
+        try:
+            for task in tasks:
+                number, given = self.numbers.get(task.key), task.annotations or {}
+                if number is None or ANNOTATION in given or not self.controller.named_job_of(number):
+                    continue
+                if (spec := self.controller.spec_of(number)) is not None:
+                    task.annotations = {**given, ANNOTATION: for_worker(spec)}
+        except ERRORS as error:
+            self.parts.fault("jobs in annotations", error)
 
     def _inherit_jobs(self, scheduler: Scheduler) -> None:
         """Dask passes the task that submits a graph to the stream handler, but not to plug-ins."""
@@ -834,8 +904,25 @@ def as_json(spec: Any) -> str:
     """Return a job's specification from annotations, into which a client may write anything."""
     try:
         return json.dumps(spec, sort_keys=True)
-    except (TypeError, ValueError):
-        return json.dumps(repr(spec)[:100])  # such an annotation is no specification
+    except ERRORS:  # of the program's own classes, too
+        return json.dumps(f"a {type(spec).__name__}")  # such an annotation is no specification
+
+
+def as_text(text: str) -> str:
+    """Return a text that UTF-8 has: keys and names of programs may have halves of characters."""
+    return text if text.isascii() else text.encode(errors="replace").decode()
+
+
+def client_of(task: Any) -> str:
+    """Return the client that wants a task, or one that depends on it."""
+    seen, pending = {task}, [task]
+    while pending:
+        own = pending.pop()
+        if own.who_wants:
+            return str(next(iter(own.who_wants)).client_key)
+        pending += own.dependents - seen
+        seen |= own.dependents
+    return "before"
 
 
 @lru_cache(256)

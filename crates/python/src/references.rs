@@ -13,8 +13,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// How many types are kept, of programs that make ever new ones.
 const TYPES_MAX: usize = 4096;
-/// How many types one value may have that are not known yet: for each of them the walk begins again.
-const NEW_TYPES_MAX: usize = 256;
+/// How often the walk of one value begins again: objects of types that are not known yet are not entered, and may hold
+/// others. A class in a class in a class takes three.
+const WALKS_MAX: usize = 16;
+/// How many types one value may have that are not known yet; a program that makes more has its results pickled.
+const NEW_TYPES_MAX: usize = 1024;
 
 /// What objects of a type hold.
 #[derive(Clone, Copy)]
@@ -33,8 +36,8 @@ enum Kind {
 
 type Traverse = unsafe extern "C" fn(*mut ffi::PyObject, ffi::visitproc, *mut c_void) -> c_int;
 
-/// A walk met a type that it does not know yet.
-struct New<'py>(Bound<'py, PyType>);
+/// A walk met types that nobody knows yet; each stands here once.
+struct New<'py>(Vec<Bound<'py, PyType>>);
 
 /// Finds references. What it has learnt of types serves later searches.
 #[pyclass(frozen)]
@@ -62,20 +65,29 @@ impl Finder {
     /// Returns the references that a value holds; `None`: nobody can tell without pickling it.
     fn find<'py>(&self, value: &Bound<'py, PyAny>) -> PyResult<Option<Vec<Bound<'py, PyAny>>>> {
         let py = value.py();
-        for _ in 0..NEW_TYPES_MAX {
-            let New(own) = match walk_all(value, &self.kinds(py)) {
+        let mut met = 0;
+        for _ in 0..WALKS_MAX {
+            let New(types) = match walk_all(value, &self.kinds(py)) {
                 Ok(found) => return Ok(found),
                 Err(new) => new,
             };
+            met += types.len();
+            if met > NEW_TYPES_MAX {
+                break;
+            }
             // Another thread may run in there, and change the value: the walk begins again.
-            let named: String = self.kind_of.bind(py).call1((&own,))?.extract()?;
-            let known = (own.clone().unbind(), kind(&own, &named));
+            let mut learnt = Vec::with_capacity(types.len());
+            for own in types {
+                let named: String = self.kind_of.bind(py).call1((&own,))?.extract()?;
+                learnt.push((own.as_ptr(), (own.clone().unbind(), kind(&own, &named))));
+            }
             let mut kinds = self.kinds(py);
-            let forgotten = if kinds.len() >= TYPES_MAX { std::mem::take(&mut *kinds) } else { Kinds::new() };
-            kinds.insert(own.as_ptr(), known);
+            let is_full = kinds.len() + learnt.len() > TYPES_MAX;
+            let forgotten = if is_full { std::mem::take(&mut *kinds) } else { Kinds::new() };
+            let replaced: Vec<_> = learnt.into_iter().filter_map(|(at, known)| kinds.insert(at, known)).collect();
             drop(kinds);
             // Code of Python may run where a type ends.
-            drop(forgotten);
+            drop((forgotten, replaced));
         }
         Ok(None)
     }
@@ -94,6 +106,7 @@ type Found<'py> = Option<Vec<Bound<'py, PyAny>>>;
 fn walk_all<'py>(value: &Bound<'py, PyAny>, kinds: &Kinds) -> Result<Found<'py>, New<'py>> {
     let py = value.py();
     let (mut seen, mut found, mut pending) = (HashSet::new(), Vec::new(), vec![value.as_ptr()]);
+    let mut new: HashMap<_, Bound<'py, PyType>> = HashMap::new();
     while let Some(object) = pending.pop() {
         // SAFETY: `value` keeps all that is met, as long as this thread has Python's lock.
         let is_type = unsafe { ffi::PyType_Check(object) } != 0;
@@ -101,7 +114,8 @@ fn walk_all<'py>(value: &Bound<'py, PyAny>, kinds: &Kinds) -> Result<Found<'py>,
         let of = if is_type { object } else { unsafe { ffi::Py_TYPE(object) }.cast() };
         let Some((_, kind)) = kinds.get(&of) else {
             // SAFETY: as above; an object keeps its type.
-            return Err(New(unsafe { PyType::from_borrowed_type_ptr(py, of.cast()) }));
+            new.entry(of).or_insert_with(|| unsafe { PyType::from_borrowed_type_ptr(py, of.cast()) });
+            continue;
         };
         match kind {
             Kind::Unknown => return Ok(None),
@@ -123,7 +137,7 @@ fn walk_all<'py>(value: &Bound<'py, PyAny>, kinds: &Kinds) -> Result<Found<'py>,
             }
         }
     }
-    Ok(Some(found))
+    if new.is_empty() { Ok(Some(found)) } else { Err(New(new.into_values().collect())) }
 }
 
 fn kind(own: &Bound<'_, PyType>, named: &str) -> Kind {

@@ -177,6 +177,12 @@ def into_threads(client: Client, spec: dict[str, Any]) -> Iterator[None]:
     STARTS.begin()
     followed.begin(client, job)
     try:
+        off = STARTS.parts.off.get("following") or followed.parts.off.get("following")
+        if off is not None and job.demands.get("encrypt") is not None:
+            raise JobRejected(
+                f"job {spec['job']} demands encryption, and what its threads would submit could not be told from other "
+                f"work: {off}"
+            )
         yield
     finally:
         followed.end(job)

@@ -109,8 +109,10 @@ def carry_shuffles(plugin: MissionControlScheduler, scheduler: Scheduler) -> Non
 
 def encryption(spec: Any) -> str:
     """The level of encryption that the specification of a job demands; any code may have written it."""
-    demands = spec.get("demands") if isinstance(spec, dict) else None
-    return str(demands.get("encrypt", "none")) if isinstance(demands, dict) else "none"
+    # A class of the program's own may raise from any of its methods.
+    demands = dict.get(spec, "demands") if isinstance(spec, dict) else None
+    level = dict.get(demands, "encrypt") if isinstance(demands, dict) else None
+    return level if isinstance(level, str) else "none"
 
 
 def refuse_unencrypted(plugin: MissionControlScheduler, scheduler: Scheduler, shuffle_id: Any, why: str) -> None:
@@ -156,14 +158,17 @@ def ours_where_possible(
         spec = retrieve(shuffle_id)
         try:
             plugin.open_books()
-            number = plugin.numbers[barrier_key(shuffle_id)]
+            number = plugin.number_of(barrier_key(shuffle_id))
             made, why = chosen(plugin, scheduler, spec, number)
             outputs = sum(1 for _ in spec.output_partitions)
             engine = "dask" if why else "mission"
             counted = "items" if isinstance(spec, ArrayRechunkSpec) else "rows"
             said = {"task": number, "shuffle": str(shuffle_id), "outputs": outputs, "counted": counted}
             keys = getattr(made, "keys", None)
-            plugin.event("shuffle-begins", **said, engine=engine, why=why or (str(keys) if keys is not None else ""))
+            if number is not None:
+                plugin.event(
+                    "shuffle-begins", **said, engine=engine, why=why or (str(keys) if keys is not None else "")
+                )
         except ERRORS as error:
             part.fail(error)
             made, why = spec, reason(error)
@@ -176,11 +181,13 @@ def ours_where_possible(
 
 
 def chosen(
-    plugin: MissionControlScheduler, scheduler: Scheduler, spec: ShuffleSpec, number: int
+    plugin: MissionControlScheduler, scheduler: Scheduler, spec: ShuffleSpec, number: int | None
 ) -> tuple[ShuffleSpec, str | None]:
     """Return a shuffle's description for its carrier, and why that is Dask; ``None``: it is Mission Control."""
     if (why := why_not(plugin, spec)) is not None:
         return spec, why
+    if number is None:
+        return spec, f"its job is not known: {plugin.parts.faults.get('registration', 'its barrier is gone')}"
     demands, why = plugin.controller.shuffle_demands(number, list(scheduler.workers))
     return (spec, why) if demands is None else (of_job(plugin, scheduler, spec, number, demands), None)
 
@@ -193,7 +200,12 @@ def keys_of_join(plugin: MissionControlScheduler, scheduler: Scheduler, spec: Da
     if other is None:
         return None
     barrier: Any = scheduler.tasks[barrier_key(other)].run_spec
-    keys = unlike_keys(scheduler, spec, barrier.spec)
+    try:
+        keys = unlike_keys(scheduler, spec, barrier.spec)
+    except ERRORS as error:
+        # Of a type that pandas itself cannot place: only this join is placed as Dask would.
+        plugin.parts.fault("keys of a join", error)
+        return None
     # Both sides are placed by one rule, so the data plane has to carry both.
     return keys if keys is not None and why_not(plugin, barrier.spec) is None else None
 

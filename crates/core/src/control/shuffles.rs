@@ -177,11 +177,15 @@ impl Controller {
     /// the engine would have encrypted it, the data plane does, too, unless the job demands a transport that cannot.
     ///
     /// # Errors
-    /// Why the engine has to carry it: a worker has no data plane, or one that cannot encrypt.
+    /// Why the engine has to carry it: a worker has no data plane, or one that cannot encrypt. Or nobody knows the task,
+    /// nor what its job demands.
     pub fn shuffle_demands(&self, task: u64, workers: &[WorkerId]) -> Result<Demands, String> {
         if let Some(lacks) = workers.iter().find(|worker| !self.workers.contains_key(*worker)) {
             let why = self.without.get(lacks).map_or("it has not joined; start it with Mission Control", |why| why);
             return Err(format!("worker {lacks} has no data plane: {why}"));
+        }
+        if self.jobs.of(task).is_none() {
+            return Err("its job is not known".into());
         }
         let demands = self.spec_of_task(task).map(|spec| spec.demands).unwrap_or_default();
         if !self.mission.engine_encrypts() || demands.encrypt != Encryption::None || demands.transport.is_some() {
