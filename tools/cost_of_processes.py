@@ -19,7 +19,12 @@ from typing import Any, NamedTuple
 import psutil
 from distributed import Client
 
-MODES = {"Dask": [], "Mission Control": ["--preload", "mission_control.dask"]}
+import mission_control
+
+PRELOAD = ["--preload", "mission_control.dask"]
+MODES = {"Dask": [], "Mission Control": PRELOAD}
+NAMED = "two named jobs"
+"""With Mission Control; the tasks belong to neither of the jobs, which do nothing."""
 TASKS = 3_000
 IDLE_S = 30
 START_S = 60
@@ -36,7 +41,7 @@ class Cluster:
 
     def __init__(self, mode: str, threads: int, folder: Path):
         where = folder / f"{mode}.json"
-        own = ["--scheduler-file", str(where), *MODES[mode]]
+        own = ["--scheduler-file", str(where), *MODES.get(mode, PRELOAD)]
         self.processes = [command("scheduler", "--port", "0", "--host", "127.0.0.1", "--dashboard-address", ":0", *own)]
         until = time.monotonic() + START_S
         while not where.exists():
@@ -47,6 +52,9 @@ class Cluster:
         self.processes += [command("worker", *worker) for _ in range(2)]
         self.client = Client(scheduler_file=str(where), set_as_default=False)
         self.client.wait_for_workers(2, timeout=START_S)
+        for name in ("one", "other") if mode == NAMED else ():
+            spec = mission_control.jobs.specification(name)
+            self.client.sync(self.client.scheduler.mission_control_admit, spec=spec, client=self.client.id)
 
     def spent(self) -> Seconds:
         times = [psutil.Process(own.pid).cpu_times() for own in self.processes]
@@ -104,15 +112,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=4, help="of each worker")
     parser.add_argument("--rounds", type=int, default=6, help="samples of each; one more warms up")
+    parser.add_argument("--named", action="store_true", help="two jobs are named, which do nothing, beside the tasks")
     args = parser.parse_args()
+    modes = ("Dask", NAMED if args.named else "Mission Control")
     clusters: dict[str, Cluster] = {}
     with tempfile.TemporaryDirectory() as folder:
         try:
-            for mode in MODES:
+            for mode in modes:
                 clusters[mode] = Cluster(mode, args.threads, Path(folder))
             samples: dict[str, Any] = compared(clusters, args.rounds)
             for what in Seconds._fields:
-                dask, ours = ([getattr(own, what) for own in samples[mode]] for mode in MODES)
+                dask, ours = ([getattr(own, what) for own in samples[mode]] for mode in modes)
                 ratios = sorted(one / other for one, other in zip(ours, dask, strict=True))
                 print(f"{what}: {statistics.median(ratios):.3f} of Dask's, {ratios[0]:.3f} to {ratios[-1]:.3f}")
             before = {mode: own.spent() for mode, own in clusters.items()}

@@ -88,6 +88,9 @@ class Turns(turns.Turns):
 
     def ahead(self) -> int:
         """Return how many more tasks than threads may have begun."""
+        if not self.threads.ahead(0, self.limit_bytes):
+            # As a rule nobody waits, and to ask the kernel for the memory takes longer than a small task.
+            return 0
         live = self.endpoint.live_bytes()
         if self.worker.memory_manager.memory_limit:
             # Memory of tasks beside objects counts in the same way.
@@ -145,7 +148,9 @@ class Turns(turns.Turns):
 
         def with_more_threads(ensure: Callable[[], Any]) -> Any:
             """Start tasks on all threads that do not wait for the network."""
-            threads, more = state.nthreads, self.ahead()
+            if not (more := self.ahead()):
+                return ensure()
+            threads = state.nthreads
             state.nthreads = threads + more
             try:
                 return ensure()
