@@ -204,10 +204,8 @@ class MissionController(ABC):
         try:
             commands = self.controller.tasks(self.now(), tasks, client, spec, by, span)
         except ValueError as error:
-            why = one_line(str(error))
-            logger.warning(
-                "%d tasks of %s have no valid job: %s. Use mission_control.job(...)", len(tasks), client, why
-            )
+            text = "%d tasks of %s have no valid job: %s. Use mission_control.job(...)"
+            logger.warning(text, len(tasks), one_line(client), one_line(str(error)))
             commands = self.controller.tasks(self.now(), tasks, client, None, by, span)
         self.carry_out(commands)
 

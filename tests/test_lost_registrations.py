@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from typing import Any
@@ -10,9 +11,23 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
-from dask.distributed import Client, LocalCluster, get_worker, span, worker_client
+from dask.distributed import (
+    Client,
+    Event,
+    Future,
+    LocalCluster,
+    Variable,
+    fire_and_forget,
+    get_worker,
+    span,
+    worker_client,
+)
+from distributed import Scheduler, Worker
 
 import mission_control
+from mission_control import _native
+from mission_control.dask.scheduler import MissionControlScheduler
+from mission_control.dask.worker import MissionControlWorker
 from mission_control.jobs import ANNOTATION
 from tests.conftest import until
 from tests.failing import Failing, put_all_in
@@ -72,23 +87,47 @@ def demands_here() -> Any:
     return annotations.get(ANNOTATION, {}).get("demands")
 
 
-def demands_of_a_child() -> Any:
+def demands_of_a_child(gate: str | None = None) -> Any:
+    assert gate is None or Event(gate).wait(WAIT_S)
     with worker_client() as client:
         return client.submit(demands_here, pure=False).result(WAIT_S)
 
 
+def say_demands_of_a_child(gate: str, said: str) -> None:
+    with worker_client() as client:
+        assert Event(gate, client).wait(WAIT_S)
+        Variable(said, client).set(client.submit(demands_here, pure=False).result(WAIT_S))
+
+
+def continued(said: str) -> int:
+    with worker_client() as client, span("next"):
+        own = Future(get_worker().get_current_task(), client)
+        fire_and_forget(client.submit(say_one_more, own, said, pure=False))
+    return 1
+
+
+def say_one_more(value: int, said: str) -> None:
+    with worker_client() as client:
+        Variable(said, client).set(value + 1)
+
+
+def put_later(gate: str) -> mission_control.Reference:
+    assert Event(gate).wait(WAIT_S)
+    return mission_control.put([np.full(1 << 17, 7, np.uint8)])
+
+
+def fetched(reference: mission_control.Reference) -> int:
+    return int(np.frombuffer(mission_control.fetch(reference)[0], np.uint8).sum())
+
+
 def held(value: np.ndarray, gate: str) -> np.ndarray:
     """Wait, so that the shuffle stays while the test looks."""
-    from distributed import Event
-
     assert Event(gate).wait(WAIT_S)
     return value
 
 
 def test_a_shuffle_whose_registration_was_lost_is_encrypted_as_its_job_demands(cluster):
     own, client = cluster
-    from distributed import Event
-
     array = np.arange(3600.0).reshape(60, 60)
     gate = Event("looked", client)
     with mission_control.job("secret", encrypt="opportunistic", client=client):
@@ -120,6 +159,56 @@ def test_children_keep_their_demands_after_an_error_in_what_tells_workers_the_jo
         assert client.submit(abs, -1, pure=False).result(WAIT_S) == 1
         assert client.submit(demands_of_a_child, pure=False).result(WAIT_S) == before
         assert failing.raised
+
+
+@pytest.mark.parametrize("method", ["begins", "spec_of", "named_job_of"])
+def test_the_child_whose_message_meets_the_error_keeps_its_demands(cluster, method):
+    own, client = cluster
+    gate = Event(f"broken-{method}", client)
+    with mission_control.job("secret", encrypt="opportunistic", client=client):
+        parent = client.submit(demands_of_a_child, gate.name, pure=False)
+        until(lambda: own.scheduler.tasks[parent.key].state == "processing", "the parent runs")
+        plugin = plugin_of(own)
+        plugin.controller = failing = Failing(plugin.controller, method, False)
+        gate.set()
+        assert parent.result(WAIT_S) == ENCRYPTED
+        assert failing.raised
+
+
+def test_what_the_thread_of_a_forgotten_task_submits_keeps_the_demands_of_its_job(cluster):
+    own, client = cluster
+    gate, said = Event("forgotten", client), Variable("said", client)
+    with mission_control.job("secret", encrypt="opportunistic", client=client):
+        parent = client.submit(say_demands_of_a_child, gate.name, said.name, pure=False)
+        until(lambda: own.scheduler.tasks[parent.key].state == "processing", "the parent runs")
+        key = parent.key
+        parent.release()
+        until(lambda: key not in own.scheduler.tasks, "the scheduler has forgotten it")
+        gate.set()
+        assert said.get(WAIT_S) == ENCRYPTED
+
+
+def test_a_task_that_submits_its_own_continuation_in_a_span_is_known(cluster):
+    own, client = cluster
+    said = Variable("after", client)
+    # The first graph that names something, while no books are kept.
+    client.submit(continued, said.name, pure=False).result(WAIT_S)
+    assert said.get(WAIT_S) == 2
+    assert plugin_of(own).off() == []
+
+
+def test_a_task_that_only_a_variable_with_an_odd_name_holds_keeps_its_objects(cluster):
+    own, client = cluster
+    gate = Event("held", client)
+    task = client.submit(put_later, gate.name, pure=False)
+    variable = Variable("a\nb" + "c" * 300, client)
+    variable.set(task)
+    del task
+    until(lambda: any("put_later" in str(key) for key in own.scheduler.tasks), "it is there")
+    gate.set()
+    assert client.submit(fetched, variable.get(WAIT_S), pure=False).result(WAIT_S) == 7 << 17
+    assert plugin_of(own).off() == []
+    variable.delete()
 
 
 def test_what_nobody_can_read_of_an_annotation_switches_nothing_off(cluster):
@@ -161,3 +250,24 @@ def test_a_job_that_demands_encryption_is_refused_where_threads_cannot_be_follow
     with mission_control.job("open", client=client):
         assert client.submit(abs, -1, pure=False).result(WAIT_S) == 1
     assert threading.Thread.start.__qualname__ == "Thread.start"
+
+
+def test_a_worker_without_descriptors_for_news_reports_all_the_same(monkeypatch):
+    def refused(*args: Any) -> None:
+        raise OSError(24, "Too many open files")
+
+    async def reports() -> int:
+        async with (
+            Scheduler(dashboard_address=":0", port=0) as scheduler,
+            Worker(scheduler.address) as worker,
+            Client(scheduler.address, asynchronous=True) as client,
+        ):
+            monkeypatch.setattr(MissionControlWorker, "listen_for_news", refused)
+            await client.register_plugin(MissionControlScheduler())
+            await client.register_plugin(MissionControlWorker())
+            monkeypatch.undo()
+            own = worker.plugins["mission-control"]
+            assert own.news is None and worker.status.name == "running"
+            return own.worker.periodic_callbacks["mission-control"].callback_time
+
+    assert asyncio.run(reports()) == _native.REPORT_EVERY_MS

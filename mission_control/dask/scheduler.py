@@ -49,8 +49,10 @@ TO_MESSAGE = Seam("Scheduler", "_task_to_msg", "tells a worker the job of a name
 UPDATE = Seam("Scheduler.stream_handlers", "update-graph", "notes which task has submitted a graph")
 CARRYING = ("shuffles", "demands", "messages", "results", "jobs of tasks", "jobs of children")
 """Parts, here or on a worker, without which the demand of a job for encryption cannot be kept everywhere."""
-CARRYING_HERE = (*CARRYING, "update_graph", "transition", "registration")
-"""The same of the scheduler, with its callbacks; a worker has callbacks of the same names."""
+CARRYING_HERE = (*CARRYING, "transition", "registration")
+"""The same of the scheduler, with what it does itself; a worker has a callback of the same name."""
+GONE_MAX = 10_000
+"""Most tasks that are remembered though the scheduler has forgotten them: their threads may still submit work."""
 OFF_MAX = 64
 """Most parts and callbacks of one worker that are shown as off: it has some 20."""
 HERE = "the scheduler"
@@ -154,6 +156,8 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
         self.contention = False
         self.parents: dict[Any, Any] = {}
         """Of each task that a task submitted: the key of that one."""
+        self.gone: dict[Any, str] = {}
+        """Specifications of the jobs of tasks that were forgotten, where they demand encryption, the oldest first."""
         self.settled: set[str] = set()
         """Workers with a data plane, and those that have reported that they have none."""
         self.late: set[str] = set()
@@ -486,7 +490,7 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
         self.use_objects()
         task = self.scheduler.tasks.get(key)
         alive = task is not None and task.state not in ("released", "forgotten", "erred")
-        number = self.numbers.get(key)
+        number = self.number_of(key)
         if number is None:
             # The task was forgotten meanwhile, so its objects are freed.
             number, alive = next(self.next_number), False
@@ -505,7 +509,7 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
     def on_writes(self, worker: str, key: Any, stream: str, repeats: bool, needs: list[Any]) -> None:
         """A task begins a stream; this message arrives before the one that the task is done."""
         self.use_objects()
-        task, number = self.scheduler.tasks.get(key), self.numbers.get(key)
+        task, number = self.scheduler.tasks.get(key), self.number_of(key)
         runs_on = task.processing_on if task is not None else None
         # Ignored if another worker runs the task by now.
         if number is not None and runs_on is not None and runs_on.address == worker:
@@ -513,7 +517,7 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
 
     def on_wrote(self, worker: str, key: Any, stream: str, again: bool) -> None:
         """A task that wrote a stream is over. `again`: the stream is lost, and recomputed if it is still wanted."""
-        if (number := self.numbers.get(key)) is None:
+        if (number := self.number_of(key)) is None:
             return
         self.carry_out(self.controller.wrote(self.now(), number, stream))
         # Another run may have begun another stream meanwhile.
@@ -523,7 +527,7 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
     def on_waits(self, worker: str, key: Any, run: int, stream: str | None) -> None:
         """The thread of a task waits on this worker until a stream is written again; ``None``: it waits no more."""
         self.use_objects()
-        task, number = self.scheduler.tasks.get(key), self.numbers.get(key)
+        task, number = self.scheduler.tasks.get(key), self.number_of(key)
         runs_on = task.processing_on.address if task is not None and task.processing_on is not None else None
         if stream is None:
             if number is not None:
@@ -625,17 +629,24 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
             )
         is_named = ANNOTATION in annotations or any(map(name_of_span, annotations.get("span", {}).values()))
         parent = self.submitted_by.pop(stimulus_id, None)
+        new = [own for key in tasks if (own := scheduler.tasks.get(key)) is not None]
         if parent is not None:
-            self.parents.update(dict.fromkeys(tasks, parent))
+            # A graph names tasks that were there before, too, maybe the one that submits it.
+            own = (task.key for task in new if task.state == "released" and task.key != parent)
+            self.parents.update(dict.fromkeys(own, parent))
         if is_named:
             self.open_books(set(tasks))
         if not self.books:
             return
         by = self.number_of(parent) if parent is not None else None
-        if parent in scheduler.tasks and by is None:
+        if by is None and parent in scheduler.tasks:
             # Core does not know whose they are, and nobody may take them for tasks that demand nothing.
             return
-        new = [own for key in tasks if (own := scheduler.tasks.get(key)) is not None]
+        if by is None and parent in self.gone:
+            # The thread of a task goes on though nobody wants its result any more.
+            given = for_worker(self.gone[parent])
+            specs = dict.fromkeys((task.key for task in new), given) | annotations.get(ANNOTATION, {})
+            annotations = {**annotations, ANNOTATION: specs}
         self._number(client, new, annotations, by)
         if by is not None:
             its = [self.numbers[key] for key in tasks if key in self.numbers]
@@ -655,26 +666,29 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
 
         numbers = self.numbers
         new = [task for task in tasks if task.key not in numbers]
-        for task, number in zip(new, self.next_number, strict=False):
-            numbers[task.key] = number
-            self.keys[number] = task.key
-        groups: defaultdict[Any, list[Any]] = defaultdict(list)
-        for task in new:
-            key = task.key
-            inputs = [numbers[own.key] for own in task.dependencies if own.key in numbers]
-            stage = as_text(key_split(key))
-            groups[origin(key)].append((numbers[key], stage, kind_of(stage), inputs))
         try:
+            for task, number in zip(new, self.next_number, strict=False):
+                numbers[task.key] = number
+                self.keys[number] = task.key
+            groups: defaultdict[Any, list[Any]] = defaultdict(list)
+            for task in new:
+                key = task.key
+                inputs = [numbers[own.key] for own in task.dependencies if own.key in numbers]
+                stage = as_text(key_split(key))
+                groups[origin(key)].append((numbers[key], stage, kind_of(stage), inputs))
             for (spec, span), numbered_tasks in groups.items():
-                self.submit(numbered_tasks, client, spec, by, span)
+                self.submit(numbered_tasks, as_text(client), spec, by, span)
         except ERRORS:
             # A number says that core knows what the task demands.
             for task in new:
-                if not self._knows(numbers[task.key]):
-                    del self.keys[numbers.pop(task.key)]
+                given = numbers.get(task.key)
+                if given is not None and not self.knows(given):
+                    del numbers[task.key]
+                    self.keys.pop(given, None)
             raise
 
-    def _knows(self, number: int) -> bool:
+    def knows(self, number: int) -> bool:
+        """Whether core knows a task's job, and so what it demands."""
         try:
             return self.controller.job_of(number) is not None
         except ERRORS:
@@ -684,22 +698,33 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
         """Return a task's number while books are kept. Register it now if an error of ours has lost its registration;
         ``None``: that fails again, so nobody knows its job."""
         number = self.numbers.get(key)
-        task = self.scheduler.tasks.get(key)
-        if number is not None or task is None or not self.books:
+        if number is not None or not self.books or key not in self.scheduler.tasks:
             return number
+        # First those that have submitted it: it belongs to their job.
+        tasks, chain, last = self.scheduler.tasks, {key: None}, key
+        while (parent := self.parents.get(last)) in tasks and parent not in self.numbers and parent not in chain:
+            chain[last := parent] = None
         try:
-            parent = self.parents.get(key)
-            by = self.number_of(parent) if parent is not None else None
-            if by is None and parent in self.scheduler.tasks:
-                return None
-            own = task.annotations or {}
-            given = {name: {key: own[name]} for name in (ANNOTATION, "span") if name in own}
-            self._number(client_of(task), [task], given, by)
-            if by is not None:
-                self.carry_out(self.controller.submitted(self.now(), by, [self.numbers[key]]))
+            for own in reversed(chain):
+                self._register_late(tasks[own])
         except ERRORS as error:
             self.parts.fault("registration", error)
         return self.numbers.get(key)
+
+    def _register_late(self, task: Any) -> None:
+        given = {
+            name: {task.key: own} for name, own in (task.annotations or {}).items() if name in (ANNOTATION, "span")
+        }
+        parent = self.parents.get(task.key)
+        by = self.numbers.get(parent)
+        if by is None and parent in self.gone:
+            given.setdefault(ANNOTATION, {task.key: for_worker(self.gone[parent])})
+        self._number(client_of(task), [task], given, by)
+        number = self.numbers[task.key]
+        if task.processing_on is not None:
+            self.carry_out(self.controller.begins(self.now(), number, task.processing_on.address))
+        if by is not None:
+            self.carry_out(self.controller.submitted(self.now(), by, [number]))
 
     def _number_all(self, beside: Collection[Any] = ()) -> None:
         """Register tasks that were submitted before: their objects must live, and they may delegate."""
@@ -727,8 +752,8 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
             try:
                 self._number(client, its, annotations)
             except ERRORS as error:
-                # Those that use something of ours are registered when they do (`number_of`).
-                self.parts.fault("registration", error)
+                # They are registered when they use something of ours (`number_of`).
+                self.parts.fault("books", error)
 
     @never_raises
     def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
@@ -764,6 +789,10 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
         if start == "processing":
             self.carry_out(controller.ends(now, number))
         if finish == "forgotten":
+            if self.encrypts and (spec := controller.spec_of(number)) and shuffles.encryption(parsed(spec)) != "none":
+                self.gone[key] = spec
+                if len(self.gone) > GONE_MAX:
+                    del self.gone[next(iter(self.gone))]
             # First: a number that core does not know any more must not stay.
             del self.numbers[key], self.keys[number]
             self._prefer_no_more(key, None)
@@ -814,8 +843,16 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
             return
 
         def with_job(task_to_message: Callable[[Any], dict[str, Any]], task: Any) -> dict[str, Any]:
-            # Until the job is known, its client's annotation stays: without it a task would lose its demands.
             message = task_to_message(task)
+            try:
+                return named(message, task)
+            except ERRORS as error:
+                part.fail(error)
+                # The job stands there by now (`_write_jobs`).
+                return message | {"annotations": task.annotations or {}}
+
+        def named(message: dict[str, Any], task: Any) -> dict[str, Any]:
+            # Until the job is known, its client's annotation stays: without it a task would lose its demands.
             number = self.numbers.get(task.key)
             if number is None and (number := self.number_of(task.key)) is None:
                 return message

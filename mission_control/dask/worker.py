@@ -180,11 +180,24 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
         # Dask's heartbeats carry it to the scheduler.
         worker.metrics[self.name] = self.parts.callback(self.memory)
         report = self.parts.callback(self.report)
-        rest = PeriodicCallback(report, REST_S * 1000)
+        try:
+            self.listen_for_news(report)
+            every_s = REST_S
+        except OSError as error:
+            logger.warning("This worker looks itself whether there is something to report: %s", error)
+            every_s = _native.REPORT_EVERY_MS / 1000
+        rest = PeriodicCallback(report, every_s * 1000)
         worker.periodic_callbacks[self.name] = rest
         rest.start()
+
+    def listen_for_news(self, report: Callable[[], None]) -> None:
+        """Report when there is something to report.
+
+        Raises:
+            OSError: The process is out of descriptors or threads.
+        """
         assert self.endpoint is not None
-        news = self.news = self.endpoint.news()
+        news = self.endpoint.news()
 
         def tell() -> None:
             # Read even when the report is off: the loop would come back at once.
@@ -193,6 +206,7 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
             report()
 
         asyncio.get_running_loop().add_reader(news, tell)
+        self.news = news
 
     async def start(self, worker: Worker) -> None:
         """Set up the data plane, and join the cluster's."""
@@ -275,6 +289,7 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
             callback.stop()
         if self.news is not None:
             asyncio.get_running_loop().remove_reader(self.news)
+            self.news = None
         self.closing = True
         for name in self.handlers():
             worker.stream_handlers[name] = ignored
@@ -354,10 +369,11 @@ class MissionControlWorker(WorkerPlugin, ThrottleController):
     def report(self, last_of: str | None = None) -> None:
         PLANES.sweep()
         self.watch_tasks_if_used()
+        super().report(last_of)
+        # After the report: shares that arrive from here on are news.
         for own in (self.turns, self.lanes):
             if own is not None:
                 own.weigh()
-        super().report(last_of)
 
     def memory(self, worker: Worker) -> dict[str, int]:
         """Return the bytes of objects and fetched parts, free bytes kept for later, and bytes on disk."""

@@ -67,14 +67,13 @@ impl Finder {
         let py = value.py();
         let mut met = 0;
         for _ in 0..WALKS_MAX {
-            let New(types) = match walk_all(value, &self.kinds(py)) {
+            let New(mut types) = match walk_all(value, &self.kinds(py)) {
                 Ok(found) => return Ok(found),
                 Err(new) => new,
             };
+            // Those that are learnt now serve the next search.
+            types.truncate(NEW_TYPES_MAX - met);
             met += types.len();
-            if met > NEW_TYPES_MAX {
-                break;
-            }
             // Another thread may run in there, and change the value: the walk begins again.
             let mut learnt = Vec::with_capacity(types.len());
             for own in types {
@@ -88,6 +87,9 @@ impl Finder {
             drop(kinds);
             // Code of Python may run where a type ends.
             drop((forgotten, replaced));
+            if met == NEW_TYPES_MAX {
+                break;
+            }
         }
         Ok(None)
     }

@@ -158,7 +158,7 @@ class Delegates:
         if not self.used:
             self.used = True
             self.tell_of_steps(list(self.scheduler.workers))
-        number = plugin.numbers.get(key)
+        number = plugin.number_of(key)
         if task is None or number is None:
             # Another worker runs the task, or nobody wants it, so these objects must not be kept.
             plugin.carry_out(plugin.controller.delegates(plugin.now(), next(plugin.next_number), [], objects, False))

@@ -112,7 +112,8 @@ def encryption(spec: Any) -> str:
     # A class of the program's own may raise from any of its methods.
     demands = dict.get(spec, "demands") if isinstance(spec, dict) else None
     level = dict.get(demands, "encrypt") if isinstance(demands, dict) else None
-    return level if isinstance(level, str) else "none"
+    # Whoever wrote something else meant something.
+    return level if isinstance(level, str) else "none" if level is None else "invalid"
 
 
 def refuse_unencrypted(plugin: MissionControlScheduler, scheduler: Scheduler, shuffle_id: Any, why: str) -> None:
@@ -127,12 +128,13 @@ def refuse_unencrypted(plugin: MissionControlScheduler, scheduler: Scheduler, sh
     key = barrier_key(shuffle_id)
     barrier, number = scheduler.tasks.get(key), plugin.numbers.get(key)
     try:
-        refused = plugin.controller.engine_refuses(number) if number is not None else None
+        known = number is not None and plugin.knows(number)
+        refused = plugin.controller.engine_refuses(number) if number is not None and known else None
     except ERRORS:
-        number = refused = None
+        known, refused = False, None
     if refused is None and barrier is not None and encryption((barrier.annotations or {}).get(ANNOTATION)) != "none":
         refused = "its job demands encryption"
-    elif number is None and key in plugin.parents:
+    elif not known and key in plugin.parents:
         # Only what tasks submit has demands that do not stand on it.
         refused = "a task has submitted it, and whether that one's job demands encryption is not known"
     if refused is not None:

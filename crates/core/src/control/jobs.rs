@@ -293,7 +293,7 @@ impl Controller {
         }
         // The program did not intend it as the name of a job.
         let span = span.filter(|span| !span.is_empty()).map(|span| fit_name(&span).into());
-        JobSpec::named(self.jobs.name(&span.unwrap_or_else(|| client.clone()), &client))
+        JobSpec::named(self.jobs.name(&span.unwrap_or_else(|| fit_name(&client).into()), &client))
     }
 
     pub(super) fn arrive(&mut self, now: Time, spec: JobSpec, admitted: bool, commands: &mut Vec<Command>) {
