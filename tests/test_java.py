@@ -205,7 +205,8 @@ def with_entry(jar: bytes, name: str) -> bytes:
     """The same classes in an archive of other content."""
     archive = io.BytesIO(jar)
     with zipfile.ZipFile(archive, "a") as file:
-        file.writestr(name, name)
+        # Without the time: the same name twice is the same content.
+        file.writestr(zipfile.ZipInfo(name), name)
     return archive.getvalue()
 
 

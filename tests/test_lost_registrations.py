@@ -79,6 +79,11 @@ def plugin_of(cluster: LocalCluster) -> Any:
     return cluster.scheduler.plugins["mission-control"]
 
 
+def runs(cluster: LocalCluster, key: Any) -> bool:
+    task = cluster.scheduler.tasks.get(key)
+    return task is not None and task.state == "processing"
+
+
 def demands_here() -> Any:
     """Return the demands of the task that runs here, as `put` and `fetch` see them."""
     worker = get_worker()
@@ -167,7 +172,7 @@ def test_the_child_whose_message_meets_the_error_keeps_its_demands(cluster, meth
     gate = Event(f"broken-{method}", client)
     with mission_control.job("secret", encrypt="opportunistic", client=client):
         parent = client.submit(demands_of_a_child, gate.name, pure=False)
-        until(lambda: own.scheduler.tasks[parent.key].state == "processing", "the parent runs")
+        until(lambda: runs(own, parent.key), "the parent runs")
         plugin = plugin_of(own)
         plugin.controller = failing = Failing(plugin.controller, method, False)
         gate.set()
@@ -180,7 +185,7 @@ def test_what_the_thread_of_a_forgotten_task_submits_keeps_the_demands_of_its_jo
     gate, said = Event("forgotten", client), Variable("said", client)
     with mission_control.job("secret", encrypt="opportunistic", client=client):
         parent = client.submit(say_demands_of_a_child, gate.name, said.name, pure=False)
-        until(lambda: own.scheduler.tasks[parent.key].state == "processing", "the parent runs")
+        until(lambda: runs(own, parent.key), "the parent runs")
         key = parent.key
         parent.release()
         until(lambda: key not in own.scheduler.tasks, "the scheduler has forgotten it")

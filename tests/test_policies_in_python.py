@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from distributed import wait
+from distributed import Event, wait
 
 import mission_control
 from mission_control.workers import workers_of
@@ -52,11 +52,13 @@ def put() -> mission_control.Reference:
     return mission_control.put([np.zeros(BYTES, np.uint8) for _ in range(PARTS)])
 
 
-def fetch_slowly(reference: mission_control.Reference) -> int:
-    for part in range(PARTS):
-        mission_control.fetch(reference, part=part)
-        time.sleep(0.2)
-    return PARTS
+def fetch_slowly(reference: mission_control.Reference, ended: str) -> None:
+    """Move bytes until the test has seen all that it wants to see."""
+    is_ended = Event(ended)
+    while not is_ended.is_set():
+        for part in range(PARTS):
+            mission_control.fetch(reference, part=part)
+            time.sleep(0.2)
 
 
 def weights(client) -> dict[str, float]:
@@ -66,13 +68,15 @@ def weights(client) -> dict[str, float]:
 def test_weights_come_from_the_function_and_stay_when_it_fails(client):
     owner, *others = workers_of(client)
     mission_control.install(client, policy=by_name)
+    ended = Event("the test of policies has ended", client)
     try:
         done = []
         for name, reader in zip(("x", "y"), others, strict=True):
             with mission_control.job(name, transport="tcp"):
                 reference = client.submit(put, pure=False, workers=[owner])
                 wait(reference)
-                done.append([client.submit(fetch_slowly, reference, pure=False, workers=[reader]) for _ in range(4)])
+                own = {"pure": False, "workers": [reader]}
+                done.append([client.submit(fetch_slowly, reference, ended.name, **own) for _ in range(2)])
         until(lambda: weights(client) == {"x": 0.75, "y": 0.25}, "the function decides")
         mission_control.install(client, policy=by_transfer)
         until(lambda: status(client)["policy"].endswith("by_transfer"), "another kind of policy")
@@ -88,8 +92,10 @@ def test_weights_come_from_the_function_and_stay_when_it_fails(client):
             error = until(lambda: status(client)["policy_error"], f"{bad.__name__} is named")
             assert bad.__name__ in error and said in error
             assert all(weight in (0.75, 0.25, 1.0) for weight in weights(client).values()), "the last weights stay"
+        ended.set()
         client.gather(done)
     finally:
+        ended.set()
         mission_control.install(client, policy="performance-centric")
     assert status(client)["policy_error"] is None
 
