@@ -142,10 +142,13 @@ def what_is_left(client: Client, *names: str) -> dict[str, dict[str, Any]]:
     return {place: left for place, left in found.items() if left}
 
 
-def until(true: Callable[[], Any], what: str, seconds: float = 60) -> Any:
+def until(
+    true: Callable[[], Any], what: str, seconds: float = 60, instead: Callable[[], Any] = lambda: "it is not"
+) -> Any:
+    """Wait until something is true; ``instead`` says what is there when the time is over."""
     deadline = time.monotonic() + seconds
     while not (value := true()):
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
+        assert time.monotonic() < deadline, f"not within {seconds} s: {what}; {instead()}"
         time.sleep(0.05)
     return value
 

@@ -291,8 +291,12 @@ def read_lines(reference: Any, part: int = 0) -> list[bytes]:
     return [bytes(line) for line in mission_control.stream(reference, part)]
 
 
+def left(client: Client) -> dict[str, dict[str, Any]]:
+    return what_is_left(client, "objects", "streams", "live_bytes", "spooled_bytes")
+
+
 def nothing_left(client: Client) -> bool:
-    return not what_is_left(client, "objects", "streams", "live_bytes", "spooled_bytes")
+    return not left(client)
 
 
 def test_tasks_read_what_another_is_still_writing(client):
@@ -307,7 +311,7 @@ def test_tasks_read_what_another_is_still_writing(client):
     # If raised, the error would hold its future for ever: Dask keeps it with its traceback.
     assert isinstance(firsts.exception(), mission_control.Denied)
     del written, read, firsts, reference
-    until(lambda: nothing_left(client), "nothing is left")
+    until(lambda: nothing_left(client), "nothing is left", instead=lambda: left(client))
 
 
 def first_line(reference: Any) -> bytes:
@@ -321,7 +325,7 @@ def test_a_kept_stream_is_read_by_any_number_and_after_its_end(client):
         read = client.map(read_lines, [written] * 4, pure=False)
         assert client.gather(read) == [lines(2000, 2)] * 4
     del written, read
-    until(lambda: nothing_left(client), "nothing is left")
+    until(lambda: nothing_left(client), "nothing is left", instead=lambda: left(client))
 
 
 def write_and_break(count: int) -> None:
@@ -337,7 +341,7 @@ def test_an_error_of_the_writer_is_an_error_of_those_who_read(client):
     error = read.exception()
     assert isinstance(error, mission_control.StreamFailed) and "ValueError: the writer broke" in str(error)
     del written, read
-    until(lambda: nothing_left(client), "nothing is left")
+    until(lambda: nothing_left(client), "nothing is left", instead=lambda: left(client))
 
 
 def opens_and_returns() -> None:
@@ -365,7 +369,7 @@ def test_a_stream_that_its_task_does_not_close_has_failed(client):
     written = client.submit(secedes_first, pure=False)
     assert client.submit(read_lines, written, pure=False).result(30) == [b"x"]
     del written, error
-    until(lambda: nothing_left(client), "nothing is left")
+    until(lambda: nothing_left(client), "nothing is left", instead=lambda: left(client))
 
 
 def reads_twice(reference: Any) -> list[bytes]:
@@ -385,7 +389,7 @@ def test_reading_a_part_twice_needs_a_stream_that_is_kept(client):
         else:
             assert isinstance(read.exception(), mission_control.Denied)
     del written, read
-    until(lambda: nothing_left(client), "nothing is left")
+    until(lambda: nothing_left(client), "nothing is left", instead=lambda: left(client))
 
 
 def job_after(seconds: float) -> None:
@@ -405,7 +409,7 @@ def test_a_writer_keeps_its_job_and_its_worker(client):
         read = client.map(read_lines, [written], workers=[second], pure=False)
         assert client.gather(read) == [[b"mine"]]
     del written, read
-    until(lambda: nothing_left(client), "nothing is left")
+    until(lambda: nothing_left(client), "nothing is left", instead=lambda: left(client))
 
 
 def passes_on(reference: Any) -> None:
@@ -434,7 +438,7 @@ def test_what_a_writer_needs_stays_though_its_result_is_known(client):
     del there, written, passed
     assert read.result(60) == lines(100, 6)
     del read
-    until(lambda: nothing_left(client), "nothing is left")
+    until(lambda: nothing_left(client), "nothing is left", instead=lambda: left(client))
 
 
 def test_more_stages_than_threads_do_not_stand_still(client):
@@ -445,7 +449,7 @@ def test_more_stages_than_threads_do_not_stand_still(client):
         stages.append(client.submit(passes_on, stages[-1], pure=False, workers=[worker]))
     assert client.submit(read_lines, stages[-1], pure=False, workers=[worker]).result(60) == lines(500, 4)
     del stages
-    until(lambda: nothing_left(client), "nothing is left")
+    until(lambda: nothing_left(client), "nothing is left", instead=lambda: left(client))
 
 
 def test_many_writers_at_once_on_few_threads(client):
@@ -453,7 +457,7 @@ def test_many_writers_at_once_on_few_threads(client):
     read = client.map(read_lines, written, pure=False)
     assert client.gather(read) == [lines(50, seed) for seed in range(100)]
     del written, read
-    until(lambda: nothing_left(client), "nothing is left")
+    until(lambda: nothing_left(client), "nothing is left", instead=lambda: left(client))
 
 
 def test_what_a_task_may_not_do_with_a_stream_is_named(client):
@@ -482,7 +486,7 @@ def test_what_a_task_may_not_do_with_a_stream_is_named(client):
     with pytest.raises(RuntimeError, match="outside a task"):
         mission_control.open_stream()
     del written
-    until(lambda: nothing_left(client), "nothing is left")
+    until(lambda: nothing_left(client), "nothing is left", instead=lambda: left(client))
 
 
 @pytest.mark.parametrize("dies", ["input", "writer", "reader"])
@@ -504,7 +508,7 @@ def test_a_worker_that_dies_is_made_up_for(dies):
         os.kill(pids[workers[{"writer": 0, "reader": 1, "input": 2}[dies]]], signal.SIGKILL)
         assert read.result(120) == lines(2000, 5)
         del written, read
-        until(lambda: nothing_left(client), "nothing is left")
+        until(lambda: nothing_left(client), "nothing is left", instead=lambda: left(client))
 
 
 def note(notes: str) -> None:
@@ -564,4 +568,4 @@ def test_a_task_reads_on_where_its_writer_writes_the_same_again(tmp_path, dies, 
         assert len(readers.read_text().split()) == (2 if dies == "both" else 1)
         if alike:
             del written, read
-            until(lambda: nothing_left(client), "nothing is left")
+            until(lambda: nothing_left(client), "nothing is left", instead=lambda: left(client))
