@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import logging
 import math
 import os
@@ -18,7 +17,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack
-from functools import lru_cache, partial, wraps
+from functools import partial, wraps
 from typing import Any
 
 import dask
@@ -31,10 +30,11 @@ from tornado.ioloop import PeriodicCallback
 from mission_control import _native, page
 from mission_control.controller import SAID, MissionController, one_line
 from mission_control.dask.comm import clear_addresses, is_encrypted, requires_encryption
+from mission_control.dask.labels import as_json, as_text, for_worker, kind_of, parsed
 from mission_control.dask.seams import objects, queue, shuffles, wanted
 from mission_control.dask.seams.delegates import Delegates
 from mission_control.dask.seams.seam import ERRORS, Part, Parts, Seam
-from mission_control.jobs import ANNOTATION, UNDEMANDING, name_of_span
+from mission_control.jobs import ANNOTATION, name_of_span
 from mission_control.map_reduce.phases import PHASES
 from mission_control.metrics import Metrics
 from mission_control.policies import Policy, name_of
@@ -937,19 +937,6 @@ def guarded(handler: Callable[..., None]) -> Callable[..., None]:
     return handle
 
 
-def as_json(spec: Any) -> str:
-    """Return a job's specification from annotations, into which a client may write anything."""
-    try:
-        return json.dumps(spec, sort_keys=True)
-    except ERRORS:  # of the program's own classes, too
-        return json.dumps(f"a {type(spec).__name__}")  # such an annotation is no specification
-
-
-def as_text(text: str) -> str:
-    """Return a text that UTF-8 has: keys and names of programs may have halves of characters."""
-    return text if text.isascii() else text.encode(errors="replace").decode()
-
-
 def client_of(task: Any) -> str:
     """Return the client that wants a task, or one that depends on it."""
     seen, pending = {task}, [task]
@@ -960,24 +947,3 @@ def client_of(task: Any) -> str:
         pending += own.dependents - seen
         seen |= own.dependents
     return "before"
-
-
-@lru_cache(256)
-def parsed(spec: str) -> dict[str, Any]:
-    return json.loads(spec)
-
-
-@lru_cache(256)
-def for_worker(spec: str) -> dict[str, Any]:
-    """Return what a worker needs to know of a job, without default values, because it travels with each task."""
-    job = parsed(spec)
-    usual = {"priority": 1.0, "demands": UNDEMANDING}
-    return {"job": job["job"]} | {name: job[name] for name, other in usual.items() if job[name] != other}
-
-
-@lru_cache(10_000)
-def kind_of(stage: str) -> str:
-    """Return the role of a stage's tasks in the graph (docs/explanation/design-control.md)."""
-    if stage.startswith("shuffle-barrier"):
-        return "barrier"
-    return "select" if stage == "getitem" or stage.startswith("split-") else "work"

@@ -180,8 +180,8 @@ def into_threads(client: Client, spec: dict[str, Any]) -> Iterator[None]:
         off = STARTS.parts.off.get("following") or followed.parts.off.get("following")
         if off is not None and job.demands.get("encrypt") is not None:
             raise JobRejected(
-                f"job {spec['job']} demands encryption, and what its threads would submit could not be told from other "
-                f"work: {off}"
+                f"job {spec['job']} demands encryption, but Mission Control cannot see which tasks its threads submit: "
+                f"{off}. Restart this program"
             )
         yield
     finally:

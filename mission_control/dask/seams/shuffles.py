@@ -19,6 +19,7 @@ from distributed.shuffle._shuffle import DataFrameShuffleRun, DataFrameShuffleSp
 from distributed.shuffle._worker_plugin import ShuffleWorkerPlugin
 
 from mission_control.dask.comm import is_encrypted
+from mission_control.dask.labels import parsed
 from mission_control.dask.seams import wanted
 from mission_control.dask.seams.seam import ERRORS, Part, Seam, reason
 from mission_control.jobs import ANNOTATION, UNNAMED
@@ -314,8 +315,6 @@ def why_not(plugin: MissionControlScheduler, spec: ShuffleSpec) -> str | None:
 
 def of_job(plugin: MissionControlScheduler, scheduler: Scheduler, spec: Any, number: int, demands: str) -> ShuffleSpec:
     """Return the description of a shuffle that the data plane carries; `demands` are JSON."""
-    from mission_control.dask.scheduler import parsed
-
     job = plugin.controller.spec_of(number)
     name = parsed(job).get("job", UNNAMED) if job is not None else UNNAMED
     from mission_control.dask.p2p.run import with_job
