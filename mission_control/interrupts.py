@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import _thread
 import logging
+import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -13,7 +16,11 @@ from typing import Any
 
 _told = threading.Event()
 _asked: Callable[[], bool] = _told.is_set
+_is_lost = False
+"""Python dropped the exception of the last interrupt, and nobody raised it again yet."""
 FROM_OUTSIDE = {signal.SIGINT, signal.SIGTERM}
+AGAIN_AFTER_S = 0.05
+"""From a lost exception to the next one: the garbage that was collected meanwhile is gone by then."""
 
 
 def watch() -> None:
@@ -78,7 +85,9 @@ def check() -> None:
     Raises:
         KeyboardInterrupt: there was an interrupt, even if its exception was lost.
     """
+    global _is_lost
     if happened():
+        _is_lost = False
         raise KeyboardInterrupt
 
 
@@ -90,6 +99,20 @@ def _raise(number: int, frame: FrameType | None) -> None:
 
 
 def _report(lost: Any) -> None:
-    """Report an exception that Python dropped, but an interrupt: it is recorded, and :func:`check` raises it again."""
+    """Report an exception that Python dropped; an interrupt is raised once more instead."""
+    global _is_lost
     if lost.exc_type is not KeyboardInterrupt:
         sys.__unraisablehook__(lost)
+    elif threading.current_thread() is threading.main_thread():
+        _is_lost = True
+        # Not `threading.Thread`: the garbage may have been collected while this thread held a lock of that module.
+        _thread.start_new_thread(_raise_again, ())
+
+
+def _raise_again() -> None:
+    global _is_lost
+    time.sleep(AGAIN_AFTER_S)
+    if _is_lost:
+        _is_lost = False
+        # A signal, because it also ends a system call in which the main thread waits.
+        os.kill(os.getpid(), signal.SIGINT)

@@ -231,3 +231,29 @@ def test_the_live_table_moves_on_a_terminal_only(tmp_path):
     assert status == 0 and not COLOUR.search(shown), shown
     done = subprocess.run([*MISSION, *words], env={**os.environ, "FORCE_COLOR": "1"}, capture_output=True, text=True)
     assert done.returncode == 0 and "\x1b" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_while_garbage_is_collected_is_not_lost(number):
+    program = """
+import time
+from mission_control import interrupts
+
+class Garbage:
+    def __del__(self):
+        print("collected", flush=True)
+        time.sleep(60)
+
+interrupts.watch()
+Garbage()
+print("dropped", flush=True)
+try:
+    time.sleep(60)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout.readline() == "collected\n"
+        running.send_signal(number)
+        said, _ = running.communicate(timeout=30)
+    assert (said, running.returncode) == ("dropped\ninterrupted\n", 0)

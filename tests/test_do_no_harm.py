@@ -223,18 +223,21 @@ class Raises:
 def test_a_shuffle_that_demands_encryption_is_refused_if_an_error_keeps_us_from_carrying_it(client):
     security = dask.config.get("distributed.comm.require-encryption")
     assert not security
-    plugin, frame = plugin_of(client), pd.DataFrame({"key": range(40), "value": range(40)})
+    plugin = plugin_of(client)
 
-    def shuffle() -> Any:
+    def shuffle(seed: int) -> Any:
+        """Shuffle other rows, so tasks of other keys: a task that a worker still runs for a program that failed would
+        otherwise answer for the task of the next program (Dask takes up a cancelled task again)."""
+        frame = pd.DataFrame({"key": range(40), "value": range(seed, seed + 40)})
         return dd.from_pandas(frame, npartitions=4).shuffle("key", npartitions=3).compute()
 
     with mission_control.job("secret", encrypt="opportunistic", client=client):
-        assert len(shuffle()) == 40, "Mission Control carries it"
+        assert len(shuffle(0)) == 40, "Mission Control carries it"
         plugin.controller = Raises(plugin.controller, "shuffle_demands")
         # This one, and the next, when the part is off.
-        for _ in range(2):
+        for seed in (1, 2):
             with pytest.raises(P2PConsistencyError, match="encrypt"):
-                shuffle()
+                shuffle(seed)
     plugin.controller = plugin.controller.inner
     assert {own["part"] for own in plugin.off()} == {"shuffles"}
     with (
@@ -242,7 +245,7 @@ def test_a_shuffle_that_demands_encryption_is_refused_if_an_error_keeps_us_from_
         mission_control.job("another", encrypt="opportunistic", client=client),
     ):
         pass
-    assert len(shuffle()) == 40, "who demands nothing has Dask's own"
+    assert len(shuffle(3)) == 40, "who demands nothing has Dask's own"
 
 
 def delegates() -> mission_control.Delegation:

@@ -77,11 +77,17 @@ def test_weights_come_from_the_function_and_stay_when_it_fails(client):
                 wait(reference)
                 own = {"pure": False, "workers": [reader]}
                 done.append([client.submit(fetch_slowly, reference, ended.name, **own) for _ in range(2)])
-        until(lambda: weights(client) == {"x": 0.75, "y": 0.25}, "the function decides")
+        decided = {"x": 0.75, "y": 0.25}
+        until(lambda: weights(client) == decided, "the function decides")
         mission_control.install(client, policy=by_transfer)
         until(lambda: status(client)["policy"].endswith("by_transfer"), "another kind of policy")
         time.sleep(2)
-        assert weights(client) == {"x": 0.75, "y": 0.25} and status(client)["policy_error"] is None
+        # Jobs between two transfers of theirs have equal weights.
+        until(lambda: weights(client) == decided, "the function of transfers decides", instead=lambda: status(client))
+        assert status(client)["policy_error"] is None
+        mission_control.install(client, policy=by_name)
+        until(lambda: status(client)["policy"].endswith("by_name"), "names count again")
+        until(lambda: weights(client) == decided, "the function decides again", instead=lambda: status(client))
         for bad, said in [
             (mixes, "must be all names"),
             (raises, "no such tenant"),

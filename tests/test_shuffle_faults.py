@@ -23,7 +23,7 @@ from mission_control.dask.p2p.frames import FrameRun
 from mission_control.workers import workers_of
 from tests.chaos.blows import fill_disk
 from tests.conftest import resources, until, what_is_left
-from tests.test_unchanged_programs import begun, shuffles
+from tests.test_unchanged_programs import begun, shuffles, the_whole_shuffle
 
 ROWS, INPUTS, OUTPUTS = 2000, 12, 12
 PAUSE_S = 10
@@ -72,7 +72,7 @@ def test_a_worker_that_stands_still_for_ten_seconds_delays_a_shuffle(phase):
         time.sleep(PAUSE_S)
         os.kill(pid, signal.SIGCONT)
         right(result.compute())
-        (own,) = shuffles(client)
+        own = the_whole_shuffle(client)
         assert own["engine"] == "mission" and own["rows_in"] == own["rows_out"] == ROWS * INPUTS
 
 
@@ -243,8 +243,10 @@ def test_an_output_that_is_needed_again_after_its_parts_were_freed_starts_the_sh
         until(begins_again, "the shuffle begins again", 120)
         go.touch()
         right_sums(client.compute(result.map_partitions(total, meta={"rows": int, "sum": float})).result())
+        # Outputs that were not lost were not joined again.
+        outputs = 1 if all_are_joined else PARTS
+        until(lambda: shuffles(client)[0]["outputs_done"] >= outputs, "outputs are reported")
         (own,) = shuffles(client)
         assert own["runs"] == 2 and own["rows_in"] == LARGE * PARTS
-        # Outputs that were not lost were not joined again.
-        assert own["outputs_done"] == (1 if all_are_joined else PARTS)
+        assert own["outputs_done"] == outputs
         assert all_are_joined or own["rows_out"] == own["rows_in"]

@@ -82,6 +82,16 @@ def shuffles(client: Client, name: str | None = None) -> list[dict[str, Any]]:
     return [own for job in status(client)["jobs"] if name in (None, job["job"]) for own in job["shuffles"]]
 
 
+def the_whole_shuffle(client: Client) -> dict[str, Any]:
+    """Return the record of the only shuffle, once workers have reported all its outputs: reports come after results."""
+
+    def whole_ones() -> list[dict[str, Any]]:
+        return [own for own in shuffles(client) if own["outputs_done"] == own["outputs"]]
+
+    (own,) = until(whole_ones, "all outputs are reported", instead=lambda: shuffles(client))
+    return own
+
+
 def pieces(number: int, rows: int = 500) -> list[pd.DataFrame]:
     return [frame(rows, seed) for seed in range(number)]
 
@@ -98,7 +108,7 @@ def test_every_type_of_column_arrives_as_it_was_and_the_rows_are_counted(client)
     parts = [*pieces(5), frame(0)]
     shuffled = given(parts).shuffle("key", npartitions=7).persist()
     wait(shuffled)
-    (own,) = until(lambda: [own for own in shuffles(client) if own["outputs_done"] == 7], "all outputs are told")
+    own = the_whole_shuffle(client)
     assert (own["engine"], own["rows_in"], own["rows_out"], own["runs"]) == ("mission", 2500, 2500, 1)
     outputs = dask.compute(*shuffled.to_delayed())
     keys = [set(output["key"]) for output in outputs]
@@ -339,7 +349,7 @@ def test_a_worker_that_dies_while_parts_are_added_or_joined_costs_no_row(phase):
         os.kill(victim, signal.SIGKILL)
         got = shuffled.compute()
         same(whole([got]), whole(parts))
-        (own,) = shuffles(client)
+        own = the_whole_shuffle(client)
         assert own["rows_in"] == own["rows_out"] == 2400 and own["engine"] == "mission", own
 
 

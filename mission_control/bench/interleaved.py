@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 from distributed import Client
 
+from mission_control import interrupts
+
 
 class Sample(NamedTuple):
     """One run of a mode."""
@@ -29,6 +31,7 @@ def compared(
     for number in range(rounds + 1):
         say(f"{what}: {f'round {number} of {rounds}' if number else 'warm-up'}")
         for mode, call in modes.items():
+            interrupts.check()
             sample = call()
             if number:
                 samples[mode].append(sample)
