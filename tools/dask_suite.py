@@ -82,6 +82,9 @@ TEST_S = 120
 """A test that takes longer has failed."""
 FILE_S = 3600
 
+LAST_LINES = 60
+"""Of a run that wrote no report, so many are shown."""
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -139,10 +142,16 @@ def outcomes(checkout: Path, file: str, way: str, only: str | None) -> dict[str,
         paths = [str(checkout.absolute()), *filter(None, [environment.get("PYTHONPATH")])]
         environment |= WAYS[way] | {"PYTHONPATH": os.pathsep.join(paths)}
         try:
-            subprocess.run(command, cwd=checkout, env=environment, stdout=subprocess.DEVNULL, timeout=FILE_S)
+            done = subprocess.run(
+                command, cwd=checkout, env=environment, stdout=subprocess.PIPE, text=True, timeout=FILE_S
+            )
         except subprocess.TimeoutExpired:
             print(f"{file}, {way}: stopped after {FILE_S} s", file=sys.stderr)
+            return {}
         if not report.is_file():
+            # pytest-timeout ends the whole process where a test does not end.
+            said = "\n".join(done.stdout.splitlines()[-LAST_LINES:])
+            print(f"{file}, {way}: ended with status {done.returncode}, and no report:\n{said}", file=sys.stderr)
             return {}
         cases = ElementTree.parse(report).iter("testcase")
         found = {f"{case.get('classname')}::{case.get('name')}": outcome(case) for case in cases}

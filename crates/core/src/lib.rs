@@ -22,6 +22,7 @@ pub mod ictcp;
 pub mod incast;
 pub mod lanes;
 pub mod mission;
+pub mod pacing;
 pub mod pattern;
 pub mod policy;
 pub mod random;

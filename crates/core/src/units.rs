@@ -72,7 +72,7 @@ const RATES: &[(&str, f64)] = &[
 ];
 const DURATIONS: &[(&str, f64)] = &[("ns", 1e-9), ("us", 1e-6), ("ms", 1e-3), ("s", 1.0), ("min", 60.0), ("h", 3600.0)];
 
-fn parse(text: &str, units: &[(&str, f64)], what: &str, example: &str) -> Result<f64, BadQuantity> {
+fn parse(text: &str, units: &[(&str, f64)], most: f64, what: &str, example: &str) -> Result<f64, BadQuantity> {
     let trimmed = text.trim();
     let split = trimmed.find(|c: char| c.is_alphabetic()).unwrap_or(trimmed.len());
     let (number, unit) = trimmed.split_at(split);
@@ -83,7 +83,7 @@ fn parse(text: &str, units: &[(&str, f64)], what: &str, example: &str) -> Result
     if unit.is_empty() {
         return Err(BadQuantity(format!("{text:?} has no unit: write {what} as in {example:?}")));
     }
-    if !(number.is_finite() && number >= 0.0) {
+    if number < 0.0 {
         return Err(BadQuantity(format!("{text:?} is negative: write {what} of 0 or more, as in {example:?}")));
     }
     let names = || units.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
@@ -91,22 +91,31 @@ fn parse(text: &str, units: &[(&str, f64)], what: &str, example: &str) -> Result
         .iter()
         .find(|(name, _)| *name == unit)
         .ok_or_else(|| BadQuantity(format!("{unit:?} in {text:?} is no unit of {what}: use one of {}", names())))?;
-    Ok(number * scale.1)
+    let value = number * scale.1;
+    if value > most {
+        return Err(BadQuantity(format!("{text:?} is too large: write {what} as in {example:?}")));
+    }
+    Ok(value)
 }
+
+/// The largest size and rate, 1 EiB and 1 Ebit/s: sums of a few still fit in 64 bits.
+const MOST: f64 = (1u64 << 60) as f64;
+/// The longest duration: 100 years, which all clocks and timers can add to now.
+const LONGEST_S: f64 = 100.0 * 365.25 * 86_400.0;
 
 /// Bytes from a text such as `64 KiB`.
 pub fn parse_bytes(text: &str) -> Result<u64, BadQuantity> {
-    parse(text, BYTES, "a size", "64 MiB").map(|bytes| bytes.round() as u64)
+    parse(text, BYTES, MOST, "a size", "64 MiB").map(|bytes| bytes.round() as u64)
 }
 
 /// Bits per second from a text such as `100 Mbit/s`.
 pub fn parse_rate_bits_per_sec(text: &str) -> Result<u64, BadQuantity> {
-    parse(text, RATES, "a rate", "100 Mbit/s").map(|rate| rate.round() as u64)
+    parse(text, RATES, MOST, "a rate", "100 Mbit/s").map(|rate| rate.round() as u64)
 }
 
 /// A span of time from a text such as `5 ms`.
 pub fn parse_duration(text: &str) -> Result<Duration, BadQuantity> {
-    parse(text, DURATIONS, "a duration", "200 ms").map(Duration::from_secs_f64)
+    parse(text, DURATIONS, LONGEST_S, "a duration", "200 ms").map(Duration::from_secs_f64)
 }
 
 /// Bytes for a person: `64.0 MiB`.
@@ -142,6 +151,28 @@ mod tests {
             let error = parse_bytes(text).unwrap_err().to_string();
             assert!(error.contains(mend), "{text}: {error}");
         }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_text_makes_a_parser_panic(text in ".*", number in "[0-9_.]{0,400}", unit in "[a-zA-Z/]{0,6}") {
+            for text in [text, format!("{number} {unit}"), format!("{number}h"), format!("-{number} TiB")] {
+                let _ = (parse_bytes(&text), parse_rate_bits_per_sec(&text));
+                let span = parse_duration(&text).unwrap_or_default();
+                proptest::prop_assert!(span.as_secs_f64() <= LONGEST_S);
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_too_large_is_refused() {
+        let digits = "9".repeat(400);
+        for text in ["99999999999999999999 h", &format!("{digits} ns"), "877000 h"] {
+            assert!(parse_duration(text).unwrap_err().to_string().contains("too large"), "{text}");
+        }
+        assert!(parse_bytes("9999999999 TiB").unwrap_err().to_string().contains("too large"));
+        assert!(parse_rate_bits_per_sec("9999999999999 Gbit/s").unwrap_err().to_string().contains("too large"));
+        assert_eq!(parse_bytes("1048576 TiB"), Ok(1 << 60));
     }
 
     #[test]

@@ -1,57 +1,81 @@
 //! A limit on the rate at which a process sends, over all its connections.
 
-use std::sync::Mutex;
-use std::thread;
-use std::time::{Duration, Instant};
-
-/// Bytes sent between two reads of the clock: the kernel's largest segment.
-pub const SLICE: usize = 64 << 10;
-/// Sending may run ahead by this much, so that a thread that wakes late loses nothing.
-const AHEAD: Duration = Duration::from_millis(5);
+use crate::clock::{Clock, lasting};
+use mission_core::pacing::Pacer;
+use std::io;
+use std::sync::{Condvar, Mutex, MutexGuard};
 
 pub struct Limit {
-    bytes_per_second: f64,
-    /// When the next slice may leave.
-    free_at: Mutex<Instant>,
+    clock: Clock,
+    state: Mutex<State>,
+    closes: Condvar,
+}
+
+struct State {
+    pacer: Pacer,
+    closed: bool,
 }
 
 impl Limit {
     pub fn new(bytes_per_second: u64) -> Limit {
-        Limit { bytes_per_second: bytes_per_second.max(1) as f64, free_at: Mutex::new(Instant::now()) }
+        let state = State { pacer: Pacer::new(bytes_per_second), closed: false };
+        Limit { clock: Clock::start(), state: Mutex::new(state), closes: Condvar::new() }
+    }
+
+    /// The most bytes that [`wait`](Limit::wait) should be given at once.
+    pub fn slice(&self) -> usize {
+        self.state().pacer.slice()
     }
 
     /// Waits until so many bytes may leave.
-    pub fn wait(&self, bytes: usize) {
-        let now = Instant::now();
-        thread::sleep(self.leaves(now, bytes).saturating_duration_since(now));
+    ///
+    /// # Errors
+    /// The limit is closed, before or meanwhile.
+    pub fn wait(&self, bytes: usize) -> io::Result<()> {
+        let mut state = self.state();
+        let leaves = state.pacer.leaves(self.clock.now(), bytes);
+        loop {
+            if state.closed {
+                state.pacer.give_back(bytes);
+                return Err(io::Error::new(io::ErrorKind::ConnectionAborted, "this process closes"));
+            }
+            let waits = leaves.since(self.clock.now());
+            if waits.is_zero() {
+                return Ok(());
+            }
+            (state, _) =
+                self.closes.wait_timeout(state, lasting(waits)).unwrap_or_else(|poisoned| poisoned.into_inner());
+        }
     }
 
-    /// When so many bytes may leave that are ready now; the next will not leave before they have.
-    fn leaves(&self, now: Instant, bytes: usize) -> Instant {
-        let takes = Duration::from_secs_f64(bytes as f64 / self.bytes_per_second);
-        let mut free_at = self.free_at.lock().expect("no panic while held");
-        let leaves = (*free_at).max(now - AHEAD);
-        *free_at = leaves + takes;
-        leaves
+    /// Ends all waits.
+    pub fn close(&self) {
+        self.state().closed = true;
+        self.closes.notify_all();
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::thread;
+    use std::time::Duration;
 
     #[test]
-    fn all_that_is_sent_together_keeps_the_rate() {
-        let limit = Limit::new(1 << 20);
-        let now = Instant::now() + Duration::from_secs(1);
-        let leave = |at| limit.leaves(at, SLICE) - now;
-        let slice = Duration::from_secs_f64(1.0 / 16.0);
-        // The first is as late as it may be; each of the others leaves when the one before it has.
-        let first = limit.leaves(now, SLICE);
-        assert_eq!(now - first, AHEAD);
-        assert_eq!([leave(now), leave(now)], [slice - AHEAD, 2 * slice - AHEAD]);
-        // What was not used is gone.
-        let later = now + Duration::from_secs(9);
-        assert_eq!(later - limit.leaves(later, SLICE), AHEAD);
+    fn whoever_waits_is_woken_when_the_limit_closes() {
+        let limit = Limit::new(1);
+        thread::scope(|scope| {
+            let waits: Vec<_> = (0..3).map(|_| scope.spawn(|| limit.wait(1 << 20))).collect();
+            thread::sleep(Duration::from_millis(20));
+            limit.close();
+            let ends: Vec<bool> = waits.into_iter().map(|wait| wait.join().expect("no panic").is_ok()).collect();
+            // The first sends at once; without a close the second would wait for twelve days.
+            assert_eq!(ends.iter().filter(|sent| **sent).count(), 1);
+        });
+        assert!(limit.wait(1).is_err());
     }
 }

@@ -5,7 +5,7 @@ use crate::carrier::{self, Below, Channel, Context, Incoming};
 use crate::checksum;
 use crate::clock::lasting;
 use crate::facts::Sender;
-use crate::limit::{self, Limit};
+use crate::limit::Limit;
 use crate::object::{ObjectId, from_hex, to_hex};
 use crate::socket;
 use crate::store::{Holding, Source, Store};
@@ -240,6 +240,9 @@ impl Drop for Server {
         let _ = TcpStream::connect_timeout(&self.address, ACCEPT_WAIT);
         if let Some(acceptor) = self.acceptor.take() {
             let _ = acceptor.join();
+        }
+        if let Some(limit) = &self.shared.limit {
+            limit.close();
         }
         for open in self.shared.connections().all.values() {
             let _ = open.stream.shutdown(Shutdown::Both);
@@ -514,25 +517,33 @@ fn send(
     let sender = Sender { congestion_control, rto_min_us, ..channel.below().facts() };
     let len = head.len;
     let head = Response { sender, ..head }.write();
-    match (source, &shared.limit) {
-        (Source::Memory(bytes), Some(limit)) => {
-            channel.send(&head, b"")?;
-            for slice in bytes.chunks(limit::SLICE) {
-                limit.wait(slice.len());
-                channel.send(b"", slice)?;
+    let Some(limit) = &shared.limit else {
+        match source {
+            Source::Memory(bytes) => channel.send(&head, bytes)?,
+            Source::Spooled(range, offset) => {
+                let (file, place) = range.place(offset);
+                channel.send_file(&head, file, place, len)?;
             }
         }
-        (Source::Memory(bytes), None) => channel.send(&head, bytes)?,
-        (Source::Spooled(range, offset), limit) => {
-            // One after another: a range is at most a chunk.
-            if let Some(limit) = limit {
-                limit.wait(len as usize);
+        shared.sent_bytes.fetch_add(len, Ordering::Relaxed);
+        return Ok(());
+    };
+    // The head does not wait: its receiver knows then that this process lives.
+    channel.send(&head, b"")?;
+    let mut sent = 0;
+    while sent < len {
+        let slice = (len - sent).min(limit.slice() as u64);
+        limit.wait(slice as usize)?;
+        match &source {
+            Source::Memory(bytes) => channel.send(b"", &bytes[sent as usize..(sent + slice) as usize])?,
+            Source::Spooled(range, offset) => {
+                let (file, place) = range.place(*offset);
+                channel.send_file(b"", file, place + sent, slice)?;
             }
-            let (file, place) = range.place(offset);
-            channel.send_file(&head, file, place, len)?;
         }
+        sent += slice;
+        shared.sent_bytes.fetch_add(slice, Ordering::Relaxed);
     }
-    shared.sent_bytes.fetch_add(len, Ordering::Relaxed);
     Ok(())
 }
 

@@ -255,6 +255,23 @@ fn what_a_reader_said_to_keep_comes_once_and_goes_when_there_is_no_room() {
     assert_eq!((reader.resources().copies, reader.resources().live_bytes), (0, 0));
 }
 
+/// A range that waited for all of its bytes to be allowed was silent for so long that its receiver asked again, and what
+/// was booked for the first one counted all the same.
+#[test]
+fn under_a_send_limit_no_range_is_silent_until_its_receiver_asks_again() {
+    let data = data();
+    for memory_limit in [u64::MAX, 0] {
+        // The third chunk of 4 MiB was silent for longer than a stall (5 s).
+        let limited = Settings { send_limit: Some(3 << 19), ..settings(b"limit", memory_limit, None) };
+        let (owner, reader) = (Endpoint::new(limited).unwrap(), endpoint(b"limit", u64::MAX, None));
+        let demands = demand(Transport::Tcp, Encryption::None);
+        let id = owner.put(&[&data], &"job".into(), &demands).unwrap();
+        let got = reader.fetch(request(vec![wanted(&owner, id, 0, 9 << 20)], demands), || false).unwrap();
+        assert!(got.parts[0].bytes() == data);
+        assert_eq!(got.tally.resumed, 0);
+    }
+}
+
 #[test]
 fn strangers_that_say_nothing_keep_nobody_out() {
     let token = crate::auth::random::<16>();
